@@ -1,0 +1,18 @@
+"""Everything that crosses a process boundary, and the names both sides must compute alike.
+
+In: nothing of ours, no I/O. Out: records (frozen msgspec structs), block hashes, `KVLayout`,
+fingerprints and the error vocabulary. Every other room imports this one.
+
+    ids          the NewTypes
+    errors       BatonError tree and OpenAI's error shape
+    hashing      names of blocks and chunks
+    layout       what one block of KV bytes looks like
+    fingerprint  what makes KV interchangeable
+    sampling     SamplingParams, the wire form of what a client may ask
+    request      Request and Choice: what the router owns
+    link         frames between router and node
+    store        records kept in Redis: chunk header, marker, inbox entry, node report
+    wire         MessagePack with a protocol version
+"""
+
+PROTOCOL_VERSION = 1

@@ -1,0 +1,145 @@
+"""The error vocabulary and its OpenAI shape.
+
+    BatonError                      carries HTTP status, `type`, `code`, `param`, retryable or final
+    |-- InvalidRequest      400     a field is wrong; `param` names it
+    |   |-- PromptTooLong   400     code context_length_exceeded
+    |   `-- MalformedBody   400     not JSON, or not an object
+    |-- NotFound            404     unknown model or route
+    |-- Unauthorized        401
+    |-- TooLarge            413     body over the limit
+    |-- Saturated           429     with `retry_after` seconds
+    |-- NodeLost            502     retryable: the node that served the request is gone
+    |-- Unavailable         503     retryable: nobody can serve it now
+    |-- DeadlineExceeded    504
+    `-- InternalError       500     our bug
+
+`ErrorRecord` is the same thing on the wire between our processes.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+
+
+class ErrorRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A BatonError on the wire. `retryable` False means final: no other node may be tried."""
+
+    message: str
+    code: str
+    status: int = 500
+    type: str = "server_error"
+    param: str | None = None
+    retryable: bool = False
+    retry_after: float | None = None
+
+
+class BatonError(Exception):
+    """Base of every error a client may see."""
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+    code: ClassVar[str] = "internal_error"
+    retryable: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.reason = code or self.code
+        self.retry_after = retry_after
+
+    def record(self) -> ErrorRecord:
+        """The wire form."""
+        return ErrorRecord(
+            message=self.message,
+            code=self.reason,
+            status=self.status,
+            type=self.type,
+            param=self.param,
+            retryable=self.retryable,
+            retry_after=self.retry_after,
+        )
+
+
+class InvalidRequest(BatonError):
+    status = 400
+    type = "invalid_request_error"
+    code = "invalid_value"
+
+
+class PromptTooLong(InvalidRequest):
+    code = "context_length_exceeded"
+
+
+class MalformedBody(InvalidRequest):
+    code = "malformed_body"
+
+
+class NotFound(BatonError):
+    status = 404
+    type = "invalid_request_error"
+    code = "not_found"
+
+
+class Unauthorized(BatonError):
+    status = 401
+    type = "authentication_error"
+    code = "invalid_api_key"
+
+
+class TooLarge(BatonError):
+    status = 413
+    type = "invalid_request_error"
+    code = "request_too_large"
+
+
+class Saturated(BatonError):
+    status = 429
+    type = "rate_limit_error"
+    code = "saturated"
+    retryable = True
+
+
+class NodeLost(BatonError):
+    status = 502
+    type = "server_error"
+    code = "node_lost"
+    retryable = True
+
+
+class Unavailable(BatonError):
+    status = 503
+    type = "server_error"
+    code = "unavailable"
+    retryable = True
+
+
+class DeadlineExceeded(BatonError):
+    status = 504
+    type = "server_error"
+    code = "deadline_exceeded"
+
+
+class InternalError(BatonError):
+    pass
+
+
+def openai_body(error: ErrorRecord) -> dict[str, dict[str, str | None]]:
+    """OpenAI's error shape: {"error": {message, type, param, code}}."""
+    return {
+        "error": {
+            "message": error.message,
+            "type": error.type,
+            "param": error.param,
+            "code": error.code,
+        }
+    }

@@ -1,0 +1,48 @@
+"""The request as its owner (the router) and every node see it.
+
+Prompt and outputs stay apart, so that limits, stop strings, usage and logprobs of a request placed
+again are those of an undisturbed run.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from baton_protocol.ids import RequestId
+from baton_protocol.sampling import SamplingParams
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One request in one attempt.
+
+    `outputs[c]` holds the ids choice c already has; its length is `params.n`. `attempt` grows with
+    each placement; anything about an older attempt is dropped. `deadline` is Unix seconds, 0 none.
+    `salt` and `adapter` enter the block hashes; both come from the router, never from the client.
+    """
+
+    id: RequestId
+    attempt: int
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    outputs: tuple[tuple[int, ...], ...]
+    deadline: float = 0.0
+    tenant: str = ""
+    salt: str = ""
+    adapter: str = ""
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One candidate at one position. The node's server fills `text` and `raw`."""
+
+    id: int
+    logprob: float
+    rank: int = 0
+    text: str = ""
+    raw: bytes = b""
+
+
+class PositionLogprobs(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The sampled token and the likeliest ones, best first. Natural log, before temperature."""
+
+    sampled: TokenLogprob
+    top: tuple[TokenLogprob, ...] = ()
