@@ -1,0 +1,172 @@
+"""A model's small files, as the bytes a node serves and a router fetches by digest.
+
+In: a model folder, or nothing (the simulated engine's byte tokenizer). Out: file name -> bytes.
+
+    ArtifactError   a file is missing or is not what its name says; the message names it
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+
+from baton_text.bytelevel import BYTE_TO_CHAR
+
+TOKENIZER = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+CONFIG = "config.json"
+GENERATION_CONFIG = "generation_config.json"
+SPECIAL_TOKENS_MAP = "special_tokens_map.json"
+CHAT_TEMPLATE = "chat_template.jinja"
+MORE_TEMPLATES = "additional_chat_templates"
+OPTIONAL = (TOKENIZER_CONFIG, CONFIG, GENERATION_CONFIG, SPECIAL_TOKENS_MAP, CHAT_TEMPLATE)
+
+SPECIAL_NAMES = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
+
+# The simulated engine's vocabulary: id = byte, then three special tokens.
+BYTE_BOS_ID = 256
+BYTE_EOS_ID = 257
+BYTE_PAD_ID = 258
+BYTE_VOCAB_SIZE = 259
+_BYTE_SPECIALS = ("<|bos|>", "<|eos|>", "<|pad|>")
+_BYTE_TEMPLATE = """\
+{{ bos_token }}{% for message in messages %}
+[{{ message['role'] }}]
+{{ message['content'] }}
+{% endfor %}
+{% if add_generation_prompt %}
+[assistant]
+{% endif %}
+"""
+
+
+class ArtifactError(Exception):
+    """A model's file is missing, unreadable or not supported."""
+
+
+def digest(data: bytes) -> str:
+    """SHA-256 as hex: the name under which an artifact is served."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def read_artifacts(folder: Path, chat_template: Path | str | None = None) -> dict[str, bytes]:
+    """The files text needs from a Hugging Face folder; raises ArtifactError.
+
+    `chat_template` replaces all templates of the model: a file's path, or the template itself if
+    it is a string with a "{" in it.
+    """
+    path = folder / TOKENIZER
+    if not path.is_file():
+        raise ArtifactError(f"{path} is missing: not a Hugging Face folder with a fast tokenizer")
+    names = [TOKENIZER, *(name for name in OPTIONAL if (folder / name).is_file())]
+    names += [f"{MORE_TEMPLATES}/{file.name}" for file in (folder / MORE_TEMPLATES).glob("*.jinja")]
+    try:
+        found = {name: (folder / name).read_bytes() for name in sorted(names)}
+    except OSError as error:
+        raise ArtifactError(f"cannot read the tokenizer in {folder}: {error}") from error
+    return found if chat_template is None else _with_template(found, chat_template)
+
+
+def _with_template(found: Mapping[str, bytes], template: Path | str) -> dict[str, bytes]:
+    if isinstance(template, str) and "{" in template:
+        source = template.encode()
+    else:
+        try:
+            source = Path(template).read_bytes()
+        except OSError as error:
+            raise ArtifactError(f"cannot read chat template {template}: {error}") from error
+    kept = {name: data for name, data in found.items() if not name.startswith(MORE_TEMPLATES)}
+    config = load_json(found, TOKENIZER_CONFIG)
+    if config.pop("chat_template", None) is not None:
+        kept[TOKENIZER_CONFIG] = json.dumps(config).encode()
+    return {**kept, CHAT_TEMPLATE: source}
+
+
+def load_json(artifacts: Mapping[str, bytes], name: str) -> dict[str, Any]:
+    """A JSON object; empty where the file is missing. Raises ArtifactError for anything else."""
+    data = artifacts.get(name)
+    if data is None:
+        return {}
+    try:
+        value = json.loads(data)
+    except ValueError as error:
+        raise ArtifactError(f"{name} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ArtifactError(f"{name} holds a {type(value).__name__}, not an object")
+    return value
+
+
+def special_tokens(artifacts: Mapping[str, bytes]) -> dict[str, str]:
+    """bos_token, eos_token, ... -> their text, as templates may name them.
+
+    special_tokens_map.json is of older models: it counts, and first, unless tokenizer_config.json
+    lists its added tokens (transformers' rule).
+    """
+    config = load_json(artifacts, TOKENIZER_CONFIG)
+    older = {} if "added_tokens_decoder" in config else load_json(artifacts, SPECIAL_TOKENS_MAP)
+    named = {**config, **older}
+    texts = {name: token_content(named[name]) for name in SPECIAL_NAMES if name in named}
+    return {name: text for name, text in texts.items() if text is not None}
+
+
+def token_content(value: object) -> str | None:
+    """A token is written as its text, or as an object with `content`."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def byte_artifacts(
+    vocab_size: int = BYTE_VOCAB_SIZE, max_model_len: int = 8192
+) -> dict[str, bytes]:
+    """Artifacts of the simulated engine: 256 byte tokens (id = byte), BOS, EOS, PAD.
+
+    A larger `vocab_size` means ids that stand for nothing. The same arguments give the same bytes.
+    """
+    if vocab_size < BYTE_VOCAB_SIZE:
+        raise ArtifactError(f"vocab_size is {vocab_size}; the byte tokenizer has {BYTE_VOCAB_SIZE}")
+    backend = Backend(models.BPE(vocab={c: b for b, c in enumerate(BYTE_TO_CHAR)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(text, special=True) for text in _BYTE_SPECIALS])
+    bos, eos, pad = _BYTE_SPECIALS
+    ids = {
+        "bos_token_id": BYTE_BOS_ID,
+        "eos_token_id": BYTE_EOS_ID,
+        "pad_token_id": BYTE_PAD_ID,
+    }
+    config = {
+        "architectures": ["SimForCausalLM"],
+        "model_type": "sim",
+        "vocab_size": vocab_size,
+        "max_position_embeddings": max_model_len,
+        **ids,
+    }
+    tokenizer_config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": max_model_len,
+        "bos_token": bos,
+        "eos_token": eos,
+        "pad_token": pad,
+    }
+    return {
+        TOKENIZER: backend.to_str().encode(),
+        TOKENIZER_CONFIG: json.dumps(tokenizer_config).encode(),
+        CONFIG: json.dumps(config).encode(),
+        GENERATION_CONFIG: json.dumps(ids).encode(),
+        CHAT_TEMPLATE: _BYTE_TEMPLATE.encode(),
+    }

@@ -1,0 +1,35 @@
+"""Sampling defaults that a model's author left in generation_config.json.
+
+As vLLM does: the values are defaults for what a request leaves open, and `do_sample` is ignored
+(a request says so itself, by temperature 0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from baton_text.artifacts import GENERATION_CONFIG, ArtifactError, load_json
+
+# generation_config.json's name -> SamplingParams' name
+_NAMES = {
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "max_new_tokens": "max_tokens",
+}
+_COUNTS = ("top_k", "max_tokens")
+
+
+def generation_defaults(artifacts: Mapping[str, bytes]) -> dict[str, float | int]:
+    """Fields of SamplingParams, by name; only those that the file sets."""
+    config = load_json(artifacts, GENERATION_CONFIG)
+    found: dict[str, float | int] = {}
+    for theirs, ours in _NAMES.items():
+        value = config.get(theirs)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ArtifactError(f"{GENERATION_CONFIG}: {theirs} is {value!r}, not a number")
+        found[ours] = int(value) if ours in _COUNTS else float(value)
+    return found

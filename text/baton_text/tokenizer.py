@@ -1,0 +1,145 @@
+"""Encode and decode with a model's tokenizer.json, as transformers' AutoTokenizer would.
+
+In: artifacts. Out: ids, text, and the numbers others need (vocabulary size, EOS ids).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Backend
+
+from baton_text.artifacts import (
+    CONFIG,
+    GENERATION_CONFIG,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    ArtifactError,
+    load_json,
+    special_tokens,
+    token_content,
+)
+from baton_text.pieces import Spelling, spelling_of
+
+# Characters; longer texts are encoded without holding the interpreter.
+LONG_TEXT = 8192
+
+_TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+
+
+class Tokenizer:
+    """One model's tokenizer. Safe to share between threads: nothing changes after loading."""
+
+    def __init__(self, backend: Backend, spelling: Spelling, eos_ids: tuple[int, ...]) -> None:
+        self._backend = backend
+        self.spelling = spelling
+        self.eos_ids = eos_ids
+        self.vocab_size = int(backend.get_vocab_size(with_added_tokens=True))
+        self.special_ids = frozenset(
+            index for index, token in backend.get_added_tokens_decoder().items() if token.special
+        )
+
+    @classmethod
+    def from_artifacts(cls, artifacts: Mapping[str, bytes]) -> Tokenizer:
+        """Raises ArtifactError if tokenizer.json is missing or cannot be used."""
+        data = artifacts.get(TOKENIZER)
+        if data is None:
+            raise ArtifactError(f"{TOKENIZER} is missing; there are {sorted(artifacts)}")
+        try:
+            backend = Backend.from_buffer(data)
+        except ValueError as error:
+            raise ArtifactError(f"{TOKENIZER} cannot be read: {error}") from error
+        backend.no_truncation()
+        backend.no_padding()
+        config = load_json(artifacts, TOKENIZER_CONFIG)
+        named = special_tokens(artifacts)
+        _add_configured_tokens(backend, config, named)
+        decoder = backend.decoder
+        spelling = spelling_of(json.loads(decoder.__getstate__()) if decoder else None)
+        return cls(backend, spelling, _eos_ids(backend, artifacts, named))
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Ids of `text`; special tokens spelled in it become their ids.
+
+        `add_special_tokens` adds what tokenizer.json puts around a text (BOS, ...): wanted for a
+        plain prompt, not for a rendered chat, whose template writes them itself. As in transformers
+        5, tokenizer_config.json's add_bos_token does not overrule tokenizer.json.
+        """
+        if len(text) > LONG_TEXT:
+            # The library lets other Python threads run only while it encodes a batch, and 3 MB take
+            # it 3 s: a server's event loop would stand still for so long.
+            [encoding] = self._backend.encode_batch_fast(
+                [text], add_special_tokens=add_special_tokens
+            )
+        else:
+            encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
+        return ids
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of a whole sequence. While ids still arrive, use a Detokenizer."""
+        return str(self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
+
+    def piece(
+        self, token_id: int, *, first: bool = False, skip_special: bool = False
+    ) -> bytes | None:
+        """Bytes that an id adds to a text; `first` says that no id before it was shown.
+
+        None for an id that is not shown: it stands for nothing, or is special and skipped.
+        """
+        if skip_special and token_id in self.special_ids:
+            return None
+        if not 0 <= token_id < 2**32:  # the library raises for what is no unsigned 32-bit number
+            return None
+        token: str | None = self._backend.id_to_token(token_id)
+        return None if token is None else self.spelling.piece(token, first)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Bytes of a token in mid-text, possibly half a character; special tokens as written."""
+        return self.piece(token_id) or b""
+
+    def token_text(self, token_id: int) -> str:
+        """`token_bytes` as text; a half character shows as U+FFFD."""
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+
+def _add_configured_tokens(
+    backend: Backend, config: Mapping[str, Any], named: Mapping[str, str]
+) -> None:
+    """Tokens that only tokenizer_config.json knows, and named ones that are not yet special."""
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    for _, entry in sorted((config.get("added_tokens_decoder") or {}).items(), key=_numeric):
+        if entry["content"] not in known:
+            flags = {name: bool(entry[name]) for name in _TOKEN_FLAGS if name in entry}
+            backend.add_tokens([AddedToken(entry["content"], **flags)])
+            known.add(entry["content"])
+    more = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    extra = list(more.values()) if isinstance(more, dict) else list(more)
+    texts = [*named.values(), *(text for text in map(token_content, extra) if text is not None)]
+    for text in dict.fromkeys(texts):
+        if text not in known:
+            backend.add_special_tokens([AddedToken(text, special=True)])
+
+
+def _numeric(item: tuple[str, object]) -> int:
+    return int(item[0])
+
+
+def _eos_ids(
+    backend: Backend, artifacts: Mapping[str, bytes], named: Mapping[str, str]
+) -> tuple[int, ...]:
+    """generation_config.json's list, else config.json's, else tokenizer_config.json's eos_token."""
+    for name in (GENERATION_CONFIG, CONFIG):
+        value = load_json(artifacts, name).get("eos_token_id")
+        ids = value if isinstance(value, list) else [value]
+        if value is not None:
+            if not all(isinstance(index, int) for index in ids):
+                raise ArtifactError(
+                    f"{name}: eos_token_id is {value!r}, not an id or a list of ids"
+                )
+            return tuple(dict.fromkeys(ids))
+    eos = backend.token_to_id(named["eos_token"]) if "eos_token" in named else None
+    return () if eos is None else (eos,)
