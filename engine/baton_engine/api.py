@@ -1,0 +1,313 @@
+"""What the engine is to the rest of a node; imports no torch.
+
+    Engine        (EngineCore, in `core`) one scheduler and one block manager over a Runner
+    Runner        computes a step: `torch_runner` on real weights, `sim` on a timing model
+    KVMemory      the paged pool as bytes, for transfers
+    KVConnector   the data plane, implemented in baton_node and driven by its step loop
+
+All of Engine is called by one thread, the step loop. KVMemory.read and .write may be called by
+transfer threads, on blocks that the step loop holds for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from baton_protocol.ids import BlockHash, BlockId, Fingerprint, RequestId
+from baton_protocol.layout import KVLayout
+from baton_protocol.request import PositionLogprobs, Request
+from baton_protocol.sampling import SamplingParams
+from baton_protocol.store import InboxEntry, Marker, NodeLoad
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineInfo:
+    """Fixed facts of one engine. `rope` is the canonical text that entered the fingerprint."""
+
+    kind: Literal["torch", "sim"]
+    model: str
+    fingerprint: Fingerprint
+    layout: KVLayout
+    num_blocks: int  # block 0 (padding) not counted
+    max_model_len: int
+    max_batched_tokens: int
+    max_num_seqs: int
+    vocab_size: int
+    eos_ids: tuple[int, ...]
+
+
+# --- between scheduler and runner -----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Ask for one token at the row's last position.
+
+    `position` is the new token's index in prompt + output, the noise's key with (seed, choice).
+    `banned` ids get no probability (EOS and stop ids before min_tokens).
+    """
+
+    choice: int
+    position: int
+    params: SamplingParams
+    banned: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One sequence's part of a step: compute `tokens`, which stand at positions
+    [start, start + len(tokens)), with the KV of [0, start) already in `blocks`."""
+
+    tokens: Sequence[int]
+    start: int
+    blocks: Sequence[BlockId]
+    samples: tuple[Sample, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    id: int
+    logprobs: PositionLogprobs | None = None
+
+
+class KVMemory(Protocol):
+    """The pool as bytes. `read` and `write` copy whole blocks in the order given; a buffer holds
+    `len(blocks) * layout.block_bytes` bytes. Both are thread-safe for blocks that are held."""
+
+    layout: KVLayout
+
+    def read(self, blocks: Sequence[BlockId], into: memoryview) -> None: ...
+
+    def write(self, blocks: Sequence[BlockId], data: memoryview) -> None: ...
+
+
+class Runner(Protocol):
+    """Computes one step: writes the rows' KV into the pool and samples where asked."""
+
+    @property
+    def memory(self) -> KVMemory: ...
+
+    def execute(self, rows: Sequence[Row]) -> list[tuple[Sampled, ...]]:
+        """Per row, one Sampled for each of its `samples`, in order."""
+        ...
+
+
+# --- between engine and step loop -----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Blocks for a request's whole known prompt, in logical order; the first `cached` of them hold
+    KV already (shared from this node's prefix cache). Held until submit() or release()."""
+
+    request: RequestId
+    blocks: tuple[BlockId, ...]
+    hashes: tuple[BlockHash, ...]  # of the prompt's full blocks
+    cached: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOut:
+    """One new token of one choice. `finish` "stop" covers EOS and stop ids (`stop_id` says which);
+    stop strings are found by the node's server."""
+
+    request: RequestId
+    choice: int
+    offset: int  # index among the choice's outputs
+    id: int
+    logprobs: PositionLogprobs | None = None
+    finish: Literal["stop", "length"] | None = None
+    stop_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a tracked request's prompt is computed, and where. The step loop may `hold` these
+    blocks until the next call of step(), even if the request ended in this one."""
+
+    request: RequestId
+    computed: int  # tokens
+    blocks: tuple[BlockId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptUse:
+    """Where a request's prompt KV came from; given once, when its prompt is computed. Tokens."""
+
+    request: RequestId
+    prompt: int
+    cached: int
+    fetched: int
+    computed: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    tokens: tuple[TokenOut, ...] = ()
+    progress: tuple[Progress, ...] = ()
+    prompts: tuple[PromptUse, ...] = ()
+    finished: tuple[RequestId, ...] = ()  # requests all of whose choices ended in this step
+    num_tokens: int = 0  # tokens computed in this step, 0 when nothing could run
+    num_prompt_tokens: int = 0
+    num_seqs: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CacheChange:
+    """Chunk hashes that entered or left the prefix cache since the last call."""
+
+    stored: tuple[BlockHash, ...] = ()
+    evicted: tuple[BlockHash, ...] = ()
+
+
+class Engine(Protocol):
+    """A request is tokens known and KV computed; each step closes gaps under one token budget."""
+
+    info: EngineInfo
+    memory: KVMemory
+
+    def block_hashes(self, request: Request) -> tuple[BlockHash, ...]:
+        """Hashes of the prompt's full blocks."""
+        ...
+
+    def cached_blocks(self, hashes: Sequence[BlockHash]) -> int:
+        """How many leading blocks are in this node's prefix cache now."""
+        ...
+
+    def reserve(self, request: Request) -> Reservation | None:
+        """Take blocks for the whole known prompt, or None (and no effect) if they are not free, or
+        are owed to a waiting request. Raise as submit() does where it can never fit."""
+        ...
+
+    def release(self, reservation: Reservation) -> None: ...
+
+    def submit(
+        self,
+        request: Request,
+        *,
+        reservation: Reservation | None = None,
+        landed: int = 0,
+        prefill_only: bool = False,
+        track: bool = False,
+        finished: Sequence[int] = (),
+    ) -> None:
+        """Queue a request. `landed` leading blocks of the reservation hold verified KV now (cached
+        ones included). `prefill_only` ends every choice after its first new token. `track` asks for
+        Progress. Choices in `finished` are not run. Raise PromptTooLong where it can never fit."""
+        ...
+
+    def finish_choice(self, request: RequestId, choice: int) -> None:
+        """End one choice early (a stop string was found); unknown ids are ignored. If it was the
+        last, the next step's `finished` names the request."""
+        ...
+
+    def abort(self, request: RequestId) -> None:
+        """Forget a request and free its blocks; unknown ids are ignored."""
+        ...
+
+    def hold(self, blocks: Sequence[BlockId]) -> None:
+        """Reference blocks for a transfer, so that they are not reused."""
+        ...
+
+    def unhold(self, blocks: Sequence[BlockId]) -> None: ...
+
+    def has_work(self) -> bool: ...
+
+    def step(self) -> StepResult: ...
+
+    def starved(self) -> bool:
+        """True when in the last step a request lost its blocks, or nothing could run, for want of
+        blocks: parked ones should give theirs back, youngest first. A request that waits its turn
+        while others run does not count."""
+        ...
+
+    def cache_changes(self) -> CacheChange: ...
+
+    def cached_chunks(self) -> tuple[BlockHash, ...]: ...
+
+    def load(self) -> NodeLoad:
+        """Counters and gauges of the engine's own; the node adds those of its transfers."""
+        ...
+
+    def check_integrity(self) -> None:
+        """Raise with the numbers unless free + held == total and every reference is accounted."""
+        ...
+
+
+# --- the data plane, as the step loop drives it ------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRef:
+    """One chunk of one request: its index in the prompt and its name."""
+
+    request: RequestId
+    attempt: int
+    index: int
+    hash: BlockHash
+
+
+@dataclass(frozen=True, slots=True)
+class LookedUp:
+    """Answer to lookup(), one per hash asked. All None where the index is out of reach."""
+
+    request: RequestId
+    attempt: int
+    markers: tuple[Marker | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A fetch settled: the bytes are in the blocks and verified, or `ok` is False."""
+
+    chunk: ChunkRef
+    ok: bool
+    bytes: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """A publish no longer needs its source blocks (bytes and checksum are in staging)."""
+
+    chunk: ChunkRef
+    blocks: tuple[BlockId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A publish settled: stored and marked, or `marker` is None and `reason` says why."""
+
+    chunk: ChunkRef
+    marker: Marker | None
+    bytes: int = 0
+    reason: str = ""
+
+
+# An InboxEntry is one for a request of this node: what its prefill partner says of its chunks.
+ConnectorEvent = LookedUp | Fetched | Copied | Published | InboxEntry
+
+
+class KVConnector(Protocol):
+    """Moves chunks between KVMemory and the store, and talks to the index; never blocks the caller.
+
+    Results come back through poll(); `fileno` becomes readable when there are any.
+    """
+
+    def lookup(self, request: RequestId, attempt: int, hashes: Sequence[BlockHash]) -> None: ...
+
+    def fetch(self, chunk: ChunkRef, marker: Marker, blocks: Sequence[BlockId]) -> None: ...
+
+    def publish(self, chunk: ChunkRef, blocks: Sequence[BlockId]) -> None: ...
+
+    def announce(self, inbox: tuple[str, str], entry: InboxEntry) -> None:
+        """Append to the inbox of (node, epoch), after everything announced to it before."""
+        ...
+
+    def poll(self) -> list[ConnectorEvent]: ...
+
+    def fileno(self) -> int: ...
+
+    def close(self) -> None: ...

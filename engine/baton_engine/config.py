@@ -1,0 +1,259 @@
+"""Reads a Hugging Face folder's config.json and generation_config.json into one ModelConfig.
+
+In: the folder. Out: every number the model code needs, or an error naming the value that we do not
+compute. Both spellings of rope are read: `rope_theta` + `rope_scaling` (transformers 4) and
+`rope_parameters` (transformers 5). No torch: settings are checked before it is imported.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from baton_engine.errors import ModelError, UnsupportedModel
+
+ROPE_TYPES = ("default", "linear", "llama3")
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What an architecture fixes outside its config: which biases exist, whether q and k are
+    normalised per head, and the head_dim its config class assumes when the file names none."""
+
+    qkv_bias: bool | None = None  # None: `attention_bias` of the config decides
+    output_bias: bool | None = None
+    qk_norm: bool = False
+    default_head_dim: int | None = None
+
+
+FAMILIES: Mapping[str, Family] = {
+    "LlamaForCausalLM": Family(),
+    "MistralForCausalLM": Family(qkv_bias=False, output_bias=False),
+    "Qwen2ForCausalLM": Family(qkv_bias=True, output_bias=False),
+    "Qwen3ForCausalLM": Family(qk_norm=True, default_head_dim=128),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeConfig:
+    """Rotary settings. The last three belong to llama3, `factor` also to linear."""
+
+    type: str
+    theta: float
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 1.0
+    original_max_positions: int = 0
+
+    def canonical(self) -> str:
+        """The text that enters the fingerprint: equal settings, equal text, in either spelling."""
+        parts = [self.type, repr(self.theta)]
+        if self.type != "default":
+            parts.append(repr(self.factor))
+        if self.type == "llama3":
+            parts += [repr(self.low_freq_factor), repr(self.high_freq_factor)]
+            parts.append(str(self.original_max_positions))
+        return ":".join(parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """A decoder-only model as our code computes it. `dtype` is the checkpoint's."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    norm_eps: float
+    max_positions: int
+    tied: bool
+    qkv_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    rope: RopeConfig
+    eos_ids: tuple[int, ...]
+    dtype: str
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """Raise ModelError for a folder that is none or lacks config.json, UnsupportedModel for what
+    we do not compute."""
+    if not folder.is_dir():
+        raise ModelError(f"model folder {folder} does not exist; give a Hugging Face folder")
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"model folder {folder} has no config.json; give a Hugging Face folder")
+    values = _read_json(folder / "config.json")
+    generation = _read_json(folder / "generation_config.json")
+    architecture = _architecture(values)
+    family = FAMILIES[architecture]
+    _refuse_unsupported(values)
+    fields = _Fields(values)
+    heads = fields.integer("num_attention_heads")
+    hidden = fields.integer("hidden_size")
+    attention_bias = bool(values.get("attention_bias", False))
+    config = ModelConfig(
+        architecture=architecture,
+        vocab_size=fields.integer("vocab_size"),
+        hidden_size=hidden,
+        intermediate_size=fields.integer("intermediate_size"),
+        num_layers=fields.integer("num_hidden_layers"),
+        num_heads=heads,
+        num_kv_heads=fields.integer("num_key_value_heads", heads),
+        head_dim=fields.integer("head_dim", family.default_head_dim or hidden // heads),
+        norm_eps=fields.number("rms_norm_eps", 1e-6),
+        max_positions=fields.integer("max_position_embeddings"),
+        tied=bool(values.get("tie_word_embeddings", False)),
+        qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
+        output_bias=attention_bias if family.output_bias is None else family.output_bias,
+        mlp_bias=bool(values.get("mlp_bias", False)),
+        qk_norm=family.qk_norm,
+        rope=_rope(values),
+        eos_ids=_eos_ids(generation, values),
+        dtype=_checkpoint_dtype(values),
+    )
+    if config.num_heads % config.num_kv_heads:
+        raise UnsupportedModel(
+            f"num_attention_heads {config.num_heads} is no multiple of num_key_value_heads "
+            f"{config.num_kv_heads}"
+        )
+    if config.head_dim % 2:
+        raise UnsupportedModel(f"head_dim {config.head_dim} is odd; rope needs an even one")
+    return config
+
+
+def compute_dtype(config: ModelConfig, wanted: str) -> str:
+    """What `--dtype` means for this model. float16 checkpoints run in float32, which holds them
+    exactly; bfloat16 would round their weights."""
+    if wanted == "auto":
+        return "float32" if config.dtype == "float16" else config.dtype
+    return wanted
+
+
+class _Fields:
+    """Typed reads of config.json that name the key when it is missing or of the wrong kind."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = values
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        value = self._get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ModelError(f"config.json: {key} is {value!r}; expected a positive integer")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self._get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            raise ModelError(f"config.json: {key} is {value!r}; expected a positive number")
+        return float(value)
+
+    def _get(self, key: str, default: float | None) -> Any:
+        value = self._values.get(key)
+        value = default if value is None else value
+        if value is None:
+            raise ModelError(f"config.json has no {key}")
+        return value
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """An absent file reads as empty."""
+    if not path.is_file():
+        return {}
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelError(f"{path} is not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ModelError(f"{path} holds a {type(values).__name__}; expected an object")
+    return values
+
+
+def _architecture(values: Mapping[str, Any]) -> str:
+    named = values.get("architectures") or []
+    for name in named:
+        if name in FAMILIES:
+            return str(name)
+    raise UnsupportedModel(
+        f"architecture {', '.join(map(str, named)) or '(none named)'} is not supported; "
+        f"supported: {', '.join(sorted(FAMILIES))}"
+    )
+
+
+def _refuse_unsupported(values: Mapping[str, Any]) -> None:
+    if values.get("hidden_act", "silu") not in ("silu", "swish"):
+        raise UnsupportedModel(f"hidden_act {values['hidden_act']!r} is not supported; only silu")
+    if values.get("quantization_config"):
+        method = values["quantization_config"].get("quant_method", "unknown")
+        raise UnsupportedModel(f"quantization_config {method!r} is not supported")
+    for key in ("num_experts", "num_local_experts", "n_routed_experts"):
+        if values.get(key):
+            raise UnsupportedModel(f"{key} {values[key]}: mixture of experts is not supported")
+    windows = {kind for kind in values.get("layer_types") or () if kind != "full_attention"}
+    if windows:
+        raise UnsupportedModel(f"layer_types {sorted(windows)} are not supported")
+    window = values.get("sliding_window")
+    # Qwen configs carry a window beside a switch that is off; Mistral has no switch.
+    if window and values.get("use_sliding_window", True):
+        limit = values.get("max_position_embeddings") or 0
+        if window < limit:
+            raise UnsupportedModel(
+                f"sliding_window {window} is below max_position_embeddings {limit}; "
+                "sliding-window attention is not supported"
+            )
+
+
+def _rope(values: Mapping[str, Any]) -> RopeConfig:
+    spelled: dict[str, Any] = dict(values.get("rope_scaling") or {})
+    spelled.update(values.get("rope_parameters") or {})
+    fields = _Fields({"rope_theta": values.get("rope_theta"), **spelled})
+    kind = str(spelled.get("rope_type") or spelled.get("type") or "default")
+    if kind not in ROPE_TYPES:
+        raise UnsupportedModel(
+            f"rope type {kind!r} is not supported; supported: {', '.join(ROPE_TYPES)}"
+        )
+    partial = spelled.get("partial_rotary_factor", values.get("partial_rotary_factor"))
+    if partial not in (None, 1, 1.0):
+        raise UnsupportedModel(f"partial_rotary_factor {partial} is not supported; only 1")
+    theta = fields.number("rope_theta", 10000.0)
+    if kind == "default":
+        return RopeConfig(type=kind, theta=theta)
+    if kind == "linear":
+        return RopeConfig(type=kind, theta=theta, factor=fields.number("factor"))
+    return RopeConfig(
+        type=kind,
+        theta=theta,
+        factor=fields.number("factor"),
+        low_freq_factor=fields.number("low_freq_factor"),
+        high_freq_factor=fields.number("high_freq_factor"),
+        original_max_positions=fields.integer(
+            "original_max_position_embeddings", values.get("max_position_embeddings")
+        ),
+    )
+
+
+def _eos_ids(generation: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[int, ...]:
+    """generation_config.json wins: chat models list their end-of-turn id only there."""
+    for source in (generation, values):
+        named = source.get("eos_token_id")
+        if named is not None:
+            ids = named if isinstance(named, list) else [named]
+            return tuple(int(item) for item in ids)
+    return ()
+
+
+def _checkpoint_dtype(values: Mapping[str, Any]) -> str:
+    """transformers 5 writes `dtype`, 4 wrote `torch_dtype`."""
+    named = values.get("dtype") or values.get("torch_dtype") or "float32"
+    dtype = str(named).removeprefix("torch.")
+    if dtype not in DTYPES:
+        raise UnsupportedModel(f"dtype {dtype!r} of the checkpoint is not one of {DTYPES}")
+    return dtype

@@ -1,0 +1,378 @@
+"""EngineCore: api.Engine over one scheduler, one block pool and any Runner.
+
+In: requests, reservations, blocks that landed. Out: per step the new tokens, how far tracked
+prompts are, and who ended. One thread, no clock, no torch.
+
+A request of n choices is n sequences that share the prompt's full blocks. Its leader (the first
+choice that runs) computes the prompt; at the prompt's end one row of logits is sampled for every
+choice that has no token yet, and the others start from there.
+
+Errors: InvalidRequest and PromptTooLong for what a client may have sent; ValueError for calls that
+break the contract.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from baton_engine.api import (
+    CacheChange,
+    EngineInfo,
+    KVMemory,
+    Progress,
+    Reservation,
+    Row,
+    Runner,
+    Sample,
+    Sampled,
+    StepResult,
+    TokenOut,
+)
+from baton_engine.blocks import BlockPool
+from baton_engine.limits import Limits
+from baton_engine.outcome import Outcome, Totals, banned_ids, finish_of
+from baton_engine.scheduler import Piece, Scheduler
+from baton_engine.sequence import RequestState, blocks_for
+from baton_engine.sequence import Sequence as Choice
+from baton_protocol.hashing import extend_hashes, root_hash
+from baton_protocol.ids import BlockHash, BlockId, RequestId
+from baton_protocol.request import Request
+from baton_protocol.store import NodeLoad
+
+
+class EngineCore:
+    """The engine's state between steps. See api.Engine for the contract of each method."""
+
+    def __init__(self, info: EngineInfo, runner: Runner) -> None:
+        if runner.memory.layout != info.layout:
+            raise ValueError(f"the runner's pool is {runner.memory.layout}, not {info.layout}")
+        self.info = info
+        self.memory: KVMemory = runner.memory
+        self._runner = runner
+        self._block_size = info.layout.block_size
+        self._pool = BlockPool(info.num_blocks)
+        self._scheduler = Scheduler(
+            self._pool,
+            block_size=self._block_size,
+            max_batched_tokens=info.max_batched_tokens,
+            max_num_seqs=info.max_num_seqs,
+        )
+        self._limits = Limits(info)
+        self._states: dict[RequestId, RequestState] = {}
+        self._reservations: dict[RequestId, Reservation] = {}
+        self._holds: Counter[BlockId] = Counter()
+        # Blocks of tracked requests that ended in the last step: the step loop may still hold them.
+        self._lingering: list[list[BlockId]] = []
+        self._ended: list[RequestId] = []  # ended between steps; the next step reports them
+        self._arrivals = 0
+        self._totals = Totals()
+
+    @property
+    def runner(self) -> Runner:
+        """Computes the steps; a node asks it how fast it is before it takes requests."""
+        return self._runner
+
+    # --- before a request runs ------------------------------------------------------------------
+
+    def block_hashes(self, request: Request) -> tuple[BlockHash, ...]:
+        root = root_hash(self.info.fingerprint, request.adapter, request.salt)
+        return tuple(extend_hashes(root, request.prompt_ids, self._block_size))
+
+    def cached_blocks(self, hashes: Sequence[BlockHash]) -> int:
+        return len(self._pool.lookup(hashes))
+
+    def reserve(self, request: Request) -> Reservation | None:
+        """See api.Engine. The whole prompt may be cached here (its first output may still come
+        from elsewhere); submit() leaves one token to compute. None also while free blocks are owed
+        to a waiting request. Raises like submit() for a request that can never run."""
+        self._limits.check(request)
+        if request.id in self._reservations:
+            raise ValueError(f"request {request.id} has a reservation already")
+        hashes = self.block_hashes(request)
+        hits = self._pool.lookup(hashes)
+        new = blocks_for(len(request.prompt_ids), self._block_size) - len(hits)
+        if self._scheduler.owes_blocks or not self._pool.fits(new + self._scheduler.spare, hits):
+            return None
+        self._pool.touch(hits)
+        blocks = (*hits, *self._pool.allocate(new))
+        reservation = Reservation(request.id, blocks, hashes, cached=len(hits))
+        self._reservations[request.id] = reservation
+        return reservation
+
+    def release(self, reservation: Reservation) -> None:
+        if self._reservations.get(reservation.request) is reservation:
+            del self._reservations[reservation.request]
+            self._pool.release(reservation.blocks)
+
+    def submit(
+        self,
+        request: Request,
+        *,
+        reservation: Reservation | None = None,
+        landed: int = 0,
+        prefill_only: bool = False,
+        track: bool = False,
+        finished: Sequence[int] = (),
+    ) -> None:
+        """See api.Engine. Where this raises, the reservation is still the caller's."""
+        self._limits.check(request)
+        if request.id in self._states:
+            raise ValueError(f"request {request.id} is running already")
+        if reservation is not None:
+            if self._reservations.get(request.id) is not reservation:
+                raise ValueError(f"request {request.id} does not own this reservation")
+            if not 0 <= landed <= len(reservation.hashes):
+                raise ValueError(
+                    f"{landed} blocks landed; the prompt has {len(reservation.hashes)} full ones"
+                )
+        self._arrivals += 1
+        state = RequestState(
+            request,
+            arrival=self._arrivals,
+            root=root_hash(self.info.fingerprint, request.adapter, request.salt),
+            prompt_hashes=reservation.hashes if reservation else self.block_hashes(request),
+            block_size=self._block_size,
+            prefill_only=prefill_only,
+            track=track,
+        )
+        self._states[request.id] = state
+        # An earlier attempt that ended between steps is known to whoever ended it: the next step's
+        # `finished` must not name this one.
+        self._ended = [ended for ended in self._ended if ended != request.id]
+        state.pending = [
+            choice
+            for choice in range(request.params.n)
+            if choice not in finished and not self._limits.is_complete(request, choice)
+        ]
+        self._start_leader(state, reservation, landed)
+        self._forget_if_ended(state, self._ended)
+
+    def _start_leader(
+        self, state: RequestState, reservation: Reservation | None = None, landed: int = 0
+    ) -> None:
+        if reservation is not None:
+            del self._reservations[reservation.request]
+        if not state.pending:
+            if reservation is not None:
+                self._pool.release(reservation.blocks)
+            return
+        # One without outputs is best: the others' first tokens come from its last row.
+        fresh = [choice for choice in state.pending if not state.outputs_of(choice)]
+        state.leader = self._make_choice(state, fresh[0] if fresh else state.pending[0])
+        if reservation is not None:
+            self._place_landed(state.leader, reservation, landed)
+        self._scheduler.add(state.leader)
+
+    def _make_choice(self, state: RequestState, choice: int) -> Choice:
+        state.pending.remove(choice)
+        sequence = state.live[choice] = Choice(state, choice)
+        return sequence
+
+    def _place_landed(self, leader: Choice, reservation: Reservation, landed: int) -> None:
+        """Start from a reservation: register what landed, and keep one token to compute."""
+        size = self._block_size
+        blocks = list(reservation.blocks)
+        landed = max(landed, reservation.cached)
+        # Of shared blocks only whole ones are left out: what others may read is never rewritten.
+        usable = min(landed, (leader.known - 1) // size)
+        self._register(blocks, reservation.hashes, reservation.cached, usable)
+        computed = usable * size
+        if landed > usable:
+            # Everything known has landed: the last block is full and one of its tokens is missing.
+            if reservation.cached > usable:
+                self._pool.release([blocks.pop()])
+            else:
+                computed = leader.known - 1
+        leader.place(blocks, computed=computed, registered=usable)
+        cached = min(reservation.cached * size, computed)
+        leader.state.placed(leader, cached=cached, fetched=computed - cached)
+
+    def _register(
+        self, blocks: Sequence[BlockId], hashes: Sequence[BlockHash], start: int, end: int
+    ) -> None:
+        chunk = self.info.layout.chunk_blocks
+        for index in range(start, end):
+            self._pool.register(blocks[index], hashes[index], ends_chunk=(index + 1) % chunk == 0)
+
+    # --- ending early ---------------------------------------------------------------------------
+
+    def finish_choice(self, request: RequestId, choice: int) -> None:
+        """See api.Engine. If this ended the request, the next step's `finished` names it."""
+        state = self._states.get(request)
+        if state is None:
+            return
+        if choice in state.pending:
+            state.pending.remove(choice)
+        elif choice in state.live:
+            self._pool.release(self._end_choice(state, choice))
+        self._forget_if_ended(state, self._ended)
+
+    def abort(self, request: RequestId) -> None:
+        state = self._states.pop(request, None)
+        if state is None:
+            return
+        for sequence in state.live.values():
+            self._pool.release(self._scheduler.remove(sequence))
+
+    def _end_choice(self, state: RequestState, choice: int) -> list[BlockId]:
+        """Take a live choice out and return its blocks, still referenced."""
+        sequence = state.live.pop(choice)
+        blocks = self._scheduler.remove(sequence)
+        if sequence is state.leader and not state.prompt_done:
+            self._start_leader(state)
+        return blocks
+
+    def _forget_if_ended(self, state: RequestState, ended: list[RequestId]) -> None:
+        if state.ended and self._states.pop(state.request.id, None) is not None:
+            ended.append(state.request.id)
+
+    # --- blocks in transfer -----------------------------------------------------------------------
+
+    def hold(self, blocks: Sequence[BlockId]) -> None:
+        self._pool.touch(blocks)
+        self._holds.update(blocks)
+
+    def unhold(self, blocks: Sequence[BlockId]) -> None:
+        missing = Counter(blocks) - self._holds
+        if missing:
+            raise ValueError(f"blocks {sorted(missing)} are given back and were not held")
+        self._holds.subtract(blocks)
+        self._pool.release(blocks)
+
+    # --- steps ------------------------------------------------------------------------------------
+
+    def has_work(self) -> bool:
+        return bool(self._states or self._ended or self._lingering)
+
+    def step(self) -> StepResult:
+        """See api.Engine. If the runner raises, nothing is lost: the step can be tried again."""
+        for blocks in self._lingering:
+            self._pool.release(blocks)
+        self._lingering = []
+        pieces = self._scheduler.schedule()
+        rows = [self._row(piece) for piece in pieces]
+        sampled = self._runner.execute(rows) if rows else []
+        outcome = Outcome(ended=self._ended)
+        self._ended = []
+        for piece, row, tokens in zip(pieces, rows, sampled, strict=True):
+            self._advance(piece, outcome)
+            state = piece.sequence.state
+            for sample, token in zip(row.samples, tokens, strict=True):
+                self._append(state, sample.choice, token, outcome)
+            if state.prompt_done:
+                for choice in list(state.pending):
+                    self._scheduler.add(self._make_choice(state, choice))
+            self._forget_if_ended(state, outcome.ended)
+        outcome.add_to(self._totals)
+        return outcome.result()
+
+    def _row(self, piece: Piece) -> Row:
+        sequence, start = piece.sequence, piece.sequence.computed
+        state, end = sequence.state, start + piece.count
+        samples: tuple[Sample, ...] = ()
+        if end == sequence.known:
+            banned = banned_ids(state.params, self.info.eos_ids, sequence.num_outputs)
+            samples = tuple(
+                Sample(choice, end, state.params, banned) for choice in state.choices_with(sequence)
+            )
+        return Row(sequence.tokens[start:end], start, sequence.blocks, samples)
+
+    def _advance(self, piece: Piece, outcome: Outcome) -> None:
+        """The piece's KV is written: register its full blocks, and tell how far the prompt is."""
+        sequence, state = piece.sequence, piece.sequence.state
+        outcome.num_tokens += piece.count
+        outcome.num_prompt_tokens += min(piece.count, sequence.prompt_missing)
+        outcome.num_seqs += 1
+        sequence.computed += piece.count
+        full = sequence.computed // self._block_size
+        if full > sequence.registered:
+            hashes = sequence.hashes_of(full)
+            self._register(sequence.blocks, hashes, sequence.registered, full)
+            sequence.registered = full
+        if sequence is not state.leader or state.prompt_done:
+            return
+        state.prompt_done = sequence.computed >= state.prompt_len
+        if state.track:
+            blocks = sequence.blocks[: blocks_for(state.prompt_len, self._block_size)]
+            computed = min(sequence.computed, state.prompt_len)
+            outcome.progress.append(Progress(state.request.id, computed, tuple(blocks)))
+        if state.prompt_done:
+            outcome.prompts.append(state.prompt_use())
+
+    def _append(self, state: RequestState, choice: int, token: Sampled, outcome: Outcome) -> None:
+        """A choice has a new token: tell, and end the choice or let it go on."""
+        sequence = state.live.get(choice)
+        starts = sequence is None
+        if sequence is None:
+            sequence = self._make_choice(state, choice)
+        sequence.tokens.append(token.id)
+        count = sequence.num_outputs
+        finish = finish_of(
+            state.params,
+            self.info.eos_ids,
+            token.id,
+            num_outputs=count,
+            room=self._limits.max_tokens - sequence.known,
+        )
+        outcome.tokens.append(
+            TokenOut(
+                state.request.id,
+                choice,
+                offset=count - 1,
+                id=token.id,
+                logprobs=token.logprobs,
+                finish=finish,
+                stop_id=token.id if finish == "stop" else None,
+            )
+        )
+        if starts:
+            self._scheduler.add(sequence)
+        if finish is not None or state.prefill_only:
+            blocks = self._end_choice(state, choice)
+            if state.track:
+                self._lingering.append(blocks)
+            else:
+                self._pool.release(blocks)
+
+    def starved(self) -> bool:
+        """See api.Engine. Not for a request that merely waits its turn while others run: parked
+        requests would lose their blocks to every queue."""
+        return self._scheduler.starved
+
+    # --- what it tells ----------------------------------------------------------------------------
+
+    def cache_changes(self) -> CacheChange:
+        return self._pool.take_changes()
+
+    def cached_chunks(self) -> tuple[BlockHash, ...]:
+        return self._pool.cached_chunks()
+
+    def load(self) -> NodeLoad:
+        scheduler, totals = self._scheduler, self._totals
+        return NodeLoad(
+            waiting=len(scheduler.waiting),
+            running=len(scheduler.running),
+            queued_tokens=sum(each.prompt_missing for each in scheduler.sequences()),
+            free_blocks=self._pool.num_free,
+            cached_blocks=self._pool.num_cached_free,
+            total_blocks=self._pool.num_blocks,
+            engine_steps_total=totals.engine_steps,
+            preemptions_total=scheduler.preemptions,
+            prompt_tokens_total=totals.prompt_tokens,
+            computed_prompt_tokens_total=totals.computed_prompt_tokens,
+            cached_prompt_tokens_total=totals.cached_prompt_tokens,
+            fetched_prompt_tokens_total=totals.fetched_prompt_tokens,
+            generated_tokens_total=totals.generated_tokens,
+        )
+
+    def check_integrity(self) -> None:
+        expected = Counter(self._holds)
+        for state in self._states.values():
+            for sequence in state.live.values():
+                expected.update(sequence.blocks)
+        for reservation in self._reservations.values():
+            expected.update(reservation.blocks)
+        for blocks in self._lingering:
+            expected.update(blocks)
+        self._pool.check_integrity(expected)

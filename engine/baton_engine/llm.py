@@ -1,0 +1,302 @@
+"""The offline API: `LLM(folder).generate(prompts, params)`, in this process, without a server.
+
+In: texts, chats or token ids. Out: RequestOutput per prompt, named as vLLM's users know them. Text
+(tokenizer, template, stop strings) is baton_text's business and imported when first needed; a
+folder without a tokenizer serves token ids.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+
+import msgspec
+
+from baton_engine.api import Engine, TokenOut
+from baton_engine.errors import ModelError
+from baton_engine.torch_engine import build_torch
+from baton_engine.torch_settings import TorchSettings
+from baton_protocol.ids import RequestId
+from baton_protocol.request import PositionLogprobs, Request
+from baton_protocol.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from baton_text.chat import ChatTemplate
+    from baton_text.detokenizer import Detokenizer
+    from baton_text.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int]
+Message = Mapping[str, Any]
+
+
+class LLMOptions(TypedDict, total=False):
+    """The fields of TorchSettings beside the folder."""
+
+    name: str
+    dtype: str
+    device: str
+    kv_memory: int | None
+    kv_blocks: int | None
+    chunk_blocks: int | None
+    block_size: int
+    max_batched_tokens: int | None
+    max_num_seqs: int
+    max_model_len: int | None
+    threads: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One choice. `stop_reason` is the stop string or stop id that ended it, None for EOS."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: Literal["stop", "length"]
+    stop_reason: str | int | None = None
+    logprobs: list[PositionLogprobs] | None = None
+
+    @property
+    def cumulative_logprob(self) -> float | None:
+        if self.logprobs is None:
+            return None
+        return sum(each.sampled.logprob for each in self.logprobs)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """`prompt` is the text, if there was one; `cached_tokens` came from the prefix cache."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    cached_tokens: int = 0
+
+
+class LLM:
+    """A model in this process. Not thread-safe."""
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        chat_template: Path | str | None = None,
+        **options: Unpack[LLMOptions],
+    ) -> None:
+        """`options` are TorchSettings' fields. Raise ModelError or SettingsError for what a user
+        can correct."""
+        settings = TorchSettings(model=Path(model), **options)
+        self.engine: Engine = build_torch(settings)
+        self._text = _read_text(settings.model, chat_template)
+        self._count = 0
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Run one or many prompts together; outputs stand in the order of the prompts.
+
+        Without parameters the model's generation_config decides. Raise InvalidRequest or
+        PromptTooLong, and then run nothing.
+        """
+        many = _as_list(prompts)
+        if sampling_params is None:
+            sampling_params = self.default_sampling_params()
+        if isinstance(sampling_params, SamplingParams):
+            sampling_params = [sampling_params] * len(many)
+        if len(sampling_params) != len(many):
+            raise ValueError(f"{len(many)} prompts and {len(sampling_params)} sampling_params")
+        runs = [
+            self._prepare(prompt, params)
+            for prompt, params in zip(many, sampling_params, strict=True)
+        ]
+        return self._run(runs)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        **template_values: Any,
+    ) -> list[RequestOutput]:
+        """Render one conversation or several by the model's chat template, then generate."""
+        text = self._need_text("a chat")
+        chats = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        prompts = [
+            text.tokenizer.encode(
+                text.template.render(
+                    chat,  # type: ignore[arg-type]
+                    add_generation_prompt=add_generation_prompt,
+                    **template_values,
+                ),
+                add_special_tokens=False,
+            )
+            for chat in chats
+        ]
+        return self.generate(prompts, sampling_params)
+
+    def default_sampling_params(self) -> SamplingParams:
+        """SamplingParams' own defaults under those of the model's generation_config.json."""
+        if self._text is None:
+            return SamplingParams()
+        return msgspec.convert(self._text.defaults, SamplingParams)
+
+    def _prepare(self, prompt: Prompt, params: SamplingParams) -> _Run:
+        params.check()
+        if params.seed is None:
+            seed = random.SystemRandom().getrandbits(63)
+            params = msgspec.structs.replace(params, seed=seed)
+        if isinstance(prompt, str):
+            ids = self._need_text("a prompt of text").tokenizer.encode(prompt)
+        else:
+            ids = [int(id) for id in prompt]
+        request = Request(
+            id=RequestId(f"offline-{self._count}"),
+            attempt=0,
+            prompt_ids=tuple(ids),
+            params=params,
+            outputs=((),) * params.n,
+        )
+        self._count += 1
+        choices = [_Choice(_detokenizer(self._text, params)) for _ in range(params.n)]
+        return _Run(request, prompt if isinstance(prompt, str) else None, choices)
+
+    def _run(self, runs: Sequence[_Run]) -> list[RequestOutput]:
+        by_id = {run.request.id: run for run in runs}
+        try:
+            for run in runs:
+                self.engine.submit(run.request)
+            while self.engine.has_work():
+                self._step(by_id)
+        finally:  # after an error nothing must go on running in the background
+            for run in runs:
+                self.engine.abort(run.request.id)
+        return [run.output() for run in runs]
+
+    def _step(self, by_id: Mapping[RequestId, _Run]) -> None:
+        result = self.engine.step()
+        for use in result.prompts:
+            by_id[use.request].cached_tokens = use.cached
+        for token in result.tokens:
+            run = by_id[token.request]
+            if run.choices[token.choice].take(token, run.request.params):
+                self.engine.finish_choice(token.request, token.choice)
+
+    def _need_text(self, what: str) -> _Text:
+        if self._text is None:
+            raise ModelError(f"{what} needs tokenizer.json in the model folder; give token ids")
+        return self._text
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """What baton_text knows of a model."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    defaults: Mapping[str, float | int]
+
+
+@dataclass(slots=True)
+class _Choice:
+    """One choice while it runs."""
+
+    detokenizer: Detokenizer | None
+    ids: list[int] = field(default_factory=list)
+    text: list[str] = field(default_factory=list)
+    logprobs: list[PositionLogprobs] = field(default_factory=list)
+    finish: Literal["stop", "length"] = "length"
+    stop_reason: str | int | None = None
+
+    def take(self, token: TokenOut, params: SamplingParams) -> bool:
+        """Add a token; True if a stop string ended the choice before the engine did."""
+        self.ids.append(token.id)
+        if token.logprobs is not None:
+            self.logprobs.append(token.logprobs)
+        if token.finish is not None:
+            self.finish = token.finish
+            self.stop_reason = token.stop_id if token.stop_id in params.stop_token_ids else None
+        if self.detokenizer is None:
+            return False
+        self.text.append(self.detokenizer.push([token.id]).text)
+        if token.finish is not None:
+            self.text.append(self.detokenizer.finish())
+        if self.detokenizer.stopped is None:
+            return False
+        self.finish, self.stop_reason = "stop", self.detokenizer.stopped
+        return token.finish is None
+
+
+@dataclass(slots=True)
+class _Run:
+    """One request while it runs."""
+
+    request: Request
+    prompt: str | None
+    choices: list[_Choice]
+    cached_tokens: int = 0
+
+    def output(self) -> RequestOutput:
+        asked = self.request.params.logprobs is not None
+        return RequestOutput(
+            request_id=self.request.id,
+            prompt=self.prompt,
+            prompt_token_ids=list(self.request.prompt_ids),
+            outputs=[
+                CompletionOutput(
+                    index=index,
+                    text="".join(choice.text),
+                    token_ids=choice.ids,
+                    finish_reason=choice.finish,
+                    stop_reason=choice.stop_reason,
+                    logprobs=choice.logprobs if asked else None,
+                )
+                for index, choice in enumerate(self.choices)
+            ],
+            cached_tokens=self.cached_tokens,
+        )
+
+
+def _read_text(folder: Path, chat_template: Path | str | None) -> _Text | None:
+    if not (folder / "tokenizer.json").is_file():
+        return None
+    from baton_text.artifacts import read_artifacts
+    from baton_text.chat import ChatTemplate
+    from baton_text.defaults import generation_defaults
+    from baton_text.tokenizer import Tokenizer
+
+    artifacts = read_artifacts(folder, chat_template)
+    return _Text(
+        Tokenizer.from_artifacts(artifacts),
+        ChatTemplate.from_artifacts(artifacts),
+        generation_defaults(artifacts),
+    )
+
+
+def _detokenizer(text: _Text | None, params: SamplingParams) -> Detokenizer | None:
+    if text is None:
+        if params.stop:
+            raise ModelError("stop strings need tokenizer.json in the model folder")
+        return None
+    from baton_text.detokenizer import Detokenizer
+
+    return Detokenizer(
+        text.tokenizer,
+        stop=params.stop,
+        include_stop=params.include_stop_str_in_output,
+        skip_special=params.skip_special_tokens,
+        min_ids=params.min_tokens,
+    )
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt (a text, or ids) or several."""
+    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]

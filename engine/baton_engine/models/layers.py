@@ -1,0 +1,118 @@
+"""Parts of a decoder layer: linear, RMSNorm, gated MLP and attention with fused projections.
+
+Shapes: T tokens of the step, D hidden size, F MLP size, O and I a linear's out and in,
+N query heads, K kv heads, X = N + K, H head_dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+
+from baton_engine.attention import StepAttention
+from baton_engine.config import ModelConfig
+from baton_engine.models.products import packed_product, plain_product
+from baton_engine.models.rope import rotate
+from baton_engine.models.slots import WeightSlots
+
+
+class Linear:
+    """One or several stacked projections of the same input."""
+
+    def __init__(
+        self,
+        slots: WeightSlots,
+        prefixes: Sequence[str],
+        rows: Sequence[int],
+        width: int,
+        bias: bool,
+    ) -> None:
+        self._weight_OI: torch.Tensor | None = slots.stacked(
+            [f"{prefix}.weight" for prefix in prefixes], rows, width
+        )
+        names = [f"{prefix}.bias" for prefix in prefixes]
+        self._bias_O = slots.stacked(names, rows) if bias else None
+        self._product = plain_product(self._weight_OI, self._bias_O)
+        slots.when_filled(self._pack)
+
+    def _pack(self) -> None:
+        assert self._weight_OI is not None
+        self._product = packed_product(self._weight_OI, self._bias_O)
+        self._weight_OI = None  # a packed copy has replaced it
+
+    def __call__(self, x_TI: torch.Tensor) -> torch.Tensor:
+        return self._product(x_TI)
+
+
+class RMSNorm:
+    def __init__(self, slots: WeightSlots, name: str, size: int, eps: float) -> None:
+        self.weight_D = slots.tensor(f"{name}.weight", size)
+        self._eps = eps
+
+    def __call__(self, x_TD: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x_TD, (x_TD.shape[-1],), self.weight_D, self._eps)
+
+
+class GatedMLP:
+    """down(silu(gate(x)) * up(x)); gate and up are one product."""
+
+    def __init__(self, slots: WeightSlots, name: str, config: ModelConfig) -> None:
+        size, hidden, bias = config.intermediate_size, config.hidden_size, config.mlp_bias
+        names = [f"{name}.gate_proj", f"{name}.up_proj"]
+        self._gate_up = Linear(slots, names, [size, size], hidden, bias)
+        self._down = Linear(slots, [f"{name}.down_proj"], [hidden], size, bias)
+
+    def __call__(self, x_TD: torch.Tensor) -> torch.Tensor:
+        gate_TF, up_TF = self._gate_up(x_TD).chunk(2, dim=-1)
+        return self._down(F.silu(gate_TF).mul_(up_TF))
+
+
+class Attention:
+    """qkv projection, rope, the backend's attention over the paged cache, output projection."""
+
+    def __init__(self, slots: WeightSlots, name: str, layer: int, config: ModelConfig) -> None:
+        n, k, h = config.num_heads, config.num_kv_heads, config.head_dim
+        names = [f"{name}.{part}_proj" for part in "qkv"]
+        self._qkv = Linear(slots, names, [n * h, k * h, k * h], config.hidden_size, config.qkv_bias)
+        self._out = Linear(
+            slots, [f"{name}.o_proj"], [config.hidden_size], n * h, config.output_bias
+        )
+        self._layer = layer
+        self._heads = (n, k, h)
+
+    def normalise(self, heads_TXH: torch.Tensor) -> torch.Tensor:
+        """What a family does to q and k before rope; Llama nothing."""
+        return heads_TXH
+
+    def __call__(
+        self,
+        x_TD: torch.Tensor,
+        rope: tuple[torch.Tensor, torch.Tensor],
+        attention: StepAttention,
+    ) -> torch.Tensor:
+        n, k, h = self._heads
+        qkv = self._qkv(x_TD).view(-1, n + 2 * k, h)
+        qk_TXH = rotate(self.normalise(qkv[:, : n + k]), rope)
+        out_TNH = attention.attend(self._layer, qk_TXH[:, :n], qk_TXH[:, n:], qkv[:, n + k :])
+        return self._out(out_TNH.view(-1, n * h))
+
+
+class QKNormAttention(Attention):
+    """Qwen3: RMSNorm per head on q and k before rope, as one norm with a weight per head."""
+
+    def __init__(self, slots: WeightSlots, name: str, layer: int, config: ModelConfig) -> None:
+        super().__init__(slots, name, layer, config)
+        self._eps = config.norm_eps
+        q_weight_H = slots.tensor(f"{name}.q_norm.weight", config.head_dim)
+        k_weight_H = slots.tensor(f"{name}.k_norm.weight", config.head_dim)
+        self._weight_XH = torch.empty(0)
+        slots.when_filled(lambda: self._join(q_weight_H, k_weight_H))
+
+    def _join(self, q_weight_H: torch.Tensor, k_weight_H: torch.Tensor) -> None:
+        n, k, _ = self._heads
+        self._weight_XH = torch.cat([q_weight_H.expand(n, -1), k_weight_H.expand(k, -1)])
+
+    def normalise(self, heads_TXH: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(heads_TXH, (heads_TXH.shape[-1],), None, self._eps) * self._weight_XH

@@ -1,0 +1,31 @@
+"""Architecture name -> model class. The names are the `architectures` entries of config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from baton_engine.config import ModelConfig
+from baton_engine.errors import UnsupportedModel
+from baton_engine.models.decoder import Decoder
+from baton_engine.models.layers import QKNormAttention
+from baton_engine.models.slots import WeightSlots
+
+
+class Qwen3(Decoder):
+    attention_type = QKNormAttention
+
+
+MODELS: Mapping[str, type[Decoder]] = {
+    "LlamaForCausalLM": Decoder,
+    "MistralForCausalLM": Decoder,
+    "Qwen2ForCausalLM": Decoder,
+    "Qwen3ForCausalLM": Qwen3,
+}
+
+
+def build_model(config: ModelConfig, slots: WeightSlots) -> Decoder:
+    """A model whose slots are not filled yet."""
+    model = MODELS.get(config.architecture)
+    if model is None:
+        raise UnsupportedModel(f"architecture {config.architecture} has no model class")
+    return model(config, slots)

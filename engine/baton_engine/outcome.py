@@ -1,0 +1,86 @@
+"""What a step brought: the rules by which a choice ends, and the StepResult in the making.
+
+In: sampled ids. Out: finish reasons, banned ids, StepResult. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from baton_engine.api import Progress, PromptUse, StepResult, TokenOut
+from baton_protocol.ids import RequestId
+from baton_protocol.sampling import SamplingParams
+
+Finish = Literal["stop", "length"]
+
+
+def banned_ids(
+    params: SamplingParams, eos_ids: tuple[int, ...], num_outputs: int
+) -> tuple[int, ...]:
+    """Ids that must not be the next token of a choice that has `num_outputs`: what would end it
+    before min_tokens."""
+    if num_outputs >= params.min_tokens:
+        return ()
+    return params.stop_token_ids if params.ignore_eos else (*eos_ids, *params.stop_token_ids)
+
+
+def finish_of(
+    params: SamplingParams, eos_ids: tuple[int, ...], id: int, *, num_outputs: int, room: int
+) -> Finish | None:
+    """Why a choice ends with `id`, its output number `num_outputs` (from 1), if it does.
+
+    `room` is how many tokens more the engine could take. EOS counts as "stop" even on the last
+    allowed token, a stop id there as "length" (as vLLM does).
+    """
+    may_stop = num_outputs > params.min_tokens
+    if may_stop and not params.ignore_eos and id in eos_ids:
+        return "stop"
+    if num_outputs >= params.max_tokens or room <= 0:
+        return "length"
+    return "stop" if may_stop and id in params.stop_token_ids else None
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counters since the engine started; the names are NodeLoad's, without `_total`."""
+
+    engine_steps: int = 0
+    prompt_tokens: int = 0
+    computed_prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    fetched_prompt_tokens: int = 0
+    generated_tokens: int = 0
+
+
+@dataclass(slots=True)
+class Outcome:
+    """A StepResult that is being filled."""
+
+    ended: list[RequestId]
+    tokens: list[TokenOut] = field(default_factory=list)
+    progress: list[Progress] = field(default_factory=list)
+    prompts: list[PromptUse] = field(default_factory=list)
+    num_tokens: int = 0
+    num_prompt_tokens: int = 0
+    num_seqs: int = 0
+
+    def add_to(self, totals: Totals) -> None:
+        totals.engine_steps += self.num_tokens > 0
+        totals.generated_tokens += len(self.tokens)
+        totals.computed_prompt_tokens += self.num_prompt_tokens
+        for use in self.prompts:
+            totals.prompt_tokens += use.prompt
+            totals.cached_prompt_tokens += use.cached
+            totals.fetched_prompt_tokens += use.fetched
+
+    def result(self) -> StepResult:
+        return StepResult(
+            tokens=tuple(self.tokens),
+            progress=tuple(self.progress),
+            prompts=tuple(self.prompts),
+            finished=tuple(self.ended),
+            num_tokens=self.num_tokens,
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_seqs=self.num_seqs,
+        )

@@ -1,0 +1,165 @@
+"""One choice of one request, as the scheduler sees it: tokens known, KV computed, blocks held.
+
+In: a Request and the tokens sampled for it. Out: what is missing. Nothing here knows the pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+from baton_engine.api import PromptUse
+from baton_protocol.hashing import extend_hashes
+from baton_protocol.ids import BlockHash, BlockId
+from baton_protocol.request import Request
+from baton_protocol.sampling import SamplingParams
+
+
+def blocks_for(tokens: int, block_size: int) -> int:
+    """Blocks that hold the KV of `tokens` tokens."""
+    return -(-tokens // block_size)
+
+
+class Sequence:
+    """Tokens [0, computed) have KV in `blocks`; tokens [computed, known) are to be computed.
+
+    The first `registered` blocks are in the prefix cache, or shared from it. `key` orders sequences
+    by age: (arrival of the request, choice).
+    """
+
+    __slots__ = (
+        "blocks",
+        "choice",
+        "computed",
+        "hashes",
+        "key",
+        "registered",
+        "running",
+        "state",
+        "tokens",
+    )
+
+    def __init__(self, state: RequestState, choice: int) -> None:
+        self.state = state
+        self.choice = choice
+        self.key = (state.arrival, choice)
+        self.tokens: list[int] = [*state.request.prompt_ids, *state.outputs_of(choice)]
+        self.hashes: list[BlockHash] = list(state.prompt_hashes)
+        self.blocks: list[BlockId] = []
+        self.computed = 0
+        self.registered = 0
+        self.running = False
+
+    @property
+    def known(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def missing(self) -> int:
+        """Tokens known and not computed; at least 1 while the sequence lives."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def num_outputs(self) -> int:
+        return len(self.tokens) - self.state.prompt_len
+
+    @property
+    def prompt_missing(self) -> int:
+        """Prompt tokens that are not computed."""
+        return max(0, self.state.prompt_len - self.computed)
+
+    def hashes_of(self, blocks: int) -> Seq[BlockHash]:
+        """Hashes of the first `blocks` blocks, all full; made when first asked for."""
+        have, size = len(self.hashes), self.state.block_size
+        if have < blocks:
+            parent = self.hashes[-1] if self.hashes else self.state.root
+            fresh = self.tokens[have * size : blocks * size]
+            self.hashes.extend(extend_hashes(parent, fresh, size))
+        return self.hashes[:blocks]
+
+    def place(self, blocks: list[BlockId], *, computed: int, registered: int) -> None:
+        """Give the sequence blocks, the first `computed` tokens of which hold their KV."""
+        assert computed < len(self.tokens), "at least one token must be left to compute"
+        self.blocks, self.computed, self.registered = blocks, computed, registered
+
+    def clear(self) -> list[BlockId]:
+        """Forget all KV (tokens stay) and return the blocks that held it."""
+        blocks, self.blocks, self.computed, self.registered = self.blocks, [], 0, 0
+        return blocks
+
+
+class RequestState:
+    """What the choices of one request share.
+
+    Choice 0 (or the first that runs) leads: it computes the prompt. The others are `pending` until
+    then, and find the prompt's full blocks in the prefix cache.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        *,
+        arrival: int,
+        root: BlockHash,
+        prompt_hashes: Seq[BlockHash],
+        block_size: int,
+        prefill_only: bool,
+        track: bool,
+    ) -> None:
+        self.request = request
+        self.arrival = arrival
+        self.root = root
+        self.prompt_hashes = prompt_hashes
+        self.block_size = block_size
+        self.prefill_only = prefill_only
+        self.track = track
+        self.prompt_len = len(request.prompt_ids)
+        self.pending: list[int] = []
+        self.live: dict[int, Sequence] = {}
+        self.leader: Sequence | None = None
+        self.prompt_done = False
+        # Prompt tokens [0, cached_to) came from this node's cache, [cached_to, fetched_to) from the
+        # store; None until the leader is first placed.
+        self._sources: tuple[int, int] | None = None
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.request.params
+
+    @property
+    def ended(self) -> bool:
+        return not self.pending and not self.live
+
+    def outputs_of(self, choice: int) -> tuple[int, ...]:
+        """Ids the choice had when the request arrived."""
+        outputs = self.request.outputs
+        return outputs[choice] if outputs else ()
+
+    def choices_with(self, sequence: Sequence) -> list[int]:
+        """Choices whose next token is sampled from the last row of `sequence`: with the leader at
+        the prompt's end, all that have no token yet. (A leader has none itself if any has none.)"""
+        choices = [sequence.choice]
+        if sequence is self.leader and not self.prompt_done:
+            choices += [choice for choice in self.pending if not self.outputs_of(choice)]
+        return choices
+
+    def placed(self, sequence: Sequence, *, cached: int, fetched: int = 0) -> None:
+        """Note where the leader's first tokens came from. After a preemption only what is lost
+        counts: tokens that this request itself computed do not become cached ones."""
+        if sequence is not self.leader or self.prompt_done:
+            return
+        if self._sources is None:
+            self._sources = (cached, cached + fetched)
+        else:
+            start = cached + fetched
+            self._sources = (min(self._sources[0], start), min(self._sources[1], start))
+
+    def prompt_use(self) -> PromptUse:
+        cached_to, fetched_to = self._sources or (0, 0)
+        cached_to, fetched_to = min(cached_to, self.prompt_len), min(fetched_to, self.prompt_len)
+        return PromptUse(
+            request=self.request.id,
+            prompt=self.prompt_len,
+            cached=cached_to,
+            fetched=fetched_to - cached_to,
+            computed=self.prompt_len - fetched_to,
+        )

@@ -1,0 +1,154 @@
+"""The simulated engine: everything of the real one but the model. Imports no torch.
+
+In: SimSettings. Out: an EngineCore with real blocks, hashes and KV bytes, whose steps take as long
+as the settings say. Router, scaling and roll-out tests run on it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from baton_engine.api import EngineInfo
+from baton_engine.core import EngineCore
+from baton_engine.errors import SettingsError
+from baton_engine.sim_runner import WORD_BYTES, SimMemory, SimRunner, Timing, Vocabulary
+from baton_protocol.fingerprint import TensorDigest, fingerprint
+from baton_protocol.ids import Fingerprint
+from baton_protocol.layout import ITEM_BYTES, KVLayout, default_chunk_blocks
+
+# Enters the fingerprint: change it whenever the same tokens would get other bytes.
+FORMULA = "sim/1"
+
+
+class SimSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A simulated model and machine.
+
+    The defaults are a small geometry (512 bytes of KV per token) without any delay, and the
+    built-in byte tokenizer: ids 0..255 are bytes, then BOS, EOS, PAD.
+    """
+
+    model: str = "sim"
+    # Geometry; enters the fingerprint. head_dim times the dtype's size must be a multiple of 8.
+    layers: int = 2
+    kv_heads: int = 2
+    head_dim: int = 16
+    block_size: int = 16  # tokens
+    dtype: str = "float32"
+    chunk_blocks: int | None = None  # None: the fewest whose value is at least 1 MiB, at most 8
+    vocab_size: int = 259
+    eos_ids: tuple[int, ...] = (257,)
+    # What it says: ids in [first_id, end_id), printable ASCII by default.
+    first_id: int = 32
+    end_id: int = 127
+    eos_every: int = 0  # an EOS about once in so many tokens; 0: never
+    # Size
+    num_blocks: int = 2048
+    max_model_len: int = 8192  # tokens; never more than the pool holds
+    max_batched_tokens: int = 256  # per step
+    max_num_seqs: int = 256
+    # Time of a step, milliseconds: both parts where it does both.
+    prefill_base_ms: float = 0.0  # per step that computes prompt tokens
+    prefill_ms_per_token: float = 0.0
+    decode_ms: float = 0.0  # per step that decodes
+    decode_ms_per_seq: float = 0.0
+
+    def check(self) -> None:
+        """Raise SettingsError naming the field and the value."""
+        least = {
+            "layers": 1,
+            "kv_heads": 1,
+            "head_dim": 1,
+            "block_size": 1,
+            "num_blocks": 1,
+            "max_model_len": 2,
+            "max_batched_tokens": 1,
+            "max_num_seqs": 1,
+            "eos_every": 0,
+            "prefill_base_ms": 0,
+            "prefill_ms_per_token": 0,
+            "decode_ms": 0,
+            "decode_ms_per_seq": 0,
+        }
+        for field, low in least.items():
+            value = getattr(self, field)
+            if not value >= low:
+                raise SettingsError(f"sim {field} is {value}; it must be at least {low}")
+        if self.chunk_blocks is not None and self.chunk_blocks < 1:
+            raise SettingsError(f"sim chunk_blocks is {self.chunk_blocks}; it must be at least 1")
+        if self.dtype not in ITEM_BYTES:
+            raise SettingsError(f"sim dtype is {self.dtype!r}; use one of {', '.join(ITEM_BYTES)}")
+        if self.head_dim * ITEM_BYTES[self.dtype] % WORD_BYTES:
+            raise SettingsError(
+                f"sim head_dim is {self.head_dim}; in {self.dtype} it must be a multiple of "
+                f"{WORD_BYTES // ITEM_BYTES[self.dtype]}"
+            )
+        if not 0 <= self.first_id < self.end_id <= self.vocab_size:
+            raise SettingsError(
+                f"sim says ids in [{self.first_id}, {self.end_id}); they must be within "
+                f"[0, {self.vocab_size})"
+            )
+
+    def layout(self) -> KVLayout:
+        chunk_blocks = self.chunk_blocks
+        layout = KVLayout(
+            num_layers=self.layers,
+            num_kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            block_size=self.block_size,
+            dtype=self.dtype,
+            chunk_blocks=chunk_blocks or 1,
+        )
+        if chunk_blocks is None:
+            chunk_blocks = default_chunk_blocks(layout.block_bytes)
+        return msgspec.structs.replace(layout, chunk_blocks=chunk_blocks)
+
+    def fingerprint(self) -> Fingerprint:
+        """Two sims of equal geometry write the same bytes for the same tokens, whatever their
+        names and speeds."""
+        shape = (self.vocab_size, self.layers, self.kv_heads, self.head_dim)
+        tensor = TensorDigest(name="sim", shape=shape, dtype=self.dtype, digest=FORMULA)
+        return fingerprint([tensor], self.layout(), rope="")
+
+
+def build_sim(
+    settings: SimSettings,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> EngineCore:
+    """A simulated engine, ready to step. Raises SettingsError."""
+    settings.check()
+    layout = settings.layout()
+    info = EngineInfo(
+        kind="sim",
+        model=settings.model,
+        fingerprint=settings.fingerprint(),
+        layout=layout,
+        num_blocks=settings.num_blocks,
+        max_model_len=min(settings.max_model_len, settings.num_blocks * settings.block_size),
+        max_batched_tokens=settings.max_batched_tokens,
+        max_num_seqs=settings.max_num_seqs,
+        vocab_size=settings.vocab_size,
+        eos_ids=settings.eos_ids,
+    )
+    runner = SimRunner(
+        SimMemory(layout, settings.num_blocks),
+        Vocabulary(
+            first=settings.first_id,
+            end=settings.end_id,
+            eos_ids=settings.eos_ids,
+            eos_every=settings.eos_every,
+        ),
+        Timing(
+            prefill_base_ms=settings.prefill_base_ms,
+            prefill_ms_per_token=settings.prefill_ms_per_token,
+            decode_ms=settings.decode_ms,
+            decode_ms_per_seq=settings.decode_ms_per_seq,
+        ),
+        clock=clock,
+        sleep=sleep,
+    )
+    return EngineCore(info, runner)

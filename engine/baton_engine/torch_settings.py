@@ -1,0 +1,59 @@
+"""What a user may set about the torch engine; imports no torch, so that flags can be checked first.
+
+In: flags. Out: TorchSettings, whose defaults are filled in by `torch_engine.build_torch`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from baton_engine.errors import SettingsError
+
+DTYPE_CHOICES = ("auto", "float32", "bfloat16")
+DEVICE_CHOICES = ("cpu", "cuda")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchSettings:
+    """None means: decided from the model and the machine (see `torch_engine`). Memory in bytes."""
+
+    model: Path
+    name: str = ""  # as reported in EngineInfo; "" is the folder's last component
+    dtype: str = "auto"
+    device: str = "cpu"
+    kv_memory: int | None = None
+    kv_blocks: int | None = None
+    chunk_blocks: int | None = None
+    block_size: int = 16
+    max_batched_tokens: int | None = None
+    max_num_seqs: int = 256
+    max_model_len: int | None = None
+    threads: int | None = None
+
+    def check(self) -> None:
+        """Raise SettingsError naming the flag and the value."""
+        if self.dtype not in DTYPE_CHOICES:
+            raise SettingsError(f"--dtype {self.dtype} is unknown; use {', '.join(DTYPE_CHOICES)}")
+        kind = self.device.partition(":")[0]
+        if kind not in DEVICE_CHOICES:
+            raise SettingsError(
+                f"--device {self.device} is unknown; use {', '.join(DEVICE_CHOICES)}"
+            )
+        if self.kv_memory is not None and self.kv_blocks is not None:
+            raise SettingsError(
+                f"--kv-memory {self.kv_memory} and --kv-blocks {self.kv_blocks} exclude each other"
+            )
+        for flag in (
+            "kv_memory",
+            "kv_blocks",
+            "chunk_blocks",
+            "block_size",
+            "max_batched_tokens",
+            "max_num_seqs",
+            "max_model_len",
+            "threads",
+        ):
+            value = getattr(self, flag)
+            if value is not None and value < 1:
+                raise SettingsError(f"--{flag.replace('_', '-')} is {value}; it must be at least 1")
