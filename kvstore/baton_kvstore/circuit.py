@@ -1,0 +1,69 @@
+"""Whether an instance is worth asking.
+
+A failure opens the circuit: operations fail at once, with the reason, instead of each waiting for
+its deadline. One thread at a time tries to reconnect, after a pause that doubles up to a limit;
+when it succeeds the circuit closes. No operation is spent on finding out.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+
+class Circuit:
+    """Thread-safe. `first_s` and `limit_s` bound the pause between attempts."""
+
+    def __init__(
+        self, first_s: float, limit_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._first_s = first_s
+        self._limit_s = limit_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._reason = ""
+        self._failures = 0
+        self._retry_at = 0.0
+        self._probing = False
+        self._succeeded_at = float("-inf")
+
+    @property
+    def reason(self) -> str:
+        """Why it is open; "" while closed."""
+        return self._reason
+
+    def fail(self, reason: str, began: float) -> bool:
+        """Open, or open for longer, after an attempt that began then (by the clock). False, and no
+        effect, if another thread succeeded since: what failed was before that."""
+        with self._lock:
+            if began < self._succeeded_at:
+                return False
+            pause = min(self._limit_s, self._first_s * 2.0 ** min(self._failures, 16))
+            self._failures += 1
+            self._reason = reason
+            self._retry_at = self._clock() + pause
+            self._probing = False
+            return True
+
+    def succeed(self) -> None:
+        with self._lock:
+            self._reason = ""
+            self._failures = 0
+            self._probing = False
+            self._succeeded_at = self._clock()
+
+    def wait_s(self) -> float | None:
+        """Seconds until a probe is due (0.0: now); None if none is wanted from this thread."""
+        with self._lock:
+            if not self._reason or self._probing:
+                return None
+            return max(0.0, self._retry_at - self._clock())
+
+    def claim_probe(self) -> bool:
+        """True for the one thread that should try to reconnect now, then fail() or succeed()."""
+        with self._lock:
+            due = bool(self._reason) and not self._probing and self._clock() >= self._retry_at
+            if due:
+                self._probing = True
+            return due

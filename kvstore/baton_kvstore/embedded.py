@@ -1,0 +1,254 @@
+"""Redis servers of our own, for one machine: index and data on unix sockets.
+
+In: sizes. Out: URLs that work when start() returns, and nothing left after stop(), nor after the
+owner was killed (see `guardian`). The sockets lie in a private directory (0700) with a short path,
+since a socket's may have 107 bytes. No persistence: the store is a cache.
+
+Settings that only newer servers know are tried (CONFIG SET), not assumed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from baton_kvstore import guardian
+from baton_kvstore.binary import find_redis_server
+from baton_kvstore.endpoint import parse_endpoint
+from baton_kvstore.errors import ServerFailed, ServerRefused, StoreUnavailable
+from baton_kvstore.resp import RespConnection
+from baton_kvstore.settings import StoreSettings
+
+logger = logging.getLogger(__name__)
+DEFAULT_STORE_MEMORY = 1 << 30
+INDEX_MEMORY = 128 << 20  # 197 bytes per marker: some 600,000 chunks
+LONGEST_SOCKET_PATH = 99
+START_S = 10.0
+STOP_S = 6.0
+# Wanted where the server knows them; written to the server's file, so that a restart has them too.
+OPTIONAL_SETTINGS = {
+    # Else one client that does not read its replies makes the server evict everybody's data.
+    "maxmemory-clients": "10%",
+    "maxmemory-samples": "10",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSpec:
+    """One server: `name` is its socket's name, `options` more of redis-server's command line."""
+
+    name: str
+    maxmemory: int
+    policy: str
+    options: tuple[str, ...] = ()
+
+
+class EmbeddedServers:
+    """Servers that live and die with this object, or with the process that started it."""
+
+    def __init__(
+        self,
+        specs: Sequence[ServerSpec],
+        *,
+        binary: Path | None = None,
+        root: Path | None = None,
+    ) -> None:
+        self._specs = tuple(specs)
+        self._binary = binary
+        self._root = root
+        self._folder: Path | None = None
+        self._guardian: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> EmbeddedServers:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    @property
+    def folder(self) -> Path:
+        """The private directory; only between start() and stop()."""
+        if self._folder is None:
+            raise ServerFailed("the embedded store is not running")
+        return self._folder
+
+    def url(self, name: str) -> str:
+        return f"unix://{self.folder / name}.sock"
+
+    def pid(self, name: str) -> int:
+        """Process id of a server; another one after it was restarted."""
+        return int((self.folder / f"{name}.pid").read_text())
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the guardian runs. A server that dies comes back by itself."""
+        return self._guardian is not None and self._guardian.poll() is None
+
+    def start(self) -> None:
+        """Return when every server answers. Blocks, some 50 ms. Raise ServerMissing or
+        ServerFailed."""
+        if self._guardian is not None:
+            raise ServerFailed("the embedded store was started twice")
+        binary = self._binary or find_redis_server()
+        self._folder = _private_folder(self._root, max(len(spec.name) for spec in self._specs))
+        try:
+            self._guardian = self._start_guardian(binary)
+            until = time.monotonic() + START_S
+            for spec in self._specs:
+                self._await_server(spec, until)
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """End the servers and remove the directory. May be called again."""
+        process, self._guardian = self._guardian, None
+        folder, self._folder = self._folder, None
+        if process is not None:
+            if process.stdin is not None:
+                process.stdin.close()
+            try:
+                process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                logger.error("the guardian of %s did not end in %.0f s", folder, STOP_S)
+                process.kill()
+                process.wait(STOP_S)
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)  # if the guardian was killed
+
+    def _start_guardian(self, binary: Path) -> subprocess.Popen[bytes]:
+        words = [str(os.getpid()), str(self.folder)]
+        for position, spec in enumerate(self._specs):
+            (self.folder / f"{spec.name}.conf").touch(0o600)
+            words += ["--"] * bool(position) + [spec.name, *self._command(binary, spec)]
+        # -I -S: no site packages, no user settings; it starts in 20 ms and loads nothing of ours.
+        # Its own session: a Ctrl-C on the terminal must reach the owner only.
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", guardian.__file__, *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            cwd="/",
+            start_new_session=True,
+        )
+
+    def _command(self, binary: Path, spec: ServerSpec) -> list[str]:
+        base = self.folder / spec.name
+        settings = {
+            "port": "0",
+            "unixsocket": f"{base}.sock",
+            "unixsocketperm": "700",
+            "dir": str(self.folder),
+            "logfile": f"{base}.log",
+            "daemonize": "no",
+            "save": "",
+            "appendonly": "no",
+            "maxmemory": str(spec.maxmemory),
+            "maxmemory-policy": spec.policy,
+        }
+        words = [str(binary), f"{base}.conf"]
+        for name, value in settings.items():
+            words += [f"--{name}", value]
+        return [*words, *spec.options]
+
+    def _await_server(self, spec: ServerSpec, until: float) -> None:
+        connection = RespConnection(parse_endpoint(self.url(spec.name)))
+        problem = "it did not answer"
+        try:
+            while time.monotonic() < until:
+                if (self.folder / f"{spec.name}.failed").exists() or not self.is_alive:
+                    problem = "it ended at once"
+                    break
+                try:
+                    connection.open(until)
+                    self._set_optional(connection, spec, until)
+                    self.pid(spec.name)  # written by the guardian, which may be behind the server
+                    return
+                except FileNotFoundError:
+                    time.sleep(0.002)
+                except StoreUnavailable as error:
+                    problem = str(error)
+                    time.sleep(0.002)
+        finally:
+            connection.close()
+        raise ServerFailed(f"redis-server for {spec.name}: {problem}; {self._log_tail(spec)}")
+
+    def _set_optional(self, connection: RespConnection, spec: ServerSpec, until: float) -> None:
+        known: list[str] = []
+        for name, value in OPTIONAL_SETTINGS.items():
+            # A server that does not know a name refuses to set it; no list of versions needed.
+            with contextlib.suppress(ServerRefused):
+                connection.command(until, b"CONFIG", b"SET", name.encode(), value.encode())
+                known.append(f"{name} {value}\n")
+        (self.folder / f"{spec.name}.conf").write_text("".join(known))
+
+    def _log_tail(self, spec: ServerSpec) -> str:
+        try:
+            lines = (self.folder / f"{spec.name}.log").read_text(errors="replace").splitlines()
+        except OSError:
+            return "it wrote no log"
+        return f"its last words: {lines[-1].strip()}" if lines else "its log is empty"
+
+
+class EmbeddedStore(EmbeddedServers):
+    """One index (noeviction) and `data_instances` data servers (volatile-ttl) that share
+    `store_memory` bytes."""
+
+    def __init__(
+        self,
+        store_memory: int = DEFAULT_STORE_MEMORY,
+        *,
+        data_instances: int = 1,
+        pool: str = "default",
+        binary: Path | None = None,
+        root: Path | None = None,
+    ) -> None:
+        self._pool = pool
+        self._data = [f"data{number}" for number in range(data_instances)]
+        share = store_memory // data_instances
+        specs = [ServerSpec("index", INDEX_MEMORY, "noeviction")]
+        specs += [ServerSpec(name, share, "volatile-ttl") for name in self._data]
+        super().__init__(specs, binary=binary, root=root)
+
+    def __enter__(self) -> EmbeddedStore:
+        self.start()
+        return self
+
+    @property
+    def index_url(self) -> str:
+        return self.url("index")
+
+    @property
+    def data_urls(self) -> tuple[str, ...]:
+        return tuple(self.url(name) for name in self._data)
+
+    @property
+    def settings(self) -> StoreSettings:
+        """What nodes and routers are given."""
+        return StoreSettings(index_url=self.index_url, data_urls=self.data_urls, pool=self._pool)
+
+
+def _private_folder(root: Path | None, longest_name: int) -> Path:
+    """A new 0700 directory with short socket paths: in /tmp if the usual place is too deep."""
+    places = [str(root)] if root is not None else [tempfile.gettempdir(), "/tmp"]
+    for place in places:
+        folder = Path(tempfile.mkdtemp(prefix="baton-", dir=place))
+        if len(os.fsencode(folder)) + 1 + longest_name + len(".sock") <= LONGEST_SOCKET_PATH:
+            return folder
+        folder.rmdir()
+    raise ServerFailed(f"no short enough place for sockets among {', '.join(places)}; set TMPDIR")

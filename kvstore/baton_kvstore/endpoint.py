@@ -1,0 +1,110 @@
+"""One Redis server's address, from its URL.
+
+    unix:///path[?db=N]   unix://user:password@/path
+    redis://[user:password@]host[:port][/db]
+    rediss://...          the same over TLS; ?ssl_ca_certs=FILE, ssl_certfile=FILE,
+                          ssl_keyfile=FILE, ssl_cert_reqs=required|none, ssl_check_hostname=...
+
+In: text a user typed. Out: an `Endpoint` whose `label` (and repr) never holds the password.
+"""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass, field
+from typing import Literal
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from baton_kvstore.errors import StoreMisconfigured
+
+Kind = Literal["unix", "tcp", "tls"]
+SCHEMES: dict[str, Kind] = {"unix": "unix", "redis": "tcp", "rediss": "tls"}
+TLS_OPTIONS = frozenset(
+    {"ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname"}
+)
+DEFAULT_PORT = 6379
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """Where a server is and how to log in. `options` are the TLS options of the URL's query."""
+
+    kind: Kind
+    path: str = ""
+    host: str = ""
+    port: int = DEFAULT_PORT
+    db: int = 0
+    username: str = ""
+    password: str = field(default="", repr=False)
+    options: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def label(self) -> str:
+        """The URL without credentials and options: for messages, logs and rendezvous."""
+        if self.kind == "unix":
+            place = f"unix://{self.path}"
+            return f"{place}?db={self.db}" if self.db else place
+        scheme = "rediss" if self.kind == "tls" else "redis"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        place = f"{scheme}://{host}:{self.port}"
+        return f"{place}/{self.db}" if self.db else place
+
+    def tls_context(self) -> ssl.SSLContext | None:
+        """The ssl context of a rediss:// URL, None for others. Verifies unless told not to."""
+        if self.kind != "tls":
+            return None
+        options = dict(self.options)
+        context = ssl.create_default_context()
+        try:
+            if "ssl_ca_certs" in options:
+                context.load_verify_locations(options["ssl_ca_certs"])
+            if "ssl_certfile" in options:
+                context.load_cert_chain(options["ssl_certfile"], options.get("ssl_keyfile"))
+        except (OSError, ssl.SSLError) as error:
+            raise StoreMisconfigured(f"TLS files of {self.label}: {error}") from error
+        if options.get("ssl_check_hostname", "true").lower() in ("false", "0", "no"):
+            context.check_hostname = False
+        if options.get("ssl_cert_reqs", "required") == "none":
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        return context
+
+
+def parse_endpoint(url: str) -> Endpoint:
+    """Raise StoreMisconfigured naming what is wrong (and never the password)."""
+    try:
+        parts = urlsplit(url)
+        port, host = parts.port, parts.hostname or ""
+        host.encode("idna")
+    except ValueError:
+        # What Python says quotes the part it could not read, which may be half a password.
+        raise StoreMisconfigured(
+            "not a Redis URL: bad host or port (percent-encode '/', '@' and ':' in a password)"
+        ) from None
+    kind = SCHEMES.get(parts.scheme)
+    if kind is None:
+        raise StoreMisconfigured(
+            f"Redis URL scheme {parts.scheme!r} is unknown; use unix://, redis:// or rediss://"
+        )
+    if kind == "unix" and not parts.path:
+        raise StoreMisconfigured("a unix:// Redis URL needs a path: unix:///run/redis.sock")
+    if kind != "unix" and not host:
+        raise StoreMisconfigured(f"a {parts.scheme}:// Redis URL needs a host")
+    query = dict(parse_qsl(parts.query, keep_blank_values=True))
+    db_text = query.pop("db", "") or (parts.path.strip("/") if kind != "unix" else "")
+    if db_text and not db_text.isdigit():
+        shown = "in the URL" if "@" in db_text else repr(db_text)  # see above
+        raise StoreMisconfigured(f"Redis database {shown} is not a number")
+    unknown = set(query) - (TLS_OPTIONS if kind == "tls" else frozenset())
+    if unknown:
+        raise StoreMisconfigured(f"unknown Redis URL options: {', '.join(sorted(unknown))}")
+    return Endpoint(
+        kind=kind,
+        path=unquote(parts.path) if kind == "unix" else "",
+        host=host if kind != "unix" else "",
+        port=port or DEFAULT_PORT,
+        db=int(db_text or 0),
+        username=unquote(parts.username or ""),
+        password=unquote(parts.password or ""),
+        options=tuple(sorted(query.items())),
+    )

@@ -1,0 +1,152 @@
+"""The index role as one node's control loop sees it: commit markers and hand-off inboxes.
+
+A marker says that all of a chunk is stored, and where; it is written after the value and before
+the inbox entry. An inbox is a stream per decode node and epoch with one reader, which remembers
+how far it has read: what it has confirmed by asking for more is trimmed.
+
+In: names and records of baton_protocol. Out: the same, or StoreUnavailable. Small commands of
+redis-py's asyncio client; use one Index per event loop.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+from baton_kvstore.client import AsyncClient, ClosesItself
+from baton_kvstore.endpoint import parse_endpoint
+from baton_kvstore.keys import inbox_key, marker_key
+from baton_protocol.ids import BlockHash, Epoch, Fingerprint, NodeId
+from baton_protocol.store import InboxEntry, Marker
+from baton_protocol.wire import Codec, WireError
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+INBOX_MAX_ENTRIES = 10_000
+INBOX_TTL_S = 120
+INBOX_BATCH = 256
+INBOX_START = "0-0"
+FIELD = b"e"
+_DELETE_IF_EQUAL = """
+if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
+return 0
+"""
+
+
+class Index(ClosesItself):
+    """Markers and inboxes of one pool. Safe for concurrent calls in its event loop."""
+
+    def __init__(self, url: str, pool: str) -> None:
+        endpoint = parse_endpoint(url)
+        self._pool = pool
+        self._client = AsyncClient(endpoint)
+        # Blocking reads keep a connection of their own: they must not use up the others.
+        self._reader = AsyncClient(endpoint, max_connections=2)
+        self._markers: Codec[Marker] = Codec(Marker)
+        self._entries: Codec[InboxEntry] = Codec(InboxEntry)
+        self._delete_if_equal = self._client.redis.register_script(_DELETE_IF_EQUAL)
+        self._trimmed_to: dict[bytes, str] = {}
+
+    async def close(self) -> None:
+        await self._reader.close()
+        await self._client.close()
+
+    async def ping(self) -> None:
+        """Raise StoreUnavailable if the index does not answer."""
+        await self._client.call(self._client.redis.execute_command("PING"))
+
+    # --- markers ---------------------------------------------------------------------------
+
+    async def lookup(
+        self, fingerprint: Fingerprint, chunks: Sequence[BlockHash]
+    ) -> list[Marker | None]:
+        """One MGET; None where there is no marker (or none that can be read)."""
+        if not chunks:
+            return []
+        keys = [marker_key(fingerprint, chunk) for chunk in chunks]
+        values: list[bytes | None] = await self._client.call(self._client.redis.mget(keys))
+        return [self._read(self._markers, value) for value in values]
+
+    async def mark(
+        self, fingerprint: Fingerprint, chunk: BlockHash, marker: Marker, ttl_ms: int
+    ) -> None:
+        """Commit a chunk whose shards are all acknowledged."""
+        key, value = marker_key(fingerprint, chunk), self._markers.encode(marker)
+        await self._client.call(self._client.redis.set(key, value, px=ttl_ms))
+
+    async def refresh(
+        self, fingerprint: Fingerprint, lifetimes: Iterable[tuple[BlockHash, int]]
+    ) -> None:
+        """Prolong markers that were hit, as GETEX prolongs their values: (chunk, ttl_ms) each."""
+        pipeline = self._client.redis.pipeline(transaction=False)
+        for chunk, ttl_ms in lifetimes:
+            pipeline.pexpire(marker_key(fingerprint, chunk), ttl_ms)
+        if len(pipeline):
+            await self._client.call(pipeline.execute())
+
+    async def unmark(self, fingerprint: Fingerprint, chunk: BlockHash, marker: Marker) -> bool:
+        """Drop a marker found wrong, unless somebody has written another since."""
+        key, value = marker_key(fingerprint, chunk), self._markers.encode(marker)
+        removed: int = await self._client.call(self._delete_if_equal(keys=[key], args=[value]))
+        return bool(removed)
+
+    # --- inboxes ---------------------------------------------------------------------------
+
+    async def announce(self, node: NodeId, epoch: Epoch, entries: Sequence[InboxEntry]) -> None:
+        """Append to a decode node's inbox, in order, in one round trip. An inbox nobody reads is
+        bounded by INBOX_MAX_ENTRIES and dies after INBOX_TTL_S."""
+        if not entries:
+            return
+        key = inbox_key(self._pool, node, epoch)
+        pipeline = self._client.redis.pipeline(transaction=False)
+        for entry in entries:
+            pipeline.xadd(
+                key,
+                {FIELD: self._entries.encode(entry)},
+                maxlen=INBOX_MAX_ENTRIES,
+                approximate=True,
+            )
+        pipeline.expire(key, INBOX_TTL_S)
+        await self._client.call(pipeline.execute())
+
+    async def read_inbox(
+        self, node: NodeId, epoch: Epoch, last_id: str = INBOX_START, block_ms: int = 1000
+    ) -> tuple[str, list[InboxEntry]]:
+        """Entries after `last_id` (at most 256) and the new last id; waits up to `block_ms` for
+        the first. By asking, the caller confirms what is up to `last_id`: it is trimmed."""
+        key = inbox_key(self._pool, node, epoch)
+        if last_id != self._trimmed_to.get(key, INBOX_START):
+            pipeline = self._client.redis.pipeline(transaction=False)
+            pipeline.xtrim(key, minid=last_id, approximate=False)
+            pipeline.expire(key, INBOX_TTL_S)
+            await self._client.call(pipeline.execute())
+            self._trimmed_to[key] = last_id
+        reply = await self._reader.call(
+            self._reader.redis.xread({key: last_id}, count=INBOX_BATCH, block=max(1, block_ms)),
+            extra_s=block_ms / 1000.0,
+        )
+        entries: list[InboxEntry] = []
+        for _, items in reply or ():
+            for item_id, fields in items:
+                last_id = item_id.decode()
+                entry = self._read(self._entries, fields.get(FIELD))
+                if entry is not None:
+                    entries.append(entry)
+        return last_id, entries
+
+    async def drop_inbox(self, node: NodeId, epoch: Epoch) -> None:
+        """Remove this node's own inbox at its end."""
+        key = inbox_key(self._pool, node, epoch)
+        self._trimmed_to.pop(key, None)
+        await self._client.call(self._client.redis.delete(key))
+
+    def _read(self, codec: Codec[T], value: bytes | None) -> T | None:
+        if value is None:
+            return None
+        try:
+            return codec.decode(value)
+        except WireError as error:
+            logger.warning("index %s: %s", self._client.label, error)
+            return None

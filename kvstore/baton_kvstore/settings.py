@@ -1,0 +1,49 @@
+"""Where the store is, and whether it answers.
+
+In: URLs from flags or the environment. Out: `StoreSettings`, checked; `check_reachable` for a
+command that wants one clear line before it starts anything.
+"""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+
+from baton_kvstore.endpoint import parse_endpoint
+from baton_kvstore.errors import StoreMisconfigured
+from baton_kvstore.resp import RespConnection, ServerInfo
+
+
+class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One store as every process of a pool sees it. The order of `data_urls` is part of it:
+    markers name instances by index; new ones are appended."""
+
+    index_url: str
+    data_urls: tuple[str, ...]
+    pool: str = "default"
+
+    def check(self) -> None:
+        """Raise StoreMisconfigured naming what is wrong; no I/O."""
+        if not self.pool or any(c in self.pool for c in ":{} \n"):
+            raise StoreMisconfigured(f"pool name {self.pool!r}: one word without ':', '{{' or '}}'")
+        if not self.data_urls:
+            raise StoreMisconfigured("no data URL; give at least one (--redis-data)")
+        index = parse_endpoint(self.index_url).label
+        labels = [parse_endpoint(url).label for url in self.data_urls]
+        for position, label in enumerate(labels):
+            if label in labels[:position]:
+                raise StoreMisconfigured(f"data URL {label} is given twice")
+        if index in labels:
+            raise StoreMisconfigured(
+                f"index and data are the same database {index}: chunks would evict markers"
+            )
+
+
+def check_reachable(url: str, timeout_s: float = 2.0) -> ServerInfo:
+    """Connect, log in, ask who it is. Raise StoreError with one line for the user. Blocks."""
+    connection = RespConnection(parse_endpoint(url), connect_timeout_s=timeout_s)
+    try:
+        return connection.open(time.monotonic() + timeout_s)
+    finally:
+        connection.close()
