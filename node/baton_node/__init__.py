@@ -1,0 +1,24 @@
+"""What both roles of a node share.
+
+In: jobs from routers over the link, chunks from the store. Out: tokens, chunks, load reports.
+
+A node is two processes. The server (aiohttp, no torch):
+
+    settings        NodeSettings: what a node is told at its start
+    server          routes, start and end: run_node(settings, role)
+    service         links, table and engine process put together
+    links, table    routers' WebSockets; whose requests are here
+    textual         ids to text, stop strings, logprobs
+    identity        artifacts, address, report; role, heartbeat, metrics beside it
+    engine_process  starts the other one; frames and port are what they speak
+
+The engine process, one thread that decides and others that carry bytes:
+
+    engine_main     its main; build makes the engine and measures it; parent ends it with its server
+    desk            the step loop
+    parking, lot    how a waiting request closes its gap from the store: pure; and done
+    publishing, publisher   which chunks of a prefill job are put and announced: pure; and done
+    batch           the requests the engine runs
+    connector       KVConnector over baton_kvstore (nostore without one); control is its thread
+    reporter        load, speeds and cache events
+"""

@@ -1,0 +1,148 @@
+"""The requests the engine runs: from admission to their last token.
+
+In: admitted jobs, the server's words about them, the engine's steps. Out: Step and JobFailed
+frames; progress for the publisher. Only the step loop's thread calls it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from baton_engine.api import Engine, StepResult
+from baton_node import parking
+from baton_node.counters import Counters
+from baton_node.frames import FinishChoice, Prompted, Step, Token
+from baton_node.jobs import Job, JobKey
+from baton_node.port import Port
+from baton_node.publisher import Publisher
+from baton_node.speeds import SpeedMeter
+from baton_protocol.errors import BatonError
+from baton_protocol.ids import RequestId
+from baton_protocol.link import JobFailed
+
+
+class Batch:
+    """`ended` counts requests that have given their blocks back."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        port: Port,
+        publisher: Publisher,
+        counters: Counters,
+        speeds: SpeedMeter,
+        clock: Callable[[], float],
+    ) -> None:
+        self._engine = engine
+        self._port = port
+        self._publisher = publisher
+        self._counters = counters
+        self._speeds = speeds
+        self._clock = clock
+        self._jobs: dict[RequestId, Job] = {}
+        self.ended = 0
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def has(self, key: JobKey) -> bool:
+        job = self._jobs.get(key[0])
+        return job is not None and job.key == key
+
+    def admit(self, job: Job, action: parking.Admit) -> None:
+        """The gap is closed as far as the store can: the engine does the rest."""
+        job.times.admitted = self._clock()
+        reservation, job.reservation = job.reservation, None
+        prefill = job.kind == "prefill"
+        try:
+            self._engine.submit(
+                job.request,
+                reservation=reservation,
+                landed=action.blocks if reservation is not None else 0,
+                prefill_only=prefill,
+                track=prefill,
+                finished=tuple(sorted(job.finished)),
+            )
+        except BatonError as error:
+            if reservation is not None:
+                self._engine.release(reservation)
+            self.fail(job, error)
+            return
+        self._jobs[job.request.id] = job
+        self._counters.handoffs += job.handed_off
+
+    def fail(self, job: Job, error: BatonError) -> None:
+        """The job cannot run, here or anywhere."""
+        request, attempt = job.key
+        self._publisher.close(job)
+        self._port.send(JobFailed(request, attempt, error.record()))
+
+    def abort(self, key: JobKey) -> None:
+        job = self._jobs.get(key[0])
+        if job is not None and job.key == key:
+            self._engine.abort(key[0])
+            self._end(job)
+
+    def finish_choice(self, frame: FinishChoice) -> None:
+        job = self._jobs.get(frame.request)
+        if job is None or job.request.attempt != frame.attempt:
+            return
+        self._engine.finish_choice(frame.request, frame.choice)
+        self._close_choice(job, frame.choice)
+
+    def step(self) -> bool:
+        """One engine step. False if nothing could run."""
+        began = self._clock()
+        result = self._engine.step()
+        now = self._clock()
+        self._speeds.observe(now - began, result)
+        for progress in result.progress:
+            if job := self._jobs.get(progress.request):
+                self._publisher.progressed(progress, job)
+        step = self._frame(result, now)
+        if step.tokens or step.prompts:
+            self._port.send(step)
+        for request in result.finished:
+            if job := self._jobs.get(request):
+                self._end(job)
+        return bool(result.num_tokens or result.finished)
+
+    def _frame(self, result: StepResult, now: float) -> Step:
+        """The step's tokens, each with the attempt it belongs to."""
+        prompts = [
+            Prompted(use.request, job.request.attempt, job.times.stats(use, now))
+            for use in result.prompts
+            if (job := self._jobs.get(use.request)) is not None
+        ]
+        tokens: list[Token] = []
+        for out in result.tokens:
+            job = self._jobs.get(out.request)
+            if job is None or out.choice not in job.open_choices:
+                continue  # a stop string has ended it
+            tokens.append(
+                Token(
+                    request=out.request,
+                    attempt=job.request.attempt,
+                    choice=out.choice,
+                    offset=out.offset,
+                    id=out.id,
+                    finish=out.finish,
+                    stop_id=out.stop_id,
+                    logprobs=out.logprobs,
+                )
+            )
+            if out.finish is not None:
+                self._close_choice(job, out.choice)
+        return Step(tuple(tokens), tuple(prompts))
+
+    def _close_choice(self, job: Job, choice: int) -> None:
+        job.open_choices.discard(choice)
+        if not job.open_choices:
+            self._end(job)
+
+    def _end(self, job: Job) -> None:
+        """The engine has forgotten it. What is being published goes on."""
+        if self._jobs.get(job.request.id) is job:
+            del self._jobs[job.request.id]
+            self.ended += 1
+        self._publisher.close(job)

@@ -1,0 +1,191 @@
+"""NodeSettings to an engine, and how fast it is. Runs in the engine process.
+
+In: settings. Out: an EngineCore, measured Speeds. torch is imported only where it is asked for.
+Raises SetupError for what a user can correct.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+import msgspec
+
+from baton_engine.api import EngineInfo, Row, Runner, Sample
+from baton_engine.core import EngineCore
+from baton_engine.errors import EngineError
+from baton_engine.sim import SimSettings, build_sim
+from baton_kvstore.data import DataPlane
+from baton_kvstore.endpoint import parse_endpoint
+from baton_kvstore.errors import StoreError
+from baton_kvstore.keys import chunk_key
+from baton_kvstore.operations import GetResult, PutResult
+from baton_kvstore.resp import RespConnection
+from baton_node.settings import NodeSettings, SetupError
+from baton_protocol.hashing import HASH_BYTES
+from baton_protocol.ids import BlockHash, BlockId, Fingerprint
+from baton_protocol.sampling import SamplingParams
+from baton_protocol.store import Speeds
+from baton_text.artifacts import ArtifactError, read_artifacts
+from baton_text.tokenizer import Tokenizer
+
+PREFILL_TOKENS = 64
+WARM_TOKENS = 8
+DECODE_STEPS = 4
+COMPUTE_BUDGET_S = 0.35  # after this no further step is begun, but one decode step
+TRANSFER_BUDGET_S = 0.5
+TRANSFERS = 3
+DEEP = 1 << 16  # depth in a chain: should the deletion fail, this chunk dies before others
+
+
+def build_engine(settings: NodeSettings) -> EngineCore:
+    """Raise SetupError with one line for the user."""
+    try:
+        if settings.engine == "sim":
+            return build_sim(_sim_settings(settings))
+        # The only import of torch in a node, in the only process that needs it.
+        from baton_engine.torch_engine import build_torch
+        from baton_engine.torch_settings import TorchSettings
+
+        return build_torch(
+            TorchSettings(
+                model=Path(settings.model),
+                name=settings.name(),
+                dtype=settings.dtype,
+                device=settings.device,
+                kv_memory=settings.kv_memory if settings.kv_blocks is None else None,
+                kv_blocks=settings.kv_blocks,
+                chunk_blocks=settings.chunk_blocks,
+                block_size=settings.block_size,
+                max_batched_tokens=settings.max_batched_tokens,
+                max_num_seqs=settings.max_num_seqs,
+                max_model_len=settings.max_model_len,
+                threads=settings.threads,
+            )
+        )
+    except (EngineError, ArtifactError) as error:
+        raise SetupError(str(error)) from error
+    except ImportError as error:
+        raise SetupError(
+            f"the torch engine needs {error.name}: pip install 'baton[node]'"
+        ) from error
+    except MemoryError as error:
+        raise SetupError("not enough memory for the engine: use a smaller --kv-memory") from error
+
+
+def _sim_settings(settings: NodeSettings) -> SimSettings:
+    sim, base = settings.sim, SimSettings()
+    vocab_size, eos_ids = sim.vocab_size or base.vocab_size, base.eos_ids
+    if settings.model:
+        tokenizer = Tokenizer.from_artifacts(read_artifacts(Path(settings.model)))
+        vocab_size, eos_ids = sim.vocab_size or tokenizer.vocab_size, tokenizer.eos_ids
+    made = SimSettings(
+        model=settings.name(),
+        layers=sim.layers,
+        kv_heads=sim.kv_heads,
+        head_dim=sim.head_dim,
+        block_size=settings.block_size,
+        dtype="float32" if settings.dtype == "auto" else settings.dtype,
+        vocab_size=vocab_size,
+        eos_ids=eos_ids,
+        eos_every=sim.eos_every,
+        max_num_seqs=settings.max_num_seqs,
+        prefill_base_ms=sim.prefill_base_ms,
+        prefill_ms_per_token=sim.prefill_ms_per_token,
+        decode_ms=sim.decode_ms,
+        decode_ms_per_seq=sim.decode_ms_per_seq,
+    )
+    optional = {
+        "chunk_blocks": settings.chunk_blocks,
+        "max_model_len": settings.max_model_len,
+        "max_batched_tokens": settings.max_batched_tokens,
+        "num_blocks": settings.kv_blocks,
+    }
+    given = {name: value for name, value in optional.items() if value is not None}
+    made = msgspec.structs.replace(made, **given)
+    if settings.kv_blocks is None and settings.kv_memory is not None:
+        made.check()
+        blocks = settings.kv_memory // made.layout().block_bytes
+        made = msgspec.structs.replace(made, num_blocks=blocks)
+    return made
+
+
+# --- the self-benchmark ----------------------------------------------------------------------
+
+
+def measure_compute(info: EngineInfo, runner: Runner) -> Speeds:
+    """Prefill tokens/s and milliseconds per decode step, on blocks nobody has been given yet.
+
+    The runner is asked directly: no request, no cache entry and no counter knows of it.
+    """
+    size = info.layout.block_size
+    room = min(info.num_blocks * size, info.max_model_len, info.max_batched_tokens)
+    count = max(1, min(PREFILL_TOKENS, room - DECODE_STEPS))
+    blocks = [BlockId(1 + i) for i in range(min(info.num_blocks, -(-room // size)))]
+    prompt = [i % info.vocab_size for i in range(count)]
+    began = time.monotonic()
+    _run(runner, prompt[:WARM_TOKENS], 0, blocks)
+    prefill_s = _run(runner, prompt, 0, blocks)
+    decode_s: list[float] = []
+    for step in range(DECODE_STEPS):
+        late = time.monotonic() - began > COMPUTE_BUDGET_S
+        if count + step >= room or (late and decode_s):
+            break
+        decode_s.append(_run(runner, prompt[:1], count + step, blocks))
+    return Speeds(
+        prefill_tokens_per_s=count / prefill_s,
+        decode_step_ms=min(decode_s) * 1e3 if decode_s else 0.0,
+    )
+
+
+def _run(runner: Runner, tokens: list[int], start: int, blocks: list[BlockId]) -> float:
+    """Seconds of one step."""
+    began = time.monotonic()
+    sample = Sample(0, start + len(tokens), SamplingParams(temperature=0.0))
+    runner.execute([Row(tokens, start, blocks, (sample,))])
+    return max(1e-6, time.monotonic() - began)
+
+
+def measure_transfers(
+    plane: DataPlane, urls: Sequence[str], fingerprint: Fingerprint, chunk_tokens: int
+) -> tuple[float, float]:
+    """Bytes/s of a put and a get of one chunk, the best of a few, which is deleted again; 0.0 for
+    what did not work: a store that is down is no reason not to start."""
+    puts: SimpleQueue[PutResult] = SimpleQueue()
+    gets: SimpleQueue[GetResult] = SimpleQueue()
+    chunk = BlockHash(os.urandom(HASH_BYTES))
+    put_rate = get_rate = 0.0
+    began = time.monotonic()
+    try:
+        if not plane.wait_connected(TRANSFER_BUDGET_S):
+            return 0.0, 0.0
+        for _ in range(TRANSFERS):  # the first ones meet cold pages
+            plane.submit_put(chunk, chunk_tokens, DEEP, lambda _: None, lambda: None, puts.put)
+            put = puts.get(timeout=TRANSFER_BUDGET_S)
+            if put.marker is None:
+                break
+            plane.submit_get(chunk, put.marker, DEEP, lambda _: None, gets.put)
+            got = gets.get(timeout=TRANSFER_BUDGET_S)
+            put_rate = max(put_rate, put.bytes / max(1e-6, put.seconds))
+            get_rate = max(get_rate, got.bytes / max(1e-6, got.seconds))
+            if time.monotonic() - began > TRANSFER_BUDGET_S / 4:
+                break
+    except Empty:
+        return put_rate, get_rate
+    _delete(urls[plane.instance_for(chunk)], chunk_key(fingerprint, chunk))
+    return put_rate, get_rate
+
+
+def _delete(url: str, key: bytes) -> None:
+    connection = RespConnection(parse_endpoint(url))
+    deadline = time.monotonic() + TRANSFER_BUDGET_S
+    try:
+        connection.open(deadline)
+        connection.command(deadline, b"DEL", key)
+    except StoreError:
+        pass  # it has a TTL
+    finally:
+        connection.close()

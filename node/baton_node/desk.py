@@ -1,0 +1,324 @@
+"""The step loop: one thread that owns the engine and decides everything in the engine process.
+
+One turn: the server's frames, the connector's events, timers, blocks for parked requests, one
+engine step, what the step means for the server and for the prefill jobs' chunks. With nothing to do
+it sleeps in select() on the server's socket and the connector's file descriptor.
+
+In: PrefillJob, RunJob, First, NoFirst, Abort, FinishChoice; chunks and inbox entries.
+Out: Step, JobFailed, Load, CacheEvents; chunks and inbox entries.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from baton_engine.api import (
+    ConnectorEvent,
+    Copied,
+    Engine,
+    Fetched,
+    KVConnector,
+    LookedUp,
+    Published,
+)
+from baton_node import parking
+from baton_node.batch import Batch
+from baton_node.counters import Counters
+from baton_node.frames import Drain, Drained, FinishChoice, Start, ToEngine
+from baton_node.jobs import Job, JobKey, Times, check_request
+from baton_node.lot import Lot, Waits
+from baton_node.port import Port
+from baton_node.publisher import Publisher
+from baton_node.reporter import Measured, Reporter
+from baton_node.speeds import SpeedMeter
+from baton_node.stash import Stash
+from baton_protocol.errors import BatonError
+from baton_protocol.hashing import chunk_hashes
+from baton_protocol.ids import Epoch, RequestId
+from baton_protocol.link import Abort, First, JobFailed, NoFirst, PrefillJob, RunJob
+from baton_protocol.store import InboxEntry, Speeds
+
+logger = logging.getLogger(__name__)
+
+IDLE_S = 0.2  # at most this long in one select()
+STUCK_S = 0.002  # pause after a step that could run nothing: blocks are on their way back
+PAUSE_S = 2.0  # without shortage, before parked requests get blocks again
+REMEMBERED = 4096  # requests whose latest attempt is known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeskOptions:
+    epoch: Epoch
+    lookup_wait_s: float = 0.1
+    first_wait_s: float = 2.0
+    blocks_wait_s: float = 30.0
+    load_every_s: float = 0.2
+    events_every_s: float = 0.1
+    speeds: Speeds = field(default_factory=Speeds)
+
+
+class Connector(KVConnector, Measured, Protocol):
+    """What the desk needs of a connector."""
+
+
+class Desk:
+    """Owned by one thread."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        connector: Connector,
+        port: Port,
+        options: DeskOptions,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engine = engine
+        self._connector = connector
+        self._port = port
+        self._clock = clock
+        self._chunk_blocks = engine.info.layout.chunk_blocks
+        self.counters = Counters()
+        waits = Waits(options.lookup_wait_s, options.first_wait_s, options.blocks_wait_s)
+        speeds = SpeedMeter(options.speeds)
+        self._publisher = Publisher(engine, connector, self.counters)
+        self._batch = Batch(engine, port, self._publisher, self.counters, speeds, clock)
+        batch = self._batch
+        self._lot = Lot(engine, connector, self.counters, waits, batch.admit, batch.fail, clock)
+        self._stash = Stash(clock)
+        self._reporter = Reporter(
+            engine,
+            self.counters,
+            speeds,
+            connector,
+            options.epoch,
+            load_every_s=options.load_every_s,
+            events_every_s=options.events_every_s,
+        )
+        self._attempts: OrderedDict[RequestId, int] = OrderedDict()
+        self._arrivals = 0
+        self._ended = 0
+        self._starved_at = 0.0
+        self._draining = False
+
+    @property
+    def idle(self) -> bool:
+        """True when no request is here and no block is held for a transfer."""
+        return not self._batch and self._lot.empty and self._publisher.empty
+
+    @property
+    def stashed(self) -> int:
+        """Inbox entries that wait for their job."""
+        return len(self._stash)
+
+    def run(self) -> None:
+        """Turn until the port closes; PortClosed is how it ends."""
+        stuck = False
+        while True:
+            self._sleep(stuck)
+            stuck = not self.turn()
+
+    def turn(self) -> bool:
+        """One turn, without sleeping. False when there was work and none could be done."""
+        for frame in self._port.receive():
+            self._take(frame)
+        for event in self._connector.poll():
+            self._happened(event)
+        now = self._clock()
+        self._lot.expire(now)
+        self._lot.grant()
+        moved = self._batch.step() if self._engine.has_work() else True
+        self._share_blocks()
+        for report in self._reporter.due(self._clock(), len(self._lot)):
+            self._port.send(report)
+        if self._draining and self.idle:
+            self._draining = False
+            self._port.send(Drained())
+        return moved
+
+    def _share_blocks(self) -> None:
+        """Parked requests make room for the running batch, and get none until it has freed some
+        or has done without for a while."""
+        now = self._clock()
+        if self._engine.has_work() and self._engine.starved():
+            self._starved_at = now
+            self._lot.give_back()
+        elif self._lot.paused:
+            freed = self._batch.ended != self._ended or not self._engine.has_work()
+            self._lot.paused = not freed and now < self._starved_at + PAUSE_S
+        self._ended = self._batch.ended
+
+    def _sleep(self, stuck: bool) -> None:
+        if self._engine.has_work():
+            timeout = STUCK_S if stuck else 0.0
+        else:
+            due = [self._reporter.next_due, self._lot.next_deadline() or self._reporter.next_due]
+            timeout = min(IDLE_S, max(0.0, min(due) - self._clock()))
+        if timeout > 0.0:
+            select.select([self._port.fileno(), self._connector.fileno()], [], [], timeout)
+
+    # --- the server's frames --------------------------------------------------------------------
+
+    def _take(self, frame: ToEngine) -> None:
+        match frame:
+            case PrefillJob() | RunJob():
+                self._accept(frame)
+            case First():
+                self._first(frame)
+            case NoFirst():
+                job = self._lot.get((frame.request, frame.attempt))
+                if job is not None and job.kind == "run":
+                    self._lot.tell(job, parking.FirstKnown())
+            case Abort():
+                self._abort((frame.request, frame.attempt))
+            case FinishChoice():
+                self._batch.finish_choice(frame)
+            case Drain():
+                self._draining = True
+            case Start():
+                logger.error("a second start frame is ignored")
+
+    def _accept(self, frame: PrefillJob | RunJob) -> None:
+        request = frame.request
+        key = (request.id, request.attempt)
+        latest = self._attempts.get(request.id, request.attempt)
+        if latest > request.attempt or self._lot.get(key) or self._batch.has(key):
+            return  # older than what is known, or a duplicate
+        try:
+            check_request(request, self._engine.info)
+        except BatonError as error:
+            self._port.send(JobFailed(request.id, request.attempt, error.record()))
+            return
+        if latest < request.attempt:
+            self._abort((request.id, latest))
+        self._attempts[request.id] = request.attempt
+        self._attempts.move_to_end(request.id)
+        while len(self._attempts) > REMEMBERED:
+            self._attempts.popitem(last=False)
+        if isinstance(frame, PrefillJob):
+            self._start_prefill(frame)
+        else:
+            self._start_run(frame)
+
+    def _make_job(self, frame: PrefillJob | RunJob, *, await_first: bool) -> Job:
+        request = frame.request
+        hashes = self._engine.block_hashes(request)
+        cached = self._engine.cached_blocks(hashes)
+        chunks = chunk_hashes(hashes, self._chunk_blocks)
+        self._arrivals += 1
+        return Job(
+            request=request,
+            kind="prefill" if isinstance(frame, PrefillJob) else "run",
+            seq=self._arrivals,
+            chunks=chunks,
+            chunk_blocks=self._chunk_blocks,
+            parked=parking.park(
+                len(chunks), self._chunk_blocks, await_first=await_first, cached=cached
+            ),
+            times=Times(self._clock()),
+            open_choices=set(range(request.params.n)),
+        )
+
+    def _start_prefill(self, frame: PrefillJob) -> None:
+        # What it waits for here is the lookup's answer: without it nobody knows what to publish,
+        # and blocks can be held for a put only right after the step that filled them.
+        job = self._make_job(frame, await_first=True)
+        job.inbox = (frame.decode_node, frame.decode_epoch)
+        self._publisher.open(job)
+        if job.chunks:
+            job.looking = True
+            self._connector.lookup(*job.key, job.chunks)
+        self._lot.park(job)
+        if not job.chunks:
+            self._lot.tell(job, parking.FirstKnown())
+
+    def _start_run(self, frame: RunJob) -> None:
+        job = self._make_job(frame, await_first=frame.await_first)
+        if not frame.await_first and not job.parked.complete:
+            job.looking = True
+            self._connector.lookup(*job.key, job.chunks)
+        self._lot.park(job)
+        for entry in self._stash.take(job.key):
+            self._announced(entry)
+
+    def _first(self, frame: First) -> None:
+        job = self._lot.get((frame.request, frame.attempt))
+        if job is None or job.kind != "run" or job.parked.aborted:
+            return
+        continued = msgspec.structs.replace(job.request, outputs=frame.outputs)
+        try:
+            check_request(continued, self._engine.info)
+        except BatonError as error:
+            self._lot.tell(job, parking.Abort())
+            self._batch.fail(job, error)
+            return
+        job.request = continued
+        job.finished = frozenset(frame.finished)
+        job.open_choices -= job.finished
+        job.handed_off = True
+        # With every choice ended at the prefill node nothing is left to run.
+        self._lot.tell(job, parking.FirstKnown() if job.open_choices else parking.Abort())
+
+    def _abort(self, key: JobKey) -> None:
+        if job := self._lot.get(key):
+            self._lot.tell(job, parking.Abort())
+            self._publisher.close(job)
+            return
+        self._batch.abort(key)
+
+    # --- the connector's events -----------------------------------------------------------------
+
+    def _happened(self, event: ConnectorEvent) -> None:
+        match event:
+            case LookedUp():
+                self._looked_up(event)
+            case Fetched():
+                job = self._lot.settle(event)
+                if job is not None and not event.ok:
+                    self._publisher.missing(job, event.chunk.index)
+            case Copied():
+                self._publisher.copied(event)
+            case Published():
+                self._publisher.published(event)
+            case InboxEntry():
+                self._announced(event)
+
+    def _looked_up(self, event: LookedUp) -> None:
+        job = self._lot.get((event.request, event.attempt))
+        if job is not None:
+            job.looking = False
+            found = 0
+            for index, marker in enumerate(event.markers):
+                if marker is not None:
+                    job.markers[index] = marker
+                    found |= 1 << index
+        self._publisher.looked_up(event)
+        if job is not None:
+            self._lot.tell(job, parking.Announced(found))
+            self._lot.tell(job, parking.Ended())
+            if job.kind == "prefill":
+                self._lot.tell(job, parking.FirstKnown())
+
+    def _announced(self, event: InboxEntry) -> None:
+        key = (event.request, event.attempt)
+        job = self._lot.get(key)
+        if job is None:
+            if self._attempts.get(event.request, -1) < event.attempt:
+                self._stash.put(event)
+            return
+        if job.kind != "run" or job.parked.over:
+            return
+        if event.kind != "chunks":
+            self._lot.tell(job, parking.Ended())
+            return
+        for index, marker in enumerate(event.markers, start=event.first):
+            job.markers[index] = marker
+        mask = ((1 << len(event.markers)) - 1) << event.first
+        self._lot.tell(job, parking.Announced(mask))

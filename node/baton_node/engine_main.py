@@ -1,0 +1,140 @@
+"""main of the engine process: python -m baton_node.engine_main FD PARENT_PID
+
+Its server started it with one end of a socketpair and sends Start. It builds the engine, measures
+it, says Ready and turns the desk until the socket closes: it never outlives its server.
+
+In: Start and jobs. Out: Ready or SetupFailed, then what the desk says. Its log goes to stderr.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import sys
+
+import msgspec
+
+from baton_engine.core import EngineCore
+from baton_kvstore.errors import StoreError
+from baton_node.build import build_engine, measure_compute, measure_transfers
+from baton_node.connector import StoreAddress, StoreConnector
+from baton_node.desk import Desk, DeskOptions
+from baton_node.frames import Ready, SetupFailed, Start
+from baton_node.nostore import NoStore
+from baton_node.parent import die_with
+from baton_node.port import PortClosed, SocketPort
+from baton_node.settings import NodeSettings, SetupError
+from baton_protocol.ids import Epoch, NodeId
+from baton_protocol.store import Speeds
+
+logger = logging.getLogger(__name__)
+
+
+def main(arguments: list[str]) -> int:
+    """Exit code: 0 when the server has gone, 1 when the engine could not be built."""
+    fd, parent = int(arguments[0]), int(arguments[1])
+    die_with(parent)
+    # Ctrl-C reaches the whole process group; the server decides when this process ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    port = SocketPort(socket.socket(fileno=fd))
+    try:
+        start = port.wait()[0]
+        if not isinstance(start, Start):
+            raise RuntimeError(f"the first frame is {type(start).__name__}, not Start")
+        return _serve(port, start)
+    except PortClosed as closed:
+        logger.info("%s", closed)
+        return 0
+    finally:
+        port.close()
+
+
+def _serve(port: SocketPort, start: Start) -> int:
+    settings, epoch = start.settings, start.epoch
+    logging.basicConfig(
+        level=settings.log_level,
+        format=f"%(asctime)s {settings.node} engine %(levelname)s %(name)s: %(message)s",
+    )
+    try:
+        engine = build_engine(settings)
+        connector = _connect(settings, epoch, engine)
+    except (SetupError, StoreError) as error:
+        port.send(SetupFailed(str(error)))
+        return 1
+    try:
+        speeds = _measure(settings, engine, connector)
+        port.send(_ready(engine, speeds))
+        _desk(settings, epoch, engine, connector, port, speeds).run()
+    finally:
+        connector.close()
+    return 0
+
+
+def _connect(settings: NodeSettings, epoch: Epoch, engine: EngineCore) -> StoreConnector | NoStore:
+    if not settings.index_url:
+        return NoStore()
+    address = StoreAddress(
+        index_url=settings.index_url,
+        data_urls=settings.data_urls,
+        pool=settings.pool,
+        node=NodeId(settings.node),
+        epoch=epoch,
+        fingerprint=engine.info.fingerprint,
+    )
+    connector = StoreConnector(address, engine.memory)
+    connector.start()
+    return connector
+
+
+def _measure(
+    settings: NodeSettings, engine: EngineCore, connector: StoreConnector | NoStore
+) -> Speeds:
+    info = engine.info
+    speeds = measure_compute(info, engine.runner)
+    if isinstance(connector, NoStore):
+        return speeds
+    put, get = measure_transfers(
+        connector.plane, settings.data_urls, info.fingerprint, info.layout.chunk_tokens
+    )
+    return msgspec.structs.replace(speeds, put_bytes_per_s=put, get_bytes_per_s=get)
+
+
+def _ready(engine: EngineCore, speeds: Speeds) -> Ready:
+    info = engine.info
+    return Ready(
+        engine=info.kind,
+        fingerprint=info.fingerprint,
+        layout=info.layout,
+        max_model_len=info.max_model_len,
+        vocab_size=info.vocab_size,
+        eos_ids=info.eos_ids,
+        speeds=speeds,
+        load=engine.load(),
+        chunks=engine.cached_chunks(),
+    )
+
+
+def _desk(
+    settings: NodeSettings,
+    epoch: Epoch,
+    engine: EngineCore,
+    connector: StoreConnector | NoStore,
+    port: SocketPort,
+    speeds: Speeds,
+) -> Desk:
+    options = DeskOptions(
+        epoch=epoch,
+        lookup_wait_s=settings.lookup_wait_s,
+        first_wait_s=settings.first_wait_s,
+        blocks_wait_s=settings.blocks_wait_s,
+        load_every_s=settings.load_every_s,
+        events_every_s=settings.events_every_s,
+        speeds=speeds,
+    )
+    return Desk(engine, connector, port, options)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

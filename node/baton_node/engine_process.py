@@ -1,0 +1,144 @@
+"""The server's end of its one engine process: start it, talk to it, end it.
+
+In: frames for the engine. Out: frames of the engine; EngineLost when it ends by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from collections import deque
+
+from baton_node.frames import (
+    Ready,
+    SetupFailed,
+    Start,
+    ToEngine,
+    ToServer,
+    Unpacker,
+    pack,
+    to_engine_codec,
+    to_server_codec,
+)
+from baton_node.settings import EngineLost, NodeSettings, SetupError
+from baton_protocol.ids import Epoch
+
+READ_BYTES = 1 << 18
+# Idle OpenMP threads that spin take the cores from the pool's other engines: a decode step of the
+# demo model's size then took 740 ms instead of 73 on 2 shared cores.
+PATIENT_THREADS = {"OMP_WAIT_POLICY": "passive"}
+END_S = 1.5  # after its socket has closed, then it is killed
+
+
+class EngineProcess:
+    """Made by start_engine()."""
+
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        self._process = process
+        self._reader = reader
+        self._writer = writer
+        self._unpacker = Unpacker()
+        self._outgoing = to_engine_codec()
+        self._incoming = to_server_codec()
+        self._frames: deque[ToServer] = deque()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def send(self, record: ToEngine) -> None:
+        """Queue a frame; nothing happens if the engine is gone (next() says so)."""
+        if not self._writer.is_closing():
+            self._writer.write(pack(self._outgoing.encode(record)))
+
+    async def drain(self) -> None:
+        """Wait until the engine reads again, if much is queued."""
+        try:
+            await self._writer.drain()
+        except ConnectionError:
+            return  # next() tells
+
+    async def next(self) -> ToServer:
+        """The next frame of the engine. Raise EngineLost at its end."""
+        while not self._frames:
+            data = await self._read()
+            if not data:
+                raise EngineLost(await self._epitaph())
+            for payload in self._unpacker.feed(data):
+                self._frames.append(self._incoming.decode(payload))
+        return self._frames.popleft()
+
+    async def stop(self) -> None:
+        """Close the socket, which ends it; kill it if that takes too long."""
+        self._writer.close()
+        try:
+            async with asyncio.timeout(END_S):
+                await self._process.wait()
+        except TimeoutError:
+            self.kill()
+            await self._process.wait()
+
+    def kill(self) -> None:
+        if self._process.returncode is None:
+            self._process.kill()
+
+    async def _read(self) -> bytes:
+        try:
+            return await self._reader.read(READ_BYTES)
+        except ConnectionError:
+            return b""
+
+    async def _epitaph(self) -> str:
+        try:
+            async with asyncio.timeout(END_S):
+                code = await self._process.wait()
+        except TimeoutError:
+            self.kill()
+            return f"the engine process {self.pid} closed its socket and did not end"
+        how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+        return f"the engine process {self.pid} ended: {how}; its log says why"
+
+
+async def start_engine(settings: NodeSettings, epoch: Epoch) -> tuple[EngineProcess, Ready]:
+    """Start the process and wait until it is ready. Raise SetupError with what it says."""
+    ours, theirs = socket.socketpair()
+    try:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "baton_node.engine_main",
+            str(theirs.fileno()),
+            str(os.getpid()),
+            stdin=asyncio.subprocess.DEVNULL,
+            env={**PATIENT_THREADS, **os.environ},
+            pass_fds=(theirs.fileno(),),
+        )
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+    reader, writer = await asyncio.open_connection(sock=ours)
+    engine = EngineProcess(process, reader, writer)
+    try:
+        engine.send(Start(settings, epoch))
+        async with asyncio.timeout(settings.start_wait_s):
+            frame = await engine.next()
+        if isinstance(frame, Ready):
+            return engine, frame
+        if isinstance(frame, SetupFailed):
+            raise SetupError(frame.message)
+        raise SetupError(f"the engine began with {type(frame).__name__} instead of Ready")
+    except TimeoutError as error:
+        await engine.stop()
+        raise SetupError(f"the engine was not ready in {settings.start_wait_s:g} s") from error
+    except BaseException:
+        await engine.stop()
+        raise

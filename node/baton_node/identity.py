@@ -1,0 +1,94 @@
+"""Who this node says it is: artifacts, address, report.
+
+In: settings, what the engine process said, the bound port. Out: `Identity`, from which hello,
+heartbeat and /health are made.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from baton_node.frames import Ready
+from baton_node.settings import NodeSettings, SetupError
+from baton_protocol.ids import Epoch, NodeId
+from baton_protocol.link import Load
+from baton_protocol.store import NodeReport, NodeState
+from baton_text.artifacts import ArtifactError, byte_artifacts, digest, read_artifacts
+from baton_text.tokenizer import Tokenizer
+
+ANYWHERE = ("", "0.0.0.0", "::")
+
+
+def new_epoch() -> Epoch:
+    return Epoch(secrets.token_hex(8))
+
+
+def load_artifacts(settings: NodeSettings) -> dict[str, bytes]:
+    """Tokenizer, configuration and template of the model; raise SetupError."""
+    try:
+        if settings.model:
+            return read_artifacts(Path(settings.model), settings.chat_template)
+        vocab = settings.sim.vocab_size
+        return byte_artifacts(vocab) if vocab else byte_artifacts()
+    except ArtifactError as error:
+        raise SetupError(str(error)) from error
+
+
+def load_tokenizer(artifacts: Mapping[str, bytes]) -> Tokenizer:
+    """Raise SetupError for files that are no tokenizer."""
+    try:
+        return Tokenizer.from_artifacts(artifacts)
+    except ArtifactError as error:
+        raise SetupError(str(error)) from error
+
+
+def address_of(settings: NodeSettings, port: int) -> str:
+    """What others dial."""
+    if settings.address:
+        return settings.address
+    host = settings.host
+    if host in ANYWHERE:
+        host = socket.gethostname()
+    if ":" in host:
+        host = f"[{host}]"
+    return f"http://{host}:{port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Fixed facts of one node in one epoch."""
+
+    settings: NodeSettings
+    epoch: Epoch
+    ready: Ready
+    address: str
+    digests: dict[str, str]  # file name -> SHA-256
+
+    def report(self, state: NodeState, load: Load) -> NodeReport:
+        return NodeReport(
+            node=NodeId(self.settings.node),
+            role=self.settings.role,
+            address=self.address,
+            pid=os.getpid(),
+            epoch=self.epoch,
+            state=state,
+            fingerprint=self.ready.fingerprint,
+            layout=self.ready.layout,
+            model=self.settings.name(),
+            engine=self.ready.engine,
+            max_model_len=self.ready.max_model_len,
+            vocab_size=self.ready.vocab_size,
+            artifacts=self.digests,
+            revision=self.settings.revision,
+            speeds=load.speeds,
+            load=load.load,
+        )
+
+
+def digests_of(artifacts: Mapping[str, bytes]) -> dict[str, str]:
+    return {name: digest(data) for name, data in artifacts.items()}

@@ -1,0 +1,109 @@
+"""What the step loop remembers about one request in one attempt.
+
+In: a job frame. Out: `Job`, which the parking lot, the publisher and the desk share. Only the step
+loop's thread touches it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from baton_engine.api import ChunkRef, EngineInfo, PromptUse, Reservation
+from baton_node.parking import Parked
+from baton_node.publishing import Ledger
+from baton_protocol.errors import InvalidRequest
+from baton_protocol.ids import BlockHash, BlockId, RequestId
+from baton_protocol.link import RequestStats
+from baton_protocol.request import Request
+from baton_protocol.store import Marker
+
+JobKey = tuple[RequestId, int]
+PADDING = BlockId(0)
+
+
+def check_request(request: Request, info: EngineInfo) -> None:
+    """Raise InvalidRequest for ids that cannot even be hashed or looked at; the engine checks the
+    rest when it gets the request."""
+    if request.outputs and len(request.outputs) != request.params.n:
+        raise InvalidRequest(f"{len(request.outputs)} outputs for n={request.params.n}", param="n")
+    for ids in (request.prompt_ids, *request.outputs):
+        for id in (min(ids), max(ids)) if ids else ():
+            if not 0 <= id < info.vocab_size:
+                raise InvalidRequest(
+                    f"token id {id} is not in the vocabulary (0..{info.vocab_size - 1})",
+                    param="prompt",
+                )
+
+
+@dataclass(slots=True)
+class Times:
+    """Seconds of the loop's clock; 0.0 until it happened."""
+
+    arrived: float
+    fetch_began: float = 0.0
+    fetch_ended: float = 0.0
+    admitted: float = 0.0
+
+    def stats(self, use: PromptUse, now: float) -> RequestStats:
+        """Queue time is what was neither fetching nor computing the prompt."""
+        fetch = max(0.0, self.fetch_ended - self.fetch_began) if self.fetch_began else 0.0
+        prefill = max(0.0, now - self.admitted)
+        queue = max(0.0, now - self.arrived - fetch - prefill)
+        return RequestStats(
+            prompt_tokens=use.prompt,
+            cached_tokens=use.cached,
+            fetched_tokens=use.fetched,
+            computed_tokens=use.computed,
+            queue_ms=round(queue * 1e3, 3),
+            fetch_ms=round(fetch * 1e3, 3),
+            prefill_ms=round(prefill * 1e3, 3),
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One request in one attempt. `seq` is its place in the order of arrival.
+
+    `chunks` are the names of the prompt's full chunks; `markers` what is known of where they are.
+    `inbox` and `ledger` belong to prefill jobs.
+    """
+
+    request: Request
+    kind: Literal["prefill", "run"]
+    seq: int
+    chunks: list[BlockHash]
+    chunk_blocks: int
+    parked: Parked
+    times: Times
+    inbox: tuple[str, str] | None = None
+    ledger: Ledger | None = None
+    looking: bool = False  # a lookup is unanswered
+    handed_off: bool = False  # the router's First arrived
+    markers: dict[int, Marker] = field(default_factory=dict)
+    reservation: Reservation | None = None
+    finished: frozenset[int] = frozenset()  # choices that ended at the prefill node
+    open_choices: set[int] = field(default_factory=set)
+    running: bool = False  # the engine has it
+    wait: tuple[float, str] | None = None  # deadline and what is waited for
+
+    @property
+    def key(self) -> JobKey:
+        return self.request.id, self.request.attempt
+
+    def ref(self, chunk: int) -> ChunkRef:
+        return ChunkRef(self.request.id, self.request.attempt, chunk, self.chunks[chunk])
+
+    def chunk_of(self, blocks: tuple[BlockId, ...], chunk: int) -> tuple[BlockId, ...]:
+        """The blocks of one chunk among those of the prompt."""
+        return blocks[chunk * self.chunk_blocks : (chunk + 1) * self.chunk_blocks]
+
+    def destination(self, chunk: int) -> tuple[BlockId, ...]:
+        """Where a fetched chunk goes. Blocks that hold KV already are shared with other requests
+        and must not be written: padding stands in their place."""
+        if self.reservation is None:
+            raise RuntimeError(f"fetch of chunk {chunk} of {self.key} without blocks")
+        first = chunk * self.chunk_blocks
+        blocks = self.chunk_of(self.reservation.blocks, chunk)
+        cached = self.reservation.cached
+        return tuple(PADDING if first + i < cached else block for i, block in enumerate(blocks))

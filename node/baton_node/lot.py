@@ -1,0 +1,207 @@
+"""The parking lot: requests that close their gap from the store before they run.
+
+Feeds each parked request's state machine (`parking`) with what happens, and does what it says:
+reserves and releases blocks, starts fetches, admits, fails what can never run. Parked requests cost
+the running batch nothing: a turn of the loop looks only at requests something happened to, at the
+oldest one that wants blocks and at due timers.
+
+In: jobs, connector events, the router's word. Out: calls of Engine.reserve/release, of
+KVConnector.fetch, of `admit` and of `fail`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from baton_engine.api import Engine, Fetched, KVConnector
+from baton_node import parking
+from baton_node.counters import Counters
+from baton_node.jobs import Job, JobKey
+from baton_protocol.errors import BatonError
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """How long a parked request waits for each thing, in seconds; `bytes_per_s` 0 is unmeasured."""
+
+    lookup_s: float
+    chunks_s: float
+    blocks_s: float
+
+
+# Assumed until the link is measured, for the bytes' share of the wait.
+SLOW_BYTES_PER_S = 50e6
+
+
+class Lot:
+    """Owned by the step loop's thread."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        connector: KVConnector,
+        counters: Counters,
+        waits: Waits,
+        admit: Callable[[Job, parking.Admit], None],
+        fail: Callable[[Job, BatonError], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._engine = engine
+        self._connector = connector
+        self._counters = counters
+        self._waits = waits
+        self._admit = admit
+        self._fail = fail
+        self._clock = clock
+        self._jobs: dict[JobKey, Job] = {}
+        self._wanting: dict[int, Job] = {}
+        self._holding: dict[int, Job] = {}
+        self._timers: list[tuple[float, int, JobKey]] = []
+        self._aborted = 0
+        self.paused = False  # the running batch is short of blocks: grant none
+
+    def __len__(self) -> int:
+        """Parked requests, aborted ones that wait for their fetches not counted."""
+        return len(self._jobs) - self._aborted
+
+    @property
+    def empty(self) -> bool:
+        """True when nothing is parked and no fetch is in flight."""
+        return not self._jobs
+
+    def get(self, key: JobKey) -> Job | None:
+        return self._jobs.get(key)
+
+    def park(self, job: Job) -> None:
+        self._jobs[job.key] = job
+        job.parked, actions = parking.start(job.parked)
+        self._obey(job, actions)
+
+    def tell(self, job: Job, event: parking.Event) -> None:
+        """Something happened to a parked request."""
+        was = job.parked.aborted
+        job.parked, actions = parking.step(job.parked, event)
+        self._aborted += job.parked.aborted and not was
+        self._obey(job, actions)
+
+    def settle(self, event: Fetched) -> Job | None:
+        """A fetch came back. Return its request."""
+        job = self._jobs.get((event.chunk.request, event.chunk.attempt))
+        if event.ok:
+            self._counters.fetched_chunks += 1
+            self._counters.fetched_bytes += event.bytes
+        else:
+            self._counters.lost_chunks += 1
+        if job is None:
+            return None
+        job.times.fetch_ended = self._clock()
+        index = event.chunk.index
+        self.tell(job, parking.Landed(index) if event.ok else parking.Lost(index))
+        return job
+
+    def grant(self) -> None:
+        """Give blocks to those that can fetch, oldest first; stop at the first that finds none."""
+        if self.paused or not self._wanting:
+            return
+        # A request has one reservation: a newer attempt waits until the aborted one's has settled.
+        held = {job.request.id for job in self._holding.values()}
+        for seq in sorted(self._wanting):
+            job = self._wanting[seq]
+            if job.request.id in held:
+                continue
+            try:
+                reservation = self._engine.reserve(job.request)
+            except BatonError as error:
+                self.tell(job, parking.Abort())
+                self._fail(job, error)
+                continue
+            if reservation is None:
+                return
+            job.reservation = reservation
+            self._holding[job.seq] = job
+            self.tell(job, parking.Reserved(reservation.cached))
+
+    def give_back(self) -> None:
+        """The youngest that holds blocks gives them back, and nobody gets any while `paused`."""
+        self.paused = True
+        if self._holding:
+            job = self._holding[max(self._holding)]
+            if not job.parked.returning:
+                self.tell(job, parking.GiveBack())
+
+    def expire(self, now: float) -> None:
+        """Tell those whose time is up."""
+        while self._timers and self._timers[0][0] <= now:
+            deadline, _, key = heapq.heappop(self._timers)
+            job = self._jobs.get(key)
+            if job is not None and job.wait is not None and job.wait[0] == deadline:
+                job.wait = None
+                self.tell(job, parking.Timeout())
+
+    def next_deadline(self) -> float | None:
+        return self._timers[0][0] if self._timers else None
+
+    def _obey(self, job: Job, actions: list[parking.Action]) -> None:
+        self._rearm(job)
+        for action in actions:
+            match action:
+                case parking.Fetch(chunk):
+                    job.times.fetch_began = job.times.fetch_began or self._clock()
+                    marker = job.markers[chunk]
+                    self._connector.fetch(job.ref(chunk), marker, job.destination(chunk))
+                case parking.Release():
+                    self._release(job)
+                case parking.Admit():
+                    self._leave(job)
+                    self._counters.reused_chunks += action.chunks
+                    self._admit(job, action)
+                case parking.Forget():
+                    self._aborted -= 1
+                    self._leave(job)
+
+    def _release(self, job: Job) -> None:
+        reservation, job.reservation = job.reservation, None
+        self._holding.pop(job.seq, None)
+        if reservation is not None:
+            self._engine.release(reservation)
+
+    def _leave(self, job: Job) -> None:
+        self._jobs.pop(job.key, None)
+        self._wanting.pop(job.seq, None)
+        self._holding.pop(job.seq, None)
+        job.wait = None
+
+    def _rearm(self, job: Job) -> None:
+        """Note whether it wants blocks, and what it waits for now."""
+        if job.parked.wants_blocks:
+            self._wanting[job.seq] = job
+        else:
+            self._wanting.pop(job.seq, None)
+        kind = self._waits_for(job)
+        if kind is None:
+            job.wait = None
+        elif job.wait is None or job.wait[1] != kind:
+            deadline = self._clock() + self._patience(job, kind)
+            job.wait = (deadline, kind)
+            heapq.heappush(self._timers, (deadline, job.seq, job.key))
+
+    def _waits_for(self, job: Job) -> str | None:
+        state = job.parked
+        if state.over or state.aborted or state.awaits_first or state.expired:
+            return None
+        if state.wants_blocks:
+            return "blocks"
+        if job.looking:
+            return "lookup"
+        return "chunks"
+
+    def _patience(self, job: Job, kind: str) -> float:
+        if kind == "blocks":
+            return self._waits.blocks_s
+        if kind == "lookup":
+            return self._waits.lookup_s
+        missing = job.parked.chunks - job.parked.own - job.parked.landed.bit_count()
+        size = self._engine.info.layout.chunk_bytes
+        return self._waits.chunks_s + max(0, missing) * size / SLOW_BYTES_PER_S

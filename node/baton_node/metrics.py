@@ -1,0 +1,74 @@
+"""/metrics of a node: its last load report as Prometheus metrics, label `node`.
+
+In: NodeLoad and Speeds, read when scraped. Out: text. A registry of its own, nothing global.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from baton_protocol.ids import NodeId
+from baton_protocol.store import NodeLoad, Speeds
+
+# Metric name without `_total` -> field of NodeLoad, what it is.
+COUNTERS: tuple[tuple[str, str, str], ...] = (
+    ("baton_kv_published_bytes", "published_bytes_total", "KV bytes put into the store"),
+    ("baton_kv_published_chunks", "published_chunks_total", "chunks put into the store"),
+    ("baton_kv_announced_chunks", "announced_chunks_total", "chunks announced without a put"),
+    ("baton_kv_fetched_bytes", "fetched_bytes_total", "KV bytes fetched from the store"),
+    ("baton_kv_fetched_chunks", "fetched_chunks_total", "chunks fetched from the store"),
+    ("baton_kv_chunks_reused", "reused_chunks_total", "fetched chunks that a request used"),
+    ("baton_kv_chunks_lost", "lost_chunks_total", "chunks asked for in vain"),
+    ("baton_handoffs", "handoffs_total", "requests taken over from a prefill node"),
+    ("baton_engine_steps", "engine_steps_total", "steps of the engine"),
+    ("baton_preemptions", "preemptions_total", "sequences that lost their blocks"),
+    ("baton_prompt_tokens", "prompt_tokens_total", "prompt tokens, however they were had"),
+    ("baton_prompt_tokens_computed", "computed_prompt_tokens_total", "of those, computed here"),
+    ("baton_prompt_tokens_cached", "cached_prompt_tokens_total", "of those, in the own cache"),
+    ("baton_prompt_tokens_fetched", "fetched_prompt_tokens_total", "of those, from the store"),
+    ("baton_generated_tokens", "generated_tokens_total", "tokens sampled"),
+)
+GAUGES: tuple[tuple[str, str, str], ...] = (
+    ("baton_requests_waiting", "waiting", "sequences not running yet"),
+    ("baton_requests_running", "running", "sequences in the batch"),
+    ("baton_requests_parked", "parked", "requests that wait for chunks or their first token"),
+    ("baton_queued_tokens", "queued_tokens", "prompt tokens known and not computed"),
+    ("baton_kv_blocks_free", "free_blocks", "KV blocks that can be had, cached ones included"),
+    ("baton_kv_blocks_cached", "cached_blocks", "free KV blocks that hold something findable"),
+    ("baton_kv_blocks", "total_blocks", "KV blocks"),
+)
+SPEEDS: tuple[tuple[str, str, str], ...] = (
+    ("baton_prefill_tokens_per_second", "prefill_tokens_per_s", "measured prefill speed"),
+    ("baton_decode_step_milliseconds", "decode_step_ms", "measured time of a decode step"),
+    ("baton_kv_put_bytes_per_second", "put_bytes_per_s", "measured speed into the store"),
+    ("baton_kv_get_bytes_per_second", "get_bytes_per_s", "measured speed out of the store"),
+)
+
+
+class NodeCollector(Collector):
+    def __init__(self, node: NodeId, read: Callable[[], tuple[NodeLoad, Speeds]]) -> None:
+        self._node = node
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        load, speeds = self._read()
+        for name, field, what in COUNTERS:
+            counter = CounterMetricFamily(name, what, labels=["node"])
+            counter.add_metric([self._node], getattr(load, field))
+            yield counter
+        for source, table in ((load, GAUGES), (speeds, SPEEDS)):
+            for name, field, what in table:
+                gauge = GaugeMetricFamily(name, what, labels=["node"])
+                gauge.add_metric([self._node], getattr(source, field))
+                yield gauge
+
+
+def render(node: NodeId, read: Callable[[], tuple[NodeLoad, Speeds]]) -> bytes:
+    """The metrics page."""
+    registry = CollectorRegistry()
+    registry.register(NodeCollector(node, read))
+    return generate_latest(registry)

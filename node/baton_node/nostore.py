@@ -1,0 +1,57 @@
+"""The connector of a node without a store: nothing is found, nothing is kept.
+
+In: calls of the step loop. Out: the same events as from a real one, all of them saying no.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Sequence
+
+from baton_engine.api import ChunkRef, ConnectorEvent, Copied, Fetched, LookedUp, Published
+from baton_protocol.ids import BlockHash, BlockId, RequestId
+from baton_protocol.store import InboxEntry, Marker
+
+WHY = "this node has no store"
+
+
+class NoStore:
+    """Settles each call at once."""
+
+    def __init__(self) -> None:
+        self._events: deque[ConnectorEvent] = deque()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+    def close(self) -> None:
+        os.close(self._wake)
+
+    def fileno(self) -> int:
+        return self._wake
+
+    def poll(self) -> list[ConnectorEvent]:
+        events = list(self._events)
+        self._events.clear()
+        if events:
+            os.eventfd_read(self._wake)
+        return events
+
+    def rates(self) -> tuple[float, float]:
+        return 0.0, 0.0
+
+    def lookup(self, request: RequestId, attempt: int, hashes: Sequence[BlockHash]) -> None:
+        self._emit(LookedUp(request, attempt, (None,) * len(hashes)))
+
+    def fetch(self, chunk: ChunkRef, marker: Marker, blocks: Sequence[BlockId]) -> None:
+        self._emit(Fetched(chunk, False, 0, WHY))
+
+    def publish(self, chunk: ChunkRef, blocks: Sequence[BlockId]) -> None:
+        self._emit(Copied(chunk, tuple(blocks)))
+        self._emit(Published(chunk, None, 0, WHY))
+
+    def announce(self, inbox: tuple[str, str], entry: InboxEntry) -> None:
+        """Nobody can be told."""
+
+    def _emit(self, event: ConnectorEvent) -> None:
+        self._events.append(event)
+        os.eventfd_write(self._wake, 1)

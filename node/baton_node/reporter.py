@@ -1,0 +1,77 @@
+"""What the engine process tells its server about itself: load, speeds, cache contents.
+
+In: the engine's figures, the counters, a clock. Out: Load (every `load_every_s` if it changed, at
+least each second) and CacheEvents (every `events_every_s` if there are any).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from baton_engine.api import Engine
+from baton_node.counters import Counters
+from baton_node.frames import ToServer
+from baton_node.speeds import SpeedMeter
+from baton_protocol.ids import Epoch
+from baton_protocol.link import CacheEvents, Load
+
+AT_LEAST_EVERY_S = 1.0
+
+
+class Measured(Protocol):
+    """A data plane that measures itself."""
+
+    def rates(self) -> tuple[float, float]:
+        """Put and get, bytes per second; 0.0 is not measured."""
+        ...
+
+
+class Reporter:
+    def __init__(
+        self,
+        engine: Engine,
+        counters: Counters,
+        speeds: SpeedMeter,
+        plane: Measured,
+        epoch: Epoch,
+        *,
+        load_every_s: float,
+        events_every_s: float,
+    ) -> None:
+        self._engine = engine
+        self._counters = counters
+        self._speeds = speeds
+        self._plane = plane
+        self._epoch = epoch
+        self._load_every_s = load_every_s
+        self._events_every_s = events_every_s
+        self._next_load = self._next_events = self._must_load = 0.0
+        self._last: Load | None = None
+
+    @property
+    def next_due(self) -> float:
+        """When due() has to be asked next."""
+        return min(self._next_load, self._next_events)
+
+    def load(self, parked: int) -> Load:
+        """The node's figures now. The server knows the state; to the engine it is ready."""
+        self._speeds.transfers(*self._plane.rates())
+        load = self._counters.merge(self._engine.load(), parked)
+        return Load(self._epoch, "ready", self._speeds.speeds(), load)
+
+    def due(self, now: float, parked: int) -> list[ToServer]:
+        """The frames whose time has come."""
+        frames: list[ToServer] = []
+        if now >= self._next_events:
+            self._next_events = now + self._events_every_s
+            change = self._engine.cache_changes()
+            if change.stored or change.evicted:
+                frames.append(CacheEvents(self._epoch, change.stored, change.evicted))
+        if now >= self._next_load:
+            self._next_load = now + self._load_every_s
+            load = self.load(parked)
+            if load != self._last or now >= self._must_load:
+                self._last = load
+                self._must_load = now + AT_LEAST_EVERY_S
+                frames.append(load)
+        return frames

@@ -1,0 +1,253 @@
+"""The node's HTTP server: an aiohttp process without torch beside its engine process.
+
+    GET /link                WebSocket of routers (frames of baton_protocol.link)
+    GET /artifacts/{digest}  tokenizer, configuration, template
+    GET /health              200 while this process lives, also before the engine is ready
+    GET /ready               200 when a job would be taken
+    GET /metrics             Prometheus
+
+In: NodeSettings, a role. Out: a served node until SIGTERM or SIGINT: then it drains, unregisters
+and ends; a second signal ends it at once. Raises SetupError (EngineLost among them).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import signal
+from collections.abc import Coroutine, Mapping
+from contextlib import AsyncExitStack
+from typing import Any, TypeVar
+
+from aiohttp import WSMsgType, web
+
+from baton_kvstore.errors import StoreMisconfigured
+from baton_kvstore.registry import Registry
+from baton_kvstore.settings import StoreSettings
+from baton_node.engine_process import start_engine
+from baton_node.heartbeat import beat, leave
+from baton_node.identity import (
+    Identity,
+    address_of,
+    digests_of,
+    load_artifacts,
+    load_tokenizer,
+    new_epoch,
+)
+from baton_node.links import Link
+from baton_node.metrics import render
+from baton_node.role import NodeRole
+from baton_node.service import Service
+from baton_node.settings import NodeSettings, SetupError
+from baton_protocol.ids import Epoch, NodeId
+from baton_protocol.link import to_node_codec
+from baton_protocol.store import NodeLoad, Speeds
+from baton_protocol.wire import WireError
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+# aiohttp's: it pings after this much silence, and a peer that does not answer within half of it has
+# lost its link. 3 s, as on the router's side: a router reading one 16 MB body stands still for 1 s.
+PING_S = 6.0
+MAX_FRAME_BYTES = 64 << 20
+SHUTDOWN_S = 2.0
+
+
+class NodeServer:
+    """Routes and what they read. `service` is None until the engine is ready."""
+
+    def __init__(
+        self, settings: NodeSettings, epoch: Epoch, artifacts: Mapping[str, bytes]
+    ) -> None:
+        self._settings = settings
+        self._epoch = epoch
+        digests = digests_of(artifacts)
+        self._by_digest = {digests[name]: data for name, data in artifacts.items()}
+        self.service: Service | None = None
+
+    def app(self) -> web.Application:
+        app = web.Application()
+        app.router.add_get("/link", self.link)
+        app.router.add_get("/artifacts/{digest}", self.artifact)
+        app.router.add_get("/health", self.health)
+        app.router.add_get("/ready", self.is_ready)
+        app.router.add_get("/metrics", self.metrics)
+        return app
+
+    def _about(self) -> dict[str, object]:
+        service = self.service
+        return {
+            "node": self._settings.node,
+            "role": self._settings.role,
+            "epoch": self._epoch,
+            "state": service.state if service is not None else "starting",
+            "requests": service.requests if service is not None else 0,
+        }
+
+    async def health(self, request: web.Request) -> web.Response:
+        return web.json_response(self._about())
+
+    async def is_ready(self, request: web.Request) -> web.Response:
+        about = self._about()
+        return web.json_response(about, status=200 if about["state"] == "ready" else 503)
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        page = render(NodeId(self._settings.node), self._figures)
+        return web.Response(body=page, headers={"Content-Type": "text/plain; version=0.0.4"})
+
+    def _figures(self) -> tuple[NodeLoad, Speeds]:
+        if self.service is None:
+            return NodeLoad(), Speeds()
+        return self.service.load.load, self.service.load.speeds
+
+    async def artifact(self, request: web.Request) -> web.Response:
+        data = self._by_digest.get(request.match_info["digest"])
+        if data is None:
+            raise web.HTTPNotFound(text="no artifact of this digest; the hello names them\n")
+        return web.Response(body=data, content_type="application/octet-stream")
+
+    async def link(self, request: web.Request) -> web.StreamResponse:
+        """One router. Its frames are handled in order; ours go out through the link's queue."""
+        service = self.service
+        if service is None:
+            raise web.HTTPServiceUnavailable(text="the engine is not ready\n")
+        socket = web.WebSocketResponse(
+            heartbeat=PING_S, max_msg_size=MAX_FRAME_BYTES, compress=False
+        )
+        await socket.prepare(request)
+        link = Link(socket, str(request.remote))
+        codec = to_node_codec()
+        writer = asyncio.create_task(link.write())
+        service.joined(link)
+        try:
+            async for message in socket:
+                if message.type is not WSMsgType.BINARY:
+                    break
+                await service.heard(link, codec.decode(message.data))
+        except WireError as error:
+            logger.error("router %s: %s", link.peer, error)
+        finally:
+            service.left(link)
+            link.lose()
+            await writer
+        return socket
+
+
+async def run_node(settings: NodeSettings, role: NodeRole) -> None:
+    """Serve until a signal. Raise SetupError with one line if that cannot be."""
+    ending = asyncio.Event()
+    task = asyncio.current_task()
+    loop = asyncio.get_running_loop()
+
+    def signalled() -> None:
+        if ending.is_set() and task is not None:
+            task.cancel()
+        ending.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, signalled)
+    try:
+        await _serve(settings, role, ending)
+    except asyncio.CancelledError:
+        if not ending.is_set():
+            raise
+        logger.warning("ended at once by a second signal")
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+async def _serve(settings: NodeSettings, role: NodeRole, ending: asyncio.Event) -> None:
+    if settings.role != role.name:
+        raise SetupError(f"settings are for a {settings.role} node; this is a {role.name} node")
+    _check_store(settings)
+    artifacts = load_artifacts(settings)
+    tokenizer = load_tokenizer(artifacts)
+    epoch = new_epoch()
+    server = NodeServer(settings, epoch, artifacts)
+    async with AsyncExitStack() as stack:
+        port = await _listen(server, settings, stack)
+        starting = _background(stack, start_engine(settings, epoch))
+        if not await _unless(ending, starting):
+            return
+        engine, ready = starting.result()
+        stack.push_async_callback(engine.stop)
+        address = address_of(settings, port)
+        identity = Identity(settings, epoch, ready, address, digests_of(artifacts))
+        server.service = service = Service(identity, engine, tokenizer, role)
+        stack.callback(service.lose_links)
+        following = _background(stack, service.follow_engine())
+        registry = await _register(settings, service, stack)
+        logger.info("%s is ready at %s", settings.node, address)
+        if not await _unless(ending, following):
+            draining = _background(stack, service.drain(settings.drain_s))
+            await asyncio.wait((draining, following), return_when=asyncio.FIRST_COMPLETED)
+        if registry is not None:
+            await leave(registry, NodeId(settings.node), epoch)
+        await service.close_links()
+        if following.done():
+            following.result()  # EngineLost
+
+
+def _check_store(settings: NodeSettings) -> None:
+    if not settings.index_url:
+        return
+    try:
+        StoreSettings(
+            index_url=settings.index_url, data_urls=settings.data_urls, pool=settings.pool
+        ).check()
+    except StoreMisconfigured as error:
+        raise SetupError(str(error)) from error
+
+
+async def _listen(server: NodeServer, settings: NodeSettings, stack: AsyncExitStack) -> int:
+    """Bind first: a port in use is said before a model is loaded. Return the port."""
+    runner = web.AppRunner(server.app(), access_log=None, shutdown_timeout=SHUTDOWN_S)
+    await runner.setup()
+    stack.push_async_callback(runner.cleanup)
+    site = web.TCPSite(runner, settings.host, settings.port)
+    where = f"{settings.host}:{settings.port}"
+    try:
+        await site.start()
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise SetupError(f"{where} is in use; choose another --port") from error
+        raise SetupError(f"cannot listen on {where}: {error.strerror or error}") from error
+    bound: int = runner.addresses[0][1]
+    return bound
+
+
+async def _register(
+    settings: NodeSettings, service: Service, stack: AsyncExitStack
+) -> Registry | None:
+    if not settings.index_url:
+        return None
+    registry = Registry(settings.index_url, settings.pool)
+    stack.push_async_callback(registry.close)
+    _background(stack, beat(registry, service.report))
+    return registry
+
+
+def _background(stack: AsyncExitStack, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """A task that does not outlive the stack. Its result is for whoever waits for it."""
+    task = asyncio.create_task(work)
+
+    async def end() -> None:
+        task.cancel()
+        await asyncio.wait((task,))
+        if not task.cancelled():
+            task.exception()  # seen: whoever cared has raised it
+
+    stack.push_async_callback(end)
+    return task
+
+
+async def _unless(ending: asyncio.Event, work: asyncio.Task[T]) -> bool:
+    """Wait for `work`. False if the end came first."""
+    waiting = asyncio.create_task(ending.wait())
+    try:
+        await asyncio.wait((waiting, work), return_when=asyncio.FIRST_COMPLETED)
+        return work.done()
+    finally:
+        waiting.cancel()

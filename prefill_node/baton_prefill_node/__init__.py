@@ -1,0 +1,10 @@
+"""The prefill role: computes prompts, publishes their KV, samples the first tokens.
+
+role     PrefillRole: which jobs it takes
+serve    serve(settings): one prefill node until SIGTERM or SIGINT
+"""
+
+from baton_prefill_node.role import PrefillRole
+from baton_prefill_node.serve import serve
+
+__all__ = ["PrefillRole", "serve"]
