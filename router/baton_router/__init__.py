@@ -1,0 +1,38 @@
+"""The OpenAI gateway of a pool: it owns each request from its first byte to its last token.
+
+In: HTTP of clients, links to nodes, the registry and markers of the index. Out: answers, jobs.
+It mounts no model: tokenizer and chat template come from its nodes, by digest. No torch, no engine.
+
+    settings                       what it is told at start
+    service, app, api, answer      life cycle; routes and errors; handlers; SSE and JSON
+    fields, parameters, calls      reading bodies; sampling fields; what both endpoints share
+    openai_chat, openai_completions, logprobs   the two endpoints' fields and shapes
+    prepare, models                tokenize and hash once; artifacts by digest
+    placement, prices              where a request runs: pure, predicted milliseconds
+    ownership                      one request's state machine: pure, no sockets
+    dispatch, outbox               placing, booking, carrying; tokens on their way to the client
+    fleet, view, chunks            nodes as one thing; what is believed of them; who holds what
+    links, discovery, markers      one WebSocket per node; finding nodes; what the store holds
+    metrics, pool_json             /metrics and /pool
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from baton_router.settings import RouterSettings
+
+__all__ = ["RouterSettings", "serve"]
+
+
+async def serve(
+    settings: RouterSettings, started: Callable[[str, int], None] | None = None
+) -> None:
+    """Run a router until SIGTERM or SIGINT; a second signal ends it at once.
+
+    `started` hears host and port once it listens. Raise InvalidRequest for settings that make no
+    sense, StartError (an OSError of one line) where it cannot listen.
+    """
+    from baton_router.service import run  # imported here: the command line reads settings only
+
+    await run(settings, started)

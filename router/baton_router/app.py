@@ -1,0 +1,118 @@
+"""The aiohttp application: routes, and one middleware that shapes every error as OpenAI does.
+
+In: the Api. Out: an application whose answers all carry x-baton-request-id, and whose generation
+answers carry x-baton-placement, errors included.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+
+import msgspec
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from baton_protocol.errors import BatonError, ErrorRecord, InternalError, openai_body
+from baton_router.api import (
+    FAILURE,
+    PLACEMENT,
+    PLACEMENT_HEADER,
+    REQUEST_ID,
+    REQUEST_ID_HEADER,
+    Api,
+)
+from baton_router.errors import RequestFailed
+from baton_router.metrics import RouterMetrics
+
+GENERATION = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
+CLIENT_LEFT = 499
+RETRY_AFTER_S = 1
+_CODES = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
+
+Failure = BatonError | RequestFailed | web.HTTPException
+logger = logging.getLogger(__name__)
+
+
+def build_app(api: Api) -> web.Application:
+    app = web.Application(
+        client_max_size=api.settings.max_body_bytes, middlewares=[_shaped(api.metrics)]
+    )
+    app.add_routes(api.routes())
+    return app
+
+
+def _shaped(metrics: RouterMetrics) -> Middleware:
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        request[REQUEST_ID] = uuid.uuid4().hex
+        code = CLIENT_LEFT
+        try:
+            response = await _answer(request, handler)
+            failure = request.get(FAILURE)
+            code = failure.status if failure is not None else response.status
+            return response
+        finally:
+            endpoint = GENERATION.get(request.path)
+            if endpoint is not None:
+                metrics.answered(endpoint, code)
+
+    return middleware
+
+
+async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        response = await handler(request)
+    except ConnectionError:
+        # The client is gone, and aiohttp would log an exception as our failure: it gets a response
+        # that it cannot write, and lets that pass.
+        if request.transport is not None:
+            request.transport.close()
+        return web.Response(status=CLIENT_LEFT)
+    except (BatonError, RequestFailed, web.HTTPException) as error:
+        response = _error_response(request, _record(request, error))
+        if isinstance(error, web.HTTPException) and "Allow" in error.headers:
+            response.headers["Allow"] = error.headers["Allow"]
+    except Exception:
+        logger.exception("%s %s failed", request.method, request.path)
+        error_id = request[REQUEST_ID]
+        told = InternalError(f"the router failed; its log says why, under {error_id}")
+        response = _error_response(request, told.record())
+    if not response.prepared:
+        response.headers[REQUEST_ID_HEADER] = request[REQUEST_ID]
+        if PLACEMENT in request:
+            response.headers[PLACEMENT_HEADER] = request[PLACEMENT]
+    return response
+
+
+def _record(request: web.Request, error: Failure) -> ErrorRecord:
+    if isinstance(error, BatonError):
+        return error.record()
+    if isinstance(error, RequestFailed):
+        return error.error
+    route = f"{request.method} {request.path}"
+    message = {
+        404: f"there is no {route}; see /v1/models, /v1/chat/completions, /v1/completions",
+        405: f"{route} is not allowed; allowed: {error.headers.get('Allow', '')}",
+        413: f"the body is too large: {error.text}",
+    }.get(error.status, f"{route}: {error.reason}")
+    return ErrorRecord(
+        message=message,
+        code=_CODES.get(error.status, "http_error"),
+        status=error.status,
+        type="invalid_request_error" if error.status < 500 else "server_error",
+    )
+
+
+def _error_response(request: web.Request, error: ErrorRecord) -> web.Response:
+    response = web.Response(
+        body=msgspec.json.encode(openai_body(error)),
+        status=error.status,
+        content_type="application/json",
+    )
+    if error.retryable:
+        wait = error.retry_after if error.retry_after is not None else RETRY_AFTER_S
+        response.headers["Retry-After"] = f"{max(1, round(wait))}"
+    if request.path in GENERATION and PLACEMENT not in request:
+        request[PLACEMENT] = f"prefill=- decode=- reason=refused: {error.code}"
+    return response

@@ -1,0 +1,161 @@
+"""What the two endpoints have in common, so that one handler serves both.
+
+Call     a parsed body: which prompts, which sampling fields, how to answer
+Shape    turns deltas into the endpoint's JSON: events of a stream, or one answer
+Gathered what a choice has come to when it is answered in one piece
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+
+from baton_protocol.errors import InvalidRequest
+from baton_protocol.link import Delta
+from baton_protocol.request import PositionLogprobs
+from baton_router.fields import Fields
+from baton_router.models import PoolModel
+
+Json = dict[str, Any]
+DONE = b"data: [DONE]\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    text: str
+    add_special_tokens: bool
+
+
+Prompt = TextPrompt | tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """What each JSON object of one answer repeats."""
+
+    id: str
+    created: int
+    model: str
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Tokens; summed over the prompts of one call."""
+
+    prompt: int
+    completion: int
+    cached: int
+
+    def json(self) -> Json:
+        return {
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.completion,
+            "total_tokens": self.prompt + self.completion,
+            "prompt_tokens_details": {"cached_tokens": self.cached},
+        }
+
+
+@dataclass(slots=True)
+class Gathered:
+    """One choice, delta by delta."""
+
+    ids: list[int] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    logprobs: list[PositionLogprobs] = field(default_factory=list)
+    finish: str | None = None
+    stop: str | int | None = None
+
+    def add(self, delta: Delta) -> None:
+        self.ids.extend(delta.ids)
+        self.texts.append(delta.text)
+        self.logprobs.extend(delta.logprobs)
+        if delta.finish is not None:
+            self.finish, self.stop = delta.finish, delta.stop
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+
+class Shape(Protocol):
+    """`index` counts all choices of a call: prompt * n + choice."""
+
+    def event(self, index: int, delta: Delta) -> bytes:
+        """SSE bytes of one delta; empty where there is nothing to show yet."""
+        ...
+
+    def usage_event(self, usage: Usage) -> bytes: ...
+
+    def answer(self, choices: Sequence[Gathered], usage: Usage) -> bytes: ...
+
+
+class Call(Protocol):
+    """A parsed body. `default_max_tokens` None: as many as the context leaves."""
+
+    @property
+    def options(self) -> Options: ...
+
+    @property
+    def sampling(self) -> Json: ...
+
+    @property
+    def default_max_tokens(self) -> int | None: ...
+
+    def prompts(self, model: PoolModel) -> list[Prompt]: ...
+
+    def shape(self, head: Head, prompt_ids: Sequence[Sequence[int]]) -> Shape: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How to answer, the same on both endpoints."""
+
+    model: str | None
+    stream: bool
+    include_usage: bool
+    return_token_ids: bool
+
+    @classmethod
+    def read(cls, fields: Fields) -> Options:
+        stream = fields.boolean("stream", False)
+        more = fields.mapping("stream_options")
+        if more is not None and not stream:
+            raise InvalidRequest(
+                "stream_options is only allowed when stream is true", param="stream_options"
+            )
+        return cls(
+            model=fields.text("model"),
+            stream=stream,
+            include_usage=more is not None and Fields(more).boolean("include_usage", False),
+            return_token_ids=fields.boolean("return_token_ids", False),
+        )
+
+
+class EventWriter:
+    """Writes SSE events whose head and tail were encoded once; a token costs three joins."""
+
+    def __init__(self, head: Head, kind: str, include_usage: bool) -> None:
+        common = {"id": head.id, "object": kind, "created": head.created, "model": head.model}
+        common["system_fingerprint"] = head.fingerprint
+        self._start = b"data: " + msgspec.json.encode(common)[:-1]
+        self._usage = b',"usage":null}\n\n' if include_usage else b"}\n\n"
+
+    def event(self, choice: bytes, more: bytes = b"") -> bytes:
+        """`more` is JSON of further top-level members, with its leading comma."""
+        return b"".join((self._start, b',"choices":[', choice, b"]", more, self._usage))
+
+    def usage_event(self, usage: Usage) -> bytes:
+        told = msgspec.json.encode(usage.json())
+        return b"".join((self._start, b',"choices":[],"usage":', told, b"}\n\n"))
+
+
+def finish_members(delta: Delta) -> bytes:
+    """The end of a choice's JSON: `stop_reason` is the stop string or id, as in vLLM."""
+    if delta.finish is None:
+        return b',"finish_reason":null}'
+    finish, stop = msgspec.json.encode(delta.finish), msgspec.json.encode(delta.stop)
+    return b"".join((b',"finish_reason":', finish, b',"stop_reason":', stop, b"}"))

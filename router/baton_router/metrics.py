@@ -1,0 +1,117 @@
+"""Prometheus page of the router: its own figures, and its nodes' counters by label `node`.
+
+In: what the handlers observe; the pool view at scrape time. Out: the exposition text. Nodes'
+counters are re-exported so that one scrape target shows a laptop pool whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from baton_protocol.store import NodeLoad
+from baton_router.placement import Placement
+from baton_router.view import NodeView, PoolView, state_of
+
+_SECONDS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10, 30, 60, 120)
+
+# NodeLoad's fields under the names that the nodes' own /metrics pages give them.
+_PUBLIC = {
+    "published_bytes_total": "baton_kv_published_bytes_total",
+    "published_chunks_total": "baton_kv_published_chunks_total",
+    "announced_chunks_total": "baton_kv_announced_chunks_total",
+    "fetched_bytes_total": "baton_kv_fetched_bytes_total",
+    "fetched_chunks_total": "baton_kv_fetched_chunks_total",
+    "reused_chunks_total": "baton_kv_chunks_reused_total",
+    "lost_chunks_total": "baton_kv_chunks_lost_total",
+    "computed_prompt_tokens_total": "baton_prompt_tokens_computed_total",
+    "cached_prompt_tokens_total": "baton_prompt_tokens_cached_total",
+    "fetched_prompt_tokens_total": "baton_prompt_tokens_fetched_total",
+    "waiting": "baton_requests_waiting",
+    "running": "baton_requests_running",
+    "parked": "baton_requests_parked",
+    "free_blocks": "baton_kv_blocks_free",
+    "cached_blocks": "baton_kv_blocks_cached",
+    "total_blocks": "baton_kv_blocks",
+}
+
+
+class RouterMetrics:
+    """The router's own. Times are seconds since the request's first byte was read."""
+
+    def __init__(self, view: PoolView) -> None:
+        self.registry = CollectorRegistry()
+        self._requests = Counter(
+            "baton_router_requests_total",
+            "Answers by endpoint and HTTP status; 499 is a client that left.",
+            ("endpoint", "code"),
+            registry=self.registry,
+        )
+        self._placements = Counter(
+            "baton_router_placements_total",
+            "Placed requests by the reason of their placement.",
+            ("reason",),
+            registry=self.registry,
+        )
+        self.ttft = self._histogram("time_to_first_token", "Request to its first token.")
+        self.itl = self._histogram("inter_token_latency", "Between deltas of one choice.")
+        self.e2e = self._histogram("e2e_request_latency", "Request to its end.")
+        self.running = Gauge(
+            "baton_router_requests_running",
+            "HTTP requests being answered by nodes.",
+            registry=self.registry,
+        )
+        self.registry.register(NodeFigures(view))
+
+    def placed(self, placement: Placement) -> None:
+        self._placements.labels(placement.reason).inc()
+
+    def answered(self, endpoint: str, code: int) -> None:
+        self._requests.labels(endpoint, str(code)).inc()
+
+    def page(self) -> bytes:
+        return generate_latest(self.registry)
+
+    def _histogram(self, name: str, what: str) -> Histogram:
+        return Histogram(
+            f"baton_router_{name}_seconds", what, buckets=_SECONDS, registry=self.registry
+        )
+
+
+class NodeFigures(Collector):
+    """Every field of NodeLoad, per node: `*_total` as counters, the rest as gauges."""
+
+    def __init__(self, view: PoolView) -> None:
+        self._view = view
+
+    def describe(self) -> Iterable[Metric]:
+        return ()  # nothing to read at registration: nodes come later
+
+    def collect(self) -> Iterator[Metric]:
+        nodes = list(self._view.nodes.values())
+        for field in msgspec.structs.fields(NodeLoad):
+            yield _family(field.name, nodes)
+        up = GaugeMetricFamily(
+            "baton_node_ready", "1 while the node may get requests.", labels=("node", "role")
+        )
+        for view in nodes:
+            ready = state_of(view) == "ready"
+            up.add_metric((view.report.node, view.report.role), float(ready))
+        yield up
+
+
+def _family(name: str, nodes: list[NodeView]) -> Metric:
+    public = _PUBLIC.get(name, f"baton_{name}")
+    family: CounterMetricFamily | GaugeMetricFamily
+    told = name.replace("_", " ")
+    if name.endswith("_total"):
+        family = CounterMetricFamily(public, f"Node: {told}.", labels=("node",))
+    else:
+        family = GaugeMetricFamily(public, f"Node: {told}.", labels=("node",))
+    for view in nodes:
+        family.add_metric((view.report.node,), float(getattr(view.report.load, name)))
+    return family

@@ -1,0 +1,112 @@
+"""Tokenizer and chat template of a pool, fetched from its nodes by digest: routers mount no model.
+
+In: a node's report, which names its artifacts' SHA-256 digests. Out: a PoolModel, built once per
+set of digests. What arrives is checked against its digest before it is used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from baton_protocol.store import NodeReport
+from baton_text.chat import ChatTemplate
+from baton_text.defaults import generation_defaults
+from baton_text.tokenizer import LONG_TEXT, Tokenizer
+
+FETCH_TIMEOUT_S = 30.0
+# Models of past roll-outs that are kept; one is in use, or two while a pool rolls.
+KEPT_MODELS = 4
+
+
+class FetchError(Exception):
+    """A node did not serve what its report promised; the message says which file."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolModel:
+    """`defaults` are sampling defaults of the model's own generation_config."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    defaults: dict[str, Any]
+
+    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Long texts in a thread; a short one takes about a millisecond of the event loop."""
+        if len(text) <= LONG_TEXT:
+            return self.tokenizer.encode(text, add_special_tokens)
+        return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens)
+
+
+Key = tuple[tuple[str, str], ...]
+
+
+class ModelStore:
+    """PoolModels by the digests they are made of; concurrent callers share one build."""
+
+    def __init__(self, session: aiohttp.ClientSession) -> None:
+        self._session = session
+        self._models: OrderedDict[Key, asyncio.Task[PoolModel]] = OrderedDict()
+
+    async def get(self, report: NodeReport, address: str) -> PoolModel:
+        """Fetch from `address`, where the node's link is. Raise FetchError, aiohttp.ClientError or
+        TimeoutError; a later call tries again."""
+        key = _key(report)
+        task = self._models.get(key)
+        if task is None:
+            task = asyncio.create_task(self._build(report, address))
+            self._models[key] = task
+            while len(self._models) > KEPT_MODELS:
+                self._models.popitem(last=False)
+        try:
+            return await asyncio.shield(task)
+        except BaseException:
+            if task.done() and self._models.get(key) is task:
+                del self._models[key]
+            raise
+
+    def ready(self, report: NodeReport) -> PoolModel | None:
+        """The model, if it has been built."""
+        task = self._models.get(_key(report))
+        done = task is not None and task.done() and not task.cancelled()
+        return task.result() if task is not None and done and task.exception() is None else None
+
+    async def close(self) -> None:
+        for task in self._models.values():
+            task.cancel()
+        await asyncio.gather(*self._models.values(), return_exceptions=True)
+        self._models.clear()
+
+    async def _build(self, report: NodeReport, address: str) -> PoolModel:
+        names = sorted(report.artifacts)
+        files = await asyncio.gather(*(self._fetch(report, address, name) for name in names))
+        return await asyncio.to_thread(_assemble, dict(zip(names, files, strict=True)))
+
+    async def _fetch(self, report: NodeReport, address: str, name: str) -> bytes:
+        digest = report.artifacts[name]
+        url = f"{address}/artifacts/{digest}"
+        timeout = aiohttp.ClientTimeout(total=FETCH_TIMEOUT_S)
+        async with self._session.get(url, timeout=timeout) as response:
+            if response.status != 200:
+                raise FetchError(f"{name} of {report.node}: {url} answered {response.status}")
+            data = await response.read()
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise FetchError(f"{name} of {report.node} is not what its digest {digest} names")
+        return data
+
+
+def _key(report: NodeReport) -> Key:
+    return tuple(sorted(report.artifacts.items()))
+
+
+def _assemble(artifacts: dict[str, bytes]) -> PoolModel:
+    return PoolModel(
+        tokenizer=Tokenizer.from_artifacts(artifacts),
+        template=ChatTemplate.from_artifacts(artifacts),
+        defaults=generation_defaults(artifacts),
+    )

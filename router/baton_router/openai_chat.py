@@ -1,0 +1,179 @@
+"""POST /v1/chat/completions: the body's fields, and the JSON of its answers.
+
+In: a JSON body. Out: one prompt rendered by the model's chat template, and
+`chat.completion(.chunk)` objects. With `return_token_ids` the prompt's ids stand at the top level
+(in a stream, of the first chunk) and each choice has its `token_ids`, as in vLLM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from baton_protocol.errors import InvalidRequest
+from baton_protocol.link import Delta
+from baton_protocol.sampling import MAX_LOGPROBS
+from baton_router.calls import (
+    EventWriter,
+    Gathered,
+    Head,
+    Json,
+    Options,
+    Prompt,
+    TextPrompt,
+    Usage,
+    finish_members,
+)
+from baton_router.fields import Fields, wrong
+from baton_router.logprobs import chat_logprobs
+from baton_router.models import PoolModel
+from baton_router.parameters import refuse_unsupported, sampling_fields
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatCall:
+    options: Options
+    sampling: Json
+    messages: list[Json]
+    template_kwargs: Json
+    add_generation_prompt: bool
+    add_special_tokens: bool
+    default_max_tokens: int | None = None
+
+    @classmethod
+    def parse(cls, data: bytes) -> ChatCall:
+        """Raise InvalidRequest naming the first wrong field."""
+        fields = Fields.parse(data)
+        refuse_unsupported(fields)
+        sampling = sampling_fields(fields)
+        top = fields.integer("top_logprobs", 0, MAX_LOGPROBS)
+        wanted = fields.boolean("logprobs", False)
+        if top and not wanted:
+            raise wrong("top_logprobs", top, "it needs logprobs to be true")
+        if wanted:
+            sampling["logprobs"] = top or 0
+        return cls(
+            options=Options.read(fields),
+            sampling=sampling,
+            messages=_messages(fields.raw("messages")),
+            template_kwargs=fields.mapping("chat_template_kwargs") or {},
+            add_generation_prompt=fields.boolean("add_generation_prompt", True),
+            add_special_tokens=fields.boolean("add_special_tokens", False),
+        )
+
+    def prompts(self, model: PoolModel) -> list[Prompt]:
+        for name in ("messages", "tools", "add_generation_prompt"):
+            if name in self.template_kwargs:
+                raise InvalidRequest(
+                    f"chat_template_kwargs holds {name!r}; send it as a field of its own",
+                    param="chat_template_kwargs",
+                )
+        text = model.template.render(
+            self.messages,
+            add_generation_prompt=self.add_generation_prompt,
+            **self.template_kwargs,
+        )
+        return [TextPrompt(text, self.add_special_tokens)]
+
+    def shape(self, head: Head, prompt_ids: Sequence[Sequence[int]]) -> ChatShape:
+        return ChatShape(self, head, prompt_ids[0])
+
+
+class ChatShape:
+    """One answer's JSON; remembers which choices have begun."""
+
+    def __init__(self, call: ChatCall, head: Head, prompt_ids: Sequence[int]) -> None:
+        self._head = head
+        self._ids = call.options.return_token_ids
+        self._logprobs: int | None = call.sampling.get("logprobs")
+        self._prompt_ids = prompt_ids
+        self._begun: set[int] = set()
+        self._writer = EventWriter(head, "chat.completion.chunk", call.options.include_usage)
+
+    def event(self, index: int, delta: Delta) -> bytes:
+        if not (delta.text or delta.finish or self._ids or self._logprobs is not None):
+            return b""
+        more = b""
+        role = b""
+        if index not in self._begun:
+            if self._ids and not self._begun:
+                more = b',"prompt_token_ids":' + msgspec.json.encode(self._prompt_ids)
+            role = b'"role":"assistant",'
+            self._begun.add(index)
+        parts = [b'{"index":%d,"delta":{' % index, role, b'"content":']
+        parts += [msgspec.json.encode(delta.text), b'},"logprobs":']
+        if self._logprobs is None:
+            parts.append(b"null")
+        else:
+            parts.append(msgspec.json.encode(chat_logprobs(delta.logprobs, self._logprobs)))
+        if self._ids:
+            parts += [b',"token_ids":', msgspec.json.encode(delta.ids)]
+        parts.append(finish_members(delta))
+        return self._writer.event(b"".join(parts), more)
+
+    def usage_event(self, usage: Usage) -> bytes:
+        return self._writer.usage_event(usage)
+
+    def answer(self, choices: Sequence[Gathered], usage: Usage) -> bytes:
+        body: Json = {
+            "id": self._head.id,
+            "object": "chat.completion",
+            "created": self._head.created,
+            "model": self._head.model,
+            "choices": [self._choice(index, choice) for index, choice in enumerate(choices)],
+            "usage": usage.json(),
+            "system_fingerprint": self._head.fingerprint,
+        }
+        if self._ids:
+            body["prompt_token_ids"] = self._prompt_ids
+        return msgspec.json.encode(body)
+
+    def _choice(self, index: int, choice: Gathered) -> Json:
+        told: Json = {
+            "index": index,
+            "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            "logprobs": None,
+            "finish_reason": choice.finish,
+            "stop_reason": choice.stop,
+        }
+        if self._logprobs is not None:
+            told["logprobs"] = chat_logprobs(choice.logprobs, self._logprobs)
+        if self._ids:
+            told["token_ids"] = choice.ids
+        return told
+
+
+def _messages(value: Any) -> list[Json]:
+    """The conversation with each content as plain text; other keys are the template's business."""
+    if not isinstance(value, list) or not value:
+        raise wrong("messages", value, "it must be a list of at least one message")
+    messages = []
+    for position, message in enumerate(value):
+        name = f"messages[{position}]"
+        if not isinstance(message, dict):
+            raise wrong(name, message, "it must be an object with role and content")
+        if not isinstance(message.get("role"), str):
+            raise wrong(f"{name}.role", message.get("role"), "it must be a string")
+        messages.append({**message, "content": _content(name, message)})
+    return messages
+
+
+def _content(name: str, message: Json) -> str:
+    """Text, or text parts joined by newlines; an assistant's may be absent."""
+    name, value = f"{name}.content", message.get("content")
+    if isinstance(value, str):
+        return value
+    if value is None and message["role"] == "assistant":
+        return ""
+    if not isinstance(value, list):
+        raise wrong(name, value, "it must be a string or a list of text parts")
+    texts = []
+    for position, part in enumerate(value):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind != "text" or not isinstance(part.get("text"), str):
+            raise wrong(f"{name}[{position}]", part, "only parts of type text are supported")
+        texts.append(part["text"])
+    return "\n".join(texts)

@@ -1,0 +1,51 @@
+"""What the nodes produced for one HTTP answer, until its handler writes it. One writer, one reader.
+
+In: deltas of the answer's requests, each with its slot (the prompt's index), their ends, or one
+error. Out: batches, as large as what arrived since the reader last looked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from baton_protocol.errors import ErrorRecord
+from baton_protocol.link import Delta
+from baton_router.errors import RequestFailed
+
+Batch = list[tuple[int, Delta]]
+
+
+class Outbox:
+    """`open` counts the requests that have not ended."""
+
+    def __init__(self, requests: int) -> None:
+        self.open = requests
+        self._items: Batch = []
+        self._error: ErrorRecord | None = None
+        self._wake = asyncio.Event()
+
+    def put(self, slot: int, delta: Delta) -> None:
+        self._items.append((slot, delta))
+        self._wake.set()
+
+    def end(self) -> None:
+        self.open -= 1
+        self._wake.set()
+
+    def fail(self, error: ErrorRecord) -> None:
+        """The first error counts; what arrived before it is still delivered."""
+        if self._error is None:
+            self._error = error
+        self._wake.set()
+
+    async def next(self) -> Batch:
+        """Wait for more; an empty batch means that all requests ended. Raise RequestFailed."""
+        while not self._items:
+            if self._error is not None:
+                raise RequestFailed(self._error)
+            if self.open <= 0:
+                return []
+            self._wake.clear()
+            await self._wake.wait()
+        batch, self._items = self._items, []
+        return batch

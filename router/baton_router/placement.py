@@ -1,0 +1,134 @@
+"""Where a request runs: a pure function from its facts and the candidates to a Placement.
+
+A cost is predicted milliseconds (see `prices`). The lowest wins; costs within measuring noise are a
+tie, and ties are broken at random, so that idle nodes share the work. Every placement says why.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+from baton_protocol.ids import NodeId
+from baton_router.prices import Candidate, Facts, Prices, with_fallbacks
+
+T = TypeVar("T")
+Handoff = Literal["auto", "always", "never"]
+Reason = Literal[
+    "split", "always", "never", "short", "costly", "no_prefill", "no_decode", "store_down"
+]
+
+# Predictions nearer to each other than this are a tie: measured speeds are not better than that.
+TIE_SHARE = 0.02
+TIE_MS = 0.1
+# Pairs are searched in full up to this many nodes of each role, then among the best by themselves.
+PAIRED = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """`auto` splits what has at least `min_tokens` uncached, unless that is predicted to cost more
+    than the decode node alone by `slack_ms` and `slack_share` of its cost."""
+
+    handoff: Handoff = "auto"
+    min_tokens: int = 128
+    slack_ms: float = 20.0
+    slack_share: float = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """`uncached` prompt tokens are to be computed; they are what is booked, on the prefill node if
+    there is one. `predicted_ms`: until the request decodes, its burden on others included."""
+
+    decode: NodeId
+    prefill: NodeId | None
+    reason: Reason
+    explanation: str
+    predicted_ms: float
+    uncached: int
+
+    def line(self) -> str:
+        """The value of x-baton-placement."""
+        prefill = self.prefill or "-"
+        return f"prefill={prefill} decode={self.decode} reason={self.reason}: {self.explanation}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Best:
+    """The cheapest way of one kind."""
+
+    cost: float
+    decode: Candidate
+    prefill: Candidate | None = None
+
+
+def place(
+    facts: Facts, candidates: Sequence[Candidate], policy: Policy, rng: random.Random
+) -> Placement | None:
+    """Choose among nodes that are all ready and of one kind; None where there are none."""
+    if not candidates:
+        return None
+    nodes = with_fallbacks(candidates)
+    prefills = [node for node in nodes if node.role == "prefill"]
+    decodes = [node for node in nodes if node.role == "decode"]
+    chooser = _Chooser(Prices(facts), rng)
+    if not decodes:
+        return chooser.placed(chooser.whole(prefills), "no_decode", "no ready decode node")
+    if policy.handoff == "never":
+        return chooser.placed(chooser.whole(decodes), "never", "hand-off is off")
+    if not prefills:
+        return chooser.placed(chooser.whole(decodes), "no_prefill", "no ready prefill node")
+    if policy.handoff == "always":
+        return chooser.placed(chooser.split(prefills, decodes), "always", "hand-off is always on")
+    whole = chooser.whole(decodes)
+    if not facts.store_up:
+        return chooser.placed(whole, "store_down", "the store's index does not answer")
+    if chooser.prices.uncached(whole.decode) < policy.min_tokens:
+        return chooser.placed(whole, "short", f"hand-off begins at {policy.min_tokens}")
+    split = chooser.split(prefills, decodes)
+    if split.cost <= whole.cost * (1 + policy.slack_share) + policy.slack_ms:
+        return chooser.placed(split, "split", f"decode node alone {whole.cost:.1f} ms")
+    return chooser.placed(whole, "costly", f"hand-off {split.cost:.1f} ms")
+
+
+class _Chooser:
+    def __init__(self, prices: Prices, rng: random.Random) -> None:
+        self.prices = prices
+        self._rng = rng
+
+    def whole(self, nodes: list[Candidate]) -> _Best:
+        cost, node = self._lowest([(self.prices.alone_ms(node), node) for node in nodes])
+        return _Best(cost, node)
+
+    def split(self, prefills: list[Candidate], decodes: list[Candidate]) -> _Best:
+        priced = [
+            (self.prices.split_ms(prefill, decode), (prefill, decode))
+            for prefill in _few(prefills, self.prices.prefill_ms)
+            for decode in _few(decodes, self.prices.join_ms)
+        ]
+        cost, (prefill, decode) = self._lowest(priced)
+        return _Best(cost, decode, prefill)
+
+    def placed(self, best: _Best, reason: Reason, why: str) -> Placement:
+        uncached = self.prices.uncached(best.prefill or best.decode)
+        total = self.prices.facts.prompt_tokens
+        return Placement(
+            decode=best.decode.node,
+            prefill=best.prefill.node if best.prefill else None,
+            reason=reason,
+            explanation=f"uncached {uncached} of {total} tokens, {best.cost:.1f} ms; {why}",
+            predicted_ms=best.cost,
+            uncached=uncached,
+        )
+
+    def _lowest(self, priced: list[tuple[float, T]]) -> tuple[float, T]:
+        limit = min(cost for cost, _ in priced)
+        limit += TIE_MS + TIE_SHARE * limit
+        return self._rng.choice([pair for pair in priced if pair[0] <= limit])
+
+
+def _few(nodes: list[Candidate], cost: Callable[[Candidate], float]) -> list[Candidate]:
+    return nodes if len(nodes) <= PAIRED else sorted(nodes, key=cost)[:PAIRED]

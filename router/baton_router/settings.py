@@ -1,0 +1,80 @@
+"""What a router is told at start; the command line builds it, tests build it by hand.
+
+Nodes come from the registry behind `index_url`, from the static list `nodes`, or from both. With
+neither a router starts and answers 503 until it is told of nodes, which is never: `check` refuses.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from baton_protocol.errors import InvalidRequest
+
+Handoff = Literal["auto", "always", "never"]
+MAX_PORT = 65535
+
+
+class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Milliseconds and seconds are in the names; sizes are bytes.
+
+    `nodes` holds base URLs (`http://host:port`). `port` 0 takes a free one. Splitting costs at most
+    `handoff_slack_ms` + `handoff_slack_share` of the decode node's own prediction (DESIGN 6).
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    pool: str = "default"
+    index_url: str | None = None
+    nodes: tuple[str, ...] = ()
+    served_model_name: str | None = None
+    handoff: Handoff = "auto"
+    handoff_min_tokens: int = 128
+    handoff_slack_ms: float = 20.0
+    handoff_slack_share: float = 0.1
+    max_body_bytes: int = 16 << 20
+    max_view_chunks: int = 1_000_000
+    lookup_timeout_ms: float = 50.0
+    discovery_interval_s: float = 1.0
+    reconnect_max_s: float = 2.0
+    request_timeout_s: float = 600.0
+    shutdown_deadline_s: float = 10.0
+
+    def check(self) -> None:
+        """Raise InvalidRequest naming the setting, its value and what is allowed."""
+        if self.index_url is None and not self.nodes:
+            raise InvalidRequest(
+                "the router knows no nodes: give an index URL or a list of nodes", param="nodes"
+            )
+        if not 0 <= self.port <= MAX_PORT:
+            raise InvalidRequest(f"port is {self.port}; use 0 to {MAX_PORT}", param="port")
+        for address in self.nodes:
+            if not address.startswith(("http://", "https://")):
+                raise InvalidRequest(
+                    f"node address {address!r} is no URL; use http://host:port", param="nodes"
+                )
+        for name in _POSITIVE:
+            value = getattr(self, name)
+            if not value > 0:
+                raise InvalidRequest(f"{name} is {value}; it must be above 0", param=name)
+        for name in _NOT_NEGATIVE:
+            value = getattr(self, name)
+            if not value >= 0:
+                raise InvalidRequest(f"{name} is {value}; it must be 0 or more", param=name)
+
+
+_POSITIVE = (
+    "max_body_bytes",
+    "max_view_chunks",
+    "lookup_timeout_ms",
+    "discovery_interval_s",
+    "reconnect_max_s",
+    "request_timeout_s",
+)
+_NOT_NEGATIVE = (
+    "handoff_min_tokens",
+    "handoff_slack_ms",
+    "handoff_slack_share",
+    "shutdown_deadline_s",
+)

@@ -1,0 +1,212 @@
+"""What the router believes about its pool, and the load it has booked itself.
+
+In: hellos, loads and cache events of the links, bookings of placements. Out: the candidates of a
+placement, and the figures of /pool and /metrics. A router knows its own requests to the moment; of
+a node's report it takes what is others'. The last known report is kept when a node falls silent, so
+that an old view ages into least-requests.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from baton_protocol.ids import BlockHash, Fingerprint, NodeId, RequestId
+from baton_protocol.link import CacheEvents, Load
+from baton_protocol.store import NodeReport
+from baton_router.chunks import ChunkIndex
+from baton_router.prices import Candidate
+
+# A booking this much older than a node's load report is surely counted in it.
+BOOKING_ARRIVES_S = 0.05
+
+TOKENIZER = "tokenizer.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Nodes of one kind may be paired: they share KV and they share token ids."""
+
+    fingerprint: Fingerprint
+    tokenizer: str
+
+
+@dataclass(slots=True)
+class Booking:
+    """A request of ours on a node: prompt tokens it has yet to compute, its sequences, and when it
+    was given, by the view's clock."""
+
+    tokens: int
+    sequences: int
+    at: float
+
+
+@dataclass(slots=True)
+class NodeView:
+    """One node. `connected`: its link is up. `usable`: its tokenizer is here too. `booked` are our
+    requests there; `others_*` is what its last report counts beside them."""
+
+    report: NodeReport
+    slot: int
+    connected: bool = True
+    usable: bool = False
+    loaded_at: float = 0.0
+    chunks: int = 0
+    others_tokens: int = 0
+    others_sequences: int = 0
+    booked: dict[RequestId, Booking] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> Kind:
+        return Kind(self.report.fingerprint, self.report.artifacts.get(TOKENIZER, ""))
+
+    @property
+    def ready(self) -> bool:
+        return self.connected and self.usable and self.report.state == "ready"
+
+    @property
+    def queued_tokens(self) -> int:
+        """Prompt tokens that are to be computed there, as of now."""
+        return self.others_tokens + sum(booking.tokens for booking in self.booked.values())
+
+    @property
+    def sequences(self) -> int:
+        return self.others_sequences + sum(booking.sequences for booking in self.booked.values())
+
+    def compare(self, now: float) -> None:
+        """A report came: what in it is more than ours is others'. A booking on its way there is
+        taken as counted: were it not, its place would look taken for one report after its end.
+        Where the report has fewer tokens than are booked, ours are under way: what is left is
+        shared out among the bookings that had arrived."""
+        load = self.report.load
+        total = load.running + load.waiting + load.parked
+        ours = self.booked.values()
+        self.others_tokens = max(0, load.queued_tokens - sum(b.tokens for b in ours))
+        self.others_sequences = max(0, total - sum(b.sequences for b in ours))
+        arrived = [b for b in ours if b.at < now - BOOKING_ARRIVES_S]
+        tokens = sum(b.tokens for b in arrived)
+        if load.queued_tokens < tokens:
+            for booking in arrived:
+                booking.tokens = booking.tokens * load.queued_tokens // tokens
+
+
+class PoolView:
+    """All nodes ever met and not forgotten, and which kind of them the pool serves with."""
+
+    def __init__(self, clock: Callable[[], float], max_chunks: int) -> None:
+        self._clock = clock
+        self.chunks = ChunkIndex(max_chunks)
+        self.nodes: dict[NodeId, NodeView] = {}
+        self._kind: Kind | None = None
+
+    # --- what links say ---------------------------------------------------------------------
+
+    def hello(self, report: NodeReport) -> NodeView:
+        """A link came up. Another epoch is another node: nothing of the old one is kept."""
+        old = self.nodes.get(report.node)
+        if old is not None and old.report.epoch == report.epoch:
+            old.report, old.connected, old.loaded_at = report, True, self._clock()
+            old.compare(old.loaded_at)
+            return old
+        if old is not None:
+            self.chunks.drop_slot(old.slot)
+        node = NodeView(report, self.chunks.new_slot(), loaded_at=self._clock())
+        node.compare(node.loaded_at)
+        self.nodes[report.node] = node
+        return node
+
+    def lost(self, node: NodeId) -> None:
+        if node in self.nodes:
+            self.nodes[node].connected = False
+
+    def forget(self, node: NodeId) -> None:
+        view = self.nodes.pop(node, None)
+        if view is not None:
+            self.chunks.drop_slot(view.slot)
+
+    def load(self, node: NodeId, frame: Load) -> None:
+        """Loads of another epoch than the hello's are nobody's."""
+        view = self.nodes.get(node)
+        if view is None or view.report.epoch != frame.epoch:
+            return
+        view.report = msgspec.structs.replace(
+            view.report, state=frame.state, speeds=frame.speeds, load=frame.load
+        )
+        view.loaded_at = self._clock()
+        view.compare(view.loaded_at)
+
+    def cache(self, node: NodeId, frame: CacheEvents) -> None:
+        view = self.nodes.get(node)
+        if view is None or view.report.epoch != frame.epoch:
+            return
+        if frame.reset:
+            self.chunks.drop_slot(view.slot)
+            view.slot, view.chunks = self.chunks.new_slot(), 0
+        self.chunks.store(view.slot, frame.stored)
+        self.chunks.evict(view.slot, frame.evicted)
+        view.chunks = max(0, view.chunks + len(frame.stored) - len(frame.evicted))
+
+    # --- bookings ---------------------------------------------------------------------------
+
+    def book(self, node: NodeId, request: RequestId, tokens: int, sequences: int) -> None:
+        """In the same act as the decision: no await may stand between the two."""
+        self.nodes[node].booked[request] = Booking(tokens, sequences, self._clock())
+
+    def prefilled(self, node: NodeId, request: RequestId) -> None:
+        """The request's prompt is computed there: its tokens are no queue any more."""
+        view = self.nodes.get(node)
+        if view is not None and request in view.booked:
+            view.booked[request].tokens = 0
+
+    def release(self, node: NodeId, request: RequestId) -> None:
+        view = self.nodes.get(node)
+        if view is not None:
+            view.booked.pop(request, None)
+
+    # --- what placement sees ------------------------------------------------------------------
+
+    def kind(self) -> Kind | None:
+        """The kind the pool serves with: kept while a ready node is of it, else that of most ready
+        nodes (the first met among equals); None before any node was ready."""
+        ready = [view.kind for view in self.nodes.values() if view.ready]
+        if ready and self._kind not in ready:
+            self._kind = Counter(ready).most_common(1)[0][0]
+        return self._kind
+
+    def ready(self) -> Iterator[NodeView]:
+        """Nodes that may get new requests."""
+        kind = self.kind()
+        return (view for view in self.nodes.values() if view.ready and view.kind == kind)
+
+    def candidates(self, hashes: Sequence[BlockHash]) -> list[Candidate]:
+        """Ready nodes with what they hold of the prompt whose chunks are `hashes`."""
+        held = self.chunks.prefixes(hashes)
+        return [
+            Candidate(
+                node=view.report.node,
+                role=view.report.role,
+                queued_tokens=view.queued_tokens,
+                sequences=view.sequences,
+                speeds=view.report.speeds,
+                cached_chunks=held.get(view.slot, 0),
+            )
+            for view in self.ready()
+        ]
+
+    def why_not_ready(self) -> str:
+        """One line on what the pool waits for, for /ready and 503s."""
+        if not self.nodes:
+            return "no node has connected yet"
+        states = Counter(state_of(view) for view in self.nodes.values())
+        told = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+        return f"none of {len(self.nodes)} nodes is ready ({told})"
+
+
+def state_of(view: NodeView) -> str:
+    """The node's state as /pool shows it."""
+    if not view.connected:
+        return "lost"
+    return view.report.state if view.usable else "starting"
