@@ -1,0 +1,179 @@
+"""One supervised child process: started, its output read, started again when it dies.
+
+In: a ChildSpec, and what to call with its output and its end. Out: a state for the live table.
+Children lead process groups of their own: a terminal's Ctrl-C reaches only the supervisor, and a
+kill reaches a child together with the engine process below it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+TAIL_LINES = 40
+LINE_BYTES = 64 << 10
+READ_BYTES = 64 << 10
+# What a child's pipe may still hold once it is gone; a grandchild may keep it open for longer.
+DRAIN_OUTPUT_S = 1.0
+
+State = Literal["starting", "running", "waiting", "stopping", "ended"]
+
+
+@dataclass(frozen=True)
+class ChildSpec:
+    """`name` is unique in the pool and, for nodes, the node's id. `variables` are this child's
+    own, beside those that all children inherit."""
+
+    name: str
+    role: str
+    argv: tuple[str, ...]
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Backoff:
+    """Seconds to wait before a restart: doubled each time, forgotten after a stable life."""
+
+    first_s: float = 0.5
+    most_s: float = 15.0
+    stable_s: float = 30.0
+    _next_s: float = 0.0
+
+    def after(self, lived_s: float) -> float:
+        if lived_s >= self.stable_s or not self._next_s:
+            self._next_s = self.first_s
+        wait_s = self._next_s
+        self._next_s = min(self.most_s, 2 * wait_s)
+        return wait_s
+
+
+class Child:
+    """run() keeps the process alive until stop() or kill(). Not thread-safe."""
+
+    def __init__(
+        self,
+        spec: ChildSpec,
+        environment: Mapping[str, str],
+        on_line: Callable[[str, str], None],
+        on_end: Callable[[Child, int], None],
+        backoff: Backoff | None = None,
+    ) -> None:
+        self.spec = spec
+        self.state: State = "starting"
+        self.pid = 0
+        self.restarts = 0
+        self.tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._environment = {**environment, **spec.variables}
+        self._on_line = on_line
+        self._on_end = on_end
+        self._backoff = backoff or Backoff()
+        self._process: asyncio.subprocess.Process | None = None
+        self._stopping = asyncio.Event()
+
+    async def run(self) -> None:
+        """Start, watch and restart; returns once the child has ended for good."""
+        try:
+            while not self._stopping.is_set():
+                lived_s, code = await self._live()
+                if self._stopping.is_set():
+                    break
+                self.restarts += 1
+                wait_s = self._backoff.after(lived_s)
+                self.state = "waiting"
+                self._on_end(self, code)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._stopping.wait(), wait_s)
+        finally:
+            self.kill()
+            self.state = "ended"
+
+    async def stop(self, timeout_s: float) -> None:
+        """SIGTERM, then SIGKILL after `timeout_s`; returns when the process is gone."""
+        self._stopping.set()
+        process = self._process
+        if process is None:
+            return
+        self.state = "stopping"
+        if process.returncode is None:
+            # Not process.terminate(): that polls, and may reap the child before asyncio does.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGTERM)
+        try:
+            await asyncio.wait_for(process.wait(), timeout_s)
+        except TimeoutError:
+            self.kill()
+            await process.wait()
+
+    def kill(self) -> None:
+        """SIGKILL the child's whole process group, and start it no more."""
+        self._stopping.set()
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    async def _live(self) -> tuple[float, int]:
+        """One life of the process: seconds and exit code (negative: the signal that ended it)."""
+        born = time.monotonic()
+        self.state = "starting"
+        self._process = await asyncio.create_subprocess_exec(
+            *self.spec.argv,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env=self._environment,
+            process_group=0,
+        )
+        process = self._process
+        assert process.stdout is not None
+        self.pid = process.pid
+        self.state = "running"
+        if self._stopping.is_set():
+            self.kill()  # stop() came while it was being started and found nothing to stop
+        reader = asyncio.create_task(self._read(process.stdout))
+        try:
+            code = await process.wait()
+            # What it left in its group (an engine) must not outlive it.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(reader, DRAIN_OUTPUT_S)
+        finally:
+            reader.cancel()
+            self.pid = 0
+            if process.returncode is not None:
+                self._process = None  # its number may soon be somebody else's
+        return time.monotonic() - born, code
+
+    async def _read(self, stream: asyncio.StreamReader) -> None:
+        pending = b""
+        while data := await stream.read(READ_BYTES):
+            *lines, pending = (pending + data).split(b"\n")
+            for line in lines:
+                self._line(line)
+            if len(pending) > LINE_BYTES:
+                self._line(pending)
+                pending = b""
+        if pending:
+            self._line(pending)
+
+    def _line(self, raw: bytes) -> None:
+        text = raw.decode(errors="replace").rstrip()
+        self.tail.append(text)
+        self._on_line(self.spec.name, text)
+
+
+def describe_end(code: int) -> str:
+    """An exit code in words."""
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        return f"was ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was ended by signal {-code}"

@@ -1,0 +1,17 @@
+"""What the command line tells its user when something cannot be.
+
+CommandError        one clear line on stderr, exit 1
+`-- UsageError      a flag, a variable or a combination of them is wrong, exit 2
+"""
+
+from __future__ import annotations
+
+
+class CommandError(Exception):
+    """The message is one line: the offending value and what to do."""
+
+    exit_code = 1
+
+
+class UsageError(CommandError):
+    exit_code = 2

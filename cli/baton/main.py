@@ -1,0 +1,120 @@
+"""The command tree: which words start what, and how an error becomes one line and an exit code.
+
+In: argv and the environment. Out: an exit code: 0 done, 1 it could not be done (one line on stderr
+says why), 2 a flag or variable is wrong. Each command's module is imported when it is chosen, so
+that `baton --help` costs what argparse costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import NamedTuple
+
+from baton import help_texts as texts
+from baton.environment import own_variables
+from baton.errors import CommandError, UsageError
+from baton.flags import add_flags, flags_of, merge
+from baton.options import (
+    CommonOptions,
+    FetchDemoOptions,
+    GenerateOptions,
+    NodeOptions,
+    RouterOptions,
+    UpOptions,
+    VersionOptions,
+)
+
+
+class Command(NamedTuple):
+    """`runner` is "module:function"; the function takes the record and returns the exit code."""
+
+    words: str
+    options: type[CommonOptions]
+    runner: str
+    summary: str
+    epilog: str = ""
+
+
+COMMANDS = (
+    Command("up", UpOptions, "baton.up:run", texts.UP, texts.UP_EXAMPLES),
+    Command("prefill", NodeOptions, "baton.roles:prefill", texts.PREFILL, texts.NODE_EXAMPLES),
+    Command("decode", NodeOptions, "baton.roles:decode", texts.DECODE, texts.NODE_EXAMPLES),
+    Command("router", RouterOptions, "baton.roles:router", texts.ROUTER, texts.ROUTER_EXAMPLES),
+    Command(
+        "generate", GenerateOptions, "baton.generate:run", texts.GENERATE, texts.GENERATE_EXAMPLES
+    ),
+    Command("model fetch-demo", FetchDemoOptions, "baton.model_command:fetch", texts.FETCH_DEMO),
+    Command("version", VersionOptions, "baton.model_command:version", texts.VERSION),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command of the process's command line and environment."""
+    words = sys.argv[1:] if argv is None else list(argv)
+    try:
+        command, options = read_command(words, os.environ)
+        module, function = command.runner.split(":")
+        return int(getattr(import_module(module), function)(options))
+    except CommandError as error:
+        print(f"baton: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader of our output went away (`baton --help | head`); nothing is left to say.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def read_command(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Command, CommonOptions]:
+    """The chosen command and its record; raise UsageError, or SystemExit from argparse."""
+    given = vars(build_parser().parse_args(argv))
+    command: Command = given.pop("command")
+    try:
+        variables = own_variables(environ, known_variables())
+        return command, merge(command.options, given, variables)
+    except UsageError as error:
+        raise UsageError(f"{error} (see baton {command.words} --help)") from error
+
+
+def known_variables() -> frozenset[str]:
+    """The variables of all commands: the pods of one pool may share one environment."""
+    return frozenset(
+        item.variable
+        for command in COMMANDS
+        for item in flags_of(command.options)
+        if not item.hidden
+    )
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="baton",
+        description=texts.BATON,
+        epilog=texts.TOUR,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    trees = {"": parser.add_subparsers(metavar="COMMAND", title="commands", required=True)}
+    for command in COMMANDS:
+        *group, word = command.words.split(" ")
+        for name in group:
+            if name not in trees:
+                inner = trees[""].add_parser(name, help=texts.GROUPS[name], allow_abbrev=False)
+                trees[name] = inner.add_subparsers(metavar="COMMAND", required=True)
+        one = trees[" ".join(group)].add_parser(
+            word,
+            help=command.summary.split(".")[0],
+            description=command.summary,
+            epilog=command.epilog,
+            usage=f"baton {command.words} [flags]",
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        add_flags(one, command.options)
+        one.set_defaults(command=command)
+    return parser

@@ -1,0 +1,216 @@
+"""One frozen record per command: its flags, their defaults, units and reasons.
+
+CommonOptions
+|-- EngineOptions         what an engine is told
+|   |-- NodeOptions       `baton prefill`, `baton decode`
+|   `-- UpOptions         `baton up`
+|-- ChildOptions          what else a process is told that `baton up` started
+|   |-- NodeOptions
+|   `-- RouterOptions     `baton router`
+|-- GenerateOptions       `baton generate`
+|-- FetchDemoOptions      `baton model fetch-demo`
+`-- VersionOptions        `baton version`
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from baton.flags import flag
+from baton.sizes import ByteSize
+
+Engine = Literal["torch", "sim"]
+DType = Literal["auto", "float32", "bfloat16"]
+Device = Literal["cpu", "cuda"]
+Handoff = Literal["auto", "always", "never"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+MAX_PORT = 65535
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommonOptions:
+    # The heading in --help over the flags that a class adds.
+    TITLE: ClassVar[str] = "logging"
+
+    log_level: LogLevel = flag("info", "how much to log on stderr")
+    json_logs: bool = flag(False, "one JSON object per log line")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChildOptions(CommonOptions):
+    TITLE = "supervised"
+
+    # The parent may be gone before the child asks to die with it; this says whose death is meant.
+    supervisor_pid: int = flag(0, "end when this process does", hidden=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimOptions(CommonOptions):
+    TITLE = "simulated engine (--engine sim); milliseconds"
+
+    sim_prefill_base_ms: float = flag(0.0, "cost of a step that holds prompt tokens", least=0)
+    sim_prefill_ms_per_token: float = flag(0.0, "cost of a prompt token", least=0)
+    sim_decode_ms: float = flag(0.0, "cost of a step", least=0)
+    sim_decode_ms_per_seq: float = flag(0.0, "cost of a generating sequence", least=0)
+    sim_layers: int = flag(2, "layers of KV", least=1)
+    sim_kv_heads: int = flag(2, "KV heads", least=1)
+    sim_head_dim: int = flag(16, "values per KV head", least=1)
+    sim_vocab_size: int = flag(0, "ids (default: those of a byte tokenizer)", least=0)
+    sim_eos_every: int = flag(0, "end an answer at each Nth position (default: never)", least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions(SimOptions):
+    TITLE = "engine"
+
+    model: str = flag("", "a Hugging Face folder, or a hub id (HF_ENDPOINT is honoured)")
+    served_model_name: str = flag(
+        "", "the model's name for clients (default: the folder's last component)", metavar="NAME"
+    )
+    engine: Engine = flag("torch", "the real engine, or `sim`: a timing model without torch")
+    dtype: DType = flag(
+        "auto", "auto: bfloat16 where the device computes in it and the model is not float32"
+    )
+    device: Device = flag("cpu", "where the engine computes")
+    kv_memory: ByteSize | None = flag(None, "memory for the KV cache of each engine")
+    kv_blocks: int | None = flag(
+        None,
+        "size of the KV cache in blocks, instead of --kv-memory",
+        least=1,
+        excludes="kv_memory",
+    )
+    block_size: int = flag(16, "tokens per KV block", least=1)
+    chunk_blocks: int | None = flag(
+        None, "KV blocks moved as one value (default: the fewest that make 1 MiB)", least=1
+    )
+    max_batched_tokens: int | None = flag(
+        None, "tokens computed in one step (default: 256 on cpu, 2048 on cuda)", least=1
+    )
+    max_num_seqs: int = flag(256, "sequences computed in one step", least=1)
+    max_model_len: int | None = flag(
+        None, "longest prompt + answer in tokens (default: the model's own)", least=1
+    )
+    threads: int | None = flag(
+        None, "CPU threads of each engine (default: the cores, divided among the engines)", least=1
+    )
+    chat_template: str = flag(
+        "", "a Jinja file instead of the model's own template", metavar="FILE"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeOptions(EngineOptions, ChildOptions):
+    TITLE = "node"
+
+    node: str = flag("", "the node's name in its pool (default: role and pid)", metavar="NAME")
+    host: str = flag("127.0.0.1", "address to listen on")
+    port: int = flag(0, "port to listen on; 0 takes a free one", least=0, most=MAX_PORT)
+    address: str = flag("", "what routers dial (default: http://HOST:PORT)", metavar="URL")
+    pool: str = flag("default", "name of the pool, part of its keys in the index", metavar="NAME")
+    revision: str = flag("", "what is rolled out, shown in /pool", metavar="NAME")
+    redis_index: str = flag("", "Redis for markers and registry (default: no store)", metavar="URL")
+    redis_data: tuple[str, ...] = flag((), "Redis instances for KV bytes", metavar="URL,...")
+    drain_timeout: float = flag(10.0, "seconds that running requests get after SIGTERM", least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouterOptions(ChildOptions):
+    TITLE = "router"
+
+    host: str = flag("127.0.0.1", "address to listen on")
+    port: int = flag(8000, "port to listen on; 0 takes a free one", least=0, most=MAX_PORT)
+    pool: str = flag("default", "name of the pool, part of its keys in the index", metavar="NAME")
+    redis_index: str = flag("", "Redis whose registry lists the nodes", metavar="URL")
+    nodes: tuple[str, ...] = flag((), "nodes known beside the registry's", metavar="URL,...")
+    served_model_name: str = flag(
+        "", "the model's name for clients (default: the nodes' word)", metavar="NAME"
+    )
+    handoff: Handoff = flag("auto", "when a prefill node computes the prompt")
+    handoff_min_tokens: int = flag(
+        128, "auto: prompts with fewer uncached tokens stay on the decode node", least=0
+    )
+    drain_timeout: float = flag(10.0, "seconds that running streams get after SIGTERM", least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpOptions(EngineOptions, ChildOptions):
+    TITLE = "pool"
+
+    # The table says who is ready; a newcomer's screen needs no more.
+    log_level: LogLevel = flag("warning", "how much the children log on stderr")
+    prefill: int = flag(1, "prefill nodes", least=0)
+    decode: int = flag(1, "decode nodes", least=0)
+    host: str = flag("127.0.0.1", "address the router listens on")
+    port: int = flag(8000, "port the router listens on; 0 takes a free one", least=0, most=MAX_PORT)
+    handoff: Handoff = flag("auto", "when a prefill node computes the prompt")
+    handoff_min_tokens: int = flag(
+        128, "auto: prompts with fewer uncached tokens stay on the decode node", least=0
+    )
+    store_memory: ByteSize = flag(
+        ByteSize(1 << 30), "memory of the embedded KV store", least=1 << 20
+    )
+    redis_index: str = flag("", "your Redis for markers and registry", metavar="URL")
+    redis_data: tuple[str, ...] = flag((), "your Redis instances for KV bytes", metavar="URL,...")
+    pool: str = flag("default", "name of the pool, part of its keys in the index", metavar="NAME")
+    drain_timeout: float = flag(
+        10.0, "seconds that running streams get after the first Ctrl-C", least=0
+    )
+    once: str = flag(
+        "", "ask this, print answer, placement and timings, and exit", metavar="PROMPT"
+    )
+    ask: str = flag("", "ask this when ready, print the same, and stay up", metavar="PROMPT")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateOptions(CommonOptions):
+    TITLE = "generate"
+
+    log_level: LogLevel = flag("warning", "how much to log on stderr")
+    model: str = flag("", "a Hugging Face folder, or a hub id (HF_ENDPOINT is honoured)")
+    prompt: str = flag("", "the text to continue", metavar="TEXT")
+    prompts_file: str = flag(
+        "",
+        "a file with one prompt per line, instead of --prompt",
+        metavar="FILE",
+        excludes="prompt",
+    )
+    chat: bool = flag(False, "treat each prompt as a user's message in the chat template")
+    json: bool = flag(False, "one JSON object per prompt")
+    dtype: DType = flag(
+        "auto", "auto: bfloat16 where the device computes in it and the model is not float32"
+    )
+    device: Device = flag("cpu", "where the engine computes")
+    kv_blocks: int | None = flag(None, "size of the KV cache in blocks", least=1)
+    max_model_len: int | None = flag(None, "longest prompt + answer in tokens", least=1)
+    threads: int | None = flag(None, "CPU threads (default: all cores)", least=1)
+    n: int = flag(1, "answers per prompt", least=1)
+    temperature: float | None = flag(
+        None, "0 is greedy (default: the model's own, else 1)", least=0
+    )
+    top_k: int | None = flag(None, "keep the likeliest N tokens; -1 is off", least=-1)
+    top_p: float | None = flag(None, "keep tokens up to this share of probability", least=0, most=1)
+    min_p: float | None = flag(None, "keep tokens of this share of the best one's", least=0, most=1)
+    seed: int | None = flag(None, "the same seed gives the same tokens")
+    max_tokens: int = flag(128, "longest answer in tokens", least=1)
+    min_tokens: int = flag(0, "shortest answer in tokens", least=0)
+    stop: tuple[str, ...] = flag((), "texts that end an answer", metavar="TEXT,...")
+    ignore_eos: bool = flag(False, "go on past the model's end-of-text token")
+    logprobs: int | None = flag(
+        None, "log-probabilities of the N likeliest tokens", least=0, most=20
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FetchDemoOptions(CommonOptions):
+    TITLE = "demo model"
+
+    cache: str = flag(
+        "", "where the converted model is kept (default: the user's cache folder)", metavar="DIR"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class VersionOptions(CommonOptions):
+    pass

@@ -1,0 +1,136 @@
+"""One role in this process: what `baton prefill`, `baton decode` and `baton router` run.
+
+In: a record of flags. Out: the room's own settings, and its serve() until SIGTERM. The rooms are
+imported here, role by role, so that a router's image needs no engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from baton.errors import CommandError
+from baton.logs import configure
+from baton.model_folder import find_model
+from baton.options import ChildOptions, NodeOptions, RouterOptions
+from baton_node.parent import die_with
+
+if TYPE_CHECKING:
+    from baton_node.settings import NodeSettings
+    from baton_protocol.store import Role
+    from baton_router.settings import RouterSettings
+
+
+def prefill(options: NodeOptions) -> int:
+    from baton_prefill_node import serve
+
+    _begin(options)
+    return _run_node(serve(node_settings(options, "prefill")))
+
+
+def decode(options: NodeOptions) -> int:
+    from baton_decode_node import serve
+
+    _begin(options)
+    return _run_node(serve(node_settings(options, "decode")))
+
+
+def router(options: RouterOptions) -> int:
+    from baton_protocol.errors import InvalidRequest
+    from baton_router import serve
+
+    _begin(options)
+    settings = router_settings(options)
+    try:
+        settings.check()
+        asyncio.run(serve(settings))
+    except InvalidRequest as error:
+        raise CommandError(str(error)) from error
+    except OSError as error:
+        raise CommandError(f"router: {error}") from error
+    return 0
+
+
+def node_settings(options: NodeOptions, role: Role) -> NodeSettings:
+    """Flags as the node's record; raise CommandError where the model cannot be had."""
+    from baton_node.settings import NodeSettings, SimOptions
+
+    folder, name = "", str(options.engine)
+    if options.model or options.engine == "torch":
+        found = find_model(options.model, weights=options.engine == "torch")
+        folder, name = str(found.path), found.name
+    return NodeSettings(
+        node=options.node or f"{role}-{os.getpid()}",
+        role=role,
+        host=options.host,
+        port=options.port,
+        address=options.address,
+        pool=options.pool,
+        revision=options.revision,
+        index_url=options.redis_index,
+        data_urls=options.redis_data,
+        engine=options.engine,
+        model=folder,
+        served_name=options.served_model_name or name,
+        dtype=options.dtype,
+        device=options.device,
+        kv_memory=options.kv_memory,
+        kv_blocks=options.kv_blocks,
+        block_size=options.block_size,
+        chunk_blocks=options.chunk_blocks,
+        max_batched_tokens=options.max_batched_tokens,
+        max_num_seqs=options.max_num_seqs,
+        max_model_len=options.max_model_len,
+        threads=options.threads,
+        chat_template=check_template(options.chat_template),
+        sim=SimOptions(
+            **{key: getattr(options, f"sim_{key}") for key in SimOptions.__struct_fields__}
+        ),
+        drain_s=options.drain_timeout,
+        log_level=options.log_level.upper(),
+    )
+
+
+def router_settings(options: RouterOptions) -> RouterSettings:
+    from baton_router.settings import RouterSettings
+
+    return RouterSettings(
+        host=options.host,
+        port=options.port,
+        pool=options.pool,
+        index_url=options.redis_index or None,
+        nodes=options.nodes,
+        served_model_name=options.served_model_name or None,
+        handoff=options.handoff,
+        handoff_min_tokens=options.handoff_min_tokens,
+        shutdown_deadline_s=options.drain_timeout,
+    )
+
+
+def check_template(path: str) -> str | None:
+    """The absolute path of --chat-template, None without one."""
+    if not path:
+        return None
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise CommandError(f"--chat-template {path}: there is no such file")
+    return str(file.resolve())
+
+
+def _begin(options: ChildOptions) -> None:
+    if options.supervisor_pid:
+        die_with(options.supervisor_pid)
+    configure(options.log_level, options.json_logs)
+
+
+def _run_node(serving: Coroutine[Any, Any, None]) -> int:
+    from baton_node.settings import SetupError
+
+    try:
+        asyncio.run(serving)
+    except SetupError as error:
+        raise CommandError(str(error)) from error
+    return 0

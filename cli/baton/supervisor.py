@@ -1,0 +1,197 @@
+"""The life of a pool on one machine: start its children, keep them alive, end them all.
+
+In: a Plan, and signals. Out: a live table, the ready line, and in the end no process.
+
+    starting -> ready -> stopping -> over      a child that exits by itself before the pool was ever
+                                               ready is a mistake to report, not to repeat; later,
+                                               and after a kill, it is started again
+    first signal   the router finishes its running streams (up to the drain timeout), then the nodes
+                   end, then the store
+    second signal  everything is killed at once
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from baton.children import Child, ChildSpec, describe_end
+from baton.display import Display, Row
+from baton.errors import CommandError
+from baton.pool_client import NodeView, PoolView, RouterAddress, look
+
+POLL_STARTING_S = 0.1
+POLL_RUNNING_S = 1.0
+# What a child may take beyond its own drain deadline to close its sockets and exit.
+EXIT_GRACE_S = 3.0
+LAST_LOOK_S = 0.5
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`nodes` end after the router, so that running streams have somebody to finish them."""
+
+    address: RouterAddress
+    nodes: tuple[ChildSpec, ...]
+    router: ChildSpec
+    environment: Mapping[str, str]
+    drain_timeout_s: float
+
+
+class Stop:
+    """What the user asked for: `asked` after the first signal, `at_once` after the second."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.at_once = asyncio.Event()
+
+    def install(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Own handlers: a script's background job starts with SIGINT ignored, and asyncio.run
+        would leave it so."""
+        for number in SIGNALS:
+            loop.add_signal_handler(number, self.request)
+
+    def request(self) -> None:
+        if self.asked.is_set():
+            self.at_once.set()
+        self.asked.set()
+
+
+class Supervisor:
+    """run() is the pool's life. `ready` is set once all nodes and the router were ready."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        stop: Stop,
+        display: Display,
+        look_at: Callable[[RouterAddress], PoolView | None] = look,
+    ) -> None:
+        self.ready = asyncio.Event()
+        self.failure = ""
+        self._plan = plan
+        self._stop = stop
+        self._display = display
+        self._look_at = look_at
+        self._view: PoolView | None = None
+        self._nodes = [self._child(spec) for spec in plan.nodes]
+        self._router = self._child(plan.router)
+
+    async def run(self) -> None:
+        """Until the user stops it; raise CommandError if the pool could not start."""
+        everyone = [*self._nodes, self._router]
+        try:
+            async with asyncio.TaskGroup() as group:
+                for child in everyone:
+                    group.create_task(child.run())
+                poll = group.create_task(self._poll())
+                await self._stop.asked.wait()
+                poll.cancel()
+                await self._end()
+        finally:
+            for child in everyone:
+                child.kill()
+        if self.failure:
+            raise CommandError(self.failure)
+
+    def _child(self, spec: ChildSpec) -> Child:
+        return Child(spec, self._plan.environment, self._on_line, self._on_end)
+
+    def _on_line(self, name: str, line: str) -> None:
+        self._display.log(f"{name} | {line}")
+
+    def _on_end(self, child: Child, code: int) -> None:
+        name = child.spec.name
+        if not self.ready.is_set() and code >= 0:
+            last = next((line for line in reversed(child.tail) if line), "it said nothing")
+            reason = last.removeprefix("baton: ")
+            self.failure = f"{name} {describe_end(code)} while starting: {reason}"
+            self._stop.asked.set()
+            return
+        self._display.note(f"{name} {describe_end(code)}; starting it again")
+        self._show()
+
+    async def _poll(self) -> None:
+        """Keep the table true, and notice when the pool is ready."""
+        while True:
+            self._view = await asyncio.to_thread(self._look_at, self._plan.address)
+            self._show()
+            if not self.ready.is_set() and self._all_ready():
+                self.ready.set()
+            await asyncio.sleep(POLL_RUNNING_S if self.ready.is_set() else POLL_STARTING_S)
+
+    def _all_ready(self) -> bool:
+        if self._view is None or not self._view.ready:
+            return False
+        seen = {node.id: node for node in self._view.nodes}
+        return all(
+            (node := seen.get(child.spec.name)) is not None
+            and node.state == "ready"
+            and node.pid == child.pid
+            for child in self._nodes
+        )
+
+    def _show(self) -> None:
+        seen = {node.id: node for node in self._view.nodes} if self._view else {}
+        rows = [_row(child, seen.get(child.spec.name)) for child in self._nodes]
+        rows.append(self._router_row())
+        self._display.rows(rows)
+
+    def _router_row(self) -> Row:
+        state = _process_state(self._router)
+        if state == "starting" and self._view is not None:
+            state = "ready" if self._view.ready else "waiting for nodes"
+        requests = self._view.requests if self._view else None
+        return Row("router", "router", self._router.pid, state, requests, self._plan.address.url)
+
+    async def _end(self) -> None:
+        """Router first, then the nodes; everything at once when asked a second time."""
+        killer = asyncio.create_task(self._kill_when_asked())
+        try:
+            if not self.failure:
+                self._display.note(await self._goodbye())
+                await self._router.stop(self._plan.drain_timeout_s + EXIT_GRACE_S)
+            await asyncio.gather(
+                *(child.stop(EXIT_GRACE_S) for child in [self._router, *self._nodes])
+            )
+        finally:
+            killer.cancel()
+
+    async def _kill_when_asked(self) -> None:
+        await self._stop.at_once.wait()
+        for child in [self._router, *self._nodes]:
+            child.kill()
+
+    async def _goodbye(self) -> str:
+        """What is waited for, as of now: the last look may be a second old."""
+        view = None
+        with contextlib.suppress(TimeoutError):
+            view = await asyncio.wait_for(
+                asyncio.to_thread(self._look_at, self._plan.address), LAST_LOOK_S
+            )
+        if view is None or not view.requests:
+            return "stopping"
+        return (
+            f"stopping: {view.requests} running requests get up to {self._plan.drain_timeout_s:g} s"
+            " (Ctrl-C again ends at once)"
+        )
+
+
+def _process_state(child: Child) -> str:
+    """The child's own state in the table's words; "starting" until the pool says more."""
+    if child.state == "waiting":
+        return f"restarting ({child.restarts})"
+    return "starting" if child.state == "running" else child.state
+
+
+def _row(child: Child, node: NodeView | None) -> Row:
+    state = _process_state(child)
+    current = node is not None and node.pid == child.pid and state == "starting"
+    if node is None or not current:
+        return Row(child.spec.name, child.spec.role, child.pid, state, None, "")
+    return Row(node.id, node.role, node.pid, node.state, node.requests, node.address)

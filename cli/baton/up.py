@@ -1,0 +1,236 @@
+"""`baton up`: from flags to a running pool on this machine.
+
+In: UpOptions. Out: a pool until Ctrl-C, or one answer (--once). Everything that can be wrong with
+the flags, the model, the port or the store is found before anything is started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+from baton.children import ChildSpec
+from baton.display import Display
+from baton.environment import for_children
+from baton.errors import CommandError
+from baton.flags import to_argv
+from baton.gpus import Share, list_gpus, share_gpus
+from baton.machine import cores, cpu_flags, decide_dtype, share_cores
+from baton.model_folder import find_model, read_config, weight_bytes
+from baton.options import CommonOptions, EngineOptions, NodeOptions, RouterOptions, UpOptions
+from baton.pool_client import Answer, RouterAddress, ask
+from baton.roles import check_template
+from baton.sizes import ByteSize
+from baton.store import StoreUrls, open_store
+from baton.supervisor import Plan, Stop, Supervisor
+from baton_node.parent import die_with
+
+PYTHON = (sys.executable, "-m", "baton")
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def run(options: UpOptions) -> int:
+    started = time.monotonic()
+    if options.supervisor_pid:
+        die_with(options.supervisor_pid)
+    options = settle(options)
+    with reserve_port(options.host, options.port) as port:
+        options = replace(options, port=port.getsockname()[1])
+        asyncio.run(_up(options, started))
+    return 0
+
+
+def settle(options: UpOptions) -> UpOptions:
+    """Decide once what all engines must agree on: folder, name, dtype."""
+    if options.prefill + options.decode == 0:
+        raise CommandError("--prefill 0 --decode 0 leaves nobody to answer; give at least one node")
+    if bool(options.redis_index) != bool(options.redis_data):
+        raise CommandError("give both --redis-index and --redis-data, or neither")
+    options = replace(options, chat_template=check_template(options.chat_template) or "")
+    if options.engine == "sim" and not options.model:
+        return options
+    found = find_model(options.model, weights=options.engine == "torch")
+    dtype = options.dtype
+    if options.engine == "torch":
+        dtype = decide_dtype(dtype, options.device, read_config(found.path), cpu_flags())
+    name = options.served_model_name or found.name
+    return replace(options, model=str(found.path), served_model_name=name, dtype=dtype)
+
+
+def reserve_port(host: str, port: int) -> socket.socket:
+    """A bound socket that never listens: the router may bind beside it (SO_REUSEADDR), nobody gets
+    the port as a free one meanwhile. Raise CommandError where somebody listens there already."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError as error:
+        raise CommandError(f"--host {host}: {error.strerror}") from error
+    held = socket.socket(family, kind, protocol)
+    try:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(address)
+    except OSError as error:
+        held.close()
+        raise CommandError(
+            f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}; give another --port"
+        ) from error
+    return held
+
+
+def make_plan(options: UpOptions, store: StoreUrls, environment: Mapping[str, str]) -> Plan:
+    """What each child is told. Prefill nodes come first: see share_cores()."""
+    names = [("prefill", f"prefill-{i}") for i in range(options.prefill)]
+    names += [("decode", f"decode-{i}") for i in range(options.decode)]
+    nodes = []
+    for (role, name), share in zip(names, share_machine(options, environment), strict=True):
+        told = node_options(options, store, name, share)
+        nodes.append(_child(role, name, told, share.variables))
+    return Plan(
+        address=RouterAddress(options.host, options.port),
+        nodes=tuple(nodes),
+        router=_child("router", "router", router_options(options, store), {}),
+        environment=for_children(environment),
+        drain_timeout_s=options.drain_timeout,
+    )
+
+
+@dataclass(frozen=True)
+class NodeShare:
+    """What one engine gets of this machine; `variables` choose its GPU."""
+
+    threads: int
+    kv_memory: ByteSize | None
+    variables: Mapping[str, str]
+
+
+def share_machine(options: UpOptions, environment: Mapping[str, str]) -> list[NodeShare]:
+    """One share per engine, prefill nodes first."""
+    engines = options.prefill + options.decode
+    threads = share_cores(cores(), engines)
+    if options.threads is not None:
+        threads = [options.threads] * engines
+    if options.engine == "sim" or options.device != "cuda":
+        return [NodeShare(count, options.kv_memory, {}) for count in threads]
+    gpus = list_gpus(environment.get(VISIBLE))
+    if options.kv_memory is not None or options.kv_blocks is not None:
+        turns = [gpus[index % len(gpus)].name for index in range(engines)]
+        shares = [Share(name, options.kv_memory) for name in turns]
+    else:
+        shares = share_gpus(gpus, engines, weight_bytes(Path(options.model)))
+    return [
+        NodeShare(count, share.kv_memory, {VISIBLE: share.gpu})
+        for count, share in zip(threads, shares, strict=True)
+    ]
+
+
+def node_options(options: UpOptions, store: StoreUrls, name: str, share: NodeShare) -> NodeOptions:
+    shared = {item.name: getattr(options, item.name) for item in fields(EngineOptions)}
+    shared |= {"threads": share.threads, "kv_memory": share.kv_memory}
+    return NodeOptions(
+        **shared,
+        node=name,
+        pool=options.pool,
+        redis_index=store.index,
+        redis_data=store.data,
+        drain_timeout=options.drain_timeout,
+        supervisor_pid=os.getpid(),
+    )
+
+
+def router_options(options: UpOptions, store: StoreUrls) -> RouterOptions:
+    return RouterOptions(
+        log_level=options.log_level,
+        json_logs=options.json_logs,
+        host=options.host,
+        port=options.port,
+        pool=options.pool,
+        redis_index=store.index,
+        served_model_name=options.served_model_name,
+        handoff=options.handoff,
+        handoff_min_tokens=options.handoff_min_tokens,
+        drain_timeout=options.drain_timeout,
+        supervisor_pid=os.getpid(),
+    )
+
+
+def _child(
+    words: str, name: str, options: CommonOptions, variables: Mapping[str, str]
+) -> ChildSpec:
+    return ChildSpec(name, words, (*PYTHON, words, *to_argv(options)), variables)
+
+
+async def _up(options: UpOptions, started: float) -> None:
+    stop = Stop()
+    stop.install(asyncio.get_running_loop())
+    # With --once stdout is the answer's alone, so that a script can read it.
+    display = Display(sys.stderr if options.once else sys.stdout, sys.stderr)
+    with open_store(options) as store:
+        supervisor = Supervisor(make_plan(options, store, os.environ), stop, display)
+        greeter = asyncio.create_task(_greet(options, supervisor, stop, display, started))
+        try:
+            await supervisor.run()
+        finally:
+            greeter.cancel()
+            display.close()
+    answered = greeter.done() and not greeter.cancelled()
+    if answered:
+        greeter.result()  # raises where there was no answer
+    elif options.once:
+        raise CommandError("ended before there was an answer")
+
+
+async def _greet(
+    options: UpOptions, supervisor: Supervisor, stop: Stop, display: Display, started: float
+) -> None:
+    """When the pool is ready: say so, ask what was to be asked."""
+    await supervisor.ready.wait()
+    ready_s = time.monotonic() - started
+    address = RouterAddress(options.host, options.port)
+    if options.once:
+        try:
+            answer = await asyncio.to_thread(ask, address, options.once)
+            print(show_answer(answer, ready_s), flush=True)
+        finally:
+            stop.asked.set()
+        return
+    if options.ask:
+        try:
+            answer = await asyncio.to_thread(ask, address, options.ask)
+            display.note(f"\n> {options.ask}\n{show_answer(answer, ready_s)}\n")
+        except CommandError as error:
+            display.note(f"{options.ask!r}: {error}")
+    display.note(show_ready(options, address, ready_s))
+
+
+def show_answer(answer: Answer, ready_s: float) -> str:
+    """Answer, placement and timings. The rate leaves out the first token, whose time is prefill."""
+    after_first_s = answer.total_s - answer.first_token_s
+    rate = (answer.tokens - 1) / after_first_s if answer.tokens > 1 and after_first_s > 0 else 0.0
+    return "\n".join(
+        [
+            answer.text,
+            "",
+            f"placement  {answer.placement}",
+            f"timings    ready {ready_s:.1f} s after start; {answer.prompt_tokens} prompt tokens,"
+            f" first token {1000 * answer.first_token_s:.0f} ms; {answer.tokens} tokens in"
+            f" {answer.total_s:.2f} s ({rate:.1f} tokens/s after the first)",
+        ]
+    )
+
+
+def show_ready(options: UpOptions, address: RouterAddress, ready_s: float) -> str:
+    model = options.served_model_name or options.engine
+    return "\n".join(
+        [
+            f"ready after {ready_s:.1f} s: {address.url}/v1 serves {model}; Ctrl-C stops it",
+            f"try: curl {address.url}/v1/chat/completions -H 'content-type: application/json' \\",
+            """          -d '{"messages": [{"role": "user", "content": "Hello"}]}'""",
+        ]
+    )
