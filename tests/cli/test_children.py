@@ -1,0 +1,141 @@
+"""A supervised process: output, restarts with backoff, and an end that leaves nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import psutil
+import pytest
+
+from baton.children import Backoff, Child, ChildSpec, describe_end
+
+WAIT_S = 30.0
+SLEEP_FOREVER = "import time; print('up', flush=True); time.sleep(600)"
+IGNORE_SIGTERM = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEP_FOREVER}"
+
+
+@dataclass
+class Events:
+    lines: list[str] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+
+    def line(self, name: str, text: str) -> None:
+        self.lines.append(f"{name}: {text}")
+
+    def end(self, child: Child, code: int) -> None:
+        self.ends.append(code)
+
+
+def make_child(script: str, events: Events, first_s: float = 0.01) -> Child:
+    spec = ChildSpec("kid", "decode", (sys.executable, "-c", script))
+    return Child(spec, os.environ, events.line, events.end, Backoff(first_s=first_s))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_output_comes_line_by_line_however_long_or_unfinished() -> None:
+    events = Events()
+    child = make_child("print('one'); print('x' * 200000); print('last', end='')", events, 600)
+    running = asyncio.create_task(child.run())
+    await until(lambda: bool(events.ends))
+    await child.stop(WAIT_S)
+    await running
+    assert events.lines[0] == "kid: one"
+    assert sum(line.count("x") for line in events.lines) == 200000
+    assert events.lines[-1] == "kid: last"
+
+
+async def test_a_child_that_dies_is_started_again() -> None:
+    events = Events()
+    child = make_child("raise SystemExit(7)", events)
+    running = asyncio.create_task(child.run())
+    await until(lambda: len(events.ends) >= 3)
+    await child.stop(WAIT_S)
+    await running
+    assert set(events.ends) == {7}
+    assert child.restarts == len(events.ends)
+    assert child.state == "ended"
+
+
+async def test_a_killed_child_is_started_again_under_another_pid() -> None:
+    events = Events()
+    child = make_child(SLEEP_FOREVER, events)
+    running = asyncio.create_task(child.run())
+    await until(lambda: events.lines == ["kid: up"])
+    first = child.pid
+    os.kill(first, signal.SIGKILL)
+    await until(lambda: len(events.lines) == 2)
+    assert events.ends == [-signal.SIGKILL]
+    assert child.pid != first
+    child.kill()
+    await asyncio.wait_for(running, WAIT_S)
+
+
+async def test_a_child_that_ignores_sigterm_is_killed_after_its_time() -> None:
+    events = Events()
+    child = make_child(IGNORE_SIGTERM, events)
+    running = asyncio.create_task(child.run())
+    await until(lambda: events.lines == ["kid: up"])
+    await child.stop(0.05)
+    await asyncio.wait_for(running, WAIT_S)
+    assert child.pid == 0
+
+
+async def test_a_kill_reaches_what_the_child_started() -> None:
+    events = Events()
+    script = (
+        "import subprocess, sys, time\n"
+        "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "print(p.pid, flush=True); time.sleep(600)"
+    )
+    child = make_child(script, events)
+    running = asyncio.create_task(child.run())
+    await until(lambda: bool(events.lines))
+    grandchild = psutil.Process(int(events.lines[0].removeprefix("kid: ")))
+    child.kill()
+    await asyncio.wait_for(running, WAIT_S)
+    await until(lambda: not grandchild.is_running() or grandchild.status() == "zombie")
+
+
+async def test_a_child_that_was_never_started_stops_at_once() -> None:
+    child = make_child(SLEEP_FOREVER, Events())
+    await child.stop(WAIT_S)
+    await asyncio.wait_for(child.run(), WAIT_S)
+    assert child.state == "ended"
+
+
+async def test_a_stop_between_two_lives_ends_the_wait() -> None:
+    events = Events()
+    child = make_child("raise SystemExit(1)", events, first_s=600)
+    running = asyncio.create_task(child.run())
+    await until(lambda: child.state == "waiting")
+    await child.stop(WAIT_S)
+    await asyncio.wait_for(running, WAIT_S)
+
+
+def test_waits_double_up_to_a_limit_and_start_over_after_a_stable_life() -> None:
+    backoff = Backoff(first_s=1, most_s=5, stable_s=30)
+    assert [backoff.after(0.1) for _ in range(5)] == [1, 2, 4, 5, 5]
+    assert [backoff.after(31), backoff.after(0.1)] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (0, "exited with code 0"),
+        (1, "exited with code 1"),
+        (-9, "was ended by SIGKILL"),
+        (-200, "was ended by signal 200"),
+    ],
+)
+def test_an_end_is_described_in_words(code: int, words: str) -> None:
+    assert describe_end(code) == words

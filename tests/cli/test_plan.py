@@ -1,0 +1,144 @@
+"""What `up` tells its children, and what they make of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from baton.errors import CommandError
+from baton.main import read_command
+from baton.options import NodeOptions, RouterOptions, UpOptions
+from baton.pool_client import Answer, RouterAddress
+from baton.roles import node_settings, router_settings
+from baton.sizes import ByteSize
+from baton.store import StoreUrls
+from baton.supervisor import Plan
+from baton.up import make_plan, settle, show_answer, show_ready
+from baton_node.settings import SimOptions as NodeSim
+
+STORE = StoreUrls("unix:///s/index.sock", ("unix:///s/a.sock", "unix:///s/b.sock"))
+SIM = UpOptions(engine="sim", prefill=1, decode=2, port=8123, pool="p", drain_timeout=4)
+
+
+def plan_of(options: UpOptions) -> Plan:
+    return make_plan(options, STORE, {"PATH": "/bin", "BATON_PORT": "1", "HF_HOME": "/h"})
+
+
+def child_options(argv: tuple[str, ...]) -> tuple[str, object]:
+    """What the child's own parser reads, in an environment without our variables."""
+    command, options = read_command(argv[3:], {})
+    return command.words, options
+
+
+def test_each_role_is_started_as_often_as_asked_with_names_of_their_own() -> None:
+    plan = plan_of(SIM)
+    assert [(spec.name, spec.role) for spec in plan.nodes] == [
+        ("prefill-0", "prefill"),
+        ("decode-0", "decode"),
+        ("decode-1", "decode"),
+    ]
+    assert [spec.argv[3] for spec in plan.nodes] == ["prefill", "decode", "decode"]
+
+
+def test_children_are_told_by_flags_and_inherit_no_variables_of_ours() -> None:
+    assert plan_of(SIM).environment == {"PATH": "/bin", "HF_HOME": "/h"}
+
+
+def test_a_node_hears_of_store_pool_engine_and_its_supervisor() -> None:
+    options = replace(SIM, sim_decode_ms=2.5, kv_memory=ByteSize(1 << 30), chunk_blocks=2)
+    words, told = child_options(plan_of(options).nodes[1].argv)
+    assert words == "decode"
+    assert isinstance(told, NodeOptions)
+    assert (told.node, told.pool, told.port, told.host) == ("decode-0", "p", 0, "127.0.0.1")
+    assert (told.redis_index, told.redis_data) == (STORE.index, STORE.data)
+    assert (told.engine, told.sim_decode_ms, told.kv_memory) == ("sim", 2.5, 1 << 30)
+    assert (told.chunk_blocks, told.drain_timeout) == (2, 4)
+    assert told.supervisor_pid == os.getpid()
+
+
+def test_the_router_hears_where_to_listen_and_when_to_hand_over() -> None:
+    options = replace(SIM, handoff="always", handoff_min_tokens=7, served_model_name="m")
+    words, told = child_options(plan_of(options).router.argv)
+    assert words == "router"
+    assert isinstance(told, RouterOptions)
+    assert (told.host, told.port, told.pool) == ("127.0.0.1", 8123, "p")
+    assert (told.handoff, told.handoff_min_tokens, told.served_model_name) == ("always", 7, "m")
+    settings = router_settings(told)
+    settings.check()
+    assert (settings.index_url, settings.shutdown_deadline_s) == (STORE.index, 4)
+
+
+def test_threads_are_what_was_said_or_a_share_of_the_cores() -> None:
+    def threads(options: UpOptions) -> list[int | None]:
+        told = [child_options(spec.argv)[1] for spec in plan_of(options).nodes]
+        return [one.threads for one in told if isinstance(one, NodeOptions)]
+
+    assert threads(replace(SIM, threads=3)) == [3, 3, 3]
+    assert all(count is not None and count >= 1 for count in threads(SIM))
+
+
+def test_flags_become_the_node_s_own_settings(tiny_model: Callable[[str], Path]) -> None:
+    folder = tiny_model("llama-gqa1")
+    options = NodeOptions(
+        model=str(folder), node="n", dtype="float32", kv_blocks=9, max_batched_tokens=7, threads=2
+    )
+    settings = node_settings(options, "prefill")
+    assert (settings.node, settings.role, settings.model) == ("n", "prefill", str(folder))
+    assert (settings.name(), settings.dtype, settings.kv_blocks) == ("llama-gqa1", "float32", 9)
+    assert (settings.max_batched_tokens, settings.threads) == (7, 2)
+    assert settings.index_url == ""
+
+
+def test_the_simulated_engine_s_flags_reach_its_settings() -> None:
+    options = NodeOptions(engine="sim", sim_prefill_ms_per_token=0.5, sim_layers=3, sim_eos_every=9)
+    settings = node_settings(options, "decode")
+    assert settings.sim == NodeSim(prefill_ms_per_token=0.5, layers=3, eos_every=9)
+    assert (settings.model, settings.name()) == ("", "sim")
+
+
+def test_up_decides_folder_name_and_dtype_once(tiny_model: Callable[[str], Path]) -> None:
+    folder = tiny_model("llama-gqa1")
+    settled = settle(UpOptions(model=os.path.relpath(folder)))
+    assert settled.model == str(folder)
+    assert settled.served_model_name == "llama-gqa1"
+    assert settled.dtype == "float32"  # as its config says
+    assert settle(UpOptions(model=str(folder), served_model_name="x")).served_model_name == "x"
+
+
+def test_a_node_without_a_model_is_refused() -> None:
+    with pytest.raises(CommandError, match="--model is missing"):
+        node_settings(NodeOptions(), "decode")
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:80"),
+        ("0.0.0.0", "http://127.0.0.1:80"),
+        ("::", "http://[::1]:80"),
+        ("pool.local", "http://pool.local:80"),
+    ],
+)
+def test_the_url_shown_is_one_that_can_be_dialled(host: str, url: str) -> None:
+    assert RouterAddress(host, 80).url == url
+
+
+def test_an_answer_is_shown_with_placement_and_timings() -> None:
+    answer = Answer("Paris.", "prefill=- decode=d", 0.25, 1.25, tokens=11, prompt_tokens=7)
+    assert show_answer(answer, 5.0).splitlines() == [
+        "Paris.",
+        "",
+        "placement  prefill=- decode=d",
+        "timings    ready 5.0 s after start; 7 prompt tokens, first token 250 ms;"
+        " 11 tokens in 1.25 s (10.0 tokens/s after the first)",
+    ]
+
+
+def test_the_ready_line_holds_a_curl_to_copy() -> None:
+    shown = show_ready(replace(SIM, served_model_name="m"), RouterAddress("127.0.0.1", 8123), 1.0)
+    assert "ready after 1.0 s: http://127.0.0.1:8123/v1 serves m;" in shown
+    assert "curl http://127.0.0.1:8123/v1/chat/completions" in shown

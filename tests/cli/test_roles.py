@@ -1,0 +1,115 @@
+"""One role per process, as in pods: configured by variables, ended by SIGTERM."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+WAIT_S = 60.0
+# A namespace with services called `baton`, `baton-router` and `baton-node`.
+KUBERNETES = {
+    "BATON_PORT": "tcp://10.0.0.1:8000",
+    "BATON_SERVICE_HOST": "10.0.0.1",
+    "BATON_ROUTER_SERVICE_PORT_HTTP": "80",
+    "BATON_ROUTER_PORT": "tcp://10.0.0.2:80",
+    "BATON_NODE_PORT_80_TCP": "tcp://10.0.0.3:80",
+}
+
+
+@contextmanager
+def role(*words: str, **variables: str) -> Iterator[str]:
+    """One role's address, from its log; afterwards SIGTERM and exit code 0."""
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("BATON_")}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "baton", *words],
+        env={**inherited, **KUBERNETES, **variables},
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    watchdog = threading.Timer(WAIT_S, process.kill)
+    watchdog.start()
+    assert process.stderr is not None
+    try:
+        seen = []
+        for line in process.stderr:
+            seen.append(line)
+            if found := re.search(r"http://127\.0\.0\.1:\d+", line):
+                break
+        else:
+            raise AssertionError(f"{words} ended early: {''.join(seen)}")
+        yield found[0]
+        process.send_signal(signal.SIGTERM)
+        rest = process.stderr.read()
+        assert process.wait(WAIT_S) == 0, rest
+    finally:
+        watchdog.cancel()
+        process.kill()
+        process.wait(WAIT_S)
+        process.stderr.close()
+
+
+def ask(url: str) -> dict[str, object]:
+    body = json.dumps({"prompt": "Hello", "max_tokens": 4, "temperature": 0}).encode()
+    request = urllib.request.Request(
+        f"{url}/v1/completions", body, {"content-type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=WAIT_S) as response:
+        answer: dict[str, object] = json.load(response)
+        return answer
+
+
+def wait_ready(url: str) -> None:
+    until = time.monotonic() + WAIT_S
+    while time.monotonic() < until:
+        try:
+            with urllib.request.urlopen(f"{url}/ready", timeout=WAIT_S):
+                return
+        except urllib.error.HTTPError as answer:
+            answer.close()
+            time.sleep(0.05)
+    raise AssertionError("the router never became ready")
+
+
+def test_a_router_serves_a_node_it_was_told_of_without_any_store() -> None:
+    with (
+        role("decode", BATON_ENGINE="sim", BATON_NODE="solo", BATON_SERVED_MODEL_NAME="m") as node,
+        role("router", "--port", "0", BATON_NODES=node) as router,
+    ):
+        wait_ready(router)
+        answer = ask(router)
+        assert answer["model"] == "m"
+        with urllib.request.urlopen(f"{router}/pool", timeout=WAIT_S) as response:
+            assert [one["id"] for one in json.load(response)["nodes"]] == ["solo"]
+
+
+def test_a_prefill_node_alone_runs_whole_requests() -> None:
+    with (
+        role("prefill", "--engine", "sim") as node,
+        role("router", "--port", "0", "--nodes", node) as router,
+    ):
+        wait_ready(router)
+        assert ask(router)["model"] == "sim"
+
+
+def test_a_router_without_nodes_is_refused_in_one_line() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "baton", "router", "--port", "0"],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    assert done.returncode == 1
+    [line] = done.stderr.splitlines()
+    assert line.startswith("baton: the router knows no nodes")

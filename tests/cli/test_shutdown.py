@@ -1,0 +1,154 @@
+"""`baton up` on the simulated engine: signals, restarts, and what is left behind (nothing)."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psutil
+import pytest
+
+from tests.support.pool import Pool
+
+SIM = ["--engine", "sim", "--chunk-blocks", "1", "--kv-blocks", "500"]
+UP = [sys.executable, "-m", "baton", "up", *SIM, "--port", "0"]
+SLOW = [*SIM, "--sim-decode-ms", "50"]
+# 40 tokens at 50 ms: two seconds in which a signal finds the stream running.
+STREAM = {"prompt": "Hello", "max_tokens": 40, "stream": True, "ignore_eos": True}
+ENDLESS = {**STREAM, "max_tokens": 4000}
+
+
+@contextmanager
+def stream(pool: Pool, body: dict[str, object]) -> Iterator[Iterator[bytes]]:
+    request = urllib.request.Request(
+        f"{pool.url}/v1/completions",
+        json.dumps(body).encode(),
+        {"content-type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=60) as response:
+        yield (line for line in response if line.strip())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_one_signal_ends_the_pool_and_leaves_nothing(number: signal.Signals) -> None:
+    with Pool([*SIM, "--prefill", "1", "--decode", "1"]) as pool:
+        pool.get("/health")
+        assert list(pool.temporary.iterdir()) != []  # the store's sockets, to be gone later
+        pool.stop(number)
+
+
+def test_ctrl_c_reaches_a_background_job_that_started_with_sigint_ignored() -> None:
+    """`setsid baton up </dev/null &` in a script: the shell starts it with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited by what is started now
+    try:
+        pool = Pool(SIM)
+        pool.start()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with pool:
+        pool.stop(signal.SIGINT)
+
+
+def test_the_first_signal_lets_a_running_stream_finish() -> None:
+    with Pool(SLOW) as pool, stream(pool, STREAM) as lines:
+        next(lines)
+        pool.process.send_signal(signal.SIGINT)
+        rest = list(lines)
+        assert rest[-1].strip() == b"data: [DONE]"
+        pool.check_over()
+        assert pool.process.returncode == 0
+        assert "1 running requests get up to 10 s" in pool.log()
+
+
+def test_the_second_signal_ends_everything_at_once() -> None:
+    with Pool([*SLOW, "--drain-timeout", "600"]) as pool, stream(pool, ENDLESS) as lines:
+        next(lines)
+        pool.process.send_signal(signal.SIGINT)
+        pool.wait(lambda: "stopping" in pool.log(), "begin to stop")
+        pool.process.send_signal(signal.SIGINT)
+        pool.check_over()
+
+
+def test_a_stream_that_outlives_the_drain_timeout_is_ended() -> None:
+    with Pool([*SLOW, "--drain-timeout", "0.2"]) as pool, stream(pool, ENDLESS) as lines:
+        next(lines)
+        pool.process.send_signal(signal.SIGTERM)
+        pool.check_over()
+        assert pool.process.returncode == 0
+
+
+def test_a_killed_supervisor_takes_everything_with_it() -> None:
+    with Pool(SIM) as pool:
+        pool.process.kill()
+        pool.process.wait(30)
+        pool.wait(lambda: pool.processes() == [], "end with its supervisor")
+        pool.wait(lambda: not list(pool.temporary.iterdir()), "remove its files")
+
+
+@pytest.mark.parametrize("victim", ["prefill-0", "decode-0"])
+def test_a_killed_node_takes_its_engine_along_and_is_back_under_another_pid(victim: str) -> None:
+    with Pool(SIM) as pool:
+        [node] = [node for node in pool.pool()["nodes"] if node["id"] == victim]
+        server = psutil.Process(node["pid"])
+        engines = server.children(recursive=True)
+        assert engines
+        server.kill()
+        _, alive = psutil.wait_procs(engines, timeout=30)
+        assert alive == []
+
+        def back() -> bool:
+            seen = {one["id"]: one for one in pool.pool()["nodes"]}.get(victim)
+            return seen is not None and seen["state"] == "ready" and seen["pid"] != node["pid"]
+
+        pool.wait(back, f"bring {victim} back")
+        assert f"{victim} was ended by SIGKILL; starting it again" in pool.log()
+
+
+def test_once_prints_answer_placement_and_timings_and_ends() -> None:
+    with_nothing_of_ours = {k: v for k, v in os.environ.items() if not k.startswith("BATON_")}
+    done = subprocess.run(
+        [*UP, "--once", "Hello"],
+        env=with_nothing_of_ours,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    *answer, empty, placement, timings = done.stdout.splitlines()
+    assert answer != [""]
+    assert empty == ""
+    assert placement.startswith("placement  prefill=")
+    assert timings.startswith("timings    ready ")
+
+
+def test_once_without_an_answer_says_why_and_exits_1() -> None:
+    done = subprocess.run(
+        [*UP, "--max-model-len", "8", "--once", "a prompt that is longer than that"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.splitlines()[-1].startswith("baton: no answer: ")
+
+
+def test_the_user_s_own_redis_is_used_and_left_running() -> None:
+    from baton_kvstore.embedded import EmbeddedStore
+
+    with EmbeddedStore(store_memory=64 << 20) as store:
+        flags = ["--redis-index", store.index_url, "--redis-data", ",".join(store.data_urls)]
+        with Pool([*SIM, *flags, "--handoff", "always"]) as pool:
+            assert [path.name for path in pool.temporary.iterdir()] == []
+            pool.get("/ready")
+        assert store.is_alive

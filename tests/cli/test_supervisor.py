@@ -1,0 +1,181 @@
+"""The pool's life, with trivial children in place of nodes and router."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from baton.children import ChildSpec
+from baton.display import Display
+from baton.errors import CommandError
+from baton.pool_client import NodeView, PoolView, RouterAddress
+from baton.supervisor import Plan, Stop, Supervisor
+
+WAIT_S = 30.0
+# A child that registers its pid, and takes SLOW seconds to end after SIGTERM.
+NODE = """
+import os, pathlib, signal, sys, time
+folder, name, slow = pathlib.Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
+def end(*_):
+    with open(folder / "ends", "a") as log:
+        log.write(name + "\\n")
+    time.sleep(slow)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+draft = folder / (name + ".draft")
+draft.write_text(str(os.getpid()))
+draft.rename(folder / (name + ".pid"))
+time.sleep(600)
+"""
+
+
+class Bench:
+    """A supervisor over fake children; the fake /pool lists those that registered."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.out = io.StringIO()
+        self.stop = Stop()
+
+    def spec(self, name: str, script: str = NODE, slow: float = 0.0) -> ChildSpec:
+        return ChildSpec(
+            name,
+            name.split("-")[0],
+            (sys.executable, "-c", script, str(self.folder), name, str(slow)),
+        )
+
+    def supervisor(self, *nodes: ChildSpec, router: ChildSpec, drain_s: float = 10) -> Supervisor:
+        plan = Plan(RouterAddress("127.0.0.1", 1), nodes, router, os.environ, drain_s)
+        return Supervisor(plan, self.stop, Display(self.out, self.out), self.look)
+
+    def look(self, router: RouterAddress) -> PoolView | None:
+        nodes = tuple(
+            NodeView(
+                path.stem, path.stem.split("-")[0], int(path.read_text()), "ready", "http://n", 1
+            )
+            for path in sorted(self.folder.glob("*-*.pid"))
+        )
+        return PoolView((self.folder / "router.pid").exists(), len(nodes), nodes)
+
+    def pid(self, name: str) -> int:
+        return int((self.folder / f"{name}.pid").read_text())
+
+    def ends(self) -> list[str]:
+        return (self.folder / "ends").read_text().split()
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_a_pool_is_ready_when_every_node_is(bench: Bench) -> None:
+    supervisor = bench.supervisor(
+        bench.spec("prefill-0"), bench.spec("decode-0"), router=bench.spec("router")
+    )
+    running = asyncio.create_task(supervisor.run())
+    await asyncio.wait_for(supervisor.ready.wait(), WAIT_S)
+    pids = [bench.pid(name) for name in ("prefill-0", "decode-0", "router")]
+    bench.stop.request()
+    await asyncio.wait_for(running, WAIT_S)
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+    for name, pid in zip(("prefill-0", "decode-0"), pids, strict=False):
+        assert f"{name}: ready pid {pid} http://n\n" in bench.out.getvalue()
+
+
+async def test_the_router_ends_before_the_nodes(bench: Bench) -> None:
+    supervisor = bench.supervisor(bench.spec("decode-0"), router=bench.spec("router", slow=0.3))
+    running = asyncio.create_task(supervisor.run())
+    await asyncio.wait_for(supervisor.ready.wait(), WAIT_S)
+    bench.stop.request()
+    await asyncio.wait_for(running, WAIT_S)
+    assert bench.ends() == ["router", "decode-0"]
+    assert "1 running requests get up to 10 s" in bench.out.getvalue()
+
+
+async def test_a_second_signal_ends_everything_at_once(bench: Bench) -> None:
+    supervisor = bench.supervisor(
+        bench.spec("decode-0"), router=bench.spec("router", slow=600), drain_s=600
+    )
+    running = asyncio.create_task(supervisor.run())
+    await asyncio.wait_for(supervisor.ready.wait(), WAIT_S)
+    bench.stop.request()
+    await until(lambda: (bench.folder / "ends").exists())
+    bench.stop.request()
+    await asyncio.wait_for(running, WAIT_S)
+    assert bench.ends() == ["router"]  # the node was killed, not asked
+
+
+async def test_a_router_that_drains_for_too_long_is_killed(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("baton.supervisor.EXIT_GRACE_S", 0.2)
+    supervisor = bench.supervisor(
+        bench.spec("decode-0"), router=bench.spec("router", slow=600), drain_s=0.1
+    )
+    running = asyncio.create_task(supervisor.run())
+    await asyncio.wait_for(supervisor.ready.wait(), WAIT_S)
+    bench.stop.request()
+    await asyncio.wait_for(running, WAIT_S)
+
+
+async def test_a_child_that_exits_while_starting_fails_the_pool_with_its_last_words(
+    bench: Bench,
+) -> None:
+    broken = bench.spec(
+        "decode-0", "print('noise', flush=True); raise SystemExit('baton: no such model')"
+    )
+    supervisor = bench.supervisor(bench.spec("prefill-0"), broken, router=bench.spec("router"))
+    with pytest.raises(CommandError, match="decode-0 exited with code 1 while starting: no such m"):
+        await asyncio.wait_for(supervisor.run(), WAIT_S)
+    assert "decode-0 | noise\n" in bench.out.getvalue()
+
+
+async def test_a_child_that_dies_later_is_started_again_and_ready_again(bench: Bench) -> None:
+    supervisor = bench.supervisor(bench.spec("decode-0"), router=bench.spec("router"))
+    running = asyncio.create_task(supervisor.run())
+    await asyncio.wait_for(supervisor.ready.wait(), WAIT_S)
+    first = bench.pid("decode-0")
+    psutil.Process(first).kill()
+    await until(lambda: bench.pid("decode-0") != first)
+    bench.stop.request()
+    await asyncio.wait_for(running, WAIT_S)
+    assert "decode-0 was ended by SIGKILL; starting it again\n" in bench.out.getvalue()
+    assert not psutil.pid_exists(bench.pid("decode-0"))
+
+
+async def test_a_child_killed_while_starting_is_started_again(bench: Bench) -> None:
+    script = (
+        f"import os, signal, sys\nif not os.path.exists(sys.argv[1] + '/once'):\n"
+        f"    open(sys.argv[1] + '/once', 'w').close()\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"{NODE}"
+    )
+    supervisor = bench.supervisor(bench.spec("decode-0", script), router=bench.spec("router"))
+    running = asyncio.create_task(supervisor.run())
+    await asyncio.wait_for(supervisor.ready.wait(), WAIT_S)
+    bench.stop.request()
+    await asyncio.wait_for(running, WAIT_S)
+
+
+async def test_a_cancelled_supervisor_leaves_no_child(bench: Bench) -> None:
+    supervisor = bench.supervisor(bench.spec("decode-0"), router=bench.spec("router", slow=600))
+    running = asyncio.create_task(supervisor.run())
+    await asyncio.wait_for(supervisor.ready.wait(), WAIT_S)
+    pids = [bench.pid("decode-0"), bench.pid("router")]
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    await until(lambda: not any(psutil.pid_exists(pid) for pid in pids))

@@ -1,0 +1,142 @@
+"""Disaggregated = aggregated = Hugging Face, token for token, over HTTP on real processes.
+
+Axes: model x nodes x prefill pieces x size of the KV pool; inside each cell every prompt length,
+alone and 16 at once, cold and warm; in a tight pool also a crowd that outgrows it. `make test`
+covers each pair of axis values, `make test-long` the full product. References are `transformers
+generate` in fp32 (see tests/support/exactness).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.support.exactness import Tally, compare, reference
+from tests.support.http import all_at_once, ids_of
+from tests.support.pool import Pool
+from tests.support.tiny_models import TINY_MODELS, prompt_of
+
+pytestmark = pytest.mark.spread
+
+NEW_TOKENS = 64
+BLOCK = 16
+CHUNK_BLOCKS = 2
+CHUNK = BLOCK * CHUNK_BLOCKS
+LENGTHS = (1, BLOCK - 1, BLOCK, BLOCK + 1, CHUNK - 1, CHUNK, CHUNK + 1, 600)
+NODES = ((0, 1), (1, 1), (2, 2))
+# A prompt of 600 and its 64 new tokens take 42 blocks. Of a crowd seven on a node are enough: they
+# are admitted with 2 blocks each and grow to 10, so that some are preempted whatever the timing.
+CROWD, CROWD_TOKENS = range(17, 31), 128
+ROOMY_BLOCKS, TIGHT_BLOCKS = 1200, 44
+
+
+@dataclass(frozen=True)
+class Cell:
+    model: str
+    nodes: tuple[int, int]
+    pieces: bool
+    tight: bool
+
+    def __str__(self) -> str:
+        pieces = "pieces" if self.pieces else "whole"
+        blocks = "tight" if self.tight else "roomy"
+        return f"{self.model}-{self.nodes[0]}+{self.nodes[1]}-{pieces}-{blocks}"
+
+    def flags(self, folder: Path) -> list[str]:
+        prefill, decode = self.nodes
+        return [
+            *("--model", str(folder), "--dtype", "float32", "--threads", "1"),
+            *("--prefill", str(prefill), "--decode", str(decode)),
+            *("--chunk-blocks", str(CHUNK_BLOCKS)),
+            *("--kv-blocks", str(TIGHT_BLOCKS if self.tight else ROOMY_BLOCKS)),
+            *("--max-batched-tokens", "7" if self.pieces else "2048"),
+            *("--handoff", "always" if prefill else "auto"),
+        ]
+
+
+ALL_CELLS = [
+    Cell(*values) for values in itertools.product(TINY_MODELS, NODES, (False, True), (False, True))
+]
+PAIRWISE = [
+    Cell(model, nodes, bool((i + j) % 2), bool((i // 2 + j) % 2))
+    for i, model in enumerate(TINY_MODELS)
+    for j, nodes in enumerate(NODES)
+]
+
+
+def test_the_short_matrix_holds_each_pair_of_axis_values() -> None:
+    def pairs(cells: list[Cell]) -> set[object]:
+        rows = [(c.model, c.nodes, bool(c.pieces), bool(c.tight)) for c in cells]
+        return {
+            (a, b, row[a], row[b]) for row in rows for a, b in itertools.combinations(range(4), 2)
+        }
+
+    assert pairs(PAIRWISE) == pairs(ALL_CELLS)
+
+
+def run_cell(cell: Cell, folder: Path, report: Callable[[str], None]) -> None:
+    """Every phase of one cell against the references; raise on the first wrong token."""
+    alone = [prompt_of(length, seed=1) for length in LENGTHS]
+    together = [prompt_of(length, seed=seed) for length in LENGTHS for seed in (2, 3)]
+    crowd = [prompt_of(length, seed=4) for length in CROWD] if cell.tight else []
+    tally = Tally()
+    with Pool(cell.flags(folder)) as pool:
+        for phase in ("cold", "warm"):
+            before = pool.totals()
+            for prompt in alone:
+                check(pool, folder, [prompt], NEW_TOKENS, tally)
+            check(pool, folder, together, NEW_TOKENS, tally)
+            if crowd:
+                check(pool, folder, crowd, CROWD_TOKENS, tally)
+            if phase == "cold":
+                check_handoff(cell, before, pool.totals(), [*alone, *together, *crowd])
+        preemptions = pool.totals()["preemptions_total"]
+    report(f"{cell}: {tally}; {preemptions} preemptions")
+    tally.check()
+    assert (preemptions > 0) == cell.tight, preemptions
+
+
+def check(
+    pool: Pool, folder: Path, prompts: list[list[int]], new_tokens: int, tally: Tally
+) -> None:
+    """Ask for all prompts at once and compare each answer's ids."""
+    answers = all_at_once(pool.url, prompts, max_tokens=new_tokens, temperature=0, ignore_eos=True)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        [ids] = ids_of(answer)
+        label = f"prompt of {len(prompt)}, one of {len(prompts)}"
+        compare(reference(folder, prompt, new_tokens), ids, tally, label)
+
+
+def check_handoff(
+    cell: Cell, before: dict[str, int], after: dict[str, int], prompts: list[list[int]]
+) -> None:
+    """The cold prompts' full chunks, and no others, travelled; without prefill nodes none did."""
+    full = sum(len(prompt) // CHUNK for prompt in prompts)
+    reused = after["reused_chunks_total"] - before["reused_chunks_total"]
+    fetched = after["fetched_chunks_total"] - before["fetched_chunks_total"]
+    if cell.nodes[0] == 0:
+        assert (reused, fetched) == (0, 0)
+    else:
+        assert reused == full
+        # With a tight pool a parked request may give its blocks back and fetch again.
+        assert fetched >= full if cell.tight else fetched == full
+        assert after["published_chunks_total"] - before["published_chunks_total"] == full
+
+
+@pytest.mark.parametrize("cell", PAIRWISE, ids=str)
+def test_ids_over_http_equal_those_of_transformers(
+    cell: Cell, tiny_model: Callable[[str], Path], record_property: Callable[[str, object], None]
+) -> None:
+    run_cell(cell, tiny_model(cell.model), lambda line: record_property("exactness", line))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("cell", [c for c in ALL_CELLS if c not in PAIRWISE], ids=str)
+def test_ids_over_http_equal_those_of_transformers_in_the_full_product(
+    cell: Cell, tiny_model: Callable[[str], Path], record_property: Callable[[str, object], None]
+) -> None:
+    run_cell(cell, tiny_model(cell.model), lambda line: record_property("exactness", line))

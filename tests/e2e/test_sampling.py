@@ -1,0 +1,69 @@
+"""Seeded sampling gives the same ids whoever computes them, and in whatever company."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.http import all_at_once, complete, ids_of
+from tests.support.pool import Pool
+from tests.support.tiny_models import prompt_of
+
+MODEL = "qwen3-gqa2"
+PROMPTS = [prompt_of(length, seed=9) for length in (5, 32, 47, 100, 200, 333)]
+FIELDS = {"max_tokens": 48, "temperature": 1.0, "seed": 1234, "ignore_eos": True}
+
+
+def flags(folder: Path, prefill: int) -> list[str]:
+    return [
+        *("--model", str(folder), "--dtype", "float32", "--threads", "1", "--kv-blocks", "800"),
+        *("--prefill", str(prefill), "--decode", "1", "--chunk-blocks", "1"),
+        *("--handoff", "always" if prefill else "auto"),
+    ]
+
+
+@pytest.fixture(scope="module")
+def aggregated(tiny_model: Callable[[str], Path]) -> Iterator[Pool]:
+    with Pool(flags(tiny_model(MODEL), prefill=0)) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def disaggregated(tiny_model: Callable[[str], Path]) -> Iterator[Pool]:
+    with Pool(flags(tiny_model(MODEL), prefill=1)) as pool:
+        yield pool
+
+
+def test_a_seeded_request_has_the_same_ids_alone_in_a_batch_and_disaggregated(
+    aggregated: Pool, disaggregated: Pool
+) -> None:
+    alone = [ids_of(complete(aggregated.url, prompt, **FIELDS)) for prompt in PROMPTS]
+    assert len({tuple(ids) for [ids] in alone}) == len(PROMPTS)
+    for pool in (aggregated, disaggregated):
+        assert [ids_of(a) for a in all_at_once(pool.url, PROMPTS, **FIELDS)] == alone
+    assert disaggregated.totals()["reused_chunks_total"] > 0
+
+
+def test_three_choices_differ_and_equal_those_of_the_aggregated_pool(
+    aggregated: Pool, disaggregated: Pool
+) -> None:
+    prompt = prompt_of(70, seed=11)
+    ours = ids_of(complete(disaggregated.url, prompt, n=3, **FIELDS))
+    theirs = ids_of(complete(aggregated.url, prompt, n=3, **FIELDS))
+    assert len({tuple(ids) for ids in ours}) == 3
+    assert ours == theirs
+
+
+def test_choice_zero_does_not_depend_on_how_many_choices_there_are(aggregated: Pool) -> None:
+    prompt = prompt_of(40, seed=12)
+    three = ids_of(complete(aggregated.url, prompt, n=3, **FIELDS))
+    assert ids_of(complete(aggregated.url, prompt, **FIELDS))[0] == three[0]
+
+
+def test_without_a_seed_two_requests_differ(aggregated: Pool) -> None:
+    fields = {key: value for key, value in FIELDS.items() if key != "seed"}
+    prompt = prompt_of(40, seed=13)
+    answers = [complete(aggregated.url, prompt, **fields) for _ in range(2)]
+    assert ids_of(answers[0]) != ids_of(answers[1])

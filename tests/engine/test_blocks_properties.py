@@ -1,0 +1,107 @@
+"""The block pool against a naive model: lists and dictionaries instead of links and counts."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from baton_engine.blocks import BlockPool
+from baton_protocol.ids import BlockHash, BlockId
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """Owners allocate, share, register and release at random."""
+
+    @initialize(size=st.integers(1, 9))
+    def start(self, size: int) -> None:
+        self.pool = BlockPool(size)
+        self.size = size
+        self.owners: list[list[BlockId]] = []
+        self.refs: dict[BlockId, int] = {}
+        self.free = [BlockId(id) for id in range(1, size + 1)]
+        self.hashes: dict[BlockId, BlockHash] = {}
+        self.reported: set[BlockHash] = set()
+
+    def hold(self, blocks: list[BlockId]) -> None:
+        for block in blocks:
+            if block in self.free:
+                self.free.remove(block)
+            self.refs[block] = self.refs.get(block, 0) + 1
+        self.owners.append(blocks)
+
+    @rule(count=st.integers(0, 10))
+    def allocate(self, count: int) -> None:
+        fits = self.pool.fits(count)
+        assert fits == (count <= len(self.free))
+        if fits:
+            expected = self.free[:count]
+            taken = self.pool.allocate(count)
+            assert taken == expected
+            for block in taken:
+                self.hashes.pop(block, None)
+            self.hold(taken)
+
+    @rule(data=st.data())
+    @precondition(lambda self: any(self.owners))
+    def release(self, data: st.DataObject) -> None:
+        owner = data.draw(st.sampled_from(self.owners))
+        self.owners.remove(owner)
+        self.pool.release(owner)
+        for block in reversed(owner):
+            self.refs[block] -= 1
+            if not self.refs[block]:
+                self.free.append(block)
+
+    @rule(data=st.data())
+    def touch(self, data: st.DataObject) -> None:
+        """A cache hit, or a hold for a transfer: any blocks, held or free, each once."""
+        blocks = data.draw(
+            st.lists(st.integers(1, self.size).map(BlockId), unique=True, max_size=4)
+        )
+        self.pool.touch(blocks)
+        self.hold(blocks)
+
+    @rule(data=st.data(), names=st.lists(st.integers(0, 5), min_size=4, max_size=4))
+    @precondition(lambda self: any(self.owners))
+    def register(self, data: st.DataObject, names: list[int]) -> None:
+        owner = data.draw(st.sampled_from(self.owners))
+        for block, name in zip(owner, names, strict=False):
+            if block not in self.hashes:
+                # Names of even number end a chunk: a hash always does, or never.
+                hash = BlockHash(bytes([name]) * 16)
+                self.pool.register(block, hash, ends_chunk=name % 2 == 0)
+                self.hashes[block] = hash
+
+    @rule()
+    def report(self) -> None:
+        changes = self.pool.take_changes()
+        assert not set(changes.stored) & self.reported
+        assert set(changes.evicted) <= self.reported
+        self.reported = self.reported - set(changes.evicted) | set(changes.stored)
+        assert self.reported == set(self.pool.cached_chunks())
+
+    @invariant()
+    def the_books_balance(self) -> None:
+        if not hasattr(self, "pool"):
+            return
+        self.pool.check_integrity(self.refs)
+        assert self.pool.free_order() == self.free
+        assert self.pool.num_free == len(self.free)
+        assert self.pool.num_cached_free == sum(1 for each in self.free if each in self.hashes)
+        present = set(self.hashes.values())
+        assert set(self.pool.cached_chunks()) == {each for each in present if each[0] % 2 == 0}
+        for hash in present:
+            (found,) = self.pool.lookup([hash])
+            assert self.hashes[found] == hash
+        assert self.pool.lookup([BlockHash(b"absent" * 2)]) == []
+
+
+TestPool = PoolMachine.TestCase
+TestPool.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

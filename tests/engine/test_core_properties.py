@@ -1,0 +1,236 @@
+"""Whatever the requests, the pool and the budget: all finish, nothing leaks, and the ids are those
+of each request alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton_engine.api import Reservation
+from baton_engine.core import EngineCore
+from baton_engine.sim import SimSettings, build_sim
+from baton_protocol.errors import PromptTooLong
+from baton_protocol.ids import BlockId, RequestId
+from baton_protocol.request import Request
+from tests.support.engine_core import Run, drive, make_request, run_all, step_once
+
+BLOCK = 4
+MAX_STEPS = 4000
+
+
+def sim(**changes: Any) -> EngineCore:
+    sizes = {"num_blocks": 400, "max_model_len": 40} | changes
+    return build_sim(
+        SimSettings(layers=1, kv_heads=1, head_dim=4, block_size=BLOCK, chunk_blocks=2, **sizes)
+    )
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> list[Request]:
+    """Up to 7 requests over 3 texts, so that prefixes are shared, cut at any length up to 24."""
+    texts = [[(17 * text + index * index) % 250 for index in range(24)] for text in range(3)]
+    drawn = []
+    for index in range(draw(st.integers(1, 7))):
+        text = texts[draw(st.integers(0, 2))]
+        drawn.append(
+            make_request(
+                f"r{index}",
+                text[: draw(st.integers(1, len(text)))],
+                n=draw(st.integers(1, 3)),
+                max_tokens=draw(st.integers(1, 20)),
+                temperature=draw(st.sampled_from([0.0, 1.0])),
+                seed=draw(st.integers(0, 3)),
+            )
+        )
+    return drawn
+
+
+def alone(wanted: list[Request]) -> dict[tuple[str, int], list[int]]:
+    ids = {}
+    for request in wanted:
+        ids.update(run_all(sim(), [request]).all_ids())
+    return ids
+
+
+@given(
+    wanted=requests(),
+    blocks=st.integers(10, 40),
+    budget=st.sampled_from([1, 3, 7, 64]),
+    seqs=st.integers(1, 8),
+)
+@settings(max_examples=80, deadline=None)
+def test_ids_do_not_depend_on_pool_budget_or_company(
+    wanted: list[Request], blocks: int, budget: int, seqs: int
+) -> None:
+    engine = sim(num_blocks=blocks, max_batched_tokens=budget, max_num_seqs=seqs)
+    run = Run()
+    for request in wanted:
+        engine.submit(request, track=len(request.prompt_ids) % 2 == 0)
+    drive(engine, MAX_STEPS, into=run)
+    assert run.all_ids() == alone(wanted)
+    assert sorted(run.finished) == sorted(request.id for request in wanted)
+    for request in wanted:
+        assert sum(run.use(request.id)) == len(request.prompt_ids)
+    load = engine.load()
+    assert (load.running, load.waiting, load.free_blocks) == (0, 0, blocks)
+
+
+@given(wanted=requests(), cut=st.integers(0, 20), blocks=st.integers(10, 40))
+@settings(max_examples=60, deadline=None)
+def test_a_request_placed_again_with_the_tokens_it_has_goes_on_as_if_undisturbed(
+    wanted: list[Request], cut: int, blocks: int
+) -> None:
+    whole = alone(wanted)
+    engine = sim(num_blocks=blocks, max_batched_tokens=9)
+    known = {}
+    for request in wanted:
+        # Choices are cut at different places; some have nothing yet, some are complete.
+        known[request.id] = tuple(
+            tuple(whole[request.id, choice][: max(0, cut - 3 * choice)])
+            for choice in range(request.params.n)
+        )
+        engine.submit(
+            make_request(
+                request.id,
+                request.prompt_ids,
+                known[request.id],
+                n=request.params.n,
+                max_tokens=request.params.max_tokens,
+                temperature=request.params.temperature,
+                seed=request.params.seed,
+            )
+        )
+    run = drive(engine, MAX_STEPS)
+    for (name, choice), ids in whole.items():
+        new = [token for token in run.tokens if (token.request, token.choice) == (name, choice)]
+        have = known[RequestId(name)][choice]
+        assert [*have, *(token.id for token in new)] == ids
+        assert [token.offset for token in new] == list(range(len(have), len(ids)))
+    assert sorted(run.finished) == sorted(known)
+
+
+@dataclass
+class Parked:
+    request: Request
+    reservation: Reservation
+
+
+class World:
+    """A step loop that parks requests, copies KV into them from a donor, submits, aborts, holds,
+    and gives blocks back when the engine is starved, as a node's does."""
+
+    def __init__(self, engine: EngineCore, donor: EngineCore) -> None:
+        self.engine = engine
+        self.donor = donor
+        self.parked: list[Parked] = []
+        self.unparked: list[Request] = []
+        self.held: list[list[BlockId]] = []
+        self.run = Run()
+        self.aborted: set[str] = set()
+
+    def park(self, request: Request) -> None:
+        reservation = self.engine.reserve(request)
+        if reservation is None:
+            self.unparked.append(request)
+        else:
+            self.parked.append(Parked(request, reservation))
+
+    def submit(self, parked: Parked, landed: int) -> None:
+        """`landed` blocks at most: as many as the donor still has."""
+        self.parked.remove(parked)
+        reservation = parked.reservation
+        source = self.donor.reserve(parked.request)
+        assert source is not None
+        count = max(reservation.cached, min(landed, source.cached))
+        for index in range(reservation.cached, count):
+            data = memoryview(bytearray(self.engine.info.layout.block_bytes))
+            self.donor.memory.read(source.blocks[index : index + 1], data)
+            self.engine.memory.write(reservation.blocks[index : index + 1], data)
+        self.donor.release(source)
+        self.engine.submit(parked.request, reservation=reservation, landed=count, track=True)
+
+    def step(self) -> None:
+        result = step_once(self.engine, self.run)
+        for progress in result.progress:
+            blocks = list(progress.blocks[: progress.computed // BLOCK])
+            self.engine.hold(blocks)
+            self.held.append(blocks)
+        if self.engine.starved():
+            if self.parked:
+                youngest = self.parked.pop()
+                self.engine.release(youngest.reservation)
+                self.unparked.append(youngest.request)
+            elif self.held:
+                self.engine.unhold(self.held.pop(0))
+
+    def settle(self) -> None:
+        for _ in range(MAX_STEPS):
+            if not (self.parked or self.unparked or self.engine.has_work()):
+                break
+            for parked in list(self.parked):
+                self.submit(parked, 99)
+            for request in self.unparked:
+                self.engine.submit(request)
+            self.unparked.clear()
+            self.step()
+        for blocks in self.held:
+            self.engine.unhold(blocks)
+        self.engine.check_integrity()
+
+
+@given(wanted=requests(), blocks=st.integers(10, 24), data=st.data())
+@settings(max_examples=80, deadline=None)
+def test_reservations_transfers_and_aborts_in_any_order_change_no_ids_and_leak_nothing(
+    wanted: list[Request], blocks: int, data: st.DataObject
+) -> None:
+    whole = alone(wanted)
+    donor = sim()
+    run_all(donor, wanted)
+    world = World(sim(num_blocks=blocks, max_batched_tokens=8, max_num_seqs=4), donor)
+    todo = list(wanted)
+    for _ in range(data.draw(st.integers(0, 25))):
+        act = data.draw(st.sampled_from(["park", "submit", "step", "abort", "unhold"]))
+        if act == "park" and todo:
+            world.park(todo.pop(0))
+        elif act == "submit" and world.parked:
+            world.submit(data.draw(st.sampled_from(world.parked)), data.draw(st.integers(0, 6)))
+        elif act == "abort":
+            name = data.draw(st.sampled_from([request.id for request in wanted]))
+            if name not in [parked.request.id for parked in world.parked]:
+                world.engine.abort(name)
+                world.aborted.add(name)
+        elif act == "unhold" and world.held:
+            world.engine.unhold(world.held.pop())
+        else:
+            world.step()
+        world.engine.check_integrity()
+    world.unparked += todo
+    world.settle()
+    load = world.engine.load()
+    assert (load.running, load.waiting, load.free_blocks) == (0, 0, blocks)
+    for key, ids in world.run.all_ids().items():
+        if key[0] not in world.aborted:
+            assert ids == whole[key]
+    assert {request.id for request in wanted} - set(world.run.finished) <= world.aborted
+
+
+@given(length=st.integers(1, 60), blocks=st.integers(1, 12), max_len=st.integers(2, 60))
+@settings(max_examples=60, deadline=None)
+def test_a_request_runs_to_its_end_or_is_refused_at_once(
+    length: int, blocks: int, max_len: int
+) -> None:
+    engine = sim(num_blocks=blocks, max_model_len=max_len)
+    request = make_request("a", length, max_tokens=100)
+    limit = min(max_len, blocks * BLOCK)
+    try:
+        engine.submit(request)
+    except PromptTooLong:
+        assert length >= limit
+        assert not engine.has_work()
+        return
+    run = drive(engine, MAX_STEPS)
+    assert length + len(run.ids("a")) == limit
+    assert run.last("a").finish == "length"

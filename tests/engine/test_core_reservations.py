@@ -1,0 +1,231 @@
+"""Requests that close their gap before they run: reserved blocks, landed ones, what is left."""
+
+from __future__ import annotations
+
+import pytest
+
+from baton_engine.api import Reservation
+from baton_engine.core import EngineCore
+from baton_protocol.ids import RequestId
+from baton_protocol.request import Request
+from tests.support.engine_core import Run, drive, make_request, run_all, scripted, step_once
+
+
+def reserve(engine: EngineCore, request: Request) -> Reservation:
+    reservation = engine.reserve(request)
+    assert reservation is not None
+    engine.check_integrity()
+    return reservation
+
+
+def test_a_reservation_holds_blocks_for_the_whole_prompt() -> None:
+    engine, _ = scripted()
+    request = make_request("a", 10)
+    reservation = reserve(engine, request)
+    assert (reservation.blocks, reservation.cached) == ((1, 2, 3), 0)
+    assert reservation.hashes == engine.block_hashes(request)
+    assert engine.load().free_blocks == 13
+    assert not engine.has_work()
+    engine.release(reservation)
+    engine.release(reservation)
+    engine.check_integrity()
+    assert engine.load().free_blocks == 16
+
+
+def test_a_reservation_starts_with_what_is_cached_even_if_that_is_all() -> None:
+    engine, _ = scripted()
+    first = make_request("a", 8, max_tokens=1)
+    run_all(engine, [first])
+    reservation = reserve(engine, make_request("b", first.prompt_ids))
+    assert (reservation.blocks, reservation.cached) == ((1, 2), 2)
+    assert engine.load().free_blocks == 14
+    engine.release(reservation)
+    assert engine.cached_blocks(reservation.hashes) == 2
+
+
+def test_a_request_has_one_reservation_at_a_time() -> None:
+    engine, _ = scripted()
+    reserve(engine, make_request("a", 4))
+    with pytest.raises(ValueError, match="has a reservation already"):
+        engine.reserve(make_request("a", 4))
+
+
+def test_without_free_blocks_there_is_no_reservation_and_no_effect() -> None:
+    engine, _ = scripted(num_blocks=3)
+    reserve(engine, make_request("a", 8))
+    assert engine.reserve(make_request("b", 8)) is None
+    engine.check_integrity()
+    assert engine.load().free_blocks == 1
+
+
+def test_free_blocks_are_owed_to_a_request_that_waits_for_them() -> None:
+    engine, _ = scripted(num_blocks=5)
+    parked = reserve(engine, make_request("parked", 8))
+    engine.submit(make_request("big", 16))
+    engine.step()
+    assert engine.starved()
+    assert engine.reserve(make_request("small", 4)) is None
+    engine.release(parked)
+    run = drive(engine)
+    assert run.finished == ["big"]
+    assert not engine.starved()
+    assert engine.reserve(make_request("small", 4)) is not None
+
+
+def test_a_reservation_leaves_a_watermark_for_what_runs() -> None:
+    engine, _ = scripted(num_blocks=200, max_model_len=1000, max_batched_tokens=1000)
+    engine.submit(make_request("a", 4, max_tokens=2))
+    engine.step()
+    assert engine.reserve(make_request("b", 4 * 198)) is None
+    drive(engine)
+    assert engine.reserve(make_request("b", 4 * 198)) is not None
+
+
+def test_nothing_is_owed_to_a_request_that_went_away() -> None:
+    engine, _ = scripted(num_blocks=5)
+    reserve(engine, make_request("parked", 8))
+    engine.submit(make_request("big", 16))
+    engine.step()
+    engine.abort(RequestId("big"))
+    assert not engine.has_work()
+    assert engine.reserve(make_request("small", 4)) is not None
+
+
+def test_landed_blocks_are_not_computed_but_found_by_the_next_request() -> None:
+    engine, runner = scripted()
+    request = make_request("a", 14, max_tokens=1)
+    engine.submit(request, reservation=reserve(engine, request), landed=3)
+    engine.check_integrity()
+    assert engine.cached_blocks(engine.block_hashes(request)) == 3
+    assert engine.cache_changes().stored == (engine.block_hashes(request)[1],)
+    run = drive(engine)
+    assert runner.work() == [[(12, 2)]]
+    assert run.use("a") == (0, 12, 2)
+    again = run_all(engine, [make_request("b", request.prompt_ids, max_tokens=1)])
+    assert again.use("b") == (12, 0, 2)
+
+
+def test_cached_and_landed_blocks_are_told_apart() -> None:
+    engine, _ = scripted()
+    request = make_request("a", 17)
+    run_all(engine, [make_request("first", request.prompt_ids[:4], max_tokens=1)])
+    reservation = reserve(engine, request)
+    assert reservation.cached == 1
+    engine.submit(request, reservation=reservation, landed=3)
+    assert drive(engine).use("a") == (4, 8, 5)
+
+
+def test_what_is_cached_counts_even_if_nothing_landed() -> None:
+    engine, _ = scripted()
+    request = make_request("a", 17)
+    run_all(engine, [make_request("first", request.prompt_ids, max_tokens=1)])
+    engine.submit(request, reservation=reserve(engine, request))
+    assert drive(engine).use("a") == (16, 0, 1)
+
+
+def test_a_wholly_landed_prompt_computes_its_last_token_in_its_own_block() -> None:
+    engine, runner = scripted()
+    request = make_request("a", 8, max_tokens=2)
+    engine.submit(request, reservation=reserve(engine, request), landed=2)
+    # Nobody may share the block that is still to be written into.
+    assert engine.cached_blocks(engine.block_hashes(request)) == 1
+    run = drive(engine)
+    assert runner.work()[0] == [(7, 1)]
+    assert run.use("a") == (0, 7, 1)
+    assert run.ids("a") == [8, 9]
+    assert engine.cached_blocks(engine.block_hashes(request)) == 2
+
+
+@pytest.mark.parametrize("length", [4, 8])
+def test_a_wholly_cached_prompt_does_not_write_into_the_shared_block(length: int) -> None:
+    engine, runner = scripted()
+    request = make_request("a", length, max_tokens=2)
+    run_all(engine, [make_request("first", request.prompt_ids, max_tokens=1)])
+    runner.steps.clear()
+    reservation = reserve(engine, request)
+    engine.submit(request, reservation=reservation, landed=length // 4)
+    run = drive(engine)
+    assert runner.work()[0] == [(length - 4, 4)]
+    assert runner.steps[0][0].blocks[-1] != reservation.blocks[-1]
+    assert run.use("a") == (length - 4, 0, 4)
+
+
+def test_with_a_first_token_known_the_whole_prompt_may_have_landed() -> None:
+    engine, runner = scripted()
+    request = make_request("a", 8, max_tokens=3)
+    reservation = reserve(engine, request)
+    first = make_request("a", 8, ((50,),), max_tokens=3)
+    engine.submit(first, reservation=reservation, landed=2)
+    run = drive(engine)
+    assert runner.work() == [[(8, 1)], [(9, 1)]]
+    assert run.use("a") == (0, 8, 0)
+    assert [(token.offset, token.id) for token in run.tokens] == [(1, 9), (2, 10)]
+
+
+def test_choices_share_what_landed() -> None:
+    engine, runner = scripted()
+    request = make_request("a", 10, n=2)
+    reservation = reserve(engine, request)
+    known = make_request("a", 10, ((50,), (51,)), n=2)
+    engine.submit(known, reservation=reservation, landed=2)
+    run = drive(engine)
+    assert [work for step in runner.work()[:2] for work in step] == [(8, 3), (11, 1), (8, 3)]
+    assert run.use("a") == (0, 8, 2)
+    assert run.ids("a", 1) == [21, 22, 23]
+
+
+def test_a_reservation_whose_choices_have_all_ended_is_given_back() -> None:
+    engine, _ = scripted()
+    request = make_request("a", 10, ((1,),))
+    engine.submit(request, reservation=reserve(engine, request), landed=2, finished=(0,))
+    engine.check_integrity()
+    assert engine.load().free_blocks == 16
+    assert drive(engine).finished == ["a"]
+
+
+def test_a_submit_that_fails_leaves_the_reservation_with_its_owner() -> None:
+    engine, _ = scripted()
+    request = make_request("a", 10)
+    reservation = reserve(engine, request)
+    with pytest.raises(ValueError, match="3 blocks landed; the prompt has 2 full ones"):
+        engine.submit(request, reservation=reservation, landed=3)
+    with pytest.raises(ValueError, match="does not own this reservation"):
+        engine.submit(make_request("b", 10), reservation=reservation)
+    engine.check_integrity()
+    engine.release(reservation)
+    assert engine.load().free_blocks == 16
+    assert not engine.has_work()
+
+
+def test_a_queued_request_gives_its_reservation_to_a_running_one_and_finds_it_again() -> None:
+    engine, _ = scripted(num_blocks=7, max_num_seqs=1)
+    run = Run()
+    engine.submit(make_request("runs", 8, max_tokens=9))
+    step_once(engine, run)
+    request = make_request("queued", 17)
+    reservation = reserve(engine, request)
+    assert len(reservation.blocks) == 5
+    engine.submit(request, reservation=reservation, landed=4)
+    step_once(engine, run)
+    assert engine.starved()
+    assert engine.load().preemptions_total == 1
+    drive(engine, into=run)
+    assert sorted(run.finished) == ["queued", "runs"]
+    # "runs" needed 2 blocks more: the tail and the last landed block are gone, 3 are found.
+    assert run.use("queued") == (0, 12, 5)
+    assert run.ids("queued") == [17, 18, 19, 20]
+
+
+def test_parked_blocks_starve_a_running_request_only_until_they_are_given_back() -> None:
+    engine, _ = scripted(num_blocks=4)
+    parked = reserve(engine, make_request("parked", 8))
+    engine.submit(make_request("a", 8, max_tokens=6))
+    run = Run()
+    step_once(engine, run)
+    assert not engine.starved()
+    for _ in range(3):
+        assert step_once(engine, run).num_tokens == 0
+        assert engine.starved()
+    engine.release(parked)
+    drive(engine, into=run)
+    assert run.ids("a") == [8, 9, 10, 11, 12, 13]

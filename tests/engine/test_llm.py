@@ -1,0 +1,157 @@
+"""The offline API: prompts of every kind, stop strings, choices, chats, errors."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from baton_engine import LLM, SamplingParams
+from baton_engine.errors import ModelError
+from baton_protocol.errors import InvalidRequest, PromptTooLong
+from tests.support.exactness import Tally, compare, reference
+from tests.support.tiny_models import prompt_of
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+
+
+def make_llm(folder: Path) -> LLM:
+    return LLM(folder, dtype="float32", threads=1, kv_blocks=200)
+
+
+@pytest.fixture(scope="module")
+def llm(tiny_model: Callable[[str], Path]) -> LLM:
+    return make_llm(tiny_model("qwen3-gqa4"))
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_behind(llm: LLM) -> Iterator[None]:
+    yield
+    llm.engine.check_integrity()
+    assert not llm.engine.has_work()
+
+
+def test_ids_equal_those_of_transformers(llm: LLM, tiny_model: Callable[[str], Path]) -> None:
+    prompts = [prompt_of(length, seed=1) for length in (1, 16, 40, 100)]
+    for prompt, output in zip(prompts, llm.generate(prompts, GREEDY), strict=True):
+        assert output.prompt_token_ids == prompt
+        [choice] = output.outputs
+        expected = reference(tiny_model("qwen3-gqa4"), prompt, 24)
+        compare(expected, choice.token_ids, Tally())
+        assert (choice.finish_reason, choice.stop_reason) == ("length", None)
+
+
+def test_a_text_is_tokenized_and_its_output_is_text(
+    llm: LLM, tiny_model: Callable[[str], Path]
+) -> None:
+    from tokenizers import Tokenizer
+
+    [output] = llm.generate("the cache", GREEDY)
+    [same] = llm.generate(output.prompt_token_ids, GREEDY)
+    assert (output.prompt, same.prompt) == ("the cache", None)
+    assert output.outputs[0].token_ids == same.outputs[0].token_ids
+    tokenizer = Tokenizer.from_file(str(tiny_model("qwen3-gqa4") / "tokenizer.json"))
+    assert output.prompt_token_ids == tokenizer.encode("the cache").ids
+    assert output.outputs[0].text == tokenizer.decode(output.outputs[0].token_ids) != ""
+
+
+def test_a_stop_string_ends_a_choice_before_it(llm: LLM) -> None:
+    [whole] = llm.generate(prompt_of(20, seed=3), GREEDY)
+    text = whole.outputs[0].text
+    stop = next(char for char in text[4:] if char.isascii() and char not in text[:4])
+    [output] = llm.generate(
+        prompt_of(20, seed=3),
+        SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, stop=(stop,)),
+    )
+    [choice] = output.outputs
+    assert (choice.finish_reason, choice.stop_reason) == ("stop", stop)
+    assert choice.text == text[: text.index(stop)]
+    assert choice.token_ids == whole.outputs[0].token_ids[: len(choice.token_ids)]
+    assert len(choice.token_ids) < 24
+
+
+def test_a_stop_id_ends_a_choice_with_it_and_eos_ends_it_without_a_reason(llm: LLM) -> None:
+    [whole] = llm.generate(prompt_of(20, seed=3), GREEDY)
+    ids = whole.outputs[0].token_ids
+    params = SamplingParams(temperature=0.0, ignore_eos=True, stop_token_ids=(ids[3],))
+    [choice] = llm.generate(prompt_of(20, seed=3), params)[0].outputs
+    assert choice.token_ids == ids[: ids.index(ids[3]) + 1]
+    assert (choice.finish_reason, choice.stop_reason) == ("stop", ids[3])
+
+
+def test_n_choices_of_a_seed_differ_and_come_again(llm: LLM) -> None:
+    params = SamplingParams(temperature=1.0, seed=4, n=3, max_tokens=16, ignore_eos=True)
+    first = llm.generate(prompt_of(30, seed=5), params)[0].outputs
+    again = llm.generate(prompt_of(30, seed=5), params)[0].outputs
+    assert [each.index for each in first] == [0, 1, 2]
+    assert len({tuple(each.token_ids) for each in first}) == 3
+    assert [each.token_ids for each in first] == [each.token_ids for each in again]
+
+
+def test_without_a_seed_two_requests_differ(llm: LLM) -> None:
+    params = SamplingParams(temperature=2.0, max_tokens=32, ignore_eos=True)
+    one, two = llm.generate([prompt_of(9, seed=6)] * 2, params)
+    assert one.outputs[0].token_ids != two.outputs[0].token_ids
+
+
+def test_logprobs_are_one_record_per_token(llm: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True, logprobs=2)
+    [choice] = llm.generate(prompt_of(9, seed=6), params)[0].outputs
+    assert choice.logprobs is not None
+    assert [each.sampled.id for each in choice.logprobs] == choice.token_ids
+    assert all(len(each.top) == 2 for each in choice.logprobs)
+    total = sum(each.sampled.logprob for each in choice.logprobs)
+    assert choice.cumulative_logprob == pytest.approx(total)
+    assert llm.generate(prompt_of(9, seed=6), GREEDY)[0].outputs[0].cumulative_logprob is None
+
+
+def test_a_second_request_uses_the_cached_prefix(llm: LLM) -> None:
+    prompt = prompt_of(100, seed=77)
+    assert llm.generate(prompt, GREEDY)[0].cached_tokens == 0
+    assert llm.generate(prompt, GREEDY)[0].cached_tokens == 96
+
+
+def test_each_prompt_may_have_parameters_of_its_own(llm: LLM) -> None:
+    short = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
+    outputs = llm.generate([prompt_of(9, seed=1)] * 2, [GREEDY, short])
+    assert [len(each.outputs[0].token_ids) for each in outputs] == [24, 3]
+    with pytest.raises(ValueError, match="2 prompts and 1 sampling_params"):
+        llm.generate([prompt_of(9, seed=1)] * 2, [GREEDY])
+
+
+def test_a_chat_is_rendered_by_the_models_template(llm: LLM) -> None:
+    [output] = llm.chat([{"role": "user", "content": "hi"}], GREEDY)
+    rendered = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    [same] = llm.generate(rendered, GREEDY)
+    assert output.prompt_token_ids == same.prompt_token_ids
+    two = llm.chat([[{"role": "user", "content": "hi"}], [{"role": "user", "content": "ho"}]])
+    assert len(two) == 2
+
+
+def test_a_request_that_cannot_run_raises_and_leaves_nothing_running(llm: LLM) -> None:
+    fine = prompt_of(9, seed=1)
+    with pytest.raises(PromptTooLong, match="2000"):
+        llm.generate([fine, prompt_of(2000, seed=1)], GREEDY)
+    assert not llm.engine.has_work()
+    with pytest.raises(InvalidRequest, match="top_p is 0"):
+        llm.generate(fine, SamplingParams(top_p=0.0))
+    with pytest.raises(InvalidRequest, match="empty"):
+        llm.generate([[]], GREEDY)
+    assert len(llm.generate(fine, GREEDY)[0].outputs[0].token_ids) == 24
+
+
+def test_a_folder_without_a_tokenizer_serves_ids_only(
+    tmp_path: Path, tiny_model: Callable[[str], Path]
+) -> None:
+    folder = tmp_path / "bare"
+    ignored = shutil.ignore_patterns(".*", "tokenizer*")
+    shutil.copytree(tiny_model("qwen3-gqa4"), folder, ignore=ignored)
+    bare = make_llm(folder)
+    [output] = bare.generate(prompt_of(9, seed=1), GREEDY)
+    assert (len(output.outputs[0].token_ids), output.outputs[0].text) == (24, "")
+    with pytest.raises(ModelError, match=r"tokenizer\.json"):
+        bare.generate("text", GREEDY)
+    with pytest.raises(ModelError, match=r"tokenizer\.json"):
+        bare.generate(prompt_of(9, seed=1), SamplingParams(stop=("x",)))

@@ -1,0 +1,81 @@
+"""Parts of the models against transformers' own: frequencies, logits, bfloat16."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from baton_engine.api import Row
+from baton_engine.config import read_config
+from baton_engine.models.rope import Rope, inverse_frequencies, rotate
+from baton_engine.torch_engine import build_runner
+from baton_engine.torch_settings import TorchSettings
+from baton_protocol.ids import BlockId
+from baton_protocol.sampling import SamplingParams
+from tests.support.tiny_models import MORE_MODELS, TINY_MODELS, prompt_of
+from tests.support.torch_engines import ask
+
+TOP_20 = SamplingParams(temperature=0.0, logprobs=20)
+
+
+def top_logprobs(folder: Path, prompt: list[int], dtype: str) -> dict[int, float]:
+    settings = TorchSettings(model=folder, dtype=dtype, threads=1, kv_blocks=70)
+    blocks = [BlockId(block) for block in range(1, 41)]
+    [(found,)] = build_runner(settings).execute([Row(prompt, 0, blocks, ask(len(prompt), TOP_20))])
+    assert found.logprobs is not None
+    return {each.id: each.logprob for each in found.logprobs.top}
+
+
+@pytest.mark.parametrize("name", ["llama3-rope", "qwen3-gqa2", "qwen3-bias-linear-rope"])
+def test_frequencies_are_those_of_transformers(
+    name: str, tiny_model: Callable[[str], Path]
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    folder = tiny_model(name)
+    theirs = AutoModelForCausalLM.from_pretrained(folder).model.rotary_emb.inv_freq
+    config = read_config(folder)
+    ours = inverse_frequencies(config.rope, config.head_dim)
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=0)
+
+
+def test_rotation_keeps_lengths_and_position_0_unchanged() -> None:
+    from baton_engine.config import RopeConfig
+
+    rope = Rope(RopeConfig(type="default", theta=1e4), 8, torch.float32, torch.device("cpu"))
+    heads = torch.randn(3, 2, 8)
+    rotated = rotate(heads, rope.tables(torch.tensor([0, 1, 500])))
+    torch.testing.assert_close(rotated[0], heads[0])
+    torch.testing.assert_close(rotated.norm(dim=-1), heads.norm(dim=-1))
+    assert not torch.allclose(rotated[1], heads[1])
+
+
+@pytest.mark.parametrize("name", [*TINY_MODELS, *MORE_MODELS])
+def test_logprobs_are_within_1e_4_of_transformers(
+    name: str, tiny_model: Callable[[str], Path]
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    folder, prompt = tiny_model(name), prompt_of(300, seed=5)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.inference_mode():
+        theirs = model(torch.tensor([prompt])).logits[0, -1].log_softmax(-1)
+    for id, logprob in top_logprobs(folder, prompt, "float32").items():
+        assert logprob == pytest.approx(theirs[id].item(), abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["llama-gqa1", "qwen3-gqa4"])
+def test_bfloat16_is_finite_and_close_to_float32(
+    name: str, tiny_model: Callable[[str], Path]
+) -> None:
+    """Loosely: 8 bits of mantissa through a few layers of a model with large random weights."""
+    folder, prompt = tiny_model(name), prompt_of(100, seed=6)
+    exact = top_logprobs(folder, prompt, "float32")
+    rough = top_logprobs(folder, prompt, "bfloat16")
+    assert all(abs(logprob) < 1e4 for logprob in rough.values())  # NaN fails
+    common = exact.keys() & rough.keys()
+    assert len(common) >= 12
+    assert max(abs(exact[id] - rough[id]) for id in common) < 0.5

@@ -1,0 +1,294 @@
+"""One token budget, running first, chunked prefill, and who gives up blocks."""
+
+from __future__ import annotations
+
+import pytest
+
+from baton_engine.blocks import BlockPool
+from baton_engine.scheduler import Piece, Scheduler
+from baton_engine.sequence import RequestState, Sequence, blocks_for
+from baton_protocol.hashing import extend_hashes
+from baton_protocol.ids import BlockHash
+from tests.support.engine_core import make_request
+
+BLOCK = 4
+ROOT = BlockHash(bytes(16))
+
+
+class Desk:
+    """A scheduler and what an engine does around it: compute, and append a token where due."""
+
+    def __init__(self, blocks: int, *, budget: int = 1000, seqs: int = 100) -> None:
+        self.pool = BlockPool(blocks)
+        self.scheduler = Scheduler(
+            self.pool, block_size=BLOCK, max_batched_tokens=budget, max_num_seqs=seqs
+        )
+        self.arrivals = 0
+
+    def sequence(self, name: str, prompt: int) -> Sequence:
+        self.arrivals += 1
+        request = make_request(name, prompt)
+        state = RequestState(
+            request,
+            arrival=self.arrivals,
+            root=ROOT,
+            prompt_hashes=extend_hashes(ROOT, request.prompt_ids, BLOCK),
+            block_size=BLOCK,
+            prefill_only=False,
+            track=False,
+        )
+        return Sequence(state, 0)
+
+    def add(self, name: str, prompt: int) -> Sequence:
+        sequence = self.sequence(name, prompt)
+        self.scheduler.add(sequence)
+        return sequence
+
+    def add_holding(self, name: str, prompt: int, *, blocks: int | None = None) -> Sequence:
+        """A sequence that comes with blocks of its own, as from a reservation."""
+        sequence = self.sequence(name, prompt)
+        count = blocks_for(prompt, BLOCK) if blocks is None else blocks
+        sequence.place(self.pool.allocate(count), computed=0, registered=0)
+        self.scheduler.add(sequence)
+        return sequence
+
+    def step(self) -> dict[str, int]:
+        """Schedule, compute, append; the tokens each request got."""
+        pieces = self.scheduler.schedule()
+        for piece in pieces:
+            self.compute(piece)
+        return {piece.sequence.state.request.id: piece.count for piece in pieces}
+
+    def compute(self, piece: Piece) -> None:
+        sequence = piece.sequence
+        sequence.computed += piece.count
+        full = sequence.computed // BLOCK
+        for index in range(sequence.registered, full):
+            hash = sequence.hashes_of(full)[index]
+            self.pool.register(sequence.blocks[index], hash, ends_chunk=False)
+        sequence.registered = full
+        if not sequence.missing:
+            sequence.tokens.append(sequence.known % 90)
+
+    def finish(self, sequence: Sequence) -> None:
+        self.pool.release(self.scheduler.remove(sequence))
+
+    def names(self, queue: list[Sequence]) -> list[str]:
+        return [each.state.request.id for each in queue]
+
+    @property
+    def running(self) -> list[str]:
+        return self.names(self.scheduler.running)
+
+    @property
+    def waiting(self) -> list[str]:
+        return self.names(self.scheduler.waiting)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "blocks"), [(0, 0), (1, 1), (15, 1), (16, 1), (17, 2), (130, 9), (4096, 256)]
+)
+def test_tokens_fill_blocks_from_the_left(tokens: int, blocks: int) -> None:
+    assert blocks_for(tokens, 16) == blocks
+
+
+def test_a_long_prompt_is_computed_in_pieces_of_the_budget() -> None:
+    desk = Desk(2000, budget=2048)
+    desk.add("a", 5000)
+    assert [desk.step() for _ in range(4)] == [{"a": 2048}, {"a": 2048}, {"a": 904}, {"a": 1}]
+
+
+def test_decoding_comes_before_a_prompt_that_is_being_computed() -> None:
+    desk = Desk(2000, budget=2048)
+    for index in range(48):
+        desk.add(f"d{index}", 1)
+    desk.step()
+    desk.add("long", 5000)
+    pieces = [desk.step() for _ in range(3)]
+    assert [step["long"] for step in pieces] == [2000, 2000, 1000]
+    assert all(len(step) == 49 for step in pieces)
+
+
+def test_an_older_prompt_does_not_starve_younger_decoding_ones() -> None:
+    desk = Desk(100, budget=10)
+    old = desk.add("old", 4)
+    desk.step()
+    desk.add("young", 1)
+    desk.step()
+    old.tokens += [1] * 40  # as a preempted one that has much to compute again
+    old.blocks += desk.pool.allocate(20)
+    assert desk.step() == {"young": 1, "old": 9}
+
+
+def test_budget_left_over_goes_to_waiting_requests_in_order() -> None:
+    desk = Desk(100, budget=10)
+    for name in "abc":
+        desk.add(name, 4)
+    assert desk.step() == {"a": 4, "b": 4, "c": 2}
+    assert desk.step() == {"a": 1, "b": 1, "c": 2}
+
+
+def test_no_more_sequences_run_than_the_budget_has_tokens() -> None:
+    desk = Desk(100, budget=2)
+    _, b, _ = (desk.add(name, 1) for name in "abc")
+    assert desk.step() == {"a": 1, "b": 1}
+    assert desk.step() == {"a": 1, "b": 1}
+    assert desk.waiting == ["c"]
+    desk.finish(b)
+    assert desk.step() == {"a": 1, "c": 1}
+
+
+def test_no_more_sequences_run_than_allowed() -> None:
+    desk = Desk(100, seqs=2)
+    a, _, _ = (desk.add(name, 4) for name in "abc")
+    assert desk.step() == {"a": 4, "b": 4}
+    assert desk.step() == {"a": 1, "b": 1}
+    desk.finish(a)
+    assert desk.step() == {"b": 1, "c": 4}
+
+
+def test_the_oldest_waiting_request_that_does_not_fit_stops_the_others() -> None:
+    desk = Desk(4)
+    desk.add("first", 4)
+    desk.step()
+    desk.add("big", 16)
+    desk.add("small", 1)
+    assert desk.step() == {"first": 1}
+    assert desk.waiting == ["big", "small"]
+    assert desk.scheduler.owes_blocks
+    assert not desk.scheduler.starved
+
+
+def test_a_request_that_holds_its_blocks_passes_one_that_does_not_fit() -> None:
+    desk = Desk(4)
+    desk.add("first", 4)
+    desk.step()
+    desk.add("big", 16)
+    desk.add_holding("holder", 4)
+    assert desk.step() == {"first": 1, "holder": 4}
+    assert desk.waiting == ["big"]
+
+
+def test_the_youngest_gives_its_blocks_to_the_oldest_and_starts_again_later() -> None:
+    """5 blocks of 4 tokens; r1 and r2 fill 2 blocks each, r3 one. R2 is preempted too, itself the
+    youngest by then; nothing is admitted in a step that preempted."""
+    desk = Desk(5)
+    desk.add("r1", 8)
+    r2, r3 = desk.add("r2", 8), desk.add("r3", 4)
+    desk.step()
+    assert desk.pool.num_free == 0
+    assert desk.step() == {"r1": 1}
+    assert desk.waiting == ["r2", "r3"]
+    assert (r2.computed, r2.blocks, r3.computed, r3.known) == (0, [], 0, 5)
+    assert desk.scheduler.preemptions == 2
+    assert desk.scheduler.starved
+    # R2 finds its two blocks, which are free and so count as demand: 1 + 2 > 2 free ones.
+    assert desk.pool.lookup(r2.hashes_of(2)) == [3, 4]
+    assert desk.step() == {"r1": 1}
+    assert desk.waiting == ["r2", "r3"]
+    assert not desk.scheduler.starved
+
+
+def test_a_preempted_request_finds_its_blocks_again() -> None:
+    desk = Desk(5)
+    r1, r2 = desk.add("r1", 8), desk.add("r2", 8)
+    desk.step()
+    desk.step()  # r1 takes the free block, r2 gives up its own
+    assert desk.running == ["r1"]
+    desk.finish(r1)
+    assert desk.step() == {"r2": 1}
+    assert (r2.computed, r2.registered) == (9, 2)
+
+
+def test_nothing_is_admitted_in_a_step_that_preempted() -> None:
+    desk = Desk(4, seqs=2)
+    older = desk.sequence("older", 1)  # as a choice whose prompt was computed only now
+    desk.add("r1", 8)
+    desk.add("r2", 8)
+    assert desk.step() == {"r1": 8, "r2": 8}
+    desk.scheduler.add(older)
+    assert desk.step() == {"r1": 1}
+    assert desk.pool.num_free == 1
+    assert desk.waiting == ["older", "r2"]
+    assert desk.step() == {"r1": 1, "older": 1}
+
+
+def test_queued_holders_lose_their_blocks_before_running_ones_do() -> None:
+    desk = Desk(6, seqs=2)
+    desk.add("r1", 8)
+    desk.add("r2", 7)
+    desk.step()
+    desk.add_holding("q1", 4)
+    q2 = desk.add_holding("q2", 4)
+    assert desk.step() == {"r1": 1, "r2": 1}
+    assert desk.running == ["r1", "r2"]
+    assert desk.waiting == ["q1", "q2"]
+    assert q2.blocks == []
+    assert desk.scheduler.preemptions == 1
+
+
+def test_queued_holders_that_lack_what_each_other_holds_do_not_wait_for_ever() -> None:
+    desk = Desk(4)
+    a = desk.add_holding("a", 9, blocks=2)
+    b = desk.add_holding("b", 9, blocks=2)
+    assert desk.step() == {"a": 9}
+    assert (len(a.blocks), b.blocks) == (3, [])
+    assert desk.scheduler.starved
+
+
+def test_a_lone_request_that_others_keep_from_growing_waits() -> None:
+    desk = Desk(3)
+    desk.add("a", 8)
+    desk.step()
+    parked = desk.pool.allocate(1)
+    assert desk.step() == {}
+    assert desk.scheduler.starved
+    assert desk.step() == {}
+    assert desk.scheduler.starved
+    desk.pool.release(parked)
+    assert desk.step() == {"a": 1}
+    assert not desk.scheduler.starved
+
+
+def test_an_admission_leaves_a_watermark_free_while_others_run() -> None:
+    desk = Desk(200)
+    a = desk.add("a", 4)
+    desk.step()
+    desk.add("b", 4 * 198)
+    assert desk.step() == {"a": 1}
+    assert desk.scheduler.spare == 2
+    desk.finish(a)
+    assert desk.step() == {"b": 4 * 198}
+
+
+def test_blocks_that_hits_would_free_are_not_counted_twice() -> None:
+    desk = Desk(3)
+    a = desk.add("a", 8)
+    desk.step()
+    desk.finish(a)
+    other = desk.pool.allocate(1)
+    desk.pool.touch(other)
+    again = desk.sequence("a", 8)
+    again.tokens.append(1)
+    desk.scheduler.add(again)  # 2 hits in the free queue and 1 new block; 2 are free
+    assert desk.step() == {}
+    assert desk.pool.num_free == 2
+
+
+def test_removing_a_queued_holder_returns_its_blocks() -> None:
+    desk = Desk(4)
+    holder = desk.add_holding("a", 8)
+    plain = desk.add("b", 4)
+    desk.finish(holder)
+    desk.finish(plain)
+    assert desk.pool.num_free == 4
+    assert not desk.waiting
+    desk.pool.check_integrity({})
+
+
+def test_all_sequences_are_listed_running_ones_first() -> None:
+    desk = Desk(10, seqs=1)
+    desk.add("a", 4)
+    desk.step()
+    desk.add("b", 4)
+    assert desk.names(list(desk.scheduler.sequences())) == ["a", "b"]

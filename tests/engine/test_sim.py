@@ -1,0 +1,320 @@
+"""The simulated engine: real bytes, tokens that depend on all of them, time by its settings."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import pytest
+
+from baton_engine.api import Row
+from baton_engine.core import EngineCore
+from baton_engine.errors import SettingsError
+from baton_engine.sim import SimSettings, build_sim
+from baton_engine.sim_runner import Timing, mix
+from baton_protocol.ids import BlockId, Fingerprint
+from baton_protocol.request import Request
+from tests.support.engine_core import Run, drive, make_request, run_all
+
+
+def sim(**changes: Any) -> EngineCore:
+    return build_sim(SimSettings(block_size=4, chunk_blocks=2, **changes))
+
+
+def ids_of(engine: EngineCore, request: Request) -> list[int]:
+    return run_all(engine, [request]).ids(request.id)
+
+
+def copy_blocks(source: EngineCore, target: EngineCore, pairs: list[tuple[int, int]]) -> None:
+    for of, to in pairs:
+        data = bytearray(source.info.layout.block_bytes)
+        source.memory.read([BlockId(of)], memoryview(data))
+        target.memory.write([BlockId(to)], memoryview(data))
+
+
+def test_its_tokens_are_printable_and_end_by_length() -> None:
+    run = run_all(sim(), [make_request("a", 10, max_tokens=200)])
+    assert all(32 <= id < 127 for id in run.ids("a"))
+    assert len(set(run.ids("a"))) > 40
+    assert (len(run.ids("a")), run.last("a").finish) == (200, "length")
+
+
+def test_the_same_request_has_the_same_ids_on_another_machine() -> None:
+    """Pinned: another value here is another model, and FORMULA must change."""
+    ids = ids_of(sim(), make_request("a", [1, 2, 3, 4, 5], max_tokens=12))
+    assert bytes(ids) == b"HP!H_{C$o?`X"
+
+
+@pytest.mark.parametrize("change", [0, 3, 7, 12])
+def test_every_token_of_the_prompt_matters(change: int) -> None:
+    prompt = list(range(13))
+    other = [*prompt[:change], 50, *prompt[change + 1 :]]
+    first, second = (
+        ids_of(sim(), make_request("a", each, max_tokens=8)) for each in (prompt, other)
+    )
+    assert first != second
+
+
+@pytest.mark.parametrize("foreign", [0, 1, 2])
+def test_a_foreign_block_changes_the_ids(foreign: int) -> None:
+    request = make_request("a", 13, max_tokens=8)
+    right = ids_of(sim(), request)
+    donor = sim()
+    run_all(donor, [make_request("other", 13, max_tokens=1)])
+    source = sim()
+    run_all(source, [request])
+    target = sim()
+    reservation = target.reserve(request)
+    assert reservation is not None
+    blocks = list(reservation.blocks)
+    copy_blocks(source, target, [(1, blocks[0]), (2, blocks[1]), (3, blocks[2])])
+    copy_blocks(donor, target, [(foreign + 1, blocks[foreign])])
+    target.submit(request, reservation=reservation, landed=3)
+    assert drive(target).ids("a") != right
+
+
+def test_one_wrong_byte_anywhere_in_a_block_changes_the_ids() -> None:
+    request = make_request("a", 5, max_tokens=8)
+    source = sim()
+    right = ids_of(source, request)
+    data = bytearray(source.info.layout.block_bytes)
+    source.memory.read([BlockId(1)], memoryview(data))
+    for position in range(0, len(data), 37):
+        wrong = bytearray(data)
+        wrong[position] ^= 1
+        target = sim()
+        reservation = target.reserve(request)
+        assert reservation is not None
+        target.memory.write(reservation.blocks[:1], memoryview(wrong))
+        target.submit(request, reservation=reservation, landed=1)
+        assert drive(target).ids("a") != right, position
+
+
+@pytest.mark.parametrize("length", [4, 8, 13])
+@pytest.mark.parametrize("seed", [None, 5])
+def test_landed_blocks_give_the_ids_of_computed_ones(length: int, seed: int | None) -> None:
+    temperature = 0.0 if seed is None else 1.0
+    request = make_request("a", length, max_tokens=12, seed=seed, temperature=temperature)
+    source = sim()
+    right = ids_of(source, request)
+    full = length // 4
+    data = bytearray(source.info.layout.block_bytes * full)
+    source.memory.read([BlockId(id) for id in range(1, full + 1)], memoryview(data))
+    target = sim()
+    target.hold([BlockId(1)])  # so that the blocks have other numbers there
+    reservation = target.reserve(request)
+    assert reservation is not None
+    target.memory.write(reservation.blocks[:full], memoryview(data))
+    target.submit(request, reservation=reservation, landed=full)
+    run = drive(target)
+    assert run.ids("a") == right
+    assert run.use("a")[1] == min(4 * full, length - 1)
+
+
+def test_what_is_computed_after_landed_blocks_has_the_bytes_of_an_undisturbed_run() -> None:
+    request = make_request("a", 12, max_tokens=9)
+    source, target = sim(), sim()
+    run_all(source, [request])
+    reservation = target.reserve(request)
+    assert reservation is not None
+    copy_blocks(source, target, [(1, reservation.blocks[0])])
+    target.submit(request, reservation=reservation, landed=1)
+    drive(target)
+    blocks = [BlockId(id) for id in range(1, 6)]
+    contents = []
+    for engine in (source, target):
+        data = bytearray(engine.info.layout.block_bytes * 5)
+        engine.memory.read(blocks, memoryview(data))
+        contents.append(data)
+    assert contents[0] == contents[1]
+
+
+def test_choices_differ_when_sampled_and_agree_when_greedy() -> None:
+    sampled = run_all(sim(), [make_request("a", 9, n=3, temperature=1.0, seed=7, max_tokens=20)])
+    assert len({tuple(sampled.ids("a", choice)) for choice in range(3)}) == 3
+    greedy = run_all(sim(), [make_request("a", 9, n=3, max_tokens=20)])
+    assert len({tuple(greedy.ids("a", choice)) for choice in range(3)}) == 1
+
+
+def test_the_seed_decides_what_is_sampled_and_top_k_1_is_greedy() -> None:
+    def ids(**params: Any) -> list[int]:
+        return ids_of(sim(), make_request("a", 9, max_tokens=20, **params))
+
+    assert ids(temperature=1.0, seed=1) == ids(temperature=1.0, seed=1)
+    assert ids(temperature=1.0, seed=1) != ids(temperature=1.0, seed=2)
+    assert ids(temperature=1.0, seed=1, top_k=1) == ids()
+
+
+def test_logprobs_rank_the_sampled_token_among_the_likeliest() -> None:
+    request = make_request("a", 9, temperature=1.0, seed=3, logprobs=20, max_tokens=16)
+    run = run_all(sim(), [request])
+    for token in run.tokens:
+        assert token.logprobs is not None
+        top, sampled = token.logprobs.top, token.logprobs.sampled
+        assert sampled.id == token.id
+        assert top[sampled.rank - 1] == sampled
+        assert [each.rank for each in top] == list(range(1, 21))
+        assert all(a.logprob > b.logprob for a, b in pairwise(top))
+    without = run_all(sim(), [make_request("a", 9, max_tokens=2, logprobs=0)])
+    assert [len(token.logprobs.top) for token in without.tokens if token.logprobs] == [0, 0]
+
+
+def test_it_says_eos_only_if_asked_to_and_never_a_banned_id() -> None:
+    run = run_all(sim(eos_every=10), [make_request(f"a{i}", 9, max_tokens=100) for i in range(9)])
+    assert all(run.last(f"a{i}").stop_id == 257 for i in range(9))
+    run = run_all(sim(eos_every=1), [make_request("a", 9, max_tokens=9, min_tokens=5, logprobs=1)])
+    assert run.ids("a")[5:] == [257]
+    everything = make_request("a", 9, min_tokens=4, stop_token_ids=tuple(range(32, 127)))
+    assert len(run_all(sim(), [everything]).ids("a")) == 4
+    banned = tuple(range(32, 120))
+    engine = sim(eos_every=1)
+    run = run_all(engine, [make_request("a", 9, max_tokens=9, min_tokens=9, stop_token_ids=banned)])
+    assert set(run.ids("a")) <= set(range(120, 127))
+
+
+def test_a_prefix_is_reused_across_requests() -> None:
+    engine = sim()
+    prompt = list(range(40))
+    run_all(engine, [make_request("a", [*prompt, 1], max_tokens=1)])
+    run = run_all(engine, [make_request("b", [*prompt, 2, 3], max_tokens=3)])
+    assert run.use("b") == (40, 0, 2)
+    assert run.ids("b") == ids_of(sim(), make_request("b", [*prompt, 2, 3], max_tokens=3))
+
+
+def test_reads_and_writes_of_the_wrong_size_are_refused() -> None:
+    engine = sim()
+    with pytest.raises(ValueError, match="10 bytes for 1 blocks; 2048 are needed"):
+        engine.memory.write([BlockId(1)], memoryview(bytes(10)))
+    with pytest.raises(ValueError, match="0 bytes for 2 blocks"):
+        engine.memory.read([BlockId(1), BlockId(2)], memoryview(bytearray()))
+
+
+# --- time ---------------------------------------------------------------------------------------
+
+
+class FakeClock:
+    def __init__(self, work: float = 0.0) -> None:
+        self.now = 0.0
+        self.work = work
+        self.slept: list[float] = []
+
+    def read(self) -> float:
+        self.now += self.work
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(round(seconds * 1000, 6))
+        self.now += seconds
+
+
+def timed(clock: FakeClock, **changes: Any) -> EngineCore:
+    settings = SimSettings(
+        block_size=4,
+        prefill_base_ms=5,
+        prefill_ms_per_token=2,
+        decode_ms=3,
+        decode_ms_per_seq=0.5,
+        **changes,
+    )
+    return build_sim(settings, clock=clock.read, sleep=clock.sleep)
+
+
+def test_a_step_takes_what_the_timing_model_says() -> None:
+    clock = FakeClock()
+    engine = timed(clock, max_batched_tokens=8)
+    run = Run()
+    engine.submit(make_request("a", 10, max_tokens=3))
+    drive(engine, into=run)
+    assert clock.slept == [5 + 2 * 8, 5 + 2 * 2, 3.5, 3.5]
+
+
+def test_a_mixed_step_takes_both_parts() -> None:
+    clock = FakeClock()
+    engine = timed(clock)
+    for name in "ab":
+        engine.submit(make_request(name, 4, max_tokens=3))
+    engine.step()
+    engine.submit(make_request("c", 10, max_tokens=1))
+    engine.step()
+    assert clock.slept == [5 + 2 * 8, 3 + 2 * 0.5 + 5 + 2 * 10]
+    drive(engine)
+
+
+def test_its_own_arithmetic_is_part_of_the_simulated_time() -> None:
+    clock = FakeClock(work=0.004)
+    drive_one = timed(clock)
+    run_all(drive_one, [make_request("a", 4, max_tokens=2)])
+    assert clock.slept == [5 + 2 * 4 - 4]  # the decoding step's 3.5 ms were over by then
+
+
+def test_without_timing_it_never_sleeps() -> None:
+    clock = FakeClock()
+    engine = build_sim(SimSettings(), clock=clock.read, sleep=clock.sleep)
+    run_all(engine, [make_request("a", 10)])
+    assert clock.slept == []
+
+
+def test_a_piece_of_one_token_that_samples_nothing_is_prefill() -> None:
+    assert Timing(prefill_base_ms=1, decode_ms=100).step_ms([Row([1], 0, [BlockId(1)])]) == 1
+
+
+# --- settings -----------------------------------------------------------------------------------
+
+
+def test_engines_of_equal_geometry_may_exchange_kv_and_others_may_not() -> None:
+    def fingerprint(**changes: Any) -> Fingerprint:
+        return SimSettings(**changes).fingerprint()
+
+    assert fingerprint() == fingerprint(model="other", decode_ms=5, num_blocks=9, eos_every=3)
+    changes: list[dict[str, Any]] = [
+        {"layers": 3},
+        {"kv_heads": 1},
+        {"head_dim": 8},
+        {"block_size": 8},
+        {"dtype": "bfloat16"},
+        {"chunk_blocks": 3},
+        {"vocab_size": 300},
+    ]
+    assert len({fingerprint(**each) for each in ({}, *changes)}) == len(changes) + 1
+
+
+def test_the_default_chunk_is_as_large_as_the_geometry_asks() -> None:
+    assert SimSettings().layout().chunk_blocks == 8
+    assert SimSettings(layers=32, kv_heads=8, head_dim=128).layout().chunk_blocks == 1
+    assert SimSettings(chunk_blocks=2).layout().chunk_blocks == 2
+
+
+def test_the_length_is_never_more_than_the_pool_holds() -> None:
+    assert sim(num_blocks=5, max_model_len=100).info.max_model_len == 20
+    assert sim(num_blocks=50, max_model_len=100).info.max_model_len == 100
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layers": 0}, "sim layers is 0; it must be at least 1"),
+        ({"max_model_len": 1}, "sim max_model_len is 1"),
+        ({"decode_ms": -1.0}, "sim decode_ms is -1.0; it must be at least 0"),
+        ({"prefill_base_ms": float("nan")}, "sim prefill_base_ms is nan"),
+        ({"chunk_blocks": 0}, "sim chunk_blocks is 0"),
+        ({"dtype": "int3"}, "sim dtype is 'int3'; use one of float32"),
+        ({"head_dim": 3}, "sim head_dim is 3; in float32 it must be a multiple of 2"),
+        ({"end_id": 300}, r"sim says ids in \[32, 300\); they must be within \[0, 259\)"),
+        ({"first_id": 127}, "sim says ids in"),
+    ],
+)
+def test_settings_that_cannot_work_are_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        build_sim(SimSettings(**changes))
+
+
+def test_unknown_settings_are_errors() -> None:
+    assert msgspec.json.decode(b'{"decode_ms": 2}', type=SimSettings).decode_ms == 2
+    with pytest.raises(msgspec.ValidationError, match="decode_millis"):
+        msgspec.json.decode(b'{"decode_millis": 2}', type=SimSettings)
+
+
+def test_the_hash_is_stable() -> None:
+    assert mix(1, 2, 3) == mix(1, 2, 3) != mix(3, 2, 1)
+    assert 0 <= mix(-1) < 2**64

@@ -1,0 +1,103 @@
+"""What build_torch decides by itself, and what it refuses, in one line that names the flag."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from baton_engine.errors import EngineError, ModelError, SettingsError, UnsupportedModel
+from baton_engine.torch_engine import build_torch
+from baton_engine.torch_settings import TorchSettings
+from tests.support.tiny_models import FIRST_SPECIAL, MAX_POSITIONS, VOCAB
+from tests.support.torch_engines import small_engine
+
+
+@pytest.fixture
+def folder(tiny_model: Callable[[str], Path]) -> Path:
+    return tiny_model("llama-gqa2-tied")
+
+
+def test_the_engines_facts_come_from_the_folder(folder: Path) -> None:
+    info = small_engine(folder).info
+    assert (info.kind, info.model, info.vocab_size) == ("torch", folder.name, VOCAB)
+    assert info.eos_ids == (FIRST_SPECIAL + 1, FIRST_SPECIAL + 4)
+    assert (info.layout.num_layers, info.layout.num_kv_heads, info.layout.head_dim) == (2, 2, 16)
+    assert (info.max_batched_tokens, info.max_model_len) == (256, MAX_POSITIONS)
+    assert small_engine(folder, name="other").info.model == "other"
+
+
+def test_one_gib_of_kv_and_chunks_of_a_mib_or_8_blocks_are_the_defaults(folder: Path) -> None:
+    info = build_torch(TorchSettings(model=folder, threads=1)).info
+    assert info.num_blocks == (1 << 30) // info.layout.block_bytes
+    assert info.layout.chunk_blocks == 8
+    assert info.layout.dtype == "float32"
+
+
+def test_kv_memory_is_in_bytes_and_holds_whole_blocks(folder: Path) -> None:
+    block = small_engine(folder).info.layout.block_bytes
+    assert small_engine(folder, kv_blocks=None, kv_memory=100 * block - 1).info.num_blocks == 99
+
+
+def test_a_small_pool_caps_the_length_unless_it_was_asked_for(folder: Path) -> None:
+    assert small_engine(folder, kv_blocks=10).info.max_model_len == 160
+    assert small_engine(folder, kv_blocks=10, max_model_len=160).info.max_model_len == 160
+    with pytest.raises(SettingsError, match=r"--max-model-len 161 .* 160 tokens.*--kv-blocks"):
+        small_engine(folder, kv_blocks=10, max_model_len=161)
+
+
+def test_threads_are_set(folder: Path) -> None:
+    small_engine(folder, threads=2)
+    assert torch.get_num_threads() == 2
+    small_engine(folder, threads=1)
+    assert torch.get_num_threads() == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"dtype": "int4"}, "--dtype int4"),
+        ({"device": "tpu"}, "--device tpu"),
+        ({"kv_memory": 1 << 30}, "exclude each other"),
+        ({"kv_blocks": 0}, "--kv-blocks is 0"),
+        ({"threads": -1}, "--threads is -1"),
+        ({"max_model_len": 4096}, "--max-model-len 4096 .* 1024"),
+        ({"kv_blocks": None, "kv_memory": 100}, "raise --kv-memory"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_named(
+    settings: dict[str, Any], named: str, folder: Path
+) -> None:
+    with pytest.raises(SettingsError, match=named) as caught:
+        small_engine(folder, **settings)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_cuda_without_a_device_is_refused(folder: Path) -> None:
+    with pytest.raises(SettingsError, match="no CUDA device; use cpu"):
+        small_engine(folder, device="cuda")
+
+
+def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="does not exist"):
+        small_engine(tmp_path / "nowhere")
+    with pytest.raises(ModelError, match=r"no config\.json"):
+        small_engine(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["T5"]}))
+    with pytest.raises(UnsupportedModel, match="T5"):
+        small_engine(tmp_path)
+    assert issubclass(UnsupportedModel, EngineError)
+
+
+def test_settings_and_configs_are_read_without_torch() -> None:
+    """Flags are checked by processes that never load it."""
+    modules = "baton_engine, baton_engine.config, baton_engine.torch_settings, baton_engine.digest"
+    code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -1,0 +1,95 @@
+"""The torch engine's greedy ids are those of transformers, whatever shares the step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from baton_engine.api import Row
+from baton_engine.torch_engine import build_runner
+from baton_engine.torch_settings import TorchSettings
+from baton_protocol.ids import BlockId
+from tests.support.exactness import Tally, compare, reference
+from tests.support.tiny_models import MORE_MODELS, TINY_MODELS, prompt_of
+from tests.support.torch_engines import ask, decode_alone, generate_ids, small_engine
+
+NEW_TOKENS = 64
+BLOCK = 16
+CHUNK = 32
+LENGTHS = (1, BLOCK - 1, BLOCK, BLOCK + 1, CHUNK - 1, CHUNK, CHUNK + 1, 600)
+PROMPTS = [prompt_of(length, seed=seed) for length in LENGTHS for seed in (1, 2)]
+ALL_MODELS = [*TINY_MODELS, *MORE_MODELS]
+
+Report = Callable[[str, object], None]
+
+
+def check(folder: Path, found: list[list[int]], tally: Tally, label: str) -> None:
+    for prompt, ids in zip(PROMPTS, found, strict=True):
+        expected = reference(folder, prompt, NEW_TOKENS)
+        compare(expected, ids, tally, f"{label}, prompt of {len(prompt)}")
+
+
+@pytest.mark.parametrize("name", ALL_MODELS)
+def test_ids_equal_those_of_transformers_cold_and_warm_alone_and_in_a_batch_of_16(
+    name: str, tiny_model: Callable[[str], Path], record_property: Report
+) -> None:
+    folder, tally = tiny_model(name), Tally()
+    engine = small_engine(folder)
+    check(folder, generate_ids(engine, PROMPTS), tally, "cold batch")
+    assert engine.load().cached_prompt_tokens_total == 0
+    check(folder, generate_ids(engine, PROMPTS), tally, "warm batch")
+    assert engine.load().cached_prompt_tokens_total > 1000
+    engine = small_engine(folder)
+    check(folder, [generate_ids(engine, [p])[0] for p in PROMPTS], tally, "alone")
+    record_property("exactness", f"{name}: {tally}")
+    tally.check()
+
+
+@pytest.mark.parametrize("name", TINY_MODELS)
+def test_ids_equal_those_of_transformers_in_pieces_of_7_tokens(
+    name: str, tiny_model: Callable[[str], Path], record_property: Report
+) -> None:
+    folder, tally = tiny_model(name), Tally()
+    engine = small_engine(folder, max_batched_tokens=7)
+    check(folder, generate_ids(engine, PROMPTS), tally, "pieces of 7")
+    record_property("exactness", f"{name}: {tally}")
+    tally.check()
+
+
+@pytest.mark.parametrize("name", TINY_MODELS)
+def test_ids_equal_those_of_transformers_when_requests_are_preempted(
+    name: str, tiny_model: Callable[[str], Path], record_property: Report
+) -> None:
+    folder, tally = tiny_model(name), Tally()
+    engine = small_engine(folder, kv_blocks=48)
+    check(folder, generate_ids(engine, PROMPTS), tally, "preempted")
+    assert engine.load().preemptions_total > 0
+    record_property("exactness", f"{name}: {tally}")
+    tally.check()
+
+
+@pytest.mark.parametrize("name", ALL_MODELS)
+def test_one_foreign_kv_block_changes_the_ids(name: str, tiny_model: Callable[[str], Path]) -> None:
+    """Otherwise the tests above would prove nothing about the cache."""
+    folder = tiny_model(name)
+    settings = TorchSettings(model=folder, dtype="float32", threads=1, kv_blocks=40, block_size=16)
+    runner = build_runner(settings)
+    prompt, other = prompt_of(48, seed=3), prompt_of(48, seed=4)
+    own = [BlockId(block) for block in range(1, 9)]
+    foreign = [BlockId(block) for block in range(9, 17)]
+    [(first,)] = runner.execute([Row(prompt, 0, own, ask(48))])
+    runner.execute([Row(other, 0, foreign)])
+    layout = runner.memory.layout
+    snapshot = bytearray(layout.block_bytes * len(own))
+    runner.memory.read(own, memoryview(snapshot))
+    undisturbed = decode_alone(runner, [*prompt, first.id], own, NEW_TOKENS - 1)
+    expected = reference(folder, prompt, NEW_TOKENS)
+    compare(expected, [first.id, *undisturbed], Tally(), name)
+
+    runner.memory.write(own, memoryview(snapshot))
+    block = bytearray(layout.block_bytes)
+    runner.memory.read(foreign[1:2], memoryview(block))
+    runner.memory.write(own[1:2], memoryview(block))
+    assert decode_alone(runner, [*prompt, first.id], own, NEW_TOKENS - 1) != undisturbed

@@ -1,0 +1,66 @@
+"""Real servers for the store's tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from baton_kvstore.data import DataPlane, Tuning
+from baton_kvstore.embedded import EmbeddedServers, EmbeddedStore, ServerSpec
+from tests.support.kvstore import EPOCH, FINGERPRINT, LAYOUT, Transfers
+
+MakeTransfers = Callable[..., Transfers]
+
+
+@pytest.fixture
+def store() -> Iterator[EmbeddedStore]:
+    with EmbeddedStore(256 << 20, data_instances=3) as running:
+        yield running
+
+
+@pytest.fixture
+def single() -> Iterator[EmbeddedStore]:
+    """One index, one data server."""
+    with EmbeddedStore(256 << 20) as running:
+        yield running
+
+
+@pytest.fixture
+def make_servers() -> Iterator[Callable[..., EmbeddedServers]]:
+    """Start servers of any settings."""
+    with ExitStack() as stack:
+
+        def make(*specs: ServerSpec) -> EmbeddedServers:
+            return stack.enter_context(EmbeddedServers(specs))
+
+        yield make
+
+
+@pytest.fixture
+def make_transfers() -> Iterator[MakeTransfers]:
+    """Start data planes; they are closed at the end."""
+    with ExitStack() as stack:
+
+        def make(
+            urls: tuple[str, ...],
+            *,
+            threads: int = 2,
+            tuning: Tuning | None = None,
+            inflight: int = 64 << 20,
+        ) -> Transfers:
+            plane = DataPlane(
+                urls,
+                LAYOUT,
+                FINGERPRINT,
+                EPOCH,
+                threads_per_instance=threads,
+                max_inflight_bytes=inflight,
+                tuning=tuning,
+            )
+            plane.start()
+            stack.callback(plane.close)
+            return Transfers(plane)
+
+        yield make

@@ -1,0 +1,111 @@
+"""A value is exactly what was asked for, or it is a miss that says why."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton_kvstore.chunk import (
+    HEADER_BYTES,
+    ChunkSpec,
+    chunk_spec,
+    epoch_digest,
+    fingerprint_digest,
+    seal,
+    verify,
+)
+from baton_protocol.ids import BlockHash, Epoch, Fingerprint
+from tests.support.kvstore import EPOCH, FINGERPRINT, LAYOUT, chunk_name, payload_of
+
+SPEC = ChunkSpec(
+    version=1,
+    fingerprint=fingerprint_digest(FINGERPRINT),
+    hash=chunk_name(1),
+    shard=0,
+    tokens=16,
+    payload_bytes=300,
+)
+
+
+def sealed(spec: ChunkSpec, payload: bytes) -> bytearray:
+    value = bytearray(HEADER_BYTES) + bytearray(payload)
+    seal(memoryview(value), spec, epoch_digest(EPOCH))
+    return value
+
+
+def test_a_sealed_value_is_accepted_and_its_payload_is_untouched() -> None:
+    payload = bytes(range(256)) + bytes(44)
+    value = sealed(SPEC, payload)
+    assert verify(memoryview(value), SPEC) == ""
+    assert value[HEADER_BYTES:] == payload
+
+
+def test_the_spec_of_a_layout_is_that_of_a_full_chunk() -> None:
+    spec = chunk_spec(LAYOUT, fingerprint_digest(FINGERPRINT), chunk_name(3))
+    assert (spec.tokens, spec.payload_bytes) == (LAYOUT.chunk_tokens, LAYOUT.chunk_bytes)
+    assert verify(memoryview(sealed(spec, payload_of(chunk_name(3)))), spec) == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"version": 2}, "layout version 1, expected 2"),
+        ({"fingerprint": fingerprint_digest(Fingerprint("other"))}, "fingerprint"),
+        ({"hash": chunk_name(2)}, "chunk hash"),
+        ({"shard": 1}, "shard 0, expected 1"),
+        ({"tokens": 15}, "tokens 16, expected 15"),
+        ({"payload_bytes": 299}, "396 bytes, expected 395"),
+    ],
+)
+def test_a_value_of_another_spec_is_corrupt_and_says_in_what(
+    change: dict[str, object], word: str
+) -> None:
+    asked = dataclasses.replace(SPEC, **change)  # type: ignore[arg-type]
+    reason = verify(memoryview(sealed(SPEC, bytes(300))), asked)
+    assert reason.startswith("corrupt: ")
+    assert word in reason
+
+
+def test_a_size_that_lies_in_the_header_is_corrupt() -> None:
+    value = sealed(SPEC, bytes(300))
+    value[16] ^= 1
+    assert verify(memoryview(value), SPEC) == "corrupt: payload bytes 301, expected 300"
+
+
+def test_a_foreign_magic_is_corrupt() -> None:
+    value = sealed(SPEC, bytes(300))
+    value[:4] = b"HELO"
+    assert "magic" in verify(memoryview(value), SPEC)
+
+
+@given(position=st.integers(0, HEADER_BYTES + 299), bit=st.integers(0, 7))
+def test_any_flipped_bit_is_noticed(position: int, bit: int) -> None:
+    value = sealed(SPEC, bytes(300))
+    value[position] ^= 1 << bit
+    assert verify(memoryview(value), SPEC).startswith("corrupt: ")
+
+
+@given(length=st.integers(0, HEADER_BYTES + 299))
+def test_any_truncation_is_noticed(length: int) -> None:
+    value = sealed(SPEC, bytes(300))
+    assert verify(memoryview(value)[:length], SPEC).startswith("corrupt: ")
+
+
+def test_the_writer_is_recorded_and_does_not_matter_to_readers() -> None:
+    value = bytearray(HEADER_BYTES + 300)
+    seal(memoryview(value), SPEC, epoch_digest(Epoch("another start")))
+    assert verify(memoryview(value), SPEC) == ""
+    assert value != sealed(SPEC, bytes(300))
+
+
+def test_sealing_a_payload_of_the_wrong_size_is_our_bug() -> None:
+    with pytest.raises(ValueError, match="payload of 300"):
+        seal(memoryview(bytearray(HEADER_BYTES + 299)), SPEC, epoch_digest(EPOCH))
+
+
+def test_a_hash_of_another_length_never_fits_the_header() -> None:
+    short = dataclasses.replace(SPEC, hash=BlockHash(b"short"))
+    assert "chunk hash" in verify(memoryview(sealed(SPEC, bytes(300))), short)

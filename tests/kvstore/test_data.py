@@ -1,0 +1,231 @@
+"""The data plane on healthy servers."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from baton_kvstore.chunk import HEADER_BYTES
+from baton_kvstore.data import DataPlane, Tuning, rendezvous
+from baton_kvstore.embedded import EmbeddedStore
+from baton_kvstore.errors import StoreMisconfigured
+from baton_kvstore.keys import chunk_key, ttl_ms
+from baton_protocol.layout import KVLayout
+from tests.kvstore.conftest import MakeTransfers
+from tests.support.kvstore import (
+    EPOCH,
+    FINGERPRINT,
+    LAYOUT,
+    chunk_name,
+    payload_of,
+    plain_client,
+    wait_until,
+)
+
+ONE = chunk_name(1)
+
+
+def nothing() -> None:
+    pass
+
+
+def test_a_chunk_comes_back_byte_for_byte(
+    single: EmbeddedStore, make_transfers: MakeTransfers
+) -> None:
+    transfers = make_transfers(single.data_urls)
+    put = transfers.put(ONE, depth=4)
+    assert put.ok
+    assert put.bytes == LAYOUT.chunk_bytes
+    assert put.marker is not None
+    assert put.marker.run_id == transfers.plane.run_ids[0]
+    assert (put.marker.payload_bytes, put.marker.shards, put.marker.depth) == (65536, 1, 4)
+    result, payload = transfers.get(ONE, put.marker)
+    assert (result.ok, result.reason, result.bytes) == (True, "", LAYOUT.chunk_bytes)
+    assert payload == payload_of(ONE)
+
+
+def test_the_stored_value_is_one_key_with_header_and_payload(
+    single: EmbeddedStore, make_transfers: MakeTransfers
+) -> None:
+    make_transfers(single.data_urls).stored(ONE)
+    with plain_client(single.data_urls[0]) as client:
+        assert client.keys() == [chunk_key(FINGERPRINT, ONE)]
+        value = client.get(chunk_key(FINGERPRINT, ONE))
+    assert isinstance(value, bytes)
+    assert value[HEADER_BYTES:] == payload_of(ONE)
+
+
+def test_many_threads_move_many_chunks_and_each_gets_its_own_bytes(
+    store: EmbeddedStore, make_transfers: MakeTransfers
+) -> None:
+    transfers = make_transfers(store.data_urls, threads=3)
+    names = [chunk_name(number) for number in range(240)]
+
+    def round_trip(number: int) -> bool:
+        mine = names[number::12]
+        pending = [transfers.put_later(name, payload_of(name)) for name in mine]
+        markers = [wait().marker for wait in pending]
+        gets = [
+            transfers.get_later(name, marker)
+            for name, marker in zip(mine, markers, strict=True)
+            if marker is not None
+        ]
+        return [get()[1] for get in gets] == [payload_of(name) for name in mine]
+
+    with ThreadPoolExecutor(12) as pool:
+        assert all(pool.map(round_trip, range(12)))
+    assert sorted(transfers.copied) == sorted(names)
+    assert transfers.plane.put_bytes_per_s > 0
+    assert transfers.plane.get_bytes_per_s > 0
+    assert transfers.plane.queued == 0
+
+
+def test_chunks_spread_over_the_instances_as_their_markers_say(
+    store: EmbeddedStore, make_transfers: MakeTransfers
+) -> None:
+    transfers = make_transfers(store.data_urls)
+    markers = [transfers.stored(chunk_name(number)) for number in range(90)]
+    found = Counter(marker.instance for marker in markers)
+    for instance, url in enumerate(store.data_urls):
+        with plain_client(url) as client:
+            assert client.dbsize() == found[instance] > 10
+
+
+def test_another_instance_takes_its_share_and_moves_nothing_else() -> None:
+    labels = ["redis://a:1", "redis://b:1", "redis://c:1"]
+    names = [chunk_name(number) for number in range(4000)]
+    before = [rendezvous(name, labels) for name in names]
+    after = [rendezvous(name, [*labels, "redis://d:1"]) for name in names]
+    moved = [new for old, new in zip(before, after, strict=True) if old != new]
+    assert set(moved) == {3}
+    assert 0.2 < len(moved) / len(names) < 0.3  # 1/4
+
+
+def test_reads_follow_the_marker_after_an_instance_was_added(
+    store: EmbeddedStore, make_transfers: MakeTransfers
+) -> None:
+    names = [chunk_name(number) for number in range(60)]
+    few = make_transfers(store.data_urls[:2])
+    markers = [few.stored(name) for name in names]
+    more = make_transfers(store.data_urls)
+    assert any(more.plane.instance_for(name) == 2 for name in names)
+    for name, marker in zip(names, markers, strict=True):
+        assert more.get(name, marker)[1] == payload_of(name)
+
+
+def test_a_lifetime_falls_with_depth_and_a_hit_renews_it(
+    single: EmbeddedStore, make_transfers: MakeTransfers
+) -> None:
+    transfers = make_transfers(single.data_urls, tuning=Tuning(ttl_base_s=1000.0))
+    depths = [0, 10, 200]
+    markers = [transfers.stored(chunk_name(depth), depth=depth) for depth in depths]
+    with plain_client(single.data_urls[0]) as client:
+        left = [client.pttl(chunk_key(FINGERPRINT, chunk_name(depth))) for depth in depths]
+        for depth, ttl in zip(depths, left, strict=True):
+            assert ttl_ms(depth, 1000.0) - 30_000 < ttl <= ttl_ms(depth, 1000.0)
+        assert left == sorted(left, reverse=True)
+        client.pexpire(chunk_key(FINGERPRINT, chunk_name(10)), 60_000)
+        assert transfers.get(chunk_name(10), markers[1], depth=10)[0].ok
+        assert client.pttl(chunk_key(FINGERPRINT, chunk_name(10))) > 400_000
+
+
+def test_the_source_is_released_before_the_put_is_done(
+    single: EmbeddedStore, make_transfers: MakeTransfers
+) -> None:
+    plane = make_transfers(single.data_urls).plane
+    calls: list[str] = []
+    ended = threading.Event()
+
+    def fill(view: memoryview) -> None:
+        calls.append("fill")
+
+    def done(_: object) -> None:
+        calls.append("done")
+        ended.set()
+
+    plane.submit_put(ONE, 16, 0, fill, lambda: calls.append("copied"), done)
+    assert ended.wait(30)
+    assert calls == ["fill", "copied", "done"]
+
+
+def test_gets_overtake_puts_and_nothing_blocks_the_caller(
+    single: EmbeddedStore, make_transfers: MakeTransfers
+) -> None:
+    transfers = make_transfers(single.data_urls, threads=1)
+    marker = transfers.stored(ONE)
+    order: list[str] = []
+    gate, ended = threading.Event(), threading.Event()
+
+    def fill_slowly(_: memoryview) -> None:
+        gate.wait(30)
+
+    def note(word: str) -> None:
+        order.append(word)
+        if len(order) == 4:
+            ended.set()
+
+    plane = transfers.plane
+    plane.submit_put(chunk_name(2), 16, 0, fill_slowly, nothing, lambda _: note("first put"))
+    wait_until(lambda: plane.queued == 0, "the first put to begin")
+    plane.submit_put(chunk_name(3), 16, 0, lambda _: None, nothing, lambda _: note("put"))
+    plane.submit_get(ONE, marker, 0, lambda _: None, lambda _: note("get"))
+    plane.submit_get(ONE, marker, 0, lambda _: None, lambda _: note("get"))
+    assert plane.queued == 3
+    gate.set()
+    assert ended.wait(30)
+    assert order == ["first put", "get", "get", "put"]
+
+
+def test_no_more_buffers_than_the_bound_allows_are_in_use(
+    single: EmbeddedStore, make_transfers: MakeTransfers
+) -> None:
+    two = 2 * (LAYOUT.chunk_bytes + HEADER_BYTES)
+    plane = make_transfers(single.data_urls, threads=5, inflight=two).plane
+    gate, ended = threading.Event(), threading.Event()
+    filling: list[int] = []
+    results: list[object] = []
+
+    def fill(_: memoryview) -> None:
+        filling.append(1)
+        gate.wait(30)
+
+    def done(result: object) -> None:
+        results.append(result)
+        if len(results) == 8:
+            ended.set()
+
+    for number in range(8):
+        plane.submit_put(chunk_name(number), 16, 0, fill, nothing, done)
+    wait_until(lambda: plane.queued == 3, "five threads to take five puts")
+    assert len(filling) <= 2
+    gate.set()
+    assert ended.wait(30)
+    assert len(filling) == 8
+
+
+def test_what_cannot_be_moved_is_refused_at_once() -> None:
+    with pytest.raises(StoreMisconfigured, match="no data URL"):
+        DataPlane((), LAYOUT, FINGERPRINT, EPOCH)
+    sharded = KVLayout(
+        num_layers=1,
+        num_kv_heads=2,
+        head_dim=8,
+        block_size=16,
+        dtype="float32",
+        chunk_blocks=1,
+        kv_shards=2,
+    )
+    with pytest.raises(StoreMisconfigured, match="kv_shards is 2"):
+        DataPlane(("unix:///x",), sharded, FINGERPRINT, EPOCH)
+
+
+def test_connections_are_there_before_the_first_transfer(
+    store: EmbeddedStore, make_transfers: MakeTransfers
+) -> None:
+    plane = make_transfers(store.data_urls).plane
+    assert plane.wait_connected(30)
+    assert len(set(plane.run_ids)) == 3
+    assert plane.troubles == ("", "", "")

@@ -1,0 +1,213 @@
+"""Markers and inboxes on a real index."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+
+import pytest
+
+from baton_kvstore import index as index_module
+from baton_kvstore.embedded import EmbeddedStore
+from baton_kvstore.errors import StoreMisconfigured, StoreUnavailable
+from baton_kvstore.index import INBOX_BATCH, INBOX_START, Index
+from baton_kvstore.keys import inbox_key, marker_key
+from baton_protocol.ids import Epoch, Fingerprint, NodeId, RequestId
+from baton_protocol.store import InboxEntry, Marker
+from tests.support.kvstore import EPOCH, FINGERPRINT, chunk_name, plain_client, wait_until
+
+NODE = NodeId("decode-1")
+MARKER = Marker(instance=1, run_id="run", payload_bytes=100, shards=1, depth=2)
+
+
+def entry(number: int) -> InboxEntry:
+    return InboxEntry(
+        request=RequestId(f"r{number}"), attempt=1, kind="chunks", first=number, markers=(MARKER,)
+    )
+
+
+@pytest.fixture
+async def index(single: EmbeddedStore) -> AsyncIterator[Index]:
+    async with Index(single.index_url, "pool") as opened:
+        await opened.ping()
+        yield opened
+
+
+async def test_a_lookup_gives_a_marker_or_none_for_each_name_in_order(index: Index) -> None:
+    await index.mark(FINGERPRINT, chunk_name(2), MARKER, 60_000)
+    names = [chunk_name(number) for number in (1, 2, 3)]
+    assert await index.lookup(FINGERPRINT, names) == [None, MARKER, None]
+    assert await index.lookup(Fingerprint("other"), names) == [None, None, None]
+    assert await index.lookup(FINGERPRINT, []) == []
+
+
+async def test_a_marker_has_its_lifetime_and_a_hit_renews_it(
+    index: Index, single: EmbeddedStore
+) -> None:
+    await index.mark(FINGERPRINT, chunk_name(1), MARKER, 60_000)
+    with plain_client(single.index_url) as client:
+        assert 30_000 < client.pttl(marker_key(FINGERPRINT, chunk_name(1))) <= 60_000
+        await index.refresh(FINGERPRINT, [(chunk_name(1), 600_000), (chunk_name(9), 1000)])
+        assert client.pttl(marker_key(FINGERPRINT, chunk_name(1))) > 300_000
+        assert not client.exists(marker_key(FINGERPRINT, chunk_name(9)))
+    await index.refresh(FINGERPRINT, [])
+
+
+async def test_a_wrong_marker_is_dropped_unless_it_was_replaced(index: Index) -> None:
+    newer = Marker(instance=0, run_id="newer", payload_bytes=100, shards=1, depth=2)
+    await index.mark(FINGERPRINT, chunk_name(1), newer, 60_000)
+    assert not await index.unmark(FINGERPRINT, chunk_name(1), MARKER)
+    assert await index.lookup(FINGERPRINT, [chunk_name(1)]) == [newer]
+    assert await index.unmark(FINGERPRINT, chunk_name(1), newer)
+    assert await index.lookup(FINGERPRINT, [chunk_name(1)]) == [None]
+
+
+async def test_a_marker_that_cannot_be_read_is_no_marker(
+    index: Index, single: EmbeddedStore
+) -> None:
+    with plain_client(single.index_url) as client:
+        client.set(marker_key(FINGERPRINT, chunk_name(1)), b"rubbish")
+    assert await index.lookup(FINGERPRINT, [chunk_name(1)]) == [None]
+
+
+async def test_an_inbox_keeps_the_order_over_many_reads(index: Index) -> None:
+    entries = [entry(number) for number in range(INBOX_BATCH + 50)]
+    for start in range(0, len(entries), 7):
+        await index.announce(NODE, EPOCH, entries[start : start + 7])
+    received: list[InboxEntry] = []
+    last = INBOX_START
+    for _ in range(2):
+        last, batch = await index.read_inbox(NODE, EPOCH, last, 1000)
+        received += batch
+    assert received == entries
+    assert await index.read_inbox(NODE, EPOCH, last, 10) == (last, [])
+
+
+async def test_a_waiting_reader_gets_what_is_announced_meanwhile(index: Index) -> None:
+    reading = asyncio.create_task(index.read_inbox(NODE, EPOCH, INBOX_START, 20_000))
+    await asyncio.sleep(0.05)
+    await index.announce(NODE, EPOCH, [entry(1)])
+    _, entries = await asyncio.wait_for(reading, 15)
+    assert entries == [entry(1)]
+
+
+async def test_waiting_readers_do_not_stop_lookups(index: Index) -> None:
+    readers = [
+        asyncio.create_task(index.read_inbox(NodeId(f"n{number}"), EPOCH, INBOX_START, 3000))
+        for number in range(2)
+    ]
+    for _ in range(50):
+        await index.lookup(FINGERPRINT, [chunk_name(1)])
+    assert not any(reader.done() for reader in readers)
+    await index.announce(NodeId("n0"), EPOCH, [entry(1)])
+    await index.announce(NodeId("n1"), EPOCH, [entry(2)])
+    assert [(await reader)[1] for reader in readers] == [[entry(1)], [entry(2)]]
+
+
+async def test_an_inbox_is_of_one_epoch_and_empty_announcements_make_none(
+    index: Index, single: EmbeddedStore
+) -> None:
+    await index.announce(NODE, EPOCH, [entry(1)])
+    assert (await index.read_inbox(NODE, Epoch("later"), INBOX_START, 10))[1] == []
+    await index.announce(NODE, Epoch("later"), [])
+    with plain_client(single.index_url) as client:
+        assert client.keys() == [inbox_key("pool", NODE, EPOCH)]
+
+
+async def test_what_a_reader_has_confirmed_is_trimmed_and_nothing_before(
+    index: Index, single: EmbeddedStore
+) -> None:
+    key = inbox_key("pool", NODE, EPOCH)
+    await index.announce(NODE, EPOCH, [entry(number) for number in range(20)])
+    last, _ = await index.read_inbox(NODE, EPOCH, INBOX_START, 10)
+    with plain_client(single.index_url) as client:
+        assert client.xlen(key) == 20  # the answer might have been lost
+        again, entries = await index.read_inbox(NODE, EPOCH, INBOX_START, 10)
+        assert (again, len(entries)) == (last, 20)
+        await index.read_inbox(NODE, EPOCH, last, 10)
+        assert client.xlen(key) == 1
+        assert 0 < client.ttl(key) <= index_module.INBOX_TTL_S
+
+
+async def test_an_inbox_nobody_reads_is_bounded_and_dies(
+    index: Index, single: EmbeddedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_module, "INBOX_MAX_ENTRIES", 100)
+    await index.announce(NODE, EPOCH, [entry(number) for number in range(2000)])
+    with plain_client(single.index_url) as client:
+        assert client.xlen(inbox_key("pool", NODE, EPOCH)) < 400  # trimmed a stream node at a time
+        assert client.ttl(inbox_key("pool", NODE, EPOCH)) > 0
+    await index.drop_inbox(NODE, EPOCH)
+    with plain_client(single.index_url) as client:
+        assert client.dbsize() == 0
+
+
+async def test_an_entry_that_cannot_be_read_is_skipped(index: Index, single: EmbeddedStore) -> None:
+    with plain_client(single.index_url) as client:
+        client.xadd(inbox_key("pool", NODE, EPOCH), {"e": b"rubbish"})
+        client.xadd(inbox_key("pool", NODE, EPOCH), {"other": b"x"})
+    await index.announce(NODE, EPOCH, [entry(1)])
+    last, entries = await index.read_inbox(NODE, EPOCH, INBOX_START, 10)
+    assert entries == [entry(1)]
+    assert last != INBOX_START
+
+
+async def test_a_lost_index_is_one_kind_of_error_and_it_is_used_when_it_is_back(
+    index: Index, single: EmbeddedStore
+) -> None:
+    pid = single.pid("index")
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(StoreUnavailable, match="unix://"):
+        await index.mark(FINGERPRINT, chunk_name(1), MARKER, 60_000)
+    wait_until(lambda: single.pid("index") != pid, "the index to be started again")
+    for _ in range(200):
+        try:
+            await index.mark(FINGERPRINT, chunk_name(1), MARKER, 60_000)
+            break
+        except StoreUnavailable:
+            await asyncio.sleep(0.05)
+    assert await index.lookup(FINGERPRINT, [chunk_name(1)]) == [MARKER]
+    assert (await index.read_inbox(NODE, EPOCH, "999-0", 10))[1] == []
+
+
+async def test_a_frozen_index_is_unavailable_in_time(index: Index, single: EmbeddedStore) -> None:
+    await index.mark(FINGERPRINT, chunk_name(1), MARKER, 60_000)
+    pid = single.pid("index")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(StoreUnavailable, match="did not answer in time"):
+            await index.lookup(FINGERPRINT, [chunk_name(1)])
+        with pytest.raises(StoreUnavailable, match="did not answer in time"):
+            await index.read_inbox(NODE, EPOCH, INBOX_START, 100)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    # The late answer must not be taken for the next question's.
+    assert await index.lookup(FINGERPRINT, [chunk_name(2)]) == [None]
+    assert await index.lookup(FINGERPRINT, [chunk_name(1)]) == [MARKER]
+
+
+async def test_an_index_logs_in_and_its_password_is_in_no_message(single: EmbeddedStore) -> None:
+    with plain_client(single.index_url) as client:
+        client.config_set("requirepass", "right")
+    path = single.index_url.removeprefix("unix://")
+    async with Index(f"unix://:right@{path}", "pool") as allowed:
+        assert await allowed.lookup(FINGERPRINT, [chunk_name(1)]) == [None]
+    async with Index(f"unix://:wr0ng@{path}", "pool") as refused:
+        with pytest.raises(StoreUnavailable) as caught:
+            await refused.ping()
+        assert "wr0ng" not in str(caught.value)
+
+
+async def test_a_bad_url_is_refused_before_anything_is_tried() -> None:
+    with pytest.raises(StoreMisconfigured):
+        Index("ftp://x", "pool")
+
+
+async def test_more_calls_than_connections_wait_for_their_turn(index: Index) -> None:
+    await index.mark(FINGERPRINT, chunk_name(1), MARKER, 60_000)
+    answers = await asyncio.gather(
+        *(index.lookup(FINGERPRINT, [chunk_name(1)]) for _ in range(200))
+    )
+    assert answers == [[MARKER]] * 200

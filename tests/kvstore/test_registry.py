@@ -1,0 +1,94 @@
+"""Who is there."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+
+from baton_kvstore.embedded import EmbeddedStore
+from baton_kvstore.errors import StoreUnavailable
+from baton_kvstore.keys import node_key, nodes_key
+from baton_kvstore.registry import Registry
+from baton_protocol.ids import Epoch, NodeId
+from tests.support.kvstore import node_report, plain_client
+
+
+@pytest.fixture
+async def registry(single: EmbeddedStore) -> AsyncIterator[Registry]:
+    async with Registry(single.index_url, "pool") as opened:
+        yield opened
+
+
+async def test_registered_nodes_are_listed_with_their_whole_report(registry: Registry) -> None:
+    assert await registry.nodes() == []
+    reports = [node_report("b"), node_report("a")]
+    for report in reports:
+        await registry.register(report, 60.0)
+    assert await registry.nodes() == sorted(reports, key=lambda report: report.node)
+
+
+async def test_a_heartbeat_replaces_the_report_and_prolongs_it(
+    registry: Registry, single: EmbeddedStore
+) -> None:
+    await registry.register(node_report("a"), 1.0)
+    draining = msgspec.structs.replace(node_report("a"), state="draining")
+    await registry.register(draining, 60.0)
+    assert await registry.nodes() == [draining]
+    with plain_client(single.index_url) as client:
+        assert client.pttl(node_key("pool", NodeId("a"))) > 30_000
+
+
+async def test_a_silent_node_expires_and_leaves_nothing(
+    registry: Registry, single: EmbeddedStore
+) -> None:
+    await registry.register(node_report("a"), 0.05)
+    await registry.register(node_report("b"), 60.0)
+    await asyncio.sleep(0.2)
+    assert [report.node for report in await registry.nodes()] == ["b"]
+    with plain_client(single.index_url) as client:
+        assert client.zrange(nodes_key("pool"), 0, -1) == [b"b"]
+
+
+async def test_a_node_leaves_only_as_the_start_it_was_registered_as(registry: Registry) -> None:
+    await registry.register(node_report("a", "second"), 60.0)
+    assert not await registry.unregister(NodeId("a"), Epoch("first"))
+    assert len(await registry.nodes()) == 1
+    assert await registry.unregister(NodeId("a"), Epoch("second"))
+    assert await registry.nodes() == []
+    assert not await registry.unregister(NodeId("a"), Epoch("second"))
+
+
+async def test_pools_do_not_see_each_other(registry: Registry, single: EmbeddedStore) -> None:
+    await registry.register(node_report("a"), 60.0)
+    async with Registry(single.index_url, "other") as other:
+        assert await other.nodes() == []
+
+
+async def test_a_report_that_cannot_be_read_is_left_out(
+    registry: Registry, single: EmbeddedStore
+) -> None:
+    await registry.register(node_report("a"), 60.0)
+    await registry.register(node_report("b"), 60.0)
+    with plain_client(single.index_url) as client:
+        client.set(node_key("pool", NodeId("a")), b"rubbish")
+    assert [report.node for report in await registry.nodes()] == ["b"]
+
+
+async def test_a_lost_index_is_unavailable(registry: Registry, single: EmbeddedStore) -> None:
+    pid = single.pid("index")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(StoreUnavailable):
+            await registry.nodes()
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    single.stop()
+    with pytest.raises(StoreUnavailable):
+        await registry.register(node_report("a"))
+    with pytest.raises(StoreUnavailable):
+        await registry.unregister(NodeId("a"), Epoch("first"))

@@ -1,0 +1,333 @@
+"""The wire: a real server, and sockets that misbehave in every way we could think of."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+
+from baton_kvstore.embedded import EmbeddedServers, EmbeddedStore, ServerSpec
+from baton_kvstore.endpoint import parse_endpoint
+from baton_kvstore.errors import (
+    LinkBroken,
+    LinkTimeout,
+    ProtocolBroken,
+    ServerRefused,
+    StoreUnavailable,
+    ValueTooLong,
+)
+from baton_kvstore.resp import RespConnection
+from baton_kvstore.settings import check_reachable
+from tests.support.kvstore import PATIENCE_S, plain_client
+from tests.support.needs import needs
+
+INFO_TEXT = b"# Server\r\nredis_version:6.2.0\r\nrun_id:" + b"a" * 40 + b"\r\n"
+INFO = b"$%d\r\n%b\r\n" % (len(INFO_TEXT), INFO_TEXT)
+Serve = Callable[..., str]
+
+
+def soon(seconds: float = PATIENCE_S) -> float:
+    return time.monotonic() + seconds
+
+
+def opened(url: str) -> RespConnection:
+    connection = RespConnection(parse_endpoint(url))
+    connection.open(soon())
+    return connection
+
+
+@pytest.fixture
+def server(single: EmbeddedStore) -> str:
+    return single.data_urls[0]
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Serve]:
+    """A server that says who it is and then sends the given bytes, whatever it is asked."""
+    with ExitStack() as stack:
+
+        def start(answer: bytes, greeting: bytes = INFO) -> str:
+            listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+
+            def work() -> None:
+                peer, _ = listener.accept()
+                with peer, suppress(OSError):  # the other side may hang up first
+                    for text in (greeting, answer):
+                        peer.recv(1 << 16)
+                        peer.sendall(text)
+                    if not answer.endswith(b"<end>"):
+                        peer.recv(1 << 16)  # until the other side hangs up
+
+            thread = threading.Thread(target=work, daemon=True)
+            thread.start()
+            stack.callback(thread.join, PATIENCE_S)
+            return f"redis://127.0.0.1:{listener.getsockname()[1]}"
+
+        yield start
+
+
+def test_a_value_goes_in_from_a_buffer_and_comes_back_into_one(server: str) -> None:
+    connection = opened(server)
+    value = bytes(range(256)) * 20_000
+    connection.put(soon(), b"k", memoryview(value), 60_000)
+    into = bytearray(len(value) + 2)
+    assert connection.get(soon(), b"k", memoryview(into), 60_000) == len(value)
+    assert into[:-2] == value
+    with plain_client(server) as client:
+        assert client.get("k") == value
+    connection.close()
+
+
+@pytest.mark.parametrize("size", [0, 1, 31, 32, 61, 62, 63, 64, 65, 16_384])
+def test_values_of_every_small_size_arrive_whole(server: str, size: int) -> None:
+    connection = opened(server)
+    value = b"\r\n$"[:size].ljust(size, b"x")
+    connection.put(soon(), b"k", memoryview(value), 60_000)
+    into = memoryview(bytearray(size + 2))
+    assert connection.get(soon(), b"k", into, 60_000) == size
+    assert into[:size] == value
+    assert connection.command(soon(), b"PING") == b"PONG"
+    connection.close()
+
+
+def test_what_is_not_there_is_none(server: str) -> None:
+    connection = opened(server)
+    assert connection.get(soon(), b"nothing", memoryview(bytearray(10)), 60_000) is None
+    connection.close()
+
+
+def test_replies_of_each_kind_are_read(server: str) -> None:
+    connection = opened(server)
+    assert connection.command(soon(), b"SET", b"n", b"1") == b"OK"
+    assert connection.command(soon(), b"INCR", b"n") == 2
+    assert connection.command(soon(), b"GET", b"n") == b"2"
+    assert connection.command(soon(), b"GET", b"none") is None
+    connection.close()
+
+
+def test_a_refusal_leaves_the_connection_open(server: str) -> None:
+    connection = opened(server)
+    with pytest.raises(ServerRefused, match="unknown command") as caught:
+        connection.command(soon(), b"NONSENSE")
+    assert caught.value.code == "ERR"
+    connection.command(soon(), b"LPUSH", b"list", b"x")
+    with pytest.raises(ServerRefused, match="WRONGTYPE"):
+        connection.get(soon(), b"list", memoryview(bytearray(10)), 1000)
+    assert connection.command(soon(), b"PING") == b"PONG"
+    connection.close()
+
+
+def test_a_value_longer_than_asked_for_is_not_read(server: str) -> None:
+    connection = opened(server)
+    connection.put(soon(), b"k", memoryview(bytes(101)), 60_000)
+    with pytest.raises(ValueTooLong, match="101 bytes, expected 100"):
+        connection.get(soon(), b"k", memoryview(bytearray(102)), 60_000)
+    assert not connection.is_open
+    connection.close()
+
+
+def test_nobody_listening_is_one_clear_line(tmp_path: Path) -> None:
+    url = f"unix://{tmp_path}/none.sock"
+    with pytest.raises(LinkBroken, match=r"cannot reach Redis at unix://.*none.sock: No such file"):
+        check_reachable(url)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with pytest.raises(LinkBroken, match=f"redis://127.0.0.1:{port}: Connection refused"):
+        check_reachable(f"redis://127.0.0.1:{port}")
+
+
+def test_a_server_that_never_answers_costs_the_timeout_only() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"redis://127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(LinkTimeout, match="did not answer in time"):
+            check_reachable(url, timeout_s=0.2)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 400 Bad Request\r\n",
+        b"$abc\r\n",
+        b"\r\n",
+        b"$4\r\nabcdXY",
+        b":1\r\n",
+        b"+" + b"x" * 20_000,
+    ],
+)
+def test_nonsense_closes_the_connection(serve: Serve, answer: bytes) -> None:
+    connection = opened(serve(answer))
+    with pytest.raises(ProtocolBroken):
+        connection.get(soon(), b"k", memoryview(bytearray(100)), 1000)
+    assert not connection.is_open
+
+
+def test_more_than_was_asked_for_closes_the_connection(serve: Serve) -> None:
+    connection = opened(serve(b"+OK\r\n+OK\r\n"))
+    assert connection.command(soon(), b"PING") == b"OK"
+    with pytest.raises(ProtocolBroken, match="more than was asked for"):
+        connection.command(soon(), b"PING")
+    connection.close()
+
+
+def test_a_connection_that_ends_in_a_value_is_broken(serve: Serve) -> None:
+    connection = opened(serve(b"$100\r\nhalf<end>"))
+    with pytest.raises(LinkBroken, match="closed the connection"):
+        connection.get(soon(), b"k", memoryview(bytearray(102)), 1000)
+    assert connection.run_id == ""
+
+
+def test_a_deadline_counts_for_the_whole_value_not_for_each_packet() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def trickle() -> None:
+            peer, _ = listener.accept()
+            with peer:
+                peer.recv(1 << 16)
+                peer.sendall(INFO)
+                peer.recv(1 << 16)
+                peer.sendall(b"$100000\r\n")
+                for _ in range(600):
+                    try:
+                        peer.sendall(b"x")
+                    except OSError:
+                        return
+                    time.sleep(0.05)
+
+        thread = threading.Thread(target=trickle, daemon=True)
+        thread.start()
+        connection = opened(f"redis://127.0.0.1:{listener.getsockname()[1]}")
+        with pytest.raises(LinkTimeout):
+            connection.get(soon(0.5), b"k", memoryview(bytearray(100_002)), 1000)
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+
+
+def test_a_server_without_a_run_id_is_no_redis(serve: Serve) -> None:
+    with pytest.raises(ProtocolBroken, match="not a Redis"):
+        check_reachable(serve(b"", b"$-1\r\n"))
+
+
+def test_an_old_server_is_refused_by_its_version(serve: Serve) -> None:
+    old = INFO.replace(b"6.2.0", b"6.0.9")
+    with pytest.raises(ServerRefused, match=r"OLD Redis 6.0.9 .* 6.2 or newer"):
+        check_reachable(serve(b"", old))
+
+
+def test_abort_wakes_a_waiting_thread(serve: Serve) -> None:
+    connection = opened(serve(b"$100\r\nhalf"))
+    timer = threading.Timer(0.1, connection.abort)
+    timer.start()
+    with pytest.raises(LinkBroken):
+        connection.get(soon(), b"k", memoryview(bytearray(102)), 1000)
+    timer.join()
+
+
+def test_a_closed_connection_says_so(server: str) -> None:
+    connection = opened(server)
+    connection.close()
+    connection.abort()  # no effect
+    with pytest.raises(LinkBroken, match="not connected"):
+        connection.command(soon(), b"PING")
+
+
+MakeServers = Callable[..., EmbeddedServers]
+
+
+def test_a_server_with_a_password_wants_it(
+    make_servers: MakeServers, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    servers = make_servers(ServerSpec("open", 8 << 20, "noeviction"))
+    place = servers.url("open").removeprefix("unix://")
+    with plain_client(servers.url("open")) as admin:
+        admin.acl_setuser(
+            "me", enabled=True, passwords=["+s3cret"], keys=["*"], categories=["+@all"]
+        )
+        admin.config_set("requirepass", "s3cret")
+    assert check_reachable(f"unix://me:s3cret@{place}").version
+    assert check_reachable(f"unix://:s3cret@{place}?db=3").run_id
+    with pytest.raises(ServerRefused, match="WRONGPASS") as caught:
+        check_reachable(f"unix://me:wr0ng@{place}")
+    with pytest.raises(ServerRefused, match="NOAUTH"):
+        check_reachable(f"unix://{place}")
+    with pytest.raises(ServerRefused, match="DB index is out of range"):
+        check_reachable(f"unix://me:s3cret@{place}?db=99")
+    assert "wr0ng" not in str(caught.value) + caplog.text
+    assert "s3cret" not in caplog.text
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    needs("openssl")
+    made = tmp_path / "server.pem"
+    subprocess.run(
+        f"openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 "
+        f"-subj /CN=localhost -addext subjectAltName=DNS:localhost -keyout {made} -out {made}",
+        shell=True,
+        check=True,
+        capture_output=True,
+        timeout=PATIENCE_S,
+    )
+    return made
+
+
+def _pump(source: socket.socket, target: socket.socket) -> None:
+    try:
+        while data := source.recv(1 << 16):
+            target.sendall(data)
+    except OSError:
+        pass
+    finally:
+        for end in (source, target):
+            try:
+                end.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                continue
+
+
+def test_tls_moves_values_and_checks_the_certificate(server: str, certificate: Path) -> None:
+    # The bundled redis-server has no TLS, so a terminating proxy stands before it.
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    with socket.create_server(("localhost", 0)) as listener, ExitStack() as stack:
+
+        def accept() -> None:
+            raw, _ = listener.accept()
+            inner = stack.enter_context(socket.socket(socket.AF_UNIX))
+            inner.connect(parse_endpoint(server).path)
+            try:
+                outer = stack.enter_context(context.wrap_socket(raw, server_side=True))
+            except ssl.SSLError:
+                raw.close()
+                return
+            back = threading.Thread(target=_pump, args=(inner, outer), daemon=True)
+            back.start()
+            _pump(outer, inner)
+            back.join(PATIENCE_S)
+
+        def accept_two() -> None:
+            accept()
+            accept()
+
+        thread = threading.Thread(target=accept_two, daemon=True)
+        thread.start()
+        url = f"rediss://localhost:{listener.getsockname()[1]}"
+        with pytest.raises(StoreUnavailable, match="certificate verify failed"):
+            check_reachable(url)
+        connection = opened(f"{url}?ssl_ca_certs={certificate}")
+        value = bytes(range(256)) * 4000
+        connection.put(soon(), b"k", memoryview(value), 60_000)
+        into = memoryview(bytearray(len(value) + 2))
+        assert connection.get(soon(), b"k", into, 60_000) == len(value)
+        assert into[:-2] == value
+        connection.close()
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()

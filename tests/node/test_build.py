@@ -1,0 +1,62 @@
+"""Settings to an engine, and the self-benchmark that leaves no trace."""
+
+from __future__ import annotations
+
+import pytest
+
+from baton_kvstore.data import DataPlane
+from baton_kvstore.embedded import EmbeddedStore
+from baton_node.build import build_engine, measure_compute, measure_transfers
+from baton_node.settings import NodeSettings, SetupError, SimOptions
+from baton_protocol.ids import Epoch
+from tests.support.kvstore import plain_client
+
+
+def settings(**more: object) -> NodeSettings:
+    return NodeSettings(node="n", role="decode", engine="sim", **more)  # type: ignore[arg-type]
+
+
+def test_the_simulated_engine_takes_its_geometry_from_the_settings() -> None:
+    options = SimOptions(layers=3, kv_heads=1, head_dim=8, prefill_ms_per_token=0.5)
+    info = build_engine(settings(sim=options, kv_blocks=77, chunk_blocks=2, block_size=8)).info
+    assert (info.layout.num_layers, info.layout.chunk_tokens, info.num_blocks) == (3, 16, 77)
+
+
+def test_memory_in_bytes_becomes_blocks() -> None:
+    info = build_engine(settings(kv_memory=1 << 20)).info
+    assert info.num_blocks == (1 << 20) // info.layout.block_bytes
+
+
+@pytest.mark.parametrize("bad", [{"kv_blocks": 0}, {"chunk_blocks": 0}, {"block_size": -1}])
+def test_a_setting_that_cannot_be_is_one_clear_line(bad: dict[str, int]) -> None:
+    with pytest.raises(SetupError, match=str(next(iter(bad.values())))) as caught:
+        build_engine(settings(**bad))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 3, 2048])
+def test_the_self_benchmark_measures_and_leaves_no_trace(blocks: int) -> None:
+    engine = build_engine(settings(kv_blocks=blocks))
+    before = engine.load()
+    speeds = measure_compute(engine.info, engine.runner)
+    assert speeds.prefill_tokens_per_s > 0
+    assert speeds.decode_step_ms > 0
+    assert engine.load() == before
+    assert engine.cached_chunks() == ()
+    engine.check_integrity()
+
+
+def test_the_measured_transfer_leaves_no_chunk_in_the_store(store: EmbeddedStore) -> None:
+    info = build_engine(settings()).info
+    plane = DataPlane(store.data_urls, info.layout, info.fingerprint, Epoch("e"))
+    plane.start()
+    try:
+        rates = measure_transfers(
+            plane, store.data_urls, info.fingerprint, info.layout.chunk_tokens
+        )
+    finally:
+        plane.close()
+    assert min(rates) > 0
+    for url in store.data_urls:
+        with plain_client(url) as client:
+            assert client.dbsize() == 0

@@ -1,0 +1,176 @@
+"""One step loop without a store: admission, refusals, duplicates, reports, blocks given back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from baton_engine.sim import SimSettings
+from baton_kvstore.embedded import EmbeddedStore
+from baton_node.frames import Drain, Drained, FinishChoice
+from baton_node.nostore import NoStore
+from baton_protocol.ids import Epoch, NodeId
+from baton_protocol.link import Abort, CacheEvents, First, Load, PrefillJob, RunJob
+from tests.support.desks import DeskNode, alone, hand_off, settle, spin, store_node
+from tests.support.nodes import make_request
+
+PROMPT = bytes((i * 5) % 95 + 32 for i in range(150))
+NOBODY = (NodeId("nobody"), Epoch("never"))
+
+
+@pytest.fixture
+def node() -> Iterator[DeskNode]:
+    made = DeskNode("n0", lambda _: NoStore())
+    yield made
+    settle([made])
+    made.close()
+
+
+def test_a_duplicate_of_a_job_changes_nothing(node: DeskNode) -> None:
+    request = make_request("r", PROMPT)
+    node.take(RunJob(request), RunJob(request))
+    spin([node], lambda: len(node.ids("r")) > 2, "some tokens")
+    node.take(RunJob(request))
+    settle([node])
+    assert len(node.ids("r")) == 8
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"prompt_ids": (1, -1)},
+        {"prompt_ids": (1, 259)},
+        {"prompt_ids": ()},
+        {"outputs": ((), ())},
+        {"outputs": ((70000,),)},
+    ],
+)
+def test_a_request_with_impossible_ids_is_refused_and_the_node_lives(
+    node: DeskNode, bad: dict[str, Any]
+) -> None:
+    request = msgspec.structs.replace(make_request("r", PROMPT), **bad)
+    node.take(RunJob(request))
+    spin([node], lambda: bool(node.failures()), "the refusal")
+    assert node.failures()[0].error.status == 400
+
+
+def test_a_first_word_with_impossible_ids_fails_its_request_alone(node: DeskNode) -> None:
+    request = make_request("r", PROMPT)
+    node.take(RunJob(request, await_first=True), First(request.id, 1, ((-5,),)))
+    spin([node], lambda: bool(node.failures()), "the refusal")
+    assert alone(node, make_request("other", PROMPT))
+
+
+def test_a_prompt_that_can_never_fit_is_refused_with_the_limit(node: DeskNode) -> None:
+    request = make_request("r", bytes(8192))
+    node.take(RunJob(request))
+    spin([node], lambda: bool(node.failures()), "the refusal")
+    failure = node.failures()[0]
+    assert failure.error.code == "context_length_exceeded"
+    assert not failure.error.retryable
+    assert "8192" in failure.error.message
+
+
+def test_a_prefill_job_that_can_never_fit_is_refused_too(node: DeskNode) -> None:
+    node.take(PrefillJob(make_request("r", bytes(8192)), *NOBODY))
+    spin([node], lambda: bool(node.failures()), "the refusal")
+    assert node.failures()[0].error.code == "context_length_exceeded"
+
+
+def test_a_prefill_job_gives_one_token_per_choice_and_ends(node: DeskNode) -> None:
+    request = make_request("r", PROMPT, n=3, temperature=1.0, seed=1)
+    node.take(PrefillJob(request, *NOBODY))
+    spin([node], lambda: len(node.tokens("r")) == 3, "the first tokens")
+    settle([node])
+    assert sorted(token.choice for token in node.tokens("r")) == [0, 1, 2]
+
+
+def test_a_finished_choice_gives_no_more_tokens(node: DeskNode) -> None:
+    request = make_request("r", PROMPT, max_tokens=4000)
+    node.take(RunJob(request))
+    spin([node], lambda: len(node.ids("r")) > 3, "some tokens")
+    node.take(FinishChoice(request.id, 1, 0))
+    node.desk.turn()
+    count = len(node.ids("r"))
+    settle([node])
+    assert len(node.ids("r")) == count
+
+
+def test_a_first_word_that_ends_every_choice_leaves_nothing_to_run(node: DeskNode) -> None:
+    request = make_request("r", PROMPT)
+    node.take(RunJob(request, await_first=True))
+    node.take(First(request.id, 1, ((65,),), finished=(0,)))
+    settle([node])
+    assert not node.tokens("r")
+
+
+def test_a_choice_that_ended_at_the_prefill_node_is_not_run(node: DeskNode) -> None:
+    request = make_request("r", PROMPT, n=2, seed=3, temperature=1.0)
+    node.take(RunJob(request, await_first=True))
+    node.take(First(request.id, 1, ((65,), (66,)), finished=(0,)))
+    spin([node], lambda: len(node.ids("r", 1)) == 7, "the other choice")
+    assert not node.ids("r", 0)
+    assert node.tokens("r")[0].offset == 1
+
+
+def test_words_for_another_attempt_are_not_heard(node: DeskNode) -> None:
+    request = make_request("r", PROMPT, attempt=2)
+    node.take(RunJob(request, await_first=True))
+    node.take(First(request.id, 1, ((65,),)), Abort(request.id, 1))
+    for _ in range(5):
+        node.desk.turn()
+    assert not node.tokens("r")
+    node.take(First(request.id, 2, ((65,),)))
+    spin([node], lambda: len(node.ids("r")) == 7, "the end")
+
+
+def test_load_and_cache_events_are_reported(node: DeskNode) -> None:
+    alone(node, make_request("r", PROMPT))
+    spin([node], lambda: any(isinstance(f, CacheEvents) for f in node.port.said), "cache events")
+    events = [frame for frame in node.port.said if isinstance(frame, CacheEvents)]
+    assert {chunk for event in events for chunk in event.stored} == set(node.engine.cached_chunks())
+
+    def reported() -> bool:
+        loads = [frame for frame in node.port.said if isinstance(frame, Load)]
+        return bool(loads) and loads[-1].load.generated_tokens_total == 8
+
+    spin([node], reported, "the load after the request")
+
+
+def test_draining_is_answered_when_the_last_request_has_ended(node: DeskNode) -> None:
+    request = make_request("r", PROMPT, max_tokens=50)
+    node.take(RunJob(request), Drain())
+    node.desk.turn()
+    assert Drained() not in node.port.said
+    spin([node], lambda: Drained() in node.port.said, "the answer")
+    assert len(node.ids("r")) == 50
+
+
+def test_a_parked_request_gives_its_blocks_to_the_running_batch(store: EmbeddedStore) -> None:
+    settings = SimSettings(chunk_blocks=1, num_blocks=16, decode_ms=1.0)
+    prefill = store_node("p0", store, SimSettings(chunk_blocks=1))
+    decode = store_node("d0", store, settings)
+    both = (prefill, decode)
+    try:
+        parked = make_request("parked", PROMPT[:130], max_tokens=4)
+        hand_off(*both, parked, say_first=False)
+        spin(both, lambda: decode.desk.counters.fetched_chunks == 8, "the parked one's chunks")
+        running = make_request("running", b"x" + PROMPT[:40], max_tokens=150)
+        decode.take(RunJob(running))
+        spin(both, lambda: len(decode.ids("running")) == 150, "the running one's end")
+        decode.take(First(parked.id, 1, (tuple(prefill.ids("parked")),)))
+        spin(both, lambda: len(decode.ids("parked")) == 3, "the parked one's end")
+        assert decode.desk.counters.fetched_chunks == 16
+        assert decode.desk.counters.reused_chunks == 8
+        settle(both)
+        roomy = DeskNode("roomy", lambda _: NoStore())
+        for request in (parked, running):
+            ids = prefill.ids(request.id) + decode.ids(request.id)
+            assert [ids] == alone(roomy, request)
+        roomy.close()
+    finally:
+        prefill.close()
+        decode.close()

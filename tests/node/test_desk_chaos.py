@@ -1,0 +1,145 @@
+"""Whatever order things happen in: no block leaks, and who finishes has the right ids."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+
+import pytest
+
+from baton_engine.sim import SimSettings
+from baton_kvstore.embedded import EmbeddedStore
+from baton_node.nostore import NoStore
+from baton_protocol.ids import RequestId
+from baton_protocol.link import Abort, First, NoFirst, PrefillJob, RunJob
+from baton_protocol.request import Request
+from tests.support.desks import DeskNode, alone, settle, spin, store_node
+from tests.support.kvstore import plain_client
+from tests.support.nodes import make_request
+
+SMALL = SimSettings(chunk_blocks=1, num_blocks=40, max_batched_tokens=48)
+PREFIXES = [bytes(range(32 + 3 * i, 122)) for i in range(4)]
+WAITS = {"first_wait_s": 0.2, "blocks_wait_s": 1.0}
+
+
+class Router:
+    """Places requests on two desks at random, and forgets or aborts some."""
+
+    def __init__(self, seed: int, prefill: DeskNode, decode: DeskNode) -> None:
+        self.draw = random.Random(seed)
+        self.prefill, self.decode = prefill, decode
+        self.waiting: dict[RequestId, Request] = {}
+        self.running: dict[RequestId, Request] = {}
+        self.made = 0
+
+    def act(self) -> None:
+        match self.draw.randrange(6):
+            case 0 | 1 if self.made < 60 and len(self.waiting) + self.unfinished() < 10:
+                self.place()
+            case 2 if self.waiting:
+                request = self.draw.choice(list(self.waiting.values()))
+                if self.draw.random() < 0.3:
+                    self.abort(request)
+                elif self.draw.random() < 0.2:
+                    self.say(request, None)
+        for request in list(self.waiting.values()):
+            if tokens := self.prefill.tokens(request.id):
+                self.say(request, tokens[0].id)
+
+    def unfinished(self) -> int:
+        return sum(not any(t.finish for t in self.decode.tokens(r)) for r in self.running)
+
+    def place(self) -> None:
+        self.made += 1
+        prompt = self.draw.choice(PREFIXES) * self.draw.randrange(1, 4)
+        prompt = prompt[: self.draw.randrange(1, len(prompt))] + bytes([48 + self.made % 10])
+        request = make_request(f"r{self.made}", prompt, max_tokens=self.draw.randrange(2, 30))
+        self.waiting[request.id] = request
+        jobs: list[tuple[DeskNode, RunJob | PrefillJob]] = [
+            (self.decode, RunJob(request, await_first=True)),
+            (self.prefill, PrefillJob(request, self.decode.name, self.decode.epoch)),
+        ]
+        self.draw.shuffle(jobs)
+        for node, job in jobs:
+            node.take(job)
+            for _ in range(self.draw.randrange(3)):
+                node.desk.turn()
+
+    def say(self, request: Request, first: int | None) -> None:
+        del self.waiting[request.id]
+        self.running[request.id] = request
+        word = First(request.id, 1, ((first,),)) if first is not None else None
+        self.decode.take(word or NoFirst(request.id, 1, "lost"))
+
+    def abort(self, request: Request) -> None:
+        del self.waiting[request.id]
+        for node in (self.prefill, self.decode):
+            node.take(Abort(request.id, 1))
+
+    def done(self) -> bool:
+        return not self.waiting and self.unfinished() == 0
+
+    def check(self) -> None:
+        reference = DeskNode("reference", lambda _: NoStore(), SimSettings(chunk_blocks=1))
+        for request in self.running.values():
+            tokens = self.decode.tokens(request.id)
+            firsts = self.prefill.ids(request.id)[:1] if tokens[0].offset else []
+            assert [firsts + self.decode.ids(request.id)] == alone(reference, request)
+        reference.close()
+
+
+def drive(router: Router, turns: int) -> None:
+    for _ in range(turns):
+        router.act()
+        router.prefill.desk.turn()
+        router.decode.desk.turn()
+
+
+def finish(router: Router) -> None:
+    def over() -> bool:
+        for request in list(router.waiting.values()):
+            if tokens := router.prefill.tokens(request.id):
+                router.say(request, tokens[0].id)
+        return router.done()
+
+    both = (router.prefill, router.decode)
+    spin(both, over, "all requests")
+    settle(both)
+    router.check()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_requests_aborts_and_damage_leak_nothing(store: EmbeddedStore, seed: int) -> None:
+    prefill = store_node("p0", store, SMALL, **WAITS)
+    decode = store_node("d0", store, SMALL, **WAITS)
+    router = Router(seed, prefill, decode)
+    try:
+        for _ in range(8):
+            drive(router, 40)
+            for url in store.data_urls:
+                with plain_client(url) as client:
+                    if key := client.randomkey():
+                        client.setrange(key, router.draw.randrange(8000), b"\xff\x00\xff")
+        finish(router)
+        assert len(router.running) > 5
+    finally:
+        prefill.close()
+        decode.close()
+
+
+@pytest.mark.parametrize("victims", [["data0"], ["index"], ["index", "data0", "data1"]])
+def test_servers_of_the_store_that_die_cost_no_token(victims: list[str]) -> None:
+    with EmbeddedStore(64 << 20, data_instances=2) as store:
+        prefill = store_node("p0", store, SMALL, **WAITS)
+        decode = store_node("d0", store, SMALL, **WAITS)
+        router = Router(99, prefill, decode)
+        try:
+            drive(router, 60)
+            for victim in victims:
+                os.kill(store.pid(victim), signal.SIGKILL)
+            drive(router, 60)
+            finish(router)
+        finally:
+            prefill.close()
+            decode.close()

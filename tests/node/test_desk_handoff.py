@@ -1,0 +1,315 @@
+"""Two step loops in one process, a real store between them: the hand-off, and what can go wrong."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from baton_engine.sim import SimSettings
+from baton_kvstore.embedded import EmbeddedStore
+from baton_node.nostore import NoStore
+from baton_protocol.link import Abort, First, NoFirst, PrefillJob, RunJob
+from baton_protocol.request import Request
+from tests.support.desks import DeskNode, alone, hand_off, settle, spin, store_node
+from tests.support.kvstore import plain_client
+from tests.support.nodes import make_request
+
+PROMPT = bytes((i * 7) % 95 + 32 for i in range(205))  # 12 blocks of 16 and a tail
+CHUNK2 = SimSettings(chunk_blocks=2, max_batched_tokens=48)
+
+
+@pytest.fixture
+def pair(store: EmbeddedStore) -> Iterator[tuple[DeskNode, DeskNode]]:
+    """Prefill in pieces of 48 tokens, chunks of 2 blocks."""
+    with ExitStack() as stack:
+        prefill = store_node("p0", store, CHUNK2)
+        stack.callback(prefill.close)
+        decode = store_node("d0", store, CHUNK2)
+        stack.callback(decode.close)
+        yield prefill, decode
+
+
+def expected(request: Request) -> list[list[int]]:
+    node = DeskNode("alone", lambda _: NoStore(), CHUNK2)
+    try:
+        return alone(node, request)
+    finally:
+        node.close()
+
+
+def finish(pair: tuple[DeskNode, DeskNode], request: Request) -> list[list[int]]:
+    """Ids of each choice: the prefill node's first one, then the decode node's."""
+    prefill, decode = pair
+
+    def ended() -> bool:
+        tokens = decode.tokens(request.id)
+        return sum(token.finish is not None for token in tokens) == request.params.n
+
+    spin(pair, ended, "the request's end")
+    settle(pair)
+    choices = range(request.params.n)
+    return [prefill.ids(request.id, c)[:1] + decode.ids(request.id, c) for c in choices]
+
+
+def test_a_handed_over_request_has_the_ids_of_one_node_alone(
+    pair: tuple[DeskNode, DeskNode],
+) -> None:
+    request = make_request("r", PROMPT, max_tokens=24)
+    hand_off(*pair, request)
+    assert finish(pair, request) == expected(request)
+    prefill, decode = pair[0].desk.counters, pair[1].desk.counters
+    assert prefill.published_chunks == decode.fetched_chunks == decode.reused_chunks == 6
+    assert decode.fetched_bytes == prefill.published_bytes == 6 * CHUNK2.layout().chunk_bytes
+    assert decode.handoffs == 1
+    stats = pair[1].prompted("r").stats
+    assert (stats.fetched_tokens, stats.computed_tokens) == (192, 13)
+
+
+def test_choices_of_a_seeded_request_differ_and_survive_the_hand_over(
+    pair: tuple[DeskNode, DeskNode],
+) -> None:
+    request = make_request("r", PROMPT, n=3, temperature=1.0, seed=7, max_tokens=12)
+    hand_off(*pair, request)
+    ids = finish(pair, request)
+    assert ids == expected(request)
+    assert len({tuple(choice) for choice in ids}) == 3
+
+
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 31, 32, 33, 64])
+def test_prompts_around_block_and_chunk_borders_are_handed_over(
+    pair: tuple[DeskNode, DeskNode], length: int
+) -> None:
+    request = make_request("r", PROMPT[:length], max_tokens=20)
+    hand_off(*pair, request)
+    assert finish(pair, request) == expected(request)
+    assert pair[1].desk.counters.reused_chunks == length // 32
+
+
+def test_a_second_request_with_the_prefix_computes_only_its_tail_wherever_it_lands(
+    pair: tuple[DeskNode, DeskNode], store: EmbeddedStore
+) -> None:
+    first = make_request("r1", PROMPT)
+    hand_off(*pair, first)
+    finish(pair, first)
+    third = store_node("d1", store, CHUNK2)
+    try:
+        request = make_request("r2", PROMPT + b"and more of it")
+        assert alone(third, request) == expected(request)
+        assert third.prompted("r2").stats.fetched_tokens == 192
+        settle([third])
+    finally:
+        third.close()
+    again = make_request("r3", PROMPT)
+    hand_off(*pair, again)
+    assert finish(pair, again) == expected(again)
+    assert pair[0].desk.counters.published_chunks == 6
+    assert pair[0].desk.counters.announced_chunks == 6
+    assert pair[0].prompted("r3").stats.cached_tokens == 192
+
+
+def test_a_prefill_job_fetches_what_the_store_has_before_it_computes(
+    pair: tuple[DeskNode, DeskNode], store: EmbeddedStore
+) -> None:
+    first = make_request("r1", PROMPT)
+    hand_off(*pair, first)
+    finish(pair, first)
+    other = store_node("p1", store, CHUNK2)
+    try:
+        request = make_request("r2", PROMPT + PROMPT)
+        hand_off(other, pair[1], request)
+        spin((other, pair[1]), lambda: len(pair[1].ids("r2")) == 7, "the rest")
+        settle((other, pair[1]))
+        assert other.prompted("r2").stats.fetched_tokens == 192
+        assert other.ids("r2") + pair[1].ids("r2") == expected(request)[0]
+    finally:
+        other.close()
+
+
+def test_announcements_that_come_before_the_job_are_not_lost(
+    pair: tuple[DeskNode, DeskNode],
+) -> None:
+    prefill, decode = pair
+    request = make_request("r", PROMPT)
+    prefill.take(PrefillJob(request, decode.name, decode.epoch))
+    spin(pair, lambda: bool(prefill.tokens("r")) and prefill.desk.idle, "the prefill job")
+    spin(pair, lambda: decode.desk.stashed >= 7, "six chunks and the end in the stash")
+    decode.take(RunJob(request, await_first=True))
+    decode.take(First(request.id, 1, (tuple(prefill.ids("r")),)))
+    assert finish(pair, request) == expected(request)
+    assert decode.desk.counters.reused_chunks == 6
+
+
+def test_without_a_first_token_the_decode_node_samples_it_itself(
+    pair: tuple[DeskNode, DeskNode],
+) -> None:
+    request = make_request("r", PROMPT[:192])  # chunks cover the prompt: one token is left
+    hand_off(*pair, request, say_first=False)
+    pair[1].take(NoFirst(request.id, 1, "the prefill node went away"))
+    spin(pair, lambda: len(pair[1].ids("r")) == 8, "the request's end")
+    settle(pair)
+    assert [pair[1].ids("r")] == expected(request)
+    assert pair[1].prompted("r").stats.computed_tokens >= 1
+
+
+def test_a_prefill_node_that_never_answers_costs_the_wait_and_no_token(
+    store: EmbeddedStore,
+) -> None:
+    decode = store_node("d0", store, CHUNK2, first_wait_s=0.05)
+    try:
+        request = make_request("r", PROMPT)
+        decode.take(RunJob(request, await_first=True), NoFirst(request.id, 1, "lost"))
+        spin([decode], lambda: len(decode.ids("r")) == 8, "the request's end")
+        settle([decode])
+        assert [decode.ids("r")] == expected(request)
+    finally:
+        decode.close()
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "delete"])
+def test_a_damaged_chunk_costs_time_and_not_tokens(
+    pair: tuple[DeskNode, DeskNode], store: EmbeddedStore, damage: str
+) -> None:
+    first = make_request("r1", PROMPT)
+    hand_off(*pair, first)
+    finish(pair, first)
+    _damage_one_chunk(store, damage)
+    other = store_node("d1", store, CHUNK2)
+    try:
+        request = make_request("r2", PROMPT)
+        assert alone(other, request) == expected(request)
+        assert other.desk.counters.lost_chunks == 1
+        settle([other])
+        assert other.desk.counters.reused_chunks < 6
+    finally:
+        other.close()
+
+
+def _damage_one_chunk(store: EmbeddedStore, damage: str) -> None:
+    for url in store.data_urls:
+        with plain_client(url) as client:
+            for key in sorted(client.scan_iter("kv1:*")):
+                if damage == "flip":
+                    client.setrange(key, 5000, b"\x55\xaa\x55\xaa")
+                elif damage == "cut":
+                    client.set(key, bytes(client.get(key))[:-1], keepttl=True)
+                else:
+                    client.delete(key)
+                return
+
+
+def test_a_chunk_lost_to_the_prefill_node_is_put_again(
+    pair: tuple[DeskNode, DeskNode], store: EmbeddedStore
+) -> None:
+    first = make_request("r1", PROMPT)
+    hand_off(*pair, first)
+    finish(pair, first)
+    _damage_one_chunk(store, "flip")
+    other, decode = store_node("p1", store, CHUNK2), store_node("d1", store, CHUNK2)
+    both = (other, decode)
+    try:
+        request = make_request("r2", PROMPT)
+        hand_off(*both, request)
+        spin(both, lambda: len(decode.ids("r2")) == 7, "the request's end")
+        settle(both)
+        assert other.ids("r2") + decode.ids("r2") == expected(request)[0]
+        assert other.desk.counters.published_chunks == 1
+    finally:
+        other.close()
+        decode.close()
+
+
+def test_an_abort_in_mid_fetch_leaks_nothing(pair: tuple[DeskNode, DeskNode]) -> None:
+    prefill, decode = pair
+    request = make_request("r", PROMPT)
+    prefill.take(PrefillJob(request, decode.name, decode.epoch))
+    decode.take(RunJob(request, await_first=True))
+    spin(pair, lambda: decode.engine.load().free_blocks < 2048, "blocks for the fetch")
+    decode.take(Abort(request.id, 1))
+    settle(pair)
+    assert not decode.tokens("r")
+
+
+def test_aborts_at_any_moment_leak_nothing(pair: tuple[DeskNode, DeskNode]) -> None:
+    prefill, decode = pair
+    for turns in range(0, 40, 3):
+        request = make_request(f"r{turns}", bytes([33 + turns]) + PROMPT, max_tokens=30)
+        prefill.take(PrefillJob(request, decode.name, decode.epoch))
+        decode.take(RunJob(request, await_first=True))
+        for _ in range(turns):
+            prefill.desk.turn()
+            decode.desk.turn()
+        prefill.take(Abort(request.id, 1))
+        decode.take(Abort(request.id, 1))
+    settle(pair)
+
+
+def test_a_newer_attempt_replaces_the_older_one(pair: tuple[DeskNode, DeskNode]) -> None:
+    prefill, decode = pair
+    old = make_request("r", PROMPT)
+    prefill.take(PrefillJob(old, decode.name, decode.epoch))
+    decode.take(RunJob(old, await_first=True))
+    spin(pair, lambda: decode.engine.load().free_blocks < 2048, "blocks for the fetch")
+    new = make_request("r", PROMPT, attempt=2)
+    decode.take(RunJob(new), RunJob(old, await_first=True))
+    spin(pair, lambda: len(decode.ids("r")) == 8, "the request's end")
+    settle(pair)
+    assert {token.attempt for token in decode.tokens("r")} == {2}
+    assert [decode.ids("r")] == expected(new)
+
+
+def test_many_requests_at_once_through_a_pool_too_small_for_them(store: EmbeddedStore) -> None:
+    small = SimSettings(chunk_blocks=1, num_blocks=24, max_batched_tokens=64)
+    prefill = store_node("p0", store, small)
+    decode = store_node("d0", store, small, blocks_wait_s=PATIENCE)
+    both = (prefill, decode)
+    try:
+        requests = [
+            make_request(f"r{i}", bytes([40 + i]) + PROMPT[: 60 + 9 * i], max_tokens=40)
+            for i in range(8)
+        ]
+        for request in requests:
+            decode.take(RunJob(request, await_first=True))
+            prefill.take(PrefillJob(request, decode.name, decode.epoch))
+        known: set[str] = set()
+
+        def over() -> bool:
+            for request in requests:
+                if request.id not in known and prefill.tokens(request.id):
+                    known.add(request.id)
+                    decode.take(First(request.id, 1, (tuple(prefill.ids(request.id)),)))
+            return all(len(decode.ids(request.id)) == 39 for request in requests)
+
+        spin(both, over, "all requests")
+        settle(both)
+        for request in requests:
+            ids = prefill.ids(request.id) + decode.ids(request.id)
+            assert [ids] == expected(request)
+    finally:
+        prefill.close()
+        decode.close()
+
+
+PATIENCE = 30.0
+
+
+def test_a_store_that_is_down_is_mentioned_once_not_per_chunk(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store = EmbeddedStore(64 << 20)
+    store.start()
+    node = store_node("p0", store, CHUNK2)
+    try:
+        store.stop()
+        for number in range(3):
+            prompt = bytes([40 + number]) + PROMPT
+            node.take(PrefillJob(make_request(f"r{number}", prompt), node.name, node.epoch))
+        spin([node], lambda: all(node.tokens(f"r{i}") for i in range(3)), "the first tokens")
+        settle([node])
+    finally:
+        node.close()
+        store.stop()
+    told = [each for each in caplog.records if each.levelno >= logging.WARNING]
+    assert len([each for each in told if each.name == "baton_node.publisher"]) == 1

@@ -1,0 +1,51 @@
+"""Frames between server and engine process: any cut of the stream gives the same frames."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton_node.frames import (
+    MAX_FRAME,
+    FinishChoice,
+    FrameError,
+    Start,
+    Step,
+    Token,
+    Unpacker,
+    pack,
+    to_engine_codec,
+    to_server_codec,
+)
+from baton_node.settings import NodeSettings
+from baton_protocol.ids import Epoch, RequestId
+
+
+@given(st.lists(st.binary(max_size=40), max_size=6), st.data())
+def test_any_cut_of_the_stream_gives_the_same_payloads(
+    payloads: list[bytes], data: st.DataObject
+) -> None:
+    stream = b"".join(pack(payload) for payload in payloads)
+    unpacker = Unpacker()
+    got: list[bytes] = []
+    while stream:
+        size = data.draw(st.integers(1, len(stream)))
+        got.extend(unpacker.feed(stream[:size]))
+        stream = stream[size:]
+    assert got == payloads
+
+
+def test_an_impossible_length_is_an_error() -> None:
+    with pytest.raises(FrameError, match=str(MAX_FRAME)):
+        list(Unpacker().feed(b"\xff\xff\xff\xff"))
+
+
+def test_records_come_back_as_they_were() -> None:
+    engine, server = to_engine_codec(), to_server_codec()
+    start = Start(NodeSettings(node="n", role="decode", data_urls=("unix:///a",)), Epoch("e"))
+    assert engine.decode(engine.encode(start)) == start
+    finish = FinishChoice(RequestId("r"), 1, 2)
+    assert engine.decode(engine.encode(finish)) == finish
+    step = Step(tokens=(Token(RequestId("r"), 1, 0, 3, 99, "stop", 99),))
+    assert server.decode(server.encode(step)) == step

@@ -1,0 +1,77 @@
+"""A link's queue is bounded, and its frames are in order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import aiohttp
+from aiohttp import web
+
+from baton_node.links import MAX_QUEUED_BYTES, Link
+from baton_node.server import PING_S
+from baton_protocol.ids import Epoch
+from baton_protocol.link import CacheEvents, to_router_codec
+from tests.support.nodes import free_port
+
+
+@asynccontextmanager
+async def pair() -> AsyncIterator[tuple[Link, aiohttp.ClientWebSocketResponse]]:
+    """The node's end and the router's end of one real WebSocket."""
+    made: asyncio.Queue[Link] = asyncio.Queue()
+
+    async def handle(request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse(compress=False)
+        await socket.prepare(request)
+        link = Link(socket, "test")
+        writer = asyncio.create_task(link.write())
+        await made.put(link)
+        async for _ in socket:
+            pass
+        link.lose()
+        await writer
+        return socket
+
+    app = web.Application()
+    app.router.add_get("/", handle)
+    runner = web.AppRunner(app, shutdown_timeout=1.0)
+    await runner.setup()
+    port = free_port()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    try:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.ws_connect(f"http://127.0.0.1:{port}/", max_msg_size=0) as socket,
+        ):
+            yield await made.get(), socket
+    finally:
+        await runner.cleanup()
+
+
+async def test_frames_arrive_in_the_order_they_were_sent() -> None:
+    async with pair() as (link, socket):
+        for number in range(500):
+            link.send(CacheEvents(Epoch(str(number))))
+        codec = to_router_codec()
+        async with asyncio.timeout(30):
+            got = [codec.decode(await socket.receive_bytes()) for _ in range(500)]
+        assert got == [CacheEvents(Epoch(str(number))) for number in range(500)]
+
+
+async def test_a_router_that_does_not_read_loses_its_link() -> None:
+    async with pair() as (link, socket):
+        piece = bytes(1 << 20)
+        for _ in range((MAX_QUEUED_BYTES >> 20) + 1):
+            link.send_bytes(piece)
+        assert not link.open
+        link.send_bytes(piece)  # dropped
+        async with asyncio.timeout(30):
+            while (await socket.receive()).type is aiohttp.WSMsgType.BINARY:
+                pass
+        assert socket.closed
+
+
+def test_a_router_that_stands_still_for_a_second_or_two_keeps_its_links() -> None:
+    # Reading one body of 16 MB takes it one. Half of it is the time for the answer to a ping.
+    assert PING_S / 2 >= 3

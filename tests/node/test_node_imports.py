@@ -1,0 +1,22 @@
+"""The server process of a node, and the simulated engine's, never load torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+SERVER = "import baton_prefill_node, baton_decode_node"
+SIM_ENGINE = """
+from baton_node import engine_main
+from baton_node.build import build_engine
+from baton_node.settings import NodeSettings
+build_engine(NodeSettings(node="n", role="decode", engine="sim"))
+"""
+
+
+@pytest.mark.parametrize("code", [SERVER, SIM_ENGINE])
+def test_torch_is_not_imported(code: str) -> None:
+    check = "import sys; assert not {'torch', 'transformers'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", f"{code}\n{check}"], check=True, timeout=60)

@@ -1,0 +1,68 @@
+"""KVLayout's arithmetic, and what a fingerprint sees."""
+
+import msgspec
+import pytest
+
+from baton_protocol.fingerprint import TensorDigest, fingerprint
+from baton_protocol.layout import KVLayout, default_chunk_blocks
+
+SMOLLM = KVLayout(
+    num_layers=30, num_kv_heads=3, head_dim=64, block_size=16, dtype="bfloat16", chunk_blocks=3
+)
+TENSORS = [
+    TensorDigest("a.weight", (2, 3), "bfloat16", "00"),
+    TensorDigest("b.weight", (3,), "bfloat16", "11"),
+]
+
+
+def test_sizes_of_the_demo_model() -> None:
+    assert SMOLLM.token_bytes == 23_040
+    assert SMOLLM.block_bytes == 368_640
+    assert SMOLLM.chunk_bytes == 1_105_920
+    assert SMOLLM.chunk_tokens == 48
+
+
+@pytest.mark.parametrize(
+    ("block_bytes", "blocks"), [(368_640, 3), (1 << 20, 1), ((1 << 20) - 1, 2), (100, 8), (1, 8)]
+)
+def test_a_chunk_is_the_fewest_blocks_of_a_mebibyte_at_most_eight(
+    block_bytes: int, blocks: int
+) -> None:
+    assert default_chunk_blocks(block_bytes) == blocks
+
+
+def test_the_order_of_tensors_does_not_matter() -> None:
+    assert fingerprint(TENSORS, SMOLLM, "r") == fingerprint(reversed(TENSORS), SMOLLM, "r")
+    assert len(fingerprint(TENSORS, SMOLLM, "r")) == 32
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dtype": "float32"},
+        {"block_size": 32},
+        {"chunk_blocks": 1},
+        {"kv_shards": 2},
+        {"codec": "int8"},
+        {"version": 2},
+        {"num_layers": 31},
+    ],
+)
+def test_every_field_of_the_layout_counts(changes: dict[str, object]) -> None:
+    other = msgspec.structs.replace(SMOLLM, **changes)
+    assert fingerprint(TENSORS, other, "r") != fingerprint(TENSORS, SMOLLM, "r")
+
+
+def test_rope_and_each_part_of_a_tensor_count() -> None:
+    base = fingerprint(TENSORS, SMOLLM, "r")
+    one = TENSORS[0]
+    others = [
+        msgspec.structs.replace(one, name="c.weight"),
+        msgspec.structs.replace(one, shape=(3, 2)),
+        msgspec.structs.replace(one, dtype="float32"),
+        msgspec.structs.replace(one, digest="22"),
+    ]
+    seen = {fingerprint([other, TENSORS[1]], SMOLLM, "r") for other in others}
+    assert base not in seen
+    assert len(seen) == 4
+    assert fingerprint(TENSORS, SMOLLM, "other rope") != base

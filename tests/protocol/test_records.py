@@ -1,0 +1,103 @@
+"""Frames survive the wire, ignore what they do not know, and bad input is named."""
+
+import msgspec
+import pytest
+
+from baton_protocol import PROTOCOL_VERSION
+from baton_protocol.errors import InvalidRequest, NodeLost, PromptTooLong, openai_body
+from baton_protocol.ids import RequestId
+from baton_protocol.link import Abort, Delta, Deltas, First, RunJob, to_node_codec, to_router_codec
+from baton_protocol.request import PositionLogprobs, Request, TokenLogprob
+from baton_protocol.sampling import SamplingParams
+from baton_protocol.wire import WireError
+
+REQUEST = Request(
+    id=RequestId("r1"),
+    attempt=2,
+    prompt_ids=(1, 2, 3),
+    params=SamplingParams(n=2, temperature=0.0, stop=("x",), seed=-5),
+    outputs=((7,), (8, 9)),
+    deadline=12.5,
+)
+
+
+def test_a_job_survives_the_wire() -> None:
+    codec = to_node_codec()
+    for frame in (RunJob(REQUEST, await_first=True), First(RequestId("r1"), 2, ((7,), (8,)), (1,))):
+        assert codec.decode(codec.encode(frame)) == frame
+
+
+def test_deltas_carry_logprobs_and_bytes() -> None:
+    logprobs = PositionLogprobs(
+        TokenLogprob(5, -0.5, 1, "\ufffd", b"\xf0"), (TokenLogprob(6, -1.5),)
+    )
+    delta = Delta(RequestId("r"), 1, 0, 4, (5,), "x", (logprobs,), finish="stop", stop=5)
+    codec = to_router_codec()
+    assert codec.decode(codec.encode(Deltas((delta,)))) == Deltas((delta,))
+
+
+def test_unknown_fields_of_a_newer_peer_are_ignored() -> None:
+    record = {"type": "abort", "request": "r", "attempt": 1, "colour": "blue"}
+    data = msgspec.msgpack.encode([PROTOCOL_VERSION + 1, record])
+    assert to_node_codec().decode(data) == Abort(RequestId("r"), 1)
+
+
+@pytest.mark.parametrize("data", [b"", b"\xc1", b"nonsense", msgspec.msgpack.encode([0, {}])])
+def test_bytes_that_are_no_frame_are_a_wire_error(data: bytes) -> None:
+    with pytest.raises(WireError, match="frame"):
+        to_node_codec().decode(data)
+
+
+def test_a_frame_older_than_the_oldest_readable_version_is_refused() -> None:
+    data = msgspec.msgpack.encode([0, {"type": "abort", "request": "r", "attempt": 1}])
+    with pytest.raises(WireError, match="version 0"):
+        to_node_codec().decode(data)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("n", 0),
+        ("n", 129),
+        ("temperature", -0.1),
+        ("temperature", float("nan")),
+        ("top_k", -2),
+        ("top_p", 0.0),
+        ("top_p", 1.1),
+        ("min_p", 2.0),
+        ("max_tokens", 0),
+        ("min_tokens", 17),
+        ("logprobs", 21),
+        ("seed", 2**63),
+        ("stop", ("",)),
+        ("stop", ("x" * 1025,)),
+        ("stop_token_ids", (1,) * 1025),
+    ],
+)
+def test_a_bad_sampling_value_is_named(field: str, value: object) -> None:
+    params = msgspec.structs.replace(SamplingParams(), **{field: value})
+    with pytest.raises(InvalidRequest, match=field) as caught:
+        params.check()
+    assert caught.value.param == field
+
+
+def test_the_defaults_are_good() -> None:
+    SamplingParams().check()
+
+
+def test_an_error_has_openais_shape() -> None:
+    record = PromptTooLong("9 tokens; at most 8", param="prompt").record()
+    assert record.status == 400
+    assert openai_body(record) == {
+        "error": {
+            "message": "9 tokens; at most 8",
+            "type": "invalid_request_error",
+            "param": "prompt",
+            "code": "context_length_exceeded",
+        }
+    }
+
+
+def test_retryable_is_a_type() -> None:
+    assert NodeLost("gone").record().retryable
+    assert not InvalidRequest("bad").record().retryable

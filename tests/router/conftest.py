@@ -1,0 +1,70 @@
+"""A router on a free port before fake nodes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+
+from baton_router.service import Router
+from baton_router.settings import RouterSettings
+from tests.support.fake_node import FakeNode
+from tests.support.waiting import until
+
+
+class Client:
+    """Plain HTTP to one router."""
+
+    def __init__(self, router: Router, session: aiohttp.ClientSession) -> None:
+        self.router = router
+        self.session = session
+        self.url = f"http://127.0.0.1:{router.port}"
+
+    async def get(self, path: str) -> tuple[int, Any, dict[str, str]]:
+        async with self.session.get(self.url + path) as response:
+            headers = {name.lower(): value for name, value in response.headers.items()}
+            return response.status, await response.json(), headers
+
+    async def post(self, path: str, body: Any) -> tuple[int, Any, dict[str, str]]:
+        data = {"data": body} if isinstance(body, bytes) else {"json": body}
+        async with self.session.post(self.url + path, **data) as response:
+            headers = {name.lower(): value for name, value in response.headers.items()}
+            return response.status, await response.json(), headers
+
+    async def ready(self, nodes: int) -> None:
+        view = self.router.view
+        await until(lambda: len(list(view.ready())) == nodes)
+
+
+@asynccontextmanager
+async def _running(*nodes: FakeNode, **settings: Any) -> AsyncIterator[Client]:
+    options: dict[str, Any] = {"port": 0, "reconnect_max_s": 0.1}
+    options["nodes"] = tuple(node.address for node in nodes)
+    async with (
+        Router(RouterSettings(**(options | settings))) as router,
+        aiohttp.ClientSession() as session,
+    ):
+        client = Client(router, session)
+        await client.ready(len(nodes))
+        yield client
+
+
+@pytest.fixture
+def running() -> Any:
+    """`async with running(node, ..., handoff="always") as client`: a router that sees all nodes."""
+    return _running
+
+
+@pytest.fixture
+async def decode() -> AsyncIterator[FakeNode]:
+    async with FakeNode("decode-0", "decode") as node:
+        yield node
+
+
+@pytest.fixture
+async def prefill() -> AsyncIterator[FakeNode]:
+    async with FakeNode("prefill-0", "prefill") as node:
+        yield node

@@ -1,0 +1,235 @@
+"""Placement: the lowest prediction wins, ties spread, hand-off modes do what they say."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton_protocol.ids import NodeId
+from baton_protocol.store import Role, Speeds
+from baton_router.placement import PAIRED, TIE_MS, TIE_SHARE, Placement, Policy, place
+from baton_router.prices import FALLBACK, Candidate, Facts, Prices, with_fallbacks
+
+CHUNK = 16
+SPEEDS = Speeds(
+    prefill_tokens_per_s=1000.0, decode_step_ms=20.0, put_bytes_per_s=1e9, get_bytes_per_s=1e9
+)
+
+
+def node(name: str, role: Role, **more: Any) -> Candidate:
+    return Candidate(node=NodeId(name), role=role, **({"speeds": SPEEDS} | more))
+
+
+def prompt(tokens: int, stored: int = 0, **more: Any) -> Facts:
+    chunks = tokens // CHUNK
+    held = tuple(index < stored for index in range(chunks))
+    return Facts(prompt_tokens=tokens, chunk_tokens=CHUNK, chunk_bytes=1 << 20, stored=held, **more)
+
+
+def chosen(facts: Facts, nodes: list[Candidate], seed: int = 0, **policy: Any) -> Placement:
+    placement = place(facts, nodes, Policy(**policy), random.Random(seed))
+    assert placement is not None
+    return placement
+
+
+P0, P1 = node("p0", "prefill"), node("p1", "prefill")
+D0, D1 = node("d0", "decode"), node("d1", "decode")
+
+
+def test_nobody_ready_is_no_placement() -> None:
+    assert place(prompt(100), [], Policy(), random.Random(0)) is None
+
+
+def test_auto_splits_a_long_uncached_prompt_and_says_why() -> None:
+    placement = chosen(prompt(512), [P0, D0])
+    assert (placement.prefill, placement.decode, placement.reason) == ("p0", "d0", "split")
+    assert placement.line().startswith("prefill=p0 decode=d0 reason=split: uncached 512 of 512")
+    assert placement.line().isascii()
+    assert "\n" not in placement.line()
+
+
+def test_auto_keeps_a_short_prompt_on_the_decode_node() -> None:
+    placement = chosen(prompt(127), [P0, D0])
+    assert (placement.prefill, placement.reason) == (None, "short")
+    assert chosen(prompt(127), [P0, D0], min_tokens=127).reason == "split"
+
+
+def test_auto_counts_only_what_neither_the_node_nor_the_store_holds() -> None:
+    cached = replace(D0, cached_chunks=25)
+    assert chosen(prompt(512), [P0, cached]).reason == "short"
+    assert chosen(prompt(512, stored=25), [P0, D0]).reason == "short"
+    assert chosen(prompt(512, stored=23), [P0, D0]).reason == "split"
+
+
+def test_a_missing_chunk_in_mid_prefix_is_computed_and_the_rest_still_fetched() -> None:
+    facts = replace(prompt(512), stored=tuple(index != 3 for index in range(32)))
+    assert chosen(facts, [D0]).uncached == CHUNK
+
+
+def test_auto_does_not_split_when_it_costs_more_than_the_slack() -> None:
+    busy = replace(P0, queued_tokens=2000)
+    assert chosen(prompt(512), [busy, D0]).reason == "costly"
+    assert chosen(prompt(512), [busy, D0], slack_ms=3000.0).reason == "split"
+
+
+def test_auto_shields_decoding_sequences_from_a_prefill() -> None:
+    waiting = replace(P0, queued_tokens=2000)
+    decoding = replace(D0, sequences=8)
+    assert chosen(prompt(512), [waiting, decoding]).reason == "split"
+
+
+def test_auto_computes_whole_requests_while_the_store_is_down() -> None:
+    placement = chosen(prompt(512, store_up=False), [P0, D0])
+    assert (placement.prefill, placement.reason) == (None, "store_down")
+
+
+def test_always_splits_whatever_the_length_and_never_never_does() -> None:
+    for tokens in (1, 5, 600):
+        always = chosen(prompt(tokens), [P0, D0], handoff="always")
+        assert (always.prefill, always.decode) == ("p0", "d0")
+        assert chosen(prompt(tokens), [P0, D0], handoff="never").prefill is None
+
+
+def test_a_role_without_ready_nodes_is_done_by_the_other() -> None:
+    for handoff in ("auto", "always", "never"):
+        alone = chosen(prompt(512), [P0], handoff=handoff)
+        assert (alone.prefill, alone.decode, alone.reason) == (None, "p0", "no_decode")
+    alone = chosen(prompt(512), [D0], handoff="always")
+    assert (alone.prefill, alone.decode, alone.reason) == (None, "d0", "no_prefill")
+
+
+def test_ties_spread_over_all_pairs() -> None:
+    rng = random.Random(5)
+    counts: Counter[tuple[str | None, str]] = Counter()
+    for _ in range(800):
+        placement = place(prompt(512), [P0, P1, D0, D1], Policy(), rng)
+        assert placement is not None
+        counts[(placement.prefill, placement.decode)] += 1
+    assert len(counts) == 4
+    assert min(counts.values()) > 140  # 200 expected, 12 the standard deviation
+
+
+def test_a_queue_sends_work_elsewhere_and_a_prefix_attracts_it() -> None:
+    queued = replace(P0, queued_tokens=300)
+    assert all(chosen(prompt(512), [queued, P1, D0], s).prefill == "p1" for s in range(20))
+    warm = replace(D1, cached_chunks=30)
+    assert all(chosen(prompt(512), [D0, warm], s).decode == "d1" for s in range(20))
+    # A short queue does not outweigh a long prefix; a long one does.
+    assert chosen(prompt(512), [D0, replace(warm, queued_tokens=100)]).decode == "d1"
+    assert chosen(prompt(512), [D0, replace(warm, queued_tokens=900)]).decode == "d0"
+
+
+def test_in_a_large_pool_the_idle_pair_is_still_found() -> None:
+    prefills = [node(f"p{n}", "prefill", queued_tokens=5000) for n in range(3 * PAIRED)]
+    decodes = [node(f"d{n}", "decode", sequences=50) for n in range(3 * PAIRED)]
+    placement = chosen(prompt(512), [*prefills, P1, *decodes, D1])
+    assert (placement.prefill, placement.decode) == ("p1", "d1")
+
+
+def test_a_slow_store_is_recomputed_instead() -> None:
+    slow = speeds_with(get_bytes_per_s=1e3)
+    here = replace(D0, speeds=slow)
+    price = Prices(prompt(512, stored=32))
+    assert price.alone_ms(here) == 512.0
+
+
+def speeds_with(**changes: float) -> Speeds:
+    names = SPEEDS.__struct_fields__
+    return Speeds(**({name: getattr(SPEEDS, name) for name in names} | changes))
+
+
+def test_unmeasured_speeds_are_the_neighbours_median_or_a_sane_guess() -> None:
+    blank = replace(D0, speeds=Speeds())
+    assert with_fallbacks([blank])[0].speeds == FALLBACK
+    fast = replace(D1, speeds=speeds_with(prefill_tokens_per_s=9000.0))
+    filled = with_fallbacks([blank, fast])
+    assert filled[0].speeds == fast.speeds
+    assert filled[1] is fast
+
+
+speeds = st.builds(
+    Speeds,
+    prefill_tokens_per_s=st.sampled_from([0.0, 100.0, 5000.0]),
+    decode_step_ms=st.sampled_from([0.0, 5.0, 50.0]),
+    put_bytes_per_s=st.sampled_from([0.0, 1e6, 1e9]),
+    get_bytes_per_s=st.sampled_from([0.0, 1e6, 1e9]),
+)
+
+
+@st.composite
+def situations(draw: st.DrawFn) -> tuple[Facts, list[Candidate]]:
+    tokens = draw(st.integers(1, 700))
+    chunks = tokens // CHUNK
+    facts = Facts(
+        prompt_tokens=tokens,
+        chunk_tokens=CHUNK,
+        chunk_bytes=draw(st.sampled_from([1 << 10, 1 << 20])),
+        stored=tuple(draw(st.lists(st.booleans(), min_size=chunks, max_size=chunks))),
+        sequences=draw(st.integers(1, 4)),
+        store_up=draw(st.booleans()),
+    )
+    either: list[Role] = ["prefill", "decode"]
+    roles = draw(st.lists(st.sampled_from(either), min_size=1, max_size=6))
+    nodes = [
+        Candidate(
+            node=NodeId(f"n{index}"),
+            role=role,
+            queued_tokens=draw(st.integers(0, 3000)),
+            sequences=draw(st.integers(0, 20)),
+            speeds=draw(speeds),
+            cached_chunks=draw(st.integers(0, chunks)),
+        )
+        for index, role in enumerate(roles)
+    ]
+    return facts, nodes
+
+
+@given(situation=situations(), handoff=st.sampled_from(["auto", "always", "never"]))
+def test_no_choice_of_the_same_kind_is_cheaper_than_the_one_made(
+    situation: tuple[Facts, list[Candidate]], handoff: Any
+) -> None:
+    facts, nodes = situation
+    placement = chosen(facts, nodes, handoff=handoff)
+    filled = with_fallbacks(nodes)
+    price = Prices(facts)
+    roles = {each.node: each.role for each in nodes}
+    decodes = [each for each in filled if each.role == "decode"]
+    prefills = [each for each in filled if each.role == "prefill"]
+    if placement.prefill is None:
+        able = decodes or prefills
+        lowest = min(price.alone_ms(each) for each in able)
+        assert roles[placement.decode] == able[0].role
+    else:
+        lowest = min(price.split_ms(p, d) for p in prefills for d in decodes)
+        assert (roles[placement.prefill], roles[placement.decode]) == ("prefill", "decode")
+    assert placement.predicted_ms <= lowest * (1 + TIE_SHARE) + TIE_MS + 1e-6
+    assert 0 <= placement.uncached <= facts.prompt_tokens
+    both = bool(prefills and decodes)
+    if handoff != "auto":
+        assert (placement.prefill is not None) == (both and handoff == "always")
+
+
+@given(situation=situations())
+def test_costs_are_finite_and_never_negative(situation: tuple[Facts, list[Candidate]]) -> None:
+    facts, nodes = situation
+    filled = with_fallbacks(nodes)
+    price = Prices(facts)
+    costs = [price.alone_ms(each) for each in filled]
+    costs += [price.split_ms(a, b) for a in filled for b in filled]
+    assert all(0 <= cost < 1e12 for cost in costs)
+
+
+@given(situation=situations(), more=st.integers(1, 5000))
+def test_a_longer_queue_never_makes_a_node_cheaper(
+    situation: tuple[Facts, list[Candidate]], more: int
+) -> None:
+    facts, nodes = situation
+    first = with_fallbacks(nodes)[0]
+    longer = replace(first, queued_tokens=first.queued_tokens + more)
+    price = Prices(facts)
+    assert price.split_ms(longer, first) > price.split_ms(first, first)

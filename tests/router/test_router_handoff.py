@@ -1,0 +1,285 @@
+"""A router before fake nodes: who is told what, and what the client sees, in good days and bad."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import aiohttp
+import pytest
+
+from baton_protocol.errors import ErrorRecord
+from baton_protocol.ids import Fingerprint
+from baton_protocol.link import Abort, First, NoFirst, PrefillJob, RunJob
+from tests.support.fake_node import FakeNode
+from tests.support.waiting import until
+
+
+def ask(**more: Any) -> dict[str, Any]:
+    return {"prompt": "Say hello", "max_tokens": 50, "return_token_ids": True} | more
+
+
+async def completion(client: Any, **more: Any) -> tuple[int, Any, dict[str, str]]:
+    answer: tuple[int, Any, dict[str, str]] = await client.post("/v1/completions", ask(**more))
+    return answer
+
+
+async def stream(client: Any, **more: Any) -> list[Any]:
+    """All events of one stream; "[DONE]" stays text."""
+    async with client.session.post(
+        client.url + "/v1/completions", json=ask(stream=True, **more)
+    ) as response:
+        assert response.status == 200, await response.text()
+        lines = (await response.text()).split("\n\n")
+    events = [line.removeprefix("data: ") for line in lines if line]
+    return [json.loads(event) if event.startswith("{") else event for event in events]
+
+
+def half_said(client: Any) -> bool:
+    """The router has all that a node says before it falls silent in mid-reply."""
+    flights = client.router.dispatcher.flights.values()
+    return any(bytes(flight.record.outputs[0]) == b"Hello," for flight in flights)
+
+
+async def test_a_split_request_is_one_answer(
+    running: Any, decode: FakeNode, prefill: FakeNode
+) -> None:
+    async with running(decode, prefill, handoff="always") as client:
+        status, body, headers = await completion(client)
+        assert status == 200
+        assert body["choices"][0]["text"] == "Hello, world!"
+        assert bytes(body["choices"][0]["token_ids"]) == b"Hello, world!"
+        assert body["choices"][0]["finish_reason"] == "stop"
+        assert body["usage"]["prompt_tokens_details"] == {"cached_tokens": 8}
+        assert headers["x-baton-placement"].startswith("prefill=prefill-0 decode=decode-0 reason=")
+        (run,) = decode.got_of(RunJob)
+        (job,) = prefill.got_of(PrefillJob)
+        assert (run.await_first, job.decode_node, job.decode_epoch) == (True, "decode-0", "epoch-1")
+        assert run.request == job.request
+        assert run.request.params.seed is not None
+        assert run.request.id == headers["x-baton-request-id"]
+        (first,) = decode.got_of(First)
+        assert first.outputs == ((ord("H"),),)
+
+
+async def test_every_choice_is_handed_over_and_told_apart(
+    running: Any, decode: FakeNode, prefill: FakeNode
+) -> None:
+    async with running(decode, prefill, handoff="always") as client:
+        body = (await completion(client, n=3, prompt=["ab", "cd"], max_tokens=3))[1]
+        assert [choice["index"] for choice in body["choices"]] == list(range(6))
+        assert {choice["text"] for choice in body["choices"]} == {"Hel"}
+        prompts = [bytes(choice["prompt_token_ids"]) for choice in body["choices"]]
+        assert prompts == [b"ab"] * 3 + [b"cd"] * 3
+        assert body["usage"]["completion_tokens"] == 18
+        assert len(decode.got_of(First)) == 2
+
+
+async def test_a_request_that_ends_with_its_first_token_frees_the_decode_node(
+    running: Any, decode: FakeNode, prefill: FakeNode
+) -> None:
+    async with running(decode, prefill, handoff="always") as client:
+        body = (await completion(client, max_tokens=1))[1]
+        assert (body["choices"][0]["text"], body["choices"][0]["finish_reason"]) == ("H", "length")
+        await until(lambda: decode.got_of(Abort))
+        assert decode.got_of(First) == []
+
+
+@pytest.mark.parametrize("bad_day", ["fail", "vanish"])
+async def test_a_prefill_node_that_fails_costs_nothing_but_time(
+    running: Any, decode: FakeNode, prefill: FakeNode, bad_day: str
+) -> None:
+    prefill.script.prefill = "fail" if bad_day == "fail" else "silent"
+    async with running(decode, prefill, handoff="always") as client:
+        answer = asyncio.create_task(completion(client))
+        if bad_day == "vanish":
+            await until(lambda: prefill.got_of(PrefillJob))
+            await prefill.stop()
+        status, body, _ = await answer
+        assert (status, body["choices"][0]["text"]) == (200, "Hello, world!")
+        assert len(decode.got_of(NoFirst)) == 1
+
+
+async def test_a_decode_node_that_fails_is_the_clients_error(
+    running: Any, decode: FakeNode, prefill: FakeNode
+) -> None:
+    decode.script.run = "fail"
+    prefill.script.prefill = "silent"
+    decode.script.failure = ErrorRecord("no room", "out_of_blocks", status=503, retryable=True)
+    async with running(decode, prefill, handoff="always") as client:
+        status, body, headers = await completion(client)
+        assert (status, body["error"]["message"]) == (503, "no room")
+        assert headers["retry-after"] == "1"
+        assert headers["x-baton-placement"].startswith("prefill=prefill-0")
+        await until(lambda: prefill.got_of(Abort))
+
+
+async def test_a_lost_decode_node_before_the_first_token_is_a_502(
+    running: Any, decode: FakeNode
+) -> None:
+    decode.script.run = "silent"
+    async with running(decode) as client:
+        answer = asyncio.create_task(completion(client, stream=True))
+        await until(lambda: decode.got_of(RunJob))
+        await decode.drop_links()
+        status, body, _ = await answer
+        assert (status, body["error"]["code"]) == (502, "node_lost")
+        # The link comes back to the same engine, which must not keep the request's blocks.
+        await until(lambda: decode.got_of(Abort))
+        assert decode.links == 2
+
+
+async def test_a_lost_decode_node_in_mid_stream_is_one_error_event(
+    running: Any, decode: FakeNode
+) -> None:
+    decode.script.run = "half"
+    async with running(decode) as client:
+        answer = asyncio.create_task(stream(client))
+        await until(lambda: half_said(client))
+        await decode.drop_links()
+        events = await answer
+        assert "".join(e["choices"][0]["text"] for e in events[:-1]) == "Hello,"
+        assert events[-1]["error"]["code"] == "node_lost"
+        page = await (await client.session.get(client.url + "/metrics")).text()
+        assert 'baton_router_requests_total{code="502",endpoint="completions"} 1.0' in page
+
+
+async def test_a_client_that_leaves_frees_both_nodes(
+    running: Any, decode: FakeNode, prefill: FakeNode
+) -> None:
+    prefill.script.prefill = "silent"
+    async with running(decode, prefill, handoff="always") as client:
+        answer = asyncio.create_task(completion(client))
+        await until(lambda: prefill.got_of(PrefillJob))
+        answer.cancel()
+        await until(lambda: prefill.got_of(Abort) and decode.got_of(Abort))
+        assert client.router.dispatcher.flights == {}
+        view = client.router.view
+        assert all(not node.booked for node in view.nodes.values())
+
+
+async def test_a_client_that_leaves_in_mid_stream_frees_the_node(
+    running: Any, decode: FakeNode
+) -> None:
+    decode.script.run = "half"
+    async with running(decode) as client:
+        async with client.session.post(
+            client.url + "/v1/completions", json=ask(stream=True)
+        ) as response:
+            await response.content.readline()
+        await until(lambda: decode.got_of(Abort))
+
+
+async def test_a_request_that_takes_too_long_ends_with_a_504(
+    running: Any, decode: FakeNode
+) -> None:
+    decode.script.run = "silent"
+    async with running(decode, request_timeout_s=0.3) as client:
+        status, body, _ = await completion(client)
+        assert (status, body["error"]["code"]) == (504, "deadline_exceeded")
+        await until(lambda: decode.got_of(Abort))
+
+
+async def test_a_stream_says_each_token_once_then_usage_then_done(
+    running: Any, decode: FakeNode, prefill: FakeNode
+) -> None:
+    async with running(decode, prefill, handoff="always") as client:
+        events = await stream(client, stream_options={"include_usage": True}, max_tokens=5)
+        *tokens, usage, done = events
+        assert done == "[DONE]"
+        assert (usage["choices"], usage["usage"]["completion_tokens"]) == ([], 5)
+        assert b"".join(bytes(e["choices"][0]["token_ids"]) for e in tokens) == b"Hello"
+        assert all(e["usage"] is None for e in tokens)
+        assert "prompt_token_ids" in tokens[0]["choices"][0]
+        assert "prompt_token_ids" not in tokens[1]["choices"][0]
+        assert [e["choices"][0]["finish_reason"] for e in tokens] == [None] * 4 + ["length"]
+
+
+async def test_nodes_of_another_fingerprint_and_draining_nodes_get_nothing(
+    running: Any, decode: FakeNode
+) -> None:
+    stranger = FakeNode("decode-1", "decode", fingerprint=Fingerprint("0" * 32))
+    async with FakeNode("decode-2", "decode") as draining, stranger:
+        async with running(decode, draining) as client:
+            client.router._table.ensure(stranger.address)
+            await until(lambda: stranger.links == 1)
+            await draining.say_load("draining")
+            await client.ready(1)
+            for _ in range(20):
+                assert (await completion(client))[0] == 200
+        assert draining.got_of(RunJob) == stranger.got_of(RunJob) == []
+
+
+async def test_idle_nodes_share_the_work(running: Any, decode: FakeNode) -> None:
+    async with FakeNode("decode-1", "decode") as other, running(decode, other) as client:
+        await asyncio.gather(*(completion(client) for _ in range(40)))
+        counts = [len(node.got_of(RunJob)) for node in (decode, other)]
+        assert sum(counts) == 40
+        assert min(counts) >= 5
+
+
+async def test_a_restarted_node_is_a_new_one_and_serves_again(
+    running: Any, decode: FakeNode
+) -> None:
+    async with running(decode) as client:
+        assert (await completion(client))[0] == 200
+        await decode.restart("epoch-2")
+        view = client.router.view.nodes
+        await until(lambda: view["decode-0"].report.epoch == "epoch-2" and view["decode-0"].ready)
+        assert (await completion(client))[0] == 200
+
+
+async def test_prefill_nodes_run_whole_requests_when_no_decode_node_is_left(
+    running: Any, decode: FakeNode, prefill: FakeNode
+) -> None:
+    async with running(decode, prefill, handoff="always") as client:
+        await decode.stop()
+        await client.ready(1)
+        status, body, headers = await completion(client)
+        assert (status, body["choices"][0]["text"]) == (200, "Hello, world!")
+        assert headers["x-baton-placement"].startswith("prefill=- decode=prefill-0 reason=no_de")
+
+
+async def test_without_nodes_requests_are_refused_and_ready_says_why(
+    running: Any, decode: FakeNode
+) -> None:
+    async with running(decode) as client:
+        assert (await client.get("/ready"))[:2] == (200, {"ready": True, "reason": ""})
+        await decode.stop()
+        await client.ready(0)
+        status, body, headers = await completion(client)
+        assert (status, body["error"]["code"]) == (503, "unavailable")
+        assert headers["x-baton-placement"].startswith("prefill=- decode=- reason=refused")
+        status, body, _ = await client.get("/ready")
+        assert (status, body["ready"]) == (503, False)
+        assert "1 lost" in body["reason"]
+        assert (await client.get("/health"))[0] == 200
+
+
+async def test_shutdown_lets_running_streams_finish_and_takes_no_more(
+    running: Any, decode: FakeNode
+) -> None:
+    decode.script.token_s = 0.03
+    async with running(decode) as client:
+        answer = asyncio.create_task(stream(client))
+        await until(lambda: decode.got_of(RunJob))
+        await client.router.drain(asyncio.Event())
+        assert (await answer)[-1] == "[DONE]"
+        with pytest.raises(aiohttp.ClientConnectorError):
+            async with aiohttp.ClientSession() as fresh:
+                await fresh.get(client.url + "/health")
+
+
+async def test_past_the_shutdown_deadline_a_stream_ends_with_an_error_event(
+    running: Any, decode: FakeNode
+) -> None:
+    decode.script.run = "half"
+    async with running(decode, shutdown_deadline_s=0.1) as client:
+        answer = asyncio.create_task(stream(client))
+        await until(lambda: half_said(client))
+        await client.router.drain(asyncio.Event())
+        await client.router._close()
+        events = await answer
+        assert events[-1]["error"]["code"] == "unavailable"
+        await until(lambda: decode.got_of(Abort))

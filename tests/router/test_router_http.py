@@ -1,0 +1,226 @@
+"""Routes beside generation, and the shape of every error."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from baton_protocol.link import CacheEvents, RunJob
+from tests.support.fake_node import LAYOUT, FakeNode
+
+COMPLETIONS = "/v1/completions"
+
+
+async def test_malformed_bodies_are_400_in_openais_shape(running: Any, decode: FakeNode) -> None:
+    async with running(decode) as client:
+        for data in (b"{", b"[]", b"", b'{"prompt": "x"} trailing'):
+            status, body, headers = await client.post(COMPLETIONS, data)
+            assert status == 400
+            assert set(body["error"]) == {"message", "type", "param", "code"}
+            assert body["error"]["code"] == "malformed_body"
+            assert len(headers["x-baton-request-id"]) == 32
+            assert headers["x-baton-placement"].startswith("prefill=- decode=- reason=refused")
+
+
+async def test_unknown_routes_and_methods_are_json_too(running: Any, decode: FakeNode) -> None:
+    async with running(decode) as client:
+        status, body, headers = await client.get("/nope")
+        assert (status, body["error"]["code"]) == (404, "not_found")
+        assert headers["x-baton-request-id"]
+        status, body, headers = await client.get(COMPLETIONS)
+        assert (status, body["error"]["code"]) == (405, "method_not_allowed")
+        assert headers["allow"] == "POST"
+
+
+async def test_a_body_over_the_limit_is_413(running: Any, decode: FakeNode) -> None:
+    async with running(decode, max_body_bytes=1000) as client:
+        status, body, _ = await client.post(COMPLETIONS, {"prompt": "x" * 2000})
+        assert (status, body["error"]["code"]) == (413, "request_too_large")
+        assert "1000" in body["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"prompt": [1, 300]}, "prompt"),
+        ({"prompt": [-1]}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": [[1], []]}, "prompt"),
+        ({"stop_token_ids": [999]}, "stop_token_ids"),
+        ({"max_tokens": 1000}, "max_tokens"),
+    ],
+)
+async def test_what_only_the_model_can_judge_is_400_and_reaches_no_node(
+    running: Any, decode: FakeNode, changes: dict[str, Any], param: str
+) -> None:
+    async with running(decode) as client:
+        status, body, _ = await client.post(COMPLETIONS, {"prompt": "x"} | changes)
+        assert (status, body["error"]["param"]) == (400, param)
+        assert decode.got_of(RunJob) == []
+
+
+async def test_a_template_that_refuses_is_a_400(running: Any, decode: FakeNode) -> None:
+    async with running(decode) as client:
+        for reserved in ("messages", "add_generation_prompt"):
+            body = {
+                "messages": [{"role": "user", "content": "x"}],
+                "chat_template_kwargs": {reserved: 1},
+            }
+            status, told, _ = await client.post("/v1/chat/completions", body)
+            assert (status, told["error"]["param"]) == (400, "chat_template_kwargs")
+
+
+async def test_a_long_prompt_is_tokenized_and_hashed_like_a_short_one(running: Any) -> None:
+    node = FakeNode("decode-0", "decode", max_model_len=50_000)
+    await node.start()
+    async with running(node) as client:
+        text = "ab" * 10_000
+        status, body, _ = await client.post(COMPLETIONS, {"prompt": text, "max_tokens": 1})
+        assert (status, body["usage"]["prompt_tokens"]) == (200, 20_000)
+        assert bytes(node.got_of(RunJob)[0].request.prompt_ids) == text.encode()
+    await node.stop()
+
+
+async def test_chat_without_the_generation_prompt_has_fewer_tokens(
+    running: Any, decode: FakeNode
+) -> None:
+    async with running(decode) as client:
+        counts = []
+        for wanted in (True, False):
+            body = {
+                "messages": [{"role": "user", "content": "x"}],
+                "add_generation_prompt": wanted,
+                "max_tokens": 1,
+            }
+            told = (await client.post("/v1/chat/completions", body))[1]
+            counts.append(told["usage"]["prompt_tokens"])
+        assert counts[0] > counts[1]
+
+
+async def test_pool_shows_nodes_loads_caches_and_totals(
+    running: Any, decode: FakeNode, prefill: FakeNode
+) -> None:
+    async with running(decode, prefill) as client:
+        await prefill.say_load(published_bytes_total=7, queued_tokens=3, total_blocks=9)
+        await decode.say_load(fetched_bytes_total=5, published_bytes_total=1)
+        await prefill.say(CacheEvents(prefill.report.epoch, stored=(b"a" * 16, b"b" * 16)))  # type: ignore[arg-type]
+        view = client.router.view.nodes
+        while view["prefill-0"].chunks != 2:
+            await client.get("/health")
+        status, pool, _ = await client.get("/pool")
+        assert status == 200
+        assert [node["id"] for node in pool["nodes"]] == ["decode-0", "prefill-0"]
+        node = pool["nodes"][1]
+        assert (node["role"], node["pid"], node["epoch"]) == ("prefill", 1, "epoch-1")
+        assert (node["state"], node["in_use"]) == ("ready", True)
+        assert node["address"] == prefill.address
+        assert node["load"]["queued_tokens"] == 3
+        assert node["cache"] == {
+            "chunks": 2,
+            "total_blocks": 9,
+            "free_blocks": 0,
+            "cached_blocks": 0,
+        }
+        assert node["layout"]["chunk_bytes"] == LAYOUT.chunk_bytes
+        assert node["speeds"]["prefill_tokens_per_s"] == 10_000.0
+        assert pool["fingerprint"] == "f" * 32
+        assert pool["totals"]["published_bytes_total"] == 8
+        assert pool["totals"]["nodes"] == 2
+        assert pool["store"] == {"configured": False, "reachable": None}
+
+
+async def test_metrics_hold_the_routers_own_and_its_nodes_counters(
+    running: Any, decode: FakeNode
+) -> None:
+    async with running(decode) as client:
+        await decode.say_load(published_bytes_total=7, fetched_bytes_total=5, reused_chunks_total=2)
+        body = {"prompt": "x", "max_tokens": 3}
+        await client.post(COMPLETIONS, body)
+        await client.post(COMPLETIONS, b"{")
+        async with client.session.get(client.url + "/metrics") as response:
+            assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+            page = await response.text()
+        for line in (
+            'baton_kv_published_bytes_total{node="decode-0"} 7.0',
+            'baton_kv_fetched_bytes_total{node="decode-0"} 5.0',
+            'baton_kv_chunks_reused_total{node="decode-0"} 2.0',
+            'baton_node_ready{node="decode-0",role="decode"} 1.0',
+            'baton_router_requests_total{code="200",endpoint="completions"} 1.0',
+            'baton_router_requests_total{code="400",endpoint="completions"} 1.0',
+            'baton_router_placements_total{reason="no_prefill"} 1.0',
+            "baton_router_time_to_first_token_seconds_count 1.0",
+            "baton_router_inter_token_latency_seconds_count 2.0",
+            "baton_router_e2e_request_latency_seconds_count 1.0",
+            "baton_router_requests_running 0.0",
+        ):
+            assert line + "\n" in page, line
+
+
+async def test_a_request_without_a_model_gets_the_pools(running: Any, decode: FakeNode) -> None:
+    async with running(decode, served_model_name="mine") as client:
+        for model in (None, "", "mine"):
+            body = {"prompt": "x", "max_tokens": 1, "model": model}
+            assert (await client.post(COMPLETIONS, body))[1]["model"] == "mine"
+        body = {"prompt": "x", "model": "fake-model"}
+        assert (await client.post(COMPLETIONS, body))[0] == 404
+
+
+async def test_two_seeds_differ_and_a_clients_seed_is_kept(running: Any, decode: FakeNode) -> None:
+    async with running(decode) as client:
+        await client.post(COMPLETIONS, {"prompt": ["a", "b"], "max_tokens": 1})
+        await client.post(COMPLETIONS, {"prompt": "a", "max_tokens": 1, "seed": 7})
+        seeds = [job.request.params.seed for job in decode.got_of(RunJob)]
+        assert len(set(seeds)) == 3
+        assert seeds[2] == 7
+
+
+async def test_a_client_that_leaves_while_it_is_written_to_is_no_error_of_the_router(
+    running: Any,
+    decode: FakeNode,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def gone(response: web.StreamResponse, data: bytes) -> None:
+        raise ConnectionResetError("Cannot write to closing transport")
+
+    monkeypatch.setattr(web.StreamResponse, "write", gone)
+    async with running(decode) as client:
+        body = {"prompt": "x", "stream": True}
+        async with client.session.post(client.url + COMPLETIONS, json=body) as response:
+            with contextlib.suppress(aiohttp.ClientError):
+                await response.read()
+        page = await (await client.session.get(client.url + "/metrics")).text()
+        assert client.router.dispatcher.flights == {}
+    assert 'code="499"' in page
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+async def test_a_body_that_its_content_encoding_does_not_decode_is_a_400(
+    running: Any, decode: FakeNode
+) -> None:
+    async with running(decode) as client:
+        headers = {"content-encoding": "gzip", "content-type": "application/json"}
+        body = b'{"prompt": "x"}'
+        async with client.session.post(
+            client.url + COMPLETIONS, data=body, headers=headers
+        ) as response:
+            told = await response.json()
+    assert (response.status, told["error"]["code"]) == (400, "malformed_body")
+
+
+async def test_a_call_of_many_prompts_has_a_placement_header_that_clients_take(
+    running: Any, decode: FakeNode
+) -> None:
+    async with running(decode) as client:
+        body = {"prompt": ["x"] * 300, "max_tokens": 1}
+        status, told, headers = await client.post(COMPLETIONS, body)
+    assert (status, len(told["choices"])) == (200, 300)
+    placement = headers["x-baton-placement"]
+    assert placement.startswith("prefill=- decode=decode-0 reason=")
+    assert placement.endswith("; and 284 more")
+    assert len(placement) < 4096

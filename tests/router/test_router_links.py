@@ -1,0 +1,324 @@
+"""Links, discovery, artifacts and markers: what happens when one end is wrong or away."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from baton_kvstore.errors import StoreUnavailable
+from baton_protocol.ids import BlockHash, Fingerprint
+from baton_protocol.link import Abort, RunJob
+from baton_protocol.store import Marker, NodeReport
+from baton_router.discovery import MISSES, Discovery
+from baton_router.errors import StartError
+from baton_router.links import Link, LinkTable
+from baton_router.markers import FAILURES, RETRY_S, Markers
+from baton_router.models import FetchError, ModelStore
+from baton_router.service import Router
+from baton_router.settings import RouterSettings
+from tests.support.fake_node import FakeNode, make_report
+from tests.support.waiting import until
+
+FP = Fingerprint("f" * 32)
+CHUNKS = [BlockHash(bytes([n]) * 16) for n in range(3)]
+
+
+# --- links ----------------------------------------------------------------------------------------
+
+
+async def test_a_broken_link_is_dialled_again_and_its_chunks_are_listed_anew(
+    running: Any, decode: FakeNode
+) -> None:
+    decode.chunks = tuple(CHUNKS)
+    async with running(decode) as client:
+        node = client.router.view.nodes["decode-0"]
+        await until(lambda: node.chunks == 3)
+        decode.chunks = tuple(CHUNKS[:1])
+        await decode.drop_links()
+        await until(lambda: decode.links == 2 and node.ready and node.chunks == 1)
+        (candidate,) = client.router.view.candidates(CHUNKS)
+        assert candidate.cached_chunks == 1
+
+
+async def test_a_new_epoch_drops_what_was_believed_of_the_old(
+    running: Any, decode: FakeNode
+) -> None:
+    decode.chunks = tuple(CHUNKS)
+    async with running(decode) as client:
+        view = client.router.view
+        await until(lambda: view.nodes["decode-0"].chunks == 3)
+        decode.chunks = ()
+        await decode.restart("epoch-2")
+        await until(lambda: view.nodes["decode-0"].report.epoch == "epoch-2")
+        assert view.chunks.prefixes(CHUNKS) == {}
+
+
+async def test_a_new_engine_under_an_old_name_takes_its_place(
+    running: Any, decode: FakeNode
+) -> None:
+    decode.script.run = "silent"
+    successor = FakeNode("decode-0", "decode", epoch="epoch-2")
+    async with successor, running(decode) as client:
+        body = {"prompt": "x", "max_tokens": 1}
+        waiting = asyncio.create_task(client.post("/v1/completions", body))
+        await until(lambda: decode.got_of(RunJob))
+        client.router._table.ensure(successor.address)
+        assert (await waiting)[0] == 502
+        view = client.router.view.nodes
+        await until(lambda: view["decode-0"].report.epoch == "epoch-2" and view["decode-0"].ready)
+        assert (await client.post("/v1/completions", body))[0] == 200
+        assert len(successor.got_of(RunJob)) == 1
+
+
+async def test_aborts_for_an_engine_that_is_gone_are_not_sent_to_its_successor(
+    running: Any, decode: FakeNode
+) -> None:
+    decode.script.run = "silent"
+    async with running(decode) as client:
+        waiting = asyncio.create_task(client.post("/v1/completions", {"prompt": "x"}))
+        await until(lambda: decode.got_of(RunJob))
+        await decode.restart("epoch-2")
+        assert (await waiting)[0] == 502
+        await client.ready(1)
+        decode.script.run = "answer"
+        assert (await client.post("/v1/completions", {"prompt": "x"}))[0] == 200
+        assert decode.got_of(Abort) == []
+
+
+async def test_a_peer_that_says_no_hello_is_no_node(running: Any, decode: FakeNode) -> None:
+    async def wrong(request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        dialled.append(request.path)
+        await socket.send_bytes(b"nonsense") if len(dialled) % 2 else await socket.send_str("hi")
+        await socket.close()
+        return socket
+
+    dialled: list[str] = []
+    app = web.Application()
+    app.add_routes([web.get("/link", wrong)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    async with running(decode) as client:
+        client.router._table.ensure(f"http://127.0.0.1:{runner.addresses[0][1]}")
+        await until(lambda: len(dialled) >= 3)
+        assert list(client.router.view.nodes) == ["decode-0"]
+        await client.router._table.remove(f"http://127.0.0.1:{runner.addresses[0][1]}")
+    await runner.cleanup()
+
+
+async def test_one_node_at_two_addresses_is_linked_once(running: Any, decode: FakeNode) -> None:
+    async with running(decode) as client:
+        again = decode.address.replace("127.0.0.1", "localhost")
+        client.router._table.ensure(again)
+        await until(lambda: decode.links >= 3)
+        assert [node.report.node for node in client.router.view.ready()] == ["decode-0"]
+        status, _, _ = await client.post("/v1/completions", {"prompt": "x", "max_tokens": 1})
+        assert status == 200
+
+
+async def test_a_node_is_not_ready_before_its_tokenizer_is_here_and_true(
+    running: Any, decode: FakeNode
+) -> None:
+    kept, decode.artifacts = decode.artifacts, {}
+    settings = RouterSettings(port=0, nodes=(decode.address,))
+    async with Router(settings) as router:
+        await until(lambda: "decode-0" in router.view.nodes)
+        assert list(router.view.ready()) == []
+        assert "starting" in router.view.why_not_ready()
+        decode.artifacts = kept
+        await until(lambda: list(router.view.ready()))
+
+
+async def test_an_artifact_that_is_not_its_digest_is_refused(decode: FakeNode) -> None:
+    decode.artifacts = dict.fromkeys(decode.artifacts, b"{}")
+    async with aiohttp.ClientSession() as session:
+        store = ModelStore(session)
+        with pytest.raises(FetchError, match="not what its digest"):
+            await store.get(decode.report, decode.address)
+        assert store.ready(decode.report) is None
+        await store.close()
+
+
+async def test_artifacts_are_fetched_once_for_nodes_that_share_them(decode: FakeNode) -> None:
+    async with aiohttp.ClientSession() as session:
+        store = ModelStore(session)
+        one, two = await asyncio.gather(
+            store.get(decode.report, decode.address), store.get(decode.report, decode.address)
+        )
+        decode.artifacts = {}
+        assert one is two is await store.get(decode.report, decode.address)
+        await store.close()
+
+
+# --- discovery ------------------------------------------------------------------------------------
+
+
+class Registry:
+    """A registry that says `reports`, or fails."""
+
+    def __init__(self) -> None:
+        self.reports: list[NodeReport] = []
+        self.broken = False
+        self.polls = 0
+
+    async def nodes(self) -> Sequence[NodeReport]:
+        self.polls += 1
+        if self.broken:
+            raise StoreUnavailable("the index is away")
+        return self.reports
+
+
+class Discovering:
+    """A Discovery over one registry, with links whose state tests set."""
+
+    def __init__(self, *static: str) -> None:
+        self.registry = Registry()
+        self.forgotten: list[str] = []
+        self.table = LinkTable(self._dial)
+        self.discovery = Discovery(
+            self.table,
+            self.registry,
+            static,
+            interval_s=0.01,
+            forget=lambda link: self.forgotten.append(link.address),
+        )
+
+    @staticmethod
+    def _dial(address: str) -> Link:
+        link = Link.__new__(Link)
+        link.address, link.up, link._task = address, False, None
+        link.start = lambda: None  # type: ignore[method-assign]
+        return link
+
+    async def polls(self, count: int) -> None:
+        wanted = self.registry.polls + count
+        await until(lambda: self.registry.polls >= wanted)
+
+    async def __aenter__(self) -> Discovering:
+        self._task = asyncio.create_task(self.discovery.run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+
+def listed(address: str) -> NodeReport:
+    return make_report("n", "decode", address=address)
+
+
+async def test_registered_and_static_addresses_are_dialled_once() -> None:
+    async with Discovering("http://a:1/") as it:
+        it.registry.reports = [listed("http://a:1"), listed("http://b:2/")]
+        await it.polls(2)
+        assert set(it.table.links) == {"http://a:1", "http://b:2"}
+        assert it.discovery.reachable is True
+
+
+async def test_an_address_is_given_up_when_it_is_unlisted_and_its_link_is_down() -> None:
+    async with Discovering("http://a:1") as it:
+        it.registry.reports = [listed("http://b:2"), listed("http://c:3")]
+        await it.polls(2)
+        it.table.links["http://c:3"].up = True
+        it.registry.reports = []
+        await it.polls(MISSES + 2)
+        assert it.forgotten == ["http://b:2"]
+        assert set(it.table.links) == {"http://a:1", "http://c:3"}
+
+
+async def test_a_registry_that_is_down_takes_no_node_with_it() -> None:
+    async with Discovering() as it:
+        it.registry.reports = [listed("http://b:2")]
+        await it.polls(2)
+        it.registry.broken = True
+        await it.polls(MISSES + 2)
+        assert set(it.table.links) == {"http://b:2"}
+        assert it.discovery.reachable is False
+        it.registry.broken = False
+        await it.polls(2)
+        assert it.discovery.reachable is True
+
+
+# --- markers --------------------------------------------------------------------------------------
+
+
+class Index:
+    """Holds `marked`; fails or hangs on demand."""
+
+    def __init__(self) -> None:
+        self.marked: set[BlockHash] = set()
+        self.mood = "well"
+        self.asked = 0
+
+    async def lookup(self, fingerprint: Fingerprint, chunks: Sequence[BlockHash]) -> Any:
+        self.asked += 1
+        if self.mood == "broken":
+            raise StoreUnavailable("the index is away")
+        if self.mood == "hangs":
+            await asyncio.sleep(3600)
+        marker = Marker(0, "run", 1, 1, 0)
+        return [marker if chunk in self.marked else None for chunk in chunks]
+
+
+async def test_markers_say_which_chunks_the_store_holds() -> None:
+    index = Index()
+    index.marked = {CHUNKS[0], CHUNKS[2]}
+    markers = Markers(index, timeout_s=5.0, clock=lambda: 0.0)
+    assert markers.up is None
+    assert await markers.stored(FP, CHUNKS) == [True, False, True]
+    assert markers.up is True
+    assert await markers.stored(FP, []) == []
+    assert index.asked == 1
+    assert await Markers(None, timeout_s=5.0, clock=lambda: 0.0).stored(FP, CHUNKS) == [False] * 3
+
+
+@pytest.mark.parametrize("mood", ["broken", "hangs"])
+async def test_an_index_that_keeps_failing_is_left_alone_for_a_while(mood: str) -> None:
+    index, now = Index(), [0.0]
+    index.marked, index.mood = set(CHUNKS), mood
+    markers = Markers(index, timeout_s=0.01, clock=lambda: now[0])
+    for _ in range(FAILURES):
+        assert await markers.stored(FP, CHUNKS) == [False] * 3
+    assert markers.up is False
+    await markers.stored(FP, CHUNKS)
+    assert index.asked == FAILURES
+    index.mood, now[0] = "well", RETRY_S + 1
+    markers._timeout_s = 5.0
+    assert await markers.stored(FP, CHUNKS) == [True] * 3
+    assert markers.up is True
+
+
+# --- start ----------------------------------------------------------------------------------------
+
+
+async def test_a_port_in_use_is_one_clear_line(running: Any, decode: FakeNode) -> None:
+    async with running(decode) as client:
+        settings = RouterSettings(port=client.router.port, nodes=(decode.address,))
+        with pytest.raises(StartError, match=f"127.0.0.1:{client.router.port}"):
+            async with Router(settings):
+                pass
+
+
+async def test_a_wrong_index_url_is_one_clear_line() -> None:
+    with pytest.raises(StartError):
+        async with Router(RouterSettings(port=0, index_url="http://nonsense")):
+            pass
+
+
+def test_a_router_loads_no_torch_and_no_engine() -> None:
+    code = (
+        "import sys, baton_router, baton_router.service; "
+        "bad = {'torch', 'transformers', 'baton_engine', 'baton_node', 'kopf', 'kubernetes'}; "
+        "print(sorted(bad & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

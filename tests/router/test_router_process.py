@@ -1,0 +1,93 @@
+"""serve() in a process of its own: signals, deadlines, exit."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+
+from baton_protocol.link import Abort, RunJob
+from tests.support.fake_node import FakeNode
+
+WAIT_S = 30.0
+CODE = """
+import asyncio, sys
+from baton_router import RouterSettings, serve
+settings = RouterSettings(port=0, nodes=(sys.argv[1],), shutdown_deadline_s=float(sys.argv[2]))
+asyncio.run(serve(settings, lambda host, port: print(port, flush=True)))
+"""
+
+
+@asynccontextmanager
+async def process(node: FakeNode, deadline_s: float) -> AsyncIterator[tuple[Any, str]]:
+    """A router process that is ready, and its URL."""
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", CODE, node.address, str(deadline_s), stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        async with asyncio.timeout(WAIT_S):
+            assert child.stdout is not None
+            url = f"http://127.0.0.1:{int(await child.stdout.readline())}"
+            async with aiohttp.ClientSession() as session:
+                while (await session.get(url + "/ready")).status != 200:
+                    await asyncio.sleep(0.02)
+            yield child, url
+    finally:
+        if child.returncode is None:
+            child.kill()
+        await child.wait()
+
+
+async def stream(url: str) -> str:
+    body = {"prompt": "x", "stream": True}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(url + "/v1/completions", json=body) as response,
+    ):
+        return await response.text()
+
+
+async def running_stream(node: FakeNode, url: str) -> asyncio.Task[str]:
+    task = asyncio.create_task(stream(url))
+    async with asyncio.timeout(WAIT_S):
+        while not node.got_of(RunJob):
+            await asyncio.sleep(0.01)
+    return task
+
+
+async def test_an_idle_router_ends_at_the_first_signal(decode: FakeNode) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        async with process(decode, 60.0) as (child, _):
+            child.send_signal(number)
+            async with asyncio.timeout(WAIT_S):
+                assert await child.wait() == 0
+
+
+async def test_the_first_signal_waits_for_a_running_stream(decode: FakeNode) -> None:
+    decode.script.token_s = 0.05
+    async with process(decode, 60.0) as (child, url):
+        task = await running_stream(decode, url)
+        child.send_signal(signal.SIGTERM)
+        assert (await task).endswith("data: [DONE]\n\n")
+        async with asyncio.timeout(WAIT_S):
+            assert await child.wait() == 0
+
+
+async def test_the_second_signal_ends_at_once_with_an_error_and_an_abort(decode: FakeNode) -> None:
+    decode.script.run = "half"
+    async with process(decode, 3600.0) as (child, url):
+        task = await running_stream(decode, url)
+        await asyncio.sleep(0.2)
+        child.send_signal(signal.SIGINT)
+        await asyncio.sleep(0.2)
+        assert child.returncode is None
+        child.send_signal(signal.SIGINT)
+        async with asyncio.timeout(WAIT_S):
+            assert await child.wait() == 0
+        assert '"code":"unavailable"' in await task
+        assert decode.got_of(Abort)

@@ -1,0 +1,42 @@
+"""Settings that make no sense are refused by name; unknown keys are errors."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from baton_protocol.errors import InvalidRequest
+from baton_router.settings import RouterSettings
+
+NODES = ("http://127.0.0.1:9000",)
+
+
+def test_a_router_with_nodes_or_an_index_may_start() -> None:
+    RouterSettings(nodes=NODES).check()
+    RouterSettings(index_url="redis://127.0.0.1").check()
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"nodes": ()}, "nodes"),
+        ({"nodes": ("127.0.0.1:9000",)}, "nodes"),
+        ({"port": 70000}, "port"),
+        ({"port": -1}, "port"),
+        ({"max_body_bytes": 0}, "max_body_bytes"),
+        ({"request_timeout_s": 0.0}, "request_timeout_s"),
+        ({"handoff_min_tokens": -1}, "handoff_min_tokens"),
+        ({"handoff_slack_ms": float("nan")}, "handoff_slack_ms"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_its_value(changes: dict[str, object], name: str) -> None:
+    settings = msgspec.convert({"nodes": NODES} | changes, RouterSettings)
+    with pytest.raises(InvalidRequest) as caught:
+        settings.check()
+    assert caught.value.param == name
+    assert name in caught.value.message or "node" in caught.value.message
+
+
+def test_an_unknown_key_is_an_error() -> None:
+    with pytest.raises(msgspec.ValidationError, match="hand_off"):
+        msgspec.convert({"nodes": NODES, "hand_off": "auto"}, RouterSettings)

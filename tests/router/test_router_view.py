@@ -1,0 +1,255 @@
+"""What the router believes: prefixes per node, bookings, epochs, one kind of nodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton_protocol.ids import BlockHash, Epoch, Fingerprint, NodeId, RequestId
+from baton_protocol.link import CacheEvents, Load
+from baton_protocol.store import NodeLoad, Role, Speeds
+from baton_router.chunks import SCRUB_AT, ChunkIndex
+from baton_router.prices import Candidate
+from baton_router.view import BOOKING_ARRIVES_S, NodeView, PoolView, state_of
+from tests.support.fake_node import make_report
+
+A, B, C = (BlockHash(bytes([n]) * 16) for n in range(3))
+NODE, RID = NodeId("decode-0"), RequestId("r1")
+EPOCH = Epoch("epoch-1")
+
+
+class Clock:
+    """A clock that stands until it is moved."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def a_view(clock: Clock | None = None) -> PoolView:
+    return PoolView(clock or Clock(), max_chunks=1000)
+
+
+def meet(view: PoolView, name: str = "decode-0", role: Role = "decode", **changes: Any) -> NodeView:
+    node = view.hello(make_report(name, role, **changes))
+    node.usable = True
+    return node
+
+
+def only(view: PoolView, *hashes: BlockHash) -> Candidate:
+    (candidate,) = view.candidates(hashes)
+    return candidate
+
+
+# --- chunks ---------------------------------------------------------------------------------------
+
+
+def test_a_prefix_ends_at_the_first_chunk_a_node_does_not_hold() -> None:
+    index = ChunkIndex(100)
+    one, two = index.new_slot(), index.new_slot()
+    index.store(one, [A, C])
+    index.store(two, [A, B, C])
+    assert index.prefixes([A, B, C]) == {one: 1, two: 3}
+    assert index.prefixes([B, C]) == {two: 2}
+    assert index.prefixes([]) == {}
+
+
+def test_the_index_is_bounded_and_forgets_what_nobody_asked_for() -> None:
+    index = ChunkIndex(2)
+    slot = index.new_slot()
+    index.store(slot, [A, B])
+    index.prefixes([A])
+    index.store(slot, [C])
+    assert len(index) == 2
+    assert index.prefixes([A]) == {slot: 1}
+    assert index.prefixes([B]) == {}
+
+
+def test_dropped_slots_hold_nothing_and_are_used_again_only_when_clean() -> None:
+    index = ChunkIndex(100)
+    for _ in range(3 * SCRUB_AT):
+        slot = index.new_slot()
+        assert index.prefixes([A]) == {}
+        index.store(slot, [A])
+        index.drop_slot(slot)
+        index.drop_slot(slot)
+        assert slot < SCRUB_AT
+    assert index.prefixes([A]) == {}
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["store", "evict", "drop"]),
+            st.integers(0, 2),
+            st.lists(st.integers(0, 5), max_size=4),
+        ),
+        max_size=200,
+    )
+)
+def test_the_index_says_what_a_dictionary_of_sets_says(
+    history: list[tuple[str, int, list[int]]],
+) -> None:
+    index = ChunkIndex(1000)
+    names = [BlockHash(bytes([n]) * 16) for n in range(6)]
+    slots = [index.new_slot() for _ in range(3)]
+    held: list[set[int]] = [set() for _ in range(3)]
+    for what, node, chunks in history:
+        if what == "store":
+            index.store(slots[node], [names[c] for c in chunks])
+            held[node] |= set(chunks)
+        elif what == "evict":
+            index.evict(slots[node], [names[c] for c in chunks])
+            held[node] -= set(chunks)
+        else:
+            index.drop_slot(slots[node])
+            slots[node], held[node] = index.new_slot(), set()
+    prefix = [next((n for n in range(6) if n not in mine), 6) for mine in held]
+    expected = {slot: n for slot, n in zip(slots, prefix, strict=True) if n}
+    assert index.prefixes(names) == expected
+
+
+# --- nodes ----------------------------------------------------------------------------------------
+
+
+def test_cached_chunks_come_from_cache_events_of_the_same_epoch() -> None:
+    view = a_view()
+    meet(view)
+    view.cache(NODE, CacheEvents(EPOCH, stored=(A, B), reset=True))
+    view.cache(NODE, CacheEvents(Epoch("older"), stored=(C,)))
+    assert only(view, A, B, C).cached_chunks == 2
+    view.cache(NODE, CacheEvents(EPOCH, evicted=(B,)))
+    assert only(view, A, B, C).cached_chunks == 1
+    view.cache(NODE, CacheEvents(EPOCH, stored=(B,), reset=True))
+    assert only(view, A, B, C).cached_chunks == 0
+
+
+def test_a_new_epoch_inherits_nothing() -> None:
+    view = a_view()
+    meet(view)
+    view.cache(NODE, CacheEvents(EPOCH, stored=(A,)))
+    view.book(NODE, RID, 500, 1)
+    again = meet(view, epoch=Epoch("epoch-2"))
+    assert (only(view, A).cached_chunks, only(view).queued_tokens, again.chunks) == (0, 0, 0)
+    view.load(NODE, Load(EPOCH, "ready", Speeds(), NodeLoad(queued_tokens=99)))
+    view.cache(NODE, CacheEvents(EPOCH, stored=(A,)))
+    assert (only(view, A).cached_chunks, only(view).queued_tokens) == (0, 0)
+
+
+def test_the_same_epoch_keeps_its_chunks_over_a_broken_link() -> None:
+    view = a_view()
+    meet(view)
+    view.cache(NODE, CacheEvents(EPOCH, stored=(A,)))
+    view.lost(NODE)
+    assert view.candidates([A]) == []
+    meet(view)
+    assert only(view, A).cached_chunks == 1
+
+
+def test_a_booking_is_not_counted_twice_by_a_report_that_had_time_to_include_it() -> None:
+    clock = Clock()
+    view = a_view(clock)
+    meet(view)
+    view.book(NODE, RID, 500, 2)
+    report = Load(EPOCH, "ready", Speeds(), NodeLoad(queued_tokens=30, running=1))
+    view.load(NODE, report)  # may have been sent before the job arrived: its 500 stay
+    assert (only(view).queued_tokens, only(view).sequences) == (500, 2)
+    clock.now += 2 * BOOKING_ARRIVES_S
+    assert only(view).queued_tokens == 500
+    view.load(NODE, report)
+    # Ours, all of it: 30 of the 500 tokens are left to compute.
+    assert (only(view).queued_tokens, only(view).sequences) == (30, 2)
+
+
+def test_what_others_brought_stays_when_our_own_request_ends() -> None:
+    clock = Clock()
+    view = a_view(clock)
+    meet(view)
+    view.book(NODE, RID, 100, 1)
+    clock.now += 2 * BOOKING_ARRIVES_S
+    view.load(NODE, Load(EPOCH, "ready", Speeds(), NodeLoad(queued_tokens=340, running=4)))
+    assert (only(view).queued_tokens, only(view).sequences) == (340, 4)
+    view.prefilled(NODE, RID)
+    assert (only(view).queued_tokens, only(view).sequences) == (240, 4)
+    view.release(NODE, RID)
+    assert (only(view).queued_tokens, only(view).sequences) == (240, 3)
+
+
+def test_a_node_that_served_only_us_is_idle_the_moment_our_request_ends() -> None:
+    clock = Clock()
+    view = a_view(clock)
+    meet(view)
+    view.book(NODE, RID, 100, 1)
+    view.load(NODE, Load(EPOCH, "ready", Speeds(), NodeLoad(running=1)))
+    view.release(NODE, RID)
+    assert (only(view).queued_tokens, only(view).sequences) == (0, 0)
+
+
+def test_without_reports_the_view_ages_into_counting_our_own_requests() -> None:
+    clock = Clock()
+    view = a_view(clock)
+    meet(view)
+    for number in range(5):
+        clock.now += 10
+        view.book(NODE, RequestId(f"r{number}"), 100, 1)
+    assert (only(view).queued_tokens, only(view).sequences) == (500, 5)
+
+
+def test_bookings_end_with_the_prefill_and_with_the_request() -> None:
+    view = a_view()
+    node = meet(view)
+    view.book(NODE, RID, 500, 1)
+    view.prefilled(NODE, RID)
+    assert (only(view).queued_tokens, only(view).sequences) == (0, 1)
+    view.release(NODE, RID)
+    view.release(NODE, RID)
+    assert (only(view).sequences, node.booked) == (0, {})
+
+
+def test_nodes_that_are_not_ready_are_no_candidates() -> None:
+    view = a_view()
+    node = meet(view)
+    assert len(view.candidates([])) == 1
+    view.load(NODE, Load(EPOCH, "draining", Speeds(), NodeLoad()))
+    assert (view.candidates([]), state_of(node)) == ([], "draining")
+    view.load(NODE, Load(EPOCH, "ready", Speeds(), NodeLoad()))
+    node.usable = False
+    assert (view.candidates([]), state_of(node)) == ([], "starting")
+    node.usable = True
+    view.lost(NODE)
+    assert (view.candidates([]), state_of(node)) == ([], "lost")
+    assert "1 lost" in view.why_not_ready()
+
+
+def test_nodes_of_another_kind_are_never_paired_with_the_pools() -> None:
+    view = a_view()
+    assert view.kind() is None
+    meet(view, "decode-0")
+    meet(view, "decode-1", fingerprint=Fingerprint("0" * 32))
+    meet(view, "prefill-0", "prefill")
+    meet(view, "prefill-1", "prefill", artifacts={"tokenizer.json": "other"})
+    assert {c.node for c in view.candidates([])} == {"decode-0", "prefill-0"}
+
+
+def test_the_pools_kind_stays_while_a_node_of_it_is_ready() -> None:
+    view = a_view()
+    meet(view, "decode-0")
+    assert len(view.candidates([])) == 1
+    for number in range(1, 4):
+        meet(view, f"decode-{number}", fingerprint=Fingerprint("0" * 32))
+    assert {c.node for c in view.candidates([])} == {"decode-0"}
+    view.lost(NODE)
+    assert len(view.candidates([])) == 3
+
+
+def test_a_forgotten_node_leaves_nothing() -> None:
+    view = a_view()
+    meet(view)
+    view.cache(NODE, CacheEvents(EPOCH, stored=(A,)))
+    view.forget(NODE)
+    assert view.nodes == {}
+    assert view.chunks.prefixes([A]) == {}

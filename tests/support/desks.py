@@ -1,0 +1,151 @@
+"""Step loops in the test's own process: simulated engines, a real store, no sockets.
+
+In: SimSettings, a store. Out: `DeskNode`s that are turned by hand, so that a test decides what
+happens between two steps.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from baton_engine.core import EngineCore
+from baton_engine.sim import SimSettings, build_sim
+from baton_kvstore.embedded import EmbeddedStore
+from baton_node.connector import StoreAddress, StoreConnector
+from baton_node.desk import Connector, Desk, DeskOptions
+from baton_node.frames import Prompted, Step, ToEngine, Token, ToServer
+from baton_protocol.ids import Epoch, NodeId
+from baton_protocol.link import First, JobFailed, PrefillJob, RunJob
+from baton_protocol.request import Request
+
+PATIENCE_S = 30.0
+
+
+class FakePort:
+    """The server's side of a desk: frames to take, frames it said."""
+
+    def __init__(self) -> None:
+        self.incoming: list[ToEngine] = []
+        self.said: list[ToServer] = []
+
+    def fileno(self) -> int:
+        raise AssertionError("a desk turned by hand does not sleep")
+
+    def receive(self) -> list[ToEngine]:
+        frames, self.incoming = self.incoming, []
+        return frames
+
+    def send(self, record: ToServer) -> None:
+        self.said.append(record)
+
+
+class DeskNode:
+    """One node without its server."""
+
+    def __init__(
+        self,
+        name: str,
+        connect: Callable[[EngineCore], Connector],
+        settings: SimSettings | None = None,
+        **options: float,
+    ) -> None:
+        self.name = NodeId(name)
+        self.epoch = Epoch(f"epoch-of-{name}")
+        self.engine = build_sim(settings or SimSettings(chunk_blocks=1))
+        self.connector = connect(self.engine)
+        self.port = FakePort()
+        self.desk = Desk(
+            self.engine,
+            self.connector,
+            self.port,
+            DeskOptions(epoch=self.epoch, **options),  # type: ignore[arg-type]
+        )
+
+    def take(self, *frames: ToEngine) -> None:
+        self.port.incoming.extend(frames)
+
+    def tokens(self, request: str) -> list[Token]:
+        steps = [frame for frame in self.port.said if isinstance(frame, Step)]
+        return [token for step in steps for token in step.tokens if token.request == request]
+
+    def ids(self, request: str, choice: int = 0) -> list[int]:
+        return [token.id for token in self.tokens(request) if token.choice == choice]
+
+    def prompted(self, request: str) -> Prompted:
+        steps = [frame for frame in self.port.said if isinstance(frame, Step)]
+        return next(p for step in steps for p in step.prompts if p.request == request)
+
+    def failures(self) -> list[JobFailed]:
+        return [frame for frame in self.port.said if isinstance(frame, JobFailed)]
+
+    def close(self) -> None:
+        self.connector.close()
+
+
+def store_node(
+    name: str, store: EmbeddedStore, settings: SimSettings | None = None, **options: float
+) -> DeskNode:
+    """A node on a real store; the test closes it."""
+
+    def connect(engine: EngineCore) -> StoreConnector:
+        connector = StoreConnector(
+            StoreAddress(
+                index_url=store.index_url,
+                data_urls=store.data_urls,
+                pool="default",
+                node=NodeId(name),
+                epoch=Epoch(f"epoch-of-{name}"),
+                fingerprint=engine.info.fingerprint,
+            ),
+            engine.memory,
+        )
+        connector.start()
+        return connector
+
+    return DeskNode(name, connect, settings, **options)
+
+
+def spin(nodes: Sequence[DeskNode], condition: Callable[[], bool], what: str) -> None:
+    """Turn the desks until the condition holds."""
+    until = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < until, f"waited {PATIENCE_S:.0f} s for {what}"
+        for node in nodes:
+            node.desk.turn()
+        time.sleep(0.0002)
+
+
+def settle(nodes: Sequence[DeskNode]) -> None:
+    """Turn until nothing is left, and check the books of every engine."""
+    spin(nodes, lambda: all(n.desk.idle and not n.engine.has_work() for n in nodes), "idleness")
+    for node in nodes:
+        node.engine.check_integrity()
+        load = node.engine.load()
+        assert load.free_blocks == load.total_blocks
+
+
+def hand_off(
+    prefill: DeskNode, decode: DeskNode, request: Request, *, say_first: bool = True
+) -> None:
+    """What a router does with a request, up to the first token."""
+    decode.take(RunJob(request, await_first=True))
+    prefill.take(PrefillJob(request, decode.name, decode.epoch))
+    choices = range(request.params.n)
+    both = (prefill, decode)
+    spin(both, lambda: len(prefill.tokens(request.id)) == len(choices), "the first tokens")
+    if say_first:
+        outputs = tuple(tuple(prefill.ids(request.id, choice)) for choice in choices)
+        decode.take(First(request.id, request.attempt, outputs))
+
+
+def alone(node: DeskNode, request: Request) -> list[list[int]]:
+    """The ids of each choice as one node computes them by itself."""
+    node.take(RunJob(request))
+    count = request.params.n
+
+    def ended() -> bool:
+        return sum(t.finish is not None for t in node.tokens(request.id)) == count
+
+    spin([node], ended, "the request's end")
+    return [node.ids(request.id, choice) for choice in range(count)]

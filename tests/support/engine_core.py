@@ -1,0 +1,170 @@
+"""Requests, a scripted runner and a bounded drive loop for tests of the engine's core."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from baton_engine.api import (
+    EngineInfo,
+    KVMemory,
+    Progress,
+    PromptUse,
+    Row,
+    Sample,
+    Sampled,
+    StepResult,
+    TokenOut,
+)
+from baton_engine.core import EngineCore
+from baton_protocol.ids import BlockId, Fingerprint, RequestId
+from baton_protocol.layout import KVLayout
+from baton_protocol.request import Request
+from baton_protocol.sampling import SamplingParams
+
+EOS = 99
+LAYOUT = KVLayout(
+    num_layers=1, num_kv_heads=1, head_dim=2, block_size=4, dtype="float32", chunk_blocks=2
+)
+
+
+class NoMemory:
+    """A KVMemory without bytes."""
+
+    def __init__(self, layout: KVLayout = LAYOUT) -> None:
+        self.layout = layout
+
+    def read(self, blocks: Sequence[BlockId], into: memoryview) -> None:
+        raise NotImplementedError
+
+    def write(self, blocks: Sequence[BlockId], data: memoryview) -> None:
+        raise NotImplementedError
+
+
+class ScriptedRunner:
+    """Says `script(sample)`, and keeps copies of the rows of each step."""
+
+    def __init__(self, script: Callable[[Sample], int] | None = None) -> None:
+        self._memory = NoMemory()
+        self.script = script or (lambda sample: (sample.position + 10 * sample.choice) % 90)
+        self.steps: list[list[Row]] = []
+
+    @property
+    def memory(self) -> KVMemory:
+        return self._memory
+
+    def execute(self, rows: Sequence[Row]) -> list[tuple[Sampled, ...]]:
+        self.steps.append(
+            [Row(list(row.tokens), row.start, list(row.blocks), row.samples) for row in rows]
+        )
+        return [tuple(Sampled(self.script(sample)) for sample in row.samples) for row in rows]
+
+    def work(self) -> list[list[tuple[int, int]]]:
+        """Per step, (start, tokens) of each row."""
+        return [[(row.start, len(row.tokens)) for row in rows] for rows in self.steps]
+
+
+def scripted(
+    script: Callable[[Sample], int] | None = None, **changes: Any
+) -> tuple[EngineCore, ScriptedRunner]:
+    """An engine of 16 blocks of 4 tokens over a ScriptedRunner; `changes` go to its EngineInfo."""
+    facts: dict[str, Any] = {
+        "kind": "sim",
+        "model": "scripted",
+        "fingerprint": Fingerprint("f" * 32),
+        "layout": LAYOUT,
+        "num_blocks": 16,
+        "max_model_len": 64,
+        "max_batched_tokens": 64,
+        "max_num_seqs": 8,
+        "vocab_size": 100,
+        "eos_ids": (EOS,),
+    }
+    runner = ScriptedRunner(script)
+    return EngineCore(EngineInfo(**(facts | changes)), runner), runner
+
+
+def make_request(
+    name: str,
+    prompt: int | Sequence[int],
+    outputs: tuple[tuple[int, ...], ...] = (),
+    *,
+    salt: str = "",
+    attempt: int = 1,
+    **params: Any,
+) -> Request:
+    """A greedy request for `prompt` (ids, or so many ids of its own) and 4 new tokens."""
+    params.setdefault("temperature", 0.0)
+    params.setdefault("max_tokens", 4)
+    if isinstance(prompt, int):
+        first = sum(name.encode())
+        prompt = [(first + 7 * index) % 90 for index in range(prompt)]
+    return Request(
+        id=RequestId(name),
+        attempt=attempt,
+        prompt_ids=tuple(prompt),
+        params=SamplingParams(**params),
+        outputs=outputs,
+        salt=salt,
+    )
+
+
+@dataclass
+class Run:
+    """All that an engine said while it was driven."""
+
+    tokens: list[TokenOut] = field(default_factory=list)
+    progress: list[Progress] = field(default_factory=list)
+    prompts: list[PromptUse] = field(default_factory=list)
+    finished: list[str] = field(default_factory=list)
+    steps: list[StepResult] = field(default_factory=list)
+
+    def ids(self, request: str, choice: int = 0) -> list[int]:
+        mine = [each for each in self.tokens if (each.request, each.choice) == (request, choice)]
+        offsets = [each.offset for each in mine]
+        assert offsets == list(range(offsets[0], offsets[0] + len(offsets))), offsets
+        return [each.id for each in mine]
+
+    def all_ids(self) -> dict[tuple[str, int], list[int]]:
+        keys = dict.fromkeys((str(each.request), each.choice) for each in self.tokens)
+        return {key: self.ids(*key) for key in keys}
+
+    def use(self, request: str) -> tuple[int, int, int]:
+        """(cached, fetched, computed) prompt tokens of a request."""
+        (use,) = [each for each in self.prompts if each.request == request]
+        assert use.cached + use.fetched + use.computed == use.prompt
+        return use.cached, use.fetched, use.computed
+
+    def last(self, request: str, choice: int = 0) -> TokenOut:
+        return [each for each in self.tokens if (each.request, each.choice) == (request, choice)][
+            -1
+        ]
+
+
+def drive(engine: EngineCore, max_steps: int = 3000, into: Run | None = None) -> Run:
+    """Step until nothing is left to do; the pool's books are checked after every step."""
+    run = into or Run()
+    while engine.has_work():
+        assert len(run.steps) < max_steps, f"not done after {max_steps} steps"
+        step_once(engine, run)
+    return run
+
+
+def step_once(engine: EngineCore, run: Run) -> StepResult:
+    result = engine.step()
+    engine.check_integrity()
+    assert result.num_tokens <= engine.info.max_batched_tokens
+    assert result.num_seqs <= engine.info.max_num_seqs
+    run.steps.append(result)
+    run.tokens += result.tokens
+    run.progress += result.progress
+    run.prompts += result.prompts
+    run.finished += result.finished
+    return result
+
+
+def run_all(engine: EngineCore, requests: Iterable[Request]) -> Run:
+    for request in requests:
+        engine.submit(request)
+    return drive(engine)

