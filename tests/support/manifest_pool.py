@@ -120,7 +120,7 @@ class ManifestPool:
         until = time.monotonic() + WAIT_S
         while True:
             nodes = exchange(self.url_of("router"), "/pool").body["nodes"]
-            if {node["role"] for node in nodes if node["ready"]} >= roles:
+            if {node["role"] for node in nodes if node["state"] == "ready"} >= roles:
                 return
             assert time.monotonic() < until, nodes
             time.sleep(0.05)
