@@ -11,7 +11,7 @@ transfer threads, on blocks that the step loop holds for them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -42,17 +42,37 @@ class EngineInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class Seen:
+    """What penalties look at: the prompt's distinct ids, and how often each id was generated. Kept
+    up by the engine, read by the runner within the step; a function of the tokens alone."""
+
+    prompt: tuple[int, ...]
+    outputs: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Sample:
     """Ask for one token at the row's last position.
 
     `position` is the new token's index in prompt + output, the noise's key with (seed, choice).
-    `banned` ids get no probability (EOS and stop ids before min_tokens).
+    `banned` ids get no probability (EOS and stop ids before min_tokens, ends of bad words). `seen`
+    is set where the parameters hold a penalty.
     """
 
     choice: int
     position: int
     params: SamplingParams
     banned: tuple[int, ...] = ()
+    seen: Seen | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptAsk:
+    """Ask how likely the prompt itself is: `targets[i]` is the token behind the row's i-th token
+    (the prompt's last has none), each wanted with the `top` likeliest."""
+
+    targets: tuple[int, ...]
+    top: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +84,21 @@ class Row:
     start: int
     blocks: Sequence[BlockId]
     samples: tuple[Sample, ...] = ()
+    prompt: PromptAsk | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
     id: int
     logprobs: PositionLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RowResult:
+    """One Sampled per sample of the row, in order; one PositionLogprobs per target of its ask."""
+
+    samples: tuple[Sampled, ...] = ()
+    prompt: tuple[PositionLogprobs, ...] = ()
 
 
 class KVMemory(Protocol):
@@ -134,13 +163,15 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class PromptUse:
-    """Where a request's prompt KV came from; given once, when its prompt is computed. Tokens."""
+    """Where a request's prompt KV came from; given once, when its prompt is computed. Tokens.
+    `logprobs` of the prompt's tokens from the second on, if they were asked for."""
 
     request: RequestId
     prompt: int
     cached: int
     fetched: int
     computed: int
+    logprobs: tuple[PositionLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@
     |-- NodeLost            502     retryable: the node that served the request is gone
     |-- Unavailable         503     retryable: nobody can serve it now
     |-- DeadlineExceeded    504
+    |-- RequestKillsNodes   500     final: each node that got the request died without progress
     `-- InternalError       500     our bug
 
 `ErrorRecord` is the same thing on the wire between our processes.
@@ -127,6 +128,10 @@ class DeadlineExceeded(BatonError):
     status = 504
     type = "server_error"
     code = "deadline_exceeded"
+
+
+class RequestKillsNodes(BatonError):
+    code = "request_kills_nodes"
 
 
 class InternalError(BatonError):

@@ -5,6 +5,10 @@
 
 Every frame about a request carries (request, attempt); the receiver drops what is older than the
 attempt it knows. The loss of a link is not an abort; only an Abort frame is.
+
+A router whose link to the same epoch came back sends each job of its requests there again, in the
+same attempt, with the outputs that it has by now: a node that still has the request goes on, and
+sends what the router has missed; to one that never got the job it is new.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ import msgspec
 from baton_protocol.errors import ErrorRecord
 from baton_protocol.ids import BlockHash, Epoch, NodeId, RequestId
 from baton_protocol.request import PositionLogprobs, Request
-from baton_protocol.store import NodeLoad, NodeReport, NodeState, Speeds
+from baton_protocol.store import NodeLoad, NodeReport, NodeState, Speeds, StoreHealth
 from baton_protocol.wire import Codec
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -33,10 +37,12 @@ class PrefillJob(msgspec.Struct, frozen=True, tag="prefill"):
 
 class RunJob(msgspec.Struct, frozen=True, tag="run"):
     """Run the request to its end. With `await_first` a prefill partner is at work: fetch what its
-    inbox entries announce and generate only after First or NoFirst of this attempt."""
+    inbox entries announce and generate only after First or NoFirst of this attempt. Choices in
+    `finished` have ended and are not to be run."""
 
     request: Request
     await_first: bool = False
+    finished: tuple[int, ...] = ()
 
 
 class First(msgspec.Struct, frozen=True, tag="first"):
@@ -71,6 +77,7 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
     state: NodeState
     speeds: Speeds
     load: NodeLoad
+    store: StoreHealth = "up"
 
 
 class CacheEvents(msgspec.Struct, frozen=True, tag="cache"):
@@ -102,7 +109,8 @@ class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `text` may lag behind the ids (half characters, possible stop strings). `finish` is set on the
     choice's last delta; `stop` is the stop string or id that ended it, if one did. `stats` is set
-    on the request's last delta.
+    on the request's last delta, `prompt_logprobs` (one per prompt token from the second on) on the
+    first of a request that asked for them.
     """
 
     request: RequestId
@@ -115,6 +123,7 @@ class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
     finish: FinishReason | None = None
     stop: str | int | None = None
     stats: RequestStats | None = None
+    prompt_logprobs: tuple[PositionLogprobs, ...] = ()
 
 
 class Deltas(msgspec.Struct, frozen=True, tag="deltas"):

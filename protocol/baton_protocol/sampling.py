@@ -12,6 +12,11 @@ MAX_CHOICES = 128
 # compared with each stop id: without bounds one body could stop a node's event loop for minutes.
 MAX_STOP_CHARS = 1024
 MAX_STOP_IDS = 1024
+MAX_BIASED = 1024
+MAX_BAD_WORDS = 1024
+MAX_BAD_WORD_IDS = 64
+BIAS_RANGE = 100.0
+PENALTY_RANGE = 2.0
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -19,8 +24,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     temperature 0 is greedy. top_k -1 (or 0), top_p 1 and min_p 0 are off. `max_tokens` counts every
     generated id, EOS and stop tokens included. `logprobs` is the number of alternatives beside the
-    sampled token (0: the sampled token alone), None is off. Noise is keyed by (seed, choice,
+    sampled token (0: the sampled token alone), None is off; `prompt_logprobs` asks the same of the
+    prompt's own tokens, which are then all computed anew. Noise is keyed by (seed, choice,
     position); the router gives a seed to requests that have none.
+
+    What changes logits is a function of the tokens: `repetition_penalty` looks at prompt and
+    outputs, frequency and presence at the choice's outputs. `logit_bias` holds (id, bias) pairs;
+    `allowed_token_ids` None allows all; `bad_words` are id sequences that must not be generated.
     """
 
     n: int = 1
@@ -37,6 +47,22 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def penalized(self) -> bool:
+        """Whether logits depend on the tokens so far."""
+        return (
+            self.frequency_penalty != 0.0
+            or self.presence_penalty != 0.0
+            or self.repetition_penalty != 1.0
+        )
 
     def check(self) -> None:
         """Raise InvalidRequest naming the field, the value and the allowed range."""
@@ -69,6 +95,41 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 f"stop_token_ids holds {len(self.stop_token_ids)} ids; at most {MAX_STOP_IDS}",
                 param="stop_token_ids",
             )
+        self._check_logit_changes()
+
+    def _check_logit_changes(self) -> None:
+        if self.prompt_logprobs is not None:
+            _within("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
+        _within("frequency_penalty", self.frequency_penalty, -PENALTY_RANGE, PENALTY_RANGE)
+        _within("presence_penalty", self.presence_penalty, -PENALTY_RANGE, PENALTY_RANGE)
+        if not 0.0 < self.repetition_penalty <= 10.0:
+            raise InvalidRequest(
+                f"repetition_penalty is {self.repetition_penalty}; it must be in (0, 10]",
+                param="repetition_penalty",
+            )
+        for id, bias in self.logit_bias:
+            if not -BIAS_RANGE <= bias <= BIAS_RANGE:
+                raise InvalidRequest(
+                    f"logit_bias of token {id} is {bias}; it must be in "
+                    f"[{-BIAS_RANGE:g}, {BIAS_RANGE:g}]",
+                    param="logit_bias",
+                )
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise InvalidRequest(
+                "allowed_token_ids is empty; nothing could be generated", param="allowed_token_ids"
+            )
+        _at_most("logit_bias", len(self.logit_bias), MAX_BIASED, "ids")
+        _at_most("allowed_token_ids", len(self.allowed_token_ids or ()), MAX_BIASED, "ids")
+        _at_most("bad_words", len(self.bad_words), MAX_BAD_WORDS, "words")
+        longest = max(map(len, self.bad_words), default=0)
+        _at_most("bad_words", longest, MAX_BAD_WORD_IDS, "tokens in one word")
+        if not all(self.bad_words):
+            raise InvalidRequest("bad_words holds an empty word", param="bad_words")
+
+
+def _at_most(name: str, count: int, most: int, what: str) -> None:
+    if count > most:
+        raise InvalidRequest(f"{name} holds {count} {what}; at most {most}", param=name)
 
 
 def _within(name: str, value: float, low: float, high: float) -> None:

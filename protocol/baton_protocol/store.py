@@ -16,6 +16,9 @@ from baton_protocol.layout import KVLayout
 
 Role = Literal["prefill", "decode"]
 NodeState = Literal["starting", "ready", "draining"]
+# What a node's last operations say: "down" when it cannot publish (index or every data instance
+# away, full or too slow), "none" when it was given no store. A hand-off needs "up" on both sides.
+StoreHealth = Literal["up", "down", "none"]
 
 
 class Marker(msgspec.Struct, frozen=True):
@@ -100,3 +103,4 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     revision: str = ""
     speeds: Speeds = Speeds()
     load: NodeLoad = NodeLoad()
+    store: StoreHealth = "up"
