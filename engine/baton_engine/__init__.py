@@ -6,7 +6,7 @@ In: requests (ids), KV bytes of blocks. Out: tokens, KV bytes of blocks. No netw
     blocks       the block pool: reference counts, LRU order, prefix cache
     sequence     one choice of one request: tokens known, KV computed
     scheduler    which sequences compute how many tokens in a step, and who gives up blocks
-    limits       what can run at all; outcome: how a choice ends
+    rows         what the runner is asked; limits: what can run at all; outcome: how a choice ends
     core         EngineCore: api.Engine over a scheduler and any Runner
     sim          the simulated twin: real blocks and bytes, a timing model, no torch
     llm          the offline API

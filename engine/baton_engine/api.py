@@ -46,7 +46,7 @@ class Seen:
     """What penalties look at: the prompt's distinct ids, and how often each id was generated. Kept
     up by the engine, read by the runner within the step; a function of the tokens alone."""
 
-    prompt: tuple[int, ...]
+    prompt: Sequence[int]
     outputs: Mapping[int, int]
 
 
@@ -118,8 +118,8 @@ class Runner(Protocol):
     @property
     def memory(self) -> KVMemory: ...
 
-    def execute(self, rows: Sequence[Row]) -> list[tuple[Sampled, ...]]:
-        """Per row, one Sampled for each of its `samples`, in order."""
+    def execute(self, rows: Sequence[Row]) -> list[RowResult]:
+        """One result per row, in order."""
         ...
 
 
@@ -152,6 +152,17 @@ class TokenOut:
 
 
 @dataclass(frozen=True, slots=True)
+class Complete:
+    """A choice that came with all its tokens, the one that ends it included: nothing is run for it.
+    `finish` and `stop_id` are those its last token would have had."""
+
+    request: RequestId
+    choice: int
+    finish: Literal["stop", "length"]
+    stop_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """How far a tracked request's prompt is computed, and where. The step loop may `hold` these
     blocks until the next call of step(), even if the request ended in this one."""
@@ -179,6 +190,7 @@ class StepResult:
     tokens: tuple[TokenOut, ...] = ()
     progress: tuple[Progress, ...] = ()
     prompts: tuple[PromptUse, ...] = ()
+    complete: tuple[Complete, ...] = ()  # of requests that were submitted since the last step
     finished: tuple[RequestId, ...] = ()  # requests all of whose choices ended in this step
     num_tokens: int = 0  # tokens computed in this step, 0 when nothing could run
     num_prompt_tokens: int = 0
@@ -226,7 +238,8 @@ class Engine(Protocol):
     ) -> None:
         """Queue a request. `landed` leading blocks of the reservation hold verified KV now (cached
         ones included). `prefill_only` ends every choice after its first new token. `track` asks for
-        Progress. Choices in `finished` are not run. Raise PromptTooLong where it can never fit."""
+        Progress. Choices in `finished` are not run. One that asks for prompt_logprobs computes its
+        whole prompt, whatever has landed. Raise PromptTooLong where it can never fit."""
         ...
 
     def finish_choice(self, request: RequestId, choice: int) -> None:

@@ -18,20 +18,20 @@ from collections.abc import Sequence
 
 from baton_engine.api import (
     CacheChange,
+    Complete,
     EngineInfo,
     KVMemory,
     Progress,
     Reservation,
-    Row,
     Runner,
-    Sample,
     Sampled,
     StepResult,
     TokenOut,
 )
 from baton_engine.blocks import BlockPool
 from baton_engine.limits import Limits
-from baton_engine.outcome import Outcome, Totals, banned_ids, finish_of
+from baton_engine.outcome import Outcome, Totals, finish_of
+from baton_engine.rows import make_row
 from baton_engine.scheduler import Piece, Scheduler
 from baton_engine.sequence import RequestState, blocks_for
 from baton_engine.sequence import Sequence as Choice
@@ -64,7 +64,9 @@ class EngineCore:
         self._holds: Counter[BlockId] = Counter()
         # Blocks of tracked requests that ended in the last step: the step loop may still hold them.
         self._lingering: list[list[BlockId]] = []
-        self._ended: list[RequestId] = []  # ended between steps; the next step reports them
+        # Ended between steps, or came complete; the next step reports them.
+        self._ended: list[RequestId] = []
+        self._complete: list[Complete] = []
         self._arrivals = 0
         self._totals = Totals()
 
@@ -85,12 +87,14 @@ class EngineCore:
     def reserve(self, request: Request) -> Reservation | None:
         """See api.Engine. The whole prompt may be cached here (its first output may still come
         from elsewhere); submit() leaves one token to compute. None also while free blocks are owed
-        to a waiting request. Raises like submit() for a request that can never run."""
+        to a waiting request. Nothing is cached for a request that asks for prompt_logprobs. Raises
+        like submit() for a request that can never run."""
         self._limits.check(request)
         if request.id in self._reservations:
             raise ValueError(f"request {request.id} has a reservation already")
         hashes = self.block_hashes(request)
-        hits = self._pool.lookup(hashes)
+        asks_prompt = request.params.prompt_logprobs is not None
+        hits = [] if asks_prompt else self._pool.lookup(hashes)
         new = blocks_for(len(request.prompt_ids), self._block_size) - len(hits)
         if self._scheduler.owes_blocks or not self._pool.fits(new + self._scheduler.spare, hits):
             return None
@@ -140,12 +144,16 @@ class EngineCore:
         # An earlier attempt that ended between steps is known to whoever ended it: the next step's
         # `finished` must not name this one.
         self._ended = [ended for ended in self._ended if ended != request.id]
-        state.pending = [
-            choice
-            for choice in range(request.params.n)
-            if choice not in finished and not self._limits.is_complete(request, choice)
-        ]
-        self._start_leader(state, reservation, landed)
+        self._complete = [each for each in self._complete if each.request != request.id]
+        for choice in range(request.params.n):
+            if choice in finished:
+                continue
+            complete = self._limits.complete(request, choice)
+            if complete is None:
+                state.pending.append(choice)
+            else:
+                self._complete.append(complete)
+        self._start_leader(state, reservation, 0 if state.asks_prompt else landed)
         self._forget_if_ended(state, self._ended)
 
     def _start_leader(
@@ -251,14 +259,16 @@ class EngineCore:
             self._pool.release(blocks)
         self._lingering = []
         pieces = self._scheduler.schedule()
-        rows = [self._row(piece) for piece in pieces]
-        sampled = self._runner.execute(rows) if rows else []
-        outcome = Outcome(ended=self._ended)
-        self._ended = []
-        for piece, row, tokens in zip(pieces, rows, sampled, strict=True):
-            self._advance(piece, outcome)
+        rows = [make_row(piece, self.info) for piece in pieces]
+        results = self._runner.execute(rows) if rows else []
+        outcome = Outcome(ended=self._ended, complete=self._complete)
+        self._ended, self._complete = [], []
+        for piece, row, result in zip(pieces, rows, results, strict=True):
             state = piece.sequence.state
-            for sample, token in zip(row.samples, tokens, strict=True):
+            if state.asks_prompt:
+                state.take_prompt_logprobs(row.start, result.prompt)
+            self._advance(piece, outcome)
+            for sample, token in zip(row.samples, result.samples, strict=True):
                 self._append(state, sample.choice, token, outcome)
             if state.prompt_done:
                 for choice in list(state.pending):
@@ -266,17 +276,6 @@ class EngineCore:
             self._forget_if_ended(state, outcome.ended)
         outcome.add_to(self._totals)
         return outcome.result()
-
-    def _row(self, piece: Piece) -> Row:
-        sequence, start = piece.sequence, piece.sequence.computed
-        state, end = sequence.state, start + piece.count
-        samples: tuple[Sample, ...] = ()
-        if end == sequence.known:
-            banned = banned_ids(state.params, self.info.eos_ids, sequence.num_outputs)
-            samples = tuple(
-                Sample(choice, end, state.params, banned) for choice in state.choices_with(sequence)
-            )
-        return Row(sequence.tokens[start:end], start, sequence.blocks, samples)
 
     def _advance(self, piece: Piece, outcome: Outcome) -> None:
         """The piece's KV is written: register its full blocks, and tell how far the prompt is."""
@@ -306,7 +305,7 @@ class EngineCore:
         starts = sequence is None
         if sequence is None:
             sequence = self._make_choice(state, choice)
-        sequence.tokens.append(token.id)
+        sequence.append(token.id)
         count = sequence.num_outputs
         finish = finish_of(
             state.params,

@@ -5,7 +5,9 @@ In: a Request. Out: nothing, or an error that names the limit. Pure.
 
 from __future__ import annotations
 
-from baton_engine.api import EngineInfo
+from collections.abc import Collection
+
+from baton_engine.api import Complete, EngineInfo
 from baton_engine.outcome import finish_of
 from baton_protocol.errors import InvalidRequest, PromptTooLong
 from baton_protocol.request import Request
@@ -32,12 +34,14 @@ class Limits:
             raise InvalidRequest("the prompt is empty; at least 1 token", param="prompt")
         if outputs and len(outputs) != params.n:
             raise ValueError(f"request {request.id} has {len(outputs)} outputs for n={params.n}")
-        for id in (min(prompt), max(prompt)):
-            if not 0 <= id < self.vocab_size:
-                raise InvalidRequest(
-                    f"token id {id} is not in the vocabulary (0..{self.vocab_size - 1})",
-                    param="prompt",
-                )
+        for field, ids in (
+            ("prompt", prompt),
+            ("stop_token_ids", params.stop_token_ids),
+            ("logit_bias", [id for id, _ in params.logit_bias]),
+            ("allowed_token_ids", params.allowed_token_ids or ()),
+            ("bad_words", [id for word in params.bad_words for id in word]),
+        ):
+            self._check_ids(field, ids)
         if len(prompt) >= self.max_tokens:
             raise PromptTooLong(
                 f"the prompt has {len(prompt)} tokens; at most {self.max_tokens - 1} fit, so that "
@@ -51,13 +55,23 @@ class Limits:
                 param="prompt",
             )
 
-    def is_complete(self, request: Request, choice: int) -> bool:
-        """Whether a choice came with all its tokens, the one that ended it included."""
+    def _check_ids(self, field: str, ids: Collection[int]) -> None:
+        for id in (min(ids), max(ids)) if ids else ():
+            if not 0 <= id < self.vocab_size:
+                raise InvalidRequest(
+                    f"{field} holds token id {id}, which is not in the vocabulary "
+                    f"(0..{self.vocab_size - 1})",
+                    param=field,
+                )
+
+    def complete(self, request: Request, choice: int) -> Complete | None:
+        """How a choice that came with all its tokens ended; None where tokens are to come."""
         outputs = request.outputs[choice] if request.outputs else ()
         if not outputs:
-            return False
-        room = self.max_tokens - len(request.prompt_ids) - len(outputs)
+            return None
         last, count = outputs[-1], len(outputs)
-        return (
-            finish_of(request.params, self.eos_ids, last, num_outputs=count, room=room) is not None
-        )
+        room = self.max_tokens - len(request.prompt_ids) - count
+        finish = finish_of(request.params, self.eos_ids, last, num_outputs=count, room=room)
+        if finish is None:
+            return None
+        return Complete(request.id, choice, finish, last if finish == "stop" else None)

@@ -68,13 +68,15 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """`prompt` is the text, if there was one; `cached_tokens` came from the prefix cache."""
+    """`prompt` is the text, if there was one; `cached_tokens` came from the prefix cache.
+    `prompt_logprobs`, if asked for, has an entry per prompt token; the first has None."""
 
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     cached_tokens: int = 0
+    prompt_logprobs: list[PositionLogprobs | None] | None = None
 
 
 class LLM:
@@ -182,7 +184,8 @@ class LLM:
     def _step(self, by_id: Mapping[RequestId, _Run]) -> None:
         result = self.engine.step()
         for use in result.prompts:
-            by_id[use.request].cached_tokens = use.cached
+            run = by_id[use.request]
+            run.cached_tokens, run.prompt_logprobs = use.cached, use.logprobs
         for token in result.tokens:
             run = by_id[token.request]
             if run.choices[token.choice].take(token, run.request.params):
@@ -227,8 +230,8 @@ class _Choice:
         self.text.append(self.detokenizer.push([token.id]).text)
         if token.finish is not None:
             self.text.append(self.detokenizer.finish())
-        if self.detokenizer.stopped is None:
-            return False
+        if self.detokenizer.stopped is None or token.finish == "length":
+            return False  # the length ends it first, as in vLLM
         self.finish, self.stop_reason = "stop", self.detokenizer.stopped
         return token.finish is None
 
@@ -241,9 +244,12 @@ class _Run:
     prompt: str | None
     choices: list[_Choice]
     cached_tokens: int = 0
+    prompt_logprobs: tuple[PositionLogprobs, ...] = ()
 
     def output(self) -> RequestOutput:
-        asked = self.request.params.logprobs is not None
+        params = self.request.params
+        asked = params.logprobs is not None
+        prompt_asked = params.prompt_logprobs is not None
         return RequestOutput(
             request_id=self.request.id,
             prompt=self.prompt,
@@ -260,6 +266,7 @@ class _Run:
                 for index, choice in enumerate(self.choices)
             ],
             cached_tokens=self.cached_tokens,
+            prompt_logprobs=[None, *self.prompt_logprobs] if prompt_asked else None,
         )
 
 

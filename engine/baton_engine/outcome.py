@@ -5,10 +5,11 @@ In: sampled ids. Out: finish reasons, banned ids, StepResult. Pure.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from baton_engine.api import Progress, PromptUse, StepResult, TokenOut
+from baton_engine.api import Complete, Progress, PromptUse, StepResult, TokenOut
 from baton_protocol.ids import RequestId
 from baton_protocol.sampling import SamplingParams
 
@@ -16,13 +17,32 @@ Finish = Literal["stop", "length"]
 
 
 def banned_ids(
-    params: SamplingParams, eos_ids: tuple[int, ...], num_outputs: int
+    params: SamplingParams,
+    eos_ids: tuple[int, ...],
+    tokens: Sequence[int],
+    *,
+    num_outputs: int,
+    vocab_size: int,
 ) -> tuple[int, ...]:
-    """Ids that must not be the next token of a choice that has `num_outputs`: what would end it
-    before min_tokens."""
-    if num_outputs >= params.min_tokens:
+    """Ids that must not be the next token of a choice, the last `num_outputs` of whose `tokens` are
+    its own: what would end it before min_tokens, and the ends of bad words it has begun.
+
+    Where that would leave nothing to say, nothing is banned.
+    """
+    banned: list[int] = []
+    if num_outputs < params.min_tokens:
+        banned += params.stop_token_ids if params.ignore_eos else (*eos_ids, *params.stop_token_ids)
+    for word in params.bad_words:
+        begun = len(word) - 1
+        if not begun or (
+            begun <= num_outputs and tokens[-1] == word[-2] and tuple(tokens[-begun:]) == word[:-1]
+        ):
+            banned.append(word[-1])
+    if not banned:
         return ()
-    return params.stop_token_ids if params.ignore_eos else (*eos_ids, *params.stop_token_ids)
+    allowed = params.allowed_token_ids
+    left = len(set(allowed).difference(banned)) if allowed else vocab_size - len(set(banned))
+    return tuple(banned) if left else ()
 
 
 def finish_of(
@@ -58,6 +78,7 @@ class Outcome:
     """A StepResult that is being filled."""
 
     ended: list[RequestId]
+    complete: list[Complete]
     tokens: list[TokenOut] = field(default_factory=list)
     progress: list[Progress] = field(default_factory=list)
     prompts: list[PromptUse] = field(default_factory=list)
@@ -79,6 +100,7 @@ class Outcome:
             tokens=tuple(self.tokens),
             progress=tuple(self.progress),
             prompts=tuple(self.prompts),
+            complete=tuple(self.complete),
             finished=tuple(self.ended),
             num_tokens=self.num_tokens,
             num_prompt_tokens=self.num_prompt_tokens,

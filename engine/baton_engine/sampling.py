@@ -1,8 +1,9 @@
 """From logits to tokens, vectorised over the step's samples.
 
 In: logits of the sampled rows and the requests' parameters. Out: one Sampled per sample.
-Order: logprobs of the raw logits; banned ids; then greedy rows take the largest logit, and the
-others temperature, min-p, top-k, top-p and Gumbel noise (see `noise`), and take the largest.
+Order: logprobs of the raw logits; what the request says about logits (see `logit_changes`); then
+greedy rows take the largest logit, and the others temperature, min-p, top-k, top-p and Gumbel noise
+(see `noise`), and take the largest.
 A sample depends on its own logits row alone, never on its neighbours.
 
 Shapes: R logits rows, S samples (several choices may share a row), Q random samples among them,
@@ -16,8 +17,10 @@ from collections.abc import Sequence
 import torch
 
 from baton_engine.api import Sample, Sampled
+from baton_engine.logit_changes import changed_logits
+from baton_engine.logprobs import position_logprobs
 from baton_engine.noise import gumbel, noise_keys
-from baton_protocol.request import PositionLogprobs, TokenLogprob
+from baton_protocol.request import PositionLogprobs
 from baton_protocol.sampling import SamplingParams
 
 # Below this a temperature is greedy: dividing by it would overflow float32.
@@ -35,8 +38,7 @@ def sample(
     """One token per sample; `row_of[i]` is the logits row of `samples[i]`. Logits are float32."""
     shared = list(row_of) != list(range(logits_RV.shape[0]))
     raw_SV = logits_RV[list(row_of)] if shared else logits_RV
-    allowed_SV = _without_banned(raw_SV, samples)
-    ids = _choose(allowed_SV, samples)
+    ids = _choose(changed_logits(raw_SV, samples), samples)
     if all(each.params.logprobs is None for each in samples):
         return [Sampled(id) for id in ids]
     logprobs = _logprobs(raw_SV, ids, samples)
@@ -79,16 +81,6 @@ def _choose(logits_SV: torch.Tensor, samples: Sequence[Sample]) -> list[int]:
     ids_S = logits_SV.argmax(dim=-1)
     ids_S[drawn] = ids_Q
     return [int(id) for id in ids_S.tolist()]
-
-
-def _without_banned(logits_SV: torch.Tensor, samples: Sequence[Sample]) -> torch.Tensor:
-    pairs = [(row, id) for row, each in enumerate(samples) for id in each.banned]
-    if not pairs:
-        return logits_SV
-    index = torch.tensor(pairs, device=logits_SV.device)
-    allowed_SV = logits_SV.clone()
-    allowed_SV[index[:, 0], index[:, 1]] = -torch.inf
-    return allowed_SV
 
 
 def _min_p(logits_QV: torch.Tensor, min_p_Q: torch.Tensor) -> torch.Tensor:
@@ -140,26 +132,12 @@ def _top_p(logits_QV: torch.Tensor, ps: Sequence[float]) -> torch.Tensor:
 def _logprobs(
     raw_SV: torch.Tensor, ids: Sequence[int], samples: Sequence[Sample]
 ) -> dict[int, PositionLogprobs]:
-    """Of the samples that ask for them: the sampled token and the likeliest, natural log."""
-    asking = [index for index, each in enumerate(samples) if each.params.logprobs is not None]
-    logprob_SV = raw_SV[asking].log_softmax(dim=-1)
-    chosen = torch.tensor([ids[index] for index in asking], device=raw_SV.device)
-    own_S1 = logprob_SV.gather(1, chosen[:, None])
-    ranks = ((logprob_SV > own_S1).sum(dim=-1) + 1).tolist()
-    own = own_S1[:, 0].tolist()
-    width = min(max(samples[index].params.logprobs or 0 for index in asking), raw_SV.shape[1])
-    top = logprob_SV.topk(width, dim=-1)
-    values, tokens = top.values.tolist(), top.indices.tolist()
-    found: dict[int, PositionLogprobs] = {}
-    for line, index in enumerate(asking):
-        count = samples[index].params.logprobs or 0
-        found[index] = PositionLogprobs(
-            TokenLogprob(ids[index], own[line], int(ranks[line])),
-            tuple(
-                TokenLogprob(int(token), value, rank)
-                for rank, (token, value) in enumerate(
-                    zip(tokens[line][:count], values[line][:count], strict=True), start=1
-                )
-            ),
-        )
-    return found
+    """Of the samples that ask for them, by their place."""
+    tops = {
+        index: each.params.logprobs
+        for index, each in enumerate(samples)
+        if each.params.logprobs is not None
+    }
+    asking = list(tops)
+    found = position_logprobs(raw_SV[asking], [ids[index] for index in asking], [*tops.values()])
+    return dict(zip(asking, found, strict=True))

@@ -151,7 +151,7 @@ class Scheduler:
         size = self._block_size
         total = blocks_for(sequence.known, size)
         hits: list[BlockId] = []
-        if not sequence.blocks:
+        if not sequence.blocks and not sequence.state.asks_prompt:
             # One token at least is left to compute: somebody has to produce the last logits.
             hits = self._pool.lookup(sequence.hashes_of((sequence.known - 1) // size))
         new = total - len(sequence.blocks) - len(hits)

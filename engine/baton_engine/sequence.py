@@ -5,12 +5,13 @@ In: a Request and the tokens sampled for it. Out: what is missing. Nothing here 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence as Seq
 
-from baton_engine.api import PromptUse
+from baton_engine.api import PromptUse, Seen
 from baton_protocol.hashing import extend_hashes
 from baton_protocol.ids import BlockHash, BlockId
-from baton_protocol.request import Request
+from baton_protocol.request import PositionLogprobs, Request
 from baton_protocol.sampling import SamplingParams
 
 
@@ -23,10 +24,11 @@ class Sequence:
     """Tokens [0, computed) have KV in `blocks`; tokens [computed, known) are to be computed.
 
     The first `registered` blocks are in the prefix cache, or shared from it. `key` orders sequences
-    by age: (arrival of the request, choice).
+    by age: (arrival of the request, choice). `seen` is there where the parameters hold a penalty.
     """
 
     __slots__ = (
+        "_counts",
         "blocks",
         "choice",
         "computed",
@@ -34,6 +36,7 @@ class Sequence:
         "key",
         "registered",
         "running",
+        "seen",
         "state",
         "tokens",
     )
@@ -48,6 +51,21 @@ class Sequence:
         self.computed = 0
         self.registered = 0
         self.running = False
+        self._counts: dict[int, int] = {}
+        self.seen: Seen | None = None
+        if state.params.penalized:
+            self.seen = Seen(state.distinct_prompt, self._counts)
+            for id in state.outputs_of(choice):
+                self._count(id)
+
+    def append(self, id: int) -> None:
+        """The choice has a new token."""
+        self.tokens.append(id)
+        if self.seen is not None:
+            self._count(id)
+
+    def _count(self, id: int) -> None:
+        self._counts[id] = self._counts.get(id, 0) + 1
 
     @property
     def known(self) -> int:
@@ -117,6 +135,12 @@ class RequestState:
         self.live: dict[int, Sequence] = {}
         self.leader: Sequence | None = None
         self.prompt_done = False
+        # An array, so that a runner takes it as it is in each step.
+        self.distinct_prompt = array("q")
+        if request.params.penalized:
+            self.distinct_prompt.extend(sorted(set(request.prompt_ids)))
+        # Of the prompt's tokens from the second on, as far as the leader has come.
+        self._prompt_logprobs: list[PositionLogprobs] = []
         # Prompt tokens [0, cached_to) came from this node's cache, [cached_to, fetched_to) from the
         # store; None until the leader is first placed.
         self._sources: tuple[int, int] | None = None
@@ -128,6 +152,16 @@ class RequestState:
     @property
     def ended(self) -> bool:
         return not self.pending and not self.live
+
+    @property
+    def asks_prompt(self) -> bool:
+        """Whether the leader must compute each token of the prompt itself: nothing cached or
+        fetched tells how likely a token was. The other choices come after that, and may share."""
+        return self.params.prompt_logprobs is not None and not self.prompt_done
+
+    def take_prompt_logprobs(self, start: int, found: Seq[PositionLogprobs]) -> None:
+        """What the piece from `start` on told. A leader that was preempted tells it again."""
+        self._prompt_logprobs[start:] = found
 
     def outputs_of(self, choice: int) -> tuple[int, ...]:
         """Ids the choice had when the request arrived."""
@@ -154,6 +188,8 @@ class RequestState:
             self._sources = (min(self._sources[0], start), min(self._sources[1], start))
 
     def prompt_use(self) -> PromptUse:
+        """Given once: what the prompt told is handed over, and kept here no longer."""
+        told, self._prompt_logprobs = tuple(self._prompt_logprobs), []
         cached_to, fetched_to = self._sources or (0, 0)
         cached_to, fetched_to = min(cached_to, self.prompt_len), min(fetched_to, self.prompt_len)
         return PromptUse(
@@ -162,4 +198,5 @@ class RequestState:
             cached=cached_to,
             fetched=fetched_to - cached_to,
             computed=self.prompt_len - fetched_to,
+            logprobs=told,
         )

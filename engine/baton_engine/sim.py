@@ -14,7 +14,8 @@ import msgspec
 from baton_engine.api import EngineInfo
 from baton_engine.core import EngineCore
 from baton_engine.errors import SettingsError
-from baton_engine.sim_runner import WORD_BYTES, SimMemory, SimRunner, Timing, Vocabulary
+from baton_engine.sim_runner import WORD_BYTES, SimMemory, SimRunner, Timing
+from baton_engine.sim_words import Vocabulary
 from baton_protocol.fingerprint import TensorDigest, fingerprint
 from baton_protocol.ids import Fingerprint
 from baton_protocol.layout import ITEM_BYTES, KVLayout, default_chunk_blocks
@@ -44,6 +45,9 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     first_id: int = 32
     end_id: int = 127
     eos_every: int = 0  # an EOS about once in so many tokens; 0: never
+    # For tests of failover: the process ends at once, with status 70, when it is to compute a
+    # prompt token with this id. None that the model says itself.
+    poison_token: int | None = None
     # Size
     num_blocks: int = 2048
     max_model_len: int = 8192  # tokens; never more than the pool holds
@@ -89,6 +93,11 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise SettingsError(
                 f"sim says ids in [{self.first_id}, {self.end_id}); they must be within "
                 f"[0, {self.vocab_size})"
+            )
+        if self.poison_token is not None and self.first_id <= self.poison_token < self.end_id:
+            raise SettingsError(
+                f"sim poison_token is {self.poison_token}; it must not be one of the ids that the "
+                f"simulated model says, [{self.first_id}, {self.end_id})"
             )
 
     def layout(self) -> KVLayout:
@@ -148,6 +157,7 @@ def build_sim(
             decode_ms=settings.decode_ms,
             decode_ms_per_seq=settings.decode_ms_per_seq,
         ),
+        poison=settings.poison_token,
         clock=clock,
         sleep=sleep,
     )

@@ -11,43 +11,27 @@ s[i] * spread, and a weighted sum of them (its digest) enters D[i], the digest o
 All multipliers are odd, so that one changed word anywhere changes D, hence every later token. D is
 taken from the pool, never remembered per request: foreign or missing bytes give other tokens, as
 they would in a model, and it does not matter which steps computed what. The next token is a
-function of (D, position), and of (seed, choice) unless it is greedy.
+function of D and of what the sample says (see sim_words).
 """
 
 from __future__ import annotations
 
-import math
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
 
-from baton_engine.api import Row, Sample, Sampled
+from baton_engine.api import Row, RowResult
+from baton_engine.sim_words import MASK, Vocabulary, mix
 from baton_protocol.ids import BlockId
 from baton_protocol.layout import ITEM_BYTES, KVLayout
-from baton_protocol.request import PositionLogprobs, TokenLogprob
-from baton_protocol.sampling import MAX_LOGPROBS
 
 Words = npt.NDArray[np.uint64]
 
-MASK = (1 << 64) - 1
 WORD_BYTES = 8
-CANDIDATES = MAX_LOGPROBS + 1  # ids with a probability at one position
-DRAWN_FROM = 8  # a sampled id is one of so many likeliest
-
-
-def mix(*values: int) -> int:
-    """A stable 64-bit hash of integers (splitmix64's finalizer, chained)."""
-    state = 0x9E3779B97F4A7C15
-    for value in values:
-        state = (state ^ value) + 0x9E3779B97F4A7C15 & MASK
-        state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 & MASK
-        state = (state ^ state >> 27) * 0x94D049BB133111EB & MASK
-        state ^= state >> 31
-    return state
 
 
 def _odd_words(count: int, salt: int) -> Words:
@@ -97,18 +81,19 @@ class SimMemory:
             )
         return np.frombuffer(data, dtype=np.uint8).reshape(len(blocks), size)
 
-    def extend(self, tokens: Sequence[int], start: int, blocks: Sequence[BlockId]) -> int:
-        """Write KV for `tokens` at [start, start + len(tokens)); return D of the last of them."""
+    def extend(self, tokens: Sequence[int], start: int, blocks: Sequence[BlockId]) -> list[int]:
+        """Write KV for `tokens` at [start, start + len(tokens)); return the D of each."""
         size = self.layout.block_size
         end = start + len(tokens)
         table = np.array(blocks[: -(-end // size)], dtype=np.int64)
         before = self._digests[table[: -(-start // size)]].reshape(-1)[:start]
         digest = int((before * self._weights[:start]).sum())
-        states = []
+        states, digests = [], []
         for offset, weight in enumerate(self._weights[start:end].tolist()):
             state = mix(digest, tokens[offset], start + offset)
             digest = digest + weight * (state * self._digest_factor) & MASK
             states.append(state)
+            digests.append(digest)
         states_T = np.array(states, dtype=np.uint64)
         positions_T = np.arange(start, end)
         blocks_T, slots_T = table[positions_T // size], positions_T % size
@@ -117,7 +102,7 @@ class SimMemory:
             states_T[:, None, None, None, None] * self._spread
         )
         self._digests[blocks_T, slots_T] = states_T * np.uint64(self._digest_factor)
-        return digest
+        return digests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,19 +125,9 @@ class Timing:
         return total
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Vocabulary:
-    """Ids the simulated model says: those in [first, end), and an EOS about every `eos_every`
-    tokens (0: never)."""
-
-    first: int
-    end: int
-    eos_ids: tuple[int, ...] = ()
-    eos_every: int = 0
-
-
 class SimRunner:
-    """A Runner over SimMemory. `clock` and `sleep` are in seconds."""
+    """A Runner over SimMemory. `clock` and `sleep` are in seconds. A token `poison` ends the
+    process at once, as a crash would: nothing is flushed, told or given back."""
 
     def __init__(
         self,
@@ -160,53 +135,39 @@ class SimRunner:
         vocabulary: Vocabulary,
         timing: Timing,
         *,
+        poison: int | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.memory = memory
         self._vocabulary = vocabulary
         self._timing = timing
+        self._poison = poison
         self._clock = clock
         self._sleep = sleep
-        total = math.log(sum(math.exp(-rank / 2) for rank in range(CANDIDATES)))
-        self._logprobs = [-rank / 2 - total for rank in range(CANDIDATES)]
 
-    def execute(self, rows: Sequence[Row]) -> list[tuple[Sampled, ...]]:
+    def execute(self, rows: Sequence[Row]) -> list[RowResult]:
         deadline = self._clock() + self._timing.step_ms(rows) / 1000
-        results = []
-        for row in rows:
-            digest = self.memory.extend(row.tokens, row.start, row.blocks)
-            results.append(tuple(self._sample(digest, sample) for sample in row.samples))
+        if self._poison is not None and any(self._poison in row.tokens for row in rows):
+            os._exit(os.EX_SOFTWARE)
+        results = [self._compute(row) for row in rows]
         # The step's own arithmetic is part of the simulated time, not added to it.
         rest = deadline - self._clock()
         if rest > 0:
             self._sleep(rest)
         return results
 
-    def _sample(self, digest: int, sample: Sample) -> Sampled:
-        params, words = sample.params, self._vocabulary
-        likeliest = mix(digest, sample.position)
-        noise = likeliest
-        if params.temperature > 0:
-            noise = mix(likeliest, params.seed or 0, sample.choice)
-        span = words.end - words.first
-        banned = frozenset(sample.banned)
-        order = (words.first + (likeliest + rank) % span for rank in range(span))
-        ids = list(islice((id for id in order if id not in banned), CANDIDATES))
-        ids = ids or [words.first + likeliest % span]  # all banned: something has to be said
-        rank = 0
-        if params.temperature > 0:
-            drawn_from = min(DRAWN_FROM, len(ids), params.top_k if params.top_k > 0 else len(ids))
-            rank = (noise >> 8) % drawn_from
-        if words.eos_every and mix(noise, 1) % words.eos_every == 0:
-            ends = [id for id in words.eos_ids if id not in banned]
-            if ends:
-                ids, rank = [ends[0], *ids[: CANDIDATES - 1]], 0
-        if params.logprobs is None:
-            return Sampled(ids[rank])
-        entries = [
-            TokenLogprob(id=id, logprob=self._logprobs[index], rank=index + 1)
-            for index, id in enumerate(ids)
-        ]
-        top = tuple(entries[: params.logprobs])
-        return Sampled(ids[rank], PositionLogprobs(sampled=entries[rank], top=top))
+    def _compute(self, row: Row) -> RowResult:
+        words = self._vocabulary
+        digests = self.memory.extend(row.tokens, row.start, row.blocks)
+        samples = tuple(words.says(digests[-1], sample) for sample in row.samples)
+        if row.prompt is None:
+            return RowResult(samples)
+        places = enumerate(zip(digests, row.prompt.targets, strict=False), start=row.start + 1)
+        return RowResult(
+            samples,
+            tuple(
+                words.expects(digest, position, target, row.prompt.top)
+                for position, (digest, target) in places
+            ),
+        )

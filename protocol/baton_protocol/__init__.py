@@ -12,6 +12,7 @@ fingerprints and the error vocabulary. Every other room imports this one.
     request      Request and Choice: what the router owns
     link         frames between router and node
     store        records kept in Redis: chunk header, marker, inbox entry, node report
+    logs         the shape of a log line
     wire         MessagePack with a protocol version
 """
 

@@ -12,6 +12,8 @@ MAX_CHOICES = 128
 # compared with each stop id: without bounds one body could stop a node's event loop for minutes.
 MAX_STOP_CHARS = 1024
 MAX_STOP_IDS = 1024
+# Log-probabilities of a prompt are told at once: about 60 bytes and 1 us each, in each process.
+MAX_PROMPT_CANDIDATES = 200_000
 MAX_BIASED = 1024
 MAX_BAD_WORDS = 1024
 MAX_BAD_WORD_IDS = 64

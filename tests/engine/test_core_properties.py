@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -43,9 +44,29 @@ def requests(draw: st.DrawFn) -> list[Request]:
                 max_tokens=draw(st.integers(1, 20)),
                 temperature=draw(st.sampled_from([0.0, 1.0])),
                 seed=draw(st.integers(0, 3)),
+                **draw(small_print()),
             )
         )
     return drawn
+
+
+@st.composite
+def small_print(draw: st.DrawFn) -> dict[str, Any]:
+    """Now and then something that changes logits; few allowed ids, so that it matters."""
+    said = st.integers(40, 44)
+    fields: dict[str, st.SearchStrategy[Any]] = {
+        "repetition_penalty": st.just(1.5),
+        "frequency_penalty": st.sampled_from([-1.0, 1.5]),
+        "presence_penalty": st.just(1.0),
+        "logit_bias": st.lists(st.tuples(said, st.floats(-9, 9)), max_size=3).map(tuple),
+        "allowed_token_ids": st.just((40, 41, 42, 43, 44)),
+        "bad_words": st.lists(st.lists(said, min_size=1, max_size=3).map(tuple), max_size=3).map(
+            tuple
+        ),
+        "prompt_logprobs": st.integers(0, 2),
+    }
+    names = draw(st.lists(st.sampled_from(sorted(fields)), max_size=3, unique=True))
+    return {name: draw(fields[name]) for name in names}
 
 
 def alone(wanted: list[Request]) -> dict[tuple[str, int], list[int]]:
@@ -74,6 +95,10 @@ def test_ids_do_not_depend_on_pool_budget_or_company(
     assert sorted(run.finished) == sorted(request.id for request in wanted)
     for request in wanted:
         assert sum(run.use(request.id)) == len(request.prompt_ids)
+        if request.params.prompt_logprobs is not None:
+            told = run_all(sim(), [request]).prompt_logprobs(request.id)
+            assert run.prompt_logprobs(request.id) == told
+            assert len(told) == len(request.prompt_ids) - 1
     load = engine.load()
     assert (load.running, load.waiting, load.free_blocks) == (0, 0, blocks)
 
@@ -92,17 +117,7 @@ def test_a_request_placed_again_with_the_tokens_it_has_goes_on_as_if_undisturbed
             tuple(whole[request.id, choice][: max(0, cut - 3 * choice)])
             for choice in range(request.params.n)
         )
-        engine.submit(
-            make_request(
-                request.id,
-                request.prompt_ids,
-                known[request.id],
-                n=request.params.n,
-                max_tokens=request.params.max_tokens,
-                temperature=request.params.temperature,
-                seed=request.params.seed,
-            )
-        )
+        engine.submit(msgspec.structs.replace(request, outputs=known[request.id]))
     run = drive(engine, MAX_STEPS)
     for (name, choice), ids in whole.items():
         new = [token for token in run.tokens if (token.request, token.choice) == (name, choice)]

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from baton_engine import LLM, SamplingParams
 from baton_engine.errors import ModelError
@@ -105,6 +108,63 @@ def test_logprobs_are_one_record_per_token(llm: LLM) -> None:
     total = sum(each.sampled.logprob for each in choice.logprobs)
     assert choice.cumulative_logprob == pytest.approx(total)
     assert llm.generate(prompt_of(9, seed=6), GREEDY)[0].outputs[0].cumulative_logprob is None
+
+
+def test_prompt_logprobs_have_an_entry_per_prompt_token_and_none_for_the_first(llm: LLM) -> None:
+    prompt = prompt_of(30, seed=6)
+    params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True, prompt_logprobs=2)
+    for _ in range(2):  # the second time the prompt is cached, and computed nevertheless
+        [output] = llm.generate(prompt, params)
+        assert output.prompt_logprobs is not None
+        first, *rest = output.prompt_logprobs
+        assert first is None
+        assert [each.sampled.id for each in rest if each] == prompt[1:]
+        assert [len(each.top) for each in rest if each] == [2] * 29
+        assert output.cached_tokens == 0
+    assert llm.generate(prompt, GREEDY)[0].prompt_logprobs is None
+
+
+@pytest.mark.parametrize("penalty", [0.8, 1.4])
+def test_a_repetition_penalty_gives_the_ids_of_transformers(
+    llm: LLM, tiny_model: Callable[[str], Path], penalty: float
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    prompt = prompt_of(40, seed=1)
+    folder = tiny_model("qwen3-gqa4")
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model.generation_config.eos_token_id = None
+    ids = torch.tensor([prompt])
+    theirs = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=24,
+        do_sample=False,
+        repetition_penalty=penalty,
+    )[0, len(prompt) :].tolist()
+    params = SamplingParams(
+        temperature=0.0, max_tokens=24, ignore_eos=True, repetition_penalty=penalty
+    )
+    [output] = llm.generate(prompt, params)
+    assert output.outputs[0].token_ids == theirs
+    assert theirs != llm.generate(prompt, GREEDY)[0].outputs[0].token_ids
+
+
+def test_what_a_request_says_of_ids_is_obeyed_and_ids_out_of_range_are_named(llm: LLM) -> None:
+    prompt = prompt_of(20, seed=3)
+    ids = llm.generate(prompt, GREEDY)[0].outputs[0].token_ids
+
+    def ids_with(**params: Any) -> list[int]:
+        values = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, **params)
+        return llm.generate(prompt, values)[0].outputs[0].token_ids
+
+    assert set(ids_with(logit_bias=((5, 100.0),))) == {5}
+    assert set(ids_with(allowed_token_ids=(5, 6, 7))) <= {5, 6, 7}
+    bad, word = ids[5], tuple(ids[5:7])
+    assert bad not in ids_with(bad_words=((bad,),))
+    assert word not in set(pairwise(ids_with(bad_words=(word,))))
+    with pytest.raises(InvalidRequest, match=r"logit_bias holds token id 320, .* \(0\.\.319\)"):
+        ids_with(logit_bias=((320, 1.0),))
 
 
 def test_a_second_request_uses_the_cached_prefix(llm: LLM) -> None:

@@ -12,7 +12,8 @@ from baton_engine.api import Row
 from baton_engine.core import EngineCore
 from baton_engine.errors import SettingsError
 from baton_engine.sim import SimSettings, build_sim
-from baton_engine.sim_runner import Timing, mix
+from baton_engine.sim_runner import Timing
+from baton_engine.sim_words import mix
 from baton_protocol.ids import BlockId, Fingerprint
 from baton_protocol.request import Request
 from tests.support.engine_core import Run, drive, make_request, run_all

@@ -79,7 +79,7 @@ def test_one_foreign_kv_block_changes_the_ids(name: str, tiny_model: Callable[[s
     prompt, other = prompt_of(48, seed=3), prompt_of(48, seed=4)
     own = [BlockId(block) for block in range(1, 9)]
     foreign = [BlockId(block) for block in range(9, 17)]
-    [(first,)] = runner.execute([Row(prompt, 0, own, ask(48))])
+    [first] = runner.execute([Row(prompt, 0, own, ask(48))])[0].samples
     runner.execute([Row(other, 0, foreign)])
     layout = runner.memory.layout
     snapshot = bytearray(layout.block_bytes * len(own))

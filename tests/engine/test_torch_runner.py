@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton_engine.api import Row, Sample, Sampled
+from baton_engine.api import Row, RowResult, Sample, Sampled
 from baton_engine.torch_engine import build_runner
 from baton_engine.torch_memory import TorchMemory
 from baton_engine.torch_runner import TorchRunner
@@ -41,9 +41,16 @@ def blocks(first: int, count: int) -> list[BlockId]:
     return [BlockId(block) for block in range(first, first + count)]
 
 
-def likeliest(sampled: Sampled) -> dict[int, float]:
-    assert sampled.logprobs is not None
-    return {each.id: each.logprob for each in sampled.logprobs.top}
+def sampled(runner: TorchRunner, row: Row) -> Sampled:
+    """What one row that is sampled once gives, alone in its step."""
+    [result] = runner.execute([row])
+    [one] = result.samples
+    return one
+
+
+def likeliest(found: Sampled) -> dict[int, float]:
+    assert found.logprobs is not None
+    return {each.id: each.logprob for each in found.logprobs.top}
 
 
 def test_results_come_in_the_order_of_the_rows_whatever_the_layout(runner: TorchRunner) -> None:
@@ -51,24 +58,26 @@ def test_results_come_in_the_order_of_the_rows_whatever_the_layout(runner: Torch
     for index, length in enumerate((40, 1, 17, 3, 1)):
         prompt = prompt_of(length, seed=index)
         rows.append(Row(prompt, 0, blocks(1 + 4 * index, 4), ask(length, LOGPROBS)))
-    alone = [likeliest(runner.execute([row])[0][0]) for row in rows]
+    alone = [likeliest(sampled(runner, row)) for row in rows]
     order = list(range(len(rows)))
     for _ in range(3):
         random.Random(1).shuffle(order)
         results = runner.execute([rows[index] for index in order])
-        for index, (found,) in zip(order, results, strict=True):
-            assert likeliest(found) == pytest.approx(alone[index], abs=1e-4)
+        for index, found in zip(order, results, strict=True):
+            assert likeliest(found.samples[0]) == pytest.approx(alone[index], abs=1e-4)
 
 
 def test_rows_without_samples_give_nothing_and_their_kv_serves_later_rows(
     runner: TorchRunner,
 ) -> None:
     prompt = prompt_of(50, seed=1)
-    [(whole,)] = runner.execute([Row(prompt, 0, blocks(1, 4), ask(50, LOGPROBS))])
+    whole = sampled(runner, Row(prompt, 0, blocks(1, 4), ask(50, LOGPROBS)))
     own = blocks(10, 4)
-    assert runner.execute([Row(prompt[:20], 0, own), Row([5], 0, blocks(20, 1))]) == [(), ()]
-    assert runner.execute([Row(prompt[20:49], 20, own)]) == [()]
-    [(pieces,)] = runner.execute([Row(prompt[49:], 49, own, ask(50, LOGPROBS))])
+    nothing = RowResult()
+    rows = [Row(prompt[:20], 0, own), Row([5], 0, blocks(20, 1))]
+    assert runner.execute(rows) == [nothing, nothing]
+    assert runner.execute([Row(prompt[20:49], 20, own)]) == [nothing]
+    pieces = sampled(runner, Row(prompt[49:], 49, own, ask(50, LOGPROBS)))
     assert likeliest(pieces) == pytest.approx(likeliest(whole), abs=1e-4)
 
 
@@ -79,11 +88,11 @@ def test_a_row_is_sampled_for_each_choice_with_its_own_noise(runner: TorchRunner
         Row(prompt_of(20, seed=1), 0, blocks(1, 2), samples),
         Row(prompt_of(9, seed=2), 0, blocks(5, 1), ask(9)),
     ]
-    many, one = runner.execute(rows)
+    many, one = (result.samples for result in runner.execute(rows))
     assert (len(many), len(one)) == (6, 1)
     assert len({each.id for each in many}) > 2
     single = Row(rows[0].tokens, 0, rows[0].blocks, samples[3:4])
-    assert runner.execute([single])[0] == many[3:4]
+    assert sampled(runner, single) == many[3]
 
 
 @pytest.mark.parametrize("name", ["llama-gqa1", "qwen3-gqa4"])
@@ -100,12 +109,12 @@ def test_what_others_left_in_the_pool_is_never_read_not_even_nan(
             Row(long[21:28], 21, blocks(3, 2)),
             Row([7], 7, blocks(9, 1), ask(8, LOGPROBS)),
         ]
-        [_, (sampled,)] = runner.execute(step)
+        first = runner.execute(step)[1]
         # Beside a longer row the rest of the short row's block is read under a mask.
         step = [Row(long[28:29], 28, blocks(3, 2)), Row([8], 8, blocks(9, 1), ask(9, LOGPROBS))]
-        [_, (masked,)] = runner.execute(step)
+        masked = runner.execute(step)[1]
         ids = decode_alone(runner, long, [*blocks(3, 2), *blocks(40, 4)], 40)
-        found.append((sampled, masked, ids))
+        found.append((first, masked, ids))
     assert found[0] == found[1]
 
 

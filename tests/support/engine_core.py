@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from baton_engine.api import (
+    Complete,
     EngineInfo,
     KVMemory,
     Progress,
     PromptUse,
     Row,
+    RowResult,
     Sample,
     Sampled,
+    Seen,
     StepResult,
     TokenOut,
 )
 from baton_engine.core import EngineCore
 from baton_protocol.ids import BlockId, Fingerprint, RequestId
 from baton_protocol.layout import KVLayout
-from baton_protocol.request import Request
+from baton_protocol.request import PositionLogprobs, Request, TokenLogprob
 from baton_protocol.sampling import SamplingParams
 
 EOS = 99
@@ -43,7 +46,7 @@ class NoMemory:
 
 
 class ScriptedRunner:
-    """Says `script(sample)`, and keeps copies of the rows of each step."""
+    """Says `script(sample)` and, of a prompt, its positions; keeps copies of each step's rows."""
 
     def __init__(self, script: Callable[[Sample], int] | None = None) -> None:
         self._memory = NoMemory()
@@ -54,15 +57,39 @@ class ScriptedRunner:
     def memory(self) -> KVMemory:
         return self._memory
 
-    def execute(self, rows: Sequence[Row]) -> list[tuple[Sampled, ...]]:
-        self.steps.append(
-            [Row(list(row.tokens), row.start, list(row.blocks), row.samples) for row in rows]
-        )
-        return [tuple(Sampled(self.script(sample)) for sample in row.samples) for row in rows]
+    def execute(self, rows: Sequence[Row]) -> list[RowResult]:
+        self.steps.append([_copy(row) for row in rows])
+        return [
+            RowResult(
+                tuple(Sampled(self.script(sample)) for sample in row.samples),
+                _told(row),
+            )
+            for row in rows
+        ]
 
     def work(self) -> list[list[tuple[int, int]]]:
         """Per step, (start, tokens) of each row."""
         return [[(row.start, len(row.tokens)) for row in rows] for rows in self.steps]
+
+
+def _copy(row: Row) -> Row:
+    """What the engine goes on changing is copied."""
+    samples = tuple(
+        replace(each, seen=Seen(tuple(each.seen.prompt), dict(each.seen.outputs)))
+        if each.seen
+        else each
+        for each in row.samples
+    )
+    return replace(row, tokens=list(row.tokens), blocks=list(row.blocks), samples=samples)
+
+
+def _told(row: Row) -> tuple[PositionLogprobs, ...]:
+    """Of each target of the row its id, and its position as the log-probability."""
+    targets = row.prompt.targets if row.prompt else ()
+    return tuple(
+        PositionLogprobs(TokenLogprob(id, -float(position)))
+        for position, id in enumerate(targets, start=row.start + 1)
+    )
 
 
 def scripted(
@@ -117,6 +144,7 @@ class Run:
     tokens: list[TokenOut] = field(default_factory=list)
     progress: list[Progress] = field(default_factory=list)
     prompts: list[PromptUse] = field(default_factory=list)
+    complete: list[Complete] = field(default_factory=list)
     finished: list[str] = field(default_factory=list)
     steps: list[StepResult] = field(default_factory=list)
 
@@ -135,6 +163,10 @@ class Run:
         (use,) = [each for each in self.prompts if each.request == request]
         assert use.cached + use.fetched + use.computed == use.prompt
         return use.cached, use.fetched, use.computed
+
+    def prompt_logprobs(self, request: str) -> tuple[PositionLogprobs, ...]:
+        (use,) = [each for each in self.prompts if each.request == request]
+        return use.logprobs
 
     def last(self, request: str, choice: int = 0) -> TokenOut:
         return [each for each in self.tokens if (each.request, each.choice) == (request, choice)][
@@ -160,6 +192,7 @@ def step_once(engine: EngineCore, run: Run) -> StepResult:
     run.tokens += result.tokens
     run.progress += result.progress
     run.prompts += result.prompts
+    run.complete += result.complete
     run.finished += result.finished
     return result
 

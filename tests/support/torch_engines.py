@@ -71,6 +71,6 @@ def decode_alone(
     ids = list(known)
     for _ in range(steps):
         end = len(ids)
-        [(sampled,)] = runner.execute([Row(ids[-1:], end - 1, blocks, ask(end))])
-        ids.append(sampled.id)
+        [result] = runner.execute([Row(ids[-1:], end - 1, blocks, ask(end))])
+        ids.append(result.samples[0].id)
     return ids[len(known) :]

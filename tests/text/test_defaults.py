@@ -23,7 +23,13 @@ def test_values_become_fields_of_sampling_params_and_do_sample_is_ignored() -> N
         "repetition_penalty": 1.1,
     }
     defaults = generation_defaults({GENERATION_CONFIG: json.dumps(config).encode()})
-    assert defaults == {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "max_tokens": 64}
+    assert defaults == {
+        "temperature": 0.6,
+        "top_k": 20,
+        "top_p": 0.95,
+        "repetition_penalty": 1.1,
+        "max_tokens": 64,
+    }
     SamplingParams(**defaults).check()  # type: ignore[arg-type]
 
 

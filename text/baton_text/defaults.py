@@ -16,6 +16,7 @@ _NAMES = {
     "top_k": "top_k",
     "top_p": "top_p",
     "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
     "max_new_tokens": "max_tokens",
 }
 _COUNTS = ("top_k", "max_tokens")
