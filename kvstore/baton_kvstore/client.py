@@ -2,6 +2,9 @@
 
 In: an `Endpoint` and awaitables of the client. Out: replies, or StoreUnavailable. For small
 commands only; values go through `data`. One event loop per instance.
+
+A caller may give up (be cancelled) at any moment: the client closes the connection that still owes
+an answer. No WATCH here: its client waits for the server once more when it is cancelled.
 """
 
 from __future__ import annotations
@@ -22,14 +25,14 @@ from redis.asyncio.connection import (
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
+from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 
 from baton_kvstore.endpoint import Endpoint
-from baton_kvstore.errors import StoreUnavailable
+from baton_kvstore.errors import LinkBroken, LinkTimeout, ServerRefused
 
 T = TypeVar("T")
 CONNECT_TIMEOUT_S = 1.0
-OPERATION_TIMEOUT_S = 2.0
+OPERATION_TIMEOUT_S = 1.0
 MAX_CONNECTIONS = 8
 
 
@@ -51,13 +54,13 @@ class ClosesItself(ABC):
         await self.close()
 
 
-def _connection_options(endpoint: Endpoint, wait_s: float) -> dict[str, Any]:
+def _connection_options(endpoint: Endpoint) -> dict[str, Any]:
     options: dict[str, Any] = {
         "db": endpoint.db,
         "username": endpoint.username or None,
         "password": endpoint.password or None,
         "socket_connect_timeout": CONNECT_TIMEOUT_S,
-        "socket_timeout": wait_s,
+        "socket_timeout": None,  # `call` bounds each wait
         "protocol": 2,
         # A connection may have died while idle: once more on a new one, at once.
         "retry": Retry(NoBackoff(), 1),
@@ -87,22 +90,25 @@ class AsyncClient:
         self.timeout_s = timeout_s
         self._pool: BlockingConnectionPool = BlockingConnectionPool(
             max_connections=max_connections,
-            timeout=timeout_s,
-            # `call` bounds each wait; a blocking read may be longer than the usual one.
-            **_connection_options(endpoint, wait_s=3600.0),
+            timeout=None,
+            **_connection_options(endpoint),
         )
         # Any: redis-py's own types change from release to release; callers name what they expect.
         self.redis: Any = Redis(connection_pool=self._pool)
 
     async def call(self, what: Awaitable[T], extra_s: float = 0.0) -> T:
-        """Await one command. `extra_s` is the time it may block on the server by intent."""
+        """Await one command. `extra_s` is the time it may block on the server by intent. Raise
+        ServerRefused for an error reply, LinkTimeout or LinkBroken where none came."""
         try:
             async with asyncio.timeout(self.timeout_s + extra_s):
                 return await what
         except TimeoutError as error:
-            raise StoreUnavailable(f"{self.label} did not answer in time") from error
+            raise LinkTimeout(f"{self.label} did not answer in time") from error
+        except ResponseError as error:
+            code = "OOM" if isinstance(error, OutOfMemoryError) else "ERR"
+            raise ServerRefused(f"{code} {error} [{self.label}]") from error
         except (RedisError, OSError) as error:
-            raise StoreUnavailable(f"Redis at {self.label}: {error}") from error
+            raise LinkBroken(f"Redis at {self.label}: {error}") from error
 
     async def close(self) -> None:
         """Close all connections; errors of a dead server do not matter any more."""

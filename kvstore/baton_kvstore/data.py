@@ -9,7 +9,8 @@
 Nothing here blocks the caller: submit_* queues, transfer threads (blocking sockets, their own
 connection each) do the rest and call back. Callbacks run in a transfer thread, must be short, and
 each operation settles exactly once: `done` always comes, after `copied` for a put. A chunk goes to
-the instance that rendezvous hashing gives; it is read where its marker says.
+the instance that rendezvous hashing gives among those that take puts; it is read where its marker
+says.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class DataPlane:
         size = self._format.value_bytes
         self._staging = StagingPool(size + TERMINATOR_BYTES, max(1, max_inflight_bytes // size))
         self._puts, self._gets = RateMeter(), RateMeter()
-        shared = Shared(self._staging, size, self._puts, self._gets, tuning)
+        shared = Shared(self._staging, fingerprint, size, self._puts, self._gets, tuning)
         self._instances = [
             Instance(number, parse_endpoint(url), threads_per_instance, shared)
             for number, url in enumerate(urls)
@@ -128,8 +129,11 @@ class DataPlane:
         self._instances[marker.instance].submit(operation)
 
     def instance_for(self, chunk: BlockHash) -> int:
-        """Where a chunk is written (see `rendezvous`)."""
-        return rendezvous(chunk, self._labels)
+        """Where a chunk is written now (see `rendezvous`): readers ask its marker."""
+        everyone = range(len(self._instances))
+        usable = [number for number in everyone if not self._instances[number].put_trouble]
+        numbers = usable or everyone
+        return numbers[rendezvous(chunk, [self._labels[number] for number in numbers])]
 
     @property
     def run_ids(self) -> tuple[str, ...]:
@@ -140,6 +144,11 @@ class DataPlane:
     def troubles(self) -> tuple[str, ...]:
         """Per instance why it is refused now, "" if it is not."""
         return tuple(instance.trouble for instance in self._instances)
+
+    @property
+    def put_troubles(self) -> tuple[str, ...]:
+        """Per instance why it takes no puts now, "" if it does."""
+        return tuple(instance.put_trouble for instance in self._instances)
 
     @property
     def queued(self) -> int:

@@ -97,7 +97,8 @@ class EmbeddedServers:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the guardian runs. A server that dies comes back by itself."""
+        """Whether the guardian runs. A server that dies comes back by itself, a guardian does
+        not: see revive()."""
         return self._guardian is not None and self._guardian.poll() is None
 
     def start(self) -> None:
@@ -116,13 +117,19 @@ class EmbeddedServers:
             self.stop()
             raise
 
+    def revive(self) -> None:
+        """Start the guardian again where it was killed. Its servers died with it; they come back
+        empty, at the same addresses. Does not wait for them. No effect while it runs."""
+        if self._guardian is not None and not self.is_alive:
+            self._close_pipe(self._guardian)
+            self._guardian = self._start_guardian(self._binary or find_redis_server())
+
     def stop(self) -> None:
         """End the servers and remove the directory. May be called again."""
         process, self._guardian = self._guardian, None
         folder, self._folder = self._folder, None
         if process is not None:
-            if process.stdin is not None:
-                process.stdin.close()
+            self._close_pipe(process)
             try:
                 process.wait(STOP_S)
             except subprocess.TimeoutExpired:
@@ -131,6 +138,12 @@ class EmbeddedServers:
                 process.wait(STOP_S)
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)  # if the guardian was killed
+
+    @staticmethod
+    def _close_pipe(process: subprocess.Popen[bytes]) -> None:
+        """Tell the guardian that its owner is done with it."""
+        if process.stdin is not None:
+            process.stdin.close()
 
     def _start_guardian(self, binary: Path) -> subprocess.Popen[bytes]:
         words = [str(os.getpid()), str(self.folder)]

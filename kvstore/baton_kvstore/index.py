@@ -14,9 +14,9 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from baton_kvstore.client import AsyncClient, ClosesItself
+from baton_kvstore.client import OPERATION_TIMEOUT_S, AsyncClient, ClosesItself
 from baton_kvstore.endpoint import parse_endpoint
-from baton_kvstore.keys import inbox_key, marker_key
+from baton_kvstore.keys import inbox_key, marker_key, probe_key
 from baton_protocol.ids import BlockHash, Epoch, Fingerprint, NodeId
 from baton_protocol.store import InboxEntry, Marker
 from baton_protocol.wire import Codec, WireError
@@ -28,6 +28,7 @@ INBOX_MAX_ENTRIES = 10_000
 INBOX_TTL_S = 120
 INBOX_BATCH = 256
 INBOX_START = "0-0"
+PROBE_TTL_MS = 5000
 FIELD = b"e"
 _DELETE_IF_EQUAL = """
 if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
@@ -36,14 +37,15 @@ return 0
 
 
 class Index(ClosesItself):
-    """Markers and inboxes of one pool. Safe for concurrent calls in its event loop."""
+    """Markers and inboxes of one pool. Safe for concurrent calls in its event loop. Each call
+    settles within `timeout_s` (and what it blocks by intent), however many there are at once."""
 
-    def __init__(self, url: str, pool: str) -> None:
+    def __init__(self, url: str, pool: str, *, timeout_s: float = OPERATION_TIMEOUT_S) -> None:
         endpoint = parse_endpoint(url)
         self._pool = pool
-        self._client = AsyncClient(endpoint)
+        self._client = AsyncClient(endpoint, timeout_s=timeout_s)
         # Blocking reads keep a connection of their own: they must not use up the others.
-        self._reader = AsyncClient(endpoint, max_connections=2)
+        self._reader = AsyncClient(endpoint, timeout_s=timeout_s, max_connections=2)
         self._markers: Codec[Marker] = Codec(Marker)
         self._entries: Codec[InboxEntry] = Codec(InboxEntry)
         self._delete_if_equal = self._client.redis.register_script(_DELETE_IF_EQUAL)
@@ -56,6 +58,16 @@ class Index(ClosesItself):
     async def ping(self) -> None:
         """Raise StoreUnavailable if the index does not answer."""
         await self._client.call(self._client.redis.execute_command("PING"))
+
+    async def probe(self, node: NodeId, epoch: Epoch) -> None:
+        """A small write, as a marker is one. Raise StoreUnavailable also if the index is full."""
+        key = probe_key(self._pool, node, epoch)
+        await self._client.call(self._client.redis.set(key, b"", px=PROBE_TTL_MS))
+
+    async def run_id(self) -> str:
+        """Another one after a restart: what the index held is gone."""
+        info: dict[str, str] = await self._client.call(self._client.redis.info("server"))
+        return info["run_id"]
 
     # --- markers ---------------------------------------------------------------------------
 
@@ -100,7 +112,8 @@ class Index(ClosesItself):
         if not entries:
             return
         key = inbox_key(self._pool, node, epoch)
-        pipeline = self._client.redis.pipeline(transaction=False)
+        # All or nothing: a stream whose EXPIRE was lost with the connection would stay for good.
+        pipeline = self._client.redis.pipeline(transaction=True)
         for entry in entries:
             pipeline.xadd(
                 key,

@@ -27,6 +27,16 @@ def inbox_key(pool: str, node: NodeId, epoch: Epoch) -> bytes:
     return f"h1:{pool}:{node}:{epoch}".encode()
 
 
+def probe_key(pool: str, node: NodeId, epoch: Epoch) -> bytes:
+    """index: what a node writes to see whether the index takes writes."""
+    return inbox_key(pool, node, epoch) + b":probe"
+
+
+def room_key(fingerprint: Fingerprint) -> bytes:
+    """data: what a node puts to see whether an instance takes chunks."""
+    return f"kv1:{fingerprint}:room".encode()
+
+
 def nodes_key(pool: str) -> bytes:
     """index: sorted set node -> expiry, so that nobody scans."""
     return f"n1:{pool}".encode()

@@ -72,6 +72,11 @@ class Format:
         return HEADER_BYTES + self.layout.chunk_bytes
 
 
+def refusal(error: ServerRefused) -> str:
+    """Why a server did not do it, in the store's words."""
+    return STORE_FULL if error.code == "OOM" else f"refused: {error}"
+
+
 class Operation(Protocol):
     """What a transfer thread drives. `urgent` ones go first."""
 
@@ -124,7 +129,7 @@ class Put:
         try:
             link.put(deadline, chunk_key(self.format.fingerprint, self.hash), value, lifetime)
         except ServerRefused as error:
-            return STORE_FULL if error.code == "OOM" else f"refused: {error}"
+            return refusal(error)
         layout = self.format.layout
         self._marker = Marker(
             instance=instance,
@@ -182,7 +187,7 @@ class Get:
         except ValueTooLong as error:
             return self.lost(str(error))
         except ServerRefused as error:
-            return f"refused: {error}"
+            return refusal(error)
         if length is None:
             return self.lost(MISSING)
         digest = fingerprint_digest(self.format.fingerprint)

@@ -1,0 +1,128 @@
+"""The prompt's own log-probabilities on real weights are those of transformers, however the prompt
+is cut into steps and whatever shares them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from baton_engine.api import PromptUse
+from baton_engine.core import EngineCore
+from baton_engine.models.decoder import Decoder
+from baton_engine.torch_runner import PROMPT_ROWS
+from baton_protocol.request import PositionLogprobs
+from baton_protocol.sampling import SamplingParams
+from tests.support.engine_core import drive
+from tests.support.tiny_models import prompt_of
+from tests.support.torch_engines import make_request, small_engine
+
+NAME = "qwen3-gqa4"
+TOP = 5
+ASKING = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True, prompt_logprobs=TOP)
+PLAIN = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_model: Callable[[str], Path]) -> Callable[[Sequence[int]], torch.Tensor]:
+    """Prompt -> transformers' log-probabilities [length, vocabulary]."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(tiny_model(NAME), dtype=torch.float32)
+
+    def of(prompt: Sequence[int]) -> torch.Tensor:
+        with torch.inference_mode():
+            logits: torch.Tensor = model(torch.tensor([list(prompt)])).logits[0]
+        return logits.log_softmax(-1)
+
+    return of
+
+
+def check(found: Sequence[PositionLogprobs], prompt: Sequence[int], logprobs: torch.Tensor) -> None:
+    assert len(found) == len(prompt) - 1
+    for entry, id, row in zip(found, prompt[1:], logprobs, strict=False):
+        own = row[id].item()
+        assert entry.sampled.id == id
+        assert entry.sampled.logprob == pytest.approx(own, abs=1e-4)
+        larger = int((row > own + 1e-4).sum())
+        assert larger < entry.sampled.rank <= int((row > own - 1e-4).sum()) + 1
+        best = row.topk(TOP).values.tolist()
+        assert [each.logprob for each in entry.top] == pytest.approx(best, abs=1e-4)
+        for each in entry.top:
+            assert row[each.id].item() == pytest.approx(each.logprob, abs=1e-4)
+
+
+def uses(engine: EngineCore, **requests: tuple[list[int], SamplingParams]) -> dict[str, PromptUse]:
+    for name, (prompt, params) in requests.items():
+        engine.submit(make_request(name, prompt, params))
+    return {str(use.request): use for use in drive(engine).prompts}
+
+
+@pytest.mark.parametrize("budget", [7, 256])
+def test_they_are_those_of_transformers_alone_and_beside_others(
+    budget: int, tiny_model: Callable[[str], Path], expected: Callable[..., torch.Tensor]
+) -> None:
+    long, short, other = prompt_of(200, seed=1), prompt_of(9, seed=2), prompt_of(60, seed=3)
+    assert len(long) > PROMPT_ROWS  # more than one portion of logits
+    engine = small_engine(tiny_model(NAME), max_batched_tokens=budget)
+    found = uses(engine, long=(long, ASKING), other=(other, PLAIN), short=(short, ASKING))
+    check(found["long"].logprobs, long, expected(long))
+    check(found["short"].logprobs, short, expected(short))
+    assert found["other"].logprobs == ()
+
+
+def test_a_cached_prompt_is_computed_again_for_them_and_the_ids_stay(
+    tiny_model: Callable[[str], Path], expected: Callable[..., torch.Tensor]
+) -> None:
+    engine, prompt = small_engine(tiny_model(NAME)), prompt_of(100, seed=4)
+    plain = uses(engine, first=(prompt, PLAIN))["first"]
+    found = uses(engine, asking=(prompt, ASKING))["asking"]
+    again = uses(engine, last=(prompt, PLAIN))["last"]
+    assert (plain.cached, found.cached, again.cached) == (0, 0, 96)
+    check(found.logprobs, prompt, expected(prompt))
+
+
+def test_they_survive_preemption(
+    tiny_model: Callable[[str], Path], expected: Callable[..., torch.Tensor]
+) -> None:
+    engine = small_engine(tiny_model(NAME), kv_blocks=12, max_batched_tokens=16)
+    prompt = prompt_of(120, seed=6)
+    growing = SamplingParams(temperature=0.0, max_tokens=90, ignore_eos=True)
+    engine.submit(make_request("old", prompt_of(17, seed=5), growing))
+    for _ in range(44):  # its next block is due while the prompt is computed
+        engine.step()
+    found = uses(engine, asking=(prompt, ASKING))["asking"]
+    assert engine.load().preemptions_total > 0
+    assert found.computed == 120
+    check(found.logprobs, prompt, expected(prompt))
+
+
+def test_logits_are_computed_of_the_prompts_that_ask_and_of_what_is_sampled_only(
+    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows: list[int] = []
+    logits = Decoder.logits
+
+    def counted(self: Decoder, hidden_SD: torch.Tensor) -> torch.Tensor:
+        rows.append(len(hidden_SD))
+        return logits(self, hidden_SD)
+
+    monkeypatch.setattr(Decoder, "logits", counted)
+    engine = small_engine(tiny_model(NAME), max_batched_tokens=50)
+    params: dict[str, Any] = {"a": (prompt_of(40, seed=1), PLAIN), "b": (prompt_of(30), ASKING)}
+    uses(engine, **params)
+    # A sample and 10 tokens of a prompt; two samples and the rest of it; the last sample.
+    assert rows == [1, 10, 2, 19, 1]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs: gpu")
+def test_they_are_those_of_transformers_on_cuda(
+    tiny_model: Callable[[str], Path], expected: Callable[..., torch.Tensor]
+) -> None:
+    prompt = prompt_of(200, seed=1)
+    found = uses(small_engine(tiny_model(NAME), device="cuda"), a=(prompt, ASKING))["a"]
+    check(found.logprobs, prompt, expected(prompt))

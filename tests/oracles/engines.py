@@ -1,0 +1,74 @@
+"""The product's core over a scripted runner, with blocks of the size that an oracle speaks of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from baton_engine.api import KVMemory, Sample, TokenOut
+from baton_engine.core import EngineCore
+from baton_protocol.hashing import extend_hashes, root_hash
+from baton_protocol.ids import BlockHash, BlockId
+from baton_protocol.layout import KVLayout
+from tests.support.engine_core import NoMemory, Run, ScriptedRunner, scripted, step_once
+
+
+class SizedRunner(ScriptedRunner):
+    def __init__(self, layout: KVLayout, script: Callable[[Sample], int] | None) -> None:
+        super().__init__(script)
+        self._sized = NoMemory(layout)
+
+    @property
+    def memory(self) -> KVMemory:
+        return self._sized
+
+
+def engine_of(
+    block_size: int = 16, script: Callable[[Sample], int] | None = None, **facts: Any
+) -> tuple[EngineCore, SizedRunner]:
+    """Roomy where `facts` (of EngineInfo) do not say otherwise."""
+    layout = KVLayout(
+        num_layers=1,
+        num_kv_heads=1,
+        head_dim=2,
+        block_size=block_size,
+        dtype="float32",
+        chunk_blocks=1,
+    )
+    roomy = {"num_blocks": 512, "max_model_len": 8192, "max_batched_tokens": 8192}
+    plain, _ = scripted(script, **{**roomy, "max_num_seqs": 64, **facts})
+    runner = SizedRunner(layout, script)
+    return EngineCore(replace(plain.info, layout=layout), runner), runner
+
+
+def step(engine: EngineCore, run: Run | None = None) -> tuple[TokenOut, ...]:
+    """One step with its books checked; the tokens it brought."""
+    return step_once(engine, run or Run()).tokens
+
+
+def shares(runner: ScriptedRunner, index: int = -1) -> list[int]:
+    """Tokens of each row of a step."""
+    return [len(row.tokens) for row in runner.steps[index]]
+
+
+def tables(runner: ScriptedRunner, index: int = -1) -> list[Sequence[BlockId]]:
+    """Block table of each row of a step."""
+    return [row.blocks for row in runner.steps[index]]
+
+
+def hashes_of(engine: EngineCore, tokens: Sequence[int]) -> list[BlockHash]:
+    """Names of the full blocks of `tokens`, as this engine gives them."""
+    root = root_hash(engine.info.fingerprint)
+    return extend_hashes(root, tokens, engine.info.layout.block_size)
+
+
+def free_order(engine: EngineCore) -> list[int]:
+    """The engine's free queue, head first."""
+    return list(engine._pool.free_order())
+
+
+def usage(engine: EngineCore) -> float:
+    """Share of the usable blocks that somebody holds."""
+    load = engine.load()
+    return 1 - load.free_blocks / load.total_blocks

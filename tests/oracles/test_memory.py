@@ -1,0 +1,254 @@
+"""Bytes of KV and blocks from memory (O-MEM), what a hand-off moves (O-XFR), 8-bit KV (O-QNT).
+
+Sizes are those that the engine plans for a model's config.json. "FP16" of the oracles is bfloat16
+here: the engine computes in float32 or bfloat16, and both kinds of 16 bits are 2 bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+
+import msgspec
+import pytest
+import torch
+
+from baton_engine.blocks import BlockPool
+from baton_engine.errors import SettingsError
+from baton_engine.sequence import blocks_for
+from baton_engine.torch_engine import _plan
+from baton_engine.torch_memory import TorchMemory
+from baton_engine.torch_settings import TorchSettings
+from baton_protocol.hashing import chunk_hashes, extend_hashes, root_hash
+from baton_protocol.ids import Fingerprint, NodeId
+from baton_protocol.layout import KVLayout
+from baton_protocol.store import Speeds
+from baton_router.prices import Candidate, Facts, Prices
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+
+@dataclass(frozen=True)
+class Shape:
+    layers: int
+    heads: int
+    kv_heads: int
+
+    def config(self) -> dict[str, object]:
+        return {
+            "architectures": ["LlamaForCausalLM"],
+            "dtype": "bfloat16",
+            "vocab_size": 32000,
+            "hidden_size": self.heads * 128,
+            "intermediate_size": 11008,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "max_position_embeddings": 4096,
+        }
+
+
+LLAMA_7B = Shape(32, 32, 32)
+LLAMA_70B = Shape(80, 64, 8)
+LLAMA_70B_MHA = Shape(80, 64, 64)
+GQA_8B = Shape(32, 32, 8)
+
+Planned = Callable[..., tuple[KVLayout, int]]
+
+
+@pytest.fixture
+def planned(tmp_path: Path) -> Planned:
+    """(layout, number of blocks) that the engine plans for a shape and its settings."""
+
+    def plan(shape: Shape, **settings: int) -> tuple[KVLayout, int]:
+        (tmp_path / "config.json").write_text(json.dumps(shape.config()))
+        (tmp_path / "model.safetensors").touch()
+        found = _plan(TorchSettings(model=tmp_path, **({"kv_memory": 64 * GIB} | settings)))  # type: ignore[arg-type]
+        return found.layout, found.num_blocks
+
+    return plan
+
+
+@pytest.mark.parametrize(
+    ("tokens", "size"),
+    [
+        (1, 524_288),
+        (16, 8_388_608),
+        (512, 268_435_456),
+        (1000, 524_288_000),
+        (1024, 536_870_912),
+        (2048, 1_073_741_824),
+        (4096, 2_147_483_648),
+        (8192, 4_294_967_296),
+    ],
+)
+def test_kv_of_llama_2_7b_O_MEM_2(planned: Planned, tokens: int, size: int) -> None:
+    layout, _ = planned(LLAMA_7B)
+    assert tokens * layout.token_bytes == size
+    assert layout.block_bytes == 8 * MIB
+
+
+def test_kv_of_2048_tokens_in_a_batch_of_32_O_MEM_3(planned: Planned) -> None:
+    assert planned(LLAMA_7B)[0].token_bytes * 2048 * 32 == 34_359_738_368 == 32 * GIB
+
+
+def test_kv_of_llama_2_70b_O_MEM_4_O_MEM_4b_O_MEM_4c_O_MEM_13(planned: Planned) -> None:
+    layout, _ = planned(LLAMA_70B)
+    assert (layout.token_bytes, layout.block_bytes) == (327_680, 5_242_880)
+    assert layout.token_bytes * 4096 == 1_342_177_280
+    assert layout.token_bytes * 4096 * 32 == 42_949_672_960 == 40 * GIB
+    ungrouped, _ = planned(LLAMA_70B_MHA)
+    assert ungrouped.token_bytes * 4096 == 10_737_418_240
+    assert ungrouped.token_bytes == 8 * layout.token_bytes
+
+
+@pytest.mark.parametrize(
+    ("shape", "page", "block", "token"),
+    [
+        pytest.param(LLAMA_7B, 262_144, 8 * MIB, 512 * KIB, id="O-MEM-5"),
+        pytest.param(GQA_8B, 65_536, 2_097_152, 131_072, id="O-MEM-5b"),
+    ],
+)
+def test_page_of_a_layer_and_block_O_MEM_5_O_MEM_5b(
+    planned: Planned, shape: Shape, page: int, block: int, token: int
+) -> None:
+    layout, _ = planned(shape)
+    assert msgspec.structs.replace(layout, num_layers=1).block_bytes == page
+    assert (layout.block_bytes, layout.token_bytes) == (block, token)
+
+
+def test_20_gib_hold_2560_blocks_O_MEM_5c(planned: Planned) -> None:
+    layout, blocks = planned(LLAMA_7B, kv_memory=20 * GIB)
+    assert (blocks, blocks * layout.block_size) == (2560, 40_960)
+
+
+def test_memory_that_holds_no_block_is_refused_O_MEM_5d(planned: Planned) -> None:
+    with pytest.raises(SettingsError, match="hold no block of 8388608 bytes"):
+        planned(LLAMA_7B, kv_memory=8 * MIB - 1)
+    with pytest.raises(SettingsError, match="kv-memory is -1"):
+        planned(LLAMA_7B, kv_memory=-1)
+
+
+def test_the_pools_tensor_O_MEM_5e_O_MEM_6b() -> None:
+    layout = KVLayout(
+        num_layers=1, num_kv_heads=8, head_dim=128, block_size=16, dtype="bfloat16", chunk_blocks=1
+    )
+    pool = TorchMemory(layout, 15, torch.device("cpu")).pool
+    assert pool.shape == (16, 1, 2, 8, 16, 128)
+    assert (pool.numel(), pool.numel() * pool.element_size()) == (524_288, MIB)
+    assert pool[:, 0, 0].numel() == pool[:, 0, 1].numel() == 16 * 16 * 8 * 128
+
+
+@pytest.mark.parametrize(("layers", "size"), [(32, 33_554_432), (28, 29_360_128)])
+def test_block_of_256_tokens_O_MEM_6(planned: Planned, layers: int, size: int) -> None:
+    layout, _ = planned(Shape(layers, 32, 8), block_size=256)
+    assert layout.block_bytes == size
+
+
+def test_55_gib_hold_1760_blocks_of_256_tokens_O_MEM_6c(planned: Planned) -> None:
+    layout, blocks = planned(GQA_8B, block_size=256, kv_memory=55 * GIB)
+    assert (blocks, blocks * layout.block_size) == (1760, 450_560)
+
+
+def test_64_gib_serve_431_requests_of_300_tokens_O_MEM_7d(planned: Planned) -> None:
+    _, blocks = planned(LLAMA_7B, kv_memory=64 * GIB)
+    pool, requests = BlockPool(blocks), 0
+    while pool.fits(blocks_for(300, 16)):
+        pool.allocate(blocks_for(300, 16))
+        requests += 1
+    assert (blocks_for(300, 16), requests) == (19, 431)
+
+
+def test_a_large_request_fits_into_scattered_holes_O_MEM_10b(planned: Planned) -> None:
+    _, blocks = planned(LLAMA_7B, kv_memory=10 * GIB)
+    pool = BlockPool(blocks)
+    requests = [pool.allocate(blocks_for(2048, 16)) for _ in range(10)]
+    assert (blocks, len(requests[0]), pool.num_free) == (1280, 128, 0)
+    for held in requests[::2]:
+        pool.release(held)
+    assert pool.num_free == 640
+    assert len(pool.allocate(blocks_for(4096, 16))) == 256
+
+
+def unused(tokens: int) -> int:
+    return 16 * blocks_for(tokens, 16) - tokens
+
+
+@pytest.mark.parametrize(
+    ("tokens", "slots"), [(1, 15), (16, 0), (17, 15), (33, 15), (100, 12), (300, 4), (1000, 8)]
+)
+def test_unused_slots_of_the_last_block_O_MEM_12(tokens: int, slots: int) -> None:
+    assert unused(tokens) == slots
+    share = {33: 0.3125, 300: 0.0132}.get(tokens)
+    if share is not None:
+        assert slots / (tokens + slots) == pytest.approx(share, abs=5e-5)
+
+
+def test_waste_is_7_and_a_half_slots_on_average_O_MEM_12b() -> None:
+    waste = mean(unused(tokens) for tokens in range(1, 161))
+    assert waste == 7.5
+    assert waste / (180 + waste) == pytest.approx(0.04)
+
+
+def test_narrower_kv_takes_its_share_of_float32_O_MEM_14_O_XFR_1d_O_QNT_5(
+    planned: Planned,
+) -> None:
+    half, _ = planned(LLAMA_7B)
+    whole = msgspec.structs.replace(half, dtype="float32")
+    byte = msgspec.structs.replace(half, dtype="uint8")
+    assert whole.token_bytes == 2 * half.token_bytes == 4 * byte.token_bytes
+    assert (byte.token_bytes, byte.block_bytes) == (262_144, 4 * MIB)
+    assert msgspec.structs.replace(half, dtype="float16").token_bytes == half.token_bytes
+
+
+@pytest.mark.parametrize(
+    ("shape", "all_mib", "full_mib"),
+    [
+        pytest.param(LLAMA_7B, 504, 496, id="O-XFR-1"),
+        pytest.param(LLAMA_70B, 315, 310, id="O-XFR-1b"),
+        pytest.param(GQA_8B, 126, 124, id="O-XFR-1c"),
+    ],
+)
+def test_a_prompt_of_1000_tokens_O_XFR_1_O_XFR_1b_O_XFR_1c(
+    planned: Planned, shape: Shape, all_mib: int, full_mib: int
+) -> None:
+    layout, _ = planned(shape)
+    root = root_hash(Fingerprint("f" * 32))
+    chunks = chunk_hashes(extend_hashes(root, range(1000), 16), layout.chunk_blocks)
+    assert blocks_for(1000, 16) == 63
+    assert 63 * layout.block_bytes == all_mib * MIB
+    assert len(chunks) * layout.chunk_bytes == full_mib * MIB
+    assert 1000 - len(chunks) * layout.chunk_tokens == 8
+
+
+@pytest.mark.parametrize(
+    ("shape", "tokens_per_s", "gigabits"),
+    [(GQA_8B, 10_000, 10.49), (LLAMA_7B, 10_000, 41.94), (LLAMA_70B, 1000, 2.62)],
+)
+def test_a_faster_link_than_this_beats_computing_O_XFR_2(
+    planned: Planned, shape: Shape, tokens_per_s: int, gigabits: float
+) -> None:
+    """The price of a stored prompt falls below that of computing it where the link keeps up."""
+    layout, _ = planned(shape)
+    facts = Facts(
+        prompt_tokens=1001,
+        chunk_tokens=layout.chunk_tokens,
+        chunk_bytes=layout.chunk_bytes,
+        stored=(True,) * (1000 // layout.chunk_tokens),
+    )
+
+    def price(gigabits: float, facts: Facts = facts) -> float:
+        speeds = Speeds(
+            prefill_tokens_per_s=tokens_per_s,
+            decode_step_ms=1.0,
+            put_bytes_per_s=1.0,
+            get_bytes_per_s=gigabits * 1e9 / 8,
+        )
+        return Prices(facts).prefill_ms(Candidate(node=NodeId("n"), role="decode", speeds=speeds))
+
+    computing = 1000 * 1001 / tokens_per_s
+    assert price(0.995 * gigabits) == pytest.approx(computing)
+    assert price(1.005 * gigabits) < computing - 0.001

@@ -1,0 +1,186 @@
+"""Sampling (O-SMP): from logits to probabilities, penalties, logprobs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from baton_engine.api import Sample, Sampled, Seen
+from baton_engine.logit_changes import changed_logits
+from baton_engine.sampling import sample, shaped_logits
+from baton_protocol.sampling import SamplingParams
+
+FOUR = [2.0, 1.0, 0.5, 0.1]
+FIVE = [math.log(p) for p in (0.40, 0.30, 0.15, 0.10, 0.05)]
+SEVEN = [math.log(p) for p in (0.40, 0.25, 0.15, 0.10, 0.05, 0.03, 0.02)]
+FOUR_OF_SEVEN = [0.444444, 0.277778, 0.166667, 0.111111]
+
+
+def shaped(logits: list[float], **params: Any) -> list[float]:
+    """Probabilities that a token is drawn by."""
+    found = shaped_logits(torch.tensor([logits]), [SamplingParams(**params)])
+    return found.softmax(-1)[0].tolist()
+
+
+def close(expected: list[float], size: int) -> Any:
+    """`expected`, then zeros, to six printed digits."""
+    return pytest.approx([*expected, *[0.0] * (size - len(expected))], abs=1e-6)
+
+
+def kept(logits: list[float], **params: Any) -> list[int]:
+    return [index for index, p in enumerate(shaped(logits, **params)) if p > 0]
+
+
+def chosen(logits: list[list[float]], *params: SamplingParams) -> list[Sampled]:
+    return sample(torch.tensor(logits), range(len(logits)), [Sample(0, 9, each) for each in params])
+
+
+def penalised(logit: float, count: int = 3, **params: Any) -> float:
+    """The logit of token 1 of three, generated `count` times; the others stay as they are."""
+    seen = Seen(prompt=(), outputs={1: count})
+    rows = torch.tensor([[0.25, logit, -0.25]])
+    [found] = changed_logits(rows, [Sample(0, 9, SamplingParams(**params), seen=seen)]).tolist()
+    assert (found[0], found[2]) == (0.25, -0.25)
+    return float(found[1])
+
+
+def test_greedy_takes_the_largest_O_SMP_1() -> None:
+    [found] = chosen([FOUR], SamplingParams(temperature=0.0))
+    assert found.id == 0
+
+
+@pytest.mark.parametrize(
+    ("temperature", "scaled", "expected"),
+    [
+        (0.5, [4.0, 2.0, 1.0, 0.2], [0.828162, 0.112080, 0.041232, 0.018527]),
+        (1.0, FOUR, [0.574522, 0.211355, 0.128193, 0.085930]),
+        (2.0, [1.0, 0.5, 0.25, 0.05], [0.405575, 0.245993, 0.191580, 0.156852]),
+    ],
+)
+def test_temperature_divides_logits_O_SMP_2_O_SMP_2b_O_SMP_2c(
+    temperature: float, scaled: list[float], expected: list[float]
+) -> None:
+    params = SamplingParams(temperature=temperature)
+    assert shaped_logits(torch.tensor([FOUR]), [params])[0].tolist() == pytest.approx(scaled)
+    assert shaped(FOUR, temperature=temperature) == close(expected, 4)
+
+
+def test_log_softmax_of_plain_logits_O_SMP_2b() -> None:
+    [found] = chosen([FOUR], SamplingParams(temperature=0.0, logprobs=4))
+    assert found.logprobs is not None
+    assert [each.logprob for each in found.logprobs.top] == pytest.approx(
+        [-0.55422, -1.55422, -2.05422, -2.45422], abs=5e-6
+    )
+
+
+def test_temperature_0_in_a_mixed_batch_is_argmax_and_alone_in_it_O_SMP_2d() -> None:
+    greedy = SamplingParams(temperature=0.0)
+    other = [0.3, 0.1, 0.2, 0.15]
+    for seed in range(20):
+        drawn = SamplingParams(temperature=1.0, seed=seed)
+        mixed = [each.id for each in chosen([FOUR, other], greedy, drawn)]
+        assert mixed == [0, chosen([other], drawn)[0].id]
+
+
+def test_top_k_of_logits_O_SMP_3() -> None:
+    logits = [3.5, 2.1, 1.8, 0.5, 0.1, -0.2, -1.0]
+    [found] = shaped_logits(torch.tensor([logits]), [SamplingParams(top_k=3)]).tolist()
+    assert found == pytest.approx([*logits[:3], *[-math.inf] * 4])
+    assert shaped(logits, top_k=3) == close([0.699653, 0.172532, 0.127815], 7)
+
+
+def test_top_k_of_probabilities_O_SMP_3b() -> None:
+    assert shaped(FIVE, top_k=3) == close([0.470588, 0.352941, 0.176471], 5)
+
+
+def test_a_tie_with_the_kth_survives_O_SMP_3c() -> None:
+    assert kept([3.0, 2.0, 2.0, 1.0], top_k=2) == [0, 1, 2]
+
+
+def test_top_p_keeps_the_token_that_crosses_p_O_SMP_4() -> None:
+    assert shaped(FIVE, top_p=0.9) == close([0.421053, 0.315789, 0.157895, 0.105263], 5)
+
+
+@pytest.mark.parametrize("top_p", [0.9, 0.85])
+def test_top_p_keeps_the_smallest_set_that_reaches_p_O_SMP_4b_O_SMP_4c(top_p: float) -> None:
+    assert shaped(SEVEN, top_p=top_p) == close(FOUR_OF_SEVEN, 7)
+
+
+def test_a_tiny_p_keeps_the_top_token_O_SMP_4d() -> None:
+    assert kept(SEVEN, top_p=1e-9) == [0]
+
+
+def test_top_p_does_not_mind_the_order_of_the_vocabulary_O_SMP_4e() -> None:
+    order = [4, 0, 6, 2, 5, 1, 3]
+    found = shaped([SEVEN[index] for index in order], top_p=0.85)
+    expected = [FOUR_OF_SEVEN[index] if index < 4 else 0.0 for index in order]
+    assert found == close(expected, 7)
+
+
+@pytest.mark.parametrize(("min_p", "count"), [(0.1, 5), (0.2, 4), (0.3, 3), (0.5, 2)])
+def test_min_p_drops_by_the_share_of_the_likeliest_O_SMP_5(min_p: float, count: int) -> None:
+    assert kept(SEVEN, min_p=min_p) == list(range(count))
+
+
+def test_temperature_comes_before_min_p_O_SMP_6() -> None:
+    assert 0.5 * shaped(FOUR, temperature=2.0)[0] == pytest.approx(0.202787, abs=1e-6)
+    assert kept(FOUR, temperature=2.0, min_p=0.5) == [0, 1]
+    assert 0.5 * shaped(FOUR)[0] == pytest.approx(0.287261, abs=1e-6)
+    assert kept(FOUR, min_p=0.5) == [0]
+
+
+def test_temperature_comes_before_top_k_O_SMP_6b() -> None:
+    assert shaped(FOUR, temperature=0.5, top_k=2) == close([0.880797, 0.119203], 4)
+
+
+def test_repetition_divides_what_is_positive_and_multiplies_the_rest_O_SMP_7() -> None:
+    assert penalised(2.5, repetition_penalty=1.2) == pytest.approx(2.083333, abs=1e-6)
+    assert penalised(-0.5, repetition_penalty=1.2) == pytest.approx(-0.6, abs=1e-6)
+
+
+def test_frequency_counts_O_SMP_7b() -> None:
+    assert penalised(2.5, frequency_penalty=0.5) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("count", [1, 3, 30])
+def test_presence_does_not_count_O_SMP_7c(count: int) -> None:
+    assert penalised(2.5, count, presence_penalty=0.5) == pytest.approx(2.0)
+
+
+def test_all_three_penalties_O_SMP_7d() -> None:
+    found = penalised(2.5, repetition_penalty=1.2, frequency_penalty=0.5, presence_penalty=0.5)
+    assert found == pytest.approx(0.083333, abs=1e-6)
+
+
+def test_penalties_decide_before_a_token_is_chosen_O_SMP_7d() -> None:
+    params = SamplingParams(
+        temperature=0.0, repetition_penalty=1.2, frequency_penalty=0.5, presence_penalty=0.5
+    )
+    rows = torch.tensor([[2.5, 0.084, -1.0]])
+    for outputs, id in (({0: 3}, 1), ({}, 0)):
+        [found] = sample(rows, [0], [Sample(0, 9, params, seen=Seen((), outputs))])
+        assert found.id == id
+
+
+def test_logprobs_are_those_before_any_change_O_SMP_8() -> None:
+    plain = SamplingParams(temperature=0.0, logprobs=4)
+    changing = SamplingParams(
+        temperature=0.5, top_k=1, logprobs=4, frequency_penalty=1.0, logit_bias=((3, 1.0),)
+    )
+    seen = Seen(prompt=(), outputs={2: 1})
+    [expected] = chosen([FOUR], plain)
+    [found] = sample(torch.tensor([FOUR]), [0], [Sample(0, 9, changing, seen=seen)])
+    assert expected.logprobs is not None
+    assert found.logprobs == expected.logprobs
+
+
+@pytest.mark.parametrize("k", [0, 1, 3])
+def test_the_sampled_token_comes_first_with_its_rank_O_SMP_9(k: int) -> None:
+    params = SamplingParams(temperature=0.0, logprobs=k)
+    [found] = sample(torch.tensor([FOUR]), [0], [Sample(0, 9, params, banned=(0, 1))])
+    assert found.logprobs is not None
+    assert (found.id, found.logprobs.sampled.id, found.logprobs.sampled.rank) == (2, 2, 3)
+    assert len((found.logprobs.sampled, *found.logprobs.top)) == k + 1
