@@ -125,7 +125,8 @@ def test_a_killed_server_comes_back_empty_and_its_markers_are_misses(
 
 def _greeted(client: redis.Redis) -> int:
     """How many other connections are past their greeting."""
-    return sum(item["cmd"] in ("info", "set", "getex") for item in client.client_list())
+    past = ("info", "set", "getex", "ping")
+    return sum(item["cmd"] in past for item in client.client_list())
 
 
 def test_an_idle_connection_that_died_costs_no_operation(
@@ -223,17 +224,6 @@ def test_what_was_never_started_is_settled_by_close() -> None:
     put, get = transfers.put_later(ONE, b""), transfers.get_later(ONE, NOWHERE)
     plane.close()
     assert (put().reason, get()[0].reason) == (CLOSED, CLOSED)
-
-
-def test_a_full_store_says_so(
-    make_servers: Callable[..., EmbeddedServers], make_transfers: MakeTransfers
-) -> None:
-    servers = make_servers(ServerSpec("tiny", 3 << 20, "noeviction"))
-    transfers = make_transfers((servers.url("tiny"),))
-    results = [transfers.put(chunk_name(number)) for number in range(60)]
-    assert results[0].ok
-    assert results[-1].reason == "store full"
-    assert transfers.plane.troubles == ("",)
 
 
 def test_under_pressure_the_tails_of_chains_go_before_their_heads(

@@ -107,6 +107,27 @@ def test_servers_die_with_their_guardian_and_stop_still_cleans_up() -> None:
     assert not folder.exists()
 
 
+def test_a_killed_guardian_is_replaced_and_its_servers_come_back_at_the_same_addresses() -> None:
+    with EmbeddedStore(64 << 20) as store:
+        urls = (store.index_url, *store.data_urls)
+        store.revive()  # no effect while there is one
+        first, guardian = store.pid("index"), guardian_of(store)
+        os.kill(guardian, signal.SIGKILL)
+        wait_until(lambda: not store.is_alive, "the guardian to end")
+        store.revive()
+        assert store.is_alive
+        for url in urls:
+            wait_until(lambda url=url: _answers(url), "the servers to be back")  # type: ignore[misc]
+        wait_until(lambda: store.pid("index") != first, "the new process id")
+        assert guardian_of(store) != guardian
+        assert (store.index_url, *store.data_urls) == urls
+        with plain_client(urls[1]) as client:
+            assert client.config_get("maxmemory-samples")["maxmemory-samples"] == "10"
+        pids, folder = [store.pid("index"), store.pid("data0"), guardian_of(store)], store.folder
+    assert not any(runs(pid) for pid in pids)
+    assert not folder.exists()
+
+
 def test_a_store_started_in_a_thread_outlives_the_thread() -> None:
     store = EmbeddedStore(64 << 20)
     thread = threading.Thread(target=store.start)

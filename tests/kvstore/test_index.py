@@ -11,12 +11,23 @@ import pytest
 
 from baton_kvstore import index as index_module
 from baton_kvstore.embedded import EmbeddedStore
-from baton_kvstore.errors import StoreMisconfigured, StoreUnavailable
+from baton_kvstore.errors import ServerRefused, StoreMisconfigured, StoreUnavailable
 from baton_kvstore.index import INBOX_BATCH, INBOX_START, Index
 from baton_kvstore.keys import inbox_key, marker_key
+from baton_kvstore.registry import Registry
 from baton_protocol.ids import Epoch, Fingerprint, NodeId, RequestId
 from baton_protocol.store import InboxEntry, Marker
-from tests.support.kvstore import EPOCH, FINGERPRINT, chunk_name, plain_client, wait_until
+from tests.support.kvstore import (
+    EPOCH,
+    FINGERPRINT,
+    chunk_name,
+    frozen,
+    held_down,
+    immortal_keys,
+    node_report,
+    plain_client,
+    wait_until,
+)
 
 NODE = NodeId("decode-1")
 MARKER = Marker(instance=1, run_id="run", payload_bytes=100, shards=1, depth=2)
@@ -205,9 +216,98 @@ async def test_a_bad_url_is_refused_before_anything_is_tried() -> None:
         Index("ftp://x", "pool")
 
 
-async def test_more_calls_than_connections_wait_for_their_turn(index: Index) -> None:
+async def test_a_thousand_lookups_at_once_are_all_answered(single: EmbeddedStore) -> None:
+    async with Index(single.index_url, "pool", timeout_s=30.0) as index:
+        await index.mark(FINGERPRINT, chunk_name(1), MARKER, 60_000)
+        answers = await asyncio.gather(
+            *(index.lookup(FINGERPRINT, [chunk_name(1)]) for _ in range(1024))
+        )
+    assert answers == [[MARKER]] * 1024
+
+
+async def test_a_thousand_callers_of_a_frozen_index_leave_when_they_want(
+    single: EmbeddedStore,
+) -> None:
+    async def give_up_soon(index: Index) -> None:
+        async with asyncio.timeout(0.05):
+            await index.lookup(FINGERPRINT, [chunk_name(1)])
+
+    # Had one of them to wait for the index, it would be for longer than the test may take.
+    async with Index(single.index_url, "pool", timeout_s=1000.0) as index:
+        await index.mark(FINGERPRINT, chunk_name(1), MARKER, 60_000)
+        with frozen(single.pid("index")):
+            for _ in range(2):
+                ends = await asyncio.gather(
+                    *(give_up_soon(index) for _ in range(1024)), return_exceptions=True
+                )
+                assert {type(end) for end in ends} == {TimeoutError}
+        answers = await asyncio.gather(
+            *(index.lookup(FINGERPRINT, [chunk_name(1)]) for _ in range(20))
+        )
+    assert answers == [[MARKER]] * 20
+
+
+async def test_closing_does_not_wait_for_a_frozen_index(single: EmbeddedStore) -> None:
+    index = Index(single.index_url, "pool", timeout_s=1000.0)
+    await index.ping()
+    with frozen(single.pid("index")):
+        asking = asyncio.create_task(index.lookup(FINGERPRINT, [chunk_name(1)]))
+        await asyncio.sleep(0.05)
+        async with asyncio.timeout(20):
+            await index.close()
+            asking.cancel()
+            await asyncio.wait([asking])
+
+
+async def test_a_full_index_refuses_writes_and_answers_reads(
+    index: Index, single: EmbeddedStore
+) -> None:
+    await index.probe(NODE, EPOCH)
     await index.mark(FINGERPRINT, chunk_name(1), MARKER, 60_000)
-    answers = await asyncio.gather(
-        *(index.lookup(FINGERPRINT, [chunk_name(1)]) for _ in range(200))
-    )
-    assert answers == [[MARKER]] * 200
+    with plain_client(single.index_url) as client:
+        client.config_set("maxmemory", 1)
+        for refused in (
+            index.probe(NODE, EPOCH),
+            index.mark(FINGERPRINT, chunk_name(2), MARKER, 60_000),
+            index.announce(NODE, EPOCH, [entry(1), entry(2)]),
+        ):
+            with pytest.raises(ServerRefused) as caught:
+                await refused
+            assert caught.value.code == "OOM"
+        assert await index.lookup(FINGERPRINT, [chunk_name(1)]) == [MARKER]
+        assert (await index.read_inbox(NODE, EPOCH, INBOX_START, 10))[1] == []
+        client.config_set("maxmemory", 64 << 20)
+    await index.probe(NODE, EPOCH)
+
+
+async def test_only_a_restart_changes_the_run_id(index: Index, single: EmbeddedStore) -> None:
+    before = await index.run_id()
+    assert await index.run_id() == before
+    with held_down(single, "index"):
+        pass
+    async with asyncio.timeout(30):
+        while await _run_id(index) in ("", before):
+            await asyncio.sleep(0.01)
+
+
+async def _run_id(index: Index) -> str:
+    try:
+        return await index.run_id()
+    except StoreUnavailable:
+        return ""
+
+
+async def test_every_key_of_an_index_has_a_lifetime(index: Index, single: EmbeddedStore) -> None:
+    await index.probe(NODE, EPOCH)
+    await index.mark(FINGERPRINT, chunk_name(1), MARKER, 60_000)
+    await index.refresh(FINGERPRINT, [(chunk_name(1), 600_000)])
+    await index.announce(NODE, EPOCH, [entry(number) for number in range(300)])
+    last, _ = await index.read_inbox(NODE, EPOCH, INBOX_START, 10)
+    await index.read_inbox(NODE, EPOCH, last, 10)
+    async with Registry(single.index_url, "pool") as registry:
+        for name in ("a", "b"):
+            await registry.register(node_report(name))
+        await registry.nodes()
+    with plain_client(single.index_url) as client:
+        assert client.dbsize() == 6
+    assert immortal_keys(single.index_url) == []

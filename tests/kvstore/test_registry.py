@@ -15,7 +15,7 @@ from baton_kvstore.errors import StoreUnavailable
 from baton_kvstore.keys import node_key, nodes_key
 from baton_kvstore.registry import Registry
 from baton_protocol.ids import Epoch, NodeId
-from tests.support.kvstore import node_report, plain_client
+from tests.support.kvstore import frozen, held_down, node_report, plain_client
 
 
 @pytest.fixture
@@ -92,3 +92,43 @@ async def test_a_lost_index_is_unavailable(registry: Registry, single: EmbeddedS
         await registry.register(node_report("a"))
     with pytest.raises(StoreUnavailable):
         await registry.unregister(NodeId("a"), Epoch("first"))
+
+
+async def test_the_set_of_nodes_stays_small_also_where_nobody_lists_them(
+    registry: Registry, single: EmbeddedStore
+) -> None:
+    await registry.register(node_report("a"), 0.05)
+    await asyncio.sleep(0.2)
+    await registry.register(node_report("b"), 60.0)
+    with plain_client(single.index_url) as client:
+        assert client.zrange(nodes_key("pool"), 0, -1) == [b"b"]
+
+
+async def test_a_node_can_register_again_when_the_index_is_back(
+    registry: Registry, single: EmbeddedStore
+) -> None:
+    await registry.register(node_report("a"), 60.0)
+    with held_down(single, "index"), pytest.raises(StoreUnavailable):
+        await registry.register(node_report("a"), 60.0)
+
+    async def registered() -> bool:
+        try:
+            await registry.register(node_report("a"), 60.0)
+        except StoreUnavailable:
+            return False
+        return True
+
+    async with asyncio.timeout(30):
+        while not await registered():
+            await asyncio.sleep(0.01)
+    assert await registry.nodes() == [node_report("a")]
+
+
+async def test_leaving_a_frozen_index_takes_no_longer_than_one_answer(
+    registry: Registry, single: EmbeddedStore
+) -> None:
+    await registry.register(node_report("a"), 60.0)
+    with frozen(single.pid("index")):
+        async with asyncio.timeout(20):
+            with pytest.raises(StoreUnavailable, match="did not answer in time"):
+                await registry.unregister(NodeId("a"), Epoch("epoch-1"))

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import random
+import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import psutil
 import redis
 
 from baton_kvstore.data import DataPlane
+from baton_kvstore.embedded import EmbeddedServers
 from baton_kvstore.endpoint import parse_endpoint
 from baton_kvstore.operations import GetResult, PutResult
 from baton_protocol.ids import BlockHash, Epoch, Fingerprint, NodeId
@@ -65,6 +70,33 @@ def plain_client(url: str) -> redis.Redis:
     """redis-py as a second opinion, and as the hand that breaks things."""
     endpoint = parse_endpoint(url)
     return redis.Redis(unix_socket_path=endpoint.path, db=endpoint.db, protocol=2)
+
+
+@contextmanager
+def frozen(pid: int) -> Iterator[None]:
+    """The process stands still meanwhile."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@contextmanager
+def held_down(servers: EmbeddedServers, name: str) -> Iterator[None]:
+    """The server is killed, and started again, empty, only at the end."""
+    victim = psutil.Process(servers.pid(name))
+    with frozen(victim.ppid()):
+        victim.kill()
+        # Its frozen guardian has not buried it yet.
+        wait_until(lambda: victim.status() == psutil.STATUS_ZOMBIE, "the server to end")
+        yield
+
+
+def immortal_keys(url: str) -> list[bytes]:
+    """Keys that would stay for ever."""
+    with plain_client(url) as client:
+        return [key for key in client.scan_iter() if client.pttl(key) == -1]
 
 
 class Transfers:

@@ -1,0 +1,211 @@
+"""A data server that is gone, frozen, restarted or full: noticed, refused at once, used again."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from baton_kvstore.data import DataPlane, Tuning
+from baton_kvstore.embedded import EmbeddedServers, EmbeddedStore, ServerSpec
+from baton_protocol.layout import KVLayout
+from tests.kvstore.conftest import MakeTransfers
+from tests.support.kvstore import (
+    EPOCH,
+    FINGERPRINT,
+    Transfers,
+    chunk_name,
+    frozen,
+    held_down,
+    immortal_keys,
+    payload_of,
+    plain_client,
+    wait_until,
+)
+
+ONE, TWO = chunk_name(1), chunk_name(2)
+QUICK = Tuning(deadline_base_s=0.5, connect_timeout_s=0.5, backoff_limit_s=0.2, idle_check_s=0.05)
+MIB = 1 << 20
+# 2 MiB per chunk, more than some servers have.
+WIDE = KVLayout(
+    num_layers=16, num_kv_heads=4, head_dim=128, block_size=16, dtype="float32", chunk_blocks=2
+)
+
+
+def usable(transfers: Transfers) -> bool:
+    return not any(transfers.plane.put_troubles)
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_a_server_that_is_gone_is_noticed_without_traffic_and_so_is_its_return(
+    single: EmbeddedStore, make_transfers: MakeTransfers, caplog: pytest.LogCaptureFixture
+) -> None:
+    transfers = make_transfers(single.data_urls, tuning=QUICK)
+    assert transfers.plane.wait_connected(30)
+    before = transfers.plane.run_ids
+    with held_down(single, "data0"):
+        wait_until(lambda: not usable(transfers), "its loss to be noticed")
+        for number in range(20):
+            assert not transfers.put(chunk_name(number)).ok
+    wait_until(lambda: usable(transfers), "its return to be noticed")
+    assert transfers.plane.run_ids != before
+    wait_until(lambda: len(warnings(caplog)) == 2, "both lines")
+    gone, back = warnings(caplog)
+    assert "data instance 0 cannot be used: cannot reach Redis at" in gone
+    assert back == "data instance 0 can be used again"
+
+
+def test_a_restart_is_noticed_without_traffic(
+    single: EmbeddedStore, make_transfers: MakeTransfers
+) -> None:
+    transfers = make_transfers(single.data_urls, tuning=QUICK)
+    assert transfers.plane.wait_connected(30)
+    before = transfers.plane.run_ids
+    os.kill(single.pid("data0"), signal.SIGKILL)
+    wait_until(lambda: transfers.plane.run_ids != before, "the new run id")
+
+
+def test_a_frozen_server_is_noticed_without_traffic_and_so_is_its_waking(
+    single: EmbeddedStore, make_transfers: MakeTransfers
+) -> None:
+    transfers = make_transfers(single.data_urls, tuning=QUICK)
+    marker = transfers.stored(ONE)
+    with frozen(single.pid("data0")):
+        wait_until(lambda: not usable(transfers), "it to be noticed")
+    wait_until(lambda: usable(transfers), "its waking to be noticed")
+    assert transfers.get(ONE, marker)[1] == payload_of(ONE)
+
+
+def test_what_a_frozen_server_says_too_late_reaches_nobody(
+    single: EmbeddedStore, make_transfers: MakeTransfers
+) -> None:
+    transfers = make_transfers(single.data_urls, tuning=QUICK)
+    marker = transfers.stored(ONE)
+    arrived: list[bytes] = []
+    settled: list[str] = []
+    with frozen(single.pid("data0")):
+        for _ in range(4):
+            transfers.plane.submit_get(
+                ONE,
+                marker,
+                0,
+                lambda view: arrived.append(bytes(view)),
+                lambda result: settled.append(result.reason),
+            )
+        wait_until(lambda: len(settled) == 4, "their deadlines")
+    wait_until(lambda: usable(transfers), "its waking to be noticed")
+    assert transfers.get(ONE, marker)[1] == payload_of(ONE)
+    assert all(settled)
+    assert arrived == []
+
+
+def test_chunks_go_to_the_instances_that_take_them(
+    store: EmbeddedStore, make_transfers: MakeTransfers
+) -> None:
+    transfers = make_transfers(store.data_urls, tuning=QUICK)
+    assert transfers.plane.wait_connected(30)
+    names = [chunk_name(number) for number in range(30)]
+    with frozen(store.pid("data1")):
+        wait_until(lambda: not usable(transfers), "the frozen one to be noticed")
+        markers = [transfers.stored(name) for name in names]
+        assert {marker.instance for marker in markers} == {0, 2}
+        for name, marker in zip(names, markers, strict=True):
+            assert transfers.get(name, marker)[1] == payload_of(name)
+    wait_until(lambda: usable(transfers), "it to be used again")
+    assert {transfers.stored(name).instance for name in names} == {0, 1, 2}
+
+
+def test_a_full_server_refuses_puts_serves_gets_and_is_used_again_when_it_has_room(
+    make_servers: Callable[..., EmbeddedServers],
+    make_transfers: MakeTransfers,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    servers = make_servers(ServerSpec("tiny", 3 * MIB, "noeviction"))
+    transfers = make_transfers((servers.url("tiny"),), tuning=QUICK)
+    marker = transfers.stored(ONE)
+    results = [transfers.put(chunk_name(number)) for number in range(2, 62)]
+    assert "store full" in [result.reason for result in results]
+    assert not results[-1].ok
+    assert not usable(transfers)
+    assert transfers.plane.troubles == ("",)
+    assert transfers.get(ONE, marker)[1] == payload_of(ONE)
+    assert "data instance 0 takes no chunks: store full" in transfers.put(TWO).reason
+    with plain_client(servers.url("tiny")) as client:
+        wait_until(lambda: _refusals(client.info("errorstats")) > 4, "probes to be refused")
+        client.flushall()
+    wait_until(lambda: usable(transfers), "the room to be noticed")
+    assert transfers.put(TWO).ok
+    wait_until(lambda: len(warnings(caplog)) == 2, "both lines")
+    assert warnings(caplog) == [
+        "data instance 0 cannot be used: store full",
+        "data instance 0 can be used again",
+    ]
+    assert immortal_keys(servers.url("tiny")) == []
+
+
+def _refusals(info: dict[str, dict[str, int]]) -> int:
+    return info.get("errorstat_OOM", {"count": 0})["count"]
+
+
+def _wide(url: str) -> Transfers:
+    plane = DataPlane((url,), WIDE, FINGERPRINT, EPOCH, tuning=QUICK)
+    plane.start()
+    return Transfers(plane, WIDE)
+
+
+def test_a_chunk_bigger_than_the_server_is_refused_until_the_server_is_bigger(
+    make_servers: Callable[..., EmbeddedServers],
+) -> None:
+    servers = make_servers(ServerSpec("tiny", 2 * MIB, "volatile-ttl"))
+    transfers = _wide(servers.url("tiny"))
+    try:
+        assert transfers.put(ONE).reason == "store full"
+        with plain_client(servers.url("tiny")) as client:
+            wait_until(lambda: _refusals(client.info("errorstats")) > 3, "probes to be refused")
+            assert not usable(transfers)  # though it would take smaller values
+            client.config_set("maxmemory", 64 * MIB)
+        wait_until(lambda: usable(transfers), "it to be used again")
+        assert transfers.put(ONE).ok
+    finally:
+        transfers.plane.close()
+
+
+def test_a_server_that_drops_who_brings_a_chunk_is_not_used_until_it_takes_one(
+    make_servers: Callable[..., EmbeddedServers], caplog: pytest.LogCaptureFixture
+) -> None:
+    servers = make_servers(ServerSpec("strict", 64 * MIB, "volatile-ttl"))
+    with plain_client(servers.url("strict")) as client:
+        client.config_set("client-query-buffer-limit", MIB)
+        transfers = _wide(servers.url("strict"))
+        try:
+            assert not transfers.put(ONE).ok
+            assert not usable(transfers)
+            opened = client.info("stats")["total_connections_received"]
+            wait_until(
+                lambda: client.info("stats")["total_connections_received"] > opened + 3,
+                "probes to be dropped",
+            )
+            assert len(warnings(caplog)) == 1
+            client.config_set("client-query-buffer-limit", 64 * MIB)
+            wait_until(lambda: usable(transfers), "it to be used again")
+            assert transfers.put(ONE).ok
+        finally:
+            transfers.plane.close()
+    wait_until(lambda: len(warnings(caplog)) == 2, "both lines")
+
+
+def test_only_what_is_in_flight_waits_for_the_deadline_of_a_frozen_server(
+    single: EmbeddedStore, make_transfers: MakeTransfers
+) -> None:
+    transfers = make_transfers(single.data_urls, tuning=QUICK)
+    transfers.stored(ONE)
+    with frozen(single.pid("data0")):
+        puts = [transfers.put_later(chunk_name(number), payload_of(ONE)) for number in range(200)]
+        # 100 deadlines one after the other (two threads) would be longer than a wait may be.
+        assert not any(put().ok for put in puts)
+        assert len(transfers.copied) == 201
