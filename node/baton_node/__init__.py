@@ -8,6 +8,7 @@ A node is two processes. The server (aiohttp, no torch):
     server          routes, start and end: run_node(settings, role)
     service         links, table and engine process put together
     links, table    routers' WebSockets; whose requests are here
+    live, history   one request: its deltas, and those that its router may have missed
     textual         ids to text, stop strings, logprobs
     identity        artifacts, address, report; role, heartbeat, metrics beside it
     engine_process  starts the other one; frames and port are what they speak

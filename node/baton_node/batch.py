@@ -6,7 +6,7 @@ frames; progress for the publisher. Only the step loop's thread calls it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from baton_engine.api import Engine, StepResult
 from baton_node import parking
@@ -44,6 +44,9 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self._jobs)
+
+    def jobs(self) -> Iterable[Job]:
+        return self._jobs.values()
 
     def has(self, key: JobKey) -> bool:
         job = self._jobs.get(key[0])
@@ -110,11 +113,11 @@ class Batch:
     def _frame(self, result: StepResult, now: float) -> Step:
         """The step's tokens, each with the attempt it belongs to."""
         prompts = [
-            Prompted(use.request, job.request.attempt, job.times.stats(use, now))
+            Prompted(use.request, job.request.attempt, job.times.stats(use, now), use.logprobs)
             for use in result.prompts
             if (job := self._jobs.get(use.request)) is not None
         ]
-        tokens: list[Token] = []
+        tokens = self._complete(result)
         for out in result.tokens:
             job = self._jobs.get(out.request)
             if job is None or out.choice not in job.open_choices:
@@ -134,6 +137,19 @@ class Batch:
             if out.finish is not None:
                 self._close_choice(job, out.choice)
         return Step(tuple(tokens), tuple(prompts))
+
+    def _complete(self, result: StepResult) -> list[Token]:
+        """The ends of choices that came with all their tokens."""
+        ends: list[Token] = []
+        for end in result.complete:
+            if (job := self._jobs.get(end.request)) is not None:
+                request, attempt = job.key
+                have = len(job.request.outputs[end.choice])
+                ends.append(
+                    Token(request, attempt, end.choice, have, None, end.finish, end.stop_id)
+                )
+                self._close_choice(job, end.choice)
+        return ends
 
     def _close_choice(self, job: Job, choice: int) -> None:
         job.open_choices.discard(choice)

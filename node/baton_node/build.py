@@ -33,6 +33,7 @@ from baton_text.artifacts import ArtifactError, read_artifacts
 from baton_text.tokenizer import Tokenizer
 
 PREFILL_TOKENS = 64
+PROMPT_FROM = 32  # ids from here on are printable: a simulated engine's poison is none of them
 WARM_TOKENS = 8
 DECODE_STEPS = 4
 COMPUTE_BUDGET_S = 0.35  # after this no further step is begun, but one decode step
@@ -92,6 +93,7 @@ def _sim_settings(settings: NodeSettings) -> SimSettings:
         vocab_size=vocab_size,
         eos_ids=eos_ids,
         eos_every=sim.eos_every,
+        poison_token=sim.poison_token,
         max_num_seqs=settings.max_num_seqs,
         prefill_base_ms=sim.prefill_base_ms,
         prefill_ms_per_token=sim.prefill_ms_per_token,
@@ -125,7 +127,7 @@ def measure_compute(info: EngineInfo, runner: Runner) -> Speeds:
     room = min(info.num_blocks * size, info.max_model_len, info.max_batched_tokens)
     count = max(1, min(PREFILL_TOKENS, room - DECODE_STEPS))
     blocks = [BlockId(1 + i) for i in range(min(info.num_blocks, -(-room // size)))]
-    prompt = [i % info.vocab_size for i in range(count)]
+    prompt = [(PROMPT_FROM + i) % info.vocab_size for i in range(count)]
     began = time.monotonic()
     _run(runner, prompt[:WARM_TOKENS], 0, blocks)
     prefill_s = _run(runner, prompt, 0, blocks)

@@ -6,6 +6,9 @@
 
 In: calls of the step loop. Out: ConnectorEvents through poll(), each call settled exactly once:
 a publish gives Copied and then Published, a fetch Fetched, a lookup LookedUp, whatever fails.
+
+A store in trouble costs no time: what its index or all data servers would have to do is refused at
+once, and what is in flight settles at its deadline. Both are watched; see healthy().
 """
 
 from __future__ import annotations
@@ -14,8 +17,9 @@ import asyncio
 import logging
 import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from baton_engine.api import (
     ChunkRef,
@@ -27,11 +31,12 @@ from baton_engine.api import (
     Published,
 )
 from baton_kvstore.data import DataPlane
-from baton_kvstore.errors import StoreError
+from baton_kvstore.errors import ServerRefused, StoreError
 from baton_kvstore.index import INBOX_START, Index
 from baton_kvstore.keys import ttl_ms
 from baton_kvstore.operations import GetResult, PutResult
 from baton_node.control import ControlThread
+from baton_node.index_watch import IndexWatch
 from baton_node.jobs import PADDING
 from baton_protocol.ids import BlockHash, BlockId, Epoch, Fingerprint, NodeId, RequestId
 from baton_protocol.layout import KVLayout
@@ -39,10 +44,8 @@ from baton_protocol.store import InboxEntry, Marker
 
 logger = logging.getLogger(__name__)
 
-LOOKUP_TIMEOUT_S = 1.0
 INBOX_BLOCK_MS = 1000
-RETRY_S = 0.5  # pause after the index could not be read
-CLOSE_INDEX_S = 1.0
+RETRY_S = 0.5  # pause after the inbox could not be read
 MAX_PENDING_ENTRIES = 10_000  # announcements waiting for a slow index; more are dropped
 
 
@@ -72,9 +75,9 @@ class StoreConnector:
         )
         self._control = ControlThread("kv-control")
         self._index: Index | None = None
+        self._watch = IndexWatch(self._probe_index)
         self._outboxes: dict[tuple[str, str], deque[InboxEntry]] = {}
         self._closed = False
-        self._deaf = False  # the index does not answer, and that was said
 
     @property
     def plane(self) -> DataPlane:
@@ -108,7 +111,15 @@ class StoreConnector:
         """Put and get, bytes per second as measured; 0.0 before that."""
         return self._plane.put_bytes_per_s, self._plane.get_bytes_per_s
 
+    def healthy(self) -> bool:
+        """Whether chunks can be published now: the index answers and takes writes, and a data
+        server takes chunks. Any thread may ask."""
+        return not self._trouble()
+
     def lookup(self, request: RequestId, attempt: int, hashes: Sequence[BlockHash]) -> None:
+        if self._watch.away:
+            self._emit(LookedUp(request, attempt, (None,) * len(hashes)))
+            return
         self._control.spawn(self._look_up(request, attempt, tuple(hashes)))
 
     def fetch(self, chunk: ChunkRef, marker: Marker, blocks: Sequence[BlockId]) -> None:
@@ -123,13 +134,17 @@ class StoreConnector:
         def done(result: GetResult) -> None:
             self._emit(Fetched(chunk, result.ok, result.bytes, result.reason))
             if result.gone:
-                logger.info("chunk %s is not to be used: %s", chunk.hash.hex(), result.reason)
+                logger.debug("chunk %s is not to be used: %s", chunk.hash.hex(), result.reason)
                 self._control.spawn(self._unmark(chunk.hash, marker))
 
         self._plane.submit_get(chunk.hash, marker, chunk.index, sink, done)
 
     def publish(self, chunk: ChunkRef, blocks: Sequence[BlockId]) -> None:
         source = tuple(blocks)
+        if trouble := self._trouble():
+            self._emit(Copied(chunk, source))
+            self._emit(Published(chunk, None, 0, trouble))
+            return
 
         def fill(payload: memoryview) -> None:
             self._memory.read(source, payload)
@@ -147,9 +162,15 @@ class StoreConnector:
         self._plane.submit_put(chunk.hash, tokens, chunk.index, fill, copied, done)
 
     def announce(self, inbox: tuple[str, str], entry: InboxEntry) -> None:
-        self._control.call(lambda: self._enqueue(inbox, entry))
+        if not self._watch.trouble:
+            self._control.call(lambda: self._enqueue(inbox, entry))
 
     # --- any thread ----------------------------------------------------------------------------
+
+    def _trouble(self) -> str:
+        """Why nothing can be published; "" if it can."""
+        troubles = self._plane.put_troubles
+        return self._watch.trouble or (troubles[0] if all(troubles) else "")
 
     def _emit(self, event: ConnectorEvent) -> None:
         self._events.append(event)
@@ -160,15 +181,19 @@ class StoreConnector:
 
     def _open_index(self) -> None:
         self._index = Index(self._address.index_url, self._address.pool)
+        self._control.begin(self._watch.run())
         self._control.begin(self._read_inbox())
 
     async def _close_index(self) -> None:
+        node, epoch = self._address.node, self._address.epoch
         try:
-            async with asyncio.timeout(CLOSE_INDEX_S):
-                await self._idx.drop_inbox(self._address.node, self._address.epoch)
-        except (StoreError, TimeoutError) as error:
+            await self._watch.ask(lambda: self._idx.drop_inbox(node, epoch), adds=False)
+        except StoreError as error:
             logger.debug("inbox left behind: %s", error)
         await self._idx.close()
+
+    async def _probe_index(self) -> None:
+        await self._idx.probe(self._address.node, self._address.epoch)
 
     @property
     def _idx(self) -> Index:
@@ -180,16 +205,18 @@ class StoreConnector:
         self, request: RequestId, attempt: int, hashes: tuple[BlockHash, ...]
     ) -> None:
         markers: list[Marker | None] = [None] * len(hashes)
+        fingerprint = self._address.fingerprint
         try:
-            async with asyncio.timeout(LOOKUP_TIMEOUT_S):
-                markers = await self._idx.lookup(self._address.fingerprint, hashes)
-        except (StoreError, TimeoutError) as error:
-            self._say("lookup for %s failed: %s", request, error or "no answer in time")
+            markers = await self._watch.ask(
+                lambda: self._idx.lookup(fingerprint, hashes), adds=False
+            )
+        except StoreError as error:
+            logger.debug("lookup for %s failed: %s", request, error)
         except Exception:  # a task's outer edge, and somebody waits for the answer
             logger.exception("lookup for %s failed", request)
-        run_ids = self._plane.run_ids
+        runs = self._runs()
         alive = tuple(
-            marker if marker is not None and self._may_exist(marker, run_ids) else None
+            marker if marker is not None and self._may_exist(marker, runs) else None
             for marker in markers
         )
         self._emit(LookedUp(request, attempt, alive))
@@ -205,22 +232,36 @@ class StoreConnector:
             if marker is not None
         ]
         try:
-            await self._idx.refresh(self._address.fingerprint, hits)
+            await self._watch.ask(
+                lambda: self._idx.refresh(self._address.fingerprint, hits), adds=False
+            )
         except StoreError as error:
             logger.debug("markers were not refreshed: %s", error)
 
+    def _runs(self) -> list[str | None]:
+        """Per data server its run id, "" where it is not known yet, None where it is away."""
+        plane = self._plane
+        return [
+            None if trouble else run_id
+            for run_id, trouble in zip(plane.run_ids, plane.troubles, strict=True)
+        ]
+
     @staticmethod
-    def _may_exist(marker: Marker, run_ids: tuple[str, ...]) -> bool:
-        """False for what a data server took with it when it was restarted, or that is not ours."""
-        if not 0 <= marker.instance < len(run_ids):
+    def _may_exist(marker: Marker, runs: Sequence[str | None]) -> bool:
+        """False for what a data server took with it when it was restarted, what is on one that is
+        away, and what is not ours."""
+        if not 0 <= marker.instance < len(runs):
             return False
-        return run_ids[marker.instance] in ("", marker.run_id)
+        return runs[marker.instance] in ("", marker.run_id)
 
     async def _mark(self, chunk: ChunkRef, marker: Marker, size: int) -> None:
         reason = "cancelled"
         try:
-            lifetime = ttl_ms(marker.depth)
-            await self._idx.mark(self._address.fingerprint, chunk.hash, marker, lifetime)
+            await self._watch.ask(
+                lambda: self._idx.mark(
+                    self._address.fingerprint, chunk.hash, marker, ttl_ms(marker.depth)
+                )
+            )
             reason = ""
         except StoreError as error:
             reason = str(error)
@@ -230,14 +271,11 @@ class StoreConnector:
 
     async def _unmark(self, chunk: BlockHash, marker: Marker) -> None:
         try:
-            await self._idx.unmark(self._address.fingerprint, chunk, marker)
+            await self._watch.ask(
+                lambda: self._idx.unmark(self._address.fingerprint, chunk, marker), adds=False
+            )
         except StoreError as error:
-            self._say("marker of chunk %s stays: %s", chunk.hex(), error)
-
-    def _say(self, message: str, *values: object) -> None:
-        """Warn of what the index did not do, unless it is known to be away: it is read all the
-        time, and its loss is said once."""
-        logger.log(logging.DEBUG if self._deaf else logging.WARNING, message, *values)
+            logger.debug("marker of chunk %s stays: %s", chunk.hex(), error)
 
     def _enqueue(self, inbox: tuple[str, str], entry: InboxEntry) -> None:
         """Entries of one inbox go out one batch at a time, so that their order is kept."""
@@ -256,27 +294,30 @@ class StoreConnector:
                 batch = list(waiting)
                 waiting.clear()
                 try:
-                    await self._idx.announce(node, epoch, batch)
+                    await self._watch.ask(partial(self._idx.announce, node, epoch, batch))
                 except StoreError as error:
                     # The decode node computes what it does not hear of.
-                    self._say("%d announcements to %s lost: %s", len(batch), node, error)
+                    logger.debug("%d announcements to %s lost: %s", len(batch), node, error)
         finally:
             del self._outboxes[inbox]
 
     async def _read_inbox(self) -> None:
-        node, epoch, last = self._address.node, self._address.epoch, INBOX_START
+        last, run_id, broken, warned = INBOX_START, "", True, False
         while not self._control.closing:
+            await self._watch.answers()
             try:
-                last, entries = await self._idx.read_inbox(node, epoch, last, INBOX_BLOCK_MS)
-                if self._deaf:
-                    logger.warning("the inbox can be read again")
-                self._deaf = False
+                if broken:
+                    before, run_id = run_id, await self._watch.ask(self._idx.run_id, adds=False)
+                    # An index that came back empty starts its streams anew.
+                    last = last if run_id == before else INBOX_START
+                last, entries = await self._watch.ask(partial(self._read_after, last), adds=False)
+                broken = warned = False
             except StoreError as error:
-                if not self._deaf:
+                # Of an index that is away the watch has warned.
+                if isinstance(error, ServerRefused) and not warned:
                     logger.warning("the inbox cannot be read: %s", error)
-                self._deaf = True
-                # An index that came back empty starts its streams anew.
-                last = INBOX_START
+                    warned = True
+                broken = True
                 await asyncio.sleep(RETRY_S)
                 continue
             except Exception:  # a task's outer edge: without it each hand-off would time out
@@ -285,3 +326,7 @@ class StoreConnector:
                 continue
             for entry in entries:
                 self._emit(entry)
+
+    def _read_after(self, last: str) -> Awaitable[tuple[str, list[InboxEntry]]]:
+        node, epoch = self._address.node, self._address.epoch
+        return self._idx.read_inbox(node, epoch, last, INBOX_BLOCK_MS)

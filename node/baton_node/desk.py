@@ -16,7 +16,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import msgspec
 
@@ -25,7 +24,6 @@ from baton_engine.api import (
     Copied,
     Engine,
     Fetched,
-    KVConnector,
     LookedUp,
     Published,
 )
@@ -35,14 +33,15 @@ from baton_node.counters import Counters
 from baton_node.frames import Drain, Drained, FinishChoice, Start, ToEngine
 from baton_node.jobs import Job, JobKey, Times, check_request
 from baton_node.lot import Lot, Waits
+from baton_node.plane import Connector
 from baton_node.port import Port
 from baton_node.publisher import Publisher
-from baton_node.reporter import Measured, Reporter
+from baton_node.reporter import Reporter
 from baton_node.speeds import SpeedMeter
 from baton_node.stash import Stash
-from baton_protocol.errors import BatonError
+from baton_protocol.errors import BatonError, DeadlineExceeded, Unavailable
 from baton_protocol.hashing import chunk_hashes
-from baton_protocol.ids import Epoch, RequestId
+from baton_protocol.ids import BlockHash, Epoch, RequestId
 from baton_protocol.link import Abort, First, JobFailed, NoFirst, PrefillJob, RunJob
 from baton_protocol.store import InboxEntry, Speeds
 
@@ -52,6 +51,8 @@ IDLE_S = 0.2  # at most this long in one select()
 STUCK_S = 0.002  # pause after a step that could run nothing: blocks are on their way back
 PAUSE_S = 2.0  # without shortage, before parked requests get blocks again
 REMEMBERED = 4096  # requests whose latest attempt is known
+# Between two looks at all deadlines; one look at 4,096 requests takes 0.4 ms.
+EXPIRE_EVERY_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,14 +64,11 @@ class DeskOptions:
     load_every_s: float = 0.2
     events_every_s: float = 0.1
     speeds: Speeds = field(default_factory=Speeds)
-
-
-class Connector(KVConnector, Measured, Protocol):
-    """What the desk needs of a connector."""
+    has_store: bool = True
 
 
 class Desk:
-    """Owned by one thread."""
+    """Owned by one thread. `wall` is the time that requests' deadlines are in, Unix seconds."""
 
     def __init__(
         self,
@@ -79,11 +77,13 @@ class Desk:
         port: Port,
         options: DeskOptions,
         clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self._engine = engine
         self._connector = connector
         self._port = port
         self._clock = clock
+        self._wall = wall
         self._chunk_blocks = engine.info.layout.chunk_blocks
         self.counters = Counters()
         waits = Waits(options.lookup_wait_s, options.first_wait_s, options.blocks_wait_s)
@@ -99,6 +99,7 @@ class Desk:
             speeds,
             connector,
             options.epoch,
+            has_store=options.has_store,
             load_every_s=options.load_every_s,
             events_every_s=options.events_every_s,
         )
@@ -106,6 +107,7 @@ class Desk:
         self._arrivals = 0
         self._ended = 0
         self._starved_at = 0.0
+        self._next_expiry = 0.0
         self._draining = False
 
     @property
@@ -132,6 +134,9 @@ class Desk:
         for event in self._connector.poll():
             self._happened(event)
         now = self._clock()
+        if now >= self._next_expiry:
+            self._next_expiry = now + EXPIRE_EVERY_S
+            self._end_late_ones()
         self._lot.expire(now)
         self._lot.grant()
         moved = self._batch.step() if self._engine.has_work() else True
@@ -189,12 +194,17 @@ class Desk:
         request = frame.request
         key = (request.id, request.attempt)
         latest = self._attempts.get(request.id, request.attempt)
-        if latest > request.attempt or self._lot.get(key) or self._batch.has(key):
+        parked = self._lot.get(key)
+        if latest > request.attempt or self._batch.has(key):
             return  # older than what is known, or a duplicate
+        if parked is not None:
+            if parked.parked.aborted:
+                self._fail(key, Unavailable("fetches of this attempt still end; try again"))
+            return
         try:
             check_request(request, self._engine.info)
         except BatonError as error:
-            self._port.send(JobFailed(request.id, request.attempt, error.record()))
+            self._fail(key, error)
             return
         if latest < request.attempt:
             self._abort((request.id, latest))
@@ -207,11 +217,19 @@ class Desk:
         else:
             self._start_run(frame)
 
+    def _fail(self, key: JobKey, error: BatonError) -> None:
+        self._port.send(JobFailed(*key, error.record()))
+
     def _make_job(self, frame: PrefillJob | RunJob, *, await_first: bool) -> Job:
         request = frame.request
-        hashes = self._engine.block_hashes(request)
-        cached = self._engine.cached_blocks(hashes)
-        chunks = chunk_hashes(hashes, self._chunk_blocks)
+        finished = frozenset(frame.finished if isinstance(frame, RunJob) else ())
+        chunks: list[BlockHash] = []
+        cached = 0
+        # A prompt whose own likelihood is asked for is computed whole: nothing is waited for.
+        if request.params.prompt_logprobs is None:
+            hashes = self._engine.block_hashes(request)
+            cached = self._engine.cached_blocks(hashes)
+            chunks = chunk_hashes(hashes, self._chunk_blocks)
         self._arrivals += 1
         return Job(
             request=request,
@@ -223,7 +241,8 @@ class Desk:
                 len(chunks), self._chunk_blocks, await_first=await_first, cached=cached
             ),
             times=Times(self._clock()),
-            open_choices=set(range(request.params.n)),
+            finished=finished,
+            open_choices=set(range(request.params.n)) - finished,
         )
 
     def _start_prefill(self, frame: PrefillJob) -> None:
@@ -260,11 +279,19 @@ class Desk:
             self._batch.fail(job, error)
             return
         job.request = continued
-        job.finished = frozenset(frame.finished)
+        job.finished |= frozenset(frame.finished)
         job.open_choices -= job.finished
         job.handed_off = True
         # With every choice ended at the prefill node nothing is left to run.
         self._lot.tell(job, parking.FirstKnown() if job.open_choices else parking.Abort())
+
+    def _end_late_ones(self) -> None:
+        """Nobody waits any more for what is past its deadline."""
+        now = self._wall()
+        late = [job for job in (*self._lot.jobs(), *self._batch.jobs()) if job.is_late(now)]
+        for job in late:
+            self._abort(job.key)
+            self._fail(job.key, DeadlineExceeded("the request was not finished by its deadline"))
 
     def _abort(self, key: JobKey) -> None:
         if job := self._lot.get(key):

@@ -23,12 +23,14 @@ from baton_node.desk import Desk, DeskOptions
 from baton_node.frames import Ready, SetupFailed, Start
 from baton_node.nostore import NoStore
 from baton_node.parent import die_with
+from baton_node.plane import store_health
 from baton_node.port import PortClosed, SocketPort
 from baton_node.settings import NodeSettings, SetupError
 from baton_protocol.ids import Epoch, NodeId
-from baton_protocol.store import Speeds
+from baton_protocol.logs import formatter
+from baton_protocol.store import Speeds, StoreHealth
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("baton_node.engine_main")  # __name__ is "__main__" here
 
 
 def main(arguments: list[str]) -> int:
@@ -53,10 +55,9 @@ def main(arguments: list[str]) -> int:
 
 def _serve(port: SocketPort, start: Start) -> int:
     settings, epoch = start.settings, start.epoch
-    logging.basicConfig(
-        level=settings.log_level,
-        format=f"%(asctime)s {settings.node} engine %(levelname)s %(name)s: %(message)s",
-    )
+    handler = logging.StreamHandler()
+    handler.setFormatter(formatter(settings.json_logs))
+    logging.basicConfig(level=settings.log_level, handlers=[handler])
     try:
         engine = build_engine(settings)
         connector = _connect(settings, epoch, engine)
@@ -65,7 +66,7 @@ def _serve(port: SocketPort, start: Start) -> int:
         return 1
     try:
         speeds = _measure(settings, engine, connector)
-        port.send(_ready(engine, speeds))
+        port.send(_ready(engine, speeds, store_health(bool(settings.index_url), connector)))
         _desk(settings, epoch, engine, connector, port, speeds).run()
     finally:
         connector.close()
@@ -101,7 +102,7 @@ def _measure(
     return msgspec.structs.replace(speeds, put_bytes_per_s=put, get_bytes_per_s=get)
 
 
-def _ready(engine: EngineCore, speeds: Speeds) -> Ready:
+def _ready(engine: EngineCore, speeds: Speeds, store: StoreHealth) -> Ready:
     info = engine.info
     return Ready(
         engine=info.kind,
@@ -113,6 +114,7 @@ def _ready(engine: EngineCore, speeds: Speeds) -> Ready:
         speeds=speeds,
         load=engine.load(),
         chunks=engine.cached_chunks(),
+        store=store,
     )
 
 
@@ -132,6 +134,7 @@ def _desk(
         load_every_s=settings.load_every_s,
         events_every_s=settings.events_every_s,
         speeds=speeds,
+        has_store=bool(settings.index_url),
     )
     return Desk(engine, connector, port, options)
 

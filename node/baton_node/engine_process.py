@@ -58,19 +58,18 @@ class EngineProcess:
         if not self._writer.is_closing():
             self._writer.write(pack(self._outgoing.encode(record)))
 
-    async def drain(self) -> None:
-        """Wait until the engine reads again, if much is queued."""
-        try:
-            await self._writer.drain()
-        except ConnectionError:
-            return  # next() tells
+    @property
+    def unread_bytes(self) -> int:
+        """What send() has queued and the engine has not taken: it reads between its steps."""
+        return self._writer.transport.get_write_buffer_size()
 
     async def next(self) -> ToServer:
-        """The next frame of the engine. Raise EngineLost at its end."""
+        """The next frame of the engine. Raise EngineLost the moment it is gone; epitaph() says how
+        that came."""
         while not self._frames:
             data = await self._read()
             if not data:
-                raise EngineLost(await self._epitaph())
+                raise EngineLost(f"the engine process {self.pid} has closed its socket")
             for payload in self._unpacker.feed(data):
                 self._frames.append(self._incoming.decode(payload))
         return self._frames.popleft()
@@ -95,7 +94,8 @@ class EngineProcess:
         except ConnectionError:
             return b""
 
-    async def _epitaph(self) -> str:
+    async def epitaph(self) -> str:
+        """How an engine that is lost has ended, in bounded time."""
         try:
             async with asyncio.timeout(END_S):
                 code = await self._process.wait()
@@ -139,6 +139,10 @@ async def start_engine(settings: NodeSettings, epoch: Epoch) -> tuple[EngineProc
     except TimeoutError as error:
         await engine.stop()
         raise SetupError(f"the engine was not ready in {settings.start_wait_s:g} s") from error
+    except EngineLost as error:
+        how = await engine.epitaph()
+        await engine.stop()
+        raise EngineLost(how) from error
     except BaseException:
         await engine.stop()
         raise

@@ -31,7 +31,7 @@ from baton_protocol.link import (
     RunJob,
 )
 from baton_protocol.request import PositionLogprobs
-from baton_protocol.store import NodeLoad, Speeds
+from baton_protocol.store import NodeLoad, Speeds, StoreHealth
 from baton_protocol.wire import Codec
 
 _LENGTH = struct.Struct("<I")
@@ -77,6 +77,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     speeds: Speeds
     load: NodeLoad
     chunks: tuple[BlockHash, ...] = ()
+    store: StoreHealth = "none"
 
 
 class SetupFailed(msgspec.Struct, frozen=True, tag="setup_failed"):
@@ -86,24 +87,27 @@ class SetupFailed(msgspec.Struct, frozen=True, tag="setup_failed"):
 
 
 class Token(msgspec.Struct, frozen=True, array_like=True):
-    """One new token; see baton_engine.api.TokenOut."""
+    """One new token; see baton_engine.api.TokenOut. `id` None: the choice had all when it came,
+    and only ends."""
 
     request: RequestId
     attempt: int
     choice: int
     offset: int
-    id: int
+    id: int | None
     finish: Literal["stop", "length"] | None = None
     stop_id: int | None = None
     logprobs: PositionLogprobs | None = None
 
 
 class Prompted(msgspec.Struct, frozen=True, array_like=True):
-    """A request's prompt is computed: how its gap was closed. Before or with its first token."""
+    """A request's prompt is computed: how its gap was closed. Before or with its first token.
+    `logprobs` of the prompt's tokens from the second on, if they were asked for."""
 
     request: RequestId
     attempt: int
     stats: RequestStats
+    logprobs: tuple[PositionLogprobs, ...] = ()
 
 
 class Step(msgspec.Struct, frozen=True, tag="step"):

@@ -18,6 +18,7 @@ from baton_protocol.store import NodeReport
 logger = logging.getLogger(__name__)
 BEAT_S = 1.0
 TTL_S = 3.0
+LEAVE_S = 1.0
 
 
 async def beat(registry: Registry, report: Callable[[], NodeReport]) -> None:
@@ -37,8 +38,9 @@ async def beat(registry: Registry, report: Callable[[], NodeReport]) -> None:
 
 
 async def leave(registry: Registry, node: NodeId, epoch: Epoch) -> None:
-    """Take the report away; it would expire by itself."""
+    """Take the report away, if the index answers soon: it would expire by itself."""
     try:
-        await registry.unregister(node, epoch)
-    except StoreError as error:
-        logger.info("not unregistered: %s", error)
+        async with asyncio.timeout(LEAVE_S):
+            await registry.unregister(node, epoch)
+    except (StoreError, TimeoutError) as error:
+        logger.info("not unregistered: %s", error or "no answer in time")

@@ -87,6 +87,7 @@ class Identity:
             revision=self.settings.revision,
             speeds=load.speeds,
             load=load.load,
+            store=load.store,
         )
 
 

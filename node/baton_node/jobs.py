@@ -16,6 +16,7 @@ from baton_protocol.errors import InvalidRequest
 from baton_protocol.ids import BlockHash, BlockId, RequestId
 from baton_protocol.link import RequestStats
 from baton_protocol.request import Request
+from baton_protocol.sampling import MAX_PROMPT_CANDIDATES
 from baton_protocol.store import Marker
 
 JobKey = tuple[RequestId, int]
@@ -27,6 +28,13 @@ def check_request(request: Request, info: EngineInfo) -> None:
     rest when it gets the request."""
     if request.outputs and len(request.outputs) != request.params.n:
         raise InvalidRequest(f"{len(request.outputs)} outputs for n={request.params.n}", param="n")
+    asked = request.params.prompt_logprobs
+    if asked is not None and len(request.prompt_ids) * (1 + asked) > MAX_PROMPT_CANDIDATES:
+        raise InvalidRequest(
+            f"prompt_logprobs is {asked} for {len(request.prompt_ids)} prompt tokens; "
+            f"(1 + prompt_logprobs) x prompt tokens may be at most {MAX_PROMPT_CANDIDATES}",
+            param="prompt_logprobs",
+        )
     for ids in (request.prompt_ids, *request.outputs):
         for id in (min(ids), max(ids)) if ids else ():
             if not 0 <= id < info.vocab_size:
@@ -82,7 +90,7 @@ class Job:
     handed_off: bool = False  # the router's First arrived
     markers: dict[int, Marker] = field(default_factory=dict)
     reservation: Reservation | None = None
-    finished: frozenset[int] = frozenset()  # choices that ended at the prefill node
+    finished: frozenset[int] = frozenset()  # choices that ended elsewhere
     open_choices: set[int] = field(default_factory=set)
     running: bool = False  # the engine has it
     wait: tuple[float, str] | None = None  # deadline and what is waited for
@@ -90,6 +98,10 @@ class Job:
     @property
     def key(self) -> JobKey:
         return self.request.id, self.request.attempt
+
+    def is_late(self, now: float) -> bool:
+        """Whether it is past its deadline (Unix seconds) and nobody has ended it yet."""
+        return 0.0 < self.request.deadline <= now and not self.parked.aborted
 
     def ref(self, chunk: int) -> ChunkRef:
         return ChunkRef(self.request.id, self.request.attempt, chunk, self.chunks[chunk])

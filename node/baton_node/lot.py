@@ -12,13 +12,14 @@ KVConnector.fetch, of `admit` and of `fail`.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from baton_engine.api import Engine, Fetched, KVConnector
+from baton_engine.api import Engine, Fetched
 from baton_node import parking
 from baton_node.counters import Counters
 from baton_node.jobs import Job, JobKey
+from baton_node.plane import Connector
 from baton_protocol.errors import BatonError
 
 
@@ -41,7 +42,7 @@ class Lot:
     def __init__(
         self,
         engine: Engine,
-        connector: KVConnector,
+        connector: Connector,
         counters: Counters,
         waits: Waits,
         admit: Callable[[Job, parking.Admit], None],
@@ -73,6 +74,9 @@ class Lot:
 
     def get(self, key: JobKey) -> Job | None:
         return self._jobs.get(key)
+
+    def jobs(self) -> Iterable[Job]:
+        return self._jobs.values()
 
     def park(self, job: Job) -> None:
         self._jobs[job.key] = job
@@ -200,8 +204,8 @@ class Lot:
     def _patience(self, job: Job, kind: str) -> float:
         if kind == "blocks":
             return self._waits.blocks_s
-        if kind == "lookup":
-            return self._waits.lookup_s
+        if kind == "lookup" or not (job.parked.flying or self._connector.healthy()):
+            return self._waits.lookup_s  # of a store in trouble not much is to be hoped
         missing = job.parked.chunks - job.parked.own - job.parked.landed.bit_count()
         size = self._engine.info.layout.chunk_bytes
         return self._waits.chunks_s + max(0, missing) * size / SLOW_BYTES_PER_S

@@ -1,17 +1,20 @@
-"""/metrics of a node: its last load report as Prometheus metrics, label `node`.
+"""/metrics of a node: its last load report and its requests' waits, label `node`.
 
-In: NodeLoad and Speeds, read when scraped. Out: text. A registry of its own, nothing global.
+In: NodeLoad and Speeds, read when scraped; waits as they end. Out: text. A registry of its own,
+nothing global.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from baton_protocol.ids import NodeId
+from baton_protocol.link import RequestStats
 from baton_protocol.store import NodeLoad, Speeds
 
 # Metric name without `_total` -> field of NodeLoad, what it is.
@@ -49,10 +52,54 @@ SPEEDS: tuple[tuple[str, str, str], ...] = (
 )
 
 
-class NodeCollector(Collector):
+BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
+WAITS: dict[str, str] = {
+    "handoff_wait": "from a job with a prefill partner to the router's word about its first token",
+    "fetch": "from the first fetch of a request's chunks to the last",
+    "queue": "in which a request's prompt was neither fetched nor computed",
+    "prefill": "from admission to the computed prompt",
+}
+
+
+class NodeMetrics:
+    """The page, and how long requests took for what a node does before their first token."""
+
+    def __init__(self, node: NodeId, read: Callable[[], tuple[NodeLoad, Speeds]]) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(NodeFigures(node, read))
+        self._waits = {
+            name: Histogram(
+                f"baton_{name}_seconds",
+                f"Time {what}.",
+                ("node",),
+                registry=self._registry,
+                buckets=BUCKETS_S,
+            ).labels(node)
+            for name, what in WAITS.items()
+        }
+
+    def handed_off(self, seconds: float) -> None:
+        self._waits["handoff_wait"].observe(seconds)
+
+    def prompted(self, stats: RequestStats) -> None:
+        """A prompt is computed; without a fetch there was none to measure."""
+        self._waits["queue"].observe(stats.queue_ms / 1e3)
+        self._waits["prefill"].observe(stats.prefill_ms / 1e3)
+        if stats.fetched_tokens:
+            self._waits["fetch"].observe(stats.fetch_ms / 1e3)
+
+    def page(self) -> bytes:
+        """To be called in the server's event loop."""
+        return generate_latest(self._registry)
+
+
+class NodeFigures(Collector):
     def __init__(self, node: NodeId, read: Callable[[], tuple[NodeLoad, Speeds]]) -> None:
         self._node = node
         self._read = read
+
+    def describe(self) -> Iterator[Metric]:
+        return iter(())  # nothing is read at registration
 
     def collect(self) -> Iterator[Metric]:
         load, speeds = self._read()
@@ -65,10 +112,6 @@ class NodeCollector(Collector):
                 gauge = GaugeMetricFamily(name, what, labels=["node"])
                 gauge.add_metric([self._node], getattr(source, field))
                 yield gauge
-
-
-def render(node: NodeId, read: Callable[[], tuple[NodeLoad, Speeds]]) -> bytes:
-    """The metrics page."""
-    registry = CollectorRegistry()
-    registry.register(NodeCollector(node, read))
-    return generate_latest(registry)
+        tasks = GaugeMetricFamily("baton_asyncio_tasks", "tasks of the server", labels=["node"])
+        tasks.add_metric([self._node], len(asyncio.all_tasks()))
+        yield tasks

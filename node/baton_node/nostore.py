@@ -39,6 +39,10 @@ class NoStore:
     def rates(self) -> tuple[float, float]:
         return 0.0, 0.0
 
+    def healthy(self) -> bool:
+        """Nothing can be published."""
+        return False
+
     def lookup(self, request: RequestId, attempt: int, hashes: Sequence[BlockHash]) -> None:
         self._emit(LookedUp(request, attempt, (None,) * len(hashes)))
 

@@ -12,10 +12,14 @@ from baton_engine.api import Copied, Engine, KVConnector, LookedUp, Progress, Pu
 from baton_node import publishing
 from baton_node.counters import Counters
 from baton_node.jobs import Job, JobKey
-from baton_protocol.ids import BlockId
+from baton_protocol.ids import BlockHash, BlockId
 from baton_protocol.store import InboxEntry
 
 logger = logging.getLogger(__name__)
+# A store that stands still is noticed after its first deadline; until then what it does not take
+# may hold this part of the pool.
+MAX_HELD_SHARE = 2
+BEHIND = "the store does not keep up"
 
 
 class Publisher:
@@ -26,7 +30,9 @@ class Publisher:
         self._connector = connector
         self._counters = counters
         self._jobs: dict[JobKey, Job] = {}
-        self._copying = 0
+        self._copying = 0  # chunks whose blocks are held
+        blocks, size = engine.info.num_blocks, engine.info.layout.chunk_blocks
+        self._most_copying = max(1, blocks // MAX_HELD_SHARE // size)
         self._refused = False  # the last chunk was
 
     @property
@@ -63,7 +69,7 @@ class Publisher:
         self._engine.unhold(event.blocks)
 
     def published(self, event: Published) -> None:
-        self._report(event)
+        self._report(event.chunk.hash, event.reason if event.marker is None else "")
         if event.marker is not None:
             self._counters.published_chunks += 1
             self._counters.published_bytes += event.bytes
@@ -74,17 +80,15 @@ class Publisher:
             job.markers[event.chunk.index] = event.marker
         self._tell(job, publishing.Settled(event.chunk.index, event.marker is not None))
 
-    def _report(self, event: Published) -> None:
+    def _report(self, chunk: BlockHash, refusal: str) -> None:
         """Say once that chunks are refused and once that they are not: a store that is down
         refuses thousands."""
-        refused, was_refused = event.marker is None, self._refused
-        self._refused = refused
-        name = event.chunk.hash.hex()
-        if refused:
+        was_refused, self._refused = self._refused, bool(refusal)
+        if refusal:
             level = logging.DEBUG if was_refused else logging.WARNING
-            logger.log(level, "chunk %s was not published: %s", name, event.reason)
+            logger.log(level, "chunk %s was not published: %s", chunk.hex(), refusal)
         elif was_refused:
-            logger.warning("chunks are published again, %s first", name)
+            logger.warning("chunks are published again, %s first", chunk.hex())
 
     def close(self, job: Job) -> None:
         """The job computes no more."""
@@ -94,23 +98,32 @@ class Publisher:
         if job.ledger is None:
             return
         job.ledger, actions = publishing.step(job.ledger, event)
+        refused: list[int] = []
         for action in actions:
             match action:
                 case publishing.Publish(chunk):
-                    self._publish(job, chunk, blocks)
+                    if not self._publish(job, chunk, blocks):
+                        refused.append(chunk)
                 case publishing.Announce(first, count):
                     self._announce(job, "chunks", first, count)
                 case publishing.End():
                     self._announce(job, "end", 0, 0)
                     self._jobs.pop(job.key, None)
+        for chunk in refused:
+            self._tell(job, publishing.Settled(chunk, False))
 
-    def _publish(self, job: Job, chunk: int, blocks: tuple[BlockId, ...]) -> None:
+    def _publish(self, job: Job, chunk: int, blocks: tuple[BlockId, ...]) -> bool:
+        """False, and nothing is held, where too much is held already."""
         source = job.chunk_of(blocks, chunk)
         if len(source) != job.chunk_blocks:
             raise RuntimeError(f"put of chunk {chunk} of {job.key} outside a step's progress")
+        if self._copying >= self._most_copying:
+            self._report(job.chunks[chunk], BEHIND)
+            return False
         self._engine.hold(source)
         self._copying += 1
         self._connector.publish(job.ref(chunk), source)
+        return True
 
     def _announce(self, job: Job, kind: str, first: int, count: int) -> None:
         if job.inbox is None:

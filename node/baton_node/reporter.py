@@ -1,29 +1,22 @@
 """What the engine process tells its server about itself: load, speeds, cache contents.
 
 In: the engine's figures, the counters, a clock. Out: Load (every `load_every_s` if it changed, at
-least each second) and CacheEvents (every `events_every_s` if there are any).
+least each second; at once when the store's health changed) and CacheEvents (every `events_every_s`
+if there are any).
 """
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from baton_engine.api import Engine
 from baton_node.counters import Counters
 from baton_node.frames import ToServer
+from baton_node.plane import Measured, store_health
 from baton_node.speeds import SpeedMeter
 from baton_protocol.ids import Epoch
 from baton_protocol.link import CacheEvents, Load
+from baton_protocol.store import StoreHealth
 
 AT_LEAST_EVERY_S = 1.0
-
-
-class Measured(Protocol):
-    """A data plane that measures itself."""
-
-    def rates(self) -> tuple[float, float]:
-        """Put and get, bytes per second; 0.0 is not measured."""
-        ...
 
 
 class Reporter:
@@ -35,6 +28,7 @@ class Reporter:
         plane: Measured,
         epoch: Epoch,
         *,
+        has_store: bool,
         load_every_s: float,
         events_every_s: float,
     ) -> None:
@@ -43,6 +37,7 @@ class Reporter:
         self._speeds = speeds
         self._plane = plane
         self._epoch = epoch
+        self._has_store = has_store
         self._load_every_s = load_every_s
         self._events_every_s = events_every_s
         self._next_load = self._next_events = self._must_load = 0.0
@@ -57,7 +52,10 @@ class Reporter:
         """The node's figures now. The server knows the state; to the engine it is ready."""
         self._speeds.transfers(*self._plane.rates())
         load = self._counters.merge(self._engine.load(), parked)
-        return Load(self._epoch, "ready", self._speeds.speeds(), load)
+        return Load(self._epoch, "ready", self._speeds.speeds(), load, self._store())
+
+    def _store(self) -> StoreHealth:
+        return store_health(self._has_store, self._plane)
 
     def due(self, now: float, parked: int) -> list[ToServer]:
         """The frames whose time has come."""
@@ -67,7 +65,7 @@ class Reporter:
             change = self._engine.cache_changes()
             if change.stored or change.evicted:
                 frames.append(CacheEvents(self._epoch, change.stored, change.evicted))
-        if now >= self._next_load:
+        if now >= self._next_load or (self._last and self._last.store != self._store()):
             self._next_load = now + self._load_every_s
             load = self.load(parked)
             if load != self._last or now >= self._must_load:

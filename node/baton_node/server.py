@@ -36,10 +36,10 @@ from baton_node.identity import (
     new_epoch,
 )
 from baton_node.links import Link
-from baton_node.metrics import render
+from baton_node.metrics import NodeMetrics
 from baton_node.role import NodeRole
 from baton_node.service import Service
-from baton_node.settings import NodeSettings, SetupError
+from baton_node.settings import EngineLost, NodeSettings, SetupError
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import to_node_codec
 from baton_protocol.store import NodeLoad, Speeds
@@ -48,7 +48,7 @@ from baton_protocol.wire import WireError
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 # aiohttp's: it pings after this much silence, and a peer that does not answer within half of it has
-# lost its link. 3 s, as on the router's side: a router reading one 16 MB body stands still for 1 s.
+# lost its link. A router that reads one body of 16 MB stands still for 1 s.
 PING_S = 6.0
 MAX_FRAME_BYTES = 64 << 20
 SHUTDOWN_S = 2.0
@@ -64,6 +64,7 @@ class NodeServer:
         self._epoch = epoch
         digests = digests_of(artifacts)
         self._by_digest = {digests[name]: data for name, data in artifacts.items()}
+        self.metrics = NodeMetrics(NodeId(settings.node), self._figures)
         self.service: Service | None = None
 
     def app(self) -> web.Application:
@@ -72,7 +73,7 @@ class NodeServer:
         app.router.add_get("/artifacts/{digest}", self.artifact)
         app.router.add_get("/health", self.health)
         app.router.add_get("/ready", self.is_ready)
-        app.router.add_get("/metrics", self.metrics)
+        app.router.add_get("/metrics", self.metrics_page)
         return app
 
     def _about(self) -> dict[str, object]:
@@ -92,9 +93,9 @@ class NodeServer:
         about = self._about()
         return web.json_response(about, status=200 if about["state"] == "ready" else 503)
 
-    async def metrics(self, request: web.Request) -> web.Response:
-        page = render(NodeId(self._settings.node), self._figures)
-        return web.Response(body=page, headers={"Content-Type": "text/plain; version=0.0.4"})
+    async def metrics_page(self, request: web.Request) -> web.Response:
+        headers = {"Content-Type": "text/plain; version=0.0.4"}
+        return web.Response(body=self.metrics.page(), headers=headers)
 
     def _figures(self) -> tuple[NodeLoad, Speeds]:
         if self.service is None:
@@ -124,7 +125,7 @@ class NodeServer:
             async for message in socket:
                 if message.type is not WSMsgType.BINARY:
                     break
-                await service.heard(link, codec.decode(message.data))
+                service.heard(link, codec.decode(message.data))
         except WireError as error:
             logger.error("router %s: %s", link.peer, error)
         finally:
@@ -167,7 +168,7 @@ async def _serve(settings: NodeSettings, role: NodeRole, ending: asyncio.Event) 
     epoch = new_epoch()
     server = NodeServer(settings, epoch, artifacts)
     async with AsyncExitStack() as stack:
-        port = await _listen(server, settings, stack)
+        site, port = await _listen(server, settings, stack)
         starting = _background(stack, start_engine(settings, epoch))
         if not await _unless(ending, starting):
             return
@@ -175,19 +176,23 @@ async def _serve(settings: NodeSettings, role: NodeRole, ending: asyncio.Event) 
         stack.push_async_callback(engine.stop)
         address = address_of(settings, port)
         identity = Identity(settings, epoch, ready, address, digests_of(artifacts))
-        server.service = service = Service(identity, engine, tokenizer, role)
+        server.service = service = Service(identity, engine, tokenizer, role, server.metrics)
         stack.callback(service.lose_links)
         following = _background(stack, service.follow_engine())
-        registry = await _register(settings, service, stack)
+        if settings.index_url:
+            _register(settings, service, stack)
         logger.info("%s is ready at %s", settings.node, address)
         if not await _unless(ending, following):
             draining = _background(stack, service.drain(settings.drain_s))
             await asyncio.wait((draining, following), return_when=asyncio.FIRST_COMPLETED)
-        if registry is not None:
-            await leave(registry, NodeId(settings.node), epoch)
+        # Links before all else: they are how routers notice. Who dials again must find nobody.
+        await site.stop()
         await service.close_links()
         if following.done():
-            following.result()  # EngineLost
+            try:
+                following.result()
+            except EngineLost as error:
+                raise EngineLost(await engine.epitaph()) from error
 
 
 def _check_store(settings: NodeSettings) -> None:
@@ -201,8 +206,10 @@ def _check_store(settings: NodeSettings) -> None:
         raise SetupError(str(error)) from error
 
 
-async def _listen(server: NodeServer, settings: NodeSettings, stack: AsyncExitStack) -> int:
-    """Bind first: a port in use is said before a model is loaded. Return the port."""
+async def _listen(
+    server: NodeServer, settings: NodeSettings, stack: AsyncExitStack
+) -> tuple[web.TCPSite, int]:
+    """Bind first: a port in use is said before a model is loaded. Return site and port."""
     runner = web.AppRunner(server.app(), access_log=None, shutdown_timeout=SHUTDOWN_S)
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
@@ -214,19 +221,15 @@ async def _listen(server: NodeServer, settings: NodeSettings, stack: AsyncExitSt
         if error.errno == errno.EADDRINUSE:
             raise SetupError(f"{where} is in use; choose another --port") from error
         raise SetupError(f"cannot listen on {where}: {error.strerror or error}") from error
-    bound: int = runner.addresses[0][1]
-    return bound
+    return site, runner.addresses[0][1]
 
 
-async def _register(
-    settings: NodeSettings, service: Service, stack: AsyncExitStack
-) -> Registry | None:
-    if not settings.index_url:
-        return None
+def _register(settings: NodeSettings, service: Service, stack: AsyncExitStack) -> None:
+    """Until the stack ends; then the node leaves, once nothing registers it any more."""
     registry = Registry(settings.index_url, settings.pool)
     stack.push_async_callback(registry.close)
+    stack.push_async_callback(leave, registry, NodeId(settings.node), service.epoch)
     _background(stack, beat(registry, service.report))
-    return registry
 
 
 def _background(stack: AsyncExitStack, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:

@@ -15,10 +15,11 @@ from baton_node.engine_process import EngineProcess
 from baton_node.frames import Drain, Drained, Step, ToServer
 from baton_node.identity import Identity
 from baton_node.links import Link, broadcast
-from baton_node.role import NodeRole
+from baton_node.metrics import NodeMetrics
+from baton_node.role import NodeRole, saturated
 from baton_node.table import Table
 from baton_protocol.errors import ErrorRecord
-from baton_protocol.ids import BlockHash, RequestId
+from baton_protocol.ids import BlockHash, Epoch
 from baton_protocol.link import (
     Abort,
     CacheEvents,
@@ -37,6 +38,9 @@ from baton_text.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 DRAIN_POLL_S = 0.02
 DRAIN_PUBLISHING_S = 2.0
+# Jobs for an engine in a long step wait in this process: a link is read whatever the engine does,
+# or its router would miss the answers to its pings.
+MAX_UNREAD_BYTES = 64 << 20
 
 DRAINING = ErrorRecord(
     message="this node is draining and takes nothing new",
@@ -50,23 +54,32 @@ class Service:
     """Lives in the server's event loop."""
 
     def __init__(
-        self, identity: Identity, engine: EngineProcess, tokenizer: Tokenizer, role: NodeRole
+        self,
+        identity: Identity,
+        engine: EngineProcess,
+        tokenizer: Tokenizer,
+        role: NodeRole,
+        metrics: NodeMetrics,
     ) -> None:
         self._identity = identity
         self._engine = engine
         self._role = role
-        self._table = Table(tokenizer, engine.send)
+        self._table = Table(tokenizer, engine.send, metrics, identity.settings.link_grace_s)
         self._links: set[Link] = set()
         self._chunks: set[BlockHash] = set(identity.ready.chunks)
         self._drained = asyncio.Event()
         self.state: NodeState = "ready"
         ready = identity.ready
-        self.load = Load(identity.epoch, self.state, ready.speeds, ready.load)
+        self.load = Load(identity.epoch, self.state, ready.speeds, ready.load, ready.store)
 
     @property
     def requests(self) -> int:
         """Requests whose last token was not sent yet."""
         return len(self._table)
+
+    @property
+    def epoch(self) -> Epoch:
+        return self._identity.epoch
 
     def report(self) -> NodeReport:
         return self._identity.report(self.state, self.load)
@@ -75,25 +88,19 @@ class Service:
 
     def joined(self, link: Link) -> None:
         """A link opens with who we are and what we hold."""
-        epoch = self._identity.epoch
         link.send(Hello(self.report()))
-        link.send(CacheEvents(epoch, stored=tuple(self._chunks), reset=True))
+        link.send(CacheEvents(self.epoch, stored=tuple(self._chunks), reset=True))
         link.send(self.load)
         self._links.add(link)
 
     def left(self, link: Link) -> None:
         """A link is gone; its requests have `link_grace_s` to be claimed."""
         self._links.discard(link)
-        orphans = self._table.orphan(link)
-        if orphans:
+        if self._table.orphan(link):
             grace = self._identity.settings.link_grace_s
-            asyncio.get_running_loop().call_later(grace, self._abort_orphans, orphans)
+            asyncio.get_running_loop().call_later(grace, self._table.tidy)
 
-    def _abort_orphans(self, orphans: list[tuple[RequestId, int]]) -> None:
-        if count := self._table.abort_orphans(orphans):
-            logger.warning("%d requests aborted: their router stayed away", count)
-
-    async def heard(self, link: Link, frame: ToNode) -> None:
+    def heard(self, link: Link, frame: ToNode) -> None:
         """A router's frame."""
         match frame:
             case PrefillJob() | RunJob():
@@ -104,16 +111,25 @@ class Service:
                 self._table.no_first(frame)
             case Abort():
                 self._table.abort(frame)
-        await self._engine.drain()
 
     def _job(self, link: Link, job: PrefillJob | RunJob) -> None:
-        if self._table.knows(job, link):
+        if self._table.goes_on(job, link):
             return
-        refusal = DRAINING if self.state == "draining" else self._role.refuse(job, self.load)
+        request, attempt = job.request.id, job.request.attempt
+        refusal = self._refusal(job)
         if refusal is not None:
-            link.send(JobFailed(job.request.id, job.request.attempt, refusal))
+            about = {"request": request, "attempt": attempt}
+            logger.info("refused: %s", refusal.code, extra=about)
+            link.send(JobFailed(request, attempt, refusal))
             return
         self._table.open(job, link)
+
+    def _refusal(self, job: PrefillJob | RunJob) -> ErrorRecord | None:
+        if self.state == "draining":
+            return DRAINING
+        if (unread := self._engine.unread_bytes) > MAX_UNREAD_BYTES:
+            return saturated(f"{unread} bytes of jobs wait for this node's engine", retry_after=1.0)
+        return self._role.refuse(job, self.load)
 
     # --- the engine -----------------------------------------------------------------------------
 
@@ -131,6 +147,7 @@ class Service:
             case Load():
                 self.load = msgspec.structs.replace(frame, state=self.state)
                 broadcast(self._links, self.load)
+                self._table.tidy()
             case CacheEvents():
                 self._chunks.update(frame.stored)
                 self._chunks.difference_update(frame.evicted)
@@ -161,9 +178,12 @@ class Service:
         return True
 
     async def close_links(self) -> None:
-        for link in list(self._links):
-            await link.flush()
-            await link.close()
+        """All at once: a router that does not read keeps no other from hearing of it."""
+        await asyncio.gather(*(self._close(link) for link in list(self._links)))
+
+    async def _close(self, link: Link) -> None:
+        await link.flush()
+        await link.close()
 
     def lose_links(self) -> None:
         """Close what is still open, without waiting: the end has come at once."""

@@ -43,6 +43,8 @@ class SimOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     head_dim: int = 16
     vocab_size: int = 0  # 0: as many as the built-in byte tokenizer has
     eos_every: int = 0  # every so many positions the token is EOS; 0 never
+    # For tests of failover: the engine process ends at once when a prompt holds this id.
+    poison_token: int | None = None
 
 
 class NodeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -89,6 +91,7 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     load_every_s: float = 0.2
     events_every_s: float = 0.1
     log_level: str = "WARNING"  # of the engine process; the server's is the caller's business
+    json_logs: bool = False  # likewise
 
     def name(self) -> str:
         """The model's name for clients."""

@@ -1,20 +1,27 @@
 """The server's table of requests: whose they are, and how their tokens go out.
 
 In: jobs and words of routers, frames of the engine. Out: frames for the engine, and Deltas,
-PrefillDone and JobFailed on the link the job came by. A request whose link was lost is aborted
-after a grace period, unless a router sent the same job again meanwhile.
+PrefillDone and JobFailed on the link the job came by.
+
+The loss of a link is not an abort: the request goes on, and a router that comes back within
+`grace_s` and sends its job again gets all that it has not seen, each delta once and whole. So what
+went out is kept for a while, also of requests that have ended: their last frame may have gone into
+a link that was broken already. After the grace period a request without a link is aborted.
 """
 
 from __future__ import annotations
 
+import logging
+import time
+from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
-
-import msgspec
 
 from baton_node.frames import FinishChoice, Step, ToEngine
 from baton_node.links import Link
-from baton_node.textual import ChoiceText
+from baton_node.live import Live, open_live
+from baton_node.metrics import NodeMetrics
+from baton_node.textual import named
+from baton_protocol.errors import ErrorRecord
 from baton_protocol.ids import RequestId
 from baton_protocol.link import (
     Abort,
@@ -23,111 +30,132 @@ from baton_protocol.link import (
     First,
     JobFailed,
     NoFirst,
-    PrefillDone,
     PrefillJob,
-    RequestStats,
     RunJob,
 )
-from baton_protocol.request import Request
 from baton_text.tokenizer import Tokenizer
 
+logger = logging.getLogger(__name__)
+HISTORY_BYTES = 64 << 20  # of all requests that run, shared evenly
+MAX_REQUEST_BYTES = 8 << 20
+ENDED_BYTES = 64 << 20  # of all that have ended; the oldest are forgotten first
+MAX_ENDED = 4096
+MAX_ABORTED = 4096
 
-@dataclass(slots=True, eq=False)
-class Live:
-    """One request in one attempt, until its last token is sent."""
-
-    request: Request
-    prefill: bool
-    link: Link | None
-    texts: list[ChoiceText]
-    open_choices: set[int]
-    stats: RequestStats | None = None
-    firsts: dict[int, Delta] = field(default_factory=dict)  # of a prefill job
-
-    @property
-    def attempt(self) -> int:
-        return self.request.attempt
+HISTORY_LOST = ErrorRecord(
+    message="this node has not kept all that the router missed",
+    code="history_lost",
+    status=503,
+    retryable=True,
+)
 
 
 class Table:
     """`send` gives a frame to the engine."""
 
-    def __init__(self, tokenizer: Tokenizer, send: Callable[[ToEngine], None]) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        send: Callable[[ToEngine], None],
+        metrics: NodeMetrics,
+        grace_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._tokenizer = tokenizer
         self._send = send
+        self._metrics = metrics
+        self._grace_s = grace_s
+        self._clock = clock
         self._live: dict[RequestId, Live] = {}
+        self._ended: OrderedDict[RequestId, Live] = OrderedDict()  # the oldest first
+        self._ended_bytes = 0
+        self._aborted: OrderedDict[RequestId, int] = OrderedDict()  # the newest such attempt
 
     def __len__(self) -> int:
+        """Requests that have not ended."""
         return len(self._live)
 
     # --- from routers ---------------------------------------------------------------------------
 
-    def knows(self, job: PrefillJob | RunJob, link: Link) -> bool:
-        """True for a job that is here already (then it goes out on this link from now on), or
-        that is older than what is here."""
-        live = self._live.get(job.request.id)
-        if live is None or live.attempt < job.request.attempt:
+    def goes_on(self, job: PrefillJob | RunJob, link: Link) -> bool:
+        """True for a job that is here already, that is older than what is here, or whose Abort was
+        faster. One that is here goes out on this link from now on, what was missed first."""
+        request = job.request
+        if self._aborted.get(request.id, -1) >= request.attempt:
+            return True
+        live = self._live.get(request.id) or self._ended.get(request.id)
+        if live is None or live.attempt < request.attempt:
             return False
-        if live.attempt == job.request.attempt and live.prefill == isinstance(job, PrefillJob):
+        same = live.attempt == request.attempt and live.prefill == isinstance(job, PrefillJob)
+        if same and live.link is not link:
+            logger.info("a router is back for its request", extra=live.about)
             live.link = link
+            self._catch_up(live, job, link)
         return True
 
     def open(self, job: PrefillJob | RunJob, link: Link) -> None:
         """A new request, or a newer attempt of one."""
-        request = job.request
-        self._live[request.id] = Live(
-            request=request,
-            prefill=isinstance(job, PrefillJob),
-            link=link,
-            texts=self._texts(request, request.outputs),
-            open_choices=set(range(request.params.n)),
-        )
-        self._send(job)
+        live = open_live(job, link, self._tokenizer, self._clock())
+        self._forget(live.id)
+        if live.open_choices:
+            self._live[live.id] = live
+            self._send(job)
 
     def first(self, word: First) -> None:
         """The texts start behind what the prefill node has shown."""
-        live = self._get(word.request, word.attempt)
-        if live is None or live.prefill:
+        live = self._awaiting(word.request, word.attempt)
+        if live is None:
             return
         if len(word.outputs) != live.request.params.n:
             reason = f"First brought {len(word.outputs)} outputs for n={live.request.params.n}"
-            self._send(NoFirst(word.request, word.attempt, reason))
+            self.no_first(NoFirst(word.request, word.attempt, reason))
             return
-        live.texts = self._texts(live.request, word.outputs)
+        self._stop_waiting(live)
+        live.start(self._tokenizer, word.outputs)
         live.open_choices -= set(word.finished)
         self._send(word)
-        self._close_if_done(live)
+        if not live.open_choices:
+            self._end(live)
 
     def no_first(self, word: NoFirst) -> None:
-        if self._get(word.request, word.attempt) is not None:
+        live = self._awaiting(word.request, word.attempt)
+        if live is not None:
+            self._stop_waiting(live)
             self._send(word)
 
     def abort(self, word: Abort) -> None:
         """Forgotten here at once; the engine settles what is in flight."""
-        if self._get(word.request, word.attempt) is not None:
-            del self._live[word.request]
-            self._send(word)
+        newest = max(word.attempt, self._aborted.pop(word.request, -1))
+        self._aborted[word.request] = newest
+        if len(self._aborted) > MAX_ABORTED:
+            self._aborted.popitem(last=False)
+        if (live := self._get(word.request, word.attempt)) is not None:
+            self._give_up(live)
 
     # --- from the engine ------------------------------------------------------------------------
 
     def stepped(self, step: Step) -> None:
         """Send one step's tokens, all those of one link in one frame."""
-        for request, attempt, stats in ((p.request, p.attempt, p.stats) for p in step.prompts):
-            if (live := self._get(request, attempt)) is not None:
-                live.stats = stats
+        for prompted in step.prompts:
+            if (live := self._get(prompted.request, prompted.attempt)) is not None:
+                live.stats = prompted.stats
+                live.prompt_logprobs = named(self._tokenizer, prompted.logprobs)
+                self._metrics.prompted(prompted.stats)
+        share = min(MAX_REQUEST_BYTES, HISTORY_BYTES // max(1, len(self._live)))
         frames: dict[Link, list[Delta]] = {}
         for token in step.tokens:
             live = self._get(token.request, token.attempt)
             if live is None or token.choice not in live.open_choices:
                 continue
-            delta = live.texts[token.choice].push(token)
+            delta = live.take(token, share // live.request.params.n)
             if delta.finish is not None and token.finish is None:
                 self._send(FinishChoice(token.request, token.attempt, token.choice))
-            delta = self._account(live, delta)
-            if live.prefill:
-                self._answer(live, delta)
-            elif live.link is not None:
+            if live.link is not None and not live.prefill:
                 frames.setdefault(live.link, []).append(delta)
+            if live.answered:
+                self._answer(live)
+            elif not live.prefill and not live.open_choices:
+                self._end(live)
         for link, deltas in frames.items():
             link.send(Deltas(tuple(deltas)))
 
@@ -135,51 +163,62 @@ class Table:
         live = self._get(frame.request, frame.attempt)
         if live is None:
             return
-        del self._live[frame.request]
-        if live.link is not None:
-            live.link.send(frame)
+        level = logging.INFO if frame.error.status < 500 else logging.WARNING
+        logger.log(level, "failed: %s", frame.error.code, extra=live.about)
+        live.last = frame
+        self._say_last(live)
 
-    def _account(self, live: Live, delta: Delta) -> Delta:
-        """Note a choice's end; the request's last delta carries its statistics."""
-        if delta.finish is None:
-            return delta
-        live.open_choices.discard(delta.choice)
-        if live.open_choices or live.prefill:
-            return delta
-        self._close_if_done(live)
-        return msgspec.structs.replace(delta, stats=live.stats or RequestStats())
+    def _answer(self, live: Live) -> None:
+        live.last = live.prefill_done()
+        self._say_last(live)
 
-    def _answer(self, live: Live, delta: Delta) -> None:
-        """A prefill job is answered when every choice has its first token."""
-        live.firsts[delta.choice] = delta
-        if len(live.firsts) < live.request.params.n:
-            return
-        self._live.pop(live.request.id, None)
-        if live.link is not None:
-            choices = tuple(live.firsts[choice] for choice in sorted(live.firsts))
-            stats = live.stats or RequestStats()
-            live.link.send(PrefillDone(live.request.id, live.attempt, choices, stats))
+    def _say_last(self, live: Live) -> None:
+        self._end(live)
+        if live.link is not None and live.last is not None:
+            live.link.send(live.last)
 
     # --- links that are lost --------------------------------------------------------------------
 
-    def orphan(self, link: Link) -> list[tuple[RequestId, int]]:
-        """A link is gone: whose requests are without one now."""
-        orphans = []
-        for live in self._live.values():
-            if live.link is link:
-                live.link = None
-                orphans.append((live.request.id, live.attempt))
-        return orphans
+    def orphan(self, link: Link) -> bool:
+        """A link is gone: True if tidy() is due in `grace_s`."""
+        live = [each for each in self._live.values() if each.link is link]
+        ended = [each for each in self._ended.values() if each.link is link]
+        for each in (*live, *ended):
+            each.link, each.until = None, self._clock() + self._grace_s
+        return bool(live)
 
-    def abort_orphans(self, orphans: list[tuple[RequestId, int]]) -> int:
-        """Abort those that nobody has come back for; return how many."""
-        count = 0
-        for request, attempt in orphans:
-            live = self._get(request, attempt)
-            if live is not None and live.link is None:
-                self.abort(Abort(request, attempt))
-                count += 1
-        return count
+    def tidy(self) -> None:
+        """Abort those that nobody has come back for, and forget what nobody can have missed."""
+        now = self._clock()
+        for live in [each for each in self._live.values() if each.link is None]:
+            if live.until <= now:
+                logger.warning("aborted: its router stayed away", extra=live.about)
+                self._give_up(live)
+        self._forget_ended(now)
+
+    def _catch_up(self, live: Live, job: PrefillJob | RunJob, link: Link) -> None:
+        """The router's job, sent again, says what it has."""
+        if live.last is not None:
+            link.send(live.last)
+        elif isinstance(job, PrefillJob):
+            return  # its answer is still to come
+        elif not live.awaits_first:
+            self._send_missed(live, job, link)
+        elif job.await_first:
+            return  # nothing was said yet
+        elif any(job.request.outputs):
+            self.first(First(live.id, live.attempt, job.request.outputs, job.finished))
+        else:
+            self.no_first(NoFirst(live.id, live.attempt, "the router has no first token"))
+
+    def _send_missed(self, live: Live, job: RunJob, link: Link) -> None:
+        missed = live.missed(job)
+        if missed is None:
+            logger.warning("what its router missed is not kept any more", extra=live.about)
+            self._give_up(live)
+            link.send(JobFailed(live.id, live.attempt, HISTORY_LOST))
+        elif missed:
+            link.send(Deltas(tuple(missed)))
 
     # --- helpers --------------------------------------------------------------------------------
 
@@ -187,12 +226,37 @@ class Table:
         live = self._live.get(request)
         return live if live is not None and live.attempt == attempt else None
 
-    def _texts(self, request: Request, outputs: tuple[tuple[int, ...], ...]) -> list[ChoiceText]:
-        return [
-            ChoiceText(self._tokenizer, request, outputs[choice] if outputs else ())
-            for choice in range(request.params.n)
-        ]
+    def _awaiting(self, request: RequestId, attempt: int) -> Live | None:
+        live = self._get(request, attempt)
+        return live if live is not None and live.awaits_first else None
 
-    def _close_if_done(self, live: Live) -> None:
-        if not live.open_choices and self._live.get(live.request.id) is live:
-            del self._live[live.request.id]
+    def _stop_waiting(self, live: Live) -> None:
+        live.awaits_first = False
+        self._metrics.handed_off(self._clock() - live.opened)
+
+    def _end(self, live: Live) -> None:
+        """Nothing more will come of it; what did is kept for a while."""
+        now = self._clock()
+        del self._live[live.id]
+        live.texts, live.until = [], now + self._grace_s
+        self._ended[live.id] = live
+        self._ended_bytes += live.bytes
+        self._forget_ended(now)
+
+    def _forget_ended(self, now: float) -> None:
+        while self._ended:
+            oldest = next(iter(self._ended.values()))
+            many = len(self._ended) > MAX_ENDED or self._ended_bytes > ENDED_BYTES
+            if not many and oldest.until > now:
+                return
+            self._forget(oldest.id)
+
+    def _give_up(self, live: Live) -> None:
+        """Forget it, here and in the engine."""
+        self._live.pop(live.id, None)
+        self._forget(live.id)
+        self._send(Abort(live.id, live.attempt))
+
+    def _forget(self, request: RequestId) -> None:
+        if (ended := self._ended.pop(request, None)) is not None:
+            self._ended_bytes -= ended.bytes

@@ -2,12 +2,13 @@
 
 In: tokens of one choice, in order. Out: one Delta per token. Ids go out as generated; text may lag
 behind. The token that completes a stop string is the choice's last; what the engine computed beyond
-it is dropped, neither sent nor counted.
+it is dropped, neither sent nor counted. On the last token that the limits allow a stop string is
+still cut off, but the finish is "length" (as vLLM has it).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from baton_node.frames import Token
 from baton_protocol.link import Delta, FinishReason
@@ -35,37 +36,49 @@ class ChoiceText:
     def push(self, token: Token) -> Delta:
         """The delta of one token; its `finish` is set if the choice ends with it."""
         text = ""
+        ids = () if token.id is None else (token.id,)
         if token.stop_id is None or self._request.params.include_stop_str_in_output:
-            text = self._detokenizer.push([token.id]).text  # else the id ends the text, unseen
+            text = self._detokenizer.push(ids).text  # else the id ends the text, unseen
         if token.finish is not None:
             text += self._detokenizer.finish()
-        finish: FinishReason | None = token.finish
-        stop: str | int | None = None
-        if self._detokenizer.stopped is not None:
-            finish, stop = "stop", self._detokenizer.stopped
-        elif token.stop_id in self._request.params.stop_token_ids:
-            stop = token.stop_id
+        finish, stop = self._end(token)
+        logprobs = () if token.logprobs is None else named(self._tokenizer, (token.logprobs,))
         return Delta(
             request=token.request,
             attempt=token.attempt,
             choice=token.choice,
             offset=token.offset,
-            ids=(token.id,),
+            ids=ids,
             text=text,
-            logprobs=(self._named(token.logprobs),) if token.logprobs is not None else (),
+            logprobs=logprobs,
             finish=finish,
             stop=stop,
         )
 
-    def _named(self, logprobs: PositionLogprobs) -> PositionLogprobs:
-        top = tuple(self._name(candidate) for candidate in logprobs.top)
-        return PositionLogprobs(self._name(logprobs.sampled), top)
+    def _end(self, token: Token) -> tuple[FinishReason | None, str | int | None]:
+        if token.finish == "length":
+            return "length", None
+        if self._detokenizer.stopped is not None:
+            return "stop", self._detokenizer.stopped
+        if token.stop_id in self._request.params.stop_token_ids:
+            return token.finish, token.stop_id
+        return token.finish, None
 
-    def _name(self, candidate: TokenLogprob) -> TokenLogprob:
-        return TokenLogprob(
-            id=candidate.id,
-            logprob=candidate.logprob,
-            rank=candidate.rank,
-            text=self._tokenizer.token_text(candidate.id),
-            raw=self._tokenizer.token_bytes(candidate.id),
-        )
+
+def named(
+    tokenizer: Tokenizer, positions: Iterable[PositionLogprobs]
+) -> tuple[PositionLogprobs, ...]:
+    """The same with texts. A long prompt's have few different ids among many candidates."""
+    names: dict[int, tuple[str, bytes]] = {}
+
+    def name(candidate: TokenLogprob) -> TokenLogprob:
+        known = names.get(candidate.id)
+        if known is None:
+            known = (tokenizer.token_text(candidate.id), tokenizer.token_bytes(candidate.id))
+            names[candidate.id] = known
+        return TokenLogprob(candidate.id, candidate.logprob, candidate.rank, *known)
+
+    return tuple(
+        PositionLogprobs(name(each.sampled), tuple(name(candidate) for candidate in each.top))
+        for each in positions
+    )

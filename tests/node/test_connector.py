@@ -2,88 +2,19 @@
 
 from __future__ import annotations
 
-import logging
-import select
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from baton_engine.api import (
-    ChunkRef,
-    ConnectorEvent,
-    Copied,
-    Fetched,
-    LookedUp,
-    Published,
-)
-from baton_engine.sim import SimSettings, build_sim
+from baton_engine.api import Copied, Fetched, LookedUp, Published
 from baton_kvstore.embedded import EmbeddedStore
 from baton_kvstore.index import Index
-from baton_node.connector import StoreAddress, StoreConnector
 from baton_node.jobs import PADDING
-from baton_protocol.ids import BlockHash, BlockId, Epoch, NodeId, RequestId
+from baton_protocol.ids import BlockId, RequestId
 from baton_protocol.store import InboxEntry, Marker
+from tests.support.connectors import Harness, ref
 from tests.support.kvstore import plain_client, wait_until
-
-SETTINGS = SimSettings(chunk_blocks=4, num_blocks=32)
-PATIENCE_S = 30.0
-
-
-class Harness:
-    """A connector over the pool of a simulated engine, and the events it gave."""
-
-    def __init__(self, store: EmbeddedStore) -> None:
-        self.engine = build_sim(SETTINGS)
-        self.memory = self.engine.memory
-        self.block_bytes = self.memory.layout.block_bytes
-        self.connector = StoreConnector(
-            StoreAddress(
-                index_url=store.index_url,
-                data_urls=store.data_urls,
-                pool="default",
-                node=NodeId("n0"),
-                epoch=Epoch("e0"),
-                fingerprint=self.engine.info.fingerprint,
-            ),
-            self.memory,
-        )
-        self.connector.start()
-        self.events: list[ConnectorEvent] = []
-
-    def until(self, condition: Callable[[], bool]) -> None:
-        """Sleep on the file descriptor, as the desk does."""
-        deadline = time.monotonic() + PATIENCE_S
-        while not condition():
-            left = deadline - time.monotonic()
-            assert left > 0
-            select.select([self.connector.fileno()], [], [], left)
-            self.events += self.connector.poll()
-
-    def last(self, kind: type[ConnectorEvent]) -> ConnectorEvent | None:
-        return next((e for e in reversed(self.events) if isinstance(e, kind)), None)
-
-    def fill(self, block: int, value: int) -> None:
-        data = bytearray([value]) * self.block_bytes
-        self.memory.write([BlockId(block)], memoryview(data))
-
-    def read(self, block: int) -> set[int]:
-        data = bytearray(self.block_bytes)
-        self.memory.read([BlockId(block)], memoryview(data))
-        return set(data)
-
-    def publish(self, name: bytes, blocks: list[int]) -> Marker:
-        self.connector.publish(ref(name), [BlockId(block) for block in blocks])
-        self.until(lambda: self.last(Published) is not None)
-        event = self.last(Published)
-        assert isinstance(event, Published)
-        assert event.marker is not None, event.reason
-        return event.marker
-
-
-def ref(name: bytes, index: int = 0) -> ChunkRef:
-    return ChunkRef(RequestId("r"), 1, index, BlockHash(name.ljust(16, b".")))
 
 
 @pytest.fixture
@@ -97,12 +28,14 @@ def test_a_published_chunk_comes_back_into_other_blocks(harness: Harness) -> Non
     for block in range(1, 5):
         harness.fill(block, block)
     marker = harness.publish(b"chunk", [1, 2, 3, 4])
-    kinds = [type(event) for event in harness.events]
-    assert kinds.index(Copied) < kinds.index(Published)
-    harness.connector.fetch(ref(b"chunk"), marker, [BlockId(b) for b in (9, 8, 7, 6)])
-    harness.until(lambda: harness.last(Fetched) is not None)
-    assert harness.last(Fetched) == Fetched(ref(b"chunk"), True, 4 * harness.block_bytes)
+    assert harness.fetch(b"chunk", marker, (9, 8, 7, 6)).bytes == 4 * harness.block_bytes
     assert [harness.read(block) for block in (9, 8, 7, 6)] == [{1}, {2}, {3}, {4}]
+
+
+def test_the_source_is_free_before_the_chunk_is_published(harness: Harness) -> None:
+    harness.connector.publish(ref(b"chunk"), [BlockId(block) for block in (1, 2, 3, 4)])
+    harness.until(lambda: harness.last(Published) is not None)
+    assert [type(event) for event in harness.events] == [Copied, Published]
 
 
 def test_blocks_that_hold_kv_already_are_not_written(harness: Harness) -> None:
@@ -125,23 +58,12 @@ def test_a_lookup_finds_what_was_published_and_nothing_else(harness: Harness) ->
 
 
 def test_a_chunk_that_is_gone_loses_its_marker(harness: Harness, store: EmbeddedStore) -> None:
-    marker = harness.publish(b"chunk", [1, 2, 3, 4])
+    marker = harness.publish(b"chunk")
     for url in store.data_urls:
         with plain_client(url) as client:
             client.flushall()
-    harness.connector.fetch(ref(b"chunk"), marker, [BlockId(b) for b in (5, 6, 7, 8)])
-    harness.until(lambda: harness.last(Fetched) is not None)
-    event = harness.last(Fetched)
-    assert isinstance(event, Fetched)
-    assert not event.ok
-
-    def unmarked() -> bool:
-        harness.events.clear()
-        harness.connector.lookup(RequestId("r"), 1, [ref(b"chunk").hash])
-        harness.until(lambda: harness.last(LookedUp) is not None)
-        return harness.last(LookedUp) == LookedUp(RequestId("r"), 1, (None,))
-
-    harness.until(unmarked)
+    assert not harness.fetch(b"chunk", marker, (5, 6, 7, 8)).ok
+    wait_until(lambda: harness.look_up(b"chunk") == (None,), "the marker to be dropped")
 
 
 def test_announcements_arrive_in_order_and_once(harness: Harness) -> None:
@@ -174,27 +96,6 @@ def test_a_lookup_is_answered_although_the_index_is_away() -> None:
             assert event.reason
         finally:
             harness.connector.close()
-
-
-def test_an_index_that_is_away_is_mentioned_once_not_at_each_attempt(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("baton_node.connector.RETRY_S", 0.01)
-    with EmbeddedStore(64 << 20) as store:
-        harness = Harness(store)
-        try:
-            harness.connector.lookup(RequestId("r"), 1, [ref(b"x").hash])
-            harness.until(lambda: harness.last(LookedUp) is not None)
-            store.stop()
-            wait_until(lambda: "cannot be read" in caplog.text, "the loss of the index")
-            for _ in range(20):
-                harness.events.clear()
-                harness.connector.lookup(RequestId("r"), 1, [ref(b"x").hash])
-                harness.until(lambda: harness.last(LookedUp) is not None)
-        finally:
-            harness.connector.close()
-    told = [record for record in caplog.records if record.name == "baton_node.connector"]
-    assert len([record for record in told if record.levelno >= logging.WARNING]) == 1
 
 
 def test_an_unforeseen_error_of_the_index_neither_stops_the_inbox_nor_swallows_a_lookup(

@@ -116,6 +116,29 @@ def test_a_choice_that_ended_at_the_prefill_node_is_not_run(node: DeskNode) -> N
     assert node.tokens("r")[0].offset == 1
 
 
+def test_a_choice_that_ended_in_an_earlier_attempt_is_not_run(node: DeskNode) -> None:
+    request = make_request("r", PROMPT, n=2, seed=3, temperature=1.0, attempt=2)
+    request = msgspec.structs.replace(request, outputs=((65,), (66, 67)))
+    node.take(RunJob(request, finished=(0,)))
+    spin([node], lambda: len(node.ids("r", 1)) == 6, "the other choice")
+    settle([node])
+    assert not node.ids("r", 0)
+    assert node.tokens("r")[0].offset == 2
+    assert not node.failures()
+
+
+def test_a_choice_that_came_with_all_its_tokens_only_ends(node: DeskNode) -> None:
+    request = make_request("r", PROMPT, n=2, max_tokens=2)
+    request = msgspec.structs.replace(request, outputs=((65, 66), (65,)))
+    node.take(RunJob(request))
+    spin([node], lambda: len(node.tokens("r")) == 2, "both ends")
+    settle([node])
+    told = [(token.choice, token.offset, token.finish) for token in node.tokens("r")]
+    assert sorted(told) == [(0, 2, "length"), (1, 1, "length")]
+    assert node.ids("r", 0) == []
+    assert not node.failures()
+
+
 def test_words_for_another_attempt_are_not_heard(node: DeskNode) -> None:
     request = make_request("r", PROMPT, attempt=2)
     node.take(RunJob(request, await_first=True))

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from prometheus_client.parser import text_string_to_metric_families
 
 from baton_engine.api import StepResult
-from baton_node.metrics import render
+from baton_node.metrics import COUNTERS, GAUGES, SPEEDS, NodeMetrics
 from baton_node.speeds import SpeedMeter
 from baton_protocol.ids import NodeId
 from baton_protocol.store import NodeLoad, Speeds
+from tests.support.tables import values_of
 
 
-def test_metrics_carry_the_last_load_with_the_nodes_name() -> None:
+async def test_metrics_carry_the_last_load_with_the_nodes_name() -> None:
     load = NodeLoad(published_bytes_total=10, fetched_bytes_total=20, reused_chunks_total=3)
-    page = render(NodeId("p0"), lambda: (load, Speeds(decode_step_ms=1.5))).decode()
+    page = NodeMetrics(NodeId("p0"), lambda: (load, Speeds(decode_step_ms=1.5))).page().decode()
     values = {
         sample.name: sample.value
         for family in text_string_to_metric_families(page)
@@ -26,10 +29,21 @@ def test_metrics_carry_the_last_load_with_the_nodes_name() -> None:
     assert values["baton_decode_step_milliseconds"] == 1.5
 
 
-def test_every_figure_of_the_load_is_a_metric() -> None:
-    page = render(NodeId("p0"), lambda: (NodeLoad(), Speeds())).decode()
-    families = [f for f in text_string_to_metric_families(page) if f.name.startswith("baton_")]
-    assert len(families) == len(NodeLoad.__struct_fields__) + len(Speeds.__struct_fields__)
+async def test_every_figure_of_the_load_is_a_metric() -> None:
+    page = NodeMetrics(NodeId("p0"), lambda: (NodeLoad(), Speeds())).page().decode()
+    metered = {family.name for family in text_string_to_metric_families(page)}
+    assert {name for name, _, _ in (*COUNTERS, *GAUGES, *SPEEDS)} <= metered
+    fields = {field for _, field, _ in (*COUNTERS, *GAUGES, *SPEEDS)}
+    assert fields == {*NodeLoad.__struct_fields__, *Speeds.__struct_fields__}
+
+
+async def test_the_servers_tasks_are_counted() -> None:
+    metrics = NodeMetrics(NodeId("p0"), lambda: (NodeLoad(), Speeds()))
+    before = values_of(metrics.page())["baton_asyncio_tasks"]
+    more = [asyncio.create_task(asyncio.sleep(60)) for _ in range(3)]
+    assert values_of(metrics.page())["baton_asyncio_tasks"] == before + 3
+    for task in more:
+        task.cancel()
 
 
 def test_speeds_follow_the_steps_and_small_prompts_do_not_count() -> None:

@@ -7,10 +7,12 @@ import hashlib
 import os
 import signal
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -114,6 +116,7 @@ async def test_the_hello_says_who_the_node_is_and_names_its_artifacts(
         report = link.hello.report
         assert (report.node, report.role, report.address) == ("decode-0", "decode", node.url)
         assert (report.pid, report.state, report.model) == (node.process.pid, "ready", "sim")
+        assert report.store == "up"
         assert report.speeds.prefill_tokens_per_s > 0
         assert report.speeds.put_bytes_per_s > 0
         files = {}
@@ -146,6 +149,7 @@ async def test_a_second_link_is_told_what_the_cache_holds() -> None:
         async with linked(node) as second:
             await second.until(lambda: len(second.frames) >= 2)
             assert second.cached() == first.cached()
+            assert second.hello.report.store == "none"
 
 
 async def test_a_stop_string_ends_the_request_and_frees_its_blocks() -> None:
@@ -191,16 +195,47 @@ async def test_a_lost_link_aborts_its_requests_after_the_grace_period() -> None:
             )
 
 
-async def test_a_router_that_comes_back_keeps_its_request() -> None:
-    async with running(settings(None, sim=SLOW, link_grace_s=0.3)) as (node,):
-        request = make_request("r", PROMPT, max_tokens=60)
+async def test_a_router_that_comes_back_has_every_token_once() -> None:
+    async with running(settings(None, sim=SLOW)) as (node,):
+        request = make_request("r", PROMPT, max_tokens=40)
         async with linked(node) as link:
             await link.send(RunJob(request))
-            await link.until(lambda: len(link.of("r")) > 2)
+            await link.until(lambda: len(link.of("r")) > 4)
+        seen = link.of("r")[:3]  # the others were lost on their way
+        ids = tuple(id for delta in seen for id in delta.ids)
         async with linked(node) as later:
-            await later.send(RunJob(request))
-            deltas = await later.finished("r")
-            assert deltas[-1].offset == 59
+            await later.send(RunJob(msgspec.structs.replace(request, outputs=(ids,))))
+            deltas = [*seen, *await later.finished("r")]
+            assert [delta.offset for delta in deltas] == list(range(40))
+            await later.send(RunJob(make_request("alone", PROMPT, max_tokens=40)))
+            alone = await later.finished("alone")
+            assert [delta.ids for delta in deltas] == [delta.ids for delta in alone]
+            assert "".join(delta.text for delta in deltas) == text_of(later, "alone")
+
+
+async def test_a_link_is_read_and_a_node_ends_though_its_engine_stands_still() -> None:
+    made = settings(None, sim=SLOW, drain_s=0.2)
+    async with running(made) as (node,), linked(node) as link, linked(node) as other:
+        request = make_request("r", PROMPT, max_tokens=4000)
+        await link.send(RunJob(request))
+        await link.until(lambda: len(link.of("r")) > 2)
+        engine = node.engine_pid()
+        os.kill(engine, signal.SIGSTOP)
+        for number in range(40):  # far more than the sockets between the processes hold
+            await other.send(RunJob(make_request(f"more{number}", bytes([200]) * 60_000)))
+        await other.send(RunJob(request))
+        await other.until(lambda: len(other.of("r")) > 2)
+        node.process.send_signal(signal.SIGTERM)
+        assert await node.ended() == 0
+        assert not is_alive(engine)
+
+
+async def test_a_request_past_its_deadline_is_a_final_error() -> None:
+    async with running(settings(None)) as (node,), linked(node) as link:
+        late = msgspec.structs.replace(make_request("r", PROMPT), deadline=time.time() - 1)
+        await link.send(RunJob(late, await_first=True))
+        error = (await link.failure("r")).error
+        assert (error.code, error.retryable) == ("deadline_exceeded", False)
 
 
 async def test_a_prompt_that_cannot_fit_is_a_final_error() -> None:
@@ -252,8 +287,10 @@ async def test_the_engine_dies_with_its_server() -> None:
 async def test_the_server_ends_when_its_engine_dies() -> None:
     async with running(settings(None)) as (node,), linked(node) as link:
         os.kill(node.engine_pid(), signal.SIGKILL)
-        assert await node.ended() == 1
         await link.until(lambda: link.closed)
+        with pytest.raises(aiohttp.ClientConnectionError):  # who dials again is not let in
+            await get(node, "/health")
+        assert await node.ended() == 1
         assert "killed by signal 9" in await node.errors()
 
 

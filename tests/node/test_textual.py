@@ -64,9 +64,19 @@ def test_text_held_back_for_a_stop_string_is_shown_at_the_end() -> None:
     assert shown(push(b"one tw", stop=("two",), end=False)) == "one "
 
 
-def test_a_stop_string_completed_by_the_last_allowed_token_is_a_stop() -> None:
-    deltas = push(b"one two", stop=("two",))
-    assert (deltas[-1].finish, deltas[-1].stop) == ("stop", "two")
+@pytest.mark.parametrize(("shows", "text"), [(False, "one "), (True, "one two")])
+def test_a_stop_string_completed_by_the_last_allowed_token_is_a_length_O_REQ_3b(
+    shows: bool, text: str
+) -> None:
+    deltas = push(b"one two", stop=("two",), include_stop_str_in_output=shows)
+    assert (deltas[-1].finish, deltas[-1].stop) == ("length", None)
+    assert shown(deltas) == text
+
+
+def test_a_stop_id_as_the_last_allowed_token_is_a_length_O_REQ_3b() -> None:
+    text = ChoiceText(TOKENIZER, make_request("r", b"p", stop_token_ids=(66,)), ())
+    last = text.push(token(66, 0, finish="length"))
+    assert (last.finish, last.stop) == ("length", None)
 
 
 def test_an_eos_is_a_stop_without_a_name_and_a_stop_id_has_one() -> None:

@@ -13,8 +13,9 @@ from baton_engine.core import EngineCore
 from baton_engine.sim import SimSettings, build_sim
 from baton_kvstore.embedded import EmbeddedStore
 from baton_node.connector import StoreAddress, StoreConnector
-from baton_node.desk import Connector, Desk, DeskOptions
+from baton_node.desk import Desk, DeskOptions
 from baton_node.frames import Prompted, Step, ToEngine, Token, ToServer
+from baton_node.plane import Connector
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import First, JobFailed, PrefillJob, RunJob
 from baton_protocol.request import Request
@@ -41,7 +42,7 @@ class FakePort:
 
 
 class DeskNode:
-    """One node without its server."""
+    """One node without its server. `unix` is what it takes for the time of day."""
 
     def __init__(
         self,
@@ -55,11 +56,13 @@ class DeskNode:
         self.engine = build_sim(settings or SimSettings(chunk_blocks=1))
         self.connector = connect(self.engine)
         self.port = FakePort()
+        self.unix = 1e9
         self.desk = Desk(
             self.engine,
             self.connector,
             self.port,
             DeskOptions(epoch=self.epoch, **options),  # type: ignore[arg-type]
+            wall=lambda: self.unix,
         )
 
     def take(self, *frames: ToEngine) -> None:
@@ -70,11 +73,19 @@ class DeskNode:
         return [token for step in steps for token in step.tokens if token.request == request]
 
     def ids(self, request: str, choice: int = 0) -> list[int]:
-        return [token.id for token in self.tokens(request) if token.choice == choice]
+        mine = [token for token in self.tokens(request) if token.choice == choice]
+        return [token.id for token in mine if token.id is not None]
 
     def prompted(self, request: str) -> Prompted:
         steps = [frame for frame in self.port.said if isinstance(frame, Step)]
         return next(p for step in steps for p in step.prompts if p.request == request)
+
+    @property
+    def freed(self) -> bool:
+        """Every block can be had, and the books are right."""
+        self.engine.check_integrity()
+        load = self.engine.load()
+        return load.free_blocks == load.total_blocks
 
     def failures(self) -> list[JobFailed]:
         return [frame for frame in self.port.said if isinstance(frame, JobFailed)]
@@ -119,10 +130,7 @@ def spin(nodes: Sequence[DeskNode], condition: Callable[[], bool], what: str) ->
 def settle(nodes: Sequence[DeskNode]) -> None:
     """Turn until nothing is left, and check the books of every engine."""
     spin(nodes, lambda: all(n.desk.idle and not n.engine.has_work() for n in nodes), "idleness")
-    for node in nodes:
-        node.engine.check_integrity()
-        load = node.engine.load()
-        assert load.free_blocks == load.total_blocks
+    assert all(node.freed for node in nodes)
 
 
 def hand_off(

@@ -1,0 +1,35 @@
+"""What a node's step loop asks of its data plane beside moving chunks (api.KVConnector).
+
+Implemented by connector (over a store) and nostore.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from baton_engine.api import KVConnector
+from baton_protocol.store import StoreHealth
+
+
+class Measured(Protocol):
+    """A data plane that watches itself."""
+
+    def rates(self) -> tuple[float, float]:
+        """Put and get, bytes per second; 0.0 is not measured."""
+        ...
+
+    def healthy(self) -> bool:
+        """Whether a chunk could be published now: the index and a data instance take what they are
+        given. Cheap, and asked at every turn of the loop."""
+        ...
+
+
+def store_health(has_store: bool, plane: Measured) -> StoreHealth:
+    """What routers are told of the store."""
+    if not has_store:
+        return "none"
+    return "up" if plane.healthy() else "down"
+
+
+class Connector(KVConnector, Measured, Protocol):
+    """All that the step loop needs of it."""

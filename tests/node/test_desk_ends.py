@@ -1,0 +1,143 @@
+"""How a request ends before its last token: aborts at every stage, and deadlines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from baton_engine.sim import SimSettings
+from baton_node.nostore import NoStore
+from baton_protocol.ids import Epoch, NodeId
+from baton_protocol.link import Abort, NoFirst, PrefillJob, RunJob
+from baton_protocol.request import Request
+from tests.support.desks import DeskNode, alone, settle, spin
+from tests.support.nodes import make_request
+
+PROMPT = bytes((i * 5) % 95 + 32 for i in range(150))
+ONE_AT_A_TIME = SimSettings(chunk_blocks=1, max_num_seqs=1)
+
+
+@pytest.fixture
+def node() -> Iterator[DeskNode]:
+    made = DeskNode("n0", lambda _: NoStore(), ONE_AT_A_TIME)
+    yield made
+    settle([made])
+    made.close()
+
+
+def due(request: Request, unix: float) -> Request:
+    return msgspec.structs.replace(request, deadline=unix)
+
+
+# --- aborts ---------------------------------------------------------------------------------------
+
+
+def test_an_aborted_request_has_freed_its_blocks_when_the_turn_is_over(node: DeskNode) -> None:
+    request = make_request("r", PROMPT, max_tokens=4000)
+    node.take(RunJob(request))
+    spin([node], lambda: len(node.ids("r")) > 2, "some tokens")
+    assert not node.freed
+    node.take(Abort(request.id, 1))
+    node.desk.turn()
+    assert node.freed
+    assert node.desk.idle
+
+
+def test_a_request_aborted_in_the_engines_queue_was_never_there(node: DeskNode) -> None:
+    running = make_request("running", PROMPT, max_tokens=4000)
+    queued = make_request("queued", PROMPT[::-1], max_tokens=4000)
+    node.take(RunJob(running), RunJob(queued))
+    spin([node], lambda: len(node.ids("running")) > 2, "some tokens")
+    assert node.engine.load().waiting == 1
+    node.take(Abort(queued.id, 1))
+    node.desk.turn()
+    assert node.engine.load().waiting == 0
+    node.take(Abort(running.id, 1))
+    node.desk.turn()
+    assert not node.tokens("queued")
+
+
+def test_an_abort_in_the_turn_of_the_last_token_leaves_nothing(node: DeskNode) -> None:
+    request = make_request("r", PROMPT, max_tokens=5)
+    node.take(RunJob(request))
+    spin([node], lambda: len(node.ids("r")) == 4, "all tokens but one")
+    node.take(Abort(request.id, 1))
+    node.desk.turn()
+    assert (len(node.ids("r")), node.freed, node.desk.idle) == (4, True, True)
+
+
+def test_an_abort_after_the_last_token_changes_nothing(node: DeskNode) -> None:
+    request = make_request("r", PROMPT, max_tokens=5)
+    alone(node, request)
+    node.take(Abort(request.id, 1))
+    node.desk.turn()
+    assert not node.failures()
+    assert alone(node, make_request("next", PROMPT))
+
+
+def test_an_abort_of_a_job_that_waits_for_its_first_token_forgets_it(node: DeskNode) -> None:
+    request = make_request("r", PROMPT)
+    node.take(RunJob(request, await_first=True))
+    node.desk.turn()
+    node.take(Abort(request.id, 1), NoFirst(request.id, 1, "late"))
+    node.desk.turn()
+    assert node.desk.idle
+    assert not node.engine.has_work()
+
+
+def test_an_aborted_prefill_job_gives_no_token(node: DeskNode) -> None:
+    job = PrefillJob(make_request("r", bytes(2000)), NodeId("d"), Epoch("e"))
+    node.take(job)
+    spin([node], lambda: not node.freed, "blocks for the prompt")
+    node.take(Abort(job.request.id, 1))
+    settle([node])
+    assert not node.tokens("r")
+
+
+# --- deadlines ------------------------------------------------------------------------------------
+
+
+def test_a_running_request_ends_at_its_deadline_with_a_final_error(node: DeskNode) -> None:
+    request = due(make_request("r", PROMPT, max_tokens=4000), node.unix + 10)
+    node.take(RunJob(request))
+    spin([node], lambda: len(node.ids("r")) > 2, "some tokens")
+    node.unix += 9
+    spin([node], lambda: len(node.ids("r")) > 100, "more tokens")
+    node.unix += 1
+    spin([node], lambda: bool(node.failures()), "the end")
+    assert node.freed
+    (failed,) = node.failures()
+    assert (failed.error.code, failed.error.status) == ("deadline_exceeded", 504)
+    assert not failed.error.retryable
+
+
+@pytest.mark.parametrize("stage", ["queued", "parked", "prefill"])
+def test_a_request_that_does_not_run_yet_ends_at_its_deadline_too(
+    node: DeskNode, stage: str
+) -> None:
+    running = make_request("running", PROMPT, max_tokens=4000)
+    node.take(RunJob(running))
+    spin([node], lambda: len(node.ids("running")) > 2, "some tokens")
+    request = due(make_request("r", PROMPT[::-1]), node.unix + 10)
+    if stage == "prefill":
+        node.take(PrefillJob(request, NodeId("d"), Epoch("e")))
+    else:
+        node.take(RunJob(request, await_first=stage == "parked"))
+    spin([node], lambda: len(node.ids("running")) > 20, "some turns")
+    assert not node.failures()
+    node.unix += 10
+    spin([node], lambda: bool(node.failures()), "the end")
+    node.take(Abort(running.id, 1))
+    settle([node])
+    assert [failed.request for failed in node.failures()] == ["r"]
+    assert not node.tokens("r")
+
+
+def test_a_request_that_ended_in_time_is_not_failed_later(node: DeskNode) -> None:
+    request = due(make_request("r", PROMPT), node.unix + 10)
+    alone(node, request)
+    node.unix += 100
+    alone(node, make_request("next", PROMPT))
+    assert not node.failures()

@@ -1,0 +1,255 @@
+"""A step loop whose store is in trouble: what is said of it, what is held, what waits."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import msgspec
+
+from baton_engine.sim import SimSettings
+from baton_kvstore.embedded import EmbeddedStore
+from baton_node.nostore import NoStore
+from baton_protocol.ids import BlockHash, Epoch, NodeId, RequestId
+from baton_protocol.link import Abort, Load, NoFirst, PrefillJob, RunJob
+from baton_protocol.store import StoreHealth
+from tests.support.desks import DeskNode, alone, hand_off, settle, spin, store_node
+from tests.support.nodes import make_request
+
+PROMPT = bytes((i * 7) % 95 + 32 for i in range(330))
+NOBODY = (NodeId("nobody"), Epoch("never"))
+HOUR_S = 3600.0
+
+
+class Moody(NoStore):
+    """A store that is well or not, as the test says; it holds nothing."""
+
+    def __init__(self, *, well: bool) -> None:
+        super().__init__()
+        self.well = well
+        self.asked: list[RequestId] = []
+
+    def healthy(self) -> bool:
+        return self.well
+
+    def lookup(self, request: RequestId, attempt: int, hashes: Sequence[BlockHash]) -> None:
+        self.asked.append(request)
+        super().lookup(request, attempt, hashes)
+
+
+def moody(*, well: bool, **options: float) -> tuple[DeskNode, Moody]:
+    connector = Moody(well=well)
+    return DeskNode("n0", lambda _: connector, None, **options), connector
+
+
+@contextmanager
+def frozen(store: EmbeddedStore, *names: str) -> Iterator[None]:
+    """Servers that stand still, and go on at the end."""
+    for name in names:
+        os.kill(store.pid(name), signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for name in names:
+            os.kill(store.pid(name), signal.SIGCONT)
+
+
+def told(node: DeskNode) -> list[StoreHealth]:
+    return [frame.store for frame in node.port.said if isinstance(frame, Load)]
+
+
+# --- what routers are told ------------------------------------------------------------------------
+
+
+def test_a_change_of_the_stores_health_is_reported_at_once() -> None:
+    node, connector = moody(well=True, load_every_s=HOUR_S)
+    node.desk.turn()
+    connector.well = False
+    node.desk.turn()
+    node.desk.turn()
+    connector.well = True
+    node.desk.turn()
+    assert told(node) == ["up", "down", "up"]
+    node.close()
+
+
+def test_a_node_without_a_store_says_so() -> None:
+    node = DeskNode("n0", lambda _: NoStore(), has_store=False)
+    node.desk.turn()
+    assert told(node) == ["none"]
+    node.close()
+
+
+def test_a_store_that_stands_still_is_reported_and_so_is_its_return(
+    store: EmbeddedStore,
+) -> None:
+    node = store_node("n0", store)
+    try:
+        spin([node], lambda: told(node)[-1:] == ["up"], "a store that is well")
+        with frozen(store, "index"):
+            spin([node], lambda: told(node)[-1] == "down", "a store that is not")
+        spin([node], lambda: told(node)[-1] == "up", "a store that is well again")
+    finally:
+        node.close()
+
+
+# --- what waits -----------------------------------------------------------------------------------
+
+
+def test_chunks_of_a_store_in_trouble_are_not_waited_for() -> None:
+    node, _ = moody(well=False, first_wait_s=HOUR_S)
+    request = make_request("r", PROMPT)
+    node.take(RunJob(request, await_first=True), NoFirst(request.id, 1, "lost"))
+    spin([node], lambda: len(node.ids("r")) == 8, "the request's end")
+    settle([node])
+    node.close()
+
+
+def test_a_request_for_its_prompts_logprobs_asks_no_store_and_no_cache() -> None:
+    node, connector = moody(well=True)
+    plain = alone(node, make_request("plain", PROMPT[::-1]))
+    for name, prompt in (("cold", PROMPT), ("warm", PROMPT[::-1])):
+        ids = alone(node, make_request(name, prompt, prompt_logprobs=2))
+        assert (ids == plain) == (name == "warm")
+        prompted = node.prompted(name)
+        assert prompted.stats.computed_tokens == len(prompt)
+        assert [each.sampled.id for each in prompted.logprobs] == list(prompt[1:])
+        assert all(len(each.top) == 2 for each in prompted.logprobs)
+    assert connector.asked == ["plain"]
+    settle([node])
+    node.close()
+
+
+def test_more_prompt_logprobs_than_one_frame_should_hold_are_refused() -> None:
+    node, _ = moody(well=True)
+    request = make_request("r", bytes(20_000), prompt_logprobs=20)
+    node.take(RunJob(request))
+    spin([node], lambda: bool(node.failures()), "the refusal")
+    error = node.failures()[0].error
+    assert (error.status, error.param, error.retryable) == (400, "prompt_logprobs", False)
+    node.close()
+
+
+# --- what is held ---------------------------------------------------------------------------------
+
+
+def test_blocks_of_an_aborted_fetch_are_held_until_it_has_settled(store: EmbeddedStore) -> None:
+    prefill, decode = store_node("p0", store), store_node("d0", store)
+    both = (prefill, decode)
+    try:
+        hand_off(prefill, decode, make_request("first", PROMPT))
+        spin(both, lambda: len(decode.ids("first")) == 7, "the chunks in the store")
+        settle(both)
+        other = store_node("d1", store)
+        try:
+            request = make_request("r", PROMPT)
+            with frozen(store, "data0", "data1"):
+                other.take(RunJob(request))
+                spin([other], lambda: not other.freed, "blocks for the fetch")
+                other.take(Abort(request.id, 1))
+                other.desk.turn()
+                assert not other.freed
+                # The same attempt again: nobody can say whether it would get the old one's bytes.
+                other.take(RunJob(request))
+                other.desk.turn()
+                assert [failed.error.retryable for failed in other.failures()] == [True]
+            settle([other])
+            assert not other.tokens("r")
+        finally:
+            other.close()
+    finally:
+        prefill.close()
+        decode.close()
+
+
+def test_blocks_of_a_late_fetch_are_held_until_it_has_settled(store: EmbeddedStore) -> None:
+    prefill, decode = store_node("p0", store), store_node("d0", store)
+    both = (prefill, decode)
+    try:
+        request = make_request("r", PROMPT)
+        request = msgspec.structs.replace(request, deadline=decode.unix + 10)
+        prefill.take(PrefillJob(request, decode.name, decode.epoch))
+        spin(both, lambda: prefill.desk.idle and decode.desk.stashed > 20, "the chunks")
+        with frozen(store, "data0", "data1"):
+            decode.take(RunJob(request, await_first=True))
+            spin([decode], lambda: not decode.freed, "blocks for the fetch")
+            decode.unix += 10
+            spin([decode], lambda: bool(decode.failures()), "the end")
+            assert not decode.freed
+        settle(both)
+        assert decode.failures()[0].error.code == "deadline_exceeded"
+    finally:
+        prefill.close()
+        decode.close()
+
+
+def test_an_abort_while_the_index_is_asked_forgets_the_request_at_once(
+    store: EmbeddedStore,
+) -> None:
+    node = store_node("n0", store, lookup_wait_s=HOUR_S)
+    try:
+        request = make_request("r", PROMPT)
+        with frozen(store, "index"):
+            node.take(RunJob(request))
+            node.desk.turn()
+            node.take(Abort(request.id, 1))
+            node.desk.turn()
+            assert node.desk.idle
+        settle([node])
+        assert not node.tokens("r")
+    finally:
+        node.close()
+
+
+def test_an_abort_while_blocks_are_wanted_forgets_the_request_at_once(
+    store: EmbeddedStore,
+) -> None:
+    prefill = store_node("p0", store)
+    small = SimSettings(chunk_blocks=1, num_blocks=24)
+    decode = store_node("d0", store, small, blocks_wait_s=HOUR_S)
+    both = (prefill, decode)
+    try:
+        running = make_request("running", PROMPT[::-1], max_tokens=40)
+        decode.take(RunJob(running))
+        request = make_request("r", PROMPT)
+        hand_off(prefill, decode, request, say_first=False)
+        spin(both, lambda: decode.engine.load().free_blocks < 21, "a pool too full for another")
+        decode.take(Abort(request.id, 1))
+        decode.desk.turn()
+        spin(both, lambda: len(decode.ids("running")) == 40, "the other's end")
+        settle(both)
+        assert not decode.tokens("r")
+    finally:
+        prefill.close()
+        decode.close()
+
+
+def test_a_store_that_stands_still_holds_no_more_than_half_the_pool(
+    store: EmbeddedStore,
+) -> None:
+    settings = SimSettings(chunk_blocks=1, num_blocks=24)
+    node = store_node("p0", store, settings)
+    try:
+        with frozen(store, "data0", "data1"):
+            node.take(PrefillJob(make_request("r", PROMPT), *NOBODY))
+            spin([node], lambda: bool(node.tokens("r")), "the first token")
+            node.desk.turn()
+            assert node.engine.load().free_blocks >= 12
+            assert len(alone(node, make_request("other", PROMPT[:150]))[0]) == 8
+        settle([node])
+    finally:
+        node.close()
+
+
+def test_a_prefill_job_ends_also_where_nothing_can_be_published(store: EmbeddedStore) -> None:
+    node = store_node("p0", store)
+    try:
+        with frozen(store, "index", "data0", "data1"):
+            node.take(PrefillJob(make_request("r", PROMPT), *NOBODY))
+            spin([node], lambda: bool(node.tokens("r")), "the first token")
+            settle([node])
+            assert node.desk.counters.published_chunks == 0
+    finally:
+        node.close()

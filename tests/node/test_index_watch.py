@@ -1,0 +1,89 @@
+"""When the index counts as lost, and when again as there."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from baton_kvstore.errors import LinkTimeout, StoreUnavailable
+from baton_node.index_watch import IndexWatch
+from tests.support.waiting import until
+
+
+class Answers:
+    """What the index would say, and a clock to be set."""
+
+    def __init__(self) -> None:
+        self.works = True
+        self.now = 0.0
+        self.probes = 0
+
+    async def probe(self) -> None:
+        self.probes += 1
+        if not self.works:
+            raise LinkTimeout("no answer")
+
+    def clock(self) -> float:
+        return self.now
+
+
+async def test_what_began_before_the_index_was_last_seen_is_no_loss() -> None:
+    index = Answers()
+    watch = IndexWatch(index.probe, index.clock)
+    proceed = asyncio.Event()
+
+    async def late() -> None:
+        await proceed.wait()
+        raise LinkTimeout("no answer")
+
+    asking = asyncio.create_task(watch.ask(late))
+    await asyncio.sleep(0)
+    index.now = 1.0
+    running = asyncio.create_task(watch.run())
+    await until(lambda: index.probes)
+    proceed.set()
+    with pytest.raises(StoreUnavailable):
+        await asking
+    assert not watch.away
+    running.cancel()
+
+
+async def test_a_loss_is_probed_at_once_and_refuses_who_asks_meanwhile() -> None:
+    index = Answers()
+    watch = IndexWatch(index.probe, index.clock)
+    running = asyncio.create_task(watch.run())
+    await until(lambda: index.probes)
+    index.works, index.now = False, 1.0
+    asked: list[int] = []
+
+    async def fail() -> None:
+        asked.append(1)
+        await index.probe()
+
+    for _ in range(3):
+        with pytest.raises(StoreUnavailable, match="no answer"):
+            await watch.ask(fail)
+    assert len(asked) == 1
+    assert watch.away
+    index.works = True
+    await watch.answers()
+    assert not watch.trouble
+    running.cancel()
+
+
+async def test_a_probe_that_fails_in_an_unforeseen_way_is_a_loss_and_probing_goes_on() -> None:
+    index = Answers()
+    broken = ["yes"]
+
+    async def probe() -> None:
+        if broken:
+            raise KeyError("nobody thought of it")
+
+    watch = IndexWatch(probe, index.clock)
+    running = asyncio.create_task(watch.run())
+    await until(lambda: watch.away)
+    broken.clear()
+    await watch.answers()
+    assert not watch.trouble
+    running.cancel()

@@ -1,0 +1,96 @@
+"""A connector over the pool of a simulated engine, whose events one can wait for.
+
+In: a store. Out: blocks to fill and read, calls of a step loop, and the events they led to.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from baton_engine.api import ChunkRef, ConnectorEvent, Fetched, LookedUp, Published
+from baton_engine.sim import SimSettings, build_sim
+from baton_kvstore.embedded import EmbeddedStore
+from baton_node.connector import StoreAddress, StoreConnector
+from baton_protocol.ids import BlockHash, BlockId, Epoch, NodeId, RequestId
+from baton_protocol.store import Marker
+
+SETTINGS = SimSettings(chunk_blocks=4, num_blocks=32)
+PATIENCE_S = 30.0
+E = TypeVar("E", bound=ConnectorEvent)
+
+
+class Harness:
+    """A connector over the pool of a simulated engine, and the events it gave."""
+
+    def __init__(self, store: EmbeddedStore) -> None:
+        self.engine = build_sim(SETTINGS)
+        self.memory = self.engine.memory
+        self.block_bytes = self.memory.layout.block_bytes
+        self.connector = StoreConnector(
+            StoreAddress(
+                index_url=store.index_url,
+                data_urls=store.data_urls,
+                pool="default",
+                node=NodeId("n0"),
+                epoch=Epoch("e0"),
+                fingerprint=self.engine.info.fingerprint,
+            ),
+            self.memory,
+        )
+        self.connector.start()
+        self.events: list[ConnectorEvent] = []
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Sleep on the file descriptor, as the desk does."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not condition():
+            left = deadline - time.monotonic()
+            assert left > 0
+            select.select([self.connector.fileno()], [], [], left)
+            self.events += self.connector.poll()
+
+    def last(self, kind: type[E]) -> E | None:
+        return next((e for e in reversed(self.events) if isinstance(e, kind)), None)
+
+    def fill(self, block: int, value: int) -> None:
+        data = bytearray([value]) * self.block_bytes
+        self.memory.write([BlockId(block)], memoryview(data))
+
+    def read(self, block: int) -> set[int]:
+        data = bytearray(self.block_bytes)
+        self.memory.read([BlockId(block)], memoryview(data))
+        return set(data)
+
+    def next(self, kind: type[E]) -> E:
+        """Wait for an event of this kind and take it."""
+        self.until(lambda: self.last(kind) is not None)
+        found = next(event for event in self.events if isinstance(event, kind))
+        self.events.remove(found)
+        return found
+
+    def try_publish(self, name: bytes, blocks: Sequence[int] = (1, 2, 3, 4)) -> Published:
+        self.connector.publish(ref(name), [BlockId(block) for block in blocks])
+        return self.next(Published)
+
+    def publish(self, name: bytes, blocks: Sequence[int] = (1, 2, 3, 4)) -> Marker:
+        event = self.try_publish(name, blocks)
+        assert event.marker is not None, event.reason
+        return event.marker
+
+    def fetch(self, name: bytes, marker: Marker, blocks: Sequence[int]) -> Fetched:
+        self.connector.fetch(ref(name), marker, [BlockId(block) for block in blocks])
+        return self.next(Fetched)
+
+    def look_up(self, *names: bytes) -> tuple[Marker | None, ...]:
+        self.connector.lookup(RequestId("r"), 1, [ref(name).hash for name in names])
+        return self.next(LookedUp).markers
+
+    def close(self) -> None:
+        self.connector.close()
+
+
+def ref(name: bytes, index: int = 0) -> ChunkRef:
+    return ChunkRef(RequestId("r"), 1, index, BlockHash(name.ljust(16, b".")))

@@ -1,0 +1,149 @@
+"""A node's table of requests without sockets and without an engine, and a router that reads it.
+
+In: what a test says in the engine's and the routers' name. Out: what a router would have got.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+from prometheus_client.parser import text_string_to_metric_families
+
+from baton_node.frames import Step, ToEngine, Token
+from baton_node.links import Link
+from baton_node.metrics import NodeMetrics
+from baton_node.table import Table
+from baton_protocol.ids import Epoch, NodeId
+from baton_protocol.link import Delta, Deltas, PrefillJob, RunJob, ToRouter
+from baton_protocol.request import Request
+from baton_protocol.store import NodeLoad, Speeds
+from baton_text.artifacts import byte_artifacts
+from baton_text.tokenizer import Tokenizer
+
+TOKENIZER = Tokenizer.from_artifacts(byte_artifacts())
+GRACE_S = 5.0
+
+
+class Pipe(Link):
+    """A link whose frames a test reads. `broken`: they go nowhere."""
+
+    def __init__(self) -> None:
+        self.frames: list[ToRouter] = []
+        self.broken = False
+
+    def send(self, record: ToRouter) -> None:
+        if not self.broken:
+            self.frames.append(record)
+
+    def deltas(self) -> list[Delta]:
+        frames = [frame for frame in self.frames if isinstance(frame, Deltas)]
+        return [delta for frame in frames for delta in frame.items]
+
+
+class TableNode:
+    """A table; `sent` is what its engine was told, `now` its clock."""
+
+    def __init__(self) -> None:
+        self.sent: list[ToEngine] = []
+        self.now = 100.0
+        self.metrics = NodeMetrics(NodeId("n"), lambda: (NodeLoad(), Speeds()))
+        self.table = Table(
+            TOKENIZER, self.sent.append, self.metrics, GRACE_S, clock=lambda: self.now
+        )
+
+    def take(self, job: RunJob, link: Link) -> None:
+        """What the service does with a job that no role refuses."""
+        if not self.table.goes_on(job, link):
+            self.table.open(job, link)
+
+    def say(self, *tokens: Token) -> None:
+        self.table.stepped(Step(tokens))
+
+
+Finish = Literal["stop", "length"]
+
+
+def tokens_of(
+    request: Request, choice: int, ids: Sequence[int], finish: Finish | None = "length"
+) -> list[Token]:
+    """What an engine says of a choice; `finish` is the last one's."""
+    last = len(ids) - 1
+    return [
+        Token(
+            request.id,
+            request.attempt,
+            choice,
+            offset,
+            id,
+            finish=finish if offset == last else None,
+            stop_id=id if offset == last and finish == "stop" else None,
+        )
+        for offset, id in enumerate(ids)
+    ]
+
+
+@dataclass
+class Reader:
+    """A router's record of one request: each delta must come in order, once and whole."""
+
+    request: Request
+    outputs: list[list[int]] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    ends: dict[int, tuple[str, str | int | None]] = field(default_factory=dict)
+    stats: int = 0
+
+    def __post_init__(self) -> None:
+        self.outputs = [[] for _ in range(self.request.params.n)]
+        self.texts = [""] * self.request.params.n
+
+    def read(self, deltas: Sequence[Delta]) -> None:
+        for delta in deltas:
+            assert delta.choice not in self.ends, "a delta after the last one"
+            assert delta.offset == len(self.outputs[delta.choice])
+            self.outputs[delta.choice] += delta.ids
+            self.texts[delta.choice] += delta.text
+            self.stats += delta.stats is not None
+            if delta.finish is not None:
+                self.ends[delta.choice] = (delta.finish, delta.stop)
+
+    @property
+    def over(self) -> bool:
+        return len(self.ends) == self.request.params.n
+
+    def job(self, attempt: int = 1) -> RunJob:
+        """The job as the router would send it now."""
+        outputs = tuple(tuple(ids) for ids in self.outputs)
+        request = msgspec.structs.replace(self.request, attempt=attempt, outputs=outputs)
+        return RunJob(request, finished=tuple(self.ends))
+
+
+def begin(node: TableNode, job: RunJob | PrefillJob) -> Pipe:
+    link = Pipe()
+    assert not node.table.goes_on(job, link)
+    node.table.open(job, link)
+    return link
+
+
+def prefill(request: Request) -> PrefillJob:
+    return PrefillJob(request, NodeId("d"), Epoch("e"))
+
+
+def lose(node: TableNode, link: Pipe) -> None:
+    link.broken = True
+    node.table.orphan(link)
+
+
+def come_back(node: TableNode, job: RunJob | PrefillJob) -> Pipe:
+    link = Pipe()
+    assert node.table.goes_on(job, link)
+    return link
+
+
+def values_of(page: bytes) -> dict[str, float]:
+    """A metrics page's values by sample name; of histograms only sum and count."""
+    families = text_string_to_metric_families(page.decode())
+    samples = (sample for family in families for sample in family.samples)
+    return {sample.name: sample.value for sample in samples if "le" not in sample.labels}
