@@ -88,7 +88,7 @@ class Desk:
         self.counters = Counters()
         waits = Waits(options.lookup_wait_s, options.first_wait_s, options.blocks_wait_s)
         speeds = SpeedMeter(options.speeds)
-        self._publisher = Publisher(engine, connector, self.counters)
+        self._publisher = Publisher(engine, connector, self.counters, clock)
         self._batch = Batch(engine, port, self._publisher, self.counters, speeds, clock)
         batch = self._batch
         self._lot = Lot(engine, connector, self.counters, waits, batch.admit, batch.fail, clock)

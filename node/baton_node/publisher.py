@@ -7,6 +7,7 @@ KVConnector.publish/announce. Only the step loop's thread calls it.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from baton_engine.api import Copied, Engine, KVConnector, LookedUp, Progress, Published
 from baton_node import publishing
@@ -16,21 +17,30 @@ from baton_protocol.ids import BlockHash, BlockId
 from baton_protocol.store import InboxEntry
 
 logger = logging.getLogger(__name__)
-# A store that stands still is noticed after its first deadline; until then what it does not take
-# may hold this part of the pool.
+# A store that stands still is noticed at its first deadline. Until then what it has not taken for
+# STILL_S may hold half of the pool and no more: the rest is for requests.
 MAX_HELD_SHARE = 2
+STILL_S = 1.0
 BEHIND = "the store does not keep up"
 
 
 class Publisher:
     """Keeps a job from its lookup until its end was announced."""
 
-    def __init__(self, engine: Engine, connector: KVConnector, counters: Counters) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        connector: KVConnector,
+        counters: Counters,
+        clock: Callable[[], float],
+    ) -> None:
         self._engine = engine
         self._connector = connector
         self._counters = counters
         self._jobs: dict[JobKey, Job] = {}
+        self._clock = clock
         self._copying = 0  # chunks whose blocks are held
+        self._moved_at = 0.0  # when one of them was copied, or the first of them held
         blocks, size = engine.info.num_blocks, engine.info.layout.chunk_blocks
         self._most_copying = max(1, blocks // MAX_HELD_SHARE // size)
         self._refused = False  # the last chunk was
@@ -66,6 +76,7 @@ class Publisher:
 
     def copied(self, event: Copied) -> None:
         self._copying -= 1
+        self._moved_at = self._clock()
         self._engine.unhold(event.blocks)
 
     def published(self, event: Published) -> None:
@@ -113,11 +124,13 @@ class Publisher:
             self._tell(job, publishing.Settled(chunk, False))
 
     def _publish(self, job: Job, chunk: int, blocks: tuple[BlockId, ...]) -> bool:
-        """False, and nothing is held, where too much is held already."""
+        """False, and nothing is held, where too much has been held for too long."""
         source = job.chunk_of(blocks, chunk)
         if len(source) != job.chunk_blocks:
             raise RuntimeError(f"put of chunk {chunk} of {job.key} outside a step's progress")
-        if self._copying >= self._most_copying:
+        now = self._clock()
+        self._moved_at = self._moved_at if self._copying else now
+        if self._copying >= self._most_copying and now - self._moved_at > STILL_S:
             self._report(job.chunks[chunk], BEHIND)
             return False
         self._engine.hold(source)

@@ -128,6 +128,8 @@ class NodeServer:
                 service.heard(link, codec.decode(message.data))
         except WireError as error:
             logger.error("router %s: %s", link.peer, error)
+        except ConnectionError as error:  # a pong to a router that has gone
+            logger.info("router %s: %s", link.peer, error)
         finally:
             service.left(link)
             link.lose()

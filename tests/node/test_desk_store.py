@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -12,6 +13,7 @@ import msgspec
 from baton_engine.sim import SimSettings
 from baton_kvstore.embedded import EmbeddedStore
 from baton_node.nostore import NoStore
+from baton_node.publisher import STILL_S
 from baton_protocol.ids import BlockHash, Epoch, NodeId, RequestId
 from baton_protocol.link import Abort, Load, NoFirst, PrefillJob, RunJob
 from baton_protocol.store import StoreHealth
@@ -54,6 +56,15 @@ def frozen(store: EmbeddedStore, *names: str) -> Iterator[None]:
     finally:
         for name in names:
             os.kill(store.pid(name), signal.SIGCONT)
+
+
+def first_token(node: DeskNode, request: RequestId) -> None:
+    spin([node], lambda: bool(node.tokens(request)), "the first token")
+
+
+def stand_still(node: DeskNode) -> None:
+    until = time.monotonic() + STILL_S
+    spin([node], lambda: time.monotonic() > until, "a while")
 
 
 def told(node: DeskNode) -> list[StoreHealth]:
@@ -226,17 +237,20 @@ def test_an_abort_while_blocks_are_wanted_forgets_the_request_at_once(
         decode.close()
 
 
-def test_a_store_that_stands_still_holds_no_more_than_half_the_pool(
+def test_a_store_that_stands_still_for_long_holds_no_more_than_half_the_pool(
     store: EmbeddedStore,
 ) -> None:
     settings = SimSettings(chunk_blocks=1, num_blocks=24)
     node = store_node("p0", store, settings)
     try:
         with frozen(store, "data0", "data1"):
-            node.take(PrefillJob(make_request("r", PROMPT), *NOBODY))
-            spin([node], lambda: bool(node.tokens("r")), "the first token")
-            node.desk.turn()
-            assert node.engine.load().free_blocks >= 12
+            for job, prompt in enumerate((PROMPT[:150], PROMPT[1:150], PROMPT[2:150])):
+                request = make_request(f"r{job}", prompt)
+                node.take(PrefillJob(request, *NOBODY))
+                first_token(node, request.id)
+                stand_still(node)
+                node.desk.turn()
+                assert node.engine.load().free_blocks >= 12
             assert len(alone(node, make_request("other", PROMPT[:150]))[0]) == 8
         settle([node])
     finally:
