@@ -8,7 +8,6 @@
     |-- Unauthorized        401
     |-- TooLarge            413     body over the limit
     |-- Saturated           429     with `retry_after` seconds
-    |-- NodeLost            502     retryable: the node that served the request is gone
     |-- Unavailable         503     retryable: nobody can serve it now
     |-- DeadlineExceeded    504
     |-- RequestKillsNodes   500     final: each node that got the request died without progress
@@ -107,13 +106,6 @@ class Saturated(BatonError):
     status = 429
     type = "rate_limit_error"
     code = "saturated"
-    retryable = True
-
-
-class NodeLost(BatonError):
-    status = 502
-    type = "server_error"
-    code = "node_lost"
     retryable = True
 
 

@@ -5,12 +5,15 @@ It mounts no model: tokenizer and chat template come from its nodes, by digest. 
 
     settings                       what it is told at start
     service, app, api, answer      life cycle; routes and errors; handlers; SSE and JSON
-    fields, parameters, calls      reading bodies; sampling fields; what both endpoints share
-    openai_chat, openai_completions, logprobs   the two endpoints' fields and shapes
+    access                         what became of an HTTP request: its header, its log line
+    fields, parameters, unserved   reading bodies; sampling fields; what is refused or read past
+    calls                          what both endpoints share
+    openai_chat, openai_completions, completion_shape, logprobs   their fields and shapes
     prepare, models                tokenize and hash once; artifacts by digest
     placement, prices              where a request runs: pure, predicted milliseconds
-    ownership                      one request's state machine: pure, no sockets
-    dispatch, outbox               placing, booking, carrying; tokens on their way to the client
+    ownership, actions             one request's state machine: pure, no sockets
+    dispatch, flights, places      carrying requests from attempt to attempt; placing and booking
+    outbox                         tokens on their way to the client
     fleet, view, chunks            nodes as one thing; what is believed of them; who holds what
     links, discovery, markers      one WebSocket per node; finding nodes; what the store holds
     metrics, pool_json             /metrics and /pool

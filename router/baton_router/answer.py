@@ -1,18 +1,22 @@
 """Writes one call's answer: an SSE stream, or one JSON object.
 
-In: the outbox that the call's requests fill. Out: the HTTP response. Headers wait for the first
-token, so that what goes wrong before it is an HTTP status that clients understand; later errors
+In: the outbox that the call's requests fill. Out: the HTTP response. A stream's headers wait for
+the first token, so that what goes wrong before it is an HTTP status that clients understand. Where
+that takes long they go with a comment line, and another one follows whenever no token came for
+`keepalive_s`: clients and proxies give up connections that say nothing. Errors after the headers
 are an SSE event, and the stream ends without [DONE].
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 from aiohttp import web
 
 from baton_protocol.errors import ErrorRecord, openai_body
+from baton_protocol.link import Delta
 from baton_router.calls import DONE, Call, Gathered, Shape, Usage
 from baton_router.dispatch import Flight
 from baton_router.errors import RequestFailed
@@ -24,16 +28,20 @@ STREAM_HEADERS = {
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",  # proxies must not collect tokens
 }
+WAITING = b": waiting\n\n"  # a comment: SSE clients skip it
 
 
 class Stopwatch:
-    """Latencies of one call, from `started` on the given clock."""
+    """Latencies of one call, from `started` on the given clock. A request that is placed again is
+    the same request to its client: it has one first token, and its pause lies between two others.
+    """
 
     def __init__(self, metrics: RouterMetrics, clock: Callable[[], float], started: float) -> None:
         self._metrics = metrics
         self._clock = clock
         self._started = started
         self._last: dict[tuple[int, int], float] = {}
+        self.ttft_s: float | None = None
 
     def saw(self, batch: Batch) -> None:
         now = self._clock()
@@ -43,8 +51,9 @@ class Stopwatch:
             key = (slot, delta.choice)
             if key in self._last:
                 self._metrics.itl.observe(now - self._last[key])
-            elif not self._last:
-                self._metrics.ttft.observe(now - self._started)
+            elif self.ttft_s is None:
+                self.ttft_s = now - self._started
+                self._metrics.ttft.observe(self.ttft_s)
             self._last[key] = now
 
     def ended(self) -> None:
@@ -57,54 +66,90 @@ class Answer:
     def __init__(
         self, call: Call, shape: Shape, flights: Sequence[Flight], outbox: Outbox, watch: Stopwatch
     ) -> None:
-        self._call = call
+        self._options = call.options
         self._shape = shape
-        self._flights = flights
+        self.flights = flights
         self._outbox = outbox
-        self._watch = watch
+        self.watch = watch
         self._n = flights[0].record.request.params.n
         self.failure: ErrorRecord | None = None  # of a stream whose status was sent already
 
     async def whole(self) -> bytes:
         """The JSON of an answer in one piece. Raise RequestFailed."""
-        choices = [Gathered() for _ in range(self._n * len(self._flights))]
-        while batch := await self._outbox.next():
-            self._watch.saw(batch)
+        choices = [Gathered() for _ in range(self._n * len(self.flights))]
+        while batch := await self._next(None):
             for slot, delta in batch:
-                choices[slot * self._n + delta.choice].add(delta)
-        self._watch.ended()
-        return self._shape.answer(choices, self._usage())
+                choices[self._index(slot, delta)].add(delta)
+        self.watch.ended()
+        usage = self.usage()
+        big = any(choice.logprobs or choice.prompt_logprobs for choice in choices)
+        return await _spelled(big, lambda: self._shape.answer(choices, usage))
 
-    async def stream(self, request: web.Request, headers: Mapping[str, str]) -> web.StreamResponse:
-        """Raise RequestFailed only before the first byte."""
-        batch = await self._outbox.next()
-        response = web.StreamResponse(headers={**STREAM_HEADERS, **headers})
+    async def stream(
+        self, request: web.Request, headers: Callable[[], Mapping[str, str]], keepalive_s: float
+    ) -> web.StreamResponse:
+        """`headers` are asked for when they are sent. Raise RequestFailed only before that."""
+        data, going = await self._part(keepalive_s)
+        response = web.StreamResponse(headers={**STREAM_HEADERS, **headers()})
         await response.prepare(request)
         try:
-            while batch:
-                self._watch.saw(batch)
-                data = b"".join(
-                    self._shape.event(slot * self._n + delta.choice, delta) for slot, delta in batch
-                )
+            while True:
                 if data:
                     await response.write(data)
-                batch = await self._outbox.next()
+                if not going:
+                    break
+                data, going = await self._part(keepalive_s)
+            self.watch.ended()
         except RequestFailed as failed:
             self.failure = failed.error
             event = msgspec.json.encode(openai_body(failed.error))
             await response.write(b"data: " + event + b"\n\n")
-        else:
-            usage = self._call.options.include_usage
-            end = self._shape.usage_event(self._usage()) + DONE if usage else DONE
-            await response.write(end)
-            self._watch.ended()
         await response.write_eof()
         return response
 
-    def _usage(self) -> Usage:
-        records = [flight.record for flight in self._flights]
+    def usage(self) -> Usage:
+        """So far; at the end, of the whole call."""
+        records = [flight.record for flight in self.flights]
+        generated = sum(len(ids) for record in records for ids in record.outputs)
         return Usage(
             prompt=sum(len(record.request.prompt_ids) for record in records),
-            completion=sum(len(ids) for record in records for ids in record.outputs),
+            completion=generated if self._options.generates else 0,
             cached=sum(record.cached_tokens for record in records),
         )
+
+    async def _part(self, keepalive_s: float) -> tuple[bytes, bool]:
+        """The stream's next bytes, maybe none, and whether more follow."""
+        try:
+            batch = await self._next(keepalive_s)
+        except TimeoutError:
+            return WAITING, True
+        if batch:
+            big = any(delta.prompt_logprobs for _, delta in batch)
+            return await _spelled(big, lambda: b"".join(self._events(batch))), True
+        usage = self._shape.usage_event(self.usage()) if self._options.include_usage else b""
+        return usage + DONE, False
+
+    async def _next(self, patience_s: float | None) -> Batch:
+        batch = await self._outbox.next(patience_s)
+        self.watch.saw(batch)
+        if self._options.generates:
+            return batch
+        return [(slot, _without_output(delta)) for slot, delta in batch]
+
+    def _events(self, batch: Batch) -> Iterator[bytes]:
+        for slot, delta in batch:
+            yield self._shape.event(self._index(slot, delta), delta)
+
+    def _index(self, slot: int, delta: Delta) -> int:
+        return slot * self._n + delta.choice
+
+
+async def _spelled(big: bool, spell: Callable[[], bytes]) -> bytes:
+    """A long prompt's log-probabilities take half a second: other streams go on meanwhile."""
+    return await asyncio.to_thread(spell) if big else spell()
+
+
+def _without_output(delta: Delta) -> Delta:
+    """Of a request that only asks about its prompt: the token that nodes need is not shown."""
+    finish = None if delta.finish is None else "length"
+    return msgspec.structs.replace(delta, ids=(), text="", logprobs=(), finish=finish, stop=None)

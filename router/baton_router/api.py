@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +17,11 @@ from aiohttp import web
 
 from baton_protocol.errors import (
     DeadlineExceeded,
-    ErrorRecord,
     MalformedBody,
     NotFound,
     Unavailable,
 )
+from baton_router.access import Trail
 from baton_router.answer import Answer, Stopwatch
 from baton_router.calls import Call, Head
 from baton_router.dispatch import Dispatcher, Flight
@@ -34,14 +34,9 @@ from baton_router.pool_json import pool_json
 from baton_router.prepare import prepare
 from baton_router.settings import RouterSettings
 
-# Keys of web.Request, set for the middleware.
-REQUEST_ID = web.RequestKey("request_id", str)
-PLACEMENT = web.RequestKey("placement", str)
-FAILURE = web.RequestKey("failure", ErrorRecord)  # of a stream whose status was sent already
-
+TRAIL = web.RequestKey("trail", Trail)  # set by the middleware
 PLACEMENT_HEADER = "x-baton-placement"
 REQUEST_ID_HEADER = "x-baton-request-id"
-PLACEMENTS_SHOWN = 16
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 JSON_TYPE = "application/json"
 
@@ -83,43 +78,47 @@ class Api:
     async def _serve(
         self, request: web.Request, parse: Callable[[bytes], Call], prefix: str
     ) -> web.StreamResponse:
-        started = self.clock()
         call = parse(await _body(request))
         if self.draining:
             raise Unavailable("the router is shutting down; send the request again")
         serving = self.fleet.serving(call.options.model)
         self._count(1)
         try:
-            return await self._answer(request, call, serving, prefix, started)
+            return await self._answer(request, call, serving, prefix)
         finally:
             self._count(-1)
 
     async def _answer(
-        self, request: web.Request, call: Call, serving: Serving, prefix: str, started: float
+        self, request: web.Request, call: Call, serving: Serving, prefix: str
     ) -> web.StreamResponse:
-        timeout_s, base_id = self.settings.request_timeout_s, request[REQUEST_ID]
-        deadline = time.time() + timeout_s
-        prepared = await prepare(call, serving, base_id, deadline=deadline, rng=self.rng)
+        trail = request[TRAIL]
+        deadline = time.time() + self.settings.request_timeout_s
+        prepared = await prepare(call, serving, trail.id, deadline=deadline, rng=self.rng)
         head = Head(
-            id=prefix + base_id,
+            id=prefix + trail.id,
             created=int(time.time()),
             model=serving.name,
             fingerprint=serving.sample.fingerprint,
         )
-        shape = call.shape(head, [item.request.prompt_ids for item in prepared])
+        prompts = [item.request.prompt_ids for item in prepared]
+        shape = call.shape(head, prompts, serving.model.tokenizer)
         outbox = Outbox(len(prepared))
         flights = await self.dispatcher.start(prepared, outbox)
-        request[PLACEMENT] = _placements(flights)
-        timer = asyncio.get_running_loop().call_later(timeout_s, self._too_late, flights)
-        watch = Stopwatch(self.metrics, self.clock, started)
-        answer = Answer(call, shape, flights, outbox, watch)
+        # From here on nothing is awaited outside of the try: a client that leaves ends its flights.
+        timer = asyncio.get_running_loop().call_later(
+            self.settings.request_timeout_s, self._too_late, flights
+        )
+        watch = Stopwatch(self.metrics, self.clock, trail.started)
+        trail.answer = answer = Answer(call, shape, flights, outbox, watch)
         try:
             if not call.options.stream:
                 return web.Response(body=await answer.whole(), content_type=JSON_TYPE)
-            headers = {REQUEST_ID_HEADER: base_id, PLACEMENT_HEADER: request[PLACEMENT]}
-            response = await answer.stream(request, headers)
-            if answer.failure is not None:
-                request[FAILURE] = answer.failure
+
+            def headers() -> dict[str, str]:
+                return {REQUEST_ID_HEADER: trail.id, PLACEMENT_HEADER: trail.placement() or ""}
+
+            response = await answer.stream(request, headers, self.settings.keepalive_s)
+            trail.failure = answer.failure
             return response
         finally:
             timer.cancel()
@@ -179,11 +178,7 @@ class Api:
     def _unready(self) -> str | None:
         if self.draining:
             return "the router is shutting down"
-        try:
-            self.fleet.serving(None)
-        except Unavailable as error:
-            return error.message
-        return None
+        return self.fleet.why_unready()
 
     def _model(self, name: str) -> dict[str, Any]:
         lengths = [view.report.max_model_len for view in self.fleet.view.ready()]
@@ -198,14 +193,6 @@ async def _body(request: web.Request) -> bytes:
     except web.RequestPayloadError as error:
         reason = str(error).strip().rpartition("\n")[2].strip()
         raise MalformedBody(f"the body cannot be read: {reason}") from error
-
-
-def _placements(flights: Sequence[Flight]) -> str:
-    """One line for the header; of a call with many prompts the first few. Clients refuse headers
-    of more than 8 KiB."""
-    told = [flight.placement.line() for flight in flights[:PLACEMENTS_SHOWN]]
-    more = len(flights) - len(told)
-    return "; ".join([*told, f"and {more} more"] if more else told)
 
 
 def _json(body: dict[str, Any], status: int = 200) -> web.Response:

@@ -14,16 +14,9 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from baton_protocol.errors import BatonError, ErrorRecord, InternalError, openai_body
-from baton_router.api import (
-    FAILURE,
-    PLACEMENT,
-    PLACEMENT_HEADER,
-    REQUEST_ID,
-    REQUEST_ID_HEADER,
-    Api,
-)
+from baton_router.access import Trail
+from baton_router.api import PLACEMENT_HEADER, REQUEST_ID_HEADER, TRAIL, Api
 from baton_router.errors import RequestFailed
-from baton_router.metrics import RouterMetrics
 
 GENERATION = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
 CLIENT_LEFT = 499
@@ -35,27 +28,25 @@ logger = logging.getLogger(__name__)
 
 
 def build_app(api: Api) -> web.Application:
-    app = web.Application(
-        client_max_size=api.settings.max_body_bytes, middlewares=[_shaped(api.metrics)]
-    )
+    app = web.Application(client_max_size=api.settings.max_body_bytes, middlewares=[_shaped(api)])
     app.add_routes(api.routes())
     return app
 
 
-def _shaped(metrics: RouterMetrics) -> Middleware:
+def _shaped(api: Api) -> Middleware:
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-        request[REQUEST_ID] = uuid.uuid4().hex
+        request[TRAIL] = trail = Trail(uuid.uuid4().hex, api.clock())
         code = CLIENT_LEFT
         try:
             response = await _answer(request, handler)
-            failure = request.get(FAILURE)
-            code = failure.status if failure is not None else response.status
+            code = response.status if trail.failure is None else trail.failure.status
             return response
         finally:
             endpoint = GENERATION.get(request.path)
             if endpoint is not None:
-                metrics.answered(endpoint, code)
+                api.metrics.answered(endpoint, code)
+                trail.log(endpoint, code, api.clock())
 
     return middleware
 
@@ -74,14 +65,17 @@ async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
         if isinstance(error, web.HTTPException) and "Allow" in error.headers:
             response.headers["Allow"] = error.headers["Allow"]
     except Exception:
-        logger.exception("%s %s failed", request.method, request.path)
-        error_id = request[REQUEST_ID]
-        told = InternalError(f"the router failed; its log says why, under {error_id}")
+        request_id = request[TRAIL].id
+        logger.exception(
+            "%s %s failed", request.method, request.path, extra={"request": request_id}
+        )
+        told = InternalError(f"the router failed; its log says why, under {request_id}")
         response = _error_response(request, told.record())
     if not response.prepared:
-        response.headers[REQUEST_ID_HEADER] = request[REQUEST_ID]
-        if PLACEMENT in request:
-            response.headers[PLACEMENT_HEADER] = request[PLACEMENT]
+        response.headers[REQUEST_ID_HEADER] = request[TRAIL].id
+        placement = request[TRAIL].placement()
+        if placement is not None and request.path in GENERATION:
+            response.headers[PLACEMENT_HEADER] = placement
     return response
 
 
@@ -113,6 +107,5 @@ def _error_response(request: web.Request, error: ErrorRecord) -> web.Response:
     if error.retryable:
         wait = error.retry_after if error.retry_after is not None else RETRY_AFTER_S
         response.headers["Retry-After"] = f"{max(1, round(wait))}"
-    if request.path in GENERATION and PLACEMENT not in request:
-        request[PLACEMENT] = f"prefill=- decode=- reason=refused: {error.code}"
+    request[TRAIL].failure = error
     return response

@@ -7,7 +7,7 @@ Gathered what a choice has come to when it is answered in one piece
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -18,8 +18,10 @@ from baton_protocol.link import Delta
 from baton_protocol.request import PositionLogprobs
 from baton_router.fields import Fields
 from baton_router.models import PoolModel
+from baton_text.tokenizer import Tokenizer
 
 Json = dict[str, Any]
+PromptIds = Sequence[tuple[int, ...]]  # of each prompt
 DONE = b"data: [DONE]\n\n"
 
 
@@ -66,6 +68,7 @@ class Gathered:
     ids: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     logprobs: list[PositionLogprobs] = field(default_factory=list)
+    prompt_logprobs: tuple[PositionLogprobs, ...] = ()
     finish: str | None = None
     stop: str | int | None = None
 
@@ -73,12 +76,18 @@ class Gathered:
         self.ids.extend(delta.ids)
         self.texts.append(delta.text)
         self.logprobs.extend(delta.logprobs)
+        self.prompt_logprobs = self.prompt_logprobs or delta.prompt_logprobs
         if delta.finish is not None:
             self.finish, self.stop = delta.finish, delta.stop
 
     @property
     def text(self) -> str:
         return "".join(self.texts)
+
+
+def prompt_positions(choices: Sequence[Gathered]) -> tuple[PositionLogprobs, ...]:
+    """Of one request: they came with its first delta, whichever choice's that was."""
+    return next((one.prompt_logprobs for one in choices if one.prompt_logprobs), ())
 
 
 class Shape(Protocol):
@@ -94,7 +103,8 @@ class Shape(Protocol):
 
 
 class Call(Protocol):
-    """A parsed body. `default_max_tokens` None: as many as the context leaves."""
+    """A parsed body. `default_max_tokens` None: as many as the context leaves. `bad_words` are
+    texts; the other sampling fields are as SamplingParams has them."""
 
     @property
     def options(self) -> Options: ...
@@ -103,54 +113,90 @@ class Call(Protocol):
     def sampling(self) -> Json: ...
 
     @property
+    def bad_words(self) -> tuple[str, ...]: ...
+
+    @property
     def default_max_tokens(self) -> int | None: ...
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """What the client calls a field of SamplingParams, or the prompt, where it differs."""
+        ...
 
     def prompts(self, model: PoolModel) -> list[Prompt]: ...
 
-    def shape(self, head: Head, prompt_ids: Sequence[Sequence[int]]) -> Shape: ...
+    def shape(self, head: Head, prompts: PromptIds, tokenizer: Tokenizer) -> Shape: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How to answer, the same on both endpoints."""
+    """How to answer, the same on both endpoints. `generates` is False where only the prompt is
+    asked about."""
 
     model: str | None
     stream: bool
     include_usage: bool
+    continuous_usage: bool
     return_token_ids: bool
+    generates: bool = True
 
     @classmethod
-    def read(cls, fields: Fields) -> Options:
+    def read(cls, fields: Fields, *, generates: bool = True) -> Options:
         stream = fields.boolean("stream", False)
         more = fields.mapping("stream_options")
         if more is not None and not stream:
             raise InvalidRequest(
                 "stream_options is only allowed when stream is true", param="stream_options"
             )
+        options = Fields(more or {})
+        include_usage = options.boolean("include_usage", False)
+        continuous = options.boolean("continuous_usage_stats", False)
         return cls(
             model=fields.text("model"),
             stream=stream,
-            include_usage=more is not None and Fields(more).boolean("include_usage", False),
+            include_usage=include_usage,
+            continuous_usage=include_usage and continuous,
             return_token_ids=fields.boolean("return_token_ids", False),
+            generates=generates,
         )
 
 
 class EventWriter:
-    """Writes SSE events whose head and tail were encoded once; a token costs three joins."""
+    """Writes SSE events whose head and tail were encoded once; a token costs three joins.
+    `prompt_tokens` are those of each choice's prompt."""
 
-    def __init__(self, head: Head, kind: str, include_usage: bool) -> None:
+    def __init__(
+        self, head: Head, kind: str, options: Options, prompt_tokens: Sequence[int]
+    ) -> None:
         common = {"id": head.id, "object": kind, "created": head.created, "model": head.model}
         common["system_fingerprint"] = head.fingerprint
         self._start = b"data: " + msgspec.json.encode(common)[:-1]
-        self._usage = b',"usage":null}\n\n' if include_usage else b"}\n\n"
+        self._usage = b',"usage":null}\n\n' if options.include_usage else b"}\n\n"
+        self._continuous = options.continuous_usage
+        self._prompt_tokens = prompt_tokens
+        self._generated = [0] * len(prompt_tokens)
 
-    def event(self, choice: bytes, more: bytes = b"") -> bytes:
+    def count(self, index: int, delta: Delta) -> None:
+        """Told of each delta, also of one that makes no event."""
+        self._generated[index] += len(delta.ids)
+
+    def event(self, index: int, choice: bytes, more: bytes = b"") -> bytes:
         """`more` is JSON of further top-level members, with its leading comma."""
-        return b"".join((self._start, b',"choices":[', choice, b"]", more, self._usage))
+        end = self._usage_so_far(index) if self._continuous else self._usage
+        return b"".join((self._start, b',"choices":[', choice, b"]", more, end))
 
     def usage_event(self, usage: Usage) -> bytes:
         told = msgspec.json.encode(usage.json())
         return b"".join((self._start, b',"choices":[],"usage":', told, b"}\n\n"))
+
+    def _usage_so_far(self, index: int) -> bytes:
+        prompt, generated = self._prompt_tokens[index], self._generated[index]
+        told = {
+            "prompt_tokens": prompt,
+            "completion_tokens": generated,
+            "total_tokens": prompt + generated,
+        }
+        return b',"usage":' + msgspec.json.encode(told) + b"}\n\n"
 
 
 def finish_members(delta: Delta) -> bytes:

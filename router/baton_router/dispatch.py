@@ -1,82 +1,89 @@
-"""Places requests and carries them: from a placement to jobs on links, from frames to outboxes.
+"""Carries requests: from a placement to jobs on links, from frames to outboxes, and on to another
+place when a node is lost.
 
-In: prepared requests of one HTTP call; what nodes answer. Out: deltas in the call's outbox, frames
-to nodes. Between reading the view, deciding, booking and queueing the jobs nothing is awaited.
+In: prepared requests of one HTTP call; what nodes answer; nodes lost and resumed. Out: deltas in
+the call's outbox, frames to nodes. Finding a place, booking it and queueing the jobs is one act
+without an await. A request without a place waits in a task of its own, which ends with it: it looks
+again whenever the pool has changed.
+
+A request that may be killing its nodes (see `ownership`) is on probation: of these only one has
+a place at a time, so that the guilty one takes none of the others with it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
 
-from baton_protocol.errors import ErrorRecord, Unavailable
-from baton_protocol.ids import BlockHash, NodeId, RequestId
-from baton_protocol.link import Deltas, JobFailed, PrefillDone
-from baton_protocol.request import Request
+from baton_protocol.errors import ErrorRecord, InternalError, Unavailable
+from baton_protocol.ids import NodeId, RequestId
+from baton_protocol.link import Delta, Deltas, First, JobFailed, PrefillDone
+from baton_router.actions import (
+    Action,
+    Emit,
+    Ended,
+    Failed,
+    Loss,
+    Measured,
+    Regroup,
+    Replace,
+    Send,
+)
 from baton_router.fleet import Fleet
-from baton_router.markers import Markers
+from baton_router.flights import Flight, Prepared
+from baton_router.metrics import RouterMetrics
 from baton_router.outbox import Outbox
-from baton_router.ownership import Action, Emit, Failed, RequestRecord, Send
-from baton_router.placement import Placement, Policy, place
-from baton_router.prices import Facts
+from baton_router.ownership import RequestRecord
+from baton_router.placement import Missing, Placement
+from baton_router.places import Places, Stored
+
+__all__ = ["Dispatcher", "Flight", "Prepared"]
+
+# A node that refused a request is not asked again for so long: it says soon why not to.
+REFUSED_S = 1.0
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A request that is tokenized and hashed. `chunks` name its full chunks."""
-
-    request: Request
-    chunks: tuple[BlockHash, ...]
-
-
-@dataclass(slots=True)
-class Flight:
-    """One request on its way. `slot` is its place in the outbox."""
-
-    record: RequestRecord
-    placement: Placement
-    outbox: Outbox
-    slot: int
-
-    @property
-    def id(self) -> RequestId:
-        return self.record.request.id
-
-
 class Dispatcher:
-    """A RequestListener. `placed` hears of each placement (metrics)."""
+    """A RequestListener. `flights` are the requests that are not over."""
 
     def __init__(
         self,
         fleet: Fleet,
-        markers: Markers,
-        policy: Policy,
-        rng: random.Random,
-        placed: Callable[[Placement], None] = lambda placement: None,
+        places: Places,
+        metrics: RouterMetrics,
+        *,
+        unready_wait_s: float,
+        clock: Callable[[], float],
     ) -> None:
         self._fleet = fleet
-        self._markers = markers
-        self._policy = policy
-        self._rng = rng
-        self._placed = placed
+        self._places = places
+        self._metrics = metrics
+        self._unready_wait_s = unready_wait_s
+        self._clock = clock
+        self._change = asyncio.Event()
+        self._suspect: RequestId | None = None  # whoever is on probation and has a place
         self.flights: dict[RequestId, Flight] = {}
 
     async def start(self, prepared: Sequence[Prepared], outbox: Outbox) -> list[Flight]:
-        """Place and send all requests of one call. Raise Unavailable where no node is ready."""
-        kind = self._fleet.view.kind()
+        """Give each request of one call a place, or let it wait for one. Raise Unavailable where
+        that is not to be waited for."""
         chunks = [name for item in prepared for name in item.chunks]
-        stored = await self._markers.stored(kind.fingerprint, chunks) if kind and chunks else []
+        stored = await self._places.stored(prepared[0].kind, chunks)
         flights: list[Flight] = []
         at = 0
         try:
             for slot, item in enumerate(prepared):
-                held = tuple(stored[at : at + len(item.chunks)])
+                held = stored[at : at + len(item.chunks)]
                 at += len(item.chunks)
-                flights.append(self._launch(item, held, outbox, slot))
+                give_up_at = self._clock() + self._unready_wait_s
+                flight = Flight(RequestRecord(item.request), item, outbox, slot, give_up_at)
+                flights.append(flight)
+                self._launch(flight, held)
         except BaseException:
             for flight in flights:
                 self.cancel(flight)
@@ -86,8 +93,7 @@ class Dispatcher:
     def cancel(self, flight: Flight, error: ErrorRecord | None = None) -> None:
         """End a request everywhere; no effect on one that is over."""
         self._apply(flight, flight.record.cancel(error))
-        if error is None:
-            self._close(flight)
+        self._close(flight)
 
     # --- what nodes say ---------------------------------------------------------------------------
 
@@ -95,83 +101,210 @@ class Dispatcher:
         for delta in frame.items:
             flight = self.flights.get(delta.request)
             if flight is not None:
-                self._fleet.view.prefilled(node, flight.id)
+                if delta.attempt == flight.record.attempt:
+                    self._places.view.prefilled(node, flight.id)
                 self._apply(flight, flight.record.on_delta(node, delta))
 
     def on_prefill_done(self, node: NodeId, frame: PrefillDone) -> None:
         flight = self.flights.get(frame.request)
-        if flight is not None:
-            self._fleet.view.release(node, flight.id)
-            self._apply(flight, flight.record.on_prefill_done(node, frame))
+        if flight is not None and flight.record.prefill == node:
+            actions = flight.record.on_prefill_done(node, frame)
+            if actions:
+                self._places.view.release(node, flight.id)
+                self._apply(flight, actions)
 
     def on_failed(self, node: NodeId, frame: JobFailed) -> None:
         flight = self.flights.get(frame.request)
-        if flight is not None:
-            logger.warning("%s failed on %s: %s", flight.id, node, frame.error.message)
-            self._fleet.view.release(node, flight.id)
-            self._apply(flight, flight.record.on_failed(node, frame))
+        actions = flight.record.on_failed(node, frame) if flight is not None else []
+        if flight is not None and actions:
+            self._log(logging.WARNING, flight, node, f"job failed: {frame.error.message}")
+            self._places.view.release(node, flight.id)
+            self._apply(flight, actions)
 
-    def on_lost(self, node: NodeId) -> None:
-        view = self._fleet.view.nodes.get(node)
-        for request in list(view.booked) if view is not None else ():
-            flight = self.flights.get(request)
-            self._fleet.view.release(node, request)
-            if flight is not None:
-                self._apply(flight, flight.record.on_link_lost(node))
+    def on_lost(self, node: NodeId, cause: Loss) -> None:
+        for flight in self._on(node):
+            self._apply(flight, flight.record.on_lost(node, cause))
+
+    def on_resumed(self, node: NodeId) -> None:
+        for flight in self._on(node):
+            self._log(logging.INFO, flight, node, "goes on: the link is back")
+            self._apply(flight, flight.record.on_resumed(node))
+
+    def on_change(self) -> None:
+        """Wake who waits for a place."""
+        self._change.set()
+        self._change = asyncio.Event()
+
+    # --- places -----------------------------------------------------------------------------------
+
+    def _launch(self, flight: Flight, stored: Stored) -> None:
+        self.flights[flight.id] = flight
+        if self._seat(flight, stored):
+            return
+        if self._places.policy.missing_role == "fail" or self._unready_wait_s <= 0:
+            raise self._unavailable(flight)
+        self._spawn(flight, partial(self._wait, flight))
+
+    def _seat(self, flight: Flight, stored: Stored) -> bool:
+        """Place, book and send, or end the request. False where it has to wait."""
+        record = flight.record
+        verdict = record.judge(self._places.existing(flight, stored))
+        if verdict:
+            self._apply(flight, verdict)
+            return True
+        if record.on_probation and self._suspect is not None:
+            flight.waits = "its nodes were lost; requests like it run one at a time"
+            return False
+        found = self._places.find(flight, stored, self._clock())
+        if isinstance(found, Missing):
+            flight.waits = f"{found.explanation} (nodes: {self._places.view.states() or 'none'})"
+            return False
+        self._take(flight, found)
+        return True
+
+    def _take(self, flight: Flight, placement: Placement) -> None:
+        record = flight.record
+        epoch = self._places.take(flight, placement)
+        if record.on_probation:
+            self._suspect = flight.id
+        self._metrics.placed(placement, flight.cause, record.tokens)
+        findable = len(record.request.prompt_ids) - placement.uncached
+        actions = record.placed(placement.decode, epoch, placement.prefill, findable)
+        self._log(logging.DEBUG, flight, placement.decode, f"placed: {placement.line()}")
+        self._apply(flight, actions)
+
+    async def _wait(self, flight: Flight) -> None:
+        """Until the request has a place, or is over."""
+        record, item = flight.record, flight.prepared
+        while record.phase == "waiting":
+            change = self._change  # taken before looking: what changes meanwhile is not missed
+            stored = await self._places.stored(item.kind, item.chunks)
+            now = self._clock()  # before looking, too
+            if self._seat(flight, stored):
+                return
+            limits = [until for until in flight.refused.values() if until > now]
+            if record.attempt == 0:
+                limits.append(flight.give_up_at)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(limits) - now if limits else None):
+                    await change.wait()
+            if record.attempt == 0 and self._clock() >= flight.give_up_at:
+                self.cancel(flight, self._unavailable(flight).record())
+
+    async def _regroup(self, flight: Flight, lost: NodeId) -> None:
+        """Find another pair for a request whose prefill node is gone, or leave it to its decode
+        node. Whatever else happens to the request meanwhile ends this task."""
+        record, item = flight.record, flight.prepared
+        stored = await self._places.stored(item.kind, item.chunks)
+        verdict = record.judge(self._places.existing(flight, stored))
+        if verdict:
+            self._apply(flight, verdict)
+            return
+        found = self._places.find(flight, stored, self._clock())
+        if isinstance(found, Placement) and found.prefill is not None:
+            self._take(flight, found)
+        else:
+            self._apply(flight, record.no_first(f"prefill node {lost} is lost"))
+
+    def _unavailable(self, flight: Flight) -> Unavailable:
+        return Unavailable(f"no request can be served now: {flight.waits}")
 
     # --- one request ------------------------------------------------------------------------------
 
-    def _launch(
-        self, item: Prepared, stored: tuple[bool, ...], outbox: Outbox, slot: int
-    ) -> Flight:
-        view = self._fleet.view
-        request = item.request
-        candidates = view.candidates(item.chunks)
-        sample = next(view.ready(), None)
-        if sample is None:
-            raise Unavailable(f"no request can be served now: {view.why_not_ready()}")
-        layout = sample.report.layout
-        facts = Facts(
-            prompt_tokens=len(request.prompt_ids),
-            chunk_tokens=layout.chunk_tokens,
-            chunk_bytes=layout.chunk_bytes,
-            stored=stored,
-            sequences=request.params.n,
-            store_up=self._markers.up is not False,
-        )
-        placement = place(facts, candidates, self._policy, self._rng)
-        if placement is None:
-            raise Unavailable(f"no request can be served now: {view.why_not_ready()}")
-        flight = Flight(
-            RequestRecord(request, placement.decode, placement.prefill), placement, outbox, slot
-        )
-        if placement.prefill is not None:
-            view.book(placement.prefill, request.id, placement.uncached, 0)
-            view.book(placement.decode, request.id, 0, request.params.n)
-        else:
-            view.book(placement.decode, request.id, placement.uncached, request.params.n)
-        self.flights[request.id] = flight
-        epoch = view.nodes[placement.decode].report.epoch
-        self._apply(flight, flight.record.opening(epoch))
-        self._placed(placement)
-        return flight
+    def _on(self, node: NodeId) -> Iterator[Flight]:
+        """The requests that this node serves."""
+        for flight in list(self.flights.values()):
+            if node in (flight.record.decode, flight.record.prefill):
+                yield flight
 
     def _apply(self, flight: Flight, actions: Sequence[Action]) -> None:
         for action in actions:
-            if isinstance(action, Emit):
-                flight.outbox.put(flight.slot, action.delta)
-            elif isinstance(action, Send):
-                self._fleet.send(action.node, action.frame)
-            else:
-                self._close(flight)
-                if isinstance(action, Failed):
+            match action:
+                case Emit():
+                    self._emit(flight, action.delta)
+                case Send():
+                    self._fleet.send(action.node, action.frame)
+                    if isinstance(action.frame, First):
+                        flight.first_at = self._clock()
+                case Measured():
+                    self._metrics.measured(action)
+                case Replace():
+                    self._lost(flight, action)
+                    self._places.leave(flight)
+                    flight.placement = None
+                    flight.waits = f"its attempt on {action.node} ended ({action.cause})"
+                    self._acquit(flight)
+                    self._spawn(flight, partial(self._wait, flight))
+                case Regroup():
+                    self._lost(flight, action)
+                    self._places.view.release(action.node, flight.id)
+                    self._spawn(flight, partial(self._regroup, flight, action.node))
+                case Failed():
+                    self._close(flight)
                     flight.outbox.fail(action.error)
-                else:
+                case Ended():
+                    self._close(flight)
                     flight.outbox.end()
 
+    def _emit(self, flight: Flight, delta: Delta) -> None:
+        flight.outbox.put(flight.slot, delta)
+        if not delta.ids:
+            return
+        now = self._clock()
+        if flight.paused_at is not None:
+            self._metrics.pause.observe(now - flight.paused_at)
+            flight.paused_at = None
+        if flight.first_at is not None:
+            self._metrics.handoff.observe(now - flight.first_at)
+            flight.first_at = None
+        flight.token_at = now
+        self._acquit(flight)
+
+    def _lost(self, flight: Flight, lost: Replace | Regroup) -> None:
+        flight.cause = lost.cause
+        flight.first_at = None
+        if flight.paused_at is None:
+            flight.paused_at = flight.token_at
+        if lost.cause == "refused":
+            flight.refused[lost.node] = self._clock() + REFUSED_S
+        told = f"lost ({lost.cause}) with {flight.record.tokens} tokens; it looks for another place"
+        self._log(logging.WARNING, flight, lost.node, told)
+
+    def _acquit(self, flight: Flight) -> None:
+        """It has no place, or is not on probation any more: the next one may have its turn."""
+        if self._suspect != flight.id:
+            return
+        placed = flight.placement is not None and flight.id in self.flights
+        if not (placed and flight.record.on_probation):
+            self._suspect = None
+            self.on_change()
+
+    def _spawn(self, flight: Flight, work: Callable[[], Awaitable[None]]) -> None:
+        """In place of the task that the flight has."""
+        self._cease(flight)
+        flight.task = asyncio.create_task(self._guarded(flight, work))
+
+    async def _guarded(self, flight: Flight, work: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await work()
+        except Exception:
+            logger.exception("%s could not be placed", flight.id, extra={"request": flight.id})
+            told = InternalError(f"the router failed; its log says why, under {flight.id}")
+            self.cancel(flight, told.record())
+
+    def _cease(self, flight: Flight) -> None:
+        if flight.task is not None and flight.task is not asyncio.current_task():
+            flight.task.cancel()
+        flight.task = None
+
     def _close(self, flight: Flight) -> None:
-        self.flights.pop(flight.id, None)
-        record = flight.record
-        self._fleet.view.release(record.decode, flight.id)
-        if record.prefill is not None:
-            self._fleet.view.release(record.prefill, flight.id)
+        if self.flights.pop(flight.id, None) is None:
+            return
+        self._cease(flight)
+        self._places.leave(flight)
+        self._acquit(flight)
+        self._log(logging.DEBUG, flight, None, f"done with {flight.record.tokens} tokens")
+
+    def _log(self, level: int, flight: Flight, node: NodeId | None, told: str) -> None:
+        extra = {"request": flight.id, "attempt": flight.record.attempt, "node": node}
+        logger.log(level, "%s: %s", node or "-", told, extra=extra)

@@ -1,21 +1,32 @@
 """The nodes as one thing: their links, what the view believes of them, and the pool's model.
 
-In: hellos, frames and losses of links. Out: view updates; frames about requests go to the
-dispatcher, which hears of lost nodes too.
+In: hellos, frames and breaks of links. Out: view updates; frames about requests go to the
+dispatcher, which hears of lost and of resumed nodes too.
+
+    link broke                    the node has `patience_s` to come back with the same engine, and
+                                  then goes on; nobody listens there, or another engine: lost
+    pings unanswered              lost at once
+    no engine step for long       lost, though its link is up; it gets nothing before it moves
+
+Aborts for a node that cannot be reached are kept and go out first when the same engine is back:
+they free its blocks.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import aiohttp
 
 from baton_protocol.errors import NotFound, Unavailable
-from baton_protocol.ids import NodeId
+from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import (
+    Abort,
     CacheEvents,
     Deltas,
     JobFailed,
@@ -25,13 +36,16 @@ from baton_protocol.link import (
     ToRouter,
 )
 from baton_protocol.store import NodeReport
-from baton_router.links import Link
+from baton_router.actions import Loss
+from baton_router.links import LATE_S, Link
 from baton_router.models import FetchError, ModelStore, PoolModel
 from baton_router.view import PoolView
 from baton_text.artifacts import ArtifactError
 
 # A node whose artifacts could not be had is asked again after this long, while its link is up.
 RETRY_MODEL_S = 1.0
+WATCH_S = 0.5
+KEPT_ABORTS = 4096
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +57,15 @@ class RequestListener(Protocol):
 
     def on_failed(self, node: NodeId, frame: JobFailed) -> None: ...
 
-    def on_lost(self, node: NodeId) -> None: ...
+    def on_lost(self, node: NodeId, cause: Loss) -> None: ...
+
+    def on_resumed(self, node: NodeId) -> None:
+        """The link is back, and the engine is the same."""
+        ...
+
+    def on_change(self) -> None:
+        """A request that found no place may find one now."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,61 +84,126 @@ class Fleet:
 
     listener: RequestListener
 
-    def __init__(self, view: PoolView, models: ModelStore, served_name: str | None) -> None:
+    def __init__(
+        self,
+        view: PoolView,
+        models: ModelStore,
+        served_name: str | None,
+        *,
+        patience_s: float,
+        stall_timeout_s: float,
+        clock: Callable[[], float],
+    ) -> None:
         self.view = view
         self._models = models
         self._served_name = served_name
+        self._patience_s = patience_s
+        self._stall_timeout_s = stall_timeout_s
+        self._clock = clock
         self._links: dict[NodeId, Link] = {}
+        self._broken: dict[NodeId, asyncio.TimerHandle] = {}
+        self._kept: deque[tuple[NodeId, Epoch, Abort]] = deque(maxlen=KEPT_ABORTS)
         self._admissions: set[asyncio.Task[None]] = set()
+        self._served: Serving | None = None
 
     # --- links ----------------------------------------------------------------------------------
 
     def on_hello(self, link: Link, report: NodeReport) -> bool:
-        other = self._links.get(report.node)
-        known = self.view.nodes.get(report.node)
-        if other is not None and other is not link and other.up:
-            if known is not None and known.report.epoch == report.epoch:
-                logger.debug("%s is %s, linked already", link.address, report.node)
-                return False
-            self._lose(report.node)  # another engine took the name: the newest hello counts
-        self._links[report.node] = link
+        node, other = report.node, self._links.get(report.node)
+        known = self.view.nodes.get(node)
+        same = known is not None and known.report.epoch == report.epoch
+        if other is not None and other is not link and other.up and same:
+            logger.debug("%s is %s, linked already", link.address, node)
+            return False
+        if known is not None and not same:
+            self._lose(node, "restarted")  # another engine took the name: the newest hello counts
+        self._links[node] = link
         self.view.hello(report)
         task = asyncio.create_task(self._admit(link, report))
         self._admissions.add(task)
         task.add_done_callback(self._admissions.discard)
         return True
 
+    def on_up(self, link: Link) -> None:
+        assert link.report is not None
+        node, epoch = link.report.node, link.report.epoch
+        for name, of, abort in self._kept:
+            if (name, of) == (node, epoch):
+                link.send(abort)
+        kept = [item for item in self._kept if item[0] != node]
+        self._kept = deque(kept, maxlen=KEPT_ABORTS)
+        timer = self._broken.pop(node, None)
+        if timer is not None:
+            timer.cancel()
+            self.listener.on_resumed(node)
+        self.listener.on_change()
+
     def on_frame(self, link: Link, frame: ToRouter) -> None:
-        node = link.report.node if link.report is not None else None
-        if node is None or self._links.get(node) is not link:
+        node = self._node_of(link)
+        if node is None:
             return
         if isinstance(frame, Deltas):
+            self._moved(node)
             self.listener.on_deltas(node, frame)
         elif isinstance(frame, Load):
-            self.view.load(node, frame)
+            self._load(node, frame)
         elif isinstance(frame, PrefillDone):
+            self._moved(node)
             self.listener.on_prefill_done(node, frame)
         elif isinstance(frame, CacheEvents):
             self.view.cache(node, frame)
         elif isinstance(frame, JobFailed):
             self.listener.on_failed(node, frame)
 
-    def on_lost(self, link: Link) -> None:
-        if link.report is not None and self._links.get(link.report.node) is link:
-            self._lose(link.report.node)
+    def on_broken(self, link: Link, *, silent: bool) -> None:
+        node = self._node_of(link)
+        if node is None:
+            return
+        self.view.lost(node)
+        if silent:
+            logger.warning("%s does not answer pings", node, extra={"node": node})
+            self._lose(node, "pings")
+        else:
+            loop = asyncio.get_running_loop()
+            self._broken[node] = loop.call_later(self._patience_s, self._lose, node, "link")
+
+    def on_refused(self, link: Link) -> None:
+        node = self._node_of(link)
+        if node is not None and node in self._broken:
+            self._lose(node, "link")
 
     def forget(self, link: Link) -> None:
         """Discovery gave the address up."""
-        if link.report is not None and self._links.get(link.report.node) is link:
-            del self._links[link.report.node]
-            self.view.forget(link.report.node)
+        node = self._node_of(link)
+        if node is not None:
+            self._lose(node, "link")
+            del self._links[node]
+            self.view.forget(node)
 
     def send(self, node: NodeId, frame: ToNode) -> None:
-        link = self._links.get(node)
-        if link is not None:
-            link.send(frame)
+        link, known = self._links.get(node), self.view.nodes.get(node)
+        if link is None or known is None:
+            return
+        link.send(frame)
+        if isinstance(frame, Abort) and not link.up:
+            self._kept.append((node, known.report.epoch, frame))
+
+    async def watch(self) -> None:
+        """Until cancelled: find engines that stand still. A tick of our own that came late says
+        that it was this process that heard nothing."""
+        while True:
+            due = self._clock() + WATCH_S
+            await asyncio.sleep(WATCH_S)
+            late = self._clock() - due
+            if late > LATE_S:
+                self.view.stood_still(late)
+            for node in self.view.standing(self._stall_timeout_s):
+                logger.warning("the engine of %s makes no step", node, extra={"node": node})
+                self._lose(node, "stalled")
 
     async def close(self) -> None:
+        for timer in self._broken.values():
+            timer.cancel()
         for task in self._admissions:
             task.cancel()
         await asyncio.gather(*self._admissions, return_exceptions=True)
@@ -124,27 +211,38 @@ class Fleet:
     # --- the model ------------------------------------------------------------------------------
 
     def serving(self, wanted: str | None) -> Serving:
-        """Raise Unavailable while nobody could serve, NotFound for another model's name."""
-        ready = list(self.view.ready())
-        model = self._models.ready(ready[0].report) if ready else None
-        if model is None:
+        """While no node is ready, what the last of them served with: a request may wait for one.
+        Raise Unavailable where there never was one, NotFound for another model's name."""
+        self._served = self._serving() or self._served
+        if self._served is None:
             raise Unavailable(f"no request can be served now: {self.view.why_not_ready()}")
-        report = ready[0].report
-        name = self._served_name or report.model
+        name = self._served.name
         if wanted and wanted != name:
             raise NotFound(
                 f"model {wanted!r} does not exist; this pool serves {name!r}",
                 param="model",
                 code="model_not_found",
             )
-        lengths = (view.report.max_model_len for view in ready)
-        return Serving(model, name, min(lengths), report.vocab_size, report)
+        return self._served
+
+    def why_unready(self) -> str | None:
+        """What the pool waits for; None while a node is ready."""
+        return None if self._serving() is not None else self.view.why_not_ready()
 
     def known_name(self) -> str | None:
         """The served model's name, also while its nodes are away."""
         kind = self.view.kind()
         named = (view.report.model for view in self.view.nodes.values() if view.kind == kind)
         return self._served_name or next(named, None)
+
+    def _serving(self) -> Serving | None:
+        ready = [view.report for view in self.view.ready()]
+        model = self._models.ready(ready[0]) if ready else None
+        if model is None:
+            return None
+        name = self._served_name or ready[0].model
+        length = min(report.max_model_len for report in ready)
+        return Serving(model, name, length, ready[0].vocab_size, ready[0])
 
     async def _admit(self, link: Link, report: NodeReport) -> None:
         """Once its tokenizer is here, a node may get requests."""
@@ -161,10 +259,44 @@ class Fleet:
                 view = self.view.nodes.get(report.node)
                 if view is not None and view.report.epoch == report.epoch:
                     view.usable = True
-                    logger.info("%s (%s) is at %s", report.node, report.role, link.address)
+                    logger.info(
+                        "%s (%s) is at %s",
+                        report.node,
+                        report.role,
+                        link.address,
+                        extra={"node": report.node},
+                    )
+                    self._changed()
                 return
             await asyncio.sleep(RETRY_MODEL_S)
 
-    def _lose(self, node: NodeId) -> None:
-        self.view.lost(node)
-        self.listener.on_lost(node)
+    # --- what links say of nodes ------------------------------------------------------------------
+
+    def _node_of(self, link: Link) -> NodeId | None:
+        """The node that this link stands for, if it is still this one."""
+        node = link.report.node if link.report is not None else None
+        return node if node is not None and self._links.get(node) is link else None
+
+    def _changed(self) -> None:
+        """What the pool serves with is noted while it can be seen: requests may wait for it."""
+        self._served = self._serving() or self._served
+        self.listener.on_change()
+
+    def _load(self, node: NodeId, frame: Load) -> None:
+        view = self.view.nodes[node]
+        before = (view.ready, view.report.store)
+        self.view.load(node, frame)
+        if (view.ready, view.report.store) != before:
+            self._changed()
+
+    def _moved(self, node: NodeId) -> None:
+        stalled = self.view.nodes[node].stalled
+        self.view.moved(node)
+        if stalled:
+            self.listener.on_change()
+
+    def _lose(self, node: NodeId, cause: Loss) -> None:
+        timer = self._broken.pop(node, None)
+        if timer is not None:
+            timer.cancel()
+        self.listener.on_lost(node, cause)

@@ -1,31 +1,40 @@
 """One WebSocket per node, kept open: the router's only truth about a node.
 
 In: frames for the node (send() never waits, so that a decision, its booking and its jobs are one
-act). Out: the listener hears hello, each later frame, and the loss. A link that breaks is dialled
-again with growing pauses until it is closed. Aborts that a broken link could not carry are sent
-when it is back, if the node is still the same epoch: they free its blocks.
+act). Out: the listener hears hello, each later frame, the break, and that nobody listens there any
+more. A link that breaks is dialled again, at once and then with growing pauses, until it is closed.
+
+A node that does not answer MISSED_PINGS pings in a row is silent: frozen, or cut off without a
+word. Whatever it sends counts as an answer. A ping that this process itself was late for says
+nothing about the node.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import random
+import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
 import aiohttp
+from aiohttp import WSMsgType
 
-from baton_protocol.link import Abort, Hello, ToNode, ToRouter, to_node_codec, to_router_codec
+from baton_protocol.link import Hello, ToNode, ToRouter, to_node_codec, to_router_codec
 from baton_protocol.store import NodeReport
 from baton_protocol.wire import WireError
 
-HELLO_WAIT_S = 5.0
-# aiohttp pings after this much silence and gives the peer half of it to answer.
-HEARTBEAT_S = 6.0
+HELLO_WAIT_S = 10.0  # to connect, shake hands and hear the hello
+PING_S = 1.0
+MISSED_PINGS = 3
+LATE_S = 0.5
+CLOSE_S = 0.5
 FIRST_PAUSE_S = 0.05
-KEPT_ABORTS = 4096
+STEADY_S = 1.0  # a link that lasted so long is dialled again without a pause
 LINK_PATH = "/link"
 
 logger = logging.getLogger(__name__)
@@ -36,9 +45,19 @@ class LinkListener(Protocol):
         """False refuses the link: another one to this node is up already."""
         ...
 
+    def on_up(self, link: Link) -> None:
+        """Frames may be sent."""
+        ...
+
     def on_frame(self, link: Link, frame: ToRouter) -> None: ...
 
-    def on_lost(self, link: Link) -> None: ...
+    def on_broken(self, link: Link, *, silent: bool) -> None:
+        """The link was up and is not any more. `silent`: its node did not answer pings."""
+        ...
+
+    def on_refused(self, link: Link) -> None:
+        """Nobody listens at the address."""
+        ...
 
 
 class Link:
@@ -52,6 +71,7 @@ class Link:
         *,
         pause_max_s: float,
         rng: random.Random,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.address = address.rstrip("/")
         self.report: NodeReport | None = None
@@ -60,89 +80,129 @@ class Link:
         self._listener = listener
         self._pause_max_s = pause_max_s
         self._rng = rng
+        self._clock = clock
         self._encoder = to_node_codec()
         self._decoder = to_router_codec()
         self._outgoing: deque[bytes] = deque()
         self._wake = asyncio.Event()
-        self._kept: deque[Abort] = deque(maxlen=KEPT_ABORTS)
+        self._heard = 0
+        self._told = True  # that it is down: once per break, and never of a node not met yet
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run(), name=f"link {self.address}")
 
     async def close(self) -> None:
-        """Stop dialling and drop the connection; the listener hears the loss."""
+        """Stop dialling and drop the connection; the listener hears the break."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
 
     def send(self, frame: ToNode) -> None:
-        """Queue a frame. On a broken link aborts wait for its return and all else is dropped: the
-        listener has heard of the loss and decided what becomes of those requests."""
+        """Queue a frame. A link that is not up drops it: what a node that comes back needs is told
+        by the listener."""
         if self.up:
             self._outgoing.append(self._encoder.encode(frame))
             self._wake.set()
-        elif isinstance(frame, Abort):
-            self._kept.append(frame)
 
     @property
     def idle(self) -> bool:
         """Nothing is waiting to be written."""
         return not self._outgoing
 
+    # --- one connection after another -------------------------------------------------------------
+
     async def _run(self) -> None:
-        pause = FIRST_PAUSE_S
+        pause = 0.0
         while True:
+            await asyncio.sleep(pause * self._rng.uniform(0.5, 1.0))
+            pause = min(max(pause * 2, FIRST_PAUSE_S), self._pause_max_s)
+            began = self._clock()
             try:
-                if await self._connect():
-                    pause = FIRST_PAUSE_S
+                if await self._connect() and self._clock() - began > STEADY_S:
+                    pause = 0.0
             except (aiohttp.ClientError, OSError, TimeoutError, WireError) as error:
-                level = logging.DEBUG if self.report is None else logging.INFO
+                level, self._told = logging.DEBUG if self._told else logging.INFO, True
                 logger.log(level, "no link to %s: %s", self.address, error or type(error).__name__)
+                if isinstance(error, OSError) and error.errno == errno.ECONNREFUSED:
+                    self._listener.on_refused(self)
             except Exception:
                 logger.exception("the link to %s failed", self.address)
-            await asyncio.sleep(pause * self._rng.uniform(0.5, 1.0))
-            pause = min(pause * 2, self._pause_max_s)
 
     async def _connect(self) -> bool:
         """One connection's life; whether it got as far as a hello that was not refused."""
-        async with self._session.ws_connect(
-            self.address + LINK_PATH, heartbeat=HEARTBEAT_S, max_msg_size=0, compress=0
-        ) as socket:
-            first = await socket.receive(timeout=HELLO_WAIT_S)
-            hello = self._decode(first)
+        async with asyncio.timeout(HELLO_WAIT_S):
+            socket = await self._session.ws_connect(
+                self.address + LINK_PATH, autoping=False, max_msg_size=0, compress=0
+            )
+        try:
+            async with asyncio.timeout(HELLO_WAIT_S):
+                hello = self._decode(await socket.receive())
             if not isinstance(hello, Hello):
                 raise WireError(f"the first frame of {self.address} is no hello")
-            self._arrive(hello.report)
+            self.report = hello.report
             if not self._listener.on_hello(self, hello.report):
                 return False
-            self.up = True
-            for abort in self._kept:
-                self.send(abort)
-            self._kept.clear()
-            writer = asyncio.create_task(self._write(socket))
-            try:
-                async for message in socket:
-                    frame = self._decode(message)
-                    if frame is not None:
-                        self._listener.on_frame(self, frame)
-            finally:
-                self.up = False
-                self._outgoing.clear()
-                writer.cancel()
-                self._listener.on_lost(self)
-                await asyncio.gather(writer, return_exceptions=True)
+            await self._serve(socket)
             return True
+        finally:
+            await _close(socket)
 
-    def _arrive(self, report: NodeReport) -> None:
-        if self.report is not None and self.report.epoch != report.epoch:
-            self._kept.clear()  # the old engine took its requests with it
-        self.report = report
+    async def _serve(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        """Until either side ends it, or the node falls silent."""
+        self.up, self._told = True, False
+        work = (self._until_silent(socket), self._read(socket), self._write(socket))
+        tasks = [asyncio.create_task(each) for each in work]
+        silent = False
+        try:
+            self._listener.on_up(self)
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            silent = done == {tasks[0]} and tasks[0].exception() is None
+        finally:
+            self.up = False
+            self._outgoing.clear()
+            for task in tasks:
+                task.cancel()
+            self._listener.on_broken(self, silent=silent)
+            ends = await asyncio.gather(*tasks, return_exceptions=True)
+        for end in ends:
+            if isinstance(end, Exception):
+                raise end
+
+    async def _read(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        async for message in socket:
+            self._heard += 1
+            if message.type is WSMsgType.PING:
+                await socket.pong(message.data)
+            elif message.type is not WSMsgType.PONG:
+                frame = self._decode(message)
+                if frame is not None:
+                    self._listener.on_frame(self, frame)
+
+    async def _write(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._outgoing:
+                await socket.send_bytes(self._outgoing.popleft())
+
+    async def _until_silent(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        missed = 0
+        while missed < MISSED_PINGS:
+            heard, due = self._heard, self._clock() + PING_S
+            with suppress(TimeoutError):  # it may have to wait for what is unsent
+                async with asyncio.timeout(PING_S):
+                    await socket.ping()
+            await asyncio.sleep(due - self._clock())
+            if self._heard != heard:
+                missed = 0
+            elif self._clock() - due < LATE_S:
+                missed += 1
 
     def _decode(self, message: aiohttp.WSMessage) -> ToRouter | None:
         """None for a frame this version does not know; the peer may be newer."""
-        if message.type is not aiohttp.WSMsgType.BINARY:
+        if message.type is not WSMsgType.BINARY:
             raise WireError(f"{self.address} sent {message.type.name} where frames were due")
         try:
             return self._decoder.decode(message.data)
@@ -150,15 +210,11 @@ class Link:
             logger.warning("a frame of %s was skipped: %s", self.address, error)
             return None
 
-    async def _write(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            while self._outgoing:
-                try:
-                    await socket.send_bytes(self._outgoing.popleft())
-                except (aiohttp.ClientError, OSError):
-                    return  # the reader sees the same loss and reports it
+
+async def _close(socket: aiohttp.ClientWebSocketResponse) -> None:
+    with suppress(TimeoutError):  # a frozen node answers no close either
+        async with asyncio.timeout(CLOSE_S):
+            await socket.close()
 
 
 class LinkTable:

@@ -1,7 +1,8 @@
-"""Log-probabilities in the two endpoints' different shapes.
+"""Log-probabilities in the endpoints' different shapes.
 
 In: PositionLogprobs as nodes send them (natural log, texts filled). Out: JSON values. JSON has no
-minus infinity; -9999 stands for it, as in vLLM.
+minus infinity; -9999 stands for it, as in vLLM. Nothing comes before a prompt's first token, so it
+has no probability: its place holds null.
 """
 
 from __future__ import annotations
@@ -34,25 +35,43 @@ def chat_logprobs(positions: Sequence[PositionLogprobs], top: int) -> dict[str, 
 
 
 def completion_logprobs(
-    positions: Sequence[PositionLogprobs], top: int, offset: int
+    positions: Sequence[PositionLogprobs], top: int, offset: int, first: str | None = None
 ) -> dict[str, Any]:
     """`choices[].logprobs` of a completion. `offset` counts the characters of the choice's tokens
-    before these; the sampled token is always among `top_logprobs`."""
+    before these; the sampled token is always among `top_logprobs`. `first` is the text of a
+    prompt's first token, where the positions are those behind it."""
+    alone = [] if first is None else [first]
+    texts = [*alone, *(position.sampled.text for position in positions)]
     offsets = []
-    for position in positions:
+    for text in texts:
         offsets.append(offset)
-        offset += len(position.sampled.text)
+        offset += len(text)
+    unknown = [None for _ in alone]
     return {
-        "tokens": [position.sampled.text for position in positions],
-        "token_logprobs": [_value(position.sampled) for position in positions],
+        "tokens": texts,
+        "token_logprobs": [*unknown, *(_value(position.sampled) for position in positions)],
         "top_logprobs": [
-            {token.text: _value(token) for token in (*position.top[:top], position.sampled)}
-            for position in positions
+            *unknown,
+            *(
+                {token.text: _value(token) for token in (*position.top[:top], position.sampled)}
+                for position in positions
+            ),
         ],
         "text_offset": offsets,
     }
 
 
-def text_length(positions: Sequence[PositionLogprobs]) -> int:
-    """Characters of the sampled tokens, for the next `offset`."""
-    return sum(len(position.sampled.text) for position in positions)
+def prompt_logprobs(positions: Sequence[PositionLogprobs], top: int) -> list[Any]:
+    """vLLM's `prompt_logprobs`: per token of the prompt, the token itself and the `top` likeliest
+    by id; `positions` begin at the second."""
+    return [
+        None,
+        *(
+            {str(token.id): _ranked(token) for token in (position.sampled, *position.top[:top])}
+            for position in positions
+        ),
+    ]
+
+
+def _ranked(token: TokenLogprob) -> dict[str, Any]:
+    return {"logprob": _value(token), "rank": token.rank, "decoded_token": token.text}

@@ -6,6 +6,7 @@ counters are re-exported so that one scrape target shows a laptop pool whole.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Iterator
 
 import msgspec
@@ -14,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from baton_protocol.store import NodeLoad
+from baton_router.actions import Cause, Measured
 from baton_router.placement import Placement
 from baton_router.view import NodeView, PoolView, state_of
 
@@ -57,24 +59,59 @@ class RouterMetrics:
             ("reason",),
             registry=self.registry,
         )
+        self._attempts = self._counter("attempts", "Placements, first ones and later ones.")
+        self._retries = Counter(
+            "baton_router_retries_total",
+            "Requests placed again by what ended the attempt before.",
+            ("cause",),
+            registry=self.registry,
+        )
+        self._resumed = self._counter(
+            "resumed_requests", "Streams that went on with a new attempt."
+        )
+        self._kept = self._counter("resumed_tokens", "Tokens their clients had by then.")
+        self._recomputed = self._counter(
+            "recomputed_tokens", "Prompt tokens that later attempts computed."
+        )
         self.ttft = self._histogram("time_to_first_token", "Request to its first token.")
         self.itl = self._histogram("inter_token_latency", "Between deltas of one choice.")
         self.e2e = self._histogram("e2e_request_latency", "Request to its end.")
+        self.pause = self._histogram("pause", "Last token before a loss to the next one.")
+        self.queue = self._histogram("queue", "On a node, neither fetching nor computing.")
+        self.handoff = self._histogram("handoff", "First token told to the decode node's own.")
         self.running = Gauge(
             "baton_router_requests_running",
             "HTTP requests being answered by nodes.",
             registry=self.registry,
         )
+        tasks = Gauge("baton_asyncio_tasks", "Tasks of this process.", registry=self.registry)
+        tasks.set_function(lambda: len(asyncio.all_tasks()))
         self.registry.register(NodeFigures(view))
 
-    def placed(self, placement: Placement) -> None:
+    def placed(self, placement: Placement, cause: Cause | None, tokens: int) -> None:
+        """`cause` of what is placed again; its client has so many tokens."""
         self._placements.labels(placement.reason).inc()
+        self._attempts.inc()
+        if cause is not None:
+            self._retries.labels(cause).inc()
+        if tokens:
+            self._resumed.inc()
+            self._kept.inc(tokens)
+
+    def measured(self, told: Measured) -> None:
+        if told.opening:
+            self.queue.observe(told.stats.queue_ms / 1000)
+        if told.attempt > 1:
+            self._recomputed.inc(told.stats.computed_tokens)
 
     def answered(self, endpoint: str, code: int) -> None:
         self._requests.labels(endpoint, str(code)).inc()
 
     def page(self) -> bytes:
         return generate_latest(self.registry)
+
+    def _counter(self, name: str, what: str) -> Counter:
+        return Counter(f"baton_router_{name}_total", what, registry=self.registry)
 
     def _histogram(self, name: str, what: str) -> Histogram:
         return Histogram(

@@ -2,12 +2,13 @@
 
 In: a JSON body. Out: one prompt rendered by the model's chat template, and
 `chat.completion(.chunk)` objects. With `return_token_ids` the prompt's ids stand at the top level
-(in a stream, of the first chunk) and each choice has its `token_ids`, as in vLLM.
+(in a stream, of the first chunk) and each choice has its `token_ids`, as in vLLM; so does
+`prompt_logprobs`, which a stream has not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,31 +24,37 @@ from baton_router.calls import (
     Json,
     Options,
     Prompt,
+    PromptIds,
     TextPrompt,
     Usage,
     finish_members,
+    prompt_positions,
 )
 from baton_router.fields import Fields, wrong
-from baton_router.logprobs import chat_logprobs
+from baton_router.logprobs import chat_logprobs, prompt_logprobs
 from baton_router.models import PoolModel
-from baton_router.parameters import refuse_unsupported, sampling_fields
+from baton_router.parameters import bad_words, limit_field, sampling_fields
+from baton_router.unserved import check_unserved
+from baton_text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatCall:
     options: Options
     sampling: Json
+    bad_words: tuple[str, ...]
     messages: list[Json]
     template_kwargs: Json
     add_generation_prompt: bool
     add_special_tokens: bool
+    names: Mapping[str, str]
     default_max_tokens: int | None = None
 
     @classmethod
     def parse(cls, data: bytes) -> ChatCall:
         """Raise InvalidRequest naming the first wrong field."""
         fields = Fields.parse(data)
-        refuse_unsupported(fields)
+        check_unserved(fields, "echo")
         sampling = sampling_fields(fields)
         top = fields.integer("top_logprobs", 0, MAX_LOGPROBS)
         wanted = fields.boolean("logprobs", False)
@@ -58,6 +65,8 @@ class ChatCall:
         return cls(
             options=Options.read(fields),
             sampling=sampling,
+            bad_words=bad_words(fields),
+            names={"prompt": "messages", "max_tokens": limit_field(fields)},
             messages=_messages(fields.raw("messages")),
             template_kwargs=fields.mapping("chat_template_kwargs") or {},
             add_generation_prompt=fields.boolean("add_generation_prompt", True),
@@ -78,8 +87,8 @@ class ChatCall:
         )
         return [TextPrompt(text, self.add_special_tokens)]
 
-    def shape(self, head: Head, prompt_ids: Sequence[Sequence[int]]) -> ChatShape:
-        return ChatShape(self, head, prompt_ids[0])
+    def shape(self, head: Head, prompts: PromptIds, tokenizer: Tokenizer) -> ChatShape:
+        return ChatShape(self, head, prompts[0])
 
 
 class ChatShape:
@@ -89,11 +98,14 @@ class ChatShape:
         self._head = head
         self._ids = call.options.return_token_ids
         self._logprobs: int | None = call.sampling.get("logprobs")
+        self._prompt_logprobs: int | None = call.sampling.get("prompt_logprobs")
         self._prompt_ids = prompt_ids
         self._begun: set[int] = set()
-        self._writer = EventWriter(head, "chat.completion.chunk", call.options.include_usage)
+        counts = [len(prompt_ids)] * int(call.sampling.get("n", 1))
+        self._writer = EventWriter(head, "chat.completion.chunk", call.options, counts)
 
     def event(self, index: int, delta: Delta) -> bytes:
+        self._writer.count(index, delta)
         if not (delta.text or delta.finish or self._ids or self._logprobs is not None):
             return b""
         more = b""
@@ -112,7 +124,7 @@ class ChatShape:
         if self._ids:
             parts += [b',"token_ids":', msgspec.json.encode(delta.ids)]
         parts.append(finish_members(delta))
-        return self._writer.event(b"".join(parts), more)
+        return self._writer.event(index, b"".join(parts), more)
 
     def usage_event(self, usage: Usage) -> bytes:
         return self._writer.usage_event(usage)
@@ -129,6 +141,9 @@ class ChatShape:
         }
         if self._ids:
             body["prompt_token_ids"] = self._prompt_ids
+        if self._prompt_logprobs is not None:
+            positions = prompt_positions(choices)
+            body["prompt_logprobs"] = prompt_logprobs(positions, self._prompt_logprobs)
         return msgspec.json.encode(body)
 
     def _choice(self, index: int, choice: Gathered) -> Json:

@@ -38,14 +38,16 @@ class Outbox:
             self._error = error
         self._wake.set()
 
-    async def next(self) -> Batch:
-        """Wait for more; an empty batch means that all requests ended. Raise RequestFailed."""
+    async def next(self, patience_s: float | None = None) -> Batch:
+        """Wait for more; an empty batch means that all requests ended. Raise RequestFailed, or
+        TimeoutError where nothing came for `patience_s`; a later call goes on waiting."""
         while not self._items:
             if self._error is not None:
                 raise RequestFailed(self._error)
             if self.open <= 0:
                 return []
             self._wake.clear()
-            await self._wake.wait()
+            async with asyncio.timeout(patience_s):
+                await self._wake.wait()
         batch, self._items = self._items, []
         return batch

@@ -1,21 +1,30 @@
-"""Who owns a request: the router. One record per request, a state machine without sockets.
+"""Who owns a request: the router. One record per request over all its attempts, without sockets.
 
-    in     what nodes say (deltas, PrefillDone, JobFailed), lost links, the client leaving
-    out    actions: Emit to the client, Send to a node, Failed or Ended (one of them, once)
+    in     places that were found, what nodes say (deltas, PrefillDone, JobFailed), nodes lost,
+           links that are back, the client leaving
+    out    actions: Emit to the client, Send to a node, Replace or Regroup (find a place), Measured,
+           and Failed or Ended (one of them, once)
 
-A request with a prefill partner begins in "handoff": the decode node waits for exactly one First,
-NoFirst or Abort. Ids reach the client in order and once: overlap is dropped, a gap means that the
-attempt is lost. Frames of another attempt, or of nodes that do not serve this one, are dropped.
+    waiting --placed--> handoff --First or NoFirst--> running --> over
+       ^                   |                             |
+       `----- Replace -----+-----------------------------'
+
+Ids reach the client in order and once: overlap is dropped, a gap means that the attempt is lost.
+Each placement is an attempt with a number of its own; frames of another attempt, or of nodes that
+do not serve this one, are dropped. A request whose prefill node is lost stays with its decode node
+until its owner has found another pair or says no_first().
+
+Losses of nodes that served it without one new token, nor one more chunk of its prompt, are strikes;
+with MAX_STRIKES in a row the request is taken for their cause and ends.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
 
-from baton_protocol.errors import ErrorRecord, NodeLost
+from baton_protocol.errors import ErrorRecord, RequestKillsNodes
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import (
     Abort,
@@ -27,113 +36,214 @@ from baton_protocol.link import (
     PrefillJob,
     RequestStats,
     RunJob,
-    ToNode,
 )
 from baton_protocol.request import Request
+from baton_router.actions import (
+    Action,
+    Cause,
+    Emit,
+    Ended,
+    Failed,
+    Loss,
+    Measured,
+    Regroup,
+    Replace,
+    Send,
+)
 
-Phase = Literal["handoff", "running", "over"]
+Phase = Literal["waiting", "handoff", "running", "over"]
 
-
-@dataclass(frozen=True, slots=True)
-class Emit:
-    """New ids or text of one choice, for the client."""
-
-    delta: Delta
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    node: NodeId
-    frame: ToNode
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The request is over; the client gets this error."""
-
-    error: ErrorRecord
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """The request is over; every choice finished."""
-
-
-Action = Emit | Send | Failed | Ended
+MAX_STRIKES = 3
+# Refusals that another node may not have ("busy", "draining") are followed up to this attempt.
+MAX_ATTEMPTS = 16
 
 
 class RequestRecord:
-    """One request in its current attempt. `outputs[c]` are the ids the client has of choice c."""
+    """`request` is what the client asked; `outputs[c]` are the ids it has of choice c.
 
-    def __init__(self, request: Request, decode: NodeId, prefill: NodeId | None = None) -> None:
+    `attempt` counts placements, `decode` and `prefill` are the nodes of the current one. Of
+    `request.attempt` nothing is kept: the first placement is attempt 1.
+    """
+
+    def __init__(self, request: Request) -> None:
         self.request = request
-        self.decode = decode
-        self.prefill = prefill
-        self.phase: Phase = "running" if prefill is None else "handoff"
+        self.attempt = 0
+        self.phase: Phase = "waiting"
+        self.decode: NodeId | None = None
+        self.prefill: NodeId | None = None
         self.outputs: list[list[int]] = [list(ids) for ids in request.outputs]
         self.open = set(range(request.params.n))
-        self.stats: RequestStats | None = None
+        self.strikes = 0
+        self._progress = False  # since the last loss
+        self._decode_epoch = Epoch("")
+        self._chunks = 0
+        self._measured = 0  # the last attempt whose opening statistics came
+        self._findable = 0
+        self._cached: int | None = None
+        self._prompt_told = False
 
-    def opening(self, decode_epoch: Epoch) -> list[Send]:
-        """The jobs that start the attempt."""
-        sends = [Send(self.decode, RunJob(self.request, await_first=self.prefill is not None))]
-        if self.prefill is not None:
-            job = PrefillJob(self.request, decode_node=self.decode, decode_epoch=decode_epoch)
-            sends.append(Send(self.prefill, job))
-        return sends
+    # --- places -----------------------------------------------------------------------------------
+
+    def judge(self, chunks: int) -> list[Action]:
+        """Before each placement: so many chunks of the prompt exist now. More than ever before is
+        progress, which forgives strikes; too many strikes are the end."""
+        if chunks > self._chunks:
+            self._chunks = chunks
+            self.strikes = 0
+        if self.strikes < MAX_STRIKES:
+            return []
+        told = RequestKillsNodes(
+            f"{self.strikes} times in a row a node was lost while it served this request, "
+            "without one new token; it is not tried again"
+        )
+        return self._fail(told.record())
+
+    def placed(
+        self, decode: NodeId, decode_epoch: Epoch, prefill: NodeId | None = None, findable: int = 0
+    ) -> list[Action]:
+        """The next attempt: its opening jobs, after the end of an earlier one that still lives.
+        `findable` is how many tokens of the prompt need not be computed."""
+        assert self.phase != "over"
+        assert prefill is None or not any(self.outputs), "what has begun to decode is not split"
+        aborts = self._leave()
+        self.attempt += 1
+        if self.attempt == 1:
+            self._findable = findable
+        self.decode, self._decode_epoch, self.prefill = decode, decode_epoch, prefill
+        self.phase = "running" if prefill is None else "handoff"
+        sends = [Send(decode, self._run_job())]
+        if prefill is not None:
+            sends.append(Send(prefill, self._prefill_job()))
+        return [*aborts, *sends]
+
+    def no_first(self, reason: str) -> list[Action]:
+        """Nobody else computes the prompt: the decode node is to do it."""
+        assert self.phase == "handoff"
+        assert self.decode is not None
+        self.phase, self.prefill = "running", None
+        return [Send(self.decode, NoFirst(self.request.id, self.attempt, reason))]
+
+    # --- what nodes say ---------------------------------------------------------------------------
 
     def on_delta(self, node: NodeId, delta: Delta) -> list[Action]:
         """Tokens from the decode node. Before its First or NoFirst it has no business sending."""
-        if self.phase != "running" or node != self.decode or delta.attempt != self.request.attempt:
+        if self.phase != "running" or node != self.decode or delta.attempt != self.attempt:
             return []
-        return self._accept(delta)
+        return self._accept(node, delta)
 
     def on_prefill_done(self, node: NodeId, done: PrefillDone) -> list[Action]:
         """First tokens: to the client, and to the decode node, which may go on; or the end."""
         if not self._from_prefill(node, done.attempt):
             return []
         if not self._answers_each_choice(done):
-            return self._no_first(f"prefill node {node} did not answer each choice")
-        self.stats = done.stats
-        self.phase = "running"
-        actions: list[Action] = []
+            return self.no_first(f"prefill node {node} did not answer each choice")
+        assert self.decode is not None
+        self.phase, self.prefill = "running", None
+        actions = self._measure(done.stats)
         for delta in done.choices:
-            actions += self._accept(delta)
-        if self._is_over():  # nothing is left for the decode node, which has the request parked
+            actions += self._accept(node, delta)
+        if not self.open:  # nothing is left for the decode node, which has the request parked
             return [*actions, Send(self.decode, self._abort())]
-        finished = tuple(c for c in range(self.request.params.n) if c not in self.open)
-        outputs = tuple(tuple(ids) for ids in self.outputs)
-        first = First(self.request.id, self.request.attempt, outputs, finished)
+        first = First(self.request.id, self.attempt, self._ids(), self._finished())
         return [*actions, Send(self.decode, first)]
 
     def on_failed(self, node: NodeId, failed: JobFailed) -> list[Action]:
-        """A prefill job's failure costs time; the decode node's ends the request."""
+        """A prefill job's failure costs time. The decode node's is the request's, unless another
+        node may not have it."""
         if self._from_prefill(node, failed.attempt):
-            return self._no_first(failed.error.message)
-        if self._is_over() or node != self.decode or failed.attempt != self.request.attempt:
+            return self.no_first(failed.error.message)
+        if not self._serves(node) or failed.attempt != self.attempt:
             return []
-        return self._fail(failed.error, abort_decode=False)
+        if failed.error.retryable and self.attempt < MAX_ATTEMPTS:
+            return self._replace("refused", node, aborted=False)
+        return self._fail(failed.error, gone=node)
 
-    def on_link_lost(self, node: NodeId) -> list[Action]:
-        """The link broke. The Abort to a lost decode node waits for its link to come back."""
-        if self._from_prefill(node, self.request.attempt):
-            return self._no_first(f"the link to prefill node {node} broke")
-        if self._is_over() or node != self.decode:
+    # --- nodes that go and come -------------------------------------------------------------------
+
+    def on_lost(self, node: NodeId, cause: Loss) -> list[Action]:
+        """The node is given up. Its Abort is for the case that it still lives."""
+        if self._from_prefill(node, self.attempt):
+            self._strike()
+            if self.on_probation:  # it is to have no node before its turn
+                return self._replace(cause, node)
+            self.prefill = None
+            return [Send(node, self._abort()), Regroup(cause, node)]
+        if not self._serves(node):
             return []
-        return self._fail(_lost(f"decode node {node} was lost while it served the request"))
+        self._strike()
+        return self._replace(cause, node)
+
+    def on_resumed(self, node: NodeId) -> list[Action]:
+        """The link is back and the node is the same engine: it gets its job again, in the same
+        attempt, with what came of it so far. Nothing that was on its way is lost or doubled."""
+        if self._from_prefill(node, self.attempt):
+            return [Send(node, self._prefill_job())]
+        return [Send(node, self._run_job())] if self._serves(node) else []
 
     def cancel(self, error: ErrorRecord | None = None) -> list[Action]:
         """The client left (no error), or the router ends the request with one."""
-        if self._is_over():
+        if self.phase == "over":
             return []
-        actions = self._fail(error or _lost("the client left"))
-        return actions if error else [action for action in actions if isinstance(action, Send)]
+        if error is not None:
+            return self._fail(error)
+        self.phase = "over"
+        return [*self._leave()]
+
+    # --- figures ----------------------------------------------------------------------------------
+
+    @property
+    def on_probation(self) -> bool:
+        """One more strike and it is over."""
+        return self.strikes >= MAX_STRIKES - 1 and not self._progress
+
+    @property
+    def tokens(self) -> int:
+        """How many ids the client has."""
+        return sum(map(len, self.outputs))
+
+    @property
+    def asks_prompt_logprobs(self) -> bool:
+        """The client is still owed the prompt's logprobs."""
+        return self.request.params.prompt_logprobs is not None and not self._prompt_told
 
     @property
     def cached_tokens(self) -> int:
-        """Prompt tokens that nobody had to compute for this request (usage's cached_tokens)."""
-        stats = self.stats
-        return 0 if stats is None else stats.cached_tokens + stats.fetched_tokens
+        """Prompt tokens that nobody had to compute for this request (usage's cached_tokens). What
+        exists only because an earlier attempt computed it is not among them."""
+        return self._cached or 0
+
+    # --- tokens -----------------------------------------------------------------------------------
+
+    def _accept(self, node: NodeId, delta: Delta) -> list[Action]:
+        if delta.choice not in self.open:
+            return []
+        if delta.finish == "abort":
+            self._strike()
+            return self._replace("aborted", node)
+        have = self.outputs[delta.choice]
+        known = len(have) - delta.offset
+        if known > 0:
+            if known >= len(delta.ids) and delta.finish is None:
+                return []
+            delta = _without(delta, known)
+        if delta.offset != len(have):
+            self._strike()
+            return self._replace("gap", node)
+        have.extend(delta.ids)
+        self._progress = self._progress or bool(delta.ids)
+        if delta.prompt_logprobs:
+            if self._prompt_told:
+                delta = msgspec.structs.replace(delta, prompt_logprobs=())
+            self._prompt_told = True
+        actions: list[Action] = [Emit(delta)]
+        if delta.stats is not None:
+            actions += self._measure(delta.stats)
+        if delta.finish is not None:
+            self.open.discard(delta.choice)
+        if not self.open:
+            self.phase = "over"
+            actions.append(Ended())
+        return actions
 
     def _answers_each_choice(self, done: PrefillDone) -> bool:
         if sorted(delta.choice for delta in done.choices) != sorted(self.open):
@@ -145,60 +255,75 @@ class RequestRecord:
             for delta in done.choices
         )
 
-    def _accept(self, delta: Delta) -> list[Action]:
-        if delta.choice not in self.open:
-            return []
-        if delta.finish == "abort":
-            return self._fail(_lost(f"node {self.decode} gave the request up"))
-        have = self.outputs[delta.choice]
-        known = len(have) - delta.offset
-        if known < 0:
-            return self._fail(
-                _lost(f"choice {delta.choice} jumped from token {len(have)} to {delta.offset}")
-            )
-        if known > 0:
-            if known >= len(delta.ids) and delta.finish is None:
-                return []
-            delta = msgspec.structs.replace(
-                delta,
-                offset=len(have),
-                ids=delta.ids[known:],
-                logprobs=delta.logprobs[known:],
-            )
-        have.extend(delta.ids)
-        if delta.stats is not None and self.stats is None:
-            self.stats = delta.stats
-        if delta.finish is None:
-            return [Emit(delta)]
-        self.open.discard(delta.choice)
-        if self.open:
-            return [Emit(delta)]
-        self.phase = "over"
-        return [Emit(delta), Ended()]
+    def _measure(self, stats: RequestStats) -> list[Action]:
+        if self._cached is None:
+            found = stats.cached_tokens + stats.fetched_tokens
+            self._cached = found if self.attempt == 1 else min(found, self._findable)
+        opening, self._measured = self._measured != self.attempt, self.attempt
+        return [Measured(stats, self.attempt, opening)]
 
-    def _no_first(self, reason: str) -> list[Action]:
-        self.phase = "running"
-        return [Send(self.decode, NoFirst(self.request.id, self.request.attempt, reason))]
+    # --- attempts ---------------------------------------------------------------------------------
 
-    def _fail(self, error: ErrorRecord, *, abort_decode: bool = True) -> list[Action]:
-        actions: list[Action] = []
-        if self.prefill is not None and self.phase == "handoff":
-            actions.append(Send(self.prefill, self._abort()))
-        if abort_decode:
-            actions.append(Send(self.decode, self._abort()))
+    def _strike(self) -> None:
+        self.strikes = 0 if self._progress else self.strikes + 1
+        self._progress = False
+
+    def _replace(self, cause: Cause, node: NodeId, *, aborted: bool = True) -> list[Action]:
+        aborts = self._leave(gone=None if aborted else node)
+        self.phase = "waiting"
+        return [*aborts, Replace(cause, node)]
+
+    def _fail(self, error: ErrorRecord, gone: NodeId | None = None) -> list[Action]:
+        aborts = self._leave(gone)
         self.phase = "over"
-        return [*actions, Failed(error)]
+        return [*aborts, Failed(error)]
+
+    def _leave(self, gone: NodeId | None = None) -> list[Send]:
+        """Take the request from the nodes of the attempt; `gone` has dropped it by itself."""
+        nodes = [node for node in (self.prefill, self.decode) if node not in (None, gone)]
+        self.decode = self.prefill = None
+        return [Send(node, self._abort()) for node in nodes if node is not None]
+
+    def _run_job(self) -> RunJob:
+        return RunJob(self._job(), self.phase == "handoff", self._finished())
+
+    def _prefill_job(self) -> PrefillJob:
+        assert self.decode is not None
+        return PrefillJob(self._job(), self.decode, self._decode_epoch)
+
+    def _job(self) -> Request:
+        params = self.request.params
+        if self._prompt_told:
+            params = msgspec.structs.replace(params, prompt_logprobs=None)
+        return msgspec.structs.replace(
+            self.request, attempt=self.attempt, outputs=self._ids(), params=params
+        )
+
+    def _ids(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(ids) for ids in self.outputs)
+
+    def _finished(self) -> tuple[int, ...]:
+        return tuple(c for c in range(self.request.params.n) if c not in self.open)
+
+    def _abort(self) -> Abort:
+        return Abort(self.request.id, self.attempt)
 
     def _from_prefill(self, node: NodeId, attempt: int) -> bool:
         waiting = self.phase == "handoff" and node == self.prefill
-        return waiting and attempt == self.request.attempt
+        return waiting and attempt == self.attempt
 
-    def _is_over(self) -> bool:
-        return self.phase == "over"
-
-    def _abort(self) -> Abort:
-        return Abort(self.request.id, self.request.attempt)
+    def _serves(self, node: NodeId) -> bool:
+        return self.phase in ("handoff", "running") and node == self.decode
 
 
-def _lost(message: str) -> ErrorRecord:
-    return NodeLost(f"{message}; send the request again").record()
+def _without(delta: Delta, known: int) -> Delta:
+    """The delta without its first `known` ids. Text cannot be cut where ids can: a delta that has
+    some, or ends before what is known, stays as it is, and so out of place."""
+    if delta.text or known > len(delta.ids):
+        return delta
+    return msgspec.structs.replace(
+        delta,
+        offset=delta.offset + known,
+        ids=delta.ids[known:],
+        logprobs=delta.logprobs[known:],
+    )

@@ -1,91 +1,44 @@
-"""From the body's sampling fields to SamplingParams, and the fields we refuse by name.
+"""From the body's sampling fields to SamplingParams.
 
-A field that OpenAI or vLLM knows and that would change the answer is refused while we do not obey
-it; fields that change nothing (`user`, `metadata`, ...) and names nobody knows are ignored.
+In: the fields as a client sent them, then what only the model can judge: its length and its own
+defaults. Out: complete parameters of one prompt, or an error that names field, value and range.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from baton_protocol.errors import InvalidRequest, PromptTooLong
-from baton_protocol.sampling import MAX_CHOICES, SamplingParams
-from baton_router.fields import Fields, wrong
+from baton_protocol.sampling import (
+    BIAS_RANGE,
+    MAX_BAD_WORDS,
+    MAX_CHOICES,
+    MAX_LOGPROBS,
+    MAX_PROMPT_CANDIDATES,
+    MAX_STOP_CHARS,
+    SamplingParams,
+)
+from baton_router.fields import Fields, show, wrong
 
 MAX_STOPS = 16
 MAX_TOP_K = (1 << 31) - 1  # engines keep it in 32 bits; no vocabulary is larger
+MAX_WORDS = MAX_BAD_WORDS // 2  # each may become two sequences of ids
 # generation_config.json may hold more than sampling; only these are defaults of a request.
-DEFAULTED = ("temperature", "top_k", "top_p", "min_p")
+DEFAULTED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+_ID = re.compile(r"0|[1-9][0-9]{0,17}")
 
 
-def _empty(value: Any) -> bool:
-    return value in (None, False, "", [], {})
+def limit_field(fields: Fields) -> str:
+    """Which field limits the answer: max_completion_tokens, where it is given, is the newer name
+    of max_tokens."""
+    newer = "max_completion_tokens"
+    return newer if fields.raw(newer) is not None else "max_tokens"
 
 
-def _zero(value: Any) -> bool:
-    return not isinstance(value, bool) and value in (None, 0)
-
-
-def _one(value: Any) -> bool:
-    return not isinstance(value, bool) and value in (None, 1)
-
-
-def _plain_text(value: Any) -> bool:
-    return value is None or (isinstance(value, dict) and value.get("type") == "text")
-
-
-# Field -> whether its value asks for nothing beyond what we do.
-_REFUSED: dict[str, Callable[[Any], bool]] = {
-    "tools": _empty,
-    "tool_choice": lambda value: value in (None, "none", "auto"),
-    "functions": _empty,
-    "function_call": lambda value: value in (None, "none", "auto"),
-    "response_format": _plain_text,
-    "frequency_penalty": _zero,
-    "presence_penalty": _zero,
-    "repetition_penalty": _one,
-    "length_penalty": _one,
-    "logit_bias": _empty,
-    "suffix": _empty,
-    "echo": _empty,
-    "audio": _empty,
-    "modalities": lambda value: value in (None, ["text"]),
-    "prediction": _empty,
-    "reasoning_effort": _empty,
-    "verbosity": lambda value: value in (None, "medium"),
-    "web_search_options": lambda value: value is None,
-    "use_beam_search": _empty,
-    "bad_words": _empty,
-    "allowed_token_ids": lambda value: value is None,
-    "prompt_logprobs": lambda value: value is None,
-    "truncate_prompt_tokens": lambda value: value is None,
-    "structured_outputs": _empty,
-    "guided_json": _empty,
-    "guided_regex": _empty,
-    "guided_choice": _empty,
-    "guided_grammar": _empty,
-    "logits_processors": _empty,
-    "documents": _empty,
-    "chat_template": _empty,
-    "continue_final_message": _empty,
-}
-
-
-def refuse_unsupported(fields: Fields) -> None:
-    """Raise InvalidRequest naming the first field that asks for what we do not do."""
-    for name, harmless in _REFUSED.items():
-        value = fields.raw(name)
-        if value is not None and not harmless(value):
-            raise wrong(name, value, "this server does not support it; leave it out")
-    best_of = fields.integer("best_of")
-    if best_of is not None and best_of != (fields.integer("n") or 1):
-        raise wrong("best_of", best_of, "this server does not support it; leave it out")
-
-
-def sampling_fields(fields: Fields) -> dict[str, Any]:
-    """The sampling fields both endpoints share, as far as the client sent them.
-    max_completion_tokens goes before max_tokens, whose newer name it is."""
+def sampling_fields(fields: Fields, least_tokens: int = 1) -> dict[str, Any]:
+    """The sampling fields both endpoints share, as far as the client sent them."""
     read = {
         "n": fields.integer("n", 1, MAX_CHOICES),
         "temperature": fields.number("temperature"),
@@ -93,18 +46,34 @@ def sampling_fields(fields: Fields) -> dict[str, Any]:
         "top_p": fields.number("top_p"),
         "min_p": fields.number("min_p"),
         "seed": fields.integer("seed"),
-        "max_tokens": fields.integer("max_tokens", 1),
+        "max_tokens": fields.integer(limit_field(fields), least_tokens),
         "min_tokens": fields.integer("min_tokens", 0),
         "stop": fields.texts("stop", MAX_STOPS),
         "stop_token_ids": fields.integers("stop_token_ids"),
         "include_stop_str_in_output": fields.boolean("include_stop_str_in_output", False),
         "ignore_eos": fields.boolean("ignore_eos", False),
         "skip_special_tokens": fields.boolean("skip_special_tokens", True),
+        "prompt_logprobs": _prompt_logprobs(fields),
+        "frequency_penalty": fields.number("frequency_penalty"),
+        "presence_penalty": fields.number("presence_penalty"),
+        "repetition_penalty": fields.number("repetition_penalty"),
+        "logit_bias": _logit_bias(fields),
+        "allowed_token_ids": fields.integers("allowed_token_ids"),
     }
-    newer = fields.integer("max_completion_tokens", 1)
-    if newer is not None:
-        read["max_tokens"] = newer
     return {name: value for name, value in read.items() if value is not None}
+
+
+def bad_words(fields: Fields) -> tuple[str, ...]:
+    """Texts; they become ids once the model is known."""
+    words = fields.texts("bad_words", MAX_WORDS) or ()
+    for word in words:
+        if not 0 < len(word) <= MAX_STOP_CHARS:
+            allowed = f"each word must have 1 to {MAX_STOP_CHARS} characters"
+            raise InvalidRequest(
+                f"bad_words holds {show(word)} of {len(word)} characters; {allowed}",
+                param="bad_words",
+            )
+    return words
 
 
 def complete(
@@ -114,28 +83,40 @@ def complete(
     prompt_tokens: int,
     max_model_len: int,
     default_max_tokens: int | None,
+    names: Mapping[str, str],
 ) -> SamplingParams:
     """Parameters of one prompt, the seed left as the client sent it.
 
     `defaults` are the model's own; `default_max_tokens` None means all that the context leaves.
-    Raise PromptTooLong where prompt and `max_tokens` do not fit `max_model_len` tokens.
+    Errors call a field what `names` says, where it does. Raise PromptTooLong where prompt and
+    `max_tokens` do not fit `max_model_len` tokens.
     """
+    prompt_field = names.get("prompt", "prompt")
+    limit_field = names.get("max_tokens", "max_tokens")
     if prompt_tokens == 0:
-        raise InvalidRequest("the prompt has no tokens; send at least one", param="prompt")
+        raise InvalidRequest("the prompt has no tokens; send at least one", param=prompt_field)
     room = max_model_len - prompt_tokens
     limit = f"this model's maximum context length is {max_model_len} tokens"
     if room < 1:
         raise PromptTooLong(
             f"{limit}, but the prompt has {prompt_tokens}; at least one token must be left to "
-            "generate. Shorten the prompt",
-            param="prompt",
+            f"generate. Shorten {prompt_field}",
+            param=prompt_field,
         )
     wanted = asked.get("max_tokens")
     if wanted is not None and wanted > room:
         raise PromptTooLong(
-            f"{limit}, but {prompt_tokens} tokens of prompt and max_tokens {wanted} make "
+            f"{limit}, but {prompt_tokens} tokens of prompt and {limit_field} {wanted} make "
             f"{prompt_tokens + wanted}; ask for at most {room}",
-            param="max_tokens",
+            param=limit_field,
+        )
+    scores = asked.get("prompt_logprobs")
+    if scores is not None and prompt_tokens * (1 + scores) > MAX_PROMPT_CANDIDATES:
+        field = names.get("prompt_logprobs", "prompt_logprobs")
+        raise InvalidRequest(
+            f"{field} is {scores} for {prompt_tokens} tokens of prompt; (1 + {field}) x tokens may "
+            f"be at most {MAX_PROMPT_CANDIDATES}",
+            param=field,
         )
     given = {name: defaults[name] for name in DEFAULTED if name in defaults} | dict(asked)
     if wanted is None:
@@ -143,3 +124,26 @@ def complete(
     params = SamplingParams(**given)
     params.check()
     return params
+
+
+def _prompt_logprobs(fields: Fields) -> int | None:
+    wanted = fields.integer("prompt_logprobs", 0, MAX_LOGPROBS)
+    if wanted is not None and fields.boolean("stream", False):
+        raise wrong("prompt_logprobs", wanted, "a stream does not have them; leave out one of both")
+    return wanted
+
+
+def _logit_bias(fields: Fields) -> tuple[tuple[int, float], ...] | None:
+    given = fields.mapping("logit_bias")
+    if given is None:
+        return None
+    pairs = []
+    for name, bias in given.items():
+        if _ID.fullmatch(name) is None:
+            raise wrong("logit_bias", {name: bias}, "its names must be token ids")
+        number = isinstance(bias, int | float) and not isinstance(bias, bool)
+        if not number or not -BIAS_RANGE <= bias <= BIAS_RANGE:
+            allowed = f"its values must be numbers in [{-BIAS_RANGE:g}, {BIAS_RANGE:g}]"
+            raise wrong("logit_bias", {name: bias}, allowed)
+        pairs.append((int(name), float(bias)))
+    return tuple(pairs)

@@ -2,6 +2,7 @@
 
 A cost is predicted milliseconds (see `prices`). The lowest wins; costs within measuring noise are a
 tie, and ties are broken at random, so that idle nodes share the work. Every placement says why.
+Where nobody may run it, what is Missing says so: its owner waits, or refuses.
 """
 
 from __future__ import annotations
@@ -12,12 +13,22 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from baton_protocol.ids import NodeId
+from baton_protocol.store import Role
 from baton_router.prices import Candidate, Facts, Prices, with_fallbacks
+from baton_router.settings import Handoff, MissingRole
 
 T = TypeVar("T")
-Handoff = Literal["auto", "always", "never"]
 Reason = Literal[
-    "split", "always", "never", "short", "costly", "no_prefill", "no_decode", "store_down"
+    "split",
+    "always",
+    "never",
+    "short",
+    "costly",
+    "no_prefill",
+    "no_decode",
+    "store_down",
+    "resumed",
+    "prompt_logprobs",
 ]
 
 # Predictions nearer to each other than this are a tie: measured speeds are not better than that.
@@ -30,12 +41,14 @@ PAIRED = 16
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """`auto` splits what has at least `min_tokens` uncached, unless that is predicted to cost more
-    than the decode node alone by `slack_ms` and `slack_share` of its cost."""
+    than the decode node alone by `slack_ms` and `slack_share` of its cost. `missing_role`: whether
+    the other role does a request whose own has no ready node."""
 
     handoff: Handoff = "auto"
     min_tokens: int = 128
     slack_ms: float = 20.0
     slack_share: float = 0.1
+    missing_role: MissingRole = "aggregate"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +70,20 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
+class Missing:
+    """No ready node of this role, and none of the other may stand in for it."""
+
+    role: Role
+    policy: MissingRole
+
+    @property
+    def explanation(self) -> str:
+        if self.policy == "aggregate":
+            return "no node is ready"
+        return f"no {self.role} node is ready, and missing_role is {self.policy}"
+
+
+@dataclass(frozen=True, slots=True)
 class _Best:
     """The cheapest way of one kind."""
 
@@ -67,28 +94,51 @@ class _Best:
 
 def place(
     facts: Facts, candidates: Sequence[Candidate], policy: Policy, rng: random.Random
-) -> Placement | None:
-    """Choose among nodes that are all ready and of one kind; None where there are none."""
-    if not candidates:
-        return None
+) -> Placement | Missing:
+    """Choose among nodes that are all ready and of one kind."""
     nodes = with_fallbacks(candidates)
     prefills = [node for node in nodes if node.role == "prefill"]
     decodes = [node for node in nodes if node.role == "decode"]
     chooser = _Chooser(Prices(facts), rng)
     if not decodes:
+        if not prefills or policy.missing_role != "aggregate":
+            return Missing("decode", policy.missing_role)
         return chooser.placed(chooser.whole(prefills), "no_decode", "no ready decode node")
-    if policy.handoff == "never":
-        return chooser.placed(chooser.whole(decodes), "never", "hand-off is off")
-    if not prefills:
-        return chooser.placed(chooser.whole(decodes), "no_prefill", "no ready prefill node")
-    if policy.handoff == "always":
-        return chooser.placed(chooser.split(prefills, decodes), "always", "hand-off is always on")
     whole = chooser.whole(decodes)
-    if not facts.store_up:
+    if facts.prompt_logprobs:
+        return chooser.placed(whole, "prompt_logprobs", "one node computes the whole prompt")
+    if facts.resumed:
+        return chooser.placed(whole, "resumed", "its client has tokens already")
+    if policy.handoff == "never":
+        return chooser.placed(whole, "never", "hand-off is off")
+    return _with_prefill(chooser, whole, prefills, decodes, policy)
+
+
+def _with_prefill(
+    chooser: _Chooser,
+    whole: _Best,
+    prefills: list[Candidate],
+    decodes: list[Candidate],
+    policy: Policy,
+) -> Placement | Missing:
+    """Of a request that may be split."""
+    publishing = [node for node in prefills if node.store == "up"]
+    fetching = [node for node in decodes if node.store == "up"]
+    store_up = chooser.prices.facts.store_up and bool(fetching)
+    long = policy.handoff == "always" or chooser.prices.uncached(whole.decode) >= policy.min_tokens
+    if not prefills:
+        if policy.missing_role != "aggregate" and store_up and long:
+            return Missing("prefill", policy.missing_role)
+        return chooser.placed(whole, "no_prefill", "no ready prefill node")
+    if not chooser.prices.facts.store_up:
         return chooser.placed(whole, "store_down", "the store's index does not answer")
-    if chooser.prices.uncached(whole.decode) < policy.min_tokens:
+    if not publishing or not fetching:
+        return chooser.placed(whole, "store_down", "no two nodes that both reach the store")
+    if not long:
         return chooser.placed(whole, "short", f"hand-off begins at {policy.min_tokens}")
-    split = chooser.split(prefills, decodes)
+    split = chooser.split(publishing, fetching)
+    if policy.handoff == "always":
+        return chooser.placed(split, "always", "hand-off is always on")
     if split.cost <= whole.cost * (1 + policy.slack_share) + policy.slack_ms:
         return chooser.placed(split, "split", f"decode node alone {whole.cost:.1f} ms")
     return chooser.placed(whole, "costly", f"hand-off {split.cost:.1f} ms")

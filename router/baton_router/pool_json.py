@@ -39,6 +39,7 @@ def _node(node: NodeView, view: PoolView) -> Json:
         "pid": report.pid,
         "epoch": report.epoch,
         "state": state_of(node),
+        "store": report.store,
         "in_use": node.ready and node.kind == view.kind(),
         "revision": report.revision,
         "model": report.model,

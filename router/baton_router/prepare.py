@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -20,6 +21,8 @@ from baton_router.calls import Call, Prompt, TextPrompt
 from baton_router.dispatch import Prepared
 from baton_router.fleet import Serving
 from baton_router.parameters import complete
+from baton_router.view import kind_of
+from baton_text.tokenizer import Tokenizer
 
 # Hashing a block takes 2 us; longer prompts are hashed in a thread.
 LONG_PROMPT = 8192
@@ -31,17 +34,18 @@ async def prepare(
 ) -> list[Prepared]:
     """Raise InvalidRequest (PromptTooLong) before anything is placed."""
     prompts = call.prompts(serving.model)
+    sampling = await _sampling(call, serving)
     prepared = []
     for slot, prompt in enumerate(prompts):
         ids = await _ids(prompt, serving)
         params = complete(
-            call.sampling,
+            sampling,
             serving.model.defaults,
             prompt_tokens=len(ids),
             max_model_len=serving.max_model_len,
             default_max_tokens=call.default_max_tokens,
+            names=call.names,
         )
-        _check_stop_ids(params.stop_token_ids, serving.vocab_size)
         if params.seed is None:
             params = msgspec.structs.replace(params, seed=rng.getrandbits(SEED_BITS))
         request = Request(
@@ -52,7 +56,8 @@ async def prepare(
             outputs=((),) * params.n,
             deadline=deadline,
         )
-        prepared.append(Prepared(request, await _chunks(ids, serving.sample)))
+        chunks = await _chunks(ids, serving.sample)
+        prepared.append(Prepared(request, chunks, kind_of(serving.sample)))
     return prepared
 
 
@@ -60,22 +65,43 @@ async def _ids(prompt: Prompt, serving: Serving) -> tuple[int, ...]:
     if isinstance(prompt, TextPrompt):
         text, special = prompt.text, prompt.add_special_tokens
         return tuple(await serving.model.encode(text, add_special_tokens=special))
-    wrong = next((token for token in prompt if not 0 <= token < serving.vocab_size), None)
-    if wrong is not None:
-        raise InvalidRequest(
-            f"prompt holds token id {wrong}; ids are in [0, {serving.vocab_size - 1}]",
-            param="prompt",
-        )
+    _check_ids("prompt", prompt, serving.vocab_size)
     return prompt
 
 
-def _check_stop_ids(ids: Sequence[int], vocab_size: int) -> None:
-    for token in ids:
-        if not 0 <= token < vocab_size:
-            raise InvalidRequest(
-                f"stop_token_ids holds {token}; ids are in [0, {vocab_size - 1}]",
-                param="stop_token_ids",
-            )
+async def _sampling(call: Call, serving: Serving) -> Mapping[str, Any]:
+    """The call's sampling fields, with all ids in the vocabulary and bad words as ids."""
+    fields = call.sampling
+    biased = [token for token, _ in fields.get("logit_bias", ())]
+    _check_ids("logit_bias", biased, serving.vocab_size)
+    for name in ("stop_token_ids", "allowed_token_ids"):
+        _check_ids(name, fields.get(name, ()), serving.vocab_size)
+    if not call.bad_words:
+        return fields
+    banned = await asyncio.to_thread(_spellings, call.bad_words, serving.model.tokenizer)
+    return {**fields, "bad_words": banned}
+
+
+def _check_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
+    wrong = next((token for token in ids if not 0 <= token < vocab_size), None)
+    if wrong is not None:
+        raise InvalidRequest(
+            f"{name} holds token id {wrong}; ids are in [0, {vocab_size - 1}]", param=name
+        )
+
+
+def _spellings(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """Ids of each word as it is and, unless it brings its own space, after a space, as in mid-
+    sentence. A sequence that ends with another one is banned with that."""
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        plain = tuple(tokenizer.encode(word, add_special_tokens=False))
+        found[plain] = None
+        if not word.startswith(" "):
+            spaced = tuple(tokenizer.encode(" " + word, add_special_tokens=False))
+            if spaced[-len(plain) :] != plain:
+                found[spaced] = None
+    return tuple(found)
 
 
 async def _chunks(ids: tuple[int, ...], sample: NodeReport) -> tuple[BlockHash, ...]:

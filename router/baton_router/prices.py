@@ -14,7 +14,7 @@ from statistics import median
 import msgspec
 
 from baton_protocol.ids import NodeId
-from baton_protocol.store import Role, Speeds
+from baton_protocol.store import Role, Speeds, StoreHealth
 
 # Used while no node has measured the speed in question.
 FALLBACK = Speeds(
@@ -37,12 +37,14 @@ class Candidate:
     sequences: int = 0
     speeds: Speeds = FALLBACK
     cached_chunks: int = 0
+    store: StoreHealth = "up"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """The request. `stored[i]`: the store holds chunk i; its length is the number of full chunks.
-    `store_up` False: nothing can be handed over."""
+    `store_up` False: nothing can be handed over. `prompt_tokens` of a request that is `resumed`
+    are all it has, so what its client got counts as prompt."""
 
     prompt_tokens: int
     chunk_tokens: int
@@ -50,6 +52,8 @@ class Facts:
     stored: tuple[bool, ...] = ()
     sequences: int = 1
     store_up: bool = True
+    resumed: bool = False
+    prompt_logprobs: bool = False
 
 
 class Prices:

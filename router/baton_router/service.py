@@ -33,6 +33,7 @@ from baton_router.markers import Markers
 from baton_router.metrics import RouterMetrics
 from baton_router.models import ModelStore
 from baton_router.placement import Policy
+from baton_router.places import Places
 from baton_router.settings import RouterSettings
 from baton_router.view import PoolView
 
@@ -51,16 +52,26 @@ class Router:
         self.settings = settings
         self.port = settings.port
         self._rng = rng or random.Random()
-        self._discovering: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._runner: web.AppRunner | None = None
 
     async def __aenter__(self) -> Router:
         settings, clock = self.settings, time.monotonic
         self._open_store()
-        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None))
+        # One connection per node, however many there are: aiohttp's own limit is 100.
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None)
+        )
         self._models = ModelStore(self._session)
         self.view = PoolView(clock, settings.max_view_chunks)
-        self.fleet = Fleet(self.view, self._models, settings.served_model_name)
+        self.fleet = Fleet(
+            self.view,
+            self._models,
+            settings.served_model_name,
+            patience_s=settings.link_patience_s,
+            stall_timeout_s=settings.stall_timeout_s,
+            clock=clock,
+        )
         self._markers = Markers(
             self._index, timeout_s=settings.lookup_timeout_ms / 1000, clock=clock
         )
@@ -70,9 +81,14 @@ class Router:
             min_tokens=settings.handoff_min_tokens,
             slack_ms=settings.handoff_slack_ms,
             slack_share=settings.handoff_slack_share,
+            missing_role=settings.missing_role,
         )
         self.dispatcher = Dispatcher(
-            self.fleet, self._markers, policy, self._rng, placed=metrics.placed
+            self.fleet,
+            Places(self.view, self._markers, policy, self._rng),
+            metrics,
+            unready_wait_s=settings.unready_wait_s,
+            clock=clock,
         )
         self.fleet.listener = self.dispatcher
         self._table = LinkTable(self._dial)
@@ -97,7 +113,8 @@ class Router:
         except BaseException:
             await self._close()
             raise
-        self._discovering = asyncio.create_task(self._discovery.run(), name="discovery")
+        work = (self._discovery.run(), self.fleet.watch())
+        self._tasks = [asyncio.create_task(each) for each in work]
         return self
 
     async def __aexit__(
@@ -166,13 +183,14 @@ class Router:
         await self._end_running()
         if self._runner is not None:
             await self._runner.cleanup()
-        if self._discovering is not None:
-            self._discovering.cancel()
-            await asyncio.gather(self._discovering, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._table.close()
         await self.fleet.close()
         await self._models.close()
         await self._session.close()
+        await self._markers.close()
         for part in (self._index, self._registry):
             if part is not None:
                 await part.close()

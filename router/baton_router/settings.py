@@ -13,6 +13,7 @@ import msgspec
 from baton_protocol.errors import InvalidRequest
 
 Handoff = Literal["auto", "always", "never"]
+MissingRole = Literal["aggregate", "queue", "fail"]
 MAX_PORT = 65535
 
 
@@ -21,6 +22,12 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     `nodes` holds base URLs (`http://host:port`). `port` 0 takes a free one. Splitting costs at most
     `handoff_slack_ms` + `handoff_slack_share` of the decode node's own prediction (DESIGN 6).
+
+    A node whose link broke has `link_patience_s` to come back with what it runs; one whose engine
+    makes no step for `stall_timeout_s` is lost. `missing_role` says what becomes of a request whose
+    role has no ready node: the other role does it, it waits, or it is refused. A request that waits
+    for its first place does so for `unready_wait_s`; its client gets a sign of life each
+    `keepalive_s`.
     """
 
     host: str = "127.0.0.1"
@@ -38,6 +45,11 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     lookup_timeout_ms: float = 50.0
     discovery_interval_s: float = 1.0
     reconnect_max_s: float = 2.0
+    missing_role: MissingRole = "aggregate"
+    stall_timeout_s: float = 20.0
+    link_patience_s: float = 1.0
+    unready_wait_s: float = 30.0
+    keepalive_s: float = 15.0
     request_timeout_s: float = 600.0
     shutdown_deadline_s: float = 10.0
 
@@ -70,11 +82,15 @@ _POSITIVE = (
     "lookup_timeout_ms",
     "discovery_interval_s",
     "reconnect_max_s",
+    "stall_timeout_s",
+    "keepalive_s",
     "request_timeout_s",
 )
 _NOT_NEGATIVE = (
     "handoff_min_tokens",
     "handoff_slack_ms",
     "handoff_slack_share",
+    "link_patience_s",
+    "unready_wait_s",
     "shutdown_deadline_s",
 )

@@ -46,13 +46,16 @@ class Booking:
 
 @dataclass(slots=True)
 class NodeView:
-    """One node. `connected`: its link is up. `usable`: its tokenizer is here too. `booked` are our
-    requests there; `others_*` is what its last report counts beside them."""
+    """One node. `connected`: its link is up. `usable`: its tokenizer is here too. `stalled`: its
+    engine has made no step for long, `moved_at` is when it last did or had none to make. `booked`
+    are our requests there; `others_*` is what its last report counts beside them."""
 
     report: NodeReport
     slot: int
     connected: bool = True
     usable: bool = False
+    stalled: bool = False
+    moved_at: float = 0.0
     loaded_at: float = 0.0
     chunks: int = 0
     others_tokens: int = 0
@@ -61,11 +64,12 @@ class NodeView:
 
     @property
     def kind(self) -> Kind:
-        return Kind(self.report.fingerprint, self.report.artifacts.get(TOKENIZER, ""))
+        return kind_of(self.report)
 
     @property
     def ready(self) -> bool:
-        return self.connected and self.usable and self.report.state == "ready"
+        serves = self.connected and self.usable and not self.stalled
+        return serves and self.report.state == "ready"
 
     @property
     def queued_tokens(self) -> int:
@@ -107,14 +111,15 @@ class PoolView:
     def hello(self, report: NodeReport) -> NodeView:
         """A link came up. Another epoch is another node: nothing of the old one is kept."""
         old = self.nodes.get(report.node)
+        now = self._clock()
         if old is not None and old.report.epoch == report.epoch:
-            old.report, old.connected, old.loaded_at = report, True, self._clock()
-            old.compare(old.loaded_at)
+            old.report, old.connected, old.loaded_at, old.moved_at = report, True, now, now
+            old.compare(now)
             return old
         if old is not None:
             self.chunks.drop_slot(old.slot)
-        node = NodeView(report, self.chunks.new_slot(), loaded_at=self._clock())
-        node.compare(node.loaded_at)
+        node = NodeView(report, self.chunks.new_slot(), loaded_at=now, moved_at=now)
+        node.compare(now)
         self.nodes[report.node] = node
         return node
 
@@ -132,11 +137,34 @@ class PoolView:
         view = self.nodes.get(node)
         if view is None or view.report.epoch != frame.epoch:
             return
+        steps, load = view.report.load.engine_steps_total, frame.load
         view.report = msgspec.structs.replace(
-            view.report, state=frame.state, speeds=frame.speeds, load=frame.load
+            view.report, state=frame.state, speeds=frame.speeds, load=load, store=frame.store
         )
         view.loaded_at = self._clock()
         view.compare(view.loaded_at)
+        if load.engine_steps_total != steps or not load.running + load.waiting:
+            self.moved(node)
+
+    def moved(self, node: NodeId) -> None:
+        """Its engine made a step, or it has none to make."""
+        view = self.nodes.get(node)
+        if view is not None:
+            view.moved_at, view.stalled = self._clock(), False
+
+    def standing(self, limit_s: float) -> list[NodeId]:
+        """The nodes that have made no step for so long since the last call; they are stalled."""
+        now, found = self._clock(), []
+        for node, view in self.nodes.items():
+            if view.connected and not view.stalled and now - view.moved_at > limit_s:
+                view.stalled = True
+                found.append(node)
+        return found
+
+    def stood_still(self, seconds: float) -> None:
+        """It was this process that heard nothing for so long."""
+        for view in self.nodes.values():
+            view.moved_at += seconds
 
     def cache(self, node: NodeId, frame: CacheEvents) -> None:
         view = self.nodes.get(node)
@@ -176,12 +204,12 @@ class PoolView:
             self._kind = Counter(ready).most_common(1)[0][0]
         return self._kind
 
-    def ready(self) -> Iterator[NodeView]:
-        """Nodes that may get new requests."""
-        kind = self.kind()
+    def ready(self, kind: Kind | None = None) -> Iterator[NodeView]:
+        """Nodes that may get requests of that kind; by default, new requests."""
+        kind = kind or self.kind()
         return (view for view in self.nodes.values() if view.ready and view.kind == kind)
 
-    def candidates(self, hashes: Sequence[BlockHash]) -> list[Candidate]:
+    def candidates(self, hashes: Sequence[BlockHash], kind: Kind | None = None) -> list[Candidate]:
         """Ready nodes with what they hold of the prompt whose chunks are `hashes`."""
         held = self.chunks.prefixes(hashes)
         return [
@@ -192,21 +220,31 @@ class PoolView:
                 sequences=view.sequences,
                 speeds=view.report.speeds,
                 cached_chunks=held.get(view.slot, 0),
+                store=view.report.store,
             )
-            for view in self.ready()
+            for view in self.ready(kind)
         ]
+
+    def states(self) -> str:
+        """How many nodes are in which state, for people."""
+        states = Counter(state_of(view) for view in self.nodes.values())
+        return ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
 
     def why_not_ready(self) -> str:
         """One line on what the pool waits for, for /ready and 503s."""
         if not self.nodes:
             return "no node has connected yet"
-        states = Counter(state_of(view) for view in self.nodes.values())
-        told = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-        return f"none of {len(self.nodes)} nodes is ready ({told})"
+        return f"none of {len(self.nodes)} nodes is ready ({self.states()})"
+
+
+def kind_of(report: NodeReport) -> Kind:
+    return Kind(report.fingerprint, report.artifacts.get(TOKENIZER, ""))
 
 
 def state_of(view: NodeView) -> str:
     """The node's state as /pool shows it."""
     if not view.connected:
         return "lost"
+    if view.stalled:
+        return "stalled"
     return view.report.state if view.usable else "starting"

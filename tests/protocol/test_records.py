@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from baton_protocol import PROTOCOL_VERSION
-from baton_protocol.errors import InvalidRequest, NodeLost, PromptTooLong, openai_body
+from baton_protocol.errors import InvalidRequest, PromptTooLong, Unavailable, openai_body
 from baton_protocol.ids import RequestId
 from baton_protocol.link import Abort, Delta, Deltas, First, RunJob, to_node_codec, to_router_codec
 from baton_protocol.request import PositionLogprobs, Request, TokenLogprob
@@ -99,5 +99,5 @@ def test_an_error_has_openais_shape() -> None:
 
 
 def test_retryable_is_a_type() -> None:
-    assert NodeLost("gone").record().retryable
+    assert Unavailable("gone").record().retryable
     assert not InvalidRequest("bad").record().retryable

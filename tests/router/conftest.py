@@ -68,3 +68,10 @@ async def decode() -> AsyncIterator[FakeNode]:
 async def prefill() -> AsyncIterator[FakeNode]:
     async with FakeNode("prefill-0", "prefill") as node:
         yield node
+
+
+@pytest.fixture
+async def other() -> AsyncIterator[FakeNode]:
+    """A second decode node."""
+    async with FakeNode("decode-1", "decode") as node:
+        yield node

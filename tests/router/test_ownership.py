@@ -1,11 +1,11 @@
-"""The request's state machine: ids once and in order, one word to the decode node, one end."""
+"""The request's state machine, case by case: attempts, one word to the decode node, one end."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from hypothesis import given
-from hypothesis import strategies as st
+import pytest
 
 from baton_protocol.errors import ErrorRecord
 from baton_protocol.ids import Epoch, NodeId, RequestId
@@ -22,48 +22,65 @@ from baton_protocol.link import (
 )
 from baton_protocol.request import PositionLogprobs, Request, TokenLogprob
 from baton_protocol.sampling import SamplingParams
-from baton_router.ownership import Action, Emit, Ended, Failed, RequestRecord, Send
+from baton_router.actions import Action, Emit, Ended, Failed, Measured, Regroup, Replace, Send
+from baton_router.ownership import MAX_ATTEMPTS, RequestRecord
 
-RID = RequestId("r")
+RID, EPOCH = RequestId("r"), Epoch("e")
 DECODE, PREFILL, OTHER = NodeId("decode-0"), NodeId("prefill-0"), NodeId("decode-9")
 ERROR = ErrorRecord("broken", "engine_error")
+BUSY = ErrorRecord("no room", "busy", status=503, retryable=True)
+STATS = RequestStats(prompt_tokens=2, cached_tokens=1)
+PROBS = tuple(PositionLogprobs(TokenLogprob(i, -1.0)) for i in (5, 6, 7))
 
 
-def record(n: int = 1, *, split: bool = True) -> RequestRecord:
-    request = Request(
-        id=RID, attempt=2, prompt_ids=(1, 2), params=SamplingParams(n=n), outputs=((),) * n
+def record(n: int = 1, *, split: bool = True, **params: Any) -> RequestRecord:
+    """A request that is placed for the first time."""
+    asked = SamplingParams(n=n, **params)
+    outputs: tuple[tuple[int, ...], ...] = ((),) * n
+    rec = RequestRecord(
+        Request(id=RID, attempt=1, prompt_ids=(1, 2), params=asked, outputs=outputs)
     )
-    return RequestRecord(request, DECODE, PREFILL if split else None)
+    rec.placed(DECODE, EPOCH, PREFILL if split else None)
+    return rec
 
 
-def delta(choice: int, offset: int, *ids: int, attempt: int = 2, **more: Any) -> Delta:
+def delta(choice: int, offset: int, *ids: int, attempt: int = 1, **more: Any) -> Delta:
     return Delta(RID, attempt, choice, offset, ids=ids, **more)
 
 
-def done(*choices: Delta, attempt: int = 2) -> PrefillDone:
-    return PrefillDone(RID, attempt, choices, RequestStats(prompt_tokens=2, cached_tokens=1))
+def done(*choices: Delta, attempt: int = 1) -> PrefillDone:
+    return PrefillDone(RID, attempt, choices, STATS)
 
 
-def frames(actions: list[Action], kind: type[Any]) -> list[tuple[NodeId, Any]]:
+def frames(actions: Sequence[Action], kind: Any) -> list[tuple[NodeId, Any]]:
     sent = [action for action in actions if isinstance(action, Send)]
     return [(action.node, action.frame) for action in sent if isinstance(action.frame, kind)]
 
 
-def emitted(actions: list[Action]) -> list[Delta]:
+def emitted(actions: Sequence[Action]) -> list[Delta]:
     return [action.delta for action in actions if isinstance(action, Emit)]
 
 
+def error(actions: Sequence[Action]) -> ErrorRecord:
+    (failed,) = [action for action in actions if isinstance(action, Failed)]
+    return failed.error
+
+
+# --- one attempt ----------------------------------------------------------------------------------
+
+
 def test_a_split_request_opens_with_a_job_for_each_node() -> None:
-    rec = record()
-    assert rec.opening(Epoch("e")) == [
+    rec = RequestRecord(record().request)
+    assert rec.phase == "waiting"
+    assert rec.placed(DECODE, EPOCH, PREFILL) == [
         Send(DECODE, RunJob(rec.request, await_first=True)),
-        Send(PREFILL, PrefillJob(rec.request, DECODE, Epoch("e"))),
+        Send(PREFILL, PrefillJob(rec.request, DECODE, EPOCH)),
     ]
 
 
 def test_a_whole_request_opens_with_one_job() -> None:
-    rec = record(split=False)
-    assert rec.opening(Epoch("e")) == [Send(DECODE, RunJob(rec.request, await_first=False))]
+    rec = RequestRecord(record().request)
+    assert rec.placed(DECODE, EPOCH) == [Send(DECODE, RunJob(rec.request, await_first=False))]
 
 
 def test_first_tokens_go_to_the_client_and_to_the_decode_node() -> None:
@@ -71,93 +88,49 @@ def test_first_tokens_go_to_the_client_and_to_the_decode_node() -> None:
     firsts = (delta(0, 0, 7, text="x"), delta(1, 0, 8, text="y", finish="stop"))
     actions = rec.on_prefill_done(PREFILL, done(*firsts))
     assert emitted(actions) == list(firsts)
-    assert frames(actions, First) == [(DECODE, First(RID, 2, ((7,), (8,)), (1,)))]
+    assert frames(actions, First) == [(DECODE, First(RID, 1, ((7,), (8,)), (1,)))]
     assert rec.cached_tokens == 1
 
 
 def test_a_request_that_ends_with_its_first_tokens_is_dropped_by_the_decode_node() -> None:
     rec = record()
     actions = rec.on_prefill_done(PREFILL, done(delta(0, 0, 7, finish="length")))
-    assert actions[1:] == [Ended(), Send(DECODE, Abort(RID, 2))]
+    assert actions[2:] == [Ended(), Send(DECODE, Abort(RID, 1))]
 
 
-def test_a_lost_or_failed_prefill_costs_time_only() -> None:
-    for event in (
-        ("lost", PREFILL, None),
-        ("failed", PREFILL, 2),
-        ("done", PREFILL, []),
-        ("done", PREFILL, [delta(0, 3, 7)]),
-        ("done", PREFILL, [delta(0, 0, 7, finish="abort")]),
-        ("done", PREFILL, [delta(0, 0)]),
-    ):
-        rec = record()
-        actions = happen(rec, event)
-        assert [node for node, _ in frames(actions, NoFirst)] == [DECODE]
-        assert len(actions) == 1
-        assert emitted(rec.on_delta(DECODE, delta(0, 0, 5))) == [delta(0, 0, 5)]
+NO_ANSWERS = [[], [delta(0, 3, 7)], [delta(0, 0, 7, finish="abort")], [delta(0, 0)]]
+
+
+@pytest.mark.parametrize("choices", [*NO_ANSWERS, [delta(0, 0, 7), delta(1, 0, 7)]])
+def test_a_prefill_answer_that_is_none_costs_time_only(choices: list[Delta]) -> None:
+    rec = record()
+    actions = rec.on_prefill_done(PREFILL, done(*choices))
+    assert [type(action) for action in actions] == [Send]
+    assert [node for node, _ in frames(actions, NoFirst)] == [DECODE]
+    assert emitted(rec.on_delta(DECODE, delta(0, 0, 5))) == [delta(0, 0, 5)]
+
+
+@pytest.mark.parametrize("told", [ERROR, BUSY])
+def test_a_failed_prefill_job_costs_time_only(told: ErrorRecord) -> None:
+    rec = record()
+    actions = rec.on_failed(PREFILL, JobFailed(RID, 1, told))
+    assert actions == [Send(DECODE, NoFirst(RID, 1, told.message))]
+    assert emitted(rec.on_delta(DECODE, delta(0, 0, 5))) == [delta(0, 0, 5)]
 
 
 def test_after_the_first_token_the_prefill_node_may_go() -> None:
     rec = record()
     rec.on_prefill_done(PREFILL, done(delta(0, 0, 7)))
-    assert rec.on_link_lost(PREFILL) == []
-    assert rec.on_failed(PREFILL, JobFailed(RID, 2, ERROR)) == []
+    assert rec.on_lost(PREFILL, "link") == []
+    assert rec.on_resumed(PREFILL) == []
+    assert rec.on_failed(PREFILL, JobFailed(RID, 1, ERROR)) == []
     assert rec.on_prefill_done(PREFILL, done(delta(0, 0, 9))) == []
 
 
-def test_a_failed_decode_job_is_the_clients_error_and_ends_the_prefill() -> None:
+def test_a_final_failure_of_the_decode_job_is_the_clients_error_and_ends_the_prefill() -> None:
     rec = record()
-    actions = rec.on_failed(DECODE, JobFailed(RID, 2, ERROR))
-    assert actions == [Send(PREFILL, Abort(RID, 2)), Failed(ERROR)]
-
-
-def test_a_lost_decode_node_is_one_retryable_error() -> None:
-    rec = record()
-    actions = rec.on_link_lost(DECODE)
-    assert [node for node, _ in frames(actions, Abort)] == [PREFILL, DECODE]
-    failed = actions[-1]
-    assert isinstance(failed, Failed)
-    assert (failed.error.status, failed.error.code, failed.error.retryable) == (
-        502,
-        "node_lost",
-        True,
-    )
-    assert rec.on_link_lost(DECODE) == []
-
-
-def test_a_client_that_leaves_frees_both_nodes_without_an_error() -> None:
-    rec = record()
-    assert rec.cancel() == [Send(PREFILL, Abort(RID, 2)), Send(DECODE, Abort(RID, 2))]
-    assert rec.cancel() == []
-
-
-def test_an_end_by_the_router_tells_the_client() -> None:
-    rec = record(split=False)
-    assert rec.cancel(ERROR) == [Send(DECODE, Abort(RID, 2)), Failed(ERROR)]
-
-
-def test_overlap_is_dropped_with_its_logprobs() -> None:
-    rec = record(split=False)
-    probs = tuple(PositionLogprobs(TokenLogprob(i, -1.0)) for i in (5, 6, 7))
-    rec.on_delta(DECODE, delta(0, 0, 5, 6))
-    assert rec.on_delta(DECODE, delta(0, 0, 5, 6)) == []
-    more = rec.on_delta(DECODE, delta(0, 0, 5, 6, 7, logprobs=probs))
-    assert emitted(more) == [delta(0, 2, 7, logprobs=probs[2:])]
-    assert rec.outputs == [[5, 6, 7]]
-
-
-def test_a_gap_is_a_lost_attempt() -> None:
-    rec = record(split=False)
-    actions = rec.on_delta(DECODE, delta(0, 1, 5))
-    assert frames(actions, Abort) == [(DECODE, Abort(RID, 2))]
-    assert isinstance(actions[-1], Failed)
-
-
-def test_a_node_that_gives_up_is_an_error_and_no_answer() -> None:
-    rec = record(split=False)
-    actions = rec.on_delta(DECODE, delta(0, 0, 5, finish="abort"))
-    assert isinstance(actions[-1], Failed)
-    assert emitted(actions) == []
+    actions = rec.on_failed(DECODE, JobFailed(RID, 1, ERROR))
+    assert actions == [Send(PREFILL, Abort(RID, 1)), Failed(ERROR)]
 
 
 def test_the_last_choices_end_is_the_requests() -> None:
@@ -165,18 +138,21 @@ def test_the_last_choices_end_is_the_requests() -> None:
     assert rec.on_delta(DECODE, delta(1, 0, 5, finish="stop"))[1:] == []
     stats = RequestStats(prompt_tokens=2, cached_tokens=1, fetched_tokens=1)
     actions = rec.on_delta(DECODE, delta(0, 0, 5, finish="stop", stats=stats))
-    assert actions[1:] == [Ended()]
+    assert actions[1:] == [Measured(stats, 1, opening=True), Ended()]
     assert rec.cached_tokens == 2
 
 
 def test_strangers_and_older_attempts_are_not_heard() -> None:
     rec = record(split=False)
-    assert rec.on_delta(OTHER, delta(0, 0, 5)) == []
-    assert rec.on_delta(DECODE, delta(0, 0, 5, attempt=1)) == []
+    rec.on_lost(DECODE, "link")
+    rec.placed(DECODE, EPOCH)
+    assert rec.on_delta(OTHER, delta(0, 0, 5, attempt=2)) == []
+    assert rec.on_delta(DECODE, delta(0, 0, 5)) == []
     assert rec.on_failed(OTHER, JobFailed(RID, 2, ERROR)) == []
     assert rec.on_failed(DECODE, JobFailed(RID, 1, ERROR)) == []
-    assert rec.on_link_lost(OTHER) == []
-    assert rec.on_delta(DECODE, delta(3, 0, 5)) == []
+    assert rec.on_lost(OTHER, "link") == []
+    assert rec.on_delta(DECODE, delta(3, 0, 5, attempt=2)) == []
+    assert emitted(rec.on_delta(DECODE, delta(0, 0, 5, attempt=2)))
 
 
 def test_a_decode_node_that_waits_for_its_word_says_nothing() -> None:
@@ -185,79 +161,237 @@ def test_a_decode_node_that_waits_for_its_word_says_nothing() -> None:
     assert rec.outputs == [[]]
 
 
-# --- any order of events --------------------------------------------------------------------------
+# --- overlap and gaps -----------------------------------------------------------------------------
 
-N = 2
-nodes = st.sampled_from([DECODE, PREFILL, OTHER])
-finishes = st.sampled_from([None, None, None, "stop", "length", "abort"])
-deltas = st.builds(
-    lambda choice, offset, count, attempt, finish: delta(
-        choice, offset, *range(offset, offset + count), attempt=attempt, finish=finish
-    ),
-    st.integers(0, N),
-    st.integers(0, 5),
-    st.integers(0, 3),
-    st.sampled_from([2, 2, 2, 1]),
-    finishes,
+
+def test_what_the_client_has_is_dropped_with_its_logprobs() -> None:
+    rec = record(split=False)
+    rec.on_delta(DECODE, delta(0, 0, 5, 6, text="ab"))
+    assert rec.on_delta(DECODE, delta(0, 0, 5, 6, text="ab")) == []
+    more = rec.on_delta(DECODE, delta(0, 0, 5, 6, 7, logprobs=PROBS))
+    assert emitted(more) == [delta(0, 2, 7, logprobs=PROBS[2:])]
+    assert rec.outputs == [[5, 6, 7]]
+
+
+def test_text_that_overlaps_cannot_be_cut_and_ends_the_attempt() -> None:
+    rec = record(split=False)
+    rec.on_delta(DECODE, delta(0, 0, 5, 6, text="ab"))
+    actions = rec.on_delta(DECODE, delta(0, 0, 5, 6, 7, text="abc"))
+    assert actions == [Send(DECODE, Abort(RID, 1)), Replace("gap", DECODE)]
+    assert rec.outputs == [[5, 6]]
+
+
+@pytest.mark.parametrize(
+    ("bad", "cause"), [(delta(0, 1, 5), "gap"), (delta(0, 0, 5, finish="abort"), "aborted")]
 )
-events = st.one_of(
-    st.tuples(st.just("delta"), st.just(DECODE) | nodes, deltas),
-    st.tuples(st.just("done"), nodes, st.lists(deltas, max_size=3)),
-    st.tuples(st.just("firsts"), st.just(PREFILL), st.lists(finishes, min_size=N, max_size=N)),
-    st.tuples(st.just("failed"), nodes, st.sampled_from([1, 2])),
-    st.tuples(st.just("lost"), nodes, st.none()),
-    st.tuples(st.just("cancel"), st.none(), st.sampled_from([None, ERROR])),
-)
+def test_a_gap_or_a_node_that_gives_up_is_a_lost_attempt(bad: Delta, cause: Any) -> None:
+    rec = record(split=False)
+    actions = rec.on_delta(DECODE, bad)
+    assert actions == [Send(DECODE, Abort(RID, 1)), Replace(cause, DECODE)]
+    assert (rec.phase, rec.outputs, rec.strikes) == ("waiting", [[]], 1)
 
 
-def happen(rec: RequestRecord, event: tuple[str, Any, Any]) -> list[Action]:
-    kind, node, what = event
-    if kind == "delta":
-        return rec.on_delta(node, what)
-    if kind == "done":
-        return rec.on_prefill_done(node, done(*what))
-    if kind == "firsts":
-        firsts = [delta(c, 0, 0, finish=finish) for c, finish in enumerate(what)]
-        return rec.on_prefill_done(node, done(*firsts))
-    if kind == "failed":
-        return rec.on_failed(node, JobFailed(RID, what, ERROR))
-    if kind == "lost":
-        return rec.on_link_lost(node)
-    return rec.cancel(what)
+# --- losses ---------------------------------------------------------------------------------------
 
 
-@given(split=st.booleans(), history=st.lists(events, max_size=25))
-def test_whatever_happens_ids_come_once_in_order_and_the_request_ends_once(
-    split: bool, history: list[tuple[str, Any, Any]]
-) -> None:
-    rec = record(N, split=split)
-    told: list[list[int]] = [[] for _ in range(N)]
-    over = 0
-    words = 0
-    aborted: set[NodeId] = set()
-    for event in history:
-        was_over = rec.phase == "over"
-        actions = happen(rec, event)
-        assert not (was_over and actions)
-        for action in actions:
-            if isinstance(action, Emit):
-                assert action.delta.offset == len(told[action.delta.choice])
-                told[action.delta.choice] += action.delta.ids
-            elif isinstance(action, Send):
-                words += isinstance(action.frame, First | NoFirst)
-                if isinstance(action.frame, Abort):
-                    assert action.node not in aborted
-                    aborted.add(action.node)
-            else:
-                over += 1
-        if event[0] == "cancel" and event[2] is None and not was_over:
-            over += 1  # the client left: nobody is told
-    # Each id is its own offset, so any loss, doubling or change shows.
-    assert all(ids == list(range(len(ids))) for ids in told)
-    assert told == rec.outputs
-    assert over == (rec.phase == "over")
-    assert words <= (1 if split else 0)
-    if split:
-        decode_heard = words + (DECODE in aborted)
-        own_end = any(e[0] == "failed" and e[1] == DECODE and e[2] == 2 for e in history)
-        assert decode_heard >= (0 if rec.phase == "handoff" or own_end else 1)
+def test_a_lost_decode_node_ends_the_attempt_everywhere() -> None:
+    rec = record()
+    actions = rec.on_lost(DECODE, "pings")
+    assert actions == [
+        Send(PREFILL, Abort(RID, 1)),
+        Send(DECODE, Abort(RID, 1)),
+        Replace("pings", DECODE),
+    ]
+    assert rec.on_lost(DECODE, "pings") == []
+
+
+def test_the_next_attempt_has_what_the_client_has_and_runs_what_is_open() -> None:
+    rec = record(2, split=False, seed=3)
+    rec.on_delta(DECODE, delta(0, 0, 5, 6))
+    rec.on_delta(DECODE, delta(1, 0, 9, finish="stop"))
+    rec.on_lost(DECODE, "link")
+    (send,) = rec.placed(OTHER, EPOCH)
+    assert isinstance(send, Send)
+    assert isinstance(send.frame, RunJob)
+    job = send.frame
+    assert (job.request.attempt, job.request.outputs) == (2, ((5, 6), (9,)))
+    assert (job.await_first, job.finished) == (False, (1,))
+    assert job.request.params == rec.request.params
+    assert emitted(rec.on_delta(OTHER, delta(0, 2, 7, attempt=2))) == [delta(0, 2, 7, attempt=2)]
+
+
+def test_a_lost_prefill_node_leaves_the_request_parked_until_its_owner_decides() -> None:
+    rec = record()
+    actions = rec.on_lost(PREFILL, "link")
+    assert actions == [Send(PREFILL, Abort(RID, 1)), Regroup("link", PREFILL)]
+    assert rec.on_prefill_done(PREFILL, done(delta(0, 0, 7))) == []
+    assert rec.on_delta(DECODE, delta(0, 0, 5)) == []
+    assert rec.no_first("it is gone") == [Send(DECODE, NoFirst(RID, 1, "it is gone"))]
+    assert emitted(rec.on_delta(DECODE, delta(0, 0, 5))) == [delta(0, 0, 5)]
+
+
+def test_another_pair_takes_the_request_from_the_decode_node_that_waits() -> None:
+    rec = record()
+    rec.on_lost(PREFILL, "link")
+    actions = rec.placed(OTHER, EPOCH, PREFILL)
+    assert frames(actions, Abort) == [(DECODE, Abort(RID, 1))]
+    assert [frame.request.attempt for _, frame in frames(actions, RunJob | PrefillJob)] == [2, 2]
+
+
+@pytest.mark.parametrize("split", [True, False])
+def test_three_losses_without_a_token_are_the_requests_own_fault(split: bool) -> None:
+    rec = record(split=split)
+    for attempt in (1, 2, 3):
+        assert isinstance(rec.on_lost(DECODE, "link")[-1], Replace)
+        if attempt < 3:
+            assert rec.judge(0) == []
+            rec.placed(DECODE, EPOCH, PREFILL if split else None)
+    told = error(rec.judge(0))
+    assert (told.code, told.status, told.retryable) == ("request_kills_nodes", 500, False)
+    assert rec.phase == "over"
+
+
+def test_lost_prefill_nodes_are_strikes_too() -> None:
+    rec = record()
+    rec.on_lost(PREFILL, "link")
+    rec.no_first("gone")
+    rec.on_lost(DECODE, "link")
+    assert (rec.strikes, rec.on_probation) == (2, True)
+    rec.placed(DECODE, EPOCH, PREFILL)
+    assert isinstance(rec.on_lost(PREFILL, "link")[-1], Replace)
+    assert error(rec.judge(0)).code == "request_kills_nodes"
+
+
+def test_a_request_that_would_be_on_probation_does_not_stay_with_its_decode_node() -> None:
+    rec = record()
+    rec.on_lost(DECODE, "link")
+    rec.placed(DECODE, EPOCH, PREFILL)
+    actions = rec.on_lost(PREFILL, "link")
+    assert frames(actions, Abort) == [(PREFILL, Abort(RID, 2)), (DECODE, Abort(RID, 2))]
+    assert actions[-1] == Replace("link", PREFILL)
+
+
+def test_a_token_forgives_all_strikes() -> None:
+    rec = record(split=False)
+    for _ in range(2):
+        rec.on_lost(DECODE, "link")
+        rec.placed(DECODE, EPOCH)
+    assert rec.on_probation
+    rec.on_delta(DECODE, delta(0, 0, 5, attempt=3))
+    assert not rec.on_probation
+    rec.on_lost(DECODE, "link")
+    assert (rec.strikes, rec.judge(0)) == (0, [])
+
+
+def test_more_chunks_than_ever_forgive_strikes_and_the_same_ones_do_not() -> None:
+    rec = record(split=False)
+    rec.judge(2)
+    for chunks in (2, 3, 3, 3):
+        rec.on_lost(DECODE, "link")
+        assert rec.judge(chunks) == []
+        rec.placed(DECODE, EPOCH)
+    assert rec.strikes == 2
+    rec.on_lost(DECODE, "link")
+    assert error(rec.judge(3)).code == "request_kills_nodes"
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+
+def test_a_retryable_failure_is_placed_again_without_a_strike() -> None:
+    rec = record()
+    actions = rec.on_failed(DECODE, JobFailed(RID, 1, BUSY))
+    assert actions == [Send(PREFILL, Abort(RID, 1)), Replace("refused", DECODE)]
+    assert rec.strikes == 0
+
+
+def test_refusals_end_with_the_error_itself() -> None:
+    rec = record(split=False)
+    for attempt in range(1, MAX_ATTEMPTS):
+        rec.on_failed(DECODE, JobFailed(RID, attempt, BUSY))
+        rec.placed(DECODE, EPOCH)
+    assert rec.on_failed(DECODE, JobFailed(RID, MAX_ATTEMPTS, BUSY)) == [Failed(BUSY)]
+
+
+# --- links that come back -------------------------------------------------------------------------
+
+
+def test_both_nodes_get_their_job_again_in_the_same_attempt() -> None:
+    rec = record()
+    assert rec.on_resumed(DECODE) == [Send(DECODE, RunJob(rec.request, await_first=True))]
+    assert rec.on_resumed(PREFILL) == [Send(PREFILL, PrefillJob(rec.request, DECODE, EPOCH))]
+    assert rec.on_resumed(OTHER) == []
+
+
+def test_a_decode_node_that_missed_its_word_has_it_in_the_job() -> None:
+    rec = record(2)
+    rec.on_prefill_done(PREFILL, done(delta(0, 0, 7), delta(1, 0, 8, finish="stop")))
+    ((_, job),) = frames(rec.on_resumed(DECODE), RunJob)
+    assert (job.request.attempt, job.request.outputs) == (1, ((7,), (8,)))
+    assert (job.await_first, job.finished) == (False, (1,))
+
+
+def test_nobody_gets_a_job_of_a_request_that_waits_or_is_over() -> None:
+    rec = record(split=False)
+    rec.on_lost(DECODE, "link")
+    assert rec.on_resumed(DECODE) == []
+    rec.cancel()
+    assert rec.on_resumed(DECODE) == []
+
+
+# --- ends by the router ---------------------------------------------------------------------------
+
+
+def test_a_client_that_leaves_frees_both_nodes_without_an_error() -> None:
+    rec = record()
+    assert rec.cancel() == [Send(PREFILL, Abort(RID, 1)), Send(DECODE, Abort(RID, 1))]
+    assert rec.cancel() == []
+
+
+def test_an_end_by_the_router_tells_the_client() -> None:
+    rec = record(split=False)
+    assert rec.cancel(ERROR) == [Send(DECODE, Abort(RID, 1)), Failed(ERROR)]
+
+
+def test_a_request_that_waits_can_end_too() -> None:
+    rec = record()
+    rec.on_lost(DECODE, "link")
+    assert rec.cancel(ERROR) == [Failed(ERROR)]
+
+
+# --- figures --------------------------------------------------------------------------------------
+
+
+def test_what_earlier_attempts_computed_is_not_counted_as_cached() -> None:
+    rec = RequestRecord(record().request)
+    rec.placed(DECODE, EPOCH, findable=1)
+    rec.on_lost(DECODE, "link")
+    rec.placed(OTHER, EPOCH, findable=2)
+    stats = RequestStats(prompt_tokens=2, cached_tokens=2, computed_tokens=3)
+    actions = rec.on_delta(OTHER, delta(0, 0, 5, attempt=2, finish="stop", stats=stats))
+    assert Measured(stats, 2, opening=True) in actions
+    assert rec.cached_tokens == 1
+
+
+def test_the_first_attempts_own_statistics_count() -> None:
+    rec = record()
+    rec.on_prefill_done(PREFILL, done(delta(0, 0, 7)))
+    rec.on_lost(DECODE, "link")
+    rec.placed(OTHER, EPOCH)
+    late = RequestStats(prompt_tokens=2, cached_tokens=2)
+    rec.on_delta(OTHER, delta(0, 1, 5, attempt=2, finish="stop", stats=late))
+    assert rec.cached_tokens == 1
+
+
+def test_the_prompts_logprobs_are_asked_for_until_they_are_delivered() -> None:
+    rec = record(split=False, prompt_logprobs=1)
+    rec.on_lost(DECODE, "link")
+    ((_, job),) = frames(rec.placed(DECODE, EPOCH), RunJob)
+    assert job.request.params.prompt_logprobs == 1
+    rec.on_delta(DECODE, delta(0, 0, 5, attempt=2, prompt_logprobs=PROBS))
+    assert not rec.asks_prompt_logprobs
+    again = delta(0, 1, 6, attempt=2, prompt_logprobs=PROBS)
+    assert emitted(rec.on_delta(DECODE, again))[0].prompt_logprobs == ()
+    rec.on_lost(DECODE, "link")
+    ((_, job),) = frames(rec.placed(DECODE, EPOCH), RunJob)
+    assert job.request.params.prompt_logprobs is None

@@ -7,12 +7,13 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from baton_protocol.ids import NodeId
 from baton_protocol.store import Role, Speeds
-from baton_router.placement import PAIRED, TIE_MS, TIE_SHARE, Placement, Policy, place
+from baton_router.placement import PAIRED, TIE_MS, TIE_SHARE, Missing, Placement, Policy, place
 from baton_router.prices import FALLBACK, Candidate, Facts, Prices, with_fallbacks
 
 CHUNK = 16
@@ -33,8 +34,14 @@ def prompt(tokens: int, stored: int = 0, **more: Any) -> Facts:
 
 def chosen(facts: Facts, nodes: list[Candidate], seed: int = 0, **policy: Any) -> Placement:
     placement = place(facts, nodes, Policy(**policy), random.Random(seed))
-    assert placement is not None
+    assert isinstance(placement, Placement)
     return placement
+
+
+def missing(facts: Facts, nodes: list[Candidate], **policy: Any) -> Missing:
+    found = place(facts, nodes, Policy(**policy), random.Random(0))
+    assert isinstance(found, Missing)
+    return found
 
 
 P0, P1 = node("p0", "prefill"), node("p1", "prefill")
@@ -42,7 +49,7 @@ D0, D1 = node("d0", "decode"), node("d1", "decode")
 
 
 def test_nobody_ready_is_no_placement() -> None:
-    assert place(prompt(100), [], Policy(), random.Random(0)) is None
+    assert missing(prompt(100), []).explanation == "no node is ready"
 
 
 def test_auto_splits_a_long_uncached_prompt_and_says_why() -> None:
@@ -83,9 +90,56 @@ def test_auto_shields_decoding_sequences_from_a_prefill() -> None:
     assert chosen(prompt(512), [waiting, decoding]).reason == "split"
 
 
-def test_auto_computes_whole_requests_while_the_store_is_down() -> None:
-    placement = chosen(prompt(512, store_up=False), [P0, D0])
+@pytest.mark.parametrize("handoff", ["auto", "always"])
+def test_whole_requests_are_computed_while_the_store_is_down(handoff: str) -> None:
+    placement = chosen(prompt(512, store_up=False), [P0, D0], handoff=handoff)
     assert (placement.prefill, placement.reason) == (None, "store_down")
+
+
+@pytest.mark.parametrize("handoff", ["auto", "always"])
+@pytest.mark.parametrize("health", ["down", "none"])
+def test_only_nodes_that_reach_the_store_are_paired(handoff: str, health: Any) -> None:
+    cut_p, cut_d = replace(P0, store=health), replace(D0, store=health)
+    for nodes in ([cut_p, D0], [P0, cut_d], [cut_p, cut_d]):
+        alone = chosen(prompt(512), nodes, handoff=handoff)
+        assert (alone.prefill, alone.decode, alone.reason) == (None, "d0", "store_down")
+    for seed in range(10):
+        pair = chosen(prompt(512), [cut_p, P1, cut_d, D1], seed, handoff=handoff)
+        assert (pair.prefill, pair.decode) == ("p1", "d1")
+
+
+@pytest.mark.parametrize("handoff", ["auto", "always", "never"])
+def test_what_has_tokens_and_what_asks_for_the_prompts_logprobs_is_not_split(
+    handoff: str,
+) -> None:
+    resumed = chosen(prompt(512, resumed=True), [P0, D0], handoff=handoff)
+    assert (resumed.prefill, resumed.decode, resumed.reason) == (None, "d0", "resumed")
+    asking = chosen(prompt(512, prompt_logprobs=True), [P0, D0], handoff=handoff)
+    assert (asking.prefill, asking.decode, asking.reason) == (None, "d0", "prompt_logprobs")
+
+
+@pytest.mark.parametrize("policy", ["queue", "fail"])
+def test_without_aggregation_a_decode_node_is_always_needed(policy: Any) -> None:
+    for handoff in ("auto", "always", "never"):
+        found = missing(prompt(5), [P0], handoff=handoff, missing_role=policy)
+        assert (found.role, found.policy) == ("decode", policy)
+        assert found.explanation == f"no decode node is ready, and missing_role is {policy}"
+
+
+@pytest.mark.parametrize("policy", ["queue", "fail"])
+def test_without_aggregation_a_prefill_node_is_needed_by_what_would_be_split(policy: Any) -> None:
+    assert missing(prompt(512), [D0], missing_role=policy).role == "prefill"
+    assert missing(prompt(5), [D0], missing_role=policy, handoff="always").role == "prefill"
+    whole = [
+        (prompt(5), D0, "auto"),
+        (prompt(512), D0, "never"),
+        (prompt(512, store_up=False), D0, "auto"),
+        (prompt(512), replace(D0, store="none"), "auto"),
+        (prompt(512, resumed=True), D0, "always"),
+        (prompt(512, prompt_logprobs=True), D0, "always"),
+    ]
+    for facts, node, handoff in whole:
+        assert chosen(facts, [node], missing_role=policy, handoff=handoff).decode == "d0"
 
 
 def test_always_splits_whatever_the_length_and_never_never_does() -> None:
@@ -108,7 +162,7 @@ def test_ties_spread_over_all_pairs() -> None:
     counts: Counter[tuple[str | None, str]] = Counter()
     for _ in range(800):
         placement = place(prompt(512), [P0, P1, D0, D1], Policy(), rng)
-        assert placement is not None
+        assert isinstance(placement, Placement)
         counts[(placement.prefill, placement.decode)] += 1
     assert len(counts) == 4
     assert min(counts.values()) > 140  # 200 expected, 12 the standard deviation
@@ -211,7 +265,8 @@ def test_no_choice_of_the_same_kind_is_cheaper_than_the_one_made(
     assert 0 <= placement.uncached <= facts.prompt_tokens
     both = bool(prefills and decodes)
     if handoff != "auto":
-        assert (placement.prefill is not None) == (both and handoff == "always")
+        always = handoff == "always" and facts.store_up
+        assert (placement.prefill is not None) == (both and always)
 
 
 @given(situation=situations())

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import aiohttp
@@ -16,9 +17,10 @@ from baton_kvstore.errors import StoreUnavailable
 from baton_protocol.ids import BlockHash, Fingerprint
 from baton_protocol.link import Abort, RunJob
 from baton_protocol.store import Marker, NodeReport
+from baton_router import links
 from baton_router.discovery import MISSES, Discovery
 from baton_router.errors import StartError
-from baton_router.links import Link, LinkTable
+from baton_router.links import MISSED_PINGS, Link, LinkTable
 from baton_router.markers import FAILURES, RETRY_S, Markers
 from baton_router.models import FetchError, ModelStore
 from baton_router.service import Router
@@ -70,11 +72,10 @@ async def test_a_new_engine_under_an_old_name_takes_its_place(
         waiting = asyncio.create_task(client.post("/v1/completions", body))
         await until(lambda: decode.got_of(RunJob))
         client.router._table.ensure(successor.address)
-        assert (await waiting)[0] == 502
-        view = client.router.view.nodes
-        await until(lambda: view["decode-0"].report.epoch == "epoch-2" and view["decode-0"].ready)
-        assert (await client.post("/v1/completions", body))[0] == 200
-        assert len(successor.got_of(RunJob)) == 1
+        assert (await waiting)[0] == 200
+        (job,) = successor.got_of(RunJob)
+        assert job.request.attempt == 2
+        assert client.router.view.nodes["decode-0"].report.epoch == "epoch-2"
 
 
 async def test_aborts_for_an_engine_that_is_gone_are_not_sent_to_its_successor(
@@ -84,12 +85,46 @@ async def test_aborts_for_an_engine_that_is_gone_are_not_sent_to_its_successor(
     async with running(decode) as client:
         waiting = asyncio.create_task(client.post("/v1/completions", {"prompt": "x"}))
         await until(lambda: decode.got_of(RunJob))
-        await decode.restart("epoch-2")
-        assert (await waiting)[0] == 502
-        await client.ready(1)
         decode.script.run = "answer"
-        assert (await client.post("/v1/completions", {"prompt": "x"}))[0] == 200
+        await decode.restart("epoch-2")
+        assert (await waiting)[0] == 200
         assert decode.got_of(Abort) == []
+
+
+async def test_a_node_that_answers_no_pings_but_talks_keeps_its_link(
+    running: Any, decode: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "PING_S", 0.05)
+    decode.pongs = False
+    async with running(decode):
+        for _ in range(40):
+            await decode.say_load()
+            await asyncio.sleep(0.01)
+        assert decode.links == 1
+        await until(lambda: decode.links == 2)
+
+
+async def test_pings_that_the_router_itself_was_late_for_do_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Socket:
+        pings = 0
+
+        async def ping(self) -> None:
+            self.pings += 1
+
+    async def silent_after(clock: Iterator[float], pings: int) -> bool:
+        """Whether the link gives its node up within so many pings."""
+        link = Link("http://a:1", None, None, pause_max_s=1.0, rng=None, clock=clock.__next__)  # type: ignore[arg-type]
+        socket = Socket()
+        waiting = asyncio.create_task(link._until_silent(socket))  # type: ignore[arg-type]
+        await until(lambda: waiting.done() or socket.pings > pings)
+        waiting.cancel()
+        return waiting.done()
+
+    monkeypatch.setattr(links, "PING_S", 0.01)
+    assert await silent_after(itertools.count(0.0, 0.004), MISSED_PINGS)
+    assert not await silent_after(itertools.count(0.0, 5.0), 10 * MISSED_PINGS)
 
 
 async def test_a_peer_that_says_no_hello_is_no_node(running: Any, decode: FakeNode) -> None:
@@ -258,13 +293,14 @@ class Index:
         self.marked: set[BlockHash] = set()
         self.mood = "well"
         self.asked = 0
+        self.answer = asyncio.Event()
 
     async def lookup(self, fingerprint: Fingerprint, chunks: Sequence[BlockHash]) -> Any:
         self.asked += 1
         if self.mood == "broken":
             raise StoreUnavailable("the index is away")
         if self.mood == "hangs":
-            await asyncio.sleep(3600)
+            await self.answer.wait()
         marker = Marker(0, "run", 1, 1, 0)
         return [marker if chunk in self.marked else None for chunk in chunks]
 
@@ -281,20 +317,30 @@ async def test_markers_say_which_chunks_the_store_holds() -> None:
     assert await Markers(None, timeout_s=5.0, clock=lambda: 0.0).stored(FP, CHUNKS) == [False] * 3
 
 
-@pytest.mark.parametrize("mood", ["broken", "hangs"])
-async def test_an_index_that_keeps_failing_is_left_alone_for_a_while(mood: str) -> None:
+async def test_an_index_that_keeps_failing_is_left_alone_for_a_while() -> None:
     index, now = Index(), [0.0]
-    index.marked, index.mood = set(CHUNKS), mood
-    markers = Markers(index, timeout_s=0.01, clock=lambda: now[0])
+    index.marked, index.mood = set(CHUNKS), "broken"
+    markers = Markers(index, timeout_s=5.0, clock=lambda: now[0])
     for _ in range(FAILURES):
         assert await markers.stored(FP, CHUNKS) == [False] * 3
     assert markers.up is False
     await markers.stored(FP, CHUNKS)
     assert index.asked == FAILURES
     index.mood, now[0] = "well", RETRY_S + 1
-    markers._timeout_s = 5.0
     assert await markers.stored(FP, CHUNKS) == [True] * 3
     assert markers.up is True
+
+
+async def test_an_answer_that_is_late_costs_knowledge_and_is_no_failure() -> None:
+    index = Index()
+    index.marked, index.mood = set(CHUNKS), "hangs"
+    markers = Markers(index, timeout_s=0.01, clock=lambda: 0.0)
+    for _ in range(FAILURES + 1):
+        assert await markers.stored(FP, CHUNKS) == [False] * 3
+    assert markers.up is None
+    index.answer.set()
+    await until(lambda: markers.up is True)
+    await markers.close()
 
 
 # --- start ----------------------------------------------------------------------------------------

@@ -9,9 +9,19 @@ from typing import Any
 import openai
 import pytest
 
+from baton_protocol.link import JobFailed, RunJob
+from baton_protocol.sampling import SamplingParams
 from tests.support.fake_node import FakeNode
 
 MESSAGES: Any = [{"role": "user", "content": "Hi"}]
+
+
+async def ask(api: Any, endpoint: str, stream: bool, **fields: Any) -> list[Any]:
+    """The chunks of a stream, or the one answer."""
+    create = api.chat.completions.create if endpoint == "chat" else api.completions.create
+    asked = {"messages": MESSAGES} if endpoint == "chat" else {"prompt": "Hi"}
+    answer = await create(**({"model": "fake-model", "stream": stream} | asked | fields))
+    return [chunk async for chunk in answer] if stream else [answer]
 
 
 @pytest.fixture
@@ -141,6 +151,80 @@ async def test_chat_token_ids_stand_where_vllm_puts_them(client: Any) -> None:
         assert [chunk.choices[0].token_ids for chunk in chunks[:2]] == [[72], [101]]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("endpoint", ["chat", "completions"])
+async def test_each_sampling_field_reaches_the_node(
+    client: Any, decode: FakeNode, endpoint: str, stream: bool
+) -> None:
+    async with client() as api:
+        await ask(
+            api,
+            endpoint,
+            stream,
+            max_tokens=5,
+            n=2,
+            temperature=0.5,
+            top_p=0.9,
+            frequency_penalty=0.5,
+            presence_penalty=-1,
+            logit_bias={"7": 100, "0": -0.5},
+            seed=3,
+            stop=["a", "b"],
+            user="me",
+            extra_body={
+                "top_k": 7,
+                "min_p": 0.1,
+                "repetition_penalty": 1.2,
+                "allowed_token_ids": [7, 8],
+                "bad_words": ["ab"],
+                "min_tokens": 2,
+                "stop_token_ids": [5],
+                "include_stop_str_in_output": True,
+                "ignore_eos": True,
+                "skip_special_tokens": False,
+            },
+        )
+    assert decode.got_of(RunJob)[0].request.params == SamplingParams(
+        max_tokens=5,
+        n=2,
+        temperature=0.5,
+        top_p=0.9,
+        frequency_penalty=0.5,
+        presence_penalty=-1.0,
+        logit_bias=((7, 100.0), (0, -0.5)),
+        seed=3,
+        stop=("a", "b"),
+        top_k=7,
+        min_p=0.1,
+        repetition_penalty=1.2,
+        allowed_token_ids=(7, 8),
+        bad_words=((ord("a"), ord("b")),),
+        min_tokens=2,
+        stop_token_ids=(5,),
+        include_stop_str_in_output=True,
+        ignore_eos=True,
+        skip_special_tokens=False,
+    )
+
+
+async def test_fields_without_an_effect_are_accepted(client: Any) -> None:
+    async with client() as api:
+        for endpoint in ("chat", "completions"):
+            extra = {"metadata": {"a": "b"}, "store": False, "service_tier": "auto", "best_of": 1}
+            await ask(api, endpoint, False, user="me", extra_body=extra)
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "completions"])
+async def test_usage_comes_with_each_event_if_asked_for(client: Any, endpoint: str) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    async with client() as api:
+        chunks = await ask(api, endpoint, True, n=2, max_tokens=3, stream_options=options)
+    *told, total = [chunk.usage for chunk in chunks]
+    assert sorted(usage.completion_tokens for usage in told) == [1, 1, 2, 2, 3, 3]
+    assert {usage.prompt_tokens for usage in told} == {total.prompt_tokens}
+    assert total.completion_tokens == 6
+
+
 async def test_models_can_be_listed_and_retrieved(client: Any) -> None:
     async with client(served_model_name="my/model") as api:
         assert [model.id async for model in api.models.list()] == ["my/model"]
@@ -151,24 +235,105 @@ async def test_models_can_be_listed_and_retrieved(client: Any) -> None:
         assert answer.model == "my/model"
 
 
-async def test_errors_are_the_clients_own_types_with_our_words(client: Any) -> None:
+async def test_an_unknown_model_is_the_clients_not_found_error(client: Any) -> None:
     async with client() as api:
         with pytest.raises(openai.NotFoundError, match="'nope' does not exist") as missing:
-            await api.chat.completions.create(model="nope", messages=MESSAGES)
-        assert missing.value.code == "model_not_found"
-        with pytest.raises(openai.BadRequestError, match="256 tokens") as long:
-            await api.completions.create(model="fake-model", prompt=[1] * 256)
-        assert long.value.code == "context_length_exceeded"
-        with pytest.raises(openai.BadRequestError, match="temperature is -1") as wrong:
-            await api.completions.create(model="fake-model", prompt="x", temperature=-1)
-        assert wrong.value.param == "temperature"
-        with pytest.raises(openai.BadRequestError, match="does not support") as refused:
-            await api.chat.completions.create(
-                model="fake-model",
-                messages=MESSAGES,
-                tools=[{"type": "function", "function": {"name": "f"}}],
-            )
-        assert refused.value.param == "tools"
+            await ask(api, "chat", False, model="nope")
+    assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
+
+
+TOO_LONG = [{"role": "user", "content": "x" * 256}]
+# Field, a value of it that is refused, and what the message says beside the field's name.
+REFUSED: list[tuple[str, Any, str]] = [
+    ("temperature", -1, "0.0, 100.0"),
+    ("top_p", 0, "(0, 1]"),
+    ("top_k", -2, "-1"),
+    ("min_p", 1.5, "0.0, 1.0"),
+    ("n", 0, "[1, 128]"),
+    ("max_tokens", 0, "1 or more"),
+    ("max_completion_tokens", 1000, "ask for at most"),
+    ("min_tokens", 5, "[0, 2]"),
+    ("seed", 2**63, "64 bits"),
+    ("stop", ["x"] * 17, "at most 16"),
+    ("stop_token_ids", [259], "[0, 258]"),
+    ("frequency_penalty", 2.5, "[-2.0, 2.0]"),
+    ("presence_penalty", -2.5, "[-2.0, 2.0]"),
+    ("repetition_penalty", 0, "(0, 10]"),
+    ("logit_bias", {"5": 101}, "[-100, 100]"),
+    ("logit_bias", {"259": 1}, "[0, 258]"),
+    ("logit_bias", {"five": 1}, "token ids"),
+    ("allowed_token_ids", [], "empty"),
+    ("allowed_token_ids", [-1], "[0, 258]"),
+    ("bad_words", [""], "1 to 1024 characters"),
+    ("bad_words", ["x" * 65], "at most 64"),
+    ("prompt_logprobs", 21, "[0, 20]"),
+    ("best_of", 2, "leave it out"),
+    ("suffix", "end", "leave it out"),
+    ("response_format", {"type": "json_object"}, "leave it out"),
+    ("user", 5, "a string"),
+    ("metadata", {"a": 1}, "a string"),
+    ("stream_options", {"include_usage": True}, "stream is true"),
+]
+REFUSED_OF: dict[str, list[tuple[str, Any, str]]] = {
+    "chat": [
+        ("messages", [], "at least one message"),
+        ("messages", TOO_LONG, "256 tokens"),
+        ("top_logprobs", 3, "needs logprobs"),
+        ("tools", [{"type": "function"}], "leave it out"),
+        ("echo", True, "leave it out"),
+    ],
+    "completions": [
+        ("prompt", [1] * 256, "256 tokens"),
+        ("prompt", [259], "[0, 258]"),
+        ("logprobs", 21, "[0, 20]"),
+    ],
+}
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "completions"])
+async def test_each_bad_request_names_its_field_and_what_is_allowed(
+    client: Any, decode: FakeNode, endpoint: str
+) -> None:
+    async with client() as api:
+        for field, value, allowed in [*REFUSED, *REFUSED_OF[endpoint]]:
+            body = {field: value} if field.startswith("max_") else {"max_tokens": 2, field: value}
+            with pytest.raises(openai.BadRequestError) as caught:
+                await ask(api, endpoint, False, extra_body=body)
+            assert caught.value.param == field
+            assert caught.value.type == "invalid_request_error"
+            assert field in caught.value.message, caught.value.message
+            assert allowed in caught.value.message, caught.value.message
+    assert decode.got_of(RunJob) == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_retryable_error_says_when_to_come_back(
+    running: Any, decode: FakeNode, stream: bool
+) -> None:
+    async with running(decode) as router:
+        router.router.api.draining = True
+        async with openai.AsyncOpenAI(
+            base_url=router.url + "/v1", api_key="any", max_retries=0
+        ) as api:
+            with pytest.raises(openai.InternalServerError, match="shutting down") as caught:
+                await ask(api, "chat", stream)
+    assert caught.value.status_code == 503
+    assert caught.value.response.headers["retry-after"] == "1"
+
+
+async def test_a_request_past_its_time_is_a_504(client: Any, prefill: FakeNode) -> None:
+    prefill.script.prefill = "silent"
+    async with client(request_timeout_s=0.3) as api:
+        with pytest.raises(openai.InternalServerError, match="not done after") as caught:
+            await ask(api, "completions", False)
+    assert (caught.value.status_code, caught.value.code) == (504, "deadline_exceeded")
+
+
+async def test_a_body_that_is_too_large_is_a_413(client: Any) -> None:
+    async with client(max_body_bytes=1000) as api:
+        with pytest.raises(openai.APIStatusError, match="1000") as caught:
+            await ask(api, "completions", False, prompt="x" * 2000)
+    assert (caught.value.status_code, caught.value.code) == (413, "request_too_large")
 
 
 async def test_a_failure_on_a_node_is_a_typed_error_too(
@@ -181,6 +346,15 @@ async def test_a_failure_on_a_node_is_a_typed_error_too(
             await api.completions.create(model="fake-model", prompt="x")
 
 
+async def test_the_client_reads_past_the_comments_of_a_slow_stream(
+    client: Any, decode: FakeNode
+) -> None:
+    decode.script.token_s = 0.1
+    async with client(keepalive_s=0.02) as api:
+        chunks = await ask(api, "chat", True, max_tokens=4)
+    assert "".join(chunk.choices[0].delta.content for chunk in chunks) == "Hell"
+
+
 async def test_an_error_in_mid_stream_reaches_the_reader(client: Any, decode: FakeNode) -> None:
     decode.script.run = "half"
     async with client() as api:
@@ -191,8 +365,10 @@ async def test_an_error_in_mid_stream_reaches_the_reader(client: Any, decode: Fa
             async for chunk in stream:
                 texts.append(chunk.choices[0].text)
                 if "".join(texts) == "Hello,":
-                    await decode.drop_links()
+                    request = decode.got_of(RunJob)[0].request
+                    await decode.say(JobFailed(request.id, 1, decode.script.failure))
 
-        with pytest.raises(openai.APIError, match="decode-0 was lost"):
+        with pytest.raises(openai.APIError, match="the engine said no") as caught:
             await read()
+        assert caught.value.code == "engine_error"
         assert "".join(texts) == "Hello,"

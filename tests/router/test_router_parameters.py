@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import msgspec
@@ -9,13 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_protocol.errors import InvalidRequest, MalformedBody, PromptTooLong
+from baton_protocol.errors import InvalidRequest, PromptTooLong
 from baton_protocol.sampling import SamplingParams
-from baton_router.calls import TextPrompt
-from baton_router.fields import Fields
+from baton_router.fleet import Serving
+from baton_router.models import PoolModel
 from baton_router.openai_chat import ChatCall
 from baton_router.openai_completions import CompletionCall
 from baton_router.parameters import complete
+from baton_router.prepare import prepare
+from baton_text.chat import ChatTemplate
+from baton_text.tokenizer import Tokenizer
+from tests.support.fake_node import make_report
+from tests.support.text_models import byte_level_artifacts
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 
@@ -30,52 +36,8 @@ def completion(**body: Any) -> CompletionCall:
 
 def params(asked: dict[str, Any], **changes: Any) -> SamplingParams:
     facts: dict[str, Any] = {"prompt_tokens": 10, "max_model_len": 100, "default_max_tokens": None}
+    facts["names"] = {}
     return complete(asked, {}, **(facts | changes))
-
-
-@pytest.mark.parametrize("data", [b"", b"{", b"[1]", b'"text"', b"nul", b"\xff\xfe", b'{"a":NaN}'])
-def test_a_body_that_is_no_json_object_is_malformed(data: bytes) -> None:
-    with pytest.raises(MalformedBody):
-        Fields.parse(data)
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("temperature", "hot"),
-        ("temperature", True),
-        ("top_p", [1]),
-        ("n", 0),
-        ("n", 1.5),
-        ("n", True),
-        ("n", 129),
-        ("max_tokens", 0),
-        ("max_tokens", "many"),
-        ("min_tokens", -1),
-        ("seed", 0.5),
-        ("seed", 2**64),
-        ("top_k", -2),
-        ("top_k", 2**31),
-        ("stop", 5),
-        ("stop", ["a", 1]),
-        ("stop", ["x"] * 17),
-        ("stop_token_ids", "eos"),
-        ("stop_token_ids", [True]),
-        ("stream", "yes"),
-        ("ignore_eos", 1),
-        ("model", 5),
-        ("return_token_ids", "x"),
-        ("max_completion_tokens", 0),
-    ],
-)
-@pytest.mark.parametrize("parse", [chat, completion])
-def test_a_field_of_the_wrong_kind_is_named_with_its_value(
-    parse: Any, field: str, value: Any
-) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        parse(**{field: value})
-    assert caught.value.param == field
-    assert field in caught.value.message
 
 
 @pytest.mark.parametrize(
@@ -91,67 +53,22 @@ def test_a_field_of_the_wrong_kind_is_named_with_its_value(
         ({"stop": ("",)}, "stop"),
         ({"stop": ("a", "b" * 1025)}, "stop"),
         ({"stop_token_ids": tuple(range(1025))}, "stop_token_ids"),
+        ({"frequency_penalty": 2.1}, "frequency_penalty"),
+        ({"frequency_penalty": -2.1}, "frequency_penalty"),
+        ({"presence_penalty": 2.1}, "presence_penalty"),
+        ({"presence_penalty": float("inf")}, "presence_penalty"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty"),
+        ({"repetition_penalty": 10.1}, "repetition_penalty"),
+        ({"allowed_token_ids": ()}, "allowed_token_ids"),
+        ({"allowed_token_ids": tuple(range(1025))}, "allowed_token_ids"),
+        ({"logit_bias": tuple((id, 1.0) for id in range(1025))}, "logit_bias"),
+        ({"bad_words": ((1,) * 65,)}, "bad_words"),
     ],
 )
 def test_a_value_out_of_range_is_named(asked: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         params(asked)
     assert caught.value.param == field
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("tools", [{"type": "function"}]),
-        ("tool_choice", "required"),
-        ("functions", [{}]),
-        ("response_format", {"type": "json_object"}),
-        ("frequency_penalty", 0.5),
-        ("presence_penalty", -1),
-        ("repetition_penalty", 1.1),
-        ("logit_bias", {"5": 1}),
-        ("suffix", "end"),
-        ("echo", True),
-        ("best_of", 3),
-        ("guided_json", {"type": "object"}),
-        ("prompt_logprobs", 0),
-        ("use_beam_search", True),
-        ("truncate_prompt_tokens", 5),
-        ("chat_template", "{{ x }}"),
-        ("continue_final_message", True),
-        ("logit_bias", 1),
-    ],
-)
-@pytest.mark.parametrize("parse", [chat, completion])
-def test_a_known_field_we_do_not_obey_is_refused_by_name(
-    parse: Any, field: str, value: Any
-) -> None:
-    with pytest.raises(InvalidRequest, match="does not support") as caught:
-        parse(**{field: value})
-    assert caught.value.param == field
-
-
-@pytest.mark.parametrize("parse", [chat, completion])
-def test_fields_that_change_nothing_are_accepted(parse: Any) -> None:
-    parse(
-        frequency_penalty=0,
-        presence_penalty=0.0,
-        repetition_penalty=1.0,
-        logit_bias={},
-        tools=[],
-        tool_choice="none",
-        response_format={"type": "text"},
-        best_of=1,
-        echo=False,
-        suffix=None,
-        user="me",
-        metadata={"a": "b"},
-        store=False,
-        service_tier="auto",
-        nobody_knows_this=1,
-        n=None,
-        stop=None,
-    )
 
 
 def test_null_is_the_same_as_absent() -> None:
@@ -179,6 +96,12 @@ def test_all_sampling_fields_reach_the_parameters() -> None:
         ignore_eos=True,
         skip_special_tokens=False,
         logprobs=4,
+        prompt_logprobs=5,
+        frequency_penalty=0.5,
+        presence_penalty=-1,
+        repetition_penalty=1.2,
+        logit_bias={"7": 100, "0": -0.5},
+        allowed_token_ids=[7, 8],
     )
     assert params(call.sampling) == SamplingParams(
         n=2,
@@ -195,7 +118,42 @@ def test_all_sampling_fields_reach_the_parameters() -> None:
         ignore_eos=True,
         skip_special_tokens=False,
         logprobs=4,
+        prompt_logprobs=5,
+        frequency_penalty=0.5,
+        presence_penalty=-1.0,
+        repetition_penalty=1.2,
+        logit_bias=((7, 100.0), (0, -0.5)),
+        allowed_token_ids=(7, 8),
     )
+
+
+async def test_bad_words_are_banned_as_they_are_and_after_a_space() -> None:
+    artifacts = byte_level_artifacts()
+    tokenizer = Tokenizer.from_artifacts(artifacts)
+    model = PoolModel(tokenizer, ChatTemplate.from_artifacts(artifacts), {})
+    serving = Serving(model, "m", 100, tokenizer.vocab_size, make_report("d", "decode"))
+    call = completion(bad_words=["the", "fox", " end", "x"])
+    [made] = await prepare(call, serving, "r", deadline=0.0, rng=random.Random(0))
+    banned = made.request.params.bad_words
+    # "x" has one spelling: after a space it is the same token.
+    assert [tokenizer.decode(ids) for ids in banned] == ["the", " the", "fox", " fox", " end", "x"]
+
+
+def test_an_echo_with_logprobs_asks_for_the_prompts() -> None:
+    assert completion(echo=True).sampling.get("prompt_logprobs") is None
+    assert completion(echo=True, logprobs=2).sampling["prompt_logprobs"] == 2
+    assert completion(echo=True, logprobs=2, stream=True).sampling["prompt_logprobs"] == 2
+    call = completion(echo=True, logprobs=2, prompt_logprobs=1)
+    assert (call.sampling["prompt_logprobs"], call.prompt_logprobs) == (2, 1)
+
+
+def test_no_tokens_at_all_are_for_an_echo() -> None:
+    call = completion(echo=True, max_tokens=0)
+    assert (call.sampling["max_tokens"], call.options.generates) == (1, False)
+    assert completion(echo=True, max_tokens=1).options.generates
+    with pytest.raises(InvalidRequest) as caught:
+        completion(max_tokens=0)
+    assert caught.value.param == "max_tokens"
 
 
 def test_max_completion_tokens_goes_before_max_tokens() -> None:
@@ -209,14 +167,16 @@ def test_a_chat_may_fill_the_context_and_a_completion_gets_sixteen() -> None:
 
 
 def test_the_models_own_defaults_fill_what_is_left_open() -> None:
-    defaults = {"temperature": 0.2, "top_k": 50, "max_tokens": 3, "repetition_penalty": 2}
+    defaults = {"temperature": 0.2, "top_k": 50, "max_tokens": 3, "repetition_penalty": 1.1}
     facts: dict[str, Any] = {
         "prompt_tokens": 1,
         "max_model_len": 100,
         "default_max_tokens": 16,
+        "names": {},
     }
     made = complete({"top_k": 5}, defaults, **facts)
     assert (made.temperature, made.top_k, made.top_p, made.max_tokens) == (0.2, 5, 1.0, 16)
+    assert made.repetition_penalty == 1.1
 
 
 @given(
@@ -243,78 +203,35 @@ def test_an_empty_prompt_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "given_prompts"),
+    ("asked", "prompt_tokens", "param"),
     [
-        ("a", (TextPrompt("a", True),)),
-        (["a", "b"], (TextPrompt("a", True), TextPrompt("b", True))),
-        ([1, 2], ((1, 2),)),
-        ([[1], [2, 3]], ((1,), (2, 3))),
+        ({}, 0, "messages"),
+        ({}, 100, "messages"),
+        ({"max_tokens": 91}, 10, "max_completion_tokens"),
     ],
 )
-def test_prompts_come_as_texts_or_ids_alone_or_in_lists(prompt: Any, given_prompts: Any) -> None:
-    assert completion(prompt=prompt).given == given_prompts
-
-
-@pytest.mark.parametrize("prompt", [None, [], 5, {}, [1, "a"], [[1], "a"], [True], ["a"] * 1025])
-def test_other_prompts_are_refused(prompt: Any) -> None:
+def test_errors_about_lengths_name_the_clients_own_fields(
+    asked: dict[str, Any], prompt_tokens: int, param: str
+) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        completion(prompt=prompt)
-    assert caught.value.param == "prompt"
+        params(asked, prompt_tokens=prompt_tokens, names=chat(max_completion_tokens=91).names)
+    assert caught.value.param == param
+    assert param in caught.value.message or prompt_tokens == 0
+    assert chat().names["max_tokens"] == "max_tokens"
 
 
 @pytest.mark.parametrize(
-    ("messages", "param"),
+    ("body", "param"),
     [
-        (None, "messages"),
-        ([], "messages"),
-        ("Hi", "messages"),
-        (["Hi"], "messages[0]"),
-        ([{"content": "x"}], "messages[0].role"),
-        ([{"role": "user"}], "messages[0].content"),
-        ([{"role": "user", "content": 5}], "messages[0].content"),
-        (
-            [*MESSAGES, {"role": "user", "content": [{"type": "image_url"}]}],
-            "messages[1].content[0]",
-        ),
+        ({"prompt_logprobs": 20}, "prompt_logprobs"),
+        ({"echo": True, "logprobs": 20}, "logprobs"),
+        ({"echo": True, "logprobs": 2, "prompt_logprobs": 20}, "prompt_logprobs"),
     ],
 )
-def test_wrong_messages_are_named_by_position(messages: Any, param: str) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        chat(messages=messages)
+def test_a_prompt_is_too_long_for_so_many_logprobs(body: dict[str, Any], param: str) -> None:
+    call = completion(**body)
+    facts: dict[str, Any] = {"max_model_len": 20_000, "names": call.names}
+    assert params(call.sampling, prompt_tokens=9_000, **facts).prompt_logprobs == 20
+    with pytest.raises(InvalidRequest, match=f"{param} is 20 for 10000 tokens") as caught:
+        params(call.sampling, prompt_tokens=10_000, **facts)
     assert caught.value.param == param
-
-
-def test_text_parts_are_joined_and_an_assistant_may_have_no_content() -> None:
-    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    call = chat(messages=[{"role": "assistant", "name": "x"}, {"role": "user", "content": parts}])
-    assert call.messages == [
-        {"role": "assistant", "name": "x", "content": ""},
-        {"role": "user", "content": "a\nb"},
-    ]
-
-
-def test_chat_logprobs_are_a_switch_and_a_number() -> None:
-    assert "logprobs" not in chat().sampling
-    assert chat(logprobs=True).sampling["logprobs"] == 0
-    assert chat(logprobs=True, top_logprobs=3).sampling["logprobs"] == 3
-    for body in ({"top_logprobs": 3}, {"logprobs": True, "top_logprobs": 21}):
-        with pytest.raises(InvalidRequest) as caught:
-            chat(**body)
-        assert caught.value.param == "top_logprobs"
-    with pytest.raises(InvalidRequest):
-        chat(logprobs=2)
-    with pytest.raises(InvalidRequest):
-        completion(logprobs=True)
-
-
-def test_stream_options_need_a_stream() -> None:
-    assert completion(stream=True, stream_options={"include_usage": True}).options.include_usage
-    with pytest.raises(InvalidRequest) as caught:
-        completion(stream_options={"include_usage": True})
-    assert caught.value.param == "stream_options"
-
-
-def test_a_long_value_is_cut_in_the_message() -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        completion(temperature="x" * 10_000)
-    assert len(caught.value.message) < 200

@@ -25,6 +25,10 @@ def test_a_router_with_nodes_or_an_index_may_start() -> None:
         ({"port": -1}, "port"),
         ({"max_body_bytes": 0}, "max_body_bytes"),
         ({"request_timeout_s": 0.0}, "request_timeout_s"),
+        ({"stall_timeout_s": 0.0}, "stall_timeout_s"),
+        ({"keepalive_s": 0.0}, "keepalive_s"),
+        ({"link_patience_s": -1.0}, "link_patience_s"),
+        ({"unready_wait_s": -1.0}, "unready_wait_s"),
         ({"handoff_min_tokens": -1}, "handoff_min_tokens"),
         ({"handoff_slack_ms": float("nan")}, "handoff_slack_ms"),
     ],
@@ -37,6 +41,8 @@ def test_a_wrong_setting_is_named_with_its_value(changes: dict[str, object], nam
     assert name in caught.value.message or "node" in caught.value.message
 
 
-def test_an_unknown_key_is_an_error() -> None:
+def test_an_unknown_key_or_word_is_an_error() -> None:
     with pytest.raises(msgspec.ValidationError, match="hand_off"):
         msgspec.convert({"nodes": NODES, "hand_off": "auto"}, RouterSettings)
+    with pytest.raises(msgspec.ValidationError, match="missing_role"):
+        msgspec.convert({"nodes": NODES, "missing_role": "wait"}, RouterSettings)

@@ -225,6 +225,83 @@ def test_nodes_that_are_not_ready_are_no_candidates() -> None:
     assert "1 lost" in view.why_not_ready()
 
 
+def step(view: PoolView, steps: int, **load: int) -> None:
+    figures = NodeLoad(engine_steps_total=steps, **load)
+    view.load(NODE, Load(EPOCH, "ready", Speeds(), figures))
+
+
+def test_a_node_whose_engine_makes_no_step_is_stalled_until_it_does() -> None:
+    clock = Clock()
+    view = a_view(clock)
+    node = meet(view)
+    step(view, 7, running=1)
+    clock.now += 8
+    step(view, 7, running=1)
+    assert view.standing(10.0) == []
+    clock.now += 3
+    assert view.standing(10.0) == [NODE]
+    assert view.standing(10.0) == []
+    assert (view.candidates([]), state_of(node)) == ([], "stalled")
+    step(view, 7, running=1)
+    assert not node.ready
+    step(view, 8, running=1)
+    assert node.ready
+
+
+def test_a_node_without_work_or_with_tokens_does_not_stall_and_a_silent_one_does() -> None:
+    clock = Clock()
+    view = a_view(clock)
+    meet(view)
+    for _ in range(3):
+        clock.now += 8
+        step(view, 7, parked=1)
+        assert view.standing(10.0) == []
+        clock.now += 8
+        view.moved(NODE)
+        assert view.standing(10.0) == []
+    clock.now += 11
+    assert view.standing(10.0) == [NODE]
+
+
+def test_time_in_which_this_process_stood_still_stalls_nobody() -> None:
+    clock = Clock()
+    view = a_view(clock)
+    meet(view)
+    clock.now += 60
+    view.stood_still(59.0)
+    assert view.standing(10.0) == []
+
+
+def test_a_stalled_engine_is_not_cured_by_a_new_link() -> None:
+    clock = Clock()
+    view = a_view(clock)
+    node = meet(view)
+    clock.now += 11
+    view.standing(10.0)
+    view.lost(NODE)
+    assert state_of(node) == "lost"
+    meet(view)
+    assert state_of(node) == "stalled"
+
+
+def test_a_nodes_store_is_what_it_said_last() -> None:
+    view = a_view()
+    meet(view, store="none")
+    assert only(view).store == "none"
+    view.load(NODE, Load(EPOCH, "ready", Speeds(), NodeLoad(), "down"))
+    assert only(view).store == "down"
+
+
+def test_a_request_goes_to_its_own_kind_even_when_the_pool_serves_another() -> None:
+    view = a_view()
+    old = meet(view)
+    assert view.kind() == old.kind
+    meet(view, "decode-1", fingerprint=Fingerprint("0" * 32))
+    view.lost(NODE)
+    assert [c.node for c in view.candidates([])] == ["decode-1"]
+    assert view.candidates([], old.kind) == []
+
+
 def test_nodes_of_another_kind_are_never_paired_with_the_pools() -> None:
     view = a_view()
     assert view.kind() is None

@@ -7,6 +7,8 @@ byte tokenizer. Its tokens are the bytes of the reply, so that texts and ids are
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -36,7 +38,7 @@ from baton_protocol.link import (
     to_router_codec,
 )
 from baton_protocol.request import PositionLogprobs, Request, TokenLogprob
-from baton_protocol.store import NodeLoad, NodeReport, NodeState, Role, Speeds
+from baton_protocol.store import NodeLoad, NodeReport, NodeState, Role, Speeds, StoreHealth
 from baton_text.artifacts import byte_artifacts, digest
 
 LAYOUT = KVLayout(
@@ -85,7 +87,8 @@ def make_report(name: str, role: Role, **changes: Any) -> NodeReport:
 
 class FakeNode:
     """`async with FakeNode(...) as node`: listens at node.address. `got` are all frames received,
-    `report` is what the next hello says."""
+    `report` is what the next hello says; without `pongs` it answers no pings. It keeps no state of
+    a job: one that is sent again goes on behind the outputs it came with."""
 
     def __init__(self, name: str, role: Role, script: Script | None = None, **report: Any) -> None:
         self.script = script or Script()
@@ -95,7 +98,10 @@ class FakeNode:
         self.got: list[ToNode] = []
         self.chunks: tuple[BlockHash, ...] = ()
         self.links = 0
-        self._sockets: set[web.WebSocketResponse] = set()
+        self.pongs = True
+        self._sockets: dict[web.WebSocketResponse, asyncio.Transport | None] = {}
+        self._awake = asyncio.Event()
+        self._awake.set()
         self._decoder, self._encoder = to_node_codec(), to_router_codec()
         self._jobs: dict[RequestId, asyncio.Task[None]] = {}
         self._firsts: dict[RequestId, asyncio.Future[First | NoFirst]] = {}
@@ -118,8 +124,12 @@ class FakeNode:
         self.report = msgspec.structs.replace(self.report, address=address)
 
     async def stop(self) -> None:
-        await self.drop_links()
+        """From here on connections are refused."""
         if self._runner is not None:
+            for site in list(self._runner.sites):
+                await site.stop()
+            self.wake()
+            await self.drop_links()
             await self._runner.cleanup()
             self._runner = None
 
@@ -145,34 +155,59 @@ class FakeNode:
         for socket in list(self._sockets):
             await socket.close()
 
+    def cut_links(self) -> None:
+        """The connections are gone without a word; the node goes on, into nothing."""
+        for transport in self._sockets.values():
+            if transport is not None:
+                transport.abort()
+        self._sockets.clear()
+
+    def freeze(self) -> None:
+        """Like SIGSTOP: connections stand, and nothing is answered."""
+        self._awake.clear()
+
+    def wake(self) -> None:
+        self._awake.set()
+
     async def say(self, frame: ToRouter) -> None:
-        """Send a frame to every router."""
+        """Send a frame to every router that is there."""
+        await self._awake.wait()
         data = self._encoder.encode(frame)
         for socket in list(self._sockets):
-            await socket.send_bytes(data)
+            with suppress(ConnectionError):
+                await socket.send_bytes(data)
 
-    async def say_load(self, state: NodeState = "ready", **load: int) -> None:
-        self.report = msgspec.structs.replace(self.report, state=state, load=NodeLoad(**load))
-        await self.say(Load(self.report.epoch, state, self.report.speeds, self.report.load))
+    async def say_load(
+        self, state: NodeState = "ready", store: StoreHealth = "up", **load: int
+    ) -> None:
+        self.report = msgspec.structs.replace(
+            self.report, state=state, store=store, load=NodeLoad(**load)
+        )
+        report = self.report
+        await self.say(Load(report.epoch, state, report.speeds, report.load, store))
 
     async def _artifact(self, request: web.Request) -> web.Response:
         data = self.artifacts.get(request.match_info["d"])
         return web.Response(body=data) if data is not None else web.Response(status=404)
 
     async def _link(self, request: web.Request) -> web.WebSocketResponse:
-        socket = web.WebSocketResponse(compress=False)
+        await self._awake.wait()
+        socket = web.WebSocketResponse(compress=False, autoping=False)
         await socket.prepare(request)
         self.links += 1
         await socket.send_bytes(self._encoder.encode(Hello(self.report)))
         first = CacheEvents(self.report.epoch, stored=self.chunks, reset=True)
         await socket.send_bytes(self._encoder.encode(first))
-        self._sockets.add(socket)
+        self._sockets[socket] = request.transport
         try:
             async for message in socket:
-                if message.type is WSMsgType.BINARY:
+                await self._awake.wait()
+                if message.type is WSMsgType.PING and self.pongs:
+                    await socket.pong(message.data)
+                elif message.type is WSMsgType.BINARY:
                     self._receive(self._decoder.decode(message.data))
         finally:
-            self._sockets.discard(socket)
+            self._sockets.pop(socket, None)
         return socket
 
     def _receive(self, frame: ToNode) -> None:
@@ -180,14 +215,19 @@ class FakeNode:
         if isinstance(frame, RunJob):
             if frame.await_first:
                 self._firsts[frame.request.id] = asyncio.get_running_loop().create_future()
-            self._jobs[frame.request.id] = asyncio.create_task(self._run(frame))
+            self._start(frame.request.id, self._run(frame))
         elif isinstance(frame, PrefillJob):
-            self._jobs[frame.request.id] = asyncio.create_task(self._prefill(frame.request))
+            self._start(frame.request.id, self._prefill(frame.request))
         elif isinstance(frame, Abort):
             if frame.request in self._jobs:
                 self._jobs.pop(frame.request).cancel()
-        else:
+        elif not self._firsts[frame.request].done():
             self._firsts[frame.request].set_result(frame)
+
+    def _start(self, request: RequestId, work: Coroutine[Any, Any, None]) -> None:
+        if request in self._jobs:
+            self._jobs[request].cancel()
+        self._jobs[request] = asyncio.create_task(work)
 
     async def _prefill(self, request: Request) -> None:
         if self.script.prefill == "fail":
@@ -199,7 +239,7 @@ class FakeNode:
         await self.say(PrefillDone(request.id, request.attempt, firsts, stats))
 
     async def _run(self, job: RunJob) -> None:
-        request, known, ended = job.request, 0, set[int]()
+        request, outputs, ended = job.request, job.request.outputs, set(job.finished)
         if self.script.run == "fail":
             await self.say(JobFailed(request.id, request.attempt, self.script.failure))
         if self.script.run in ("fail", "silent"):
@@ -207,11 +247,12 @@ class FakeNode:
         if job.await_first:
             word = await self._firsts[request.id]
             if isinstance(word, First):
-                known, ended = len(word.outputs[0]), set(word.finished)
+                outputs, ended = word.outputs, set(word.finished)
         length = self._length(request)
-        for offset in range(known, length // 2 if self.script.run == "half" else length):
+        until = length // 2 if self.script.run == "half" else length
+        for offset in range(min(map(len, outputs)), until):
             await asyncio.sleep(self.script.token_s)
-            choices = [c for c in range(request.params.n) if c not in ended]
+            choices = [c for c, ids in enumerate(outputs) if c not in ended and len(ids) <= offset]
             await self.say(Deltas(tuple(self._delta(request, c, offset) for c in choices)))
 
     def _length(self, request: Request) -> int:
@@ -221,7 +262,8 @@ class FakeNode:
         token = self.script.reply[offset]
         last = offset + 1 == self._length(request)
         whole = offset + 1 == len(self.script.reply)
-        stats = RequestStats(prompt_tokens=len(request.prompt_ids), cached_tokens=4)
+        prompt = len(request.prompt_ids)
+        stats = RequestStats(prompt_tokens=prompt, cached_tokens=4, computed_tokens=prompt)
         return Delta(
             request.id,
             request.attempt,
@@ -232,14 +274,22 @@ class FakeNode:
             logprobs=_logprobs(token, request.params.logprobs),
             finish=None if not last else ("stop" if whole else "length"),
             stats=stats if last and choice + 1 == request.params.n else None,
+            prompt_logprobs=_prompt_logprobs(request) if offset == choice == 0 else (),
         )
+
+
+def _prompt_logprobs(request: Request) -> tuple[PositionLogprobs, ...]:
+    wanted = request.params.prompt_logprobs
+    return tuple(told for token in request.prompt_ids[1:] for told in _logprobs(token, wanted))
 
 
 def _logprobs(token: int, wanted: int | None) -> tuple[PositionLogprobs, ...]:
     if wanted is None:
         return ()
     ranked = tuple(
-        TokenLogprob(token + rank, -0.5 - rank, rank, chr(token + rank), bytes([token + rank]))
+        TokenLogprob(
+            token + rank, -0.5 - rank, rank + 1, chr(token + rank), chr(token + rank).encode()
+        )
         for rank in range(max(1, wanted))
     )
     return (PositionLogprobs(ranked[0], ranked[:wanted]),)

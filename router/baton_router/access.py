@@ -1,0 +1,70 @@
+"""What became of one HTTP request: gathered by its handler, told by the middleware.
+
+In: the answer once it is placed, or the error that came instead. Out: the placement header, and one
+log line per generation request. Numbers only: nothing that a client wrote is logged.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from baton_protocol.errors import ErrorRecord
+from baton_router.answer import Answer
+from baton_router.dispatch import Flight
+
+PLACEMENTS_SHOWN = 16
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Trail:
+    """`started` is the handler's clock. `failure` is the error that the client was told, also one
+    in a stream whose status was sent already."""
+
+    id: str
+    started: float
+    answer: Answer | None = None
+    failure: ErrorRecord | None = None
+
+    def placement(self) -> str | None:
+        """The value of x-baton-placement, as things stand."""
+        if self.answer is not None:
+            return _placements(self.answer.flights)
+        if self.failure is not None:
+            return f"prefill=- decode=- reason=refused: {self.failure.code}"
+        return None
+
+    def log(self, endpoint: str, status: int, now: float) -> None:
+        """`status` is that of the failure, where a stream that began with 200 had one."""
+        prompt, completion, attempts, ttft_ms = 0, 0, 0, None
+        if self.answer is not None:
+            usage, ttft_s = self.answer.usage(), self.answer.watch.ttft_s
+            prompt, completion = usage.prompt, usage.completion
+            attempts = max(flight.record.attempt for flight in self.answer.flights)
+            ttft_ms = None if ttft_s is None else round(ttft_s * 1000, 1)
+        total_ms = round((now - self.started) * 1000, 1)
+        logger.info(
+            "%s %d: %d prompt and %d completion tokens, attempts %d, %.0f ms",
+            *(endpoint, status, prompt, completion, attempts, total_ms),
+            extra={
+                "request": self.id,
+                "endpoint": endpoint,
+                "status": status,
+                "error": None if self.failure is None else self.failure.code,
+                "prompt_tokens": prompt,
+                "completion_tokens": completion,
+                "attempts": attempts,
+                "ttft_ms": ttft_ms,
+                "total_ms": total_ms,
+            },
+        )
+
+
+def _placements(flights: Sequence[Flight]) -> str:
+    """Of a call with many prompts the first few. Clients refuse headers of more than 8 KiB."""
+    told = [flight.line() for flight in flights[:PLACEMENTS_SHOWN]]
+    more = len(flights) - len(told)
+    return "; ".join([*told, f"and {more} more"] if more else told)

@@ -1,0 +1,72 @@
+"""What a request's record asks its owner to do, in words that need no socket.
+
+In: nothing. Out: the actions of `ownership`, and the causes for which a request is placed again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from baton_protocol.errors import ErrorRecord
+from baton_protocol.ids import NodeId
+from baton_protocol.link import Delta, RequestStats, ToNode
+
+# How a node was lost: its link did not come back, it missed its pings, its engine made no step,
+# another engine took its name.
+Loss = Literal["link", "pings", "stalled", "restarted"]
+# Or why else a request is placed again: the node refused it or gave it up, or its tokens had a gap.
+Cause = Loss | Literal["refused", "aborted", "gap"]
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """New ids or text of one choice, for the client."""
+
+    delta: Delta
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    node: NodeId
+    frame: ToNode
+
+
+@dataclass(frozen=True, slots=True)
+class Replace:
+    """The attempt is over: find another place for the request. `node` is whose fault it was."""
+
+    cause: Cause
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Regroup:
+    """The prefill node is lost: find another pair, or tell the decode node with no_first()."""
+
+    cause: Cause
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """How a node closed the gap. `opening`: it is the first of its attempt to say so."""
+
+    stats: RequestStats
+    attempt: int
+    opening: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The request is over; the client gets this error."""
+
+    error: ErrorRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The request is over; every choice finished."""
+
+
+Action = Emit | Send | Replace | Regroup | Measured | Failed | Ended

@@ -1,0 +1,61 @@
+"""A request on its way through the pool: its record, its place, and what its pauses are told by.
+
+In: a prepared request, its answer's outbox. Out: the line that tells its client where it runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from baton_protocol.ids import BlockHash, NodeId, RequestId
+from baton_protocol.request import Request
+from baton_router.actions import Cause
+from baton_router.outbox import Outbox
+from baton_router.ownership import RequestRecord
+from baton_router.placement import Placement
+from baton_router.view import Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request that is tokenized and hashed. `chunks` name its full chunks; only nodes of `kind`
+    can run it."""
+
+    request: Request
+    chunks: tuple[BlockHash, ...]
+    kind: Kind
+
+
+@dataclass(slots=True)
+class Flight:
+    """One request until it is over. `slot` is its place in the outbox; times are the dispatcher's.
+
+    `placement` is that of the current attempt, or None while the request `waits` for a place:
+    for its first one until `give_up_at`. Nodes in `refused` are left alone until then. `task` is
+    at work to find a place.
+    """
+
+    record: RequestRecord
+    prepared: Prepared
+    outbox: Outbox
+    slot: int
+    give_up_at: float
+    placement: Placement | None = None
+    waits: str = ""
+    cause: Cause | None = None  # of the last loss
+    refused: dict[NodeId, float] = field(default_factory=dict)
+    task: asyncio.Task[None] | None = None
+    token_at: float | None = None  # the last token came
+    paused_at: float | None = None  # the last token before a loss that no token has followed
+    first_at: float | None = None  # the decode node was told the first token, and has sent none
+
+    @property
+    def id(self) -> RequestId:
+        return self.record.request.id
+
+    def line(self) -> str:
+        """The value of x-baton-placement, as of now."""
+        if self.placement is not None:
+            return self.placement.line()
+        return f"prefill=- decode=- reason=waiting: {self.waits}"

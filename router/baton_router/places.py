@@ -1,0 +1,85 @@
+"""Finds a place for a request and books it; the bookings end here too.
+
+In: flights, the pool's view, the store's markers. Out: placements, or what is missing. Between
+reading the view, deciding and booking nothing is awaited.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+from baton_protocol.ids import BlockHash, Epoch
+from baton_router.flights import Flight
+from baton_router.markers import Markers
+from baton_router.placement import Missing, Placement, Policy, place
+from baton_router.prices import Facts
+from baton_router.view import Kind, PoolView
+
+Stored = Sequence[bool]
+
+
+class Places:
+    def __init__(
+        self, view: PoolView, markers: Markers, policy: Policy, rng: random.Random
+    ) -> None:
+        self.view = view
+        self._markers = markers
+        self.policy = policy
+        self._rng = rng
+
+    async def stored(self, kind: Kind, chunks: Sequence[BlockHash]) -> list[bool]:
+        """Which of these chunks the store holds; all False where its index is silent."""
+        return await self._markers.stored(kind.fingerprint, chunks)
+
+    def existing(self, flight: Flight, stored: Stored) -> int:
+        """How many of the prompt's chunks exist somewhere."""
+        held = max(self.view.chunks.prefixes(flight.prepared.chunks).values(), default=0)
+        return held + sum(stored[held:])
+
+    def find(self, flight: Flight, stored: Stored, now: float) -> Placement | Missing:
+        """What was accepted is finished: once placed, any role may run it."""
+        record, request = flight.record, flight.record.request
+        accepted = record.attempt > 0
+        policy = replace(self.policy, missing_role="aggregate") if accepted else self.policy
+        sample = next(self.view.ready(flight.prepared.kind), None)
+        if sample is None:
+            return Missing("decode", policy.missing_role)
+        # Whoever asks for the prompt's logprobs has all of it computed.
+        chunks = () if record.asks_prompt_logprobs else flight.prepared.chunks
+        facts = Facts(
+            prompt_tokens=len(request.prompt_ids) + record.tokens,
+            chunk_tokens=sample.report.layout.chunk_tokens,
+            chunk_bytes=sample.report.layout.chunk_bytes,
+            stored=tuple(stored[: len(chunks)]),
+            sequences=len(record.open),
+            store_up=self._markers.up is not False,
+            resumed=record.tokens > 0,
+            prompt_logprobs=record.asks_prompt_logprobs,
+        )
+        candidates = [
+            candidate
+            for candidate in self.view.candidates(chunks, flight.prepared.kind)
+            if flight.refused.get(candidate.node, now) <= now
+        ]
+        return place(facts, candidates, policy, self._rng)
+
+    def take(self, flight: Flight, placement: Placement) -> Epoch:
+        """Book it, instead of the place it had. Return the decode node's epoch."""
+        self.leave(flight)
+        flight.placement, flight.waits = placement, ""
+        sequences = len(flight.record.open)
+        if placement.prefill is not None:
+            self.view.book(placement.prefill, flight.id, placement.uncached, 0)
+            self.view.book(placement.decode, flight.id, 0, sequences)
+        else:
+            self.view.book(placement.decode, flight.id, placement.uncached, sequences)
+        return self.view.nodes[placement.decode].report.epoch
+
+    def leave(self, flight: Flight) -> None:
+        """End its bookings."""
+        if flight.placement is not None:
+            self.view.release(flight.placement.decode, flight.id)
+            if flight.placement.prefill is not None:
+                self.view.release(flight.placement.prefill, flight.id)

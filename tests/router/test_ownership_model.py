@@ -1,0 +1,304 @@
+"""The request's record against a model of its pool: whatever happens in whatever order, each token
+reaches the client once and in order, and the request ends once.
+
+Frames wait on links that break, arrive late, twice or not at all; nodes die, freeze, refuse or give
+up; the client leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from baton_protocol.errors import ErrorRecord
+from baton_protocol.ids import Epoch, NodeId
+from baton_protocol.link import Abort, Delta, JobFailed, NoFirst, PrefillDone, PrefillJob, RunJob
+from baton_protocol.request import Request
+from baton_protocol.sampling import SamplingParams
+from baton_router.actions import Action, Emit, Ended, Failed, Regroup, Replace, Send
+from baton_router.ownership import MAX_ATTEMPTS, MAX_STRIKES, RequestRecord
+from tests.support.model_node import RID, ModelNode, Said, text_of, token
+
+T = TypeVar("T")
+DECODES = [NodeId(f"decode-{n}") for n in range(3)]
+PREFILLS = [NodeId(f"prefill-{n}") for n in range(2)]
+FINAL = ErrorRecord("too long", "context_length_exceeded", status=400)
+BUSY = ErrorRecord("no room", "busy", status=503, retryable=True)
+LATE = ErrorRecord("too late", "deadline_exceeded", status=504)
+
+decodes = st.sampled_from(DECODES)
+prefills = st.sampled_from(PREFILLS)
+any_node = st.sampled_from(DECODES + PREFILLS)
+which = st.integers(0, 9)  # of those that something can happen to now
+
+
+def chosen(things: Sequence[T], pick: int) -> T:
+    return things[pick % len(things)]
+
+
+class Pool(RuleBasedStateMachine):
+    @initialize(lengths=st.lists(st.integers(1, 6), min_size=1, max_size=3))
+    def open_request(self, lengths: list[int]) -> None:
+        n = len(lengths)
+        self.lengths = lengths
+        self.record = RequestRecord(
+            Request(
+                id=RID,
+                attempt=1,
+                prompt_ids=(1, 2),
+                params=SamplingParams(n=n),
+                outputs=((),) * n,
+            )
+        )
+        self.nodes = {name: ModelNode(name, lengths) for name in DECODES + PREFILLS}
+        self.heard: list[tuple[NodeId, Said]] = []
+        self.told: list[list[int]] = [[] for _ in range(n)]
+        self.texts = [""] * n
+        self.serving: dict[int, set[NodeId]] = {}
+        self.aborted: set[tuple[NodeId, int]] = set()
+        self.over: str | None = None
+        self.strikes = self.chunks = 0
+        self.progress = False
+        self.regrouping = False
+        self.may_fail: ErrorRecord | None = None  # what a node just said, or the router
+
+    # --- places -----------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.record.phase == "waiting" and not self.over)
+    @rule(decode=decodes, prefill=st.none() | prefills, chunks=st.sampled_from([0, 0, 0, 1, 2]))
+    def place(self, decode: NodeId, prefill: NodeId | None, chunks: int) -> None:
+        prefill = None if any(self.told) else prefill
+        if chunks > self.chunks:
+            self.chunks, self.strikes = chunks, 0
+        verdict = self.record.judge(chunks)
+        assert bool(verdict) == (self.strikes >= MAX_STRIKES)
+        self.take(verdict)
+        if not verdict:
+            self.put(decode, prefill)
+
+    @precondition(lambda self: self.regrouping)
+    @rule(decode=decodes, prefill=prefills, pair=st.booleans())
+    def regroup(self, decode: NodeId, prefill: NodeId, pair: bool) -> None:
+        if pair:
+            self.put(decode, prefill)
+        else:
+            self.regrouping = False
+            self.take(self.record.no_first("nobody else"))
+
+    def put(self, decode: NodeId, prefill: NodeId | None) -> None:
+        self.regrouping = False
+        pair = {decode} if prefill is None else {decode, prefill}
+        for name in pair:
+            self.nodes[name].link_up()
+        self.serving[self.record.attempt + 1] = pair
+        self.take(self.record.placed(decode, Epoch("e"), prefill))
+
+    # --- nodes that work --------------------------------------------------------------------------
+
+    def busy(self) -> list[ModelNode]:
+        return [node for node in self.nodes.values() if node.job is not None]
+
+    @precondition(lambda self: self.busy())
+    @rule(pick=which, choice=which, count=st.integers(1, 2))
+    def work(self, pick: int, choice: int, count: int) -> None:
+        chosen(self.busy(), pick).step(choice, count)
+
+    @precondition(lambda self: self.busy())
+    @rule(pick=which, choice=which)
+    def work_and_deliver(self, pick: int, choice: int) -> None:
+        node = chosen(self.busy(), pick)
+        node.step(choice, 1)
+        if node.said:
+            self.hear(node.name, node.said.pop(0))
+
+    @precondition(lambda self: self.busy())
+    @rule(pick=which, error=st.sampled_from([BUSY, BUSY, BUSY, FINAL]))
+    def fail(self, pick: int, error: ErrorRecord) -> None:
+        chosen(self.busy(), pick).fail(error)
+
+    @precondition(lambda self: self.busy())
+    @rule(pick=which)
+    def give_up(self, pick: int) -> None:
+        chosen(self.busy(), pick).give_up()
+
+    # --- links ------------------------------------------------------------------------------------
+
+    def talking(self) -> list[ModelNode]:
+        return [node for node in self.nodes.values() if node.said]
+
+    @precondition(lambda self: self.talking())
+    @rule(pick=which)
+    def deliver(self, pick: int) -> None:
+        node = chosen(self.talking(), pick)
+        self.hear(node.name, node.said.pop(0))
+
+    @precondition(lambda self: self.talking())
+    @rule(pick=which)
+    def lose_a_frame(self, pick: int) -> None:
+        chosen(self.talking(), pick).said.pop(0)
+
+    @precondition(lambda self: self.heard)
+    @rule(data=st.data())
+    def hear_again(self, data: st.DataObject) -> None:
+        assert self.tell(*data.draw(st.sampled_from(self.heard))) == []
+
+    def hear(self, name: NodeId, frame: Said) -> None:
+        self.heard.append((name, frame))
+        late = frame.attempt != self.record.attempt
+        actions = self.tell(name, frame)
+        assert not (late and actions)
+        self.may_fail = frame.error if isinstance(frame, JobFailed) else None
+        self.take(actions)
+        self.may_fail = None
+
+    def tell(self, name: NodeId, frame: Said) -> list[Action]:
+        if isinstance(frame, Delta):
+            return self.record.on_delta(name, frame)
+        if isinstance(frame, PrefillDone):
+            return self.record.on_prefill_done(name, frame)
+        return self.record.on_failed(name, frame)
+
+    @rule(name=any_node)
+    def cut(self, name: NodeId) -> None:
+        self.nodes[name].cut()
+
+    @rule(name=any_node)
+    def come_back(self, name: NodeId) -> None:
+        node = self.nodes[name]
+        if not node.linked:
+            resumed = not node.lost
+            node.link_up()
+            if resumed:
+                self.take(self.record.on_resumed(name))
+
+    @rule(name=any_node, dead=st.booleans())
+    def lose(self, name: NodeId, dead: bool) -> None:
+        """A dead node forgets; one that is frozen or cut off goes on when it can."""
+        if dead:
+            self.nodes[name].die()
+        self.nodes[name].lost = True
+        self.take(self.record.on_lost(name, "link" if dead else "stalled"))
+
+    @precondition(lambda self: self.record.attempt > 2)  # sooner, most histories would be short
+    @rule(error=st.none() | st.just(LATE))
+    def leave(self, error: ErrorRecord | None) -> None:
+        self.may_fail = error
+        was_over = self.over
+        self.take(self.record.cancel(error))
+        self.may_fail = None
+        self.over = was_over or self.over or "left"
+        self.regrouping = False
+
+    # --- what the record asks for -----------------------------------------------------------------
+
+    def take(self, actions: Sequence[Action]) -> None:
+        assert not (self.over and actions), actions
+        for action in actions:
+            if isinstance(action, Emit):
+                self.emit(action.delta)
+            elif isinstance(action, Send):
+                self.check_send(action)
+                self.nodes[action.node].receive(action.frame)
+            elif isinstance(action, Replace | Regroup):
+                if action.cause != "refused":
+                    self.strikes = 0 if self.progress else self.strikes + 1
+                    self.progress = False
+                self.regrouping = isinstance(action, Regroup)
+            elif isinstance(action, Ended):
+                self.end("ended")
+            elif isinstance(action, Failed):
+                self.end("failed")
+                self.check_failure(action.error)
+
+    def emit(self, delta: Delta) -> None:
+        assert delta.offset == len(self.told[delta.choice])
+        self.told[delta.choice] += delta.ids
+        self.texts[delta.choice] += delta.text
+        self.progress = self.progress or bool(delta.ids)
+
+    def end(self, how: str) -> None:
+        assert self.over is None
+        self.over = how
+        self.regrouping = False
+
+    def check_failure(self, error: ErrorRecord) -> None:
+        if error.code == "request_kills_nodes":
+            assert self.strikes >= MAX_STRIKES
+        else:
+            assert error == self.may_fail
+            assert error != BUSY or self.record.attempt == MAX_ATTEMPTS
+
+    def check_send(self, send: Send) -> None:
+        frame, attempt = send.frame, self.record.attempt
+        if isinstance(frame, Abort):
+            assert (send.node, frame.attempt) not in self.aborted
+            self.aborted.add((send.node, frame.attempt))
+            attempt = frame.attempt
+        elif isinstance(frame, RunJob | PrefillJob):
+            assert frame.request.attempt == attempt
+            assert [list(ids) for ids in frame.request.outputs] == self.told
+        else:
+            assert frame.attempt == attempt
+            assert not (isinstance(frame, NoFirst) and any(self.told))
+        assert send.node in self.serving[attempt]
+
+    # --- what always holds ------------------------------------------------------------------------
+
+    @invariant()
+    def the_client_has_a_prefix_of_the_truth(self) -> None:
+        assert self.told == self.record.outputs
+        for choice, ids in enumerate(self.told):
+            assert ids == [token(choice, position) for position in range(len(ids))]
+            assert self.texts[choice] == text_of(choice, len(ids), self.lengths[choice])
+
+    @invariant()
+    def nobody_works_for_an_attempt_that_is_over(self) -> None:
+        served = self.record.phase in ("handoff", "running")
+        for node in self.nodes.values():
+            if node.linked and node.job is not None:
+                assert served
+                assert node.job.attempt == self.record.attempt
+
+    @invariant()
+    def it_ends_once_and_for_a_reason(self) -> None:
+        assert (self.over is not None) == (self.record.phase == "over")
+        if self.over == "ended":
+            assert [len(ids) for ids in self.told] == self.lengths
+
+    def teardown(self) -> None:
+        """From wherever the pool is, one healthy node is enough."""
+        if not hasattr(self, "record"):
+            return
+        for _ in range(100):
+            if self.over:
+                break
+            if self.record.phase == "waiting":
+                self.place(DECODES[0], None, self.chunks)
+            elif self.regrouping:
+                self.regroup(DECODES[0], PREFILLS[0], False)
+            else:
+                self.run_all()
+        assert self.over in ("ended", "failed", "left")
+        self.the_client_has_a_prefix_of_the_truth()
+        self.it_ends_once_and_for_a_reason()
+
+    def run_all(self) -> None:
+        """Every node says what it can; one that has nothing to say, though it serves, is lost."""
+        before = (len(self.heard), self.record.attempt)
+        for node in self.nodes.values():
+            self.come_back(node.name)
+            if node.job is not None:
+                node.step(0, 1)
+            while node.said:
+                self.hear(node.name, node.said.pop(0))
+        if before == (len(self.heard), self.record.attempt) and not self.over:
+            for name in self.serving[self.record.attempt]:
+                self.lose(name, True)
+
+
+TestPool = Pool.TestCase
+TestPool.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)

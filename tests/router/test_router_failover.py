@@ -1,0 +1,244 @@
+"""A router before fake nodes that die, freeze, stall and come back: the stream goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from baton_protocol.link import Abort, Delta, Deltas, First, NoFirst, PrefillJob, RunJob
+from baton_router import links
+from baton_router.view import state_of
+from tests.support.failing_pool import (
+    REPLY,
+    completing,
+    figure,
+    half_said,
+    join,
+    only,
+    ready,
+    records,
+    streamed,
+    text,
+)
+from tests.support.fake_node import FakeNode
+from tests.support.waiting import until
+
+# --- a node is lost -------------------------------------------------------------------------------
+
+
+async def test_a_stream_goes_on_elsewhere_when_its_node_dies(
+    running: Any, decode: FakeNode, other: FakeNode
+) -> None:
+    decode.script.run = "half"
+    async with running(decode, link_patience_s=600.0) as client:  # not for who refuses connections
+        answer = asyncio.create_task(streamed(client))
+        await half_said(client)
+        await join(client, other)
+        await decode.stop()
+        assert await answer == REPLY
+        job = only(other, attempt=2)
+        assert bytes(job.request.outputs[0]) == b"Hello,"
+        assert (job.request.params, job.await_first) == (only(decode).request.params, False)
+        assert await figure(client, 'baton_router_retries_total{cause="link"}') == 1
+        assert await figure(client, "baton_router_attempts_total") == 2
+        assert await figure(client, "baton_router_resumed_requests_total") == 1
+        assert await figure(client, "baton_router_resumed_tokens_total") == len("Hello,")
+        assert await figure(client, "baton_router_pause_seconds_count") == 1
+        assert await figure(client, "baton_router_recomputed_tokens_total") == len("Say hello")
+        assert await figure(client, "baton_router_queue_seconds_count") == 1
+        assert await figure(client, "baton_asyncio_tasks") > 0
+
+
+async def test_choices_that_ended_are_not_run_again(
+    running: Any, decode: FakeNode, other: FakeNode
+) -> None:
+    decode.script.run = "half"
+    async with running(decode) as client:
+        answer = completing(client, n=2)
+        await half_said(client)
+        (record,) = records(client)
+        rest = tuple(REPLY.encode()[len(record.outputs[1]) :])
+        last = Delta(record.request.id, 1, 1, 6, rest, REPLY[6:], finish="stop")
+        await decode.say(Deltas((last,)))
+        await until(lambda: record.open == {0})
+        await join(client, other)
+        await decode.stop()
+        status, body, _ = await answer
+        assert (status, [c["text"] for c in body["choices"]]) == (200, [REPLY] * 2)
+        assert only(other, attempt=2).finished == (1,)
+
+
+async def test_what_has_tokens_is_not_split_again(
+    running: Any, decode: FakeNode, prefill: FakeNode, other: FakeNode
+) -> None:
+    decode.script.run = "half"
+    async with running(decode, prefill, handoff="always") as client:
+        answer = completing(client)
+        await half_said(client)
+        await join(client, other)
+        await decode.stop()
+        done = await answer
+        assert text(done) == REPLY
+        assert "prefill=- decode=decode-1 reason=resumed" in done[2]["x-baton-placement"]
+        assert len(prefill.got_of(PrefillJob)) == 1
+        assert done[1]["usage"]["prompt_tokens_details"]["cached_tokens"] == 8
+        assert await figure(client, "baton_router_handoff_seconds_count") == 1
+
+
+async def test_a_lost_prefill_node_is_replaced_by_another(
+    running: Any, decode: FakeNode, prefill: FakeNode
+) -> None:
+    prefill.script.prefill = "silent"
+    second = FakeNode("prefill-1", "prefill")
+    async with second, running(decode, prefill, handoff="always") as client:
+        answer = completing(client)
+        await until(lambda: prefill.got_of(PrefillJob))
+        await join(client, second)
+        await prefill.stop()
+        assert text(await answer) == REPLY
+        assert only(decode, attempt=2).await_first
+        (job,) = second.got_of(PrefillJob)
+        assert job.request.attempt == 2
+        assert decode.got_of(NoFirst) == []
+        assert len(decode.got_of(First)) == 1
+
+
+async def test_a_request_waits_while_no_node_is_left(running: Any, decode: FakeNode) -> None:
+    decode.script.run = "half"
+    async with running(decode) as client:
+        answer = completing(client)
+        await half_said(client)
+        await decode.stop()
+        await until(lambda: records(client)[0].phase == "waiting")
+        decode.script.run = "answer"
+        await decode.restart("epoch-2")
+        assert text(await answer) == REPLY
+
+
+async def test_a_client_that_leaves_while_its_request_waits_leaves_nothing(
+    running: Any, decode: FakeNode
+) -> None:
+    decode.script.run = "half"
+    async with running(decode) as client:
+        answer = completing(client)
+        await half_said(client)
+        await decode.stop()
+        await until(lambda: records(client)[0].phase == "waiting")
+        (flight,) = client.router.dispatcher.flights.values()
+        task = flight.task
+        answer.cancel()
+        await until(lambda: not records(client) and task.done())
+        assert all(not node.booked for node in client.router.view.nodes.values())
+
+
+async def test_a_request_that_waits_too_long_ends_with_a_504(
+    running: Any, decode: FakeNode
+) -> None:
+    decode.script.run = "silent"
+    async with running(decode, request_timeout_s=1.0) as client:
+        answer = completing(client)
+        await until(lambda: decode.got_of(RunJob))
+        await decode.stop()
+        status, body, _ = await answer
+        assert (status, body["error"]["code"]) == (504, "deadline_exceeded")
+
+
+# --- a link is lost -------------------------------------------------------------------------------
+
+
+async def test_a_link_that_comes_back_goes_on_where_it_was(
+    running: Any, decode: FakeNode, other: FakeNode
+) -> None:
+    decode.script.run = "half"
+    async with running(decode, link_patience_s=20.0) as client:
+        answer = completing(client)
+        await half_said(client)
+        await join(client, other)
+        decode.script.run = "answer"
+        decode.cut_links()
+        assert text(await answer) == REPLY
+        jobs = decode.got_of(RunJob)
+        assert [job.request.attempt for job in jobs] == [1, 1]
+        assert bytes(jobs[1].request.outputs[0]) == b"Hello,"
+        assert other.got_of(RunJob) == []
+
+
+async def test_a_hand_off_goes_on_when_its_links_come_back(
+    running: Any, decode: FakeNode, prefill: FakeNode
+) -> None:
+    prefill.script.prefill = "silent"
+    async with running(decode, prefill, handoff="always", link_patience_s=20.0) as client:
+        answer = completing(client)
+        await until(lambda: prefill.got_of(PrefillJob) and decode.got_of(RunJob))
+        decode.cut_links()
+        await until(lambda: len(decode.got_of(RunJob)) == 2)
+        prefill.script.prefill = "answer"
+        prefill.cut_links()
+        assert text(await answer) == REPLY
+        assert [job.await_first for job in decode.got_of(RunJob)] == [True, True]
+        assert {job.request.attempt for job in prefill.got_of(PrefillJob)} == {1}
+
+
+async def test_without_patience_a_broken_link_is_a_lost_node(
+    running: Any, decode: FakeNode
+) -> None:
+    decode.script.run = "half"
+    async with running(decode, link_patience_s=0.0) as client:
+        answer = completing(client)
+        await half_said(client)
+        decode.script.run = "answer"
+        decode.cut_links()
+        assert text(await answer) == REPLY
+        assert isinstance(decode.got[1], Abort)
+        assert only(decode, attempt=2)
+
+
+async def test_a_frozen_node_is_lost_and_its_abort_is_the_first_it_hears_when_it_wakes(
+    running: Any, decode: FakeNode, other: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "PING_S", 0.2)
+    decode.script.run = "half"
+    async with running(decode) as client:
+        answer = completing(client)
+        await half_said(client)
+        await join(client, other)
+        heard = len(decode.got)
+        decode.freeze()
+        assert text(await answer) == REPLY
+        assert await figure(client, 'baton_router_retries_total{cause="pings"}') == 1
+        assert not ready(client, decode)
+        decode.wake()
+        await until(lambda: ready(client, decode) and len(decode.got) > heard)
+        assert decode.got[heard] == Abort(only(decode).request.id, 1)
+
+
+# --- an engine stands still -----------------------------------------------------------------------
+
+
+async def test_an_engine_that_makes_no_step_loses_its_requests_and_gets_none(
+    running: Any, decode: FakeNode, other: FakeNode
+) -> None:
+    decode.script.run = "half"
+    async with running(decode, stall_timeout_s=0.5) as client:
+        await decode.say_load(running=1, engine_steps_total=7)
+        answer = completing(client)
+        await half_said(client)
+        keeping = asyncio.create_task(say_loads(other))
+        await join(client, other)
+        assert text(await answer) == REPLY
+        assert await figure(client, 'baton_router_retries_total{cause="stalled"}') == 1
+        await until(lambda: decode.got_of(Abort))
+        assert decode.links == 1
+        assert state_of(client.router.view.nodes["decode-0"]) == "stalled"
+        await decode.say_load(running=1, engine_steps_total=8)
+        await until(lambda: ready(client, decode))
+        keeping.cancel()
+
+
+async def say_loads(node: FakeNode) -> None:
+    """Idle, as a node says it again and again."""
+    while True:
+        await node.say_load()
+        await asyncio.sleep(0.05)

@@ -1,0 +1,217 @@
+"""Requests that wait: they may be guilty, a node refused them, or nobody is ready."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import aiohttp
+import pytest
+
+from baton_protocol.errors import ErrorRecord
+from baton_protocol.link import Abort, Delta, Deltas, RunJob
+from baton_protocol.store import StoreHealth
+from baton_router import dispatch
+from baton_router.ownership import MAX_ATTEMPTS
+from baton_router.service import Router
+from baton_router.settings import RouterSettings
+from tests.support.failing_pool import (
+    LONG,
+    REPLY,
+    ask,
+    completing,
+    figure,
+    half_said,
+    join,
+    records,
+    text,
+)
+from tests.support.fake_node import FakeNode
+from tests.support.waiting import until
+
+BUSY = ErrorRecord("no room", "busy", status=503, retryable=True)
+
+
+# --- a request that is guilty, or may be ----------------------------------------------------------
+
+
+async def got_jobs(node: FakeNode, count: int) -> None:
+    await until(lambda: len(node.got_of(RunJob)) == count)
+
+
+async def restart_silent(node: FakeNode, epochs: int, requests: int) -> None:
+    """The node dies under its requests, so many times, and comes back."""
+    for epoch in range(epochs):
+        await got_jobs(node, requests * (epoch + 1))
+        await node.restart(f"again-{epoch}")
+
+
+async def test_a_request_that_kills_each_node_ends_with_a_final_error(
+    running: Any, decode: FakeNode
+) -> None:
+    decode.script.run = "silent"
+    async with running(decode) as client:
+        answer = completing(client)
+        await restart_silent(decode, epochs=3, requests=1)
+        status, body, headers = await answer
+        assert (status, body["error"]["code"]) == (500, "request_kills_nodes")
+        assert "retry-after" not in headers
+        assert len(decode.got_of(RunJob)) == 3
+
+
+async def test_requests_on_probation_run_one_at_a_time(running: Any, decode: FakeNode) -> None:
+    decode.script.run = "silent"
+    async with running(decode) as client:
+        answers = [completing(client) for _ in range(3)]
+        await restart_silent(decode, epochs=2, requests=3)
+        await got_jobs(decode, 7)
+        assert sorted(r.phase for r in records(client)) == ["running", "waiting", "waiting"]
+        fresh = completing(client)  # of which nothing is known is not held up
+        await got_jobs(decode, 8)
+        decode.script.run = "answer"
+        suspect = decode.got_of(RunJob)[6].request
+        await decode.say(Deltas((Delta(suspect.id, suspect.attempt, 0, 0, (72,), "H"),)))
+        await got_jobs(decode, 10)
+        # Two of them are whole; a restart may now hit none that is on probation.
+        await until(lambda: sum(answer.done() for answer in answers) == 2)
+        await decode.restart("the last")
+        assert [text(await answer) for answer in [*answers, fresh]] == [REPLY] * 4
+
+
+# --- a node refuses -------------------------------------------------------------------------------
+
+
+async def test_what_one_node_refuses_another_gets(
+    running: Any, decode: FakeNode, other: FakeNode
+) -> None:
+    decode.script.run, decode.script.failure = "fail", BUSY
+    async with running(decode) as client:
+        answer = completing(client)
+        await until(lambda: decode.got_of(RunJob))
+        await join(client, other)
+        assert text(await answer) == REPLY
+        assert [job.request.attempt for job in other.got_of(RunJob)] == [2]
+        assert decode.got_of(Abort) == []
+        assert await figure(client, 'baton_router_retries_total{cause="refused"}') == 1
+
+
+async def test_a_node_that_refused_is_asked_again_after_a_while(
+    running: Any, decode: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "REFUSED_S", 0.05)
+    decode.script.run, decode.script.failure = "fail", BUSY
+    async with running(decode) as client:
+        answer = completing(client)
+        await until(lambda: len(decode.got_of(RunJob)) > 2)
+        decode.script.run = "answer"
+        assert text(await answer) == REPLY
+
+
+async def test_a_node_that_refuses_for_ever_is_the_clients_error(
+    running: Any, decode: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "REFUSED_S", 0.0)
+    decode.script.run, decode.script.failure = "fail", BUSY
+    async with running(decode) as client:
+        status, body, headers = await completing(client)
+        assert (status, body["error"]["code"]) == (503, "busy")
+        assert headers["retry-after"] == "1"
+        assert len(decode.got_of(RunJob)) == MAX_ATTEMPTS
+
+
+# --- nobody is ready ------------------------------------------------------------------------------
+
+
+async def test_a_new_request_waits_for_a_node_that_was_there(
+    running: Any, decode: FakeNode
+) -> None:
+    async with running(decode) as client:
+        await decode.stop()
+        await client.ready(0)
+        answer = completing(client)
+        await until(lambda: records(client))
+        (flight,) = client.router.dispatcher.flights.values()
+        await until(lambda: flight.waits)
+        told = "prefill=- decode=- reason=waiting: no node is ready (nodes: 1 lost)"
+        assert flight.line() == told
+        await decode.restart("epoch-2")
+        assert text(await answer) == REPLY
+
+
+async def test_a_new_request_waits_for_so_long_and_is_told_why_not(
+    running: Any, decode: FakeNode
+) -> None:
+    async with running(decode, unready_wait_s=0.2) as client:
+        await decode.stop()
+        await client.ready(0)
+        status, body, headers = await completing(client)
+        assert (status, body["error"]["code"]) == (503, "unavailable")
+        assert "1 lost" in body["error"]["message"]
+        assert headers["retry-after"] == "1"
+
+
+async def test_a_pool_that_never_had_a_node_refuses_at_once() -> None:
+    settings = RouterSettings(port=0, nodes=("http://127.0.0.1:9",))
+    async with Router(settings) as router, aiohttp.ClientSession() as session:
+        url = f"http://127.0.0.1:{router.port}/v1/completions"
+        async with asyncio.timeout(settings.unready_wait_s / 2), session.post(url, json=ask()) as r:
+            assert r.status == 503
+
+
+async def test_a_missing_role_is_waited_for(
+    running: Any, decode: FakeNode, prefill: FakeNode
+) -> None:
+    async with running(decode, missing_role="queue") as client:
+        assert text(await completing(client)) == REPLY  # short: no prefill node is needed
+        answer = completing(client, prompt=LONG)
+        await until(lambda: [r.phase for r in records(client)] == ["waiting"])
+        await join(client, prefill)
+        done = await answer
+        assert text(done) == REPLY
+        assert "prefill=prefill-0 decode=decode-0" in done[2]["x-baton-placement"]
+
+
+async def test_a_missing_role_is_refused_by_name(
+    running: Any, decode: FakeNode, prefill: FakeNode
+) -> None:
+    async with running(decode, missing_role="fail") as client:
+        status, body, _ = await completing(client, prompt=LONG)
+        assert (status, body["error"]["code"]) == (503, "unavailable")
+        assert "no prefill node is ready, and missing_role is fail" in body["error"]["message"]
+        await join(client, prefill)
+        await decode.stop()
+        await client.ready(1)
+        status, body, _ = await completing(client)
+        assert status == 503
+        assert "no decode node is ready" in body["error"]["message"]
+        assert prefill.got_of(RunJob) == []
+
+
+async def test_what_was_accepted_is_finished_by_any_role(
+    running: Any, decode: FakeNode, prefill: FakeNode
+) -> None:
+    decode.script.run = "half"
+    async with running(decode, prefill, missing_role="fail", handoff="never") as client:
+        answer = completing(client)
+        await half_said(client)
+        await decode.stop()
+        done = await answer
+        assert text(done) == REPLY
+        assert "decode=prefill-0 reason=no_decode" in done[2]["x-baton-placement"]
+
+
+async def test_a_pair_is_formed_only_while_both_reach_the_store(
+    running: Any, decode: FakeNode, prefill: FakeNode
+) -> None:
+    async with running(decode, prefill, handoff="always") as client:
+        for node in (decode, prefill):
+            healths: list[tuple[StoreHealth, str]] = [("down", "store_down"), ("up", "always")]
+            for health, reason in healths:
+                await told_store(client, node, health)
+                done = await completing(client)
+                assert f"reason={reason}" in done[2]["x-baton-placement"]
+
+
+async def told_store(client: Any, node: FakeNode, health: StoreHealth) -> None:
+    await node.say_load(store=health)
+    await until(lambda: client.router.view.nodes[node.report.node].report.store == health)

@@ -1,0 +1,132 @@
+"""What the router says of a request afterwards: one log line, and its times in the histograms."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from baton_protocol.ids import RequestId
+from baton_protocol.link import Delta, RunJob
+from baton_router.answer import Stopwatch
+from baton_router.metrics import RouterMetrics
+from baton_router.view import PoolView
+from tests.support.fake_node import FakeNode
+from tests.support.waiting import until
+
+SECRET = "nobody may read this"
+CHAT = {"messages": [{"role": "user", "content": SECRET}], "max_tokens": 4}
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> Any:
+    """`lines()`: the fields of each access line so far. Everything is logged."""
+    caplog.set_level(logging.DEBUG)
+
+    def read() -> list[dict[str, Any]]:
+        return [vars(one) for one in caplog.records if one.name == "baton_router.access"]
+
+    return read
+
+
+async def test_an_answer_has_one_line_of_numbers(
+    running: Any, decode: FakeNode, lines: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(decode) as client:
+        _, body, headers = await client.post("/v1/chat/completions", CHAT)
+        await client.get("/health")
+    [line] = lines()
+    assert line["request"] == headers["x-baton-request-id"]
+    assert (line["endpoint"], line["status"], line["error"]) == ("chat", 200, None)
+    assert line["prompt_tokens"] == body["usage"]["prompt_tokens"]
+    assert (line["completion_tokens"], line["attempts"]) == (4, 1)
+    assert 0 < line["ttft_ms"] <= line["total_ms"]
+    assert line["levelno"] == logging.INFO
+    told = [str(vars(record)) for record in caplog.records]
+    assert SECRET not in "".join(told)
+
+
+async def test_a_refused_request_has_a_line_too(running: Any, decode: FakeNode, lines: Any) -> None:
+    async with running(decode) as client:
+        await client.post("/v1/completions", {"prompt": SECRET, "top_p": 2})
+    [line] = lines()
+    assert (line["endpoint"], line["status"]) == ("completions", 400)
+    assert (line["error"], line["attempts"], line["ttft_ms"]) == ("invalid_value", 0, None)
+
+
+async def test_a_stream_that_fails_has_its_failures_status(
+    running: Any, decode: FakeNode, lines: Any
+) -> None:
+    decode.script.run = "fail"
+    async with running(decode) as client:
+        await client.post("/v1/completions", {"prompt": SECRET, "stream": True})
+    [line] = lines()
+    assert (line["status"], line["error"], line["attempts"]) == (500, "engine_error", 1)
+
+
+async def test_a_client_that_leaves_is_a_499(running: Any, decode: FakeNode, lines: Any) -> None:
+    decode.script.run = "half"
+    async with running(decode) as client:
+        body = {"prompt": "x", "stream": True}
+        async with client.session.post(client.url + "/v1/completions", json=body) as response:
+            await response.content.readline()
+        await until(lines)
+    [line] = lines()
+    assert (line["status"], line["error"]) == (499, None)
+    assert 0 < line["completion_tokens"] <= len("Hello,")
+
+
+async def test_a_request_that_changed_its_node_is_one_request(
+    running: Any, decode: FakeNode, lines: Any
+) -> None:
+    async with FakeNode("decode-1", "decode") as other, running(decode, other) as client:
+        decode.script.run = other.script.run = "half"
+        answer = asyncio.create_task(client.post("/v1/completions", {"prompt": "x"}))
+        flights = client.router.dispatcher.flights
+        await until(lambda: any(len(f.record.outputs[0]) == 6 for f in flights.values()))
+        first, second = (decode, other) if decode.got_of(RunJob) else (other, decode)
+        second.script.run = "answer"
+        await first.stop()
+        status, body, headers = await answer
+        page = await (await client.session.get(client.url + "/metrics")).text()
+    assert (status, body["choices"][0]["text"]) == (200, "Hello, world!")
+    assert second.report.node in headers["x-baton-placement"]
+    assert (lines()[0]["attempts"], lines()[0]["completion_tokens"]) == (2, 13)
+    assert "baton_router_time_to_first_token_seconds_count 1.0\n" in page
+    assert "baton_router_inter_token_latency_seconds_count 12.0\n" in page
+    assert "baton_router_e2e_request_latency_seconds_count 1.0\n" in page
+
+
+def observed(moments: Iterable[tuple[float, tuple[int, ...]]]) -> dict[str, tuple[float, float]]:
+    """Count and sum of each histogram after deltas of one choice: (when, ids)."""
+    now = 0.0
+    metrics = RouterMetrics(PoolView(lambda: now, 10))
+    watch = Stopwatch(metrics, lambda: now, 0.0)
+    for moment, ids in moments:
+        now = moment
+        watch.saw([(0, Delta(RequestId("r"), 1, 0, 0, ids=ids))])
+    watch.ended()
+    names = ("time_to_first_token", "inter_token_latency", "e2e_request_latency")
+    value = metrics.registry.get_sample_value
+    return {
+        name: tuple(value(f"baton_router_{name}_seconds_{what}") for what in ("count", "sum"))  # type: ignore[misc]
+        for name in names
+    }
+
+
+def test_a_resumed_requests_pause_lies_between_two_tokens() -> None:
+    times = observed([(1.0, (5,)), (1.5, (6,)), (9.5, (7,)), (10.0, (8,))])
+    assert times == {
+        "time_to_first_token": (1, 1.0),
+        "inter_token_latency": (3, 9.0),
+        "e2e_request_latency": (1, 10.0),
+    }
+
+
+def test_text_without_a_token_counts_as_none() -> None:
+    times = observed([(1.0, ()), (2.0, (5,)), (3.0, ()), (4.0, (6,))])
+    assert times["time_to_first_token"] == (1, 2.0)
+    assert times["inter_token_latency"] == (1, 2.0)

@@ -1,0 +1,93 @@
+"""A stream whose tokens do not come says so; one answer in a piece just waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+
+from baton_protocol.link import Delta, Deltas, JobFailed, RunJob
+from tests.support.fake_node import FakeNode
+from tests.support.waiting import until
+
+COMMENT = b": waiting\n"
+KEEPALIVE_S = 0.05
+
+
+@asynccontextmanager
+async def stream(client: Any) -> AsyncIterator[aiohttp.ClientResponse]:
+    body = {"prompt": "x", "stream": True}
+    async with client.session.post(client.url + "/v1/completions", json=body) as response:
+        assert response.status == 200
+        yield response
+
+
+async def say_all(node: FakeNode) -> None:
+    """The whole reply of a node that was silent, in one delta."""
+    await until(lambda: node.got_of(RunJob))
+    request = node.got_of(RunJob)[0].request
+    delta = Delta(request.id, 1, 0, 0, ids=(79, 75), text="OK", finish="stop")
+    await node.say(Deltas((delta,)))
+
+
+async def test_a_stream_that_waits_begins_with_comments(running: Any, decode: FakeNode) -> None:
+    decode.script.run = "silent"
+    async with running(decode, keepalive_s=KEEPALIVE_S) as client, stream(client) as response:
+        assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+        assert response.headers["x-baton-placement"].startswith("prefill=- decode=decode-0 ")
+        assert len(response.headers["x-baton-request-id"]) == 32
+        for _ in range(2):
+            assert await response.content.readline() == COMMENT
+            assert await response.content.readline() == b"\n"
+        await say_all(decode)
+        told = await response.text()
+    assert '"text":"OK"' in told
+    assert told.endswith("data: [DONE]\n\n")
+
+
+async def test_a_stream_without_a_place_is_told_so(running: Any, decode: FakeNode) -> None:
+    async with running(decode, keepalive_s=KEEPALIVE_S) as client:
+        await decode.say_load("draining")
+        await until(lambda: not list(client.router.view.ready()))
+        async with stream(client) as response:
+            assert response.headers["x-baton-placement"].startswith("prefill=- decode=- ")
+            assert await response.content.readline() == COMMENT
+            await decode.say_load("ready")
+            assert (await response.text()).endswith("data: [DONE]\n\n")
+
+
+async def test_a_stream_that_pauses_says_so_in_between(running: Any, decode: FakeNode) -> None:
+    decode.script.run = "half"
+    async with running(decode, keepalive_s=KEEPALIVE_S) as client, stream(client) as response:
+        told = b""
+        while told.count(b'"finish_reason":null') < len("Hello,"):
+            told += await response.content.readline()
+        assert await response.content.readline() == b"\n"  # ends the last token's event
+        assert await response.content.readline() == COMMENT
+
+
+async def test_what_fails_after_a_comment_is_an_error_event(running: Any, decode: FakeNode) -> None:
+    decode.script.run = "silent"
+    async with running(decode, keepalive_s=KEEPALIVE_S) as client, stream(client) as response:
+        assert await response.content.readline() == COMMENT
+        await until(lambda: decode.got_of(RunJob))
+        request = decode.got_of(RunJob)[0].request
+        await decode.say(JobFailed(request.id, 1, decode.script.failure))
+        told = await response.text()
+        assert told.rpartition("data: ")[2].startswith('{"error":{"message":"the engine said no"')
+        assert "[DONE]" not in told
+        page = await (await client.session.get(client.url + "/metrics")).text()
+    assert 'baton_router_requests_total{code="500",endpoint="completions"} 1.0' in page
+
+
+async def test_an_answer_in_one_piece_waits_in_silence(running: Any, decode: FakeNode) -> None:
+    decode.script.run = "silent"
+    async with running(decode, keepalive_s=KEEPALIVE_S) as client:
+        answer = asyncio.create_task(client.post("/v1/completions", {"prompt": "x"}))
+        await asyncio.sleep(5 * KEEPALIVE_S)
+        await say_all(decode)
+        status, body, _ = await answer
+    assert (status, body["choices"][0]["text"]) == (200, "OK")

@@ -1,0 +1,279 @@
+"""Bodies are read field by field: what is wrong, or asks for what is not done, is named."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from baton_protocol.errors import InvalidRequest, MalformedBody
+from baton_router.calls import TextPrompt
+from baton_router.fields import Fields
+from baton_router.openai_chat import ChatCall
+from baton_router.openai_completions import CompletionCall
+
+MESSAGES = [{"role": "user", "content": "Hi"}]
+
+
+def chat(**body: Any) -> ChatCall:
+    return ChatCall.parse(msgspec.json.encode({"messages": MESSAGES} | body))
+
+
+def completion(**body: Any) -> CompletionCall:
+    return CompletionCall.parse(msgspec.json.encode({"prompt": "Hi"} | body))
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[1]", b'"text"', b"nul", b"\xff\xfe", b'{"a":NaN}'])
+def test_a_body_that_is_no_json_object_is_malformed(data: bytes) -> None:
+    with pytest.raises(MalformedBody):
+        Fields.parse(data)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", "hot"),
+        ("temperature", True),
+        ("top_p", [1]),
+        ("n", 0),
+        ("n", 1.5),
+        ("n", True),
+        ("n", 129),
+        ("max_tokens", 0),
+        ("max_tokens", "many"),
+        ("min_tokens", -1),
+        ("seed", 0.5),
+        ("seed", 2**64),
+        ("top_k", -2),
+        ("top_k", 2**31),
+        ("stop", 5),
+        ("stop", ["a", 1]),
+        ("stop", ["x"] * 17),
+        ("stop_token_ids", "eos"),
+        ("stop_token_ids", [True]),
+        ("stream", "yes"),
+        ("ignore_eos", 1),
+        ("model", 5),
+        ("return_token_ids", "x"),
+        ("max_completion_tokens", 0),
+        ("frequency_penalty", "much"),
+        ("presence_penalty", True),
+        ("repetition_penalty", [1]),
+        ("logit_bias", 1),
+        ("logit_bias", {"hello": 1}),
+        ("logit_bias", {"-1": 1}),
+        ("logit_bias", {"05": 1}),
+        ("logit_bias", {"5": "high"}),
+        ("logit_bias", {"5": 100.5}),
+        ("logit_bias", {"5": -(10**400)}),
+        ("allowed_token_ids", 5),
+        ("allowed_token_ids", ["a"]),
+        ("bad_words", 5),
+        ("bad_words", [["a"]]),
+        ("bad_words", ["a", ""]),
+        ("bad_words", ["a" * 1025]),
+        ("bad_words", ["a"] * 513),
+        ("prompt_logprobs", -1),
+        ("prompt_logprobs", 21),
+        ("prompt_logprobs", True),
+        ("best_of", 2),
+        ("user", 5),
+        ("metadata", "mine"),
+        ("metadata", {"a": 1}),
+        ("metadata", {str(number): "" for number in range(17)}),
+        ("stream_options", []),
+    ],
+)
+@pytest.mark.parametrize("parse", [chat, completion])
+def test_a_field_of_the_wrong_kind_is_named_with_its_value(
+    parse: Any, field: str, value: Any
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse(**{field: value})
+    assert caught.value.param == field
+    assert field in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("tools", [{"type": "function"}]),
+        ("tool_choice", "required"),
+        ("functions", [{}]),
+        ("response_format", {"type": "json_object"}),
+        ("suffix", "end"),
+        ("store", True),
+        ("length_penalty", 1.5),
+        ("modalities", ["audio"]),
+        ("verbosity", "low"),
+        ("reasoning_effort", "high"),
+        ("web_search_options", {}),
+        ("guided_json", {"type": "object"}),
+        ("use_beam_search", True),
+        ("truncate_prompt_tokens", 5),
+        ("return_tokens_as_token_ids", True),
+        ("prompt_embeds", "AA=="),
+        ("chat_template", "{{ x }}"),
+        ("continue_final_message", True),
+    ],
+)
+@pytest.mark.parametrize("parse", [chat, completion])
+def test_a_known_field_we_do_not_obey_is_refused_by_name(
+    parse: Any, field: str, value: Any
+) -> None:
+    with pytest.raises(InvalidRequest, match="does not support") as caught:
+        parse(**{field: value})
+    assert caught.value.param == field
+
+
+def test_echo_is_refused_in_a_chat() -> None:
+    with pytest.raises(InvalidRequest, match="does not support") as caught:
+        chat(echo=True)
+    assert caught.value.param == "echo"
+
+
+@pytest.mark.parametrize("parse", [chat, completion])
+def test_prompt_logprobs_are_not_for_streams(parse: Any) -> None:
+    with pytest.raises(InvalidRequest, match="stream") as caught:
+        parse(prompt_logprobs=0, stream=True)
+    assert caught.value.param == "prompt_logprobs"
+
+
+@pytest.mark.parametrize("parse", [chat, completion])
+def test_best_of_may_say_what_n_says(parse: Any) -> None:
+    assert parse(n=2, best_of=2).sampling["n"] == 2
+    with pytest.raises(InvalidRequest) as caught:
+        parse(n=2, best_of=3)
+    assert caught.value.param == "best_of"
+
+
+@pytest.mark.parametrize("parse", [chat, completion])
+def test_fields_that_change_nothing_are_accepted(parse: Any) -> None:
+    parse(
+        tools=[],
+        tool_choice="none",
+        response_format={"type": "text"},
+        best_of=1,
+        echo=False,
+        suffix=None,
+        user="me",
+        metadata={"a": "b"},
+        store=False,
+        service_tier="auto",
+        prompt_cache_key="mine",
+        safety_identifier="x",
+        parallel_tool_calls=True,
+        nobody_knows_this=1,
+        n=None,
+        stop=None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("prompt", "given_prompts"),
+    [
+        ("a", (TextPrompt("a", True),)),
+        (["a", "b"], (TextPrompt("a", True), TextPrompt("b", True))),
+        ([1, 2], ((1, 2),)),
+        ([[1], [2, 3]], ((1,), (2, 3))),
+    ],
+)
+def test_prompts_come_as_texts_or_ids_alone_or_in_lists(prompt: Any, given_prompts: Any) -> None:
+    assert completion(prompt=prompt).given == given_prompts
+
+
+@pytest.mark.parametrize("prompt", [None, [], 5, {}, [1, "a"], [[1], "a"], [True], ["a"] * 1025])
+def test_other_prompts_are_refused(prompt: Any) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        completion(prompt=prompt)
+    assert caught.value.param == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        (None, "messages"),
+        ([], "messages"),
+        ("Hi", "messages"),
+        (["Hi"], "messages[0]"),
+        ([{"content": "x"}], "messages[0].role"),
+        ([{"role": "user"}], "messages[0].content"),
+        ([{"role": "user", "content": 5}], "messages[0].content"),
+        (
+            [*MESSAGES, {"role": "user", "content": [{"type": "image_url"}]}],
+            "messages[1].content[0]",
+        ),
+    ],
+)
+def test_wrong_messages_are_named_by_position(messages: Any, param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        chat(messages=messages)
+    assert caught.value.param == param
+
+
+def test_text_parts_are_joined_and_an_assistant_may_have_no_content() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    call = chat(messages=[{"role": "assistant", "name": "x"}, {"role": "user", "content": parts}])
+    assert call.messages == [
+        {"role": "assistant", "name": "x", "content": ""},
+        {"role": "user", "content": "a\nb"},
+    ]
+
+
+def test_chat_logprobs_are_a_switch_and_a_number() -> None:
+    assert "logprobs" not in chat().sampling
+    assert chat(logprobs=True).sampling["logprobs"] == 0
+    assert chat(logprobs=True, top_logprobs=3).sampling["logprobs"] == 3
+    for body in ({"top_logprobs": 3}, {"logprobs": True, "top_logprobs": 21}):
+        with pytest.raises(InvalidRequest) as caught:
+            chat(**body)
+        assert caught.value.param == "top_logprobs"
+    with pytest.raises(InvalidRequest):
+        chat(logprobs=2)
+    with pytest.raises(InvalidRequest):
+        completion(logprobs=True)
+
+
+def test_stream_options_need_a_stream() -> None:
+    assert completion(stream=True, stream_options={"include_usage": True}).options.include_usage
+    with pytest.raises(InvalidRequest) as caught:
+        completion(stream_options={"include_usage": True})
+    assert caught.value.param == "stream_options"
+
+
+def test_usage_with_each_event_needs_usage_at_the_end() -> None:
+    both = {"include_usage": True, "continuous_usage_stats": True}
+    assert completion(stream=True, stream_options=both).options.continuous_usage
+    alone = {"continuous_usage_stats": True}
+    assert not completion(stream=True, stream_options=alone).options.continuous_usage
+
+
+class Watched(dict[str, Any]):
+    """A body that remembers which fields were looked at."""
+
+    def __init__(self, body: dict[str, Any]) -> None:
+        super().__init__(body)
+        self.seen: set[str] = set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.seen.add(key)
+        return super().get(key, default)
+
+
+def test_every_field_that_is_looked_at_is_documented(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = Watched({"messages": MESSAGES, "prompt": "x"})
+    monkeypatch.setattr(Fields, "parse", lambda data: Fields(body))
+    ChatCall.parse(b"")
+    CompletionCall.parse(b"")
+    assert len(body.seen) > 60
+    text = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
+    assert {name for name in body.seen if not re.search(rf"`{name}[`:.]", text)} == set()
+
+
+def test_a_long_value_is_cut_in_the_message() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        completion(temperature="x" * 10_000)
+    assert len(caught.value.message) < 200
