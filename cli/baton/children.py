@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -39,19 +38,20 @@ class ChildSpec:
 
 @dataclass
 class Backoff:
-    """Seconds to wait before a restart: doubled each time, forgotten after a stable life."""
+    """Seconds to wait before a restart: doubled each time, forgotten once the child had served.
+    What served and died was most likely killed, by a user or by a request, and is missed."""
 
     first_s: float = 0.5
     most_s: float = 15.0
-    stable_s: float = 30.0
     _next_s: float = 0.0
 
-    def after(self, lived_s: float) -> float:
-        if lived_s >= self.stable_s or not self._next_s:
-            self._next_s = self.first_s
-        wait_s = self._next_s
+    def wait_s(self) -> float:
+        wait_s = self._next_s or self.first_s
         self._next_s = min(self.most_s, 2 * wait_s)
         return wait_s
+
+    def forget(self) -> None:
+        self._next_s = 0.0
 
 
 class Child:
@@ -69,6 +69,7 @@ class Child:
         self.state: State = "starting"
         self.pid = 0
         self.restarts = 0
+        self.pause_s = 0.0  # between its last end and its next start
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._environment = {**environment, **spec.variables}
         self._on_line = on_line
@@ -81,18 +82,27 @@ class Child:
         """Start, watch and restart; returns once the child has ended for good."""
         try:
             while not self._stopping.is_set():
-                lived_s, code = await self._live()
+                code = await self._live()
                 if self._stopping.is_set():
                     break
                 self.restarts += 1
-                wait_s = self._backoff.after(lived_s)
+                self.pause_s = self._backoff.wait_s()
                 self.state = "waiting"
                 self._on_end(self, code)
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._stopping.wait(), wait_s)
+                    await asyncio.wait_for(self._stopping.wait(), self.pause_s)
         finally:
             self.kill()
             self.state = "ended"
+
+    def served(self) -> None:
+        """It was seen at work: should it die, it is needed again at once."""
+        self._backoff.forget()
+
+    def last_words(self) -> str:
+        """The last line of its present or latest life."""
+        line = next((line for line in reversed(self.tail) if line), "it said nothing")
+        return line.removeprefix("baton: ")
 
     async def stop(self, timeout_s: float) -> None:
         """SIGTERM, then SIGKILL after `timeout_s`; returns when the process is gone."""
@@ -118,10 +128,10 @@ class Child:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
-    async def _live(self) -> tuple[float, int]:
-        """One life of the process: seconds and exit code (negative: the signal that ended it)."""
-        born = time.monotonic()
+    async def _live(self) -> int:
+        """One life of the process: its exit code (negative: the signal that ended it)."""
         self.state = "starting"
+        self.tail.clear()
         self._process = await asyncio.create_subprocess_exec(
             *self.spec.argv,
             stdin=asyncio.subprocess.DEVNULL,
@@ -149,7 +159,7 @@ class Child:
             self.pid = 0
             if process.returncode is not None:
                 self._process = None  # its number may soon be somebody else's
-        return time.monotonic() - born, code
+        return code
 
     async def _read(self, stream: asyncio.StreamReader) -> None:
         pending = b""

@@ -4,9 +4,12 @@ CommonOptions
 |-- EngineOptions         what an engine is told
 |   |-- NodeOptions       `baton prefill`, `baton decode`
 |   `-- UpOptions         `baton up`
+|-- ServingOptions        what a router is told about requests
+|   |-- RouterOptions     `baton router`
+|   `-- UpOptions
 |-- ChildOptions          what else a process is told that `baton up` started
 |   |-- NodeOptions
-|   `-- RouterOptions     `baton router`
+|   `-- RouterOptions
 |-- GenerateOptions       `baton generate`
 |-- FetchDemoOptions      `baton model fetch-demo`
 `-- VersionOptions        `baton version`
@@ -24,6 +27,7 @@ Engine = Literal["torch", "sim"]
 DType = Literal["auto", "float32", "bfloat16"]
 Device = Literal["cpu", "cuda"]
 Handoff = Literal["auto", "always", "never"]
+MissingRole = Literal["aggregate", "queue", "fail"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 MAX_PORT = 65535
@@ -59,6 +63,9 @@ class SimOptions(CommonOptions):
     sim_head_dim: int = flag(16, "values per KV head", least=1)
     sim_vocab_size: int = flag(0, "ids (default: those of a byte tokenizer)", least=0)
     sim_eos_every: int = flag(0, "end an answer at each Nth position (default: never)", least=0)
+    sim_poison_token: int | None = flag(
+        None, "a prompt with this token id ends the engine process (default: none)", least=0
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,11 +119,43 @@ class NodeOptions(EngineOptions, ChildOptions):
     revision: str = flag("", "what is rolled out, shown in /pool", metavar="NAME")
     redis_index: str = flag("", "Redis for markers and registry (default: no store)", metavar="URL")
     redis_data: tuple[str, ...] = flag((), "Redis instances for KV bytes", metavar="URL,...")
+    link_grace: float = flag(
+        5.0, "how long requests outlive their router's link", metavar="SECONDS", least=0
+    )
     drain_timeout: float = flag(10.0, "seconds that running requests get after SIGTERM", least=0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RouterOptions(ChildOptions):
+class ServingOptions(CommonOptions):
+    TITLE = "requests"
+
+    handoff: Handoff = flag("auto", "when a prefill node computes the prompt")
+    handoff_min_tokens: int = flag(
+        128, "auto: prompts with fewer uncached tokens stay on the decode node", least=0
+    )
+    missing_role: MissingRole = flag(
+        "aggregate",
+        "no node of a role is ready: the other role does its work, or requests wait, or fail",
+    )
+    unready_wait: float = flag(
+        30.0, "how long a new request waits for a node", metavar="SECONDS", least=0
+    )
+    request_timeout: float = flag(
+        600.0, "a request's time from its arrival to its last token", metavar="SECONDS", least=0.1
+    )
+    stall_timeout: float = flag(
+        20.0, "a node whose engine stands still for so long is lost", metavar="SECONDS", least=0.1
+    )
+    link_patience: float = flag(
+        1.0, "how long a node's broken link may take to come back", metavar="SECONDS", least=0
+    )
+    keepalive: float = flag(
+        15.0, "between comment lines of a stream that waits", metavar="SECONDS", least=0.1
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouterOptions(ServingOptions, ChildOptions):
     TITLE = "router"
 
     host: str = flag("127.0.0.1", "address to listen on")
@@ -127,15 +166,11 @@ class RouterOptions(ChildOptions):
     served_model_name: str = flag(
         "", "the model's name for clients (default: the nodes' word)", metavar="NAME"
     )
-    handoff: Handoff = flag("auto", "when a prefill node computes the prompt")
-    handoff_min_tokens: int = flag(
-        128, "auto: prompts with fewer uncached tokens stay on the decode node", least=0
-    )
     drain_timeout: float = flag(10.0, "seconds that running streams get after SIGTERM", least=0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class UpOptions(EngineOptions, ChildOptions):
+class UpOptions(EngineOptions, ServingOptions, ChildOptions):
     TITLE = "pool"
 
     # The table says who is ready; a newcomer's screen needs no more.
@@ -144,10 +179,6 @@ class UpOptions(EngineOptions, ChildOptions):
     decode: int = flag(1, "decode nodes", least=0)
     host: str = flag("127.0.0.1", "address the router listens on")
     port: int = flag(8000, "port the router listens on; 0 takes a free one", least=0, most=MAX_PORT)
-    handoff: Handoff = flag("auto", "when a prefill node computes the prompt")
-    handoff_min_tokens: int = flag(
-        128, "auto: prompts with fewer uncached tokens stay on the decode node", least=0
-    )
     store_memory: ByteSize = flag(
         ByteSize(1 << 30), "memory of the embedded KV store", least=1 << 20
     )

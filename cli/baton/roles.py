@@ -89,8 +89,10 @@ def node_settings(options: NodeOptions, role: Role) -> NodeSettings:
         sim=SimOptions(
             **{key: getattr(options, f"sim_{key}") for key in SimOptions.__struct_fields__}
         ),
+        link_grace_s=options.link_grace,
         drain_s=options.drain_timeout,
         log_level=options.log_level.upper(),
+        json_logs=options.json_logs,
     )
 
 
@@ -106,6 +108,12 @@ def router_settings(options: RouterOptions) -> RouterSettings:
         served_model_name=options.served_model_name or None,
         handoff=options.handoff,
         handoff_min_tokens=options.handoff_min_tokens,
+        missing_role=options.missing_role,
+        unready_wait_s=options.unready_wait,
+        request_timeout_s=options.request_timeout,
+        stall_timeout_s=options.stall_timeout,
+        link_patience_s=options.link_patience,
+        keepalive_s=options.keepalive,
         shutdown_deadline_s=options.drain_timeout,
     )
 

@@ -1,17 +1,26 @@
 """The pool's KV store: the user's Redis, checked, or two embedded servers that end with the pool.
 
-In: UpOptions. Out: URLs for the children, while the context lasts.
+In: UpOptions. Out: URLs for the children, while the context lasts, and servers that are started
+again should somebody kill them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from baton.children import Backoff
 from baton.errors import CommandError
 from baton.options import UpOptions
 from baton_kvstore.errors import StoreError
+
+if TYPE_CHECKING:
+    from baton_kvstore.embedded import EmbeddedStore
+
+LOOK_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -20,11 +29,37 @@ class StoreUrls:
     data: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class OpenStore:
+    """`embedded` is None where the user brought a store."""
+
+    urls: StoreUrls
+    embedded: EmbeddedStore | None = None
+
+    async def keep(self, note: Callable[[str], None]) -> None:
+        """Until cancelled. A server that dies is started again by the embedded store's guardian;
+        should the guardian be killed, its servers go with it, and it is started again here: empty,
+        at the same addresses, so that nodes and router come back to it by themselves."""
+        backoff = Backoff()
+        while self.embedded is not None:
+            await asyncio.sleep(LOOK_S)
+            if self.embedded.is_alive:
+                backoff.forget()
+                continue
+            pause_s = backoff.wait_s()
+            note(f"the store was killed; starting it again in {pause_s:g} s")
+            await asyncio.sleep(pause_s)
+            try:
+                self.embedded.revive()
+            except (OSError, StoreError) as error:
+                note(f"the store cannot be started: {error}")
+
+
 @contextmanager
-def open_store(options: UpOptions) -> Iterator[StoreUrls]:
+def open_store(options: UpOptions) -> Iterator[OpenStore]:
     """Raise CommandError in one line where there is no store to be had."""
     if options.redis_index:
-        yield _check_given(options)
+        yield OpenStore(_check_given(options))
         return
     from baton_kvstore.embedded import EmbeddedStore
 
@@ -34,7 +69,7 @@ def open_store(options: UpOptions) -> Iterator[StoreUrls]:
     except StoreError as error:
         raise CommandError(str(error)) from error
     try:
-        yield StoreUrls(store.index_url, store.data_urls)
+        yield OpenStore(StoreUrls(store.index_url, store.data_urls), store)
     finally:
         store.stop()
 

@@ -4,7 +4,8 @@ In: a Plan, and signals. Out: a live table, the ready line, and in the end no pr
 
     starting -> ready -> stopping -> over      a child that exits by itself before the pool was ever
                                                ready is a mistake to report, not to repeat; later,
-                                               and after a kill, it is started again
+                                               and after a kill, it is started again: soon if it
+                                               had served, with growing pauses if it had not
     first signal   the router finishes its running streams (up to the drain timeout), then the nodes
                    end, then the store
     second signal  everything is killed at once
@@ -106,38 +107,46 @@ class Supervisor:
         self._display.log(f"{name} | {line}")
 
     def _on_end(self, child: Child, code: int) -> None:
-        name = child.spec.name
+        name, how = child.spec.name, describe_end(code)
         if not self.ready.is_set() and code >= 0:
-            last = next((line for line in reversed(child.tail) if line), "it said nothing")
-            reason = last.removeprefix("baton: ")
-            self.failure = f"{name} {describe_end(code)} while starting: {reason}"
+            self.failure = f"{name} {how} while starting: {child.last_words()}"
             self._stop.asked.set()
             return
-        self._display.note(f"{name} {describe_end(code)}; starting it again")
+        if code >= 0:
+            how += f" ({child.last_words()})"
+        self._display.note(f"{name} {how}; starting it again in {child.pause_s:g} s")
         self._show()
 
     async def _poll(self) -> None:
         """Keep the table true, and notice when the pool is ready."""
         while True:
             self._view = await asyncio.to_thread(self._look_at, self._plan.address)
+            self._note_who_serves()
             self._show()
             if not self.ready.is_set() and self._all_ready():
                 self.ready.set()
             await asyncio.sleep(POLL_RUNNING_S if self.ready.is_set() else POLL_STARTING_S)
 
+    def _note_who_serves(self) -> None:
+        for child in self._nodes:
+            if self._is_ready(child):
+                child.served()
+        if self._view is not None:
+            self._router.served()
+
     def _all_ready(self) -> bool:
-        if self._view is None or not self._view.ready:
-            return False
-        seen = {node.id: node for node in self._view.nodes}
-        return all(
-            (node := seen.get(child.spec.name)) is not None
-            and node.state == "ready"
-            and node.pid == child.pid
-            for child in self._nodes
-        )
+        ready = self._view is not None and self._view.ready
+        return ready and all(self._is_ready(child) for child in self._nodes)
+
+    def _is_ready(self, child: Child) -> bool:
+        node = self._seen().get(child.spec.name)
+        return node is not None and node.state == "ready" and node.pid == child.pid
+
+    def _seen(self) -> dict[str, NodeView]:
+        return {node.id: node for node in self._view.nodes} if self._view else {}
 
     def _show(self) -> None:
-        seen = {node.id: node for node in self._view.nodes} if self._view else {}
+        seen = self._seen()
         rows = [_row(child, seen.get(child.spec.name)) for child in self._nodes]
         rows.append(self._router_row())
         self._display.rows(rows)

@@ -23,7 +23,14 @@ from baton.flags import to_argv
 from baton.gpus import Share, list_gpus, share_gpus
 from baton.machine import cores, cpu_flags, decide_dtype, share_cores
 from baton.model_folder import find_model, read_config, weight_bytes
-from baton.options import CommonOptions, EngineOptions, NodeOptions, RouterOptions, UpOptions
+from baton.options import (
+    CommonOptions,
+    EngineOptions,
+    NodeOptions,
+    RouterOptions,
+    ServingOptions,
+    UpOptions,
+)
 from baton.pool_client import Answer, RouterAddress, ask
 from baton.roles import check_template
 from baton.sizes import ByteSize
@@ -50,6 +57,12 @@ def settle(options: UpOptions) -> UpOptions:
     """Decide once what all engines must agree on: folder, name, dtype."""
     if options.prefill + options.decode == 0:
         raise CommandError("--prefill 0 --decode 0 leaves nobody to answer; give at least one node")
+    if options.missing_role != "aggregate" and 0 in (options.prefill, options.decode):
+        role = "decode" if options.prefill else "prefill"
+        raise CommandError(
+            f"--{role} 0 with --missing-role {options.missing_role} leaves nobody to do a {role}"
+            " node's work; give --missing-role aggregate"
+        )
     if bool(options.redis_index) != bool(options.redis_data):
         raise CommandError("give both --redis-index and --redis-data, or neither")
     options = replace(options, chat_template=check_template(options.chat_template) or "")
@@ -146,15 +159,12 @@ def node_options(options: UpOptions, store: StoreUrls, name: str, share: NodeSha
 
 def router_options(options: UpOptions, store: StoreUrls) -> RouterOptions:
     return RouterOptions(
-        log_level=options.log_level,
-        json_logs=options.json_logs,
+        **{item.name: getattr(options, item.name) for item in fields(ServingOptions)},
         host=options.host,
         port=options.port,
         pool=options.pool,
         redis_index=store.index,
         served_model_name=options.served_model_name,
-        handoff=options.handoff,
-        handoff_min_tokens=options.handoff_min_tokens,
         drain_timeout=options.drain_timeout,
         supervisor_pid=os.getpid(),
     )
@@ -172,12 +182,14 @@ async def _up(options: UpOptions, started: float) -> None:
     # With --once stdout is the answer's alone, so that a script can read it.
     display = Display(sys.stderr if options.once else sys.stdout, sys.stderr)
     with open_store(options) as store:
-        supervisor = Supervisor(make_plan(options, store, os.environ), stop, display)
+        supervisor = Supervisor(make_plan(options, store.urls, os.environ), stop, display)
+        keeper = asyncio.create_task(store.keep(display.note))
         greeter = asyncio.create_task(_greet(options, supervisor, stop, display, started))
         try:
             await supervisor.run()
         finally:
             greeter.cancel()
+            keeper.cancel()
             display.close()
     answered = greeter.done() and not greeter.cancelled()
     if answered:

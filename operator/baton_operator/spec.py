@@ -25,6 +25,7 @@ from baton_kvstore.settings import StoreSettings
 EngineKind = Literal["torch", "sim"]
 DType = Literal["auto", "float32", "bfloat16"]
 Handoff = Literal["auto", "always", "never"]
+MissingRole = Literal["aggregate", "queue", "fail"]
 LEAST_STORE_MEMORY = 64 << 20
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)(Ki|Mi|Gi|Ti|k|M|G|T)?", re.ASCII)
 _UNITS = {"k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -120,6 +121,13 @@ class PoolSpec(_Record, frozen=True, kw_only=True):
     handoff: Annotated[
         Handoff, Meta(description="when a prefill node computes a decode node's prompt")
     ] = "auto"
+    missing_role_policy: Annotated[
+        MissingRole,
+        Meta(
+            description="no node of a role is ready: the other role does its work, or new"
+            " requests wait for one, or fail"
+        ),
+    ] = "aggregate"
 
     def __post_init__(self) -> None:
         if self.engine.kind == "torch" and not self.model.path:

@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import psutil
 import pytest
@@ -23,12 +24,14 @@ IGNORE_SIGTERM = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);
 class Events:
     lines: list[str] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
+    last_words: list[str] = field(default_factory=list)
 
     def line(self, name: str, text: str) -> None:
         self.lines.append(f"{name}: {text}")
 
     def end(self, child: Child, code: int) -> None:
         self.ends.append(code)
+        self.last_words.append(child.last_words())
 
 
 def make_child(script: str, events: Events, first_s: float = 0.01) -> Child:
@@ -122,10 +125,50 @@ async def test_a_stop_between_two_lives_ends_the_wait() -> None:
     await asyncio.wait_for(running, WAIT_S)
 
 
-def test_waits_double_up_to_a_limit_and_start_over_after_a_stable_life() -> None:
-    backoff = Backoff(first_s=1, most_s=5, stable_s=30)
-    assert [backoff.after(0.1) for _ in range(5)] == [1, 2, 4, 5, 5]
-    assert [backoff.after(31), backoff.after(0.1)] == [1, 2]
+def test_waits_double_up_to_a_limit_and_start_over_once_the_child_had_served() -> None:
+    backoff = Backoff()
+    assert [backoff.wait_s() for _ in range(7)] == [0.5, 1, 2, 4, 8, 15, 15]
+    backoff.forget()
+    assert [backoff.wait_s(), backoff.wait_s()] == [0.5, 1]
+
+
+async def test_a_child_that_had_served_is_started_again_as_soon_as_the_first_time() -> None:
+    events = Events()
+    child = make_child(SLEEP_FOREVER, events)
+    running = asyncio.create_task(child.run())
+    for _ in range(3):
+        await until(lambda: len(events.lines) > len(events.ends))
+        child.served()
+        os.kill(child.pid, signal.SIGKILL)
+        await until(lambda: len(events.ends) == len(events.lines))
+        assert child.pause_s == 0.01
+    child.kill()
+    await asyncio.wait_for(running, WAIT_S)
+
+
+async def test_a_frozen_child_is_killed_after_its_time() -> None:
+    events = Events()
+    child = make_child(SLEEP_FOREVER, events)
+    running = asyncio.create_task(child.run())
+    await until(lambda: events.lines == ["kid: up"])
+    os.kill(child.pid, signal.SIGSTOP)
+    await child.stop(0.05)
+    await asyncio.wait_for(running, WAIT_S)
+    assert child.pid == 0
+
+
+async def test_last_words_are_those_of_the_last_life(tmp_path: Path) -> None:
+    mark, events = tmp_path / "mark", Events()
+    script = (
+        f"import os, sys\nif os.path.exists({str(mark)!r}): sys.exit(1)\n"
+        f"open({str(mark)!r}, 'w').close(); sys.exit('baton: no room')"
+    )
+    child = make_child(script, events)
+    running = asyncio.create_task(child.run())
+    await until(lambda: len(events.ends) >= 2)
+    child.kill()
+    await asyncio.wait_for(running, WAIT_S)
+    assert events.last_words[:2] == ["no room", "it said nothing"]
 
 
 @pytest.mark.parametrize(

@@ -107,11 +107,11 @@ def _values(item: Flag) -> st.SearchStrategy[Any]:
         return st.booleans()
     if item.hint is str:
         return words
-    low = int(item.least or 0)
-    high = int(item.most) if item.most is not None else low + 10**6
+    low = item.least or 0
+    high = item.most if item.most is not None else low + 10**6
     if item.hint is float:
         return st.floats(low, high).map(lambda value: float(f"{value:.6g}"))
-    return st.integers(low, high)
+    return st.integers(int(low), int(high))
 
 
 @st.composite

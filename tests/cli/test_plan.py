@@ -11,7 +11,7 @@ import pytest
 
 from baton.errors import CommandError
 from baton.main import read_command
-from baton.options import NodeOptions, RouterOptions, UpOptions
+from baton.options import CommonOptions, NodeOptions, RouterOptions, UpOptions
 from baton.pool_client import Answer, RouterAddress
 from baton.roles import node_settings, router_settings
 from baton.sizes import ByteSize
@@ -19,6 +19,7 @@ from baton.store import StoreUrls
 from baton.supervisor import Plan
 from baton.up import make_plan, settle, show_answer, show_ready
 from baton_node.settings import SimOptions as NodeSim
+from baton_router.settings import RouterSettings
 
 STORE = StoreUrls("unix:///s/index.sock", ("unix:///s/a.sock", "unix:///s/b.sock"))
 SIM = UpOptions(engine="sim", prefill=1, decode=2, port=8123, pool="p", drain_timeout=4)
@@ -72,6 +73,39 @@ def test_the_router_hears_where_to_listen_and_when_to_hand_over() -> None:
     assert (settings.index_url, settings.shutdown_deadline_s) == (STORE.index, 4)
 
 
+def test_the_router_hears_how_long_each_thing_may_take_and_what_a_missing_role_means() -> None:
+    options = replace(
+        SIM,
+        missing_role="queue",
+        unready_wait=1,
+        request_timeout=2,
+        stall_timeout=3,
+        link_patience=4,
+        keepalive=5,
+    )
+    _, told = child_options(plan_of(options).router.argv)
+    assert isinstance(told, RouterOptions)
+    settings = router_settings(told)
+    assert settings.missing_role == "queue"
+    assert (settings.unready_wait_s, settings.request_timeout_s) == (1, 2)
+    assert (settings.stall_timeout_s, settings.link_patience_s, settings.keepalive_s) == (3, 4, 5)
+
+
+def test_the_flags_of_a_router_begin_with_the_defaults_of_its_settings() -> None:
+    options = RouterOptions(nodes=("http://n",))
+    assert router_settings(options) == RouterSettings(nodes=("http://n",))
+
+
+def test_logs_are_json_in_every_process_or_in_none() -> None:
+    plan = plan_of(replace(SIM, json_logs=True, log_level="info"))
+    for spec in (*plan.nodes, plan.router):
+        _, told = child_options(spec.argv)
+        assert isinstance(told, CommonOptions)
+        assert (told.json_logs, told.log_level) == (True, "info")
+    engine = node_settings(NodeOptions(engine="sim", json_logs=True, log_level="error"), "decode")
+    assert (engine.json_logs, engine.log_level) == (True, "ERROR")
+
+
 def test_threads_are_what_was_said_or_a_share_of_the_cores() -> None:
     def threads(options: UpOptions) -> list[int | None]:
         told = [child_options(spec.argv)[1] for spec in plan_of(options).nodes]
@@ -84,19 +118,27 @@ def test_threads_are_what_was_said_or_a_share_of_the_cores() -> None:
 def test_flags_become_the_node_s_own_settings(tiny_model: Callable[[str], Path]) -> None:
     folder = tiny_model("llama-gqa1")
     options = NodeOptions(
-        model=str(folder), node="n", dtype="float32", kv_blocks=9, max_batched_tokens=7, threads=2
+        model=str(folder),
+        node="n",
+        dtype="float32",
+        kv_blocks=9,
+        max_batched_tokens=7,
+        threads=2,
+        link_grace=9,
     )
     settings = node_settings(options, "prefill")
     assert (settings.node, settings.role, settings.model) == ("n", "prefill", str(folder))
     assert (settings.name(), settings.dtype, settings.kv_blocks) == ("llama-gqa1", "float32", 9)
-    assert (settings.max_batched_tokens, settings.threads) == (7, 2)
+    assert (settings.max_batched_tokens, settings.threads, settings.link_grace_s) == (7, 2, 9)
     assert settings.index_url == ""
 
 
 def test_the_simulated_engine_s_flags_reach_its_settings() -> None:
-    options = NodeOptions(engine="sim", sim_prefill_ms_per_token=0.5, sim_layers=3, sim_eos_every=9)
+    options = NodeOptions(
+        engine="sim", sim_prefill_ms_per_token=0.5, sim_layers=3, sim_poison_token=9
+    )
     settings = node_settings(options, "decode")
-    assert settings.sim == NodeSim(prefill_ms_per_token=0.5, layers=3, eos_every=9)
+    assert settings.sim == NodeSim(prefill_ms_per_token=0.5, layers=3, poison_token=9)
     assert (settings.model, settings.name()) == ("", "sim")
 
 

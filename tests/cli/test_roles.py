@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -15,6 +16,11 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import aiohttp
+
+from baton_protocol.link import JobFailed, RunJob, to_node_codec, to_router_codec
+from tests.support.nodes import make_request
+
 WAIT_S = 60.0
 # A namespace with services called `baton`, `baton-router` and `baton-node`.
 KUBERNETES = {
@@ -27,8 +33,8 @@ KUBERNETES = {
 
 
 @contextmanager
-def role(*words: str, **variables: str) -> Iterator[str]:
-    """One role's address, from its log; afterwards SIGTERM and exit code 0."""
+def role(*words: str, log: list[str] | None = None, **variables: str) -> Iterator[str]:
+    """One role's address, from its log; afterwards SIGTERM and exit code 0. `log` gets it all."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("BATON_")}
     process = subprocess.Popen(
         [sys.executable, "-m", "baton", *words],
@@ -41,7 +47,7 @@ def role(*words: str, **variables: str) -> Iterator[str]:
     watchdog.start()
     assert process.stderr is not None
     try:
-        seen = []
+        seen: list[str] = [] if log is None else log
         for line in process.stderr:
             seen.append(line)
             if found := re.search(r"http://127\.0\.0\.1:\d+", line):
@@ -50,8 +56,8 @@ def role(*words: str, **variables: str) -> Iterator[str]:
             raise AssertionError(f"{words} ended early: {''.join(seen)}")
         yield found[0]
         process.send_signal(signal.SIGTERM)
-        rest = process.stderr.read()
-        assert process.wait(WAIT_S) == 0, rest
+        seen += process.stderr
+        assert process.wait(WAIT_S) == 0, "".join(seen)
     finally:
         watchdog.cancel()
         process.kill()
@@ -100,6 +106,25 @@ def test_a_prefill_node_alone_runs_whole_requests() -> None:
     ):
         wait_ready(router)
         assert ask(router)["model"] == "sim"
+
+
+async def test_each_line_of_a_node_and_its_engine_is_json_and_names_request_and_attempt() -> None:
+    log: list[str] = []
+    with role("decode", "--engine", "sim", "--json-logs", log=log) as node:
+        job = RunJob(make_request("r1", b"", attempt=3))  # no engine takes an empty prompt
+        codec = to_router_codec()
+        async with (
+            asyncio.timeout(WAIT_S),
+            aiohttp.ClientSession() as session,
+            session.ws_connect(f"{node}/link") as socket,
+        ):
+            await socket.send_bytes(to_node_codec().encode(job))
+            while not isinstance(codec.decode(await socket.receive_bytes()), JobFailed):
+                pass
+    records = [json.loads(line) for line in log]
+    [failed] = [record for record in records if "failed" in record["message"]]
+    assert (failed["request"], failed["attempt"]) == ("r1", 3)
+    assert {"baton_node.server", "baton_node.engine_main"} <= {one["logger"] for one in records}
 
 
 def test_a_router_without_nodes_is_refused_in_one_line() -> None:

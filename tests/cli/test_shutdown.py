@@ -83,6 +83,13 @@ def test_a_stream_that_outlives_the_drain_timeout_is_ended() -> None:
         assert pool.process.returncode == 0
 
 
+def test_a_node_that_is_frozen_when_the_pool_ends_is_killed_with_its_engine() -> None:
+    with Pool(SIM) as pool:
+        [node] = [node for node in pool.pool()["nodes"] if node["role"] == "decode"]
+        psutil.Process(node["pid"]).suspend()
+        pool.stop(signal.SIGINT)  # checks that no process is left
+
+
 def test_a_killed_supervisor_takes_everything_with_it() -> None:
     with Pool(SIM) as pool:
         pool.process.kill()
@@ -107,7 +114,7 @@ def test_a_killed_node_takes_its_engine_along_and_is_back_under_another_pid(vict
             return seen is not None and seen["state"] == "ready" and seen["pid"] != node["pid"]
 
         pool.wait(back, f"bring {victim} back")
-        assert f"{victim} was ended by SIGKILL; starting it again" in pool.log()
+        assert f"{victim} was ended by SIGKILL; starting it again in 0.5 s" in pool.log()
 
 
 def test_once_prints_answer_placement_and_timings_and_ends() -> None:

@@ -153,8 +153,41 @@ async def test_a_child_that_dies_later_is_started_again_and_ready_again(bench: B
     await until(lambda: bench.pid("decode-0") != first)
     bench.stop.request()
     await asyncio.wait_for(running, WAIT_S)
-    assert "decode-0 was ended by SIGKILL; starting it again\n" in bench.out.getvalue()
+    assert "decode-0 was ended by SIGKILL; starting it again in 0.5 s\n" in bench.out.getvalue()
     assert not psutil.pid_exists(bench.pid("decode-0"))
+
+
+async def test_a_child_that_ends_itself_later_is_quoted(bench: Bench) -> None:
+    script = NODE.replace("sys.exit(0)", "sys.exit('baton: the engine is gone')")
+    supervisor = bench.supervisor(bench.spec("decode-0", script), router=bench.spec("router"))
+    running = asyncio.create_task(supervisor.run())
+    await asyncio.wait_for(supervisor.ready.wait(), WAIT_S)
+    psutil.Process(bench.pid("decode-0")).terminate()
+    told = "decode-0 exited with code 1 (the engine is gone); starting it again in 0.5 s\n"
+    await until(lambda: told in bench.out.getvalue())
+    bench.stop.request()
+    await asyncio.wait_for(running, WAIT_S)
+
+
+async def test_a_child_that_dies_again_and_again_at_work_is_back_as_soon_each_time(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("baton.supervisor.POLL_RUNNING_S", 0.02)
+    supervisor = bench.supervisor(bench.spec("decode-0"), router=bench.spec("router"))
+    running = asyncio.create_task(supervisor.run())
+    await asyncio.wait_for(supervisor.ready.wait(), WAIT_S)
+
+    async def one_death() -> None:
+        pid = bench.pid("decode-0")
+        await until(lambda: f"decode-0: ready pid {pid} " in bench.out.getvalue())
+        psutil.Process(pid).kill()
+        await until(lambda: bench.pid("decode-0") != pid)
+
+    for _ in range(3):
+        await one_death()
+    bench.stop.request()
+    await asyncio.wait_for(running, WAIT_S)
+    assert bench.out.getvalue().count("SIGKILL; starting it again in 0.5 s\n") == 3
 
 
 async def test_a_child_killed_while_starting_is_started_again(bench: Bench) -> None:

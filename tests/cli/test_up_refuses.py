@@ -84,6 +84,13 @@ def test_a_pool_of_nobody() -> None:
     assert line.endswith("leaves nobody to answer; give at least one node")
 
 
+def test_a_role_that_is_missing_for_good_and_has_no_stand_in() -> None:
+    assert refusal(*SIM, "--prefill", "0", "--missing-role", "queue") == (
+        "baton: --prefill 0 with --missing-role queue leaves nobody to do a prefill node's work;"
+        " give --missing-role aggregate"
+    )
+
+
 def test_a_chat_template_that_is_not_there() -> None:
     line = refusal(*SIM, "--chat-template", "/no/such.jinja")
     assert line == "baton: --chat-template /no/such.jinja: there is no such file"

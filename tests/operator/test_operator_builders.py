@@ -14,7 +14,7 @@ from tests.support.manifests import IMAGES, SAMPLES, sample_pool
 
 SAME = {
     "replicas": {"prefill": {"replicas": 3}, "decode": {"replicas": 0}},
-    "the router's business": {"handoff": "never"},
+    "the router's business": {"handoff": "never", "missingRolePolicy": "queue"},
     "the store's business": {"kvStore": {"managed": {"memory": "2Gi"}}},
     "the default said": {"kvStore": {"managed": {"dataInstances": 1}}},
 }

@@ -79,7 +79,8 @@ def test_the_router_is_told_where_nodes_register_and_when_to_split(name: str) ->
     assert isinstance(node, NodeOptions)
     router_settings(router).check()
     assert (router.redis_index, router.pool) == (node.redis_index, node.pool)
-    assert router.handoff == sample_pool(name).spec.handoff
+    spec = sample_pool(name).spec
+    assert (router.handoff, router.missing_role) == (spec.handoff, spec.missing_role_policy)
 
 
 def test_a_dollar_in_a_path_is_not_a_variable() -> None:

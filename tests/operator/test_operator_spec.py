@@ -25,6 +25,7 @@ def managed(**fields: Any) -> dict[str, Any]:
 def test_a_pool_of_simulated_nodes_needs_one_line() -> None:
     spec = read_spec(SIM)
     assert (spec.prefill.replicas, spec.decode.replicas, spec.handoff) == (1, 1, "auto")
+    assert spec.missing_role_policy == "aggregate"
     assert spec == read_spec(msgspec.to_builtins(spec))
 
 
@@ -47,6 +48,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ),
     ("empty blocks", {"engine": {"kind": "sim", "blockSize": 0}}, "spec.engine.blockSize: 0 is"),
     ("a wrong hand-off", SIM | {"handoff": "maybe"}, "spec.handoff: 'maybe' is wrong"),
+    ("a wrong policy", SIM | {"missingRolePolicy": "wait"}, "; write aggregate or queue or fail"),
     ("a size of ours", managed(memory="1GiB"), "spec.kvStore.managed.memory: '1GiB' is no"),
     ("a tiny store", managed(memory="1Mi"), "spec.kvStore.managed.memory: 1Mi is too small"),
     ("no instance", managed(dataInstances=0), "spec.kvStore.managed.dataInstances: 0 is wrong"),

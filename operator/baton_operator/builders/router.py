@@ -22,6 +22,7 @@ def build_router(pool: Pool) -> Manifest:
         "pool": pool.key,
         "redis-index": store_settings(pool).index_url,
         "handoff": pool.spec.handoff,
+        "missing-role": pool.spec.missing_role_policy,
         "drain-timeout": DRAIN_S,
     }
     words = ["router", "--json-logs", *flags(settings)]

@@ -1,0 +1,73 @@
+"""The embedded store of `baton up` when somebody kills it, servers and guardian."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import psutil
+
+from baton.store import OpenStore, StoreUrls
+from baton_kvstore.embedded import EmbeddedStore
+from baton_kvstore.errors import ServerMissing
+from tests.support.kvstore import wait_until
+from tests.support.pool import Pool
+from tests.support.waiting import until
+
+SIM = ["--engine", "sim", "--chunk-blocks", "1", "--kv-blocks", "500"]
+
+
+def guardian_of(store: EmbeddedStore) -> psutil.Process:
+    parent = psutil.Process(store.pid("index")).parent()
+    assert parent is not None
+    return parent
+
+
+def open_embedded(store: EmbeddedStore) -> OpenStore:
+    return OpenStore(StoreUrls(store.index_url, store.data_urls), store)
+
+
+async def test_a_killed_store_is_started_again_as_often_as_it_is_killed() -> None:
+    with EmbeddedStore(64 << 20) as store:
+        notes: list[str] = []
+        keeper = asyncio.create_task(open_embedded(store).keep(notes.append))
+        for kills in (1, 2):
+            before = store.pid("index")
+            guardian_of(store).kill()
+            await until(lambda: len(notes) == kills)  # noqa: B023
+            await until(lambda: store.pid("index") != before)  # noqa: B023
+            assert store.is_alive
+        keeper.cancel()
+    assert notes[0].startswith("the store was killed; starting it again in ")
+
+
+async def test_a_store_that_cannot_be_started_is_tried_again() -> None:
+    class Broken(EmbeddedStore):
+        broken = True
+
+        def revive(self) -> None:
+            if self.broken:
+                self.broken = False
+                raise ServerMissing("no redis-server any more")
+            super().revive()
+
+    with Broken(64 << 20) as store:
+        notes: list[str] = []
+        keeper = asyncio.create_task(open_embedded(store).keep(notes.append))
+        guardian_of(store).kill()
+        await until(lambda: "the store cannot be started: no redis-server any more" in notes)
+        await until(lambda: store.is_alive)
+        keeper.cancel()
+
+
+def test_a_pool_whose_store_was_killed_uses_it_again() -> None:
+    with Pool([*SIM, "--prefill", "1", "--decode", "1"]) as pool:
+        [guardian] = [one for one in pool.processes() if "guardian.py" in " ".join(one.cmdline())]
+        servers = guardian.children()
+        os.kill(guardian.pid, signal.SIGKILL)
+        psutil.wait_procs(servers, timeout=30)
+        pool.wait(lambda: "the store was killed" in pool.log(), "notice it")
+        back = "the store's index can be used again"
+        pool.wait(lambda: pool.log().count(back) >= 2, "use it again in both nodes")
+        wait_until(lambda: len(pool.pool()["nodes"]) == 2, "both nodes")
