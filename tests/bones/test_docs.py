@@ -9,17 +9,29 @@ import os
 import re
 import subprocess
 import sys
+import typing
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from baton.flags import flags_of
+from baton.options import CommonOptions, NodeOptions, RouterOptions, ServingOptions
 from baton_protocol import errors
+from baton_router.actions import Cause
+from baton_router.placement import Reason
+from tests.support.http import exchange, text_of
 from tests.support.pool import Pool
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```sh test\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FLAG = re.compile(r"^\| `(--[a-z-]+)` \| `?([^`|]+?)`? \|", re.MULTILINE)
+METRIC = re.compile(r"`(baton_\w+_(?:total|seconds|ready))`")
+CODE = re.compile(r'(?:\bcode=|\b4\d\d: )"([a-z_]+)"')
+ANSWERING = ("router", "node", "prefill_node", "decode_node")
+SOURCES = [path for room in ANSWERING for path in sorted((ROOT / room).rglob("*.py"))]
 LINK = re.compile(r"\]\(([^)#\s]+)\)")
 
 
@@ -76,14 +88,50 @@ def test_every_error_code_is_explained() -> None:
         assert f"| {kind.status} | `{kind.code}` |" in text, kind.__name__
 
 
+def test_every_code_that_a_process_may_answer_with_is_named() -> None:
+    """Also those that no error class has as its own."""
+    text = (ROOT / "docs" / "reason-codes.md").read_text()
+    found = {code for path in SOURCES for code in CODE.findall(path.read_text())}
+    assert {"model_not_found", "draining", "history_lost"} <= found
+    assert {code for code in found if f"`{code}`" not in text} == set()
+
+
 def test_every_placement_reason_is_explained() -> None:
-    import typing
-
-    from baton_router.placement import Reason
-
     text = (ROOT / "docs" / "reason-codes.md").read_text()
     for reason in typing.get_args(Reason):
         assert f"| `{reason}` |" in text
+
+
+def test_every_cause_of_another_attempt_is_explained() -> None:
+    text = (ROOT / "docs" / "operations.md").read_text()
+    for cause in _literals(Cause):
+        assert f"`{cause}`" in text, cause
+
+
+def test_flags_about_failures_are_in_the_documents_with_their_defaults() -> None:
+    told = dict(FLAG.findall((ROOT / "docs" / "operations.md").read_text()))
+    known = [*flags_of(RouterOptions), *flags_of(NodeOptions)]
+    assert told == {item.option: item.show(item.default) for item in known if item.option in told}
+    common = {item.name for item in flags_of(CommonOptions)} | {"handoff", "handoff_min_tokens"}
+    serving = {item.option for item in flags_of(ServingOptions) if item.name not in common}
+    assert serving < told.keys()
+
+
+def test_every_metric_in_the_documents_is_on_a_metrics_page(url: str) -> None:
+    pages = text_of(url, "/metrics")
+    for node in exchange(url, "/pool").body["nodes"]:
+        if node["state"] == "ready":  # one of the documented commands kills another
+            pages += text_of(node["address"], "/metrics")
+    told = {name for path in DOCUMENTS for name in METRIC.findall(path.read_text())}
+    assert len(told) > 10
+    assert {name for name in told if name not in pages} == set()
+
+
+def test_every_metric_of_the_router_s_own_is_in_the_documents(url: str) -> None:
+    told = "".join(path.read_text() for path in DOCUMENTS)
+    found = set(re.findall(r"^# TYPE (baton_router_\w+) ", text_of(url, "/metrics"), re.MULTILINE))
+    found = {name for name in found if not name.endswith("_created")}
+    assert {name for name in found if name not in told} == set()
 
 
 def test_every_room_has_its_sentence_in_the_readme() -> None:
@@ -91,6 +139,14 @@ def test_every_room_has_its_sentence_in_the_readme() -> None:
     for folder in ROOT.iterdir():
         if folder.is_dir() and not folder.name.startswith((".", "__")) and any(folder.rglob("*")):
             assert f"`{folder.name}/" in text or f"({folder.name}/" in text, folder.name
+
+
+def _literals(hint: Any) -> tuple[str, ...]:
+    """The strings of a Literal, or of a union of some."""
+    parts = typing.get_args(hint)
+    return tuple(
+        text for part in parts for text in ((part,) if isinstance(part, str) else _literals(part))
+    )
 
 
 def _kinds(base: type[errors.BatonError]) -> list[type[errors.BatonError]]:

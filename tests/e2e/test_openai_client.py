@@ -111,6 +111,49 @@ def test_logprobs_name_the_sampled_token_among_the_likeliest(client: openai.Open
         assert position.logprob <= 0
 
 
+def test_a_prompts_logprobs_are_those_its_tokens_were_said_with(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "tiny", "logprobs": 0, "temperature": 0}
+    extra = {"return_token_ids": True, "ignore_eos": True}
+    [said] = client.completions.create(
+        prompt=PROMPT, max_tokens=12, extra_body=extra, **asked
+    ).choices
+    told: Any = said
+    whole = [*told.prompt_token_ids, *told.token_ids]
+    answer = client.completions.create(prompt=whole, max_tokens=0, echo=True, **asked)
+    scores = answer.choices[0].logprobs
+    assert scores is not None
+    assert scores.token_logprobs is not None
+    assert said.logprobs is not None
+    assert len(scores.token_logprobs) == len(whole)
+    assert scores.token_logprobs[-12:] == pytest.approx(said.logprobs.token_logprobs, abs=1e-4)
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 0
+
+
+def test_a_bad_words_token_is_not_said(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "tiny", "prompt": PROMPT, "max_tokens": 40, "temperature": 0}
+    extra: dict[str, Any] = {"return_token_ids": True, "logprobs": 0}
+    free: Any = client.completions.create(**asked, extra_body=extra).choices[0]
+    said = list(zip(free.token_ids, free.logprobs.tokens, strict=True))
+    token, text = next(one for one in said if len(one[1].strip()) > 1 and one[1].strip().isalpha())
+    extra["bad_words"] = [text.strip()]
+    cut: Any = client.completions.create(**asked, extra_body=extra).choices[0]
+    place = free.token_ids.index(token)
+    assert cut.token_ids[:place] == free.token_ids[:place]
+    assert token not in cut.token_ids
+
+
+def test_a_bias_of_a_hundred_forces_a_token(client: openai.OpenAI) -> None:
+    answer: Any = client.completions.create(
+        model="tiny",
+        prompt=PROMPT,
+        max_tokens=6,
+        logit_bias={"40": 100},
+        extra_body={"return_token_ids": True},
+    )
+    assert answer.choices[0].token_ids == [40] * 6
+
+
 def test_a_stop_string_ends_the_answer_and_is_not_part_of_it(client: openai.OpenAI) -> None:
     asked: dict[str, Any] = {"model": "tiny", "prompt": PROMPT, "max_tokens": 48, "temperature": 0}
     free = client.completions.create(**asked)

@@ -17,7 +17,8 @@ from itertools import islice
 import psutil
 import pytest
 
-from tests.support.http import Json, events, exchange, hang_up
+from tests.support.http import events, exchange, hang_up
+from tests.support.leaks import held_by_pool
 from tests.support.mix import Asked, Mix, Result, result_of
 from tests.support.pool import Pool
 
@@ -90,23 +91,9 @@ def run_round(tight: Pool, roomy: Pool, asked: list[Asked]) -> None:
         check(got, reference, one)
 
 
-def at_rest(state: Json) -> list[str]:
-    """What is not as in a pool that nobody uses."""
-    wrong = []
-    for node in state["nodes"]:
-        load, booked = node["load"], node["booked"]
-        figures = {name: load[name] for name in ("running", "waiting", "parked", "queued_tokens")}
-        figures |= {f"booked {name}": value for name, value in booked.items()}
-        figures["blocks held"] = load["total_blocks"] - load["free_blocks"]
-        wrong += [f"{node['id']}: {name} {value}" for name, value in figures.items() if value]
-    if running := state["totals"]["requests_running"]:
-        wrong.append(f"router: {running} requests")
-    return wrong
-
-
 def settle(pool: Pool) -> None:
     until = time.monotonic() + SETTLE_S
-    while wrong := at_rest(pool.pool()):
+    while wrong := held_by_pool(pool.pool()):
         assert time.monotonic() < until, wrong
         time.sleep(0.05)
 
