@@ -1,0 +1,163 @@
+"""Whoever stops asking holds nothing: clients that leave, deadlines, routers that die.
+
+Blocks have to be free on every node, in the node's own words, within a second on a quiet machine;
+each test prints how long it took and allows five times that.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.support.cluster import SIM, Cluster
+from tests.support.fault_cases import PATH
+from tests.support.http import Json
+from tests.support.leaks import held_by_node, settle
+from tests.support.streams import ask
+
+FREE_S = 5.0
+GRACE_S = 1.0
+DEADLINE_S = 2.0
+LONG = 400
+SLOW = [
+    *SIM,
+    *("--sim-prefill-ms-per-token=2", "--max-batched-tokens=32", "--sim-decode-ms=20"),
+    f"--link-grace={GRACE_S:g}",
+]
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Cluster]:
+    with Cluster(2, 2, flags=SLOW, router_flags=["--handoff=always"]) as cluster:
+        yield cluster
+
+
+def body_of(seed: str, **fields: Any) -> Json:
+    """Some 10 s of work: a long prompt and a long answer."""
+    rng = random.Random(seed)
+    prompt = [rng.randrange(32, 127) for _ in range(LONG)]
+    return {
+        **{"prompt": prompt, "max_tokens": 500, "temperature": 0, "stream": True},
+        **{"return_token_ids": True, "ignore_eos": True, **fields},
+    }
+
+
+class Leaver:
+    """A client that posts, reads as much as it is told to, and hangs up."""
+
+    def __init__(self, url: str, body: Json) -> None:
+        self.prompt = body["prompt"]
+        parts = urlsplit(url)
+        self._socket = socket.create_connection((parts.hostname, parts.port), timeout=60)
+        data = json.dumps(body).encode()
+        head = f"POST {PATH} HTTP/1.1\r\nHost: pool\r\nContent-Length: {len(data)}\r\n\r\n"
+        self._socket.sendall(head.encode() + data)
+
+    def read(self, events: int) -> None:
+        heard = b""
+        while heard.count(b"data:") < events:
+            data = self._socket.recv(1 << 16)
+            assert data, heard
+            heard += data
+
+    def leave(self) -> None:
+        self._socket.close()
+
+
+def time_until_free(pool: Cluster) -> float:
+    """Seconds until no node holds anything for a request."""
+    began = time.monotonic()
+    pool.wait(lambda: not any(held_by_node(node) for node in pool.nodes.values()), "free blocks")
+    taken = time.monotonic() - began
+    print(f"free after {taken:.2f} s")
+    return taken
+
+
+def holds_blocks(pool: Cluster, *roles: str) -> bool:
+    """Whether a node of each role holds blocks, and says so."""
+    return all(
+        any("blocks" in line for node in pool.of_role(role) for line in held_by_node(node))
+        for role in roles
+    )
+
+
+def test_a_client_that_leaves_in_mid_stream_frees_its_blocks(pool: Cluster) -> None:
+    client = Leaver(pool.url, body_of("mid-stream", n=2))
+    client.read(events=8)
+    pool.wait(lambda: holds_blocks(pool, "decode"), "hold blocks")
+    client.leave()
+    assert time_until_free(pool) < FREE_S
+    settle(pool)
+
+
+def test_a_client_that_leaves_during_the_hand_off_frees_its_blocks(pool: Cluster) -> None:
+    client = Leaver(pool.url, body_of("hand-off"))
+    # The decode node has begun to fetch what the prefill node has published so far.
+    pool.wait(lambda: holds_blocks(pool, "prefill", "decode"), "be in the hand-off")
+    client.leave()
+    assert time_until_free(pool) < FREE_S
+    settle(pool)
+
+
+def test_clients_that_leave_while_their_requests_wait_free_everything(pool: Cluster) -> None:
+    clients = [Leaver(pool.url, body_of(f"waiting {number}")) for number in range(12)]
+    for client in clients:
+        pool.wait(lambda: pool.witness.request(client.prompt), "place all requests")  # noqa: B023
+    for client in clients:
+        client.leave()
+    assert time_until_free(pool) < FREE_S
+    settle(pool)
+
+
+def test_a_client_that_leaves_while_no_node_is_there_is_forgotten(pool: Cluster) -> None:
+    client = Leaver(pool.url, body_of("nowhere"))
+    client.read(events=3)
+    for node in pool.nodes.values():
+        node.wire.hold()
+    pool.wait(lambda: not ready_nodes(pool), "lose its nodes")
+    client.leave()
+    pool.wait(lambda: not pool.pool()["totals"]["requests_running"], "forget the request")
+    pool.repair()
+    # The kept abort, or the grace of a request without a router.
+    assert time_until_free(pool) < FREE_S
+    settle(pool)
+
+
+def ready_nodes(pool: Cluster) -> list[str]:
+    return [node["id"] for node in pool.pool()["nodes"] if node["state"] == "ready"]
+
+
+def test_requests_whose_router_died_are_aborted_after_the_grace(pool: Cluster) -> None:
+    client = Leaver(pool.url, body_of("orphan"))
+    client.read(events=3)
+    pool.wait(lambda: holds_blocks(pool, "decode"), "hold blocks")
+    pool.router.kill()
+    assert time_until_free(pool) < GRACE_S + FREE_S
+    client.leave()
+    pool.repair()
+
+
+@pytest.fixture(scope="module")
+def hasty() -> Iterator[Cluster]:
+    flags = ["--handoff=always", f"--request-timeout={DEADLINE_S:g}"]
+    with Cluster(1, 1, flags=SLOW, router_flags=flags) as cluster:
+        yield cluster
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_request_past_its_deadline_ends_and_frees_its_blocks(
+    stream: bool, hasty: Cluster
+) -> None:
+    told = ask(hasty.url, PATH, body_of("late", stream=stream))
+    assert told.error is not None, told
+    assert told.error["code"] == "deadline_exceeded", told
+    assert told.status == (200 if stream else 504)
+    assert time_until_free(hasty) < FREE_S
+    settle(hasty)

@@ -1,0 +1,137 @@
+"""Chaos: for a minute (or ten) something is killed, frozen or cut every few seconds; 32 clients.
+
+Every answer must be the undisturbed one at the first try. The seed says what goes wrong and when,
+and what is asked; BATON_CHAOS_SEED repeats a run, as far as machines repeat themselves. Each run
+prints what it did; `pytest -s` shows it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.breaker import Breaker
+from tests.support.chaos_plan import make_plan
+from tests.support.chaos_run import Clients, Known, known_answers
+from tests.support.cluster import SIM, Cluster
+from tests.support.exactness import LOGIT_TOLERANCE, reference
+from tests.support.http import text_of
+from tests.support.leaks import SPARE, SPARE_WITH_TORCH, Level, Levels, metrics_of, settle
+from tests.support.mix import Asked
+from tests.support.streams import Told
+
+CLIENTS = 32
+REQUESTS = 250  # different ones, drawn again and again
+TORCH_CLIENTS, TORCH_REQUESTS, TORCH_S = 8, 60, 20.0
+RESUMED = "baton_router_resumed_requests_total"
+RETRIES = re.compile(r'^baton_router_retries_total\{cause="(\w+)"\} (\S+)$', re.MULTILINE)
+LEAST_DECODE_SHARE = 0.7
+SEED_VARIABLE = "BATON_CHAOS_SEED"
+ROUTER = ("--handoff-min-tokens=32", "--stall-timeout=4")
+
+
+def seed_of(default: int) -> int:
+    return int(os.environ.get(SEED_VARIABLE, default))
+
+
+@pytest.fixture(scope="module")
+def calm() -> Iterator[Cluster]:
+    flags = [*SIM, "--sim-eos-every=60", "--kv-blocks=4000"]
+    with Cluster(0, 1, flags=flags, store=False) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def pool() -> Iterator[Cluster]:
+    cluster = Cluster(
+        *(2, 2),
+        flags=[*SIM, "--sim-eos-every=60", "--kv-blocks=800", "--sim-decode-ms=20"],
+        prefill_flags=["--sim-prefill-ms-per-token=0.2"],
+        router_flags=ROUTER,
+        watch_answers=False,
+    )
+    with cluster:
+        yield cluster
+
+
+def chaos(
+    pool: Cluster, clients: Clients, seed: int, duration_s: float, spare: Level = SPARE
+) -> None:
+    """Run it, print what it was, check that nothing is left."""
+    levels = Levels(spare)
+    levels.check(pool)
+    plan = make_plan(seed, duration_s, list(pool.nodes))
+    try:
+        with Breaker(pool, plan) as breaker:
+            clients.run(duration_s, breaker)
+    except AssertionError as error:
+        error.add_note(f"{SEED_VARIABLE}={seed} repeats it\n{pool.logs()}")
+        raise
+    assert breaker.failure is None, breaker.failure
+    print(f"seed {seed}, {duration_s:g} s: {clients.tally}")
+    print(f"{len(plan)} faults: {dict(Counter(fault.how for fault in plan))}")
+    print(f"a decode node was up {breaker.decode_share:.0%} of the time")
+    resumed = metrics_of(pool.url)[RESUMED]
+    lost = RETRIES.findall(text_of(pool.url, "/metrics"))
+    print(f"{resumed:g} streams resumed; attempts lost: {lost}")
+    pool.repair()
+    settle(pool)
+    levels.check(pool)
+    assert set(clients.tally.statuses) <= {200, 0}, clients.tally.statuses
+    assert resumed > 0
+    assert breaker.decode_share > LEAST_DECODE_SHARE
+
+
+def run_on_sim(pool: Cluster, calm: Cluster, duration_s: float) -> None:
+    seed = seed_of(1)
+    known = known_answers(calm.url, seed, REQUESTS)
+    clients = Clients(pool, known, seed, CLIENTS)
+    chaos(pool, clients, seed, duration_s)
+    assert clients.tally.requests > duration_s
+
+
+def test_a_minute_of_chaos_changes_no_answer(pool: Cluster, calm: Cluster) -> None:
+    run_on_sim(pool, calm, 60.0)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_ten_minutes_of_chaos_change_no_answer(pool: Cluster, calm: Cluster) -> None:
+    run_on_sim(pool, calm, 600.0)
+
+
+def test_a_short_chaos_changes_no_answer_of_a_real_model(
+    torch_pool: Cluster, torch_calm: Cluster, torch_folder: Path
+) -> None:
+    seed = seed_of(2)
+
+    def wanted(asked: Asked) -> bool:
+        return not asked.body.get("logprobs")
+
+    def as_good(told: Told, known: Known) -> bool:
+        return rounding_explains(told, known, torch_folder)
+
+    known = known_answers(torch_calm.url, seed, TORCH_REQUESTS, wanted)
+    clients = Clients(torch_pool, known, seed, TORCH_CLIENTS, as_good)
+    chaos(torch_pool, clients, seed, TORCH_S, SPARE_WITH_TORCH)
+
+
+def rounding_explains(told: Told, known: Known, folder: Path) -> bool:
+    """Whether the first other id of a greedy answer is as likely, by transformers' logits."""
+    body = known.asked.body
+    if body["temperature"] != 0 or not isinstance(body["prompt"], list) or told.error is not None:
+        return False
+    exact = reference(folder, body["prompt"], body["max_tokens"])
+    for index, wanted in known.answer.choices.items():
+        pairs = enumerate(zip(wanted.ids, told.result.choices[index].ids, strict=False))
+        for position, (one, other) in pairs:
+            if one != other:
+                gaps = exact.gap(position, one), exact.gap(position, other)
+                print(f"{told.request}: position {position}, logit gaps {gaps}")
+                return max(gaps) <= LOGIT_TOLERANCE
+    return False

@@ -1,0 +1,58 @@
+"""Whatever dies, each stream ends with the tokens it would have had: the table, on `sim`.
+
+Each row hits one thing at one moment while seven requests of all kinds run; its target is the one
+whose hand-off or stream is at that moment. Every answer must be the undisturbed one: status, ids,
+text, log-probabilities, finish reason, usage. What the fault did not touch stays where it is, and
+afterwards nobody holds anything. A selection runs always, the whole table in `make test-long`.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.cluster import Cluster
+from tests.support.fault_cases import Case, Sizes, make_cases
+from tests.support.fault_rows import KINDS, SHORT_ROWS, Row, all_rows
+from tests.support.fault_runs import run_row
+from tests.support.leaks import Levels, settle
+
+
+@pytest.fixture(scope="module")
+def levels() -> Levels:
+    return Levels()
+
+
+def run(row: Row, pool: Cluster, calm: Cluster, levels: Levels) -> None:
+    def cases(turn: int) -> list[Case]:
+        return make_cases(calm.url, row.kind, row.when, f"{row}/{turn}", Sizes())
+
+    try:
+        run_row(pool, row, cases)
+    except AssertionError as error:
+        error.add_note(pool.logs() + calm.logs())
+        raise
+    finally:
+        pool.repair()
+    settle(pool)
+    levels.check(pool)
+
+
+@pytest.mark.parametrize("row", SHORT_ROWS, ids=str)
+def test_a_fault_changes_no_answer(row: Row, pool: Cluster, calm: Cluster, levels: Levels) -> None:
+    run(row, pool, calm, levels)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("row", [row for row in all_rows() if row not in SHORT_ROWS], ids=str)
+def test_a_fault_changes_no_answer_in_the_whole_table(
+    row: Row, pool: Cluster, calm: Cluster, levels: Levels
+) -> None:
+    run(row, pool, calm, levels)
+
+
+def test_the_table_covers_each_kind_of_request_and_the_selection_each_word_of_it() -> None:
+    rows = all_rows()
+    assert {row.kind for row in rows} == set(KINDS)
+    for name in ("what", "when", "how", "kind"):
+        short = {getattr(row, name) for row in SHORT_ROWS}
+        assert short == {getattr(row, name) for row in rows}, name

@@ -1,0 +1,145 @@
+"""The fault table: what is hit, when, and how. Data only; `fault_runs` carries it out.
+
+In: nothing. Out: rows. A row's words are checked when it is made, so that a misspelt one fails at
+collection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import cycle
+from typing import Literal, get_args
+
+What = Literal["prefill", "decode", "all decode", "index", "data", "both"]
+When = Literal[
+    "job sent",  # the prefill node has its job; nothing is published
+    "half published",  # one chunk of the prompt exists at least, and not all
+    "first computed",  # the prefill node's answer leaves it, and is lost
+    "first seen",  # the client has its first token
+    "parked",  # the decode node has its job; no token exists
+    "first told",  # the router's word with the first token goes to the decode node, and is lost
+    "mid-stream",
+    "one left",  # the client lacks the last token
+    "last lost",  # the decode node has sent the last token, which is lost
+]
+How = Literal[
+    "kill",  # SIGKILL; a Redis comes back empty
+    "kill engine",
+    "freeze",  # SIGSTOP until the request is on another node; then SIGCONT
+    "freeze engine",
+    "blink",  # SIGSTOP for a second
+    "cut",  # connections reset, new ones too, until the request is on another node
+    "blip",  # connections reset once
+    "hold",  # nothing flows until the request is on another node
+    "stutter",  # nothing flows for a second
+    "fill",  # maxmemory reached
+    "take away",  # killed, and it stays away until the request is over
+]
+# A kind of request: what is asked, beside greedy ids.
+Kind = Literal["greedy", "seeded", "two", "penalties", "logprobs", "stop", "whole", "echo"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+STORE: tuple[What, ...] = ("index", "data", "both")
+
+
+@dataclass(frozen=True)
+class Row:
+    what: What
+    when: When
+    how: How
+    kind: Kind
+
+    def __post_init__(self) -> None:
+        assert self.what in get_args(What), self
+        assert self.when in get_args(When), self
+        assert self.how in get_args(How), self
+        assert self.kind in KINDS, self
+
+    def __str__(self) -> str:
+        return f"{self.what}-{self.when}-{self.how}-{self.kind}".replace(" ", "_")
+
+    @property
+    def on_store(self) -> bool:
+        return self.what in STORE
+
+    @property
+    def loses_attempt(self) -> bool:
+        """Whether the request cannot go on where it was: what is short may pass unnoticed."""
+        if self.on_store or self.how in ("blink", "blip", "stutter"):
+            return False
+        return not (self.what == "prefill" and self.when in ("first seen", "mid-stream"))
+
+
+PREFILL_WHENS: tuple[When, ...] = ("job sent", "half published", "first computed", "first seen")
+DECODE_WHENS: tuple[When, ...] = (
+    *("parked", "half published", "first told", "first seen"),
+    *("mid-stream", "one left", "last lost"),
+)
+STORE_WHENS: tuple[When, ...] = (
+    *("job sent", "half published", "first seen", "mid-stream", "one left"),
+)
+# Moments of requests that are not split, too.
+UNSPLIT: tuple[When, ...] = ("parked", "first seen", "mid-stream", "one left", "last lost")
+NODE_HOWS: tuple[How, ...] = ("kill", "freeze", "cut", "blip", "blink", "hold", "stutter")
+STORE_HOWS: tuple[How, ...] = ("kill", "freeze", "fill", "take away")
+
+
+def _places() -> list[tuple[What, When, How]]:
+    """Every (what, when, how) of the table."""
+    places: list[tuple[What, When, How]] = []
+    places += [("prefill", when, how) for when in PREFILL_WHENS for how in NODE_HOWS]
+    places += [("decode", when, how) for when in DECODE_WHENS for how in NODE_HOWS]
+    places += [("prefill", "half published", "kill engine"), ("decode", "parked", "kill engine")]
+    places += [("decode", "mid-stream", "kill engine"), ("decode", "one left", "kill engine")]
+    places += [("prefill", "half published", "freeze engine")]
+    places += [("decode", "mid-stream", "freeze engine")]
+    places += [("all decode", when, "kill") for when in ("parked", "first seen", "mid-stream")]
+    places += [("all decode", "mid-stream", how) for how in ("freeze", "cut", "hold")]
+    places += [(what, when, how) for what in STORE for when in STORE_WHENS for how in STORE_HOWS]
+    # A frame cannot be lost from a connection that stays: these acts need it to break.
+    gentle = ("freeze", "blink", "hold", "stutter")
+    lost = ("first computed", "first told", "last lost")
+    return [place for place in places if not (place[1] in lost and place[2] in gentle)]
+
+
+def all_rows() -> list[Row]:
+    """The table. Each row's target is of one kind, in turn; the other kinds run beside it."""
+    kinds = cycle(KINDS)
+    return [Row(*place, _fitting(kinds, place)) for place in _places()]
+
+
+def _fitting(kinds: Iterator[Kind], place: tuple[What, When, How]) -> Kind:
+    """The next kind; one with the prompt's log-probabilities has no hand-off."""
+    what, when, _ = place
+    unsplit = when in UNSPLIT and what != "prefill"
+    return next(kind for kind in kinds if kind != "echo" or unsplit)
+
+
+# A selection for every run: each what, each when, each how and each kind.
+SHORT_ROWS: tuple[Row, ...] = (
+    Row("prefill", "job sent", "kill", "greedy"),
+    Row("prefill", "half published", "freeze", "seeded"),
+    Row("prefill", "half published", "kill engine", "two"),
+    Row("prefill", "first computed", "cut", "logprobs"),
+    Row("prefill", "first seen", "kill", "stop"),
+    Row("decode", "parked", "kill", "two"),
+    Row("decode", "first told", "blip", "seeded"),
+    Row("decode", "mid-stream", "kill", "stop"),
+    Row("decode", "mid-stream", "freeze", "penalties"),
+    Row("decode", "mid-stream", "hold", "whole"),
+    Row("decode", "mid-stream", "kill engine", "echo"),
+    Row("decode", "mid-stream", "freeze engine", "two"),
+    Row("decode", "mid-stream", "blip", "penalties"),
+    Row("decode", "mid-stream", "blink", "stop"),
+    Row("decode", "one left", "kill", "greedy"),
+    Row("decode", "last lost", "kill", "stop"),
+    Row("decode", "last lost", "blip", "two"),
+    Row("decode", "one left", "stutter", "logprobs"),
+    Row("all decode", "mid-stream", "kill", "seeded"),
+    Row("both", "half published", "kill", "penalties"),
+    Row("index", "half published", "take away", "seeded"),
+    Row("index", "job sent", "fill", "two"),
+    Row("data", "half published", "freeze", "greedy"),
+    Row("data", "job sent", "fill", "stop"),
+    Row("both", "mid-stream", "freeze", "whole"),
+)

@@ -1,0 +1,76 @@
+"""Cuts the bytes of one direction of a connection into pieces that can be shown and forwarded.
+
+In: bytes as they come. Out: pieces in order, raw, and with a WebSocket's binary messages also the
+message. What is no WebSocket (a GET of an artifact) comes out as it went in. Just enough of RFC
+6455 for links: whole messages, no extensions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+HEAD_END = b"\r\n\r\n"
+# What a head begins with that ends in frames: the router's and the node's.
+UPGRADES = (b"GET /link ", b"HTTP/1.1 101 ")
+BINARY = 2
+
+
+class Piece(NamedTuple):
+    raw: bytes
+    message: bytes | None = None
+
+
+class Splitter:
+    """One direction of one connection."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._framed = False
+
+    def feed(self, data: bytes) -> Iterator[Piece]:
+        self._buffer += data
+        if not self._framed:
+            yield from self._plain()
+        while self._framed and (piece := self._frame()) is not None:
+            yield piece
+
+    def _plain(self) -> Iterator[Piece]:
+        """HTTP, passed on as it comes; until, maybe on a connection used before, frames follow."""
+        if self._buffer.startswith(UPGRADES):
+            end = self._buffer.find(HEAD_END)
+            if end >= 0:
+                self._framed = True
+                yield Piece(self._take(end + len(HEAD_END)))
+        elif self._buffer:
+            yield Piece(self._take(len(self._buffer)))
+
+    def _frame(self) -> Piece | None:
+        """The next frame, or None until all of it is here."""
+        buffer = self._buffer
+        if len(buffer) < 2:
+            return None
+        size, at = buffer[1] & 0x7F, 2
+        if size >= 126:
+            width = 2 if size == 126 else 8
+            size, at = int.from_bytes(buffer[2 : 2 + width], "big"), 2 + width
+        masked = bool(buffer[1] & 0x80)
+        start = at + 4 * masked
+        if len(buffer) < start + size:
+            return None
+        mask, binary = bytes(buffer[at:start]), buffer[0] & 0x0F == BINARY
+        raw = self._take(start + size)
+        message = raw[start:]
+        return Piece(raw, (_unmask(message, mask) if masked else message) if binary else None)
+
+    def _take(self, count: int) -> bytes:
+        taken = bytes(self._buffer[:count])
+        del self._buffer[:count]
+        return taken
+
+
+def _unmask(data: bytes, mask: bytes) -> bytes:
+    count = len(data)
+    key = (mask * (count // 4 + 1))[:count]
+    mixed = int.from_bytes(data, "big") ^ int.from_bytes(key, "big")
+    return mixed.to_bytes(count, "big")
