@@ -45,12 +45,12 @@ run: $(INSTALLED) ## a pool with the demo model: asks it a question and stays up
 
 .PHONY: test
 test: $(INSTALLED) ## every test but the long ones
-	$(BIN)/pytest -n 2 --dist loadgroup -m "not long" $(ARGS)
+	$(BIN)/pytest -n 2 --dist loadfile -m "not long" $(ARGS)
 
 .PHONY: test-long
 test-long: $(INSTALLED) ## full matrices and soaks
 	@# pytest's 5: no test is marked long in what was selected.
-	$(BIN)/pytest -n 2 --dist loadgroup -m long $(ARGS) || [ $$? -eq 5 ]
+	$(BIN)/pytest -n 2 --dist loadfile -m long $(ARGS) || [ $$? -eq 5 ]
 
 .PHONY: check
 check: $(INSTALLED) ## format, lint, types, who may import whom

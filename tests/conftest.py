@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from tests.support.tiny_models import make_tiny_model
+
+SPREAD = ("tests/e2e/test_exactness.py",)
 
 # Before anybody loads torch: idle threads that spin take the cores from other workers and pools.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -20,23 +24,35 @@ def tiny_model() -> Callable[[str], Path]:
     return make_tiny_model
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A file's tests run in one worker, since they share pools and servers; those of a file marked
-    `spread` start what they need themselves, and run wherever there is room."""
-    for item in items:
-        if item.get_closest_marker("spread") is None:
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.split("::")[0]))
+class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # it is untyped
+    """A file's tests run in one worker, since they share pools and servers; those of SPREAD files
+    start what they need themselves, and run wherever there is room. Not the longest files first,
+    by number of tests, as xdist would: the few tests that take a minute came last."""
+
+    def __init__(self, config: pytest.Config, log: Any) -> None:
+        config.option.loadscopereorder = False
+        super().__init__(config, log)
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.split("::")[0]
+        return nodeid if path in SPREAD else path
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
+    return ByFile(config, log)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print what the exactness tests compared: differences are accepted only when counted."""
-    lines = [
-        str(value)
-        for report in terminalreporter.getreports("passed")
-        for name, value in getattr(report, "user_properties", ())
-        if name == "exactness"
-    ]
-    if lines:
-        terminalreporter.section("exactness against transformers")
-        for line in sorted(lines):
-            terminalreporter.write_line(line)
+    """Print what tests counted: differences are accepted, and faults survived, only so."""
+    for title in ("exactness", "chaos"):
+        lines = [
+            str(value)
+            for report in terminalreporter.getreports("passed")
+            for name, value in getattr(report, "user_properties", ())
+            if name == title
+        ]
+        if lines:
+            terminalreporter.section(title)
+            for line in sorted(lines):
+                terminalreporter.write_line(line)

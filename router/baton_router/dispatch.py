@@ -121,9 +121,10 @@ class Dispatcher:
             self._places.view.release(node, flight.id)
             self._apply(flight, actions)
 
-    def on_lost(self, node: NodeId, cause: Loss) -> None:
+    def on_lost(self, node: NodeId, cause: Loss, alive_at: float) -> None:
         for flight in self._on(node):
-            self._apply(flight, flight.record.on_lost(node, cause))
+            blamed = flight.placed_at <= alive_at
+            self._apply(flight, flight.record.on_lost(node, cause, blamed=blamed))
 
     def on_resumed(self, node: NodeId) -> None:
         for flight in self._on(node):
@@ -167,6 +168,7 @@ class Dispatcher:
         epoch = self._places.take(flight, placement)
         if record.on_probation:
             self._suspect = flight.id
+        flight.placed_at = self._clock()
         self._metrics.placed(placement, flight.cause, record.tokens)
         findable = len(record.request.prompt_ids) - placement.uncached
         actions = record.placed(placement.decode, epoch, placement.prefill, findable)

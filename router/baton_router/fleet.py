@@ -45,6 +45,7 @@ from baton_text.artifacts import ArtifactError
 # A node whose artifacts could not be had is asked again after this long, while its link is up.
 RETRY_MODEL_S = 1.0
 WATCH_S = 0.5
+IDLE_REPORT_S = 1.0  # an idle engine says so as often; only then it begins to stand still
 KEPT_ABORTS = 4096
 
 logger = logging.getLogger(__name__)
@@ -57,7 +58,9 @@ class RequestListener(Protocol):
 
     def on_failed(self, node: NodeId, frame: JobFailed) -> None: ...
 
-    def on_lost(self, node: NodeId, cause: Loss) -> None: ...
+    def on_lost(self, node: NodeId, cause: Loss, alive_at: float) -> None:
+        """`alive_at`: what the node got later, it was lost before."""
+        ...
 
     def on_resumed(self, node: NodeId) -> None:
         """The link is back, and the engine is the same."""
@@ -162,7 +165,7 @@ class Fleet:
         self.view.lost(node)
         if silent:
             logger.warning("%s does not answer pings", node, extra={"node": node})
-            self._lose(node, "pings")
+            self._lose(node, "pings", link.heard_at)
         else:
             loop = asyncio.get_running_loop()
             self._broken[node] = loop.call_later(self._patience_s, self._lose, node, "link")
@@ -199,7 +202,7 @@ class Fleet:
                 self.view.stood_still(late)
             for node in self.view.standing(self._stall_timeout_s):
                 logger.warning("the engine of %s makes no step", node, extra={"node": node})
-                self._lose(node, "stalled")
+                self._lose(node, "stalled", self.view.nodes[node].moved_at + IDLE_REPORT_S)
 
     async def close(self) -> None:
         for timer in self._broken.values():
@@ -295,8 +298,8 @@ class Fleet:
         if stalled:
             self.listener.on_change()
 
-    def _lose(self, node: NodeId, cause: Loss) -> None:
+    def _lose(self, node: NodeId, cause: Loss, alive_at: float | None = None) -> None:
         timer = self._broken.pop(node, None)
         if timer is not None:
             timer.cancel()
-        self.listener.on_lost(node, cause)
+        self.listener.on_lost(node, cause, self._clock() if alive_at is None else alive_at)

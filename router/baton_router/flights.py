@@ -46,6 +46,7 @@ class Flight:
     cause: Cause | None = None  # of the last loss
     refused: dict[NodeId, float] = field(default_factory=dict)
     task: asyncio.Task[None] | None = None
+    placed_at: float = 0.0  # the last time
     token_at: float | None = None  # the last token came
     paused_at: float | None = None  # the last token before a loss that no token has followed
     first_at: float | None = None  # the decode node was told the first token, and has sent none

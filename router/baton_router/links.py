@@ -61,7 +61,8 @@ class LinkListener(Protocol):
 
 
 class Link:
-    """The link to one address. `report` is the last hello's."""
+    """The link to one address. `report` is the last hello's, `heard_at` (the clock) when the node
+    last sent anything."""
 
     def __init__(
         self,
@@ -86,6 +87,7 @@ class Link:
         self._outgoing: deque[bytes] = deque()
         self._wake = asyncio.Event()
         self._heard = 0
+        self.heard_at = 0.0
         self._told = True  # that it is down: once per break, and never of a node not met yet
         self._task: asyncio.Task[None] | None = None
 
@@ -151,7 +153,7 @@ class Link:
 
     async def _serve(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         """Until either side ends it, or the node falls silent."""
-        self.up, self._told = True, False
+        self.up, self._told, self.heard_at = True, False, self._clock()
         work = (self._until_silent(socket), self._read(socket), self._write(socket))
         tasks = [asyncio.create_task(each) for each in work]
         silent = False
@@ -173,6 +175,7 @@ class Link:
     async def _read(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         async for message in socket:
             self._heard += 1
+            self.heard_at = self._clock()
             if message.type is WSMsgType.PING:
                 await socket.pong(message.data)
             elif message.type is not WSMsgType.PONG:

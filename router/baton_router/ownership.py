@@ -15,7 +15,8 @@ do not serve this one, are dropped. A request whose prefill node is lost stays w
 until its owner has found another pair or says no_first().
 
 Losses of nodes that served it without one new token, nor one more chunk of its prompt, are strikes;
-with MAX_STRIKES in a row the request is taken for their cause and ends.
+with MAX_STRIKES in a row the request is taken for their cause and ends. A node that had fallen
+silent before it got the request says nothing about it, but that too is believed MAX_ATTEMPTS times.
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ class RequestRecord:
         self.outputs: list[list[int]] = [list(ids) for ids in request.outputs]
         self.open = set(range(request.params.n))
         self.strikes = 0
+        self._losses = 0  # in a row without progress
         self._progress = False  # since the last loss
         self._decode_epoch = Epoch("")
         self._chunks = 0
@@ -81,6 +83,7 @@ class RequestRecord:
         self._findable = 0
         self._cached: int | None = None
         self._prompt_told = False
+        self._undisturbed = True  # what was found of the prompt, nobody computed for this request
 
     # --- places -----------------------------------------------------------------------------------
 
@@ -89,7 +92,7 @@ class RequestRecord:
         progress, which forgives strikes; too many strikes are the end."""
         if chunks > self._chunks:
             self._chunks = chunks
-            self.strikes = 0
+            self.strikes = self._losses = 0
         if self.strikes < MAX_STRIKES:
             return []
         told = RequestKillsNodes(
@@ -109,6 +112,8 @@ class RequestRecord:
         self.attempt += 1
         if self.attempt == 1:
             self._findable = findable
+        else:
+            self._undisturbed = False
         self.decode, self._decode_epoch, self.prefill = decode, decode_epoch, prefill
         self.phase = "running" if prefill is None else "handoff"
         sends = [Send(decode, self._run_job())]
@@ -121,6 +126,7 @@ class RequestRecord:
         assert self.phase == "handoff"
         assert self.decode is not None
         self.phase, self.prefill = "running", None
+        self._undisturbed = False
         return [Send(self.decode, NoFirst(self.request.id, self.attempt, reason))]
 
     # --- what nodes say ---------------------------------------------------------------------------
@@ -160,17 +166,18 @@ class RequestRecord:
 
     # --- nodes that go and come -------------------------------------------------------------------
 
-    def on_lost(self, node: NodeId, cause: Loss) -> list[Action]:
-        """The node is given up. Its Abort is for the case that it still lives."""
+    def on_lost(self, node: NodeId, cause: Loss, *, blamed: bool = True) -> list[Action]:
+        """The node is given up. Its Abort is for the case that it still lives. Not `blamed` is a
+        request that the node got after its last sign of life."""
         if self._from_prefill(node, self.attempt):
-            self._strike()
+            self._strike(blamed)
             if self.on_probation:  # it is to have no node before its turn
                 return self._replace(cause, node)
             self.prefill = None
             return [Send(node, self._abort()), Regroup(cause, node)]
         if not self._serves(node):
             return []
-        self._strike()
+        self._strike(blamed)
         return self._replace(cause, node)
 
     def on_resumed(self, node: NodeId) -> list[Action]:
@@ -258,14 +265,18 @@ class RequestRecord:
     def _measure(self, stats: RequestStats) -> list[Action]:
         if self._cached is None:
             found = stats.cached_tokens + stats.fetched_tokens
-            self._cached = found if self.attempt == 1 else min(found, self._findable)
+            self._cached = found if self._undisturbed else min(found, self._findable)
         opening, self._measured = self._measured != self.attempt, self.attempt
         return [Measured(stats, self.attempt, opening)]
 
     # --- attempts ---------------------------------------------------------------------------------
 
-    def _strike(self) -> None:
-        self.strikes = 0 if self._progress else self.strikes + 1
+    def _strike(self, blamed: bool = True) -> None:
+        if self._progress:
+            self.strikes = self._losses = 0
+        elif blamed or self._losses >= MAX_ATTEMPTS:
+            self.strikes += 1
+        self._losses += 1
         self._progress = False
 
     def _replace(self, cause: Cause, node: NodeId, *, aborted: bool = True) -> list[Action]:

@@ -20,8 +20,6 @@ from tests.support.http import all_at_once, ids_of
 from tests.support.pool import Pool
 from tests.support.tiny_models import TINY_MODELS, prompt_of
 
-pytestmark = pytest.mark.spread
-
 NEW_TOKENS = 64
 BLOCK = 16
 CHUNK_BLOCKS = 2

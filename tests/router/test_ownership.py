@@ -295,6 +295,20 @@ def test_more_chunks_than_ever_forgive_strikes_and_the_same_ones_do_not() -> Non
     assert error(rec.judge(3)).code == "request_kills_nodes"
 
 
+def test_a_node_that_was_silent_before_says_nothing_about_a_request_until_too_many_do() -> None:
+    rec = record(split=False)
+    for _ in range(MAX_ATTEMPTS):
+        rec.on_lost(DECODE, "pings", blamed=False)
+        assert (rec.strikes, rec.judge(0)) == (0, [])
+        rec.placed(DECODE, EPOCH)
+    for strikes in (1, 2):
+        rec.on_lost(DECODE, "pings", blamed=False)
+        assert (rec.strikes, rec.judge(0)) == (strikes, [])
+        rec.placed(DECODE, EPOCH)
+    rec.on_lost(DECODE, "pings", blamed=False)
+    assert error(rec.judge(0)).code == "request_kills_nodes"
+
+
 # --- refusals -------------------------------------------------------------------------------------
 
 
@@ -370,6 +384,16 @@ def test_what_earlier_attempts_computed_is_not_counted_as_cached() -> None:
     stats = RequestStats(prompt_tokens=2, cached_tokens=2, computed_tokens=3)
     actions = rec.on_delta(OTHER, delta(0, 0, 5, attempt=2, finish="stop", stats=stats))
     assert Measured(stats, 2, opening=True) in actions
+    assert rec.cached_tokens == 1
+
+
+def test_what_a_lost_prefill_node_computed_is_not_counted_as_cached() -> None:
+    rec = RequestRecord(record().request)
+    rec.placed(DECODE, EPOCH, PREFILL, findable=1)
+    rec.on_lost(PREFILL, "link")
+    rec.no_first("gone")
+    stats = RequestStats(prompt_tokens=2, fetched_tokens=2)
+    rec.on_delta(DECODE, delta(0, 0, 5, finish="stop", stats=stats))
     assert rec.cached_tokens == 1
 
 

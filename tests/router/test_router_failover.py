@@ -214,6 +214,20 @@ async def test_a_frozen_node_is_lost_and_its_abort_is_the_first_it_hears_when_it
         assert decode.got[heard] == Abort(only(decode).request.id, 1)
 
 
+async def test_a_node_that_froze_before_it_got_a_request_is_not_held_against_it(
+    running: Any, decode: FakeNode, other: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "PING_S", 0.2)
+    async with running(decode) as client:
+        decode.freeze()
+        answer = completing(client)
+        await until(lambda: [record.attempt for record in records(client)] == [1])
+        (record,) = records(client)
+        await join(client, other)
+        assert text(await answer) == REPLY
+        assert (record.attempt, record.strikes) == (2, 0)
+
+
 # --- an engine stands still -----------------------------------------------------------------------
 
 
