@@ -17,8 +17,11 @@ MAX_PROMPT_CANDIDATES = 200_000
 MAX_BIASED = 1024
 MAX_BAD_WORDS = 1024
 MAX_BAD_WORD_IDS = 64
+MAX_BAD_IDS = 8192  # of all bad words: they travel with each prompt of a call
 BIAS_RANGE = 100.0
 PENALTY_RANGE = 2.0
+# Far below, a penalty is 0 in float32, and 0 times the minus infinity of a banned id is no number.
+REPETITION_RANGE = (0.01, 10.0)
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -104,11 +107,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             _within("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
         _within("frequency_penalty", self.frequency_penalty, -PENALTY_RANGE, PENALTY_RANGE)
         _within("presence_penalty", self.presence_penalty, -PENALTY_RANGE, PENALTY_RANGE)
-        if not 0.0 < self.repetition_penalty <= 10.0:
-            raise InvalidRequest(
-                f"repetition_penalty is {self.repetition_penalty}; it must be in (0, 10]",
-                param="repetition_penalty",
-            )
+        _within("repetition_penalty", self.repetition_penalty, *REPETITION_RANGE)
         for id, bias in self.logit_bias:
             if not -BIAS_RANGE <= bias <= BIAS_RANGE:
                 raise InvalidRequest(
@@ -123,6 +122,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         _at_most("logit_bias", len(self.logit_bias), MAX_BIASED, "ids")
         _at_most("allowed_token_ids", len(self.allowed_token_ids or ()), MAX_BIASED, "ids")
         _at_most("bad_words", len(self.bad_words), MAX_BAD_WORDS, "words")
+        _at_most("bad_words", sum(map(len, self.bad_words)), MAX_BAD_IDS, "tokens in all words")
         longest = max(map(len, self.bad_words), default=0)
         _at_most("bad_words", longest, MAX_BAD_WORD_IDS, "tokens in one word")
         if not all(self.bad_words):

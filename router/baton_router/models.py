@@ -37,7 +37,7 @@ class PoolModel:
     defaults: dict[str, Any]
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Long texts in a thread; a short one takes about a millisecond of the event loop."""
+        """Long texts in a thread; a short one takes some milliseconds of the event loop."""
         if len(text) <= LONG_TEXT:
             return self.tokenizer.encode(text, add_special_tokens)
         return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens)

@@ -76,6 +76,19 @@ def bad_words(fields: Fields) -> tuple[str, ...]:
     return words
 
 
+def check_scores(asked: Mapping[str, Any], prompt_tokens: int, names: Mapping[str, str]) -> None:
+    """Refuse an answer whose prompts' logprobs would fill the router's memory: each choice repeats
+    those of its prompt. `prompt_tokens` are those of all prompts of the call."""
+    scores, n = asked.get("prompt_logprobs"), asked.get("n", 1)
+    if scores is not None and prompt_tokens * (1 + scores) * n > MAX_PROMPT_CANDIDATES:
+        field = names.get("prompt_logprobs", "prompt_logprobs")
+        raise InvalidRequest(
+            f"{field} is {scores} for {prompt_tokens} tokens of prompt and n {n}; "
+            f"(1 + {field}) x tokens x n may be at most {MAX_PROMPT_CANDIDATES}",
+            param=field,
+        )
+
+
 def complete(
     asked: Mapping[str, Any],
     defaults: Mapping[str, Any],
@@ -109,14 +122,6 @@ def complete(
             f"{limit}, but {prompt_tokens} tokens of prompt and {limit_field} {wanted} make "
             f"{prompt_tokens + wanted}; ask for at most {room}",
             param=limit_field,
-        )
-    scores = asked.get("prompt_logprobs")
-    if scores is not None and prompt_tokens * (1 + scores) > MAX_PROMPT_CANDIDATES:
-        field = names.get("prompt_logprobs", "prompt_logprobs")
-        raise InvalidRequest(
-            f"{field} is {scores} for {prompt_tokens} tokens of prompt; (1 + {field}) x tokens may "
-            f"be at most {MAX_PROMPT_CANDIDATES}",
-            param=field,
         )
     given = {name: defaults[name] for name in DEFAULTED if name in defaults} | dict(asked)
     if wanted is None:

@@ -20,7 +20,7 @@ from baton_protocol.store import NodeReport
 from baton_router.calls import Call, Prompt, TextPrompt
 from baton_router.dispatch import Prepared
 from baton_router.fleet import Serving
-from baton_router.parameters import complete
+from baton_router.parameters import check_scores, complete
 from baton_router.view import kind_of
 from baton_text.tokenizer import Tokenizer
 
@@ -36,8 +36,12 @@ async def prepare(
     prompts = call.prompts(serving.model)
     sampling = await _sampling(call, serving)
     prepared = []
+    tokens = 0
     for slot, prompt in enumerate(prompts):
+        await asyncio.sleep(0)  # a short text takes milliseconds: other streams go on between two
         ids = await _ids(prompt, serving)
+        tokens += len(ids)
+        check_scores(sampling, tokens, call.names)
         params = complete(
             sampling,
             serving.model.defaults,

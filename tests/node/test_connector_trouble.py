@@ -50,6 +50,13 @@ def well(harness: Harness) -> None:
     wait_until(harness.connector.healthy, "its end to be noticed")
 
 
+def assert_said_once(told: list[str]) -> None:
+    """Gone and back, not one line per request; a busy machine may see it come and go twice."""
+    assert told[0::2] == [line for line in told if "cannot be used" in line]
+    assert told[1::2] == [line for line in told if "can be used again" in line]
+    assert len(told) in (2, 4), told
+
+
 def entry(number: int) -> InboxEntry:
     return InboxEntry(RequestId("r"), 1, "chunks", number)
 
@@ -87,7 +94,7 @@ def test_an_index_that_is_gone_costs_nobody_time_and_is_used_again(
     harness.connector.announce(ME, entry(2))
     assert harness.next(InboxEntry) == entry(2)
     told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert len(told) == 2
+    assert_said_once(told)
     assert "the store's index cannot be used: Redis at unix://" in told[0]
     assert told[1] == "the store's index can be used again"
 
@@ -136,7 +143,7 @@ def test_a_full_index_takes_nothing_and_still_answers(
     assert harness.look_up(b"chunk", b"more") == (marker, None)
     assert harness.publish(b"more")
     told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert len(told) == 2
+    assert_said_once(told)
     assert "OOM" in told[0]
 
 

@@ -258,7 +258,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("stop_token_ids", [259], "[0, 258]"),
     ("frequency_penalty", 2.5, "[-2.0, 2.0]"),
     ("presence_penalty", -2.5, "[-2.0, 2.0]"),
-    ("repetition_penalty", 0, "(0, 10]"),
+    ("repetition_penalty", 0, "[0.01, 10.0]"),
     ("logit_bias", {"5": 101}, "[-100, 100]"),
     ("logit_bias", {"259": 1}, "[0, 258]"),
     ("logit_bias", {"five": 1}, "token ids"),

@@ -16,7 +16,7 @@ from baton_router.fleet import Serving
 from baton_router.models import PoolModel
 from baton_router.openai_chat import ChatCall
 from baton_router.openai_completions import CompletionCall
-from baton_router.parameters import complete
+from baton_router.parameters import check_scores, complete
 from baton_router.prepare import prepare
 from baton_text.chat import ChatTemplate
 from baton_text.tokenizer import Tokenizer
@@ -57,12 +57,13 @@ def params(asked: dict[str, Any], **changes: Any) -> SamplingParams:
         ({"frequency_penalty": -2.1}, "frequency_penalty"),
         ({"presence_penalty": 2.1}, "presence_penalty"),
         ({"presence_penalty": float("inf")}, "presence_penalty"),
-        ({"repetition_penalty": 0.0}, "repetition_penalty"),
+        ({"repetition_penalty": 1e-50}, "repetition_penalty"),
         ({"repetition_penalty": 10.1}, "repetition_penalty"),
         ({"allowed_token_ids": ()}, "allowed_token_ids"),
         ({"allowed_token_ids": tuple(range(1025))}, "allowed_token_ids"),
         ({"logit_bias": tuple((id, 1.0) for id in range(1025))}, "logit_bias"),
         ({"bad_words": ((1,) * 65,)}, "bad_words"),
+        ({"bad_words": ((1,) * 64,) * 129}, "bad_words"),
     ],
 )
 def test_a_value_out_of_range_is_named(asked: dict[str, Any], field: str) -> None:
@@ -228,10 +229,19 @@ def test_errors_about_lengths_name_the_clients_own_fields(
         ({"echo": True, "logprobs": 2, "prompt_logprobs": 20}, "prompt_logprobs"),
     ],
 )
-def test_a_prompt_is_too_long_for_so_many_logprobs(body: dict[str, Any], param: str) -> None:
-    call = completion(**body)
-    facts: dict[str, Any] = {"max_model_len": 20_000, "names": call.names}
-    assert params(call.sampling, prompt_tokens=9_000, **facts).prompt_logprobs == 20
-    with pytest.raises(InvalidRequest, match=f"{param} is 20 for 10000 tokens") as caught:
-        params(call.sampling, prompt_tokens=10_000, **facts)
-    assert caught.value.param == param
+def test_prompts_are_too_long_for_so_many_logprobs(body: dict[str, Any], param: str) -> None:
+    for call, most in ((completion(**body), 9_000), (completion(n=4, **body), 2_250)):
+        check_scores(call.sampling, most, call.names)
+        with pytest.raises(InvalidRequest, match=f"{param} is 20 for 10000 tokens") as caught:
+            check_scores(call.sampling, 10_000, call.names)
+        assert caught.value.param == param
+
+
+async def test_the_logprobs_of_all_prompts_of_a_call_count_together() -> None:
+    artifacts = byte_level_artifacts()
+    tokenizer = Tokenizer.from_artifacts(artifacts)
+    model = PoolModel(tokenizer, ChatTemplate.from_artifacts(artifacts), {})
+    serving = Serving(model, "m", 9_000, tokenizer.vocab_size, make_report("d", "decode"))
+    call = completion(prompt=[[1] * 5_000] * 2, prompt_logprobs=20)
+    with pytest.raises(InvalidRequest, match="for 10000 tokens"):
+        await prepare(call, serving, "r", deadline=0.0, rng=random.Random(0))
