@@ -11,6 +11,7 @@ transfer threads, on blocks that the step loop holds for them.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -51,12 +52,31 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
+class Listed:
+    """The ids that a request lists, as arrays: made once, so that a runner takes them as they are
+    in each step."""
+
+    biased: array[int]
+    biases: array[float]
+    allowed: array[int] | None
+
+    @classmethod
+    def of(cls, params: SamplingParams) -> Listed:
+        allowed = params.allowed_token_ids
+        return cls(
+            array("q", (id for id, _ in params.logit_bias)),
+            array("f", (bias for _, bias in params.logit_bias)),
+            None if allowed is None else array("q", allowed),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Sample:
     """Ask for one token at the row's last position.
 
     `position` is the new token's index in prompt + output, the noise's key with (seed, choice).
     `banned` ids get no probability (EOS and stop ids before min_tokens, ends of bad words). `seen`
-    is set where the parameters hold a penalty.
+    is set where the parameters hold a penalty; without `listed` the runner reads the parameters.
     """
 
     choice: int
@@ -64,6 +84,7 @@ class Sample:
     params: SamplingParams
     banned: tuple[int, ...] = ()
     seen: Seen | None = None
+    listed: Listed | None = None
 
 
 @dataclass(frozen=True, slots=True)

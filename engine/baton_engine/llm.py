@@ -8,6 +8,7 @@ folder without a tokenizer serves token ids.
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ from baton_engine.api import Engine, TokenOut
 from baton_engine.errors import ModelError
 from baton_engine.torch_engine import build_torch
 from baton_engine.torch_settings import TorchSettings
+from baton_protocol.errors import InvalidRequest
 from baton_protocol.ids import RequestId
 from baton_protocol.request import PositionLogprobs, Request
 from baton_protocol.sampling import SamplingParams
@@ -150,6 +152,7 @@ class LLM:
         return msgspec.convert(self._text.defaults, SamplingParams)
 
     def _prepare(self, prompt: Prompt, params: SamplingParams) -> _Run:
+        params = _normalised(params)
         params.check()
         if params.seed is None:
             seed = random.SystemRandom().getrandbits(63)
@@ -300,6 +303,27 @@ def _detokenizer(text: _Text | None, params: SamplingParams) -> Detokenizer | No
         skip_special=params.skip_special_tokens,
         min_ids=params.min_tokens,
     )
+
+
+def _normalised(params: SamplingParams) -> SamplingParams:
+    """With the forms that vLLM's users know as the wire's: lists are tuples, one stop string is a
+    tuple of one, biases may be a dict, None is an empty list. Raise InvalidRequest for a value of
+    another type."""
+    values = msgspec.structs.asdict(params)
+    if isinstance(params.stop, str):
+        values["stop"] = (params.stop,)
+    if isinstance(params.logit_bias, Mapping):
+        values["logit_bias"] = tuple(params.logit_bias.items())
+    for name in ("stop", "stop_token_ids", "logit_bias", "bad_words"):
+        if values[name] is None:
+            values[name] = ()
+    try:
+        return msgspec.convert(values, SamplingParams)
+    except msgspec.ValidationError as error:
+        field = re.search(r"\$\.(\w+)", str(error))
+        raise InvalidRequest(
+            f"sampling parameters: {error}", param=field[1] if field else None
+        ) from None
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from baton_engine.api import Sample, Seen
+from baton_engine.api import Listed, Sample, Seen
 from baton_engine.torch_memory import stage
 from baton_protocol.sampling import SamplingParams
 
@@ -36,9 +36,10 @@ def changed_logits(logits_SV: torch.Tensor, samples: Sequence[Sample]) -> torch.
     if not any(_says_something(each) for each in samples):
         return logits_SV
     logits_SV = logits_SV.clone()
-    _keep_allowed(logits_SV, samples)
+    listed = [each.listed or Listed.of(each.params) for each in samples]
+    _keep_allowed(logits_SV, listed)
     _ban(logits_SV, samples)
-    _add_biases(logits_SV, samples)
+    _add_biases(logits_SV, listed)
     seen = [(row, each.params, each.seen) for row, each in enumerate(samples) if each.seen]
     _penalise_repetition(logits_SV, seen)
     _penalise_outputs(logits_SV, seen)
@@ -52,9 +53,8 @@ def _says_something(sample: Sample) -> bool:
     )
 
 
-def _keep_allowed(logits_SV: torch.Tensor, samples: Sequence[Sample]) -> None:
-    lists = ((row, each.params.allowed_token_ids) for row, each in enumerate(samples))
-    allowed = [(row, ids) for row, ids in lists if ids is not None]
+def _keep_allowed(logits_SV: torch.Tensor, listed: Sequence[Listed]) -> None:
+    allowed = [(row, each.allowed) for row, each in enumerate(listed) if each.allowed is not None]
     if allowed:
         pairs = _pairs(allowed, logits_SV.device)
         kept_N = logits_SV[pairs]
@@ -68,16 +68,14 @@ def _ban(logits_SV: torch.Tensor, samples: Sequence[Sample]) -> None:
         logits_SV[_pairs(banned, logits_SV.device)] = -torch.inf
 
 
-def _add_biases(logits_SV: torch.Tensor, samples: Sequence[Sample]) -> None:
-    biases = [
-        (row, id, bias) for row, each in enumerate(samples) for id, bias in each.params.logit_bias
-    ]
-    if biases:
-        rows, ids, values = zip(*biases, strict=True)
+def _add_biases(logits_SV: torch.Tensor, listed: Sequence[Listed]) -> None:
+    biased = [(row, each) for row, each in enumerate(listed) if each.biased]
+    if biased:
         device = logits_SV.device
-        pairs = (stage(np.array(rows), device), stage(np.array(ids), device))
+        pairs = _pairs([(row, each.biased) for row, each in biased], device)
+        bias_N = np.concatenate([np.asarray(each.biases, np.float32) for _, each in biased])
         # Accumulated, so that an id named twice has the sum.
-        logits_SV.index_put_(pairs, stage(np.array(values, np.float32), device), accumulate=True)
+        logits_SV.index_put_(pairs, stage(bias_N, device), accumulate=True)
 
 
 def _penalise_repetition(
@@ -123,6 +121,6 @@ def _pairs(lists: Sequence[tuple[int, Collection[int]]], device: torch.device) -
 
 def _array(ids: Collection[int]) -> npt.NDArray[np.int64]:
     """Without a copy, and without looking at each id, where they stand in an array already."""
-    if isinstance(ids, Sequence):
+    if isinstance(ids, Sequence | np.ndarray):
         return np.asarray(ids, np.int64)
     return np.fromiter(ids, np.int64, len(ids))

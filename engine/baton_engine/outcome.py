@@ -5,6 +5,7 @@ In: sampled ids. Out: finish reasons, banned ids, StepResult. Pure.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -16,33 +17,46 @@ from baton_protocol.sampling import SamplingParams
 Finish = Literal["stop", "length"]
 
 
-def banned_ids(
-    params: SamplingParams,
-    eos_ids: tuple[int, ...],
-    tokens: Sequence[int],
-    *,
-    num_outputs: int,
-    vocab_size: int,
-) -> tuple[int, ...]:
-    """Ids that must not be the next token of a choice, the last `num_outputs` of whose `tokens` are
-    its own: what would end it before min_tokens, and the ends of bad words it has begun.
+class Bans:
+    """What a request's parameters ban as the next token of a choice: what would end it before
+    min_tokens, and the ends of bad words it has begun.
 
-    Where that would leave nothing to say, nothing is banned.
+    Made once per request: of many words only those that begin as the outputs end are looked at.
     """
-    banned: list[int] = []
-    if num_outputs < params.min_tokens:
-        banned += params.stop_token_ids if params.ignore_eos else (*eos_ids, *params.stop_token_ids)
-    for word in params.bad_words:
-        begun = len(word) - 1
-        if not begun or (
-            begun <= num_outputs and tokens[-1] == word[-2] and tuple(tokens[-begun:]) == word[:-1]
-        ):
-            banned.append(word[-1])
-    if not banned:
-        return ()
-    allowed = params.allowed_token_ids
-    left = len(set(allowed).difference(banned)) if allowed else vocab_size - len(set(banned))
-    return tuple(banned) if left else ()
+
+    def __init__(self, params: SamplingParams) -> None:
+        self._params = params
+        self._allowed = frozenset(params.allowed_token_ids or ())
+        self._ends: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
+        for word in params.bad_words:
+            self._ends[word[:-1]].append(word[-1])
+        self._lengths = sorted({len(beginning) for beginning in self._ends})
+
+    def ids(
+        self,
+        eos_ids: tuple[int, ...],
+        tokens: Sequence[int],
+        *,
+        num_outputs: int,
+        vocab_size: int,
+    ) -> tuple[int, ...]:
+        """Ids banned behind `tokens`, the last `num_outputs` of which are the choice's own.
+
+        Where that would leave nothing to say, nothing is banned.
+        """
+        params, banned = self._params, list[int]()
+        if num_outputs < params.min_tokens:
+            banned += () if params.ignore_eos else eos_ids
+            banned += params.stop_token_ids
+        for length in self._lengths:
+            if length > num_outputs:
+                break
+            banned += self._ends.get(tuple(tokens[len(tokens) - length :]), ())
+        if not banned:
+            return ()
+        allowed = self._allowed
+        left = len(allowed.difference(banned)) if allowed else vocab_size - len(set(banned))
+        return tuple(banned) if left else ()
 
 
 def finish_of(

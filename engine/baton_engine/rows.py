@@ -7,7 +7,6 @@ what is known, a sample for each choice that goes on from there. Pure.
 from __future__ import annotations
 
 from baton_engine.api import EngineInfo, PromptAsk, Row, Sample
-from baton_engine.outcome import banned_ids
 from baton_engine.scheduler import Piece
 from baton_engine.sequence import Sequence
 
@@ -28,15 +27,14 @@ def make_row(piece: Piece, info: EngineInfo) -> Row:
 def _samples(sequence: Sequence, info: EngineInfo) -> tuple[Sample, ...]:
     """All choices that sample here have the same tokens: several only where none has outputs."""
     state = sequence.state
-    banned = banned_ids(
-        state.params,
+    banned = state.bans.ids(
         info.eos_ids,
         sequence.tokens,
         num_outputs=sequence.num_outputs,
         vocab_size=info.vocab_size,
     )
     return tuple(
-        Sample(choice, sequence.known, state.params, banned, sequence.seen)
+        Sample(choice, sequence.known, state.params, banned, sequence.seen, state.listed)
         for choice in state.choices_with(sequence)
     )
 

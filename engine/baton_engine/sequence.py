@@ -8,7 +8,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence as Seq
 
-from baton_engine.api import PromptUse, Seen
+from baton_engine.api import Listed, PromptUse, Seen
+from baton_engine.outcome import Bans
 from baton_protocol.hashing import extend_hashes
 from baton_protocol.ids import BlockHash, BlockId
 from baton_protocol.request import PositionLogprobs, Request
@@ -135,6 +136,8 @@ class RequestState:
         self.live: dict[int, Sequence] = {}
         self.leader: Sequence | None = None
         self.prompt_done = False
+        self.bans = Bans(request.params)
+        self.listed = Listed.of(request.params)
         # An array, so that a runner takes it as it is in each step.
         self.distinct_prompt = array("q")
         if request.params.penalized:

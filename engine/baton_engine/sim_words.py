@@ -12,9 +12,9 @@ the likeliest few.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import count, islice
 
 from baton_engine.api import Sample, Sampled, Seen
 from baton_protocol.request import PositionLogprobs, TokenLogprob
@@ -54,8 +54,11 @@ class Vocabulary:
         """The next token behind `digest`."""
         params, hash = sample.params, mix(digest, sample.position)
         noise = mix(hash, params.seed or 0, sample.choice) if params.temperature > 0 else hash
-        logits = self._logits(hash, noise, frozenset(sample.banned))
-        ids = _candidates(logits, sample) or [logits.likeliest]  # something has to be said
+        banned = frozenset(sample.banned)
+        logits = self._logits(hash, noise, banned)
+        ids = _candidates(logits, sample)
+        if not ids:  # all that it says is banned: the lowest id that is not
+            ids = [next(id for id in count() if id not in banned)]
         place = 0
         if params.temperature > 0 and ids[0] != logits.eos:
             few = min(DRAWN_FROM, len(ids), params.top_k if params.top_k > 0 else DRAWN_FROM)
@@ -85,10 +88,6 @@ class _Logits:
     start: int
     eos: int | None
 
-    @property
-    def likeliest(self) -> int:
-        return self.first + self.start
-
     def ranked(self) -> Iterator[int]:
         """The likeliest first."""
         if self.eos is not None:
@@ -96,12 +95,14 @@ class _Logits:
         for rank in range(self.span):
             yield self.first + (self.start + rank) % self.span
 
+    def says(self, id: int) -> bool:
+        return id == self.eos or 0 <= id - self.first < self.span
+
     def rank(self, id: int) -> int:
         """How many are likelier."""
         if id == self.eos:
             return 0
-        inside = 0 <= id - self.first < self.span
-        place = (id - self.first - self.start) % self.span if inside else self.span
+        place = (id - self.first - self.start) % self.span if self.says(id) else self.span
         return place + (self.eos is not None)
 
     def of(self, id: int) -> float:
@@ -119,13 +120,18 @@ class _Logits:
 
 def _candidates(logits: _Logits, sample: Sample) -> list[int]:
     """The likeliest ids after everything the request says about logits, best first."""
-    params, banned = sample.params, frozenset(sample.banned)
-    if not params.logit_bias and params.allowed_token_ids is None and sample.seen is None:
-        return list(islice((id for id in logits.ranked() if id not in banned), CANDIDATES))
+    params, banned, seen = sample.params, frozenset(sample.banned), set[int]()
+    if sample.seen is not None:
+        seen.update(filter(logits.says, (*sample.seen.prompt, *sample.seen.outputs)))
     biases: dict[int, float] = {}
     for id, bias in params.logit_bias:
         biases[id] = biases.get(id, 0.0) + bias
-    pool: Iterable[int] = params.allowed_token_ids or (*logits.ranked(), *biases)
+    # Of the ids about which nothing is said, only the likeliest few can be among the candidates.
+    others = (id for id in logits.ranked() if not (id in banned or id in biases or id in seen))
+    plain = list(islice(others, CANDIDATES))
+    if not biases and params.allowed_token_ids is None and sample.seen is None:
+        return plain
+    pool = params.allowed_token_ids or (*plain, *biases, *seen)
     changed = {id: logits.of(id) + biases.get(id, 0.0) for id in pool if id not in banned}
     if sample.seen is not None:
         _penalise(changed, params, sample.seen)

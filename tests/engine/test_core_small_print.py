@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from baton_engine.api import Complete, Sample
 from baton_engine.core import EngineCore
+from baton_engine.logit_changes import changed_logits
 from baton_protocol.errors import InvalidRequest
 from baton_protocol.ids import RequestId
 from baton_protocol.request import Request
@@ -33,6 +37,37 @@ def counts(runner: ScriptedRunner, choice: int = 0) -> list[dict[int, int]]:
     """What the outputs of a choice were said to be, sample by sample."""
     found = [each.seen for each in samples_of(runner) if each.choice == choice]
     return [dict(each.outputs) for each in found if each is not None]
+
+
+# --- what a request lists -----------------------------------------------------------------------
+
+
+class Counted(tuple[Any, ...]):
+    """Counts how often it is walked."""
+
+    walks = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.walks += 1
+        return super().__iter__()
+
+
+def test_what_a_request_lists_is_walked_when_it_comes_and_not_in_each_step() -> None:
+    lists: dict[str, Any] = {
+        "logit_bias": Counted([(5, 1.0), (6, 2.0)]),
+        "allowed_token_ids": Counted([5, 6, 7, 8]),
+        "bad_words": Counted([(6,), (7, 8)]),
+    }
+    engine, runner = scripted(lambda _: 7)
+    engine.submit(make_request("a", 4, max_tokens=5, **lists))
+    before = {name: each.walks for name, each in lists.items()}
+    drive(engine)
+    for sample in samples_of(runner):
+        [row] = changed_logits(torch.zeros(1, 100), [sample]).tolist()
+        said = {id: logit for id, logit in enumerate(row) if logit > -math.inf}
+        assert said == ({5: 1.0, 7: 0.0, 8: 0.0} if sample.position == 4 else {5: 1.0, 7: 0.0})
+    assert len(samples_of(runner)) == 5
+    assert {name: each.walks for name, each in lists.items()} == before
 
 
 # --- what penalties look at ---------------------------------------------------------------------

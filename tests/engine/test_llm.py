@@ -14,6 +14,7 @@ import torch
 from baton_engine import LLM, SamplingParams
 from baton_engine.errors import ModelError
 from baton_protocol.errors import InvalidRequest, PromptTooLong
+from baton_protocol.request import Request
 from tests.support.exactness import Tally, compare, reference
 from tests.support.tiny_models import prompt_of
 
@@ -200,6 +201,61 @@ def test_a_request_that_cannot_run_raises_and_leaves_nothing_running(llm: LLM) -
     with pytest.raises(InvalidRequest, match="empty"):
         llm.generate([[]], GREEDY)
     assert len(llm.generate(fine, GREEDY)[0].outputs[0].token_ids) == 24
+
+
+ALLOWED: dict[str, Any] = {
+    "allowed_token_ids": (60, 61, 62, 63),
+    "max_tokens": 6,
+    "temperature": 0.0,
+    "seed": 1,
+}
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ({"bad_words": [[60, 61], [62]]}, {"bad_words": ((60, 61), (62,))}),
+        ({"allowed_token_ids": [60, 61]}, {"allowed_token_ids": (60, 61)}),
+        ({"logit_bias": {61: 50.0}}, {"logit_bias": ((61, 50.0),)}),
+        ({"stop": "END"}, {"stop": ("END",)}),
+        (dict.fromkeys(("stop", "stop_token_ids", "logit_bias", "bad_words")), {}),
+    ],
+)
+def test_parameters_may_have_the_forms_that_vllms_users_know(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], meant: dict[str, Any]
+) -> None:
+    seen = []
+    submit = llm.engine.submit
+
+    def noted(request: Request) -> None:
+        seen.append(request.params)
+        submit(request)
+
+    monkeypatch.setattr(llm.engine, "submit", noted)
+    prompt = prompt_of(9, seed=2)
+    params = [SamplingParams(**(ALLOWED | each)) for each in (given, meant)]
+    loose, strict = llm.generate([prompt, prompt], params)
+    assert seen == [params[1]] * 2
+    assert loose.outputs == strict.outputs
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("bad_words", ["foo"]),
+        ("stop", 3),
+        ("logit_bias", {"a": 1.0}),
+        ("stop_token_ids", ["x"]),
+        ("max_tokens", "5"),
+    ],
+)
+def test_a_value_of_a_wrong_type_is_refused_by_its_fields_name(
+    llm: LLM, field: str, value: object
+) -> None:
+    wrong: dict[str, Any] = {field: value}
+    with pytest.raises(InvalidRequest, match=rf"\$\.{field}") as caught:
+        llm.generate(prompt_of(9, seed=2), SamplingParams(**wrong))
+    assert caught.value.param == field
 
 
 def test_a_folder_without_a_tokenizer_serves_ids_only(

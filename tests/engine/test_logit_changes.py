@@ -15,10 +15,10 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from baton_engine.api import Sample, Seen
+from baton_engine.api import Listed, Sample, Seen
 from baton_engine.logit_changes import changed_logits
 from baton_engine.noise import gumbel, noise_keys
-from baton_engine.outcome import banned_ids
+from baton_engine.outcome import Bans
 from baton_engine.sampling import sample
 from baton_protocol.sampling import SamplingParams
 
@@ -152,6 +152,24 @@ def test_each_row_of_a_batch_is_changed_by_its_own_request() -> None:
     ]
 
 
+def test_ids_that_stand_in_an_array_are_taken_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing but the few outputs is read id by id."""
+    read: list[int] = []
+    fromiter = np.fromiter
+
+    def counted(ids: Any, dtype: Any, count: int) -> Any:
+        read.append(count)
+        return fromiter(ids, dtype, count)
+
+    monkeypatch.setattr(np, "fromiter", counted)
+    params = SamplingParams(
+        repetition_penalty=2.0, frequency_penalty=0.5, logit_bias=((0, 1.0),) * 9
+    )
+    row = Sample(0, 400, params, seen=seen(range(300), [1, 2]), listed=Listed.of(params))
+    changed_logits(torch.ones(1, 300), [row])
+    assert set(read) == {2}
+
+
 @pytest.mark.parametrize("penalty", [0.7, 1.1, 1.8])
 def test_a_repetition_penalty_is_that_of_transformers(penalty: float) -> None:
     from transformers import RepetitionPenaltyLogitsProcessor
@@ -171,7 +189,7 @@ def test_a_repetition_penalty_is_that_of_transformers(penalty: float) -> None:
 def bans(outputs: list[int], prompt: list[int] | None = None, **params: Any) -> set[int]:
     tokens = [*(prompt or [7, 8]), *outputs]
     values = SamplingParams(max_tokens=50, **params)
-    return set(banned_ids(values, (99,), tokens, num_outputs=len(outputs), vocab_size=100))
+    return set(Bans(values).ids((99,), tokens, num_outputs=len(outputs), vocab_size=100))
 
 
 def test_a_word_of_one_id_is_always_banned() -> None:
@@ -322,7 +340,7 @@ def test_a_batch_with_all_fields_on_gives_the_ids_of_a_slow_reference(
     for row, each in enumerate(params):
         prompt_len = data.draw(st.integers(1, len(tokens)))
         prompt, outputs = tokens[:prompt_len], tokens[prompt_len:]
-        banned = banned_ids(each, (), tokens, num_outputs=len(outputs), vocab_size=VOCAB)
+        banned = Bans(each).ids((), tokens, num_outputs=len(outputs), vocab_size=VOCAB)
         known = seen(prompt, outputs) if each.penalized else None
         samples.append(Sample(row % 3, len(tokens), each, banned, known))
         id, margin = slow_sample(logits[row].tolist(), each, prompt, outputs, row % 3)

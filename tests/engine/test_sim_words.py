@@ -11,9 +11,12 @@ from typing import Any
 
 import pytest
 
+from baton_engine.api import Sample, Seen
 from baton_engine.core import EngineCore
 from baton_engine.errors import SettingsError
 from baton_engine.sim import SimSettings, build_sim
+from baton_engine.sim_words import Vocabulary, _Logits
+from baton_protocol.sampling import SamplingParams
 from tests.support.engine_core import Run, make_request, run_all
 
 PROMPT = list(range(40, 53))
@@ -75,6 +78,30 @@ def test_only_allowed_ids_are_said_and_bad_words_never(how: dict[str, Any]) -> N
     assert word not in set(pairwise(without))
     assert 100 not in without
     assert len(without) == 60
+
+
+def test_where_all_that_it_says_is_banned_it_says_the_lowest_id_that_is_not() -> None:
+    words = tuple((id,) for id in (0, 1, 3, *range(32, 127)))
+    assert set(ids(bad_words=words)) == {2}
+    assert set(ids(bad_words=words, presence_penalty=1.0)) == {2}
+
+
+def test_of_a_large_vocabulary_only_the_likeliest_and_what_is_said_of_are_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked: list[int] = []
+    of = _Logits.of
+
+    def counted(self: _Logits, id: int) -> float:
+        looked.append(id)
+        return of(self, id)
+
+    monkeypatch.setattr(_Logits, "of", counted)
+    params = SamplingParams(temperature=0.0, frequency_penalty=-2.0, logit_bias=((7, 1.0),))
+    said = Sample(0, 9, params, seen=Seen((), {123: 100_000}))
+    assert Vocabulary(first=0, end=150_000).says(5, said).id == 123  # unlikely before the penalty
+    assert {7, 123} < set(looked)
+    assert len(looked) < 50
 
 
 def test_a_frequency_penalty_spreads_what_is_said() -> None:
