@@ -96,6 +96,8 @@ class Table:
     def open(self, job: PrefillJob | RunJob, link: Link) -> None:
         """A new request, or a newer attempt of one."""
         live = open_live(job, link, self._tokenizer, self._clock())
+        if (older := self._live.get(live.id)) is not None:
+            self._give_up(older)
         self._forget(live.id)
         if live.open_choices:
             self._live[live.id] = live

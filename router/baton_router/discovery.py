@@ -20,7 +20,7 @@ from baton_router.links import Link, LinkTable
 # for so long after an address was new.
 EAGER_S = 0.1
 EAGER_FOR_S = 5.0
-# Polls in a row that an address must be absent before its broken link is given up.
+# An address must be absent for so many intervals before its broken link is given up.
 MISSES = 3
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class Discovery:
         self._static = [address.rstrip("/") for address in static]
         self._interval_s = interval_s
         self._forget = forget
-        self._absent: dict[str, int] = {}
+        self._absent: dict[str, float] = {}  # since when
         self._eager_until = 0.0
         self.reachable: bool | None = None  # None: not asked yet
 
@@ -83,8 +83,8 @@ class Discovery:
         for address, link in list(self._table.links.items()):
             if link.up or address in listed or address in self._static:
                 continue
-            self._absent[address] = self._absent.get(address, 0) + 1
-            if self._absent[address] >= MISSES:
+            now = asyncio.get_running_loop().time()
+            if now - self._absent.setdefault(address, now) >= MISSES * self._interval_s:
                 del self._absent[address]
                 await self._table.remove(address)
                 self._forget(link)

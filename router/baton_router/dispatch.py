@@ -124,7 +124,10 @@ class Dispatcher:
     def on_lost(self, node: NodeId, cause: Loss, alive_at: float) -> None:
         for flight in self._on(node):
             blamed = flight.placed_at <= alive_at
-            self._apply(flight, flight.record.on_lost(node, cause, blamed=blamed))
+            try:
+                self._apply(flight, flight.record.on_lost(node, cause, blamed=blamed))
+            except Exception:  # our bug; the others that the node served are placed again
+                self._broke(flight)
 
     def on_resumed(self, node: NodeId) -> None:
         for flight in self._on(node):
@@ -205,6 +208,8 @@ class Dispatcher:
         found = self._places.find(flight, stored, self._clock())
         if isinstance(found, Placement) and found.prefill is not None:
             self._take(flight, found)
+        elif record.decode is not None and not self._places.reachable(record.decode):
+            self._apply(flight, record.on_lost(record.decode, "link"))  # both went at once
         else:
             self._apply(flight, record.no_first(f"prefill node {lost} is lost"))
 
@@ -290,9 +295,12 @@ class Dispatcher:
         try:
             await work()
         except Exception:
-            logger.exception("%s could not be placed", flight.id, extra={"request": flight.id})
-            told = InternalError(f"the router failed; its log says why, under {flight.id}")
-            self.cancel(flight, told.record())
+            self._broke(flight)
+
+    def _broke(self, flight: Flight) -> None:
+        logger.exception("the request could not be placed", extra={"request": flight.id})
+        told = InternalError(f"the router failed; its log says why, under {flight.id}")
+        self.cancel(flight, told.record())
 
     def _cease(self, flight: Flight) -> None:
         if flight.task is not None and flight.task is not asyncio.current_task():

@@ -45,7 +45,7 @@ from baton_text.artifacts import ArtifactError
 # A node whose artifacts could not be had is asked again after this long, while its link is up.
 RETRY_MODEL_S = 1.0
 WATCH_S = 0.5
-IDLE_REPORT_S = 1.0  # an idle engine says so as often; only then it begins to stand still
+IDLE_REPORT_S = 1.5  # an idle engine says so oftener; only then it begins to stand still
 KEPT_ABORTS = 4096
 
 logger = logging.getLogger(__name__)
@@ -165,7 +165,7 @@ class Fleet:
         self.view.lost(node)
         if silent:
             logger.warning("%s does not answer pings", node, extra={"node": node})
-            self._lose(node, "pings", link.heard_at)
+            self._lose(node, "pings", link.due_at)
         else:
             loop = asyncio.get_running_loop()
             self._broken[node] = loop.call_later(self._patience_s, self._lose, node, "link")
@@ -202,7 +202,10 @@ class Fleet:
                 self.view.stood_still(late)
             for node in self.view.standing(self._stall_timeout_s):
                 logger.warning("the engine of %s makes no step", node, extra={"node": node})
-                self._lose(node, "stalled", self.view.nodes[node].moved_at + IDLE_REPORT_S)
+                try:
+                    self._lose(node, "stalled", self.view.nodes[node].moved_at + IDLE_REPORT_S)
+                except Exception:  # our bug; the watch goes on
+                    logger.exception("%s was not given up", node, extra={"node": node})
 
     async def close(self) -> None:
         for timer in self._broken.values():

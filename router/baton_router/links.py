@@ -109,6 +109,11 @@ class Link:
             self._wake.set()
 
     @property
+    def due_at(self) -> float:
+        """Until then (the clock) nothing says that the node is not well."""
+        return self.heard_at + PING_S
+
+    @property
     def idle(self) -> bool:
         """Nothing is waiting to be written."""
         return not self._outgoing

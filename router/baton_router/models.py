@@ -20,6 +20,8 @@ from baton_text.defaults import generation_defaults
 from baton_text.tokenizer import LONG_TEXT, Tokenizer
 
 FETCH_TIMEOUT_S = 30.0
+# Other nodes wait for the same model: one that froze in mid-answer must not keep them for long.
+SILENCE_S = 3.0
 # Models of past roll-outs that are kept; one is in use, or two while a pool rolls.
 KEPT_MODELS = 4
 
@@ -90,7 +92,9 @@ class ModelStore:
     async def _fetch(self, report: NodeReport, address: str, name: str) -> bytes:
         digest = report.artifacts[name]
         url = f"{address}/artifacts/{digest}"
-        timeout = aiohttp.ClientTimeout(total=FETCH_TIMEOUT_S)
+        timeout = aiohttp.ClientTimeout(
+            total=FETCH_TIMEOUT_S, sock_connect=SILENCE_S, sock_read=SILENCE_S
+        )
         async with self._session.get(url, timeout=timeout) as response:
             if response.status != 200:
                 raise FetchError(f"{name} of {report.node}: {url} answered {response.status}")

@@ -55,7 +55,8 @@ from baton_router.actions import (
 Phase = Literal["waiting", "handoff", "running", "over"]
 
 MAX_STRIKES = 3
-# Refusals that another node may not have ("busy", "draining") are followed up to this attempt.
+# So many refusals that another node may not have ("busy", "draining") are followed by another try.
+# A request whose client has tokens is tried until its deadline.
 MAX_ATTEMPTS = 16
 
 
@@ -76,6 +77,7 @@ class RequestRecord:
         self.open = set(range(request.params.n))
         self.strikes = 0
         self._losses = 0  # in a row without progress
+        self._refusals = 0
         self._progress = False  # since the last loss
         self._decode_epoch = Epoch("")
         self._chunks = 0
@@ -160,7 +162,8 @@ class RequestRecord:
             return self.no_first(failed.error.message)
         if not self._serves(node) or failed.attempt != self.attempt:
             return []
-        if failed.error.retryable and self.attempt < MAX_ATTEMPTS:
+        if failed.error.retryable and (self.tokens or self._refusals < MAX_ATTEMPTS):
+            self._refusals += 1
             return self._replace("refused", node, aborted=False)
         return self._fail(failed.error, gone=node)
 
@@ -177,7 +180,8 @@ class RequestRecord:
             return [Send(node, self._abort()), Regroup(cause, node)]
         if not self._serves(node):
             return []
-        self._strike(blamed)
+        if not self._regroups:  # else its pair is lost in one event, which is one strike
+            self._strike(blamed)
         return self._replace(cause, node)
 
     def on_resumed(self, node: NodeId) -> list[Action]:
@@ -202,6 +206,11 @@ class RequestRecord:
     def on_probation(self) -> bool:
         """One more strike and it is over."""
         return self.strikes >= MAX_STRIKES - 1 and not self._progress
+
+    @property
+    def _regroups(self) -> bool:
+        """Its prefill node is lost, and what becomes of it is not decided yet."""
+        return self.phase == "handoff" and self.prefill is None
 
     @property
     def tokens(self) -> int:

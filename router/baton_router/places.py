@@ -10,7 +10,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from baton_protocol.ids import BlockHash, Epoch
+from baton_protocol.ids import BlockHash, Epoch, NodeId
 from baton_router.flights import Flight
 from baton_router.markers import Markers
 from baton_router.placement import Missing, Placement, Policy, place
@@ -32,6 +32,11 @@ class Places:
     async def stored(self, kind: Kind, chunks: Sequence[BlockHash]) -> list[bool]:
         """Which of these chunks the store holds; all False where its index is silent."""
         return await self._markers.stored(kind.fingerprint, chunks)
+
+    def reachable(self, node: NodeId) -> bool:
+        """Whether its link is up."""
+        view = self.view.nodes.get(node)
+        return view is not None and view.connected
 
     def existing(self, flight: Flight, stored: Stored) -> int:
         """How many of the prompt's chunks exist somewhere."""

@@ -83,6 +83,7 @@ def test_a_newer_attempt_takes_the_place_of_an_older_one(node: TableNode) -> Non
     after = begin(node, RunJob(new))
     node.say(*tokens_of(old, 0, b"abc"), *tokens_of(new, 0, b"abc")[1:])
     assert (len(before.frames), len(after.deltas())) == (0, 2)
+    assert node.sent == [RunJob(old), Abort(old.id, 1), RunJob(new)]
     assert node.table.goes_on(RunJob(old), Pipe())
 
 

@@ -262,6 +262,13 @@ def test_lost_prefill_nodes_are_strikes_too() -> None:
     assert error(rec.judge(0)).code == "request_kills_nodes"
 
 
+def test_a_pair_that_is_lost_at_once_is_one_strike() -> None:
+    rec = record()
+    assert isinstance(rec.on_lost(PREFILL, "link")[-1], Regroup)
+    assert isinstance(rec.on_lost(DECODE, "link")[-1], Replace)
+    assert rec.strikes == 1
+
+
 def test_a_request_that_would_be_on_probation_does_not_stay_with_its_decode_node() -> None:
     rec = record()
     rec.on_lost(DECODE, "link")
@@ -321,10 +328,18 @@ def test_a_retryable_failure_is_placed_again_without_a_strike() -> None:
 
 def test_refusals_end_with_the_error_itself() -> None:
     rec = record(split=False)
-    for attempt in range(1, MAX_ATTEMPTS):
+    for attempt in range(1, MAX_ATTEMPTS + 1):
         rec.on_failed(DECODE, JobFailed(RID, attempt, BUSY))
         rec.placed(DECODE, EPOCH)
-    assert rec.on_failed(DECODE, JobFailed(RID, MAX_ATTEMPTS, BUSY)) == [Failed(BUSY)]
+    assert rec.on_failed(DECODE, JobFailed(RID, MAX_ATTEMPTS + 1, BUSY)) == [Failed(BUSY)]
+
+
+def test_what_has_begun_is_not_ended_by_refusals() -> None:
+    rec = record(split=False)
+    rec.on_delta(DECODE, delta(0, 0, 5))
+    for attempt in range(1, 2 * MAX_ATTEMPTS):
+        assert isinstance(rec.on_failed(DECODE, JobFailed(RID, attempt, BUSY))[-1], Replace)
+        rec.placed(DECODE, EPOCH)
 
 
 # --- links that come back -------------------------------------------------------------------------

@@ -61,7 +61,7 @@ class Pool(RuleBasedStateMachine):
         self.serving: dict[int, set[NodeId]] = {}
         self.aborted: set[tuple[NodeId, int]] = set()
         self.over: str | None = None
-        self.strikes = self.chunks = 0
+        self.strikes = self.chunks = self.refusals = 0
         self.progress = False
         self.regrouping = False
         self.may_fail: ErrorRecord | None = None  # what a node just said, or the router
@@ -204,7 +204,9 @@ class Pool(RuleBasedStateMachine):
                 self.check_send(action)
                 self.nodes[action.node].receive(action.frame)
             elif isinstance(action, Replace | Regroup):
-                if action.cause != "refused":
+                if action.cause == "refused":
+                    self.refusals += 1
+                elif not self.regrouping:
                     self.strikes = 0 if self.progress else self.strikes + 1
                     self.progress = False
                 self.regrouping = isinstance(action, Regroup)
@@ -230,7 +232,7 @@ class Pool(RuleBasedStateMachine):
             assert self.strikes >= MAX_STRIKES
         else:
             assert error == self.may_fail
-            assert error != BUSY or self.record.attempt == MAX_ATTEMPTS
+            assert error != BUSY or (self.refusals == MAX_ATTEMPTS and not any(self.told))
 
     def check_send(self, send: Send) -> None:
         frame, attempt = send.frame, self.record.attempt

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -220,6 +221,8 @@ async def test_a_node_that_froze_before_it_got_a_request_is_not_held_against_it(
     monkeypatch.setattr(links, "PING_S", 0.2)
     async with running(decode) as client:
         decode.freeze()
+        link = client.router._table.links[decode.address]
+        await until(lambda: time.monotonic() > link.due_at)
         answer = completing(client)
         await until(lambda: [record.attempt for record in records(client)] == [1])
         (record,) = records(client)

@@ -116,7 +116,7 @@ async def test_a_node_that_refuses_for_ever_is_the_clients_error(
         status, body, headers = await completing(client)
         assert (status, body["error"]["code"]) == (503, "busy")
         assert headers["retry-after"] == "1"
-        assert len(decode.got_of(RunJob)) == MAX_ATTEMPTS
+        assert len(decode.got_of(RunJob)) == MAX_ATTEMPTS + 1
 
 
 # --- nobody is ready ------------------------------------------------------------------------------
