@@ -40,7 +40,7 @@ from baton_node.index_watch import IndexWatch
 from baton_node.jobs import PADDING
 from baton_protocol.ids import BlockHash, BlockId, Epoch, Fingerprint, NodeId, RequestId
 from baton_protocol.layout import KVLayout
-from baton_protocol.store import InboxEntry, Marker
+from baton_protocol.store import InboxEntry, Marker, StoreHealth
 
 logger = logging.getLogger(__name__)
 
@@ -115,6 +115,9 @@ class StoreConnector:
         """Whether chunks can be published now: the index answers and takes writes, and a data
         server takes chunks. Any thread may ask."""
         return not self._trouble()
+
+    def store_health(self) -> StoreHealth:
+        return "up" if self.healthy() else "down"
 
     def lookup(self, request: RequestId, attempt: int, hashes: Sequence[BlockHash]) -> None:
         if self._watch.away:

@@ -64,7 +64,6 @@ class DeskOptions:
     load_every_s: float = 0.2
     events_every_s: float = 0.1
     speeds: Speeds = field(default_factory=Speeds)
-    has_store: bool = True
 
 
 class Desk:
@@ -99,7 +98,6 @@ class Desk:
             speeds,
             connector,
             options.epoch,
-            has_store=options.has_store,
             load_every_s=options.load_every_s,
             events_every_s=options.events_every_s,
         )

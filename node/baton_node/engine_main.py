@@ -23,7 +23,6 @@ from baton_node.desk import Desk, DeskOptions
 from baton_node.frames import Ready, SetupFailed, Start
 from baton_node.nostore import NoStore
 from baton_node.parent import die_with
-from baton_node.plane import store_health
 from baton_node.port import PortClosed, SocketPort
 from baton_node.settings import NodeSettings, SetupError
 from baton_protocol.ids import Epoch, NodeId
@@ -66,7 +65,7 @@ def _serve(port: SocketPort, start: Start) -> int:
         return 1
     try:
         speeds = _measure(settings, engine, connector)
-        port.send(_ready(engine, speeds, store_health(bool(settings.index_url), connector)))
+        port.send(_ready(engine, speeds, connector.store_health()))
         _desk(settings, epoch, engine, connector, port, speeds).run()
     finally:
         connector.close()
@@ -134,7 +133,6 @@ def _desk(
         load_every_s=settings.load_every_s,
         events_every_s=settings.events_every_s,
         speeds=speeds,
-        has_store=bool(settings.index_url),
     )
     return Desk(engine, connector, port, options)
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from baton_engine.api import ChunkRef, ConnectorEvent, Copied, Fetched, LookedUp, Published
 from baton_protocol.ids import BlockHash, BlockId, RequestId
-from baton_protocol.store import InboxEntry, Marker
+from baton_protocol.store import InboxEntry, Marker, StoreHealth
 
 WHY = "this node has no store"
 
@@ -42,6 +42,9 @@ class NoStore:
     def healthy(self) -> bool:
         """Nothing can be published."""
         return False
+
+    def store_health(self) -> StoreHealth:
+        return "none"
 
     def lookup(self, request: RequestId, attempt: int, hashes: Sequence[BlockHash]) -> None:
         self._emit(LookedUp(request, attempt, (None,) * len(hashes)))

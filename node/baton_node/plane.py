@@ -23,12 +23,9 @@ class Measured(Protocol):
         given. Cheap, and asked at every turn of the loop."""
         ...
 
-
-def store_health(has_store: bool, plane: Measured) -> StoreHealth:
-    """What routers are told of the store."""
-    if not has_store:
-        return "none"
-    return "up" if plane.healthy() else "down"
+    def store_health(self) -> StoreHealth:
+        """What routers are told of the store: healthy() in their words, or that there is none."""
+        ...
 
 
 class Connector(KVConnector, Measured, Protocol):

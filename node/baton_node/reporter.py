@@ -10,11 +10,10 @@ from __future__ import annotations
 from baton_engine.api import Engine
 from baton_node.counters import Counters
 from baton_node.frames import ToServer
-from baton_node.plane import Measured, store_health
+from baton_node.plane import Measured
 from baton_node.speeds import SpeedMeter
 from baton_protocol.ids import Epoch
 from baton_protocol.link import CacheEvents, Load
-from baton_protocol.store import StoreHealth
 
 AT_LEAST_EVERY_S = 1.0
 
@@ -28,7 +27,6 @@ class Reporter:
         plane: Measured,
         epoch: Epoch,
         *,
-        has_store: bool,
         load_every_s: float,
         events_every_s: float,
     ) -> None:
@@ -37,7 +35,6 @@ class Reporter:
         self._speeds = speeds
         self._plane = plane
         self._epoch = epoch
-        self._has_store = has_store
         self._load_every_s = load_every_s
         self._events_every_s = events_every_s
         self._next_load = self._next_events = self._must_load = 0.0
@@ -52,10 +49,7 @@ class Reporter:
         """The node's figures now. The server knows the state; to the engine it is ready."""
         self._speeds.transfers(*self._plane.rates())
         load = self._counters.merge(self._engine.load(), parked)
-        return Load(self._epoch, "ready", self._speeds.speeds(), load, self._store())
-
-    def _store(self) -> StoreHealth:
-        return store_health(self._has_store, self._plane)
+        return Load(self._epoch, "ready", self._speeds.speeds(), load, self._plane.store_health())
 
     def due(self, now: float, parked: int) -> list[ToServer]:
         """The frames whose time has come."""
@@ -65,7 +59,9 @@ class Reporter:
             change = self._engine.cache_changes()
             if change.stored or change.evicted:
                 frames.append(CacheEvents(self._epoch, change.stored, change.evicted))
-        if now >= self._next_load or (self._last and self._last.store != self._store()):
+        if now >= self._next_load or (
+            self._last and self._last.store != self._plane.store_health()
+        ):
             self._next_load = now + self._load_every_s
             load = self.load(parked)
             if load != self._last or now >= self._must_load:

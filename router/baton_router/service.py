@@ -76,16 +76,9 @@ class Router:
             self._index, timeout_s=settings.lookup_timeout_ms / 1000, clock=clock
         )
         metrics = RouterMetrics(self.view)
-        policy = Policy(
-            handoff=settings.handoff,
-            min_tokens=settings.handoff_min_tokens,
-            slack_ms=settings.handoff_slack_ms,
-            slack_share=settings.handoff_slack_share,
-            missing_role=settings.missing_role,
-        )
         self.dispatcher = Dispatcher(
             self.fleet,
-            Places(self.view, self._markers, policy, self._rng),
+            Places(self.view, self._markers, _policy(settings), self._rng),
             metrics,
             unready_wait_s=settings.unready_wait_s,
             clock=clock,
@@ -207,6 +200,16 @@ class Router:
     def _busy(self) -> bool:
         writing = any(not link.idle for link in self._table.links.values())
         return writing or self.api.answering > 0
+
+
+def _policy(settings: RouterSettings) -> Policy:
+    return Policy(
+        handoff=settings.handoff,
+        min_tokens=settings.handoff_min_tokens,
+        slack_ms=settings.handoff_slack_ms,
+        slack_share=settings.handoff_slack_share,
+        missing_role=settings.missing_role,
+    )
 
 
 async def run(settings: RouterSettings, started: Callable[[str, int], None] | None = None) -> None:

@@ -36,6 +36,9 @@ class Moody(NoStore):
     def healthy(self) -> bool:
         return self.well
 
+    def store_health(self) -> StoreHealth:
+        return "up" if self.well else "down"
+
     def lookup(self, request: RequestId, attempt: int, hashes: Sequence[BlockHash]) -> None:
         self.asked.append(request)
         super().lookup(request, attempt, hashes)
@@ -87,7 +90,7 @@ def test_a_change_of_the_stores_health_is_reported_at_once() -> None:
 
 
 def test_a_node_without_a_store_says_so() -> None:
-    node = DeskNode("n0", lambda _: NoStore(), has_store=False)
+    node = DeskNode("n0", lambda _: NoStore())
     node.desk.turn()
     assert told(node) == ["none"]
     node.close()

@@ -19,7 +19,8 @@ from typing import Any
 import psutil
 
 from tests.support.http import Json, exchange
-from tests.support.role_process import RoleProcess, mark_of
+from tests.support.pool import mark_of
+from tests.support.role_process import RoleProcess
 from tests.support.store_faults import FaultyStore
 from tests.support.wire import Watch, Wire, WireLoop
 from tests.support.witness import Witness

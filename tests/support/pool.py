@@ -176,7 +176,7 @@ class Pool:
 
     def processes(self) -> list[psutil.Process]:
         """Everything alive that this pool started, `baton up` included."""
-        return [one for one in psutil.process_iter() if _mark_of(one) == self._mark]
+        return [one for one in psutil.process_iter() if mark_of(one) == self._mark]
 
     def stop(self, number: signal.Signals = signal.SIGINT) -> None:
         """One signal, as Ctrl-C would; then exit code 0, no process, no temporary file."""
@@ -220,7 +220,8 @@ def _busy(state: dict[str, Any]) -> bool:
     )
 
 
-def _mark_of(process: psutil.Process) -> str:
+def mark_of(process: psutil.Process) -> str:
+    """The mark that a living process carries."""
     try:
         if process.status() == psutil.STATUS_ZOMBIE:
             return ""

@@ -18,12 +18,11 @@ from pathlib import Path
 import psutil
 
 from baton.up import reserve_port
+from tests.support.pool import MARK
 from tests.support.wire import WireLoop
 
 END_S = 30.0
 LOG_TAIL = 3000
-# In the environment of each process below one.
-MARK = "CLUSTER_UNDER_TEST"
 
 
 class RoleProcess:
@@ -118,13 +117,3 @@ class RoleProcess:
         except psutil.NoSuchProcess:
             return []
         return engines
-
-
-def mark_of(process: psutil.Process) -> str:
-    """The mark that a living process carries."""
-    try:
-        if process.status() == psutil.STATUS_ZOMBIE:
-            return ""
-        return str(process.environ().get(MARK, ""))
-    except (psutil.Error, OSError):
-        return ""  # gone meanwhile, or somebody else's
