@@ -28,12 +28,12 @@ State = Literal["starting", "running", "waiting", "stopping", "ended"]
 @dataclass(frozen=True)
 class ChildSpec:
     """`name` is unique in the pool and, for nodes, the node's id. `variables` are this child's
-    own, beside those that all children inherit."""
+    own, beside those that all children inherit; they may hold a password."""
 
     name: str
     role: str
     argv: tuple[str, ...]
-    variables: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass

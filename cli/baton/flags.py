@@ -1,8 +1,9 @@
 """One frozen record per command says its flags; argparse, variables and argv follow from it.
 
 In: a dataclass whose fields were made with `flag()`. Out: flags in an argparse parser, the values
-given by command line and environment merged into a record, and a record turned back into argv (how
-`baton up` tells its children what to do). A flag is `--field-name`, its variable BATON_FIELD_NAME.
+given by command line and environment merged into a record, and a record turned back into argv and
+variables (how `baton up` tells its children what to do). A flag is `--field-name`, its variable
+BATON_FIELD_NAME.
 """
 
 from __future__ import annotations
@@ -35,9 +36,13 @@ def flag(
     most: float | None = None,
     excludes: str = "",
     hidden: bool = False,
+    secret: bool = False,
+    positional: bool = False,
 ) -> Any:
     """A field that is a flag. `excludes` names a field that may not be given beside this one;
-    hidden flags have no variable and no line in --help."""
+    hidden flags have no variable and no line in --help. A secret one may hold a password: it is in
+    no repr, and children are told by its variable. A positional one is a word without a name, which
+    must be given."""
     meta = {
         "help": help,
         "metavar": metavar,
@@ -45,8 +50,10 @@ def flag(
         "most": most,
         "excludes": excludes,
         "hidden": hidden,
+        "secret": secret,
+        "positional": positional,
     }
-    return field(default=default, metadata=meta)
+    return field(default=default, metadata=meta, repr=not secret)
 
 
 @dataclass(frozen=True)
@@ -62,6 +69,8 @@ class Flag:
     most: float | None
     excludes: str
     hidden: bool
+    secret: bool
+    positional: bool
 
     @property
     def option(self) -> str:
@@ -70,6 +79,10 @@ class Flag:
     @property
     def variable(self) -> str:
         return PREFIX + self.name.upper()
+
+    @property
+    def has_variable(self) -> bool:
+        return not (self.hidden or self.positional)
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -120,6 +133,9 @@ def add_flags(parser: argparse.ArgumentParser, record: type) -> None:
 
 
 def _add_flag(group: argparse._ArgumentGroup, item: Flag) -> None:
+    if item.positional:
+        group.add_argument(item.name, metavar=item.metavar, help=item.help)
+        return
     kwargs: dict[str, Any] = {"dest": item.name, "default": argparse.SUPPRESS}
     kwargs["help"] = argparse.SUPPRESS if item.hidden else _help(item)
     if item.hint is bool:
@@ -137,7 +153,7 @@ def merge(record: type[R], given: Mapping[str, Any], variables: Mapping[str, str
     _check_exclusive(known, values, lambda item: item.option)
     from_environment = {}
     for item in known:
-        text = "" if item.hidden else variables.get(item.variable, "")
+        text = variables.get(item.variable, "") if item.has_variable else ""
         if text and item.name not in values:
             from_environment[item.name] = _from_variable(item, text)
     for item in known:
@@ -150,12 +166,22 @@ def merge(record: type[R], given: Mapping[str, Any], variables: Mapping[str, str
     return record(**values, **from_environment)
 
 
+def to_variables(options: Any) -> dict[str, str]:
+    """The variables that make what is secret in `options`: a command line is seen by everybody on
+    the machine, a process's environment by its owner only."""
+    return {
+        item.variable: item.show(getattr(options, item.name))
+        for item in flags_of(type(options))
+        if item.secret and getattr(options, item.name) != item.default
+    }
+
+
 def to_argv(options: Any) -> list[str]:
-    """The flags that make `options` out of an empty environment."""
+    """The flags that, with to_variables(), make `options`."""
     argv = []
     for item in flags_of(type(options)):
         value = getattr(options, item.name)
-        if value == item.default:
+        if value == item.default or item.secret:
             continue
         if item.hint is bool:
             argv.append(item.option if value else "--no-" + item.option.removeprefix("--"))

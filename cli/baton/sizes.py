@@ -38,3 +38,10 @@ def show_size(size: int) -> str:
         if size >= factor and size % factor == 0:
             return f"{size // factor}{unit}"
     return str(size)
+
+
+def about_size(size: float) -> str:
+    """For people: 1.4 GiB, 312 MiB."""
+    if size >= _UNITS["gib"]:
+        return f"{size / _UNITS['gib']:.1f} GiB"
+    return f"{size / _UNITS['mib']:.0f} MiB"

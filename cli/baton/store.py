@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from baton.children import Backoff
 from baton.errors import CommandError
-from baton.options import UpOptions
+from baton.options import StoreLoginOptions, UpOptions
 from baton_kvstore.errors import StoreError
 
 if TYPE_CHECKING:
@@ -25,8 +25,10 @@ LOOK_S = 0.5
 
 @dataclass(frozen=True)
 class StoreUrls:
-    index: str
-    data: tuple[str, ...]
+    """They may hold a password."""
+
+    index: str = field(repr=False)
+    data: tuple[str, ...] = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,17 @@ class OpenStore:
                 note(f"the store cannot be started: {error}")
 
 
+def logged_in(options: StoreLoginOptions, *urls: str) -> list[str]:
+    """The URLs with --redis-username and --redis-password; "" stays "". Raise CommandError."""
+    from baton_kvstore.endpoint import with_login
+
+    login = (options.redis_username, options.redis_password)
+    try:
+        return [with_login(url, *login) if url else "" for url in urls]
+    except StoreError as error:
+        raise CommandError(str(error)) from error
+
+
 @contextmanager
 def open_store(options: UpOptions) -> Iterator[OpenStore]:
     """Raise CommandError in one line where there is no store to be had."""
@@ -77,9 +90,8 @@ def open_store(options: UpOptions) -> Iterator[OpenStore]:
 def _check_given(options: UpOptions) -> StoreUrls:
     from baton_kvstore.settings import StoreSettings, check_reachable
 
-    given = StoreSettings(
-        index_url=options.redis_index, data_urls=options.redis_data, pool=options.pool
-    )
+    index, *data = logged_in(options, options.redis_index, *options.redis_data)
+    given = StoreSettings(index_url=index, data_urls=tuple(data), pool=options.pool)
     try:
         given.check()
         for url in (given.index_url, *given.data_urls):

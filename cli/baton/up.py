@@ -19,7 +19,7 @@ from baton.children import ChildSpec
 from baton.display import Display
 from baton.environment import for_children
 from baton.errors import CommandError
-from baton.flags import to_argv
+from baton.flags import to_argv, to_variables
 from baton.gpus import Share, list_gpus, share_gpus
 from baton.machine import cores, cpu_flags, decide_dtype, share_cores
 from baton.model_folder import find_model, read_config, weight_bytes
@@ -65,6 +65,11 @@ def settle(options: UpOptions) -> UpOptions:
         )
     if bool(options.redis_index) != bool(options.redis_data):
         raise CommandError("give both --redis-index and --redis-data, or neither")
+    if (options.redis_username or options.redis_password) and not options.redis_index:
+        raise CommandError(
+            "--redis-username and --redis-password log in to a Redis of yours: give --redis-index"
+            " and --redis-data too, or leave them (and their variables) out"
+        )
     options = replace(options, chat_template=check_template(options.chat_template) or "")
     if options.engine == "sim" and not options.model:
         return options
@@ -173,7 +178,8 @@ def router_options(options: UpOptions, store: StoreUrls) -> RouterOptions:
 def _child(
     words: str, name: str, options: CommonOptions, variables: Mapping[str, str]
 ) -> ChildSpec:
-    return ChildSpec(name, words, (*PYTHON, words, *to_argv(options)), variables)
+    told = {**variables, **to_variables(options)}
+    return ChildSpec(name, words, (*PYTHON, words, *to_argv(options)), told)
 
 
 async def _up(options: UpOptions, started: float) -> None:

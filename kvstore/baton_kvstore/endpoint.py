@@ -5,7 +5,8 @@
     rediss://...          the same over TLS; ?ssl_ca_certs=FILE, ssl_certfile=FILE,
                           ssl_keyfile=FILE, ssl_cert_reqs=required|none, ssl_check_hostname=...
 
-In: text a user typed. Out: an `Endpoint` whose `label` (and repr) never holds the password.
+In: text a user typed, and perhaps a login told apart from it. Out: an `Endpoint` whose `label` (and
+repr) never holds the password.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import ssl
 from dataclasses import dataclass, field
 from typing import Literal
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from baton_kvstore.errors import StoreMisconfigured
 
@@ -108,3 +109,17 @@ def parse_endpoint(url: str) -> Endpoint:
         password=unquote(parts.password or ""),
         options=tuple(sorted(query.items())),
     )
+
+
+def with_login(url: str, username: str, password: str) -> str:
+    """`url` with this login, whatever characters are in it, or as it is where it has its own. Raise
+    StoreMisconfigured for what is no URL."""
+    endpoint = parse_endpoint(url)
+    if endpoint.username or endpoint.password or not (username or password):
+        return url
+    try:
+        login = f"{quote(username, safe='')}:{quote(password, safe='')}"
+    except UnicodeEncodeError:
+        raise StoreMisconfigured("the Redis user name or password is not UTF-8") from None
+    parts = urlsplit(url)
+    return parts._replace(netloc=f"{login}@{parts.netloc.rpartition('@')[2]}").geturl()

@@ -47,6 +47,16 @@ def node_key(pool: str, node: NodeId) -> bytes:
     return f"n1:{pool}:{node}".encode()
 
 
+def fetches_key(pool: str) -> bytes:
+    """index: the same for nodes that fetch their model."""
+    return f"m1:{pool}".encode()
+
+
+def fetch_key(pool: str, node: NodeId) -> bytes:
+    """index: how far one node is with fetching its model."""
+    return f"m1:{pool}:{node}".encode()
+
+
 def ttl_ms(depth: int, base_s: float = DEFAULT_TTL_S) -> int:
     """Lifetime of a chunk that is the `depth`-th of its chain (0 is the head), in milliseconds.
 

@@ -1,22 +1,25 @@
-"""Who is there: node reports with a TTL on the index, for discovery.
+"""Who is there: reports of nodes with a TTL on the index, for discovery; and reports of nodes to be
+that still fetch their model, for whoever watches the pool.
 
 A node registers again and again (a heartbeat); a router lists. Time is the index's own (TIME), so
-that nodes with wrong clocks expire like others. In: `NodeReport`. Out: reports, or
+that nodes with wrong clocks expire like others. In: `NodeReport`, `FetchReport`. Out: reports, or
 StoreUnavailable. Use one Registry per event loop.
 """
 
 from __future__ import annotations
 
 import logging
+from typing import TypeVar
 
 from baton_kvstore.client import AsyncClient, ClosesItself
 from baton_kvstore.endpoint import parse_endpoint
-from baton_kvstore.keys import node_key, nodes_key
+from baton_kvstore.keys import fetch_key, fetches_key, node_key, nodes_key
 from baton_protocol.ids import Epoch, NodeId
-from baton_protocol.store import NodeReport
+from baton_protocol.store import FetchReport, NodeReport
 from baton_protocol.wire import Codec, WireError
 
 logger = logging.getLogger(__name__)
+R = TypeVar("R", NodeReport, FetchReport)
 DEFAULT_TTL_S = 3.0
 _NOW = "local t = redis.call('TIME'); local now = t[1] * 1000 + math.floor(t[2] / 1000); "
 _REGISTER = (
@@ -34,7 +37,7 @@ redis.call('ZREM', KEYS[1], ARGV[1])
 return redis.call('DEL', KEYS[2])
 """
 # The keys of the reports follow from the set's members: the index is one server, never a cluster.
-_NODES = (
+_LIST = (
     _NOW
     + """
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
@@ -55,28 +58,25 @@ class Registry(ClosesItself):
         self._pool = pool
         self._client = AsyncClient(parse_endpoint(url), max_connections=4)
         self._reports: Codec[NodeReport] = Codec(NodeReport)
+        self._fetches: Codec[FetchReport] = Codec(FetchReport)
         self._register = self._client.redis.register_script(_REGISTER)
         self._unregister = self._client.redis.register_script(_UNREGISTER)
-        self._nodes = self._client.redis.register_script(_NODES)
+        self._list = self._client.redis.register_script(_LIST)
 
     async def close(self) -> None:
         await self._client.close()
 
     async def register(self, report: NodeReport, ttl_s: float = DEFAULT_TTL_S) -> None:
         """Say that this node is there for `ttl_s` more seconds; replaces what it said before."""
-        await self._client.call(
-            self._register(
-                keys=[nodes_key(self._pool), node_key(self._pool, report.node)],
-                args=[report.node, self._reports.encode(report), max(1, int(ttl_s * 1000))],
-            )
-        )
+        keys = [nodes_key(self._pool), node_key(self._pool, report.node)]
+        await self._put(keys, report.node, self._reports.encode(report), ttl_s)
 
     async def unregister(self, node: NodeId, epoch: Epoch) -> bool:
         """Leave. False, and no effect, if the registered epoch is not ours: another start of this
         node has registered since."""
         keys = [nodes_key(self._pool), node_key(self._pool, node)]
         value: bytes | None = await self._client.call(self._client.redis.get(keys[1]))
-        report = self._read(value) if value is not None else None
+        report = self._read(self._reports, value) if value is not None else None
         if value is None or report is None or report.epoch != epoch:
             return False
         # Only what was read just now: somebody may register in between.
@@ -84,13 +84,29 @@ class Registry(ClosesItself):
 
     async def nodes(self) -> list[NodeReport]:
         """All that are registered and not expired, by node id."""
-        values: list[bytes] = await self._client.call(self._nodes(keys=[nodes_key(self._pool)]))
-        reports = [report for value in values if (report := self._read(value)) is not None]
+        return await self._all(nodes_key(self._pool), self._reports)
+
+    async def announce_fetch(self, report: FetchReport, ttl_s: float = DEFAULT_TTL_S) -> None:
+        """Say how far this node to be is with its model; it expires like a node's report."""
+        keys = [fetches_key(self._pool), fetch_key(self._pool, report.node)]
+        await self._put(keys, report.node, self._fetches.encode(report), ttl_s)
+
+    async def fetches(self) -> list[FetchReport]:
+        """All that were announced and are not expired, by node id."""
+        return await self._all(fetches_key(self._pool), self._fetches)
+
+    async def _put(self, keys: list[bytes], node: NodeId, value: bytes, ttl_s: float) -> None:
+        args = [node, value, max(1, int(ttl_s * 1000))]
+        await self._client.call(self._register(keys=keys, args=args))
+
+    async def _all(self, key: bytes, codec: Codec[R]) -> list[R]:
+        values: list[bytes] = await self._client.call(self._list(keys=[key]))
+        reports = [report for value in values if (report := self._read(codec, value)) is not None]
         return sorted(reports, key=lambda report: report.node)
 
-    def _read(self, value: bytes) -> NodeReport | None:
+    def _read(self, codec: Codec[R], value: bytes) -> R | None:
         try:
-            return self._reports.decode(value)
+            return codec.decode(value)
         except WireError as error:
             logger.warning("registry %s: %s", self._client.label, error)
             return None

@@ -166,7 +166,9 @@ class RespConnection:
             if endpoint.db:
                 self.command(deadline, b"SELECT", b"%d" % endpoint.db)
         except ServerRefused as error:
-            raise ServerRefused(f"{error} (credentials in the URL)") from error
+            raise ServerRefused(
+                f"{error} (the login of the URL, or --redis-username and --redis-password)"
+            ) from error
 
     def _identify(self, deadline: float) -> ServerInfo:
         reply = self.command(deadline, b"INFO", b"server")

@@ -23,6 +23,10 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     data_urls: tuple[str, ...]
     pool: str = "default"
 
+    def __repr__(self) -> str:
+        """Without the URLs: they may hold a password."""
+        return f"StoreSettings(pool={self.pool!r})"
+
     def check(self) -> None:
         """Raise StoreMisconfigured naming what is wrong; no I/O."""
         if not self.pool or any(c in self.pool for c in ":{} \n"):

@@ -18,7 +18,7 @@ import logging
 import os
 from collections import deque
 from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from baton_engine.api import (
@@ -53,8 +53,8 @@ MAX_PENDING_ENTRIES = 10_000  # announcements waiting for a slow index; more are
 class StoreAddress:
     """Where the store is, and as whom this node talks to it."""
 
-    index_url: str
-    data_urls: tuple[str, ...]
+    index_url: str = field(repr=False)  # URLs may hold a password
+    data_urls: tuple[str, ...] = field(repr=False)
     pool: str
     node: NodeId
     epoch: Epoch

@@ -6,6 +6,8 @@
     GET /ready               200 when a job would be taken
     GET /metrics             Prometheus
 
+With a link token the first two are for those who say it (401).
+
 In: NodeSettings, a role. Out: a served node until SIGTERM or SIGINT: then it drains, unregisters
 and ends; a second signal ends it at once. Raises SetupError (EngineLost among them).
 """
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import hmac
 import logging
 import signal
 from collections.abc import Coroutine, Mapping
@@ -41,7 +44,7 @@ from baton_node.role import NodeRole
 from baton_node.service import Service
 from baton_node.settings import EngineLost, NodeSettings, SetupError
 from baton_protocol.ids import Epoch, NodeId
-from baton_protocol.link import to_node_codec
+from baton_protocol.link import ARTIFACTS_PATH, LINK_PATH, link_headers, to_node_codec
 from baton_protocol.store import NodeLoad, Speeds
 from baton_protocol.wire import WireError
 
@@ -69,8 +72,8 @@ class NodeServer:
 
     def app(self) -> web.Application:
         app = web.Application()
-        app.router.add_get("/link", self.link)
-        app.router.add_get("/artifacts/{digest}", self.artifact)
+        app.router.add_get(LINK_PATH, self.link)
+        app.router.add_get(ARTIFACTS_PATH + "{digest}", self.artifact)
         app.router.add_get("/health", self.health)
         app.router.add_get("/ready", self.is_ready)
         app.router.add_get("/metrics", self.metrics_page)
@@ -102,7 +105,19 @@ class NodeServer:
             return NodeLoad(), Speeds()
         return self.service.load.load, self.service.load.speeds
 
+    def _admit(self, request: web.Request) -> None:
+        """Only who says our token, if there is one."""
+        for name, wanted in link_headers(self._settings.link_token).items():
+            # As bytes: compare_digest takes no other text than ASCII, and a header may hold any.
+            said = request.headers.get(name, "").encode(errors="surrogateescape")
+            if not hmac.compare_digest(said, wanted.encode()):
+                raise web.HTTPUnauthorized(
+                    headers={"WWW-Authenticate": "Bearer"},
+                    text="this node wants its pool's link token (--link-token)\n",
+                )
+
     async def artifact(self, request: web.Request) -> web.Response:
+        self._admit(request)
         data = self._by_digest.get(request.match_info["digest"])
         if data is None:
             raise web.HTTPNotFound(text="no artifact of this digest; the hello names them\n")
@@ -110,6 +125,7 @@ class NodeServer:
 
     async def link(self, request: web.Request) -> web.StreamResponse:
         """One router. Its frames are handled in order; ours go out through the link's queue."""
+        self._admit(request)
         service = self.service
         if service is None:
             raise web.HTTPServiceUnavailable(text="the engine is not ready\n")

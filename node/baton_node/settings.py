@@ -52,7 +52,8 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     `port` 0 takes a free one (the registry and /health say which). `address` is what others dial,
     by default http://host:port. An empty `index_url` means no store: every request is computed
-    here. `kv_memory` is in bytes and loses to `kv_blocks`. Durations are in seconds.
+    here. With a `link_token` only who says it gets a link or an artifact. `kv_memory` is in bytes
+    and loses to `kv_blocks`. Durations are in seconds.
     """
 
     node: str
@@ -65,6 +66,7 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     index_url: str = ""
     data_urls: tuple[str, ...] = ()
+    link_token: str = ""
 
     engine: EngineKind = "torch"
     model: str = ""
@@ -92,6 +94,10 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     events_every_s: float = 0.1
     log_level: str = "WARNING"  # of the engine process; the server's is the caller's business
     json_logs: bool = False  # likewise
+
+    def __repr__(self) -> str:
+        """Without URLs and token: what is secret must not reach a log."""
+        return f"NodeSettings(node={self.node!r}, role={self.role!r})"
 
     def name(self) -> str:
         """The model's name for clients."""

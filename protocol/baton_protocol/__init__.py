@@ -11,7 +11,8 @@ fingerprints and the error vocabulary. Every other room imports this one.
     sampling     SamplingParams, the wire form of what a client may ask
     request      Request and Choice: what the router owns
     link         frames between router and node
-    store        records kept in Redis: chunk header, marker, inbox entry, node report
+    store        records kept in Redis: marker, inbox entry, node report, fetch report
+    model_source hf:// and pvc://: where a model comes from
     logs         the shape of a log line
     wire         MessagePack with a protocol version
 """

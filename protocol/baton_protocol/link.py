@@ -24,6 +24,14 @@ from baton_protocol.store import NodeLoad, NodeReport, NodeState, Speeds, StoreH
 from baton_protocol.wire import Codec
 
 FinishReason = Literal["stop", "length", "abort"]
+LINK_PATH = "/link"
+ARTIFACTS_PATH = "/artifacts/"
+
+
+def link_headers(token: str) -> dict[str, str]:
+    """What a router says to its nodes with each request; a node with this token wants to hear it
+    for its link and its artifacts."""
+    return {"Authorization": f"Bearer {token}"} if token else {}
 
 
 class PrefillJob(msgspec.Struct, frozen=True, tag="prefill"):

@@ -3,6 +3,7 @@
 Marker       index: a chunk is completely stored, and where
 InboxEntry   index: a prefill node tells a decode node which chunks exist
 NodeReport   index, and a link's hello: who a node is, what it holds and how fast it is
+FetchReport  index: how far a node that has no engine yet is with fetching its model
 """
 
 from __future__ import annotations
@@ -104,3 +105,12 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     speeds: Speeds = Speeds()
     load: NodeLoad = NodeLoad()
     store: StoreHealth = "up"
+
+
+class FetchReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A model on its way to a node. `total_bytes` is 0 until the hub has said how much it is."""
+
+    node: NodeId
+    source: str
+    done_bytes: int
+    total_bytes: int

@@ -43,7 +43,8 @@ JSON_TYPE = "application/json"
 
 @dataclass(slots=True)
 class Api:
-    """`store_state` tells /pool about the store; `draining` refuses new requests."""
+    """`store_state` and `unreachable` (address: why) tell /pool about the store and about nodes
+    without a link; `draining` refuses new requests."""
 
     settings: RouterSettings
     fleet: Fleet
@@ -52,6 +53,7 @@ class Api:
     rng: random.Random
     clock: Callable[[], float]
     store_state: Callable[[], dict[str, Any]]
+    unreachable: Callable[[], dict[str, str]]
     draining: bool = False
     answering: int = 0  # calls being placed, run or written
 
@@ -171,6 +173,7 @@ class Api:
                 name=self.settings.pool,
                 model=self.fleet.known_name(),
                 store=self.store_state(),
+                unreachable=self.unreachable(),
                 running=len(self.dispatcher.flights),
             )
         )

@@ -24,7 +24,14 @@ from typing import Protocol
 import aiohttp
 from aiohttp import WSMsgType
 
-from baton_protocol.link import Hello, ToNode, ToRouter, to_node_codec, to_router_codec
+from baton_protocol.link import (
+    LINK_PATH,
+    Hello,
+    ToNode,
+    ToRouter,
+    to_node_codec,
+    to_router_codec,
+)
 from baton_protocol.store import NodeReport
 from baton_protocol.wire import WireError
 
@@ -34,8 +41,8 @@ MISSED_PINGS = 3
 LATE_S = 0.5
 CLOSE_S = 0.5
 FIRST_PAUSE_S = 0.05
+NOT_OUR_TOKEN = "it refuses this router's link token (401): give both the same --link-token"
 STEADY_S = 1.0  # a link that lasted so long is dialled again without a pause
-LINK_PATH = "/link"
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +69,7 @@ class LinkListener(Protocol):
 
 class Link:
     """The link to one address. `report` is the last hello's, `heard_at` (the clock) when the node
-    last sent anything."""
+    last sent anything, `trouble` why the last attempt to connect failed."""
 
     def __init__(
         self,
@@ -77,6 +84,7 @@ class Link:
         self.address = address.rstrip("/")
         self.report: NodeReport | None = None
         self.up = False
+        self.trouble = ""
         self._session = session
         self._listener = listener
         self._pause_max_s = pause_max_s
@@ -130,12 +138,20 @@ class Link:
                 if await self._connect() and self._clock() - began > STEADY_S:
                     pause = 0.0
             except (aiohttp.ClientError, OSError, TimeoutError, WireError) as error:
-                level, self._told = logging.DEBUG if self._told else logging.INFO, True
-                logger.log(level, "no link to %s: %s", self.address, error or type(error).__name__)
+                self._failed(error)
                 if isinstance(error, OSError) and error.errno == errno.ECONNREFUSED:
                     self._listener.on_refused(self)
             except Exception:
                 logger.exception("the link to %s failed", self.address)
+
+    def _failed(self, error: Exception) -> None:
+        """Say it once per break, and of a node not met yet only what somebody must put right."""
+        before, self.trouble = self.trouble, str(error) or type(error).__name__
+        level, self._told = logging.DEBUG if self._told else logging.INFO, True
+        if isinstance(error, aiohttp.WSServerHandshakeError) and error.status == 401:
+            self.trouble = NOT_OUR_TOKEN
+            level = logging.DEBUG if before == NOT_OUR_TOKEN else logging.WARNING
+        logger.log(level, "no link to %s: %s", self.address, self.trouble)
 
     async def _connect(self) -> bool:
         """One connection's life; whether it got as far as a hello that was not refused."""
@@ -158,7 +174,7 @@ class Link:
 
     async def _serve(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         """Until either side ends it, or the node falls silent."""
-        self.up, self._told, self.heard_at = True, False, self._clock()
+        self.up, self.trouble, self._told, self.heard_at = True, "", False, self._clock()
         work = (self._until_silent(socket), self._read(socket), self._write(socket))
         tasks = [asyncio.create_task(each) for each in work]
         silent = False
@@ -238,6 +254,10 @@ class LinkTable:
             link = self._dial(address)
             self.links[address] = link
             link.start()
+
+    def unreachable(self) -> dict[str, str]:
+        """Addresses that could not be connected to, and why."""
+        return {address: link.trouble for address, link in self.links.items() if link.trouble}
 
     async def remove(self, address: str) -> None:
         link = self.links.pop(address, None)

@@ -14,6 +14,7 @@ from typing import Any
 
 import aiohttp
 
+from baton_protocol.link import ARTIFACTS_PATH
 from baton_protocol.store import NodeReport
 from baton_text.chat import ChatTemplate
 from baton_text.defaults import generation_defaults
@@ -91,7 +92,7 @@ class ModelStore:
 
     async def _fetch(self, report: NodeReport, address: str, name: str) -> bytes:
         digest = report.artifacts[name]
-        url = f"{address}/artifacts/{digest}"
+        url = f"{address}{ARTIFACTS_PATH}{digest}"
         timeout = aiohttp.ClientTimeout(
             total=FETCH_TIMEOUT_S, sock_connect=SILENCE_S, sock_read=SILENCE_S
         )

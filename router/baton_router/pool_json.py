@@ -5,6 +5,7 @@ In: the view and the router's other parts. Out: plain JSON values; URLs never ca
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -15,7 +16,15 @@ from baton_router.view import NodeView, PoolView, state_of
 Json = dict[str, Any]
 
 
-def pool_json(view: PoolView, *, name: str, model: str | None, store: Json, running: int) -> Json:
+def pool_json(
+    view: PoolView,
+    *,
+    name: str,
+    model: str | None,
+    store: Json,
+    unreachable: Mapping[str, str],
+    running: int,
+) -> Json:
     """`totals` sums the nodes' loads, and counts what the router itself is doing."""
     nodes = sorted(view.nodes.values(), key=lambda node: node.report.node)
     kind = view.kind()
@@ -24,6 +33,9 @@ def pool_json(view: PoolView, *, name: str, model: str | None, store: Json, runn
         "model": model,
         "fingerprint": kind.fingerprint if kind is not None else None,
         "nodes": [_node(node, view) for node in nodes],
+        "unreachable": [
+            {"address": address, "reason": reason} for address, reason in unreachable.items()
+        ],
         "store": store,
         "totals": _totals(nodes) | {"requests_running": running, "nodes": len(nodes)},
     }

@@ -22,6 +22,7 @@ from baton_kvstore.errors import StoreError
 from baton_kvstore.index import Index
 from baton_kvstore.registry import Registry
 from baton_protocol.errors import Unavailable
+from baton_protocol.link import link_headers
 from baton_router.api import Api
 from baton_router.app import build_app
 from baton_router.discovery import Discovery
@@ -60,7 +61,9 @@ class Router:
         self._open_store()
         # One connection per node, however many there are: aiohttp's own limit is 100.
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None)
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=aiohttp.ClientTimeout(total=None),
+            headers=link_headers(settings.link_token),
         )
         self._models = ModelStore(self._session)
         self.view = PoolView(clock, settings.max_view_chunks)
@@ -100,6 +103,7 @@ class Router:
             rng=self._rng,
             clock=clock,
             store_state=self._store_state,
+            unreachable=self._table.unreachable,
         )
         try:
             await self._listen()

@@ -20,7 +20,8 @@ MAX_PORT = 65535
 class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Milliseconds and seconds are in the names; sizes are bytes.
 
-    `nodes` holds base URLs (`http://host:port`). `port` 0 takes a free one. Splitting costs at most
+    `nodes` holds base URLs (`http://host:port`); `link_token` is what they ask for, "" nothing.
+    `port` 0 takes a free one. Splitting costs at most
     `handoff_slack_ms` + `handoff_slack_share` of the decode node's own prediction (DESIGN 6).
 
     A node whose link broke has `link_patience_s` to come back with what it runs; one whose engine
@@ -35,6 +36,7 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     pool: str = "default"
     index_url: str | None = None
     nodes: tuple[str, ...] = ()
+    link_token: str = ""
     served_model_name: str | None = None
     handoff: Handoff = "auto"
     handoff_min_tokens: int = 128
@@ -52,6 +54,10 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     keepalive_s: float = 15.0
     request_timeout_s: float = 600.0
     shutdown_deadline_s: float = 10.0
+
+    def __repr__(self) -> str:
+        """Without URL and token: what is secret must not reach a log."""
+        return f"RouterSettings(pool={self.pool!r}, port={self.port})"
 
     def check(self) -> None:
         """Raise InvalidRequest naming the setting, its value and what is allowed."""

@@ -12,9 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.errors import UsageError
-from baton.flags import Flag, add_flags, flag, flags_of, merge, to_argv
-from baton.main import COMMANDS
-from baton.options import CommonOptions, NodeOptions, RouterOptions, UpOptions
+from baton.flags import Flag, add_flags, flag, flags_of, merge, to_argv, to_variables
+from baton.main import COMMANDS, known_variables
+from baton.options import (
+    CommonOptions,
+    FetchOptions,
+    NodeOptions,
+    RouterOptions,
+    UpOptions,
+)
 from baton.sizes import ByteSize
 
 
@@ -124,11 +130,37 @@ def _records(draw: st.DrawFn, record: type[CommonOptions]) -> CommonOptions:
 
 
 @given(st.sampled_from([NodeOptions, RouterOptions, UpOptions]).flatmap(_records))
-def test_a_record_survives_the_way_through_argv(options: CommonOptions) -> None:
+def test_a_record_survives_the_way_through_argv_and_variables(options: CommonOptions) -> None:
     """What `up` tells a child is what the child understands."""
     parser = argparse.ArgumentParser(exit_on_error=False, allow_abbrev=False)
     add_flags(parser, type(options))
-    assert merge(type(options), vars(parser.parse_args(to_argv(options))), {}) == options
+    given = vars(parser.parse_args(to_argv(options)))
+    assert merge(type(options), given, to_variables(options)) == options
+
+
+def test_what_is_secret_is_in_no_repr_and_on_no_command_line() -> None:
+    options = NodeOptions(
+        redis_index="redis://:s3cret@h",
+        redis_data=("redis://:s3cret@h",),
+        redis_password="s3cret",
+        link_token="s3cret",
+    )
+    assert "s3cret" not in repr(options) + "".join(to_argv(options))
+    assert set(to_variables(options)) == {
+        "BATON_REDIS_INDEX",
+        "BATON_REDIS_DATA",
+        "BATON_REDIS_PASSWORD",
+        "BATON_LINK_TOKEN",
+    }
+
+
+def test_a_positional_word_is_needed_and_has_no_variable() -> None:
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    add_flags(parser, FetchOptions)
+    assert merge(FetchOptions, vars(parser.parse_args(["hf://a/b"])), {}).source == "hf://a/b"
+    with pytest.raises((argparse.ArgumentError, SystemExit)):
+        parser.parse_args([])
+    assert "BATON_SOURCE" not in known_variables()
 
 
 def test_each_command_s_flags_are_well_formed() -> None:

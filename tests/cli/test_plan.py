@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from baton.children import ChildSpec
 from baton.errors import CommandError
 from baton.main import read_command
 from baton.options import CommonOptions, NodeOptions, RouterOptions, UpOptions
@@ -29,9 +30,9 @@ def plan_of(options: UpOptions) -> Plan:
     return make_plan(options, STORE, {"PATH": "/bin", "BATON_PORT": "1", "HF_HOME": "/h"})
 
 
-def child_options(argv: tuple[str, ...]) -> tuple[str, object]:
-    """What the child's own parser reads, in an environment without our variables."""
-    command, options = read_command(argv[3:], {})
+def child_options(spec: ChildSpec) -> tuple[str, object]:
+    """What the child's own parser reads, in an environment that holds the child's own variables."""
+    command, options = read_command(spec.argv[3:], spec.variables)
     return command.words, options
 
 
@@ -45,13 +46,23 @@ def test_each_role_is_started_as_often_as_asked_with_names_of_their_own() -> Non
     assert [spec.argv[3] for spec in plan.nodes] == ["prefill", "decode", "decode"]
 
 
-def test_children_are_told_by_flags_and_inherit_no_variables_of_ours() -> None:
+def test_children_inherit_no_variables_of_ours() -> None:
     assert plan_of(SIM).environment == {"PATH": "/bin", "HF_HOME": "/h"}
+
+
+def test_logins_are_on_no_child_s_command_line() -> None:
+    urls = StoreUrls("redis://:s3cret@i", ("redis://:s3cret@d",))
+    plan = make_plan(SIM, urls, {})
+    for spec in (*plan.nodes, plan.router):
+        assert "s3cret" not in " ".join(spec.argv) + repr(spec)
+        _, told = child_options(spec)
+        assert isinstance(told, NodeOptions | RouterOptions)
+        assert told.redis_index == urls.index
 
 
 def test_a_node_hears_of_store_pool_engine_and_its_supervisor() -> None:
     options = replace(SIM, sim_decode_ms=2.5, kv_memory=ByteSize(1 << 30), chunk_blocks=2)
-    words, told = child_options(plan_of(options).nodes[1].argv)
+    words, told = child_options(plan_of(options).nodes[1])
     assert words == "decode"
     assert isinstance(told, NodeOptions)
     assert (told.node, told.pool, told.port, told.host) == ("decode-0", "p", 0, "127.0.0.1")
@@ -63,7 +74,7 @@ def test_a_node_hears_of_store_pool_engine_and_its_supervisor() -> None:
 
 def test_the_router_hears_where_to_listen_and_when_to_hand_over() -> None:
     options = replace(SIM, handoff="always", handoff_min_tokens=7, served_model_name="m")
-    words, told = child_options(plan_of(options).router.argv)
+    words, told = child_options(plan_of(options).router)
     assert words == "router"
     assert isinstance(told, RouterOptions)
     assert (told.host, told.port, told.pool) == ("127.0.0.1", 8123, "p")
@@ -83,7 +94,7 @@ def test_the_router_hears_how_long_each_thing_may_take_and_what_a_missing_role_m
         link_patience=4,
         keepalive=5,
     )
-    _, told = child_options(plan_of(options).router.argv)
+    _, told = child_options(plan_of(options).router)
     assert isinstance(told, RouterOptions)
     settings = router_settings(told)
     assert settings.missing_role == "queue"
@@ -99,7 +110,7 @@ def test_the_flags_of_a_router_begin_with_the_defaults_of_its_settings() -> None
 def test_logs_are_json_in_every_process_or_in_none() -> None:
     plan = plan_of(replace(SIM, json_logs=True, log_level="info"))
     for spec in (*plan.nodes, plan.router):
-        _, told = child_options(spec.argv)
+        _, told = child_options(spec)
         assert isinstance(told, CommonOptions)
         assert (told.json_logs, told.log_level) == (True, "info")
     engine = node_settings(NodeOptions(engine="sim", json_logs=True, log_level="error"), "decode")
@@ -108,7 +119,7 @@ def test_logs_are_json_in_every_process_or_in_none() -> None:
 
 def test_threads_are_what_was_said_or_a_share_of_the_cores() -> None:
     def threads(options: UpOptions) -> list[int | None]:
-        told = [child_options(spec.argv)[1] for spec in plan_of(options).nodes]
+        told = [child_options(spec)[1] for spec in plan_of(options).nodes]
         return [one.threads for one in told if isinstance(one, NodeOptions)]
 
     assert threads(replace(SIM, threads=3)) == [3, 3, 3]

@@ -4,65 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import re
-import signal
 import subprocess
 import sys
-import threading
-import time
-import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import aiohttp
 
 from baton_protocol.link import JobFailed, RunJob, to_node_codec, to_router_codec
 from tests.support.nodes import make_request
-
-WAIT_S = 60.0
-# A namespace with services called `baton`, `baton-router` and `baton-node`.
-KUBERNETES = {
-    "BATON_PORT": "tcp://10.0.0.1:8000",
-    "BATON_SERVICE_HOST": "10.0.0.1",
-    "BATON_ROUTER_SERVICE_PORT_HTTP": "80",
-    "BATON_ROUTER_PORT": "tcp://10.0.0.2:80",
-    "BATON_NODE_PORT_80_TCP": "tcp://10.0.0.3:80",
-}
-
-
-@contextmanager
-def role(*words: str, log: list[str] | None = None, **variables: str) -> Iterator[str]:
-    """One role's address, from its log; afterwards SIGTERM and exit code 0. `log` gets it all."""
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith("BATON_")}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "baton", *words],
-        env={**inherited, **KUBERNETES, **variables},
-        stdin=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    watchdog = threading.Timer(WAIT_S, process.kill)
-    watchdog.start()
-    assert process.stderr is not None
-    try:
-        seen: list[str] = [] if log is None else log
-        for line in process.stderr:
-            seen.append(line)
-            if found := re.search(r"http://127\.0\.0\.1:\d+", line):
-                break
-        else:
-            raise AssertionError(f"{words} ended early: {''.join(seen)}")
-        yield found[0]
-        process.send_signal(signal.SIGTERM)
-        seen += process.stderr
-        assert process.wait(WAIT_S) == 0, "".join(seen)
-    finally:
-        watchdog.cancel()
-        process.kill()
-        process.wait(WAIT_S)
-        process.stderr.close()
+from tests.support.one_role import WAIT_S, role, wait_ready
 
 
 def ask(url: str) -> dict[str, object]:
@@ -73,18 +23,6 @@ def ask(url: str) -> dict[str, object]:
     with urllib.request.urlopen(request, timeout=WAIT_S) as response:
         answer: dict[str, object] = json.load(response)
         return answer
-
-
-def wait_ready(url: str) -> None:
-    until = time.monotonic() + WAIT_S
-    while time.monotonic() < until:
-        try:
-            with urllib.request.urlopen(f"{url}/ready", timeout=WAIT_S):
-                return
-        except urllib.error.HTTPError as answer:
-            answer.close()
-            time.sleep(0.05)
-    raise AssertionError("the router never became ready")
 
 
 def test_a_router_serves_a_node_it_was_told_of_without_any_store() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ssl
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from baton_kvstore.endpoint import Endpoint, parse_endpoint
+from baton_kvstore.endpoint import Endpoint, parse_endpoint, with_login
 from baton_kvstore.errors import StoreMisconfigured
 
 SECRET = "s3cret-word"
@@ -81,3 +83,41 @@ def test_tls_verifies_unless_it_is_told_not_to() -> None:
 def test_a_missing_tls_file_is_named() -> None:
     with pytest.raises(StoreMisconfigured, match="TLS files of rediss://h:6379"):
         parse_endpoint("rediss://h?ssl_ca_certs=/nowhere.pem").tls_context()
+
+
+@given(
+    st.sampled_from(
+        ["redis://h:7/3", "rediss://[::1]?ssl_ca_certs=f", "unix:///run/a b.sock?db=2"]
+    ),
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=20),
+    st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20),
+)
+def test_a_login_of_any_characters_is_read_back_from_its_url(
+    url: str, username: str, password: str
+) -> None:
+    plain, parsed = parse_endpoint(url), parse_endpoint(with_login(url, username, password))
+    assert (parsed.username, parsed.password) == (username, password)
+    assert parsed.label == plain.label
+    assert parsed.options == plain.options
+
+
+@pytest.mark.parametrize("url", ["redis://me@h", "redis://:own@h", "unix://me:own@/run/a.sock"])
+def test_a_url_with_a_login_keeps_it(url: str) -> None:
+    assert with_login(url, "other", SECRET) == url
+
+
+def test_no_login_changes_no_url() -> None:
+    assert with_login("redis://h", "", "") == "redis://h"
+
+
+def test_an_empty_login_in_a_url_is_none() -> None:
+    assert parse_endpoint(with_login("redis://:@h", "me", SECRET)).username == "me"
+
+
+def test_a_login_for_what_is_no_url_and_one_that_is_no_text_are_named_without_it() -> None:
+    with pytest.raises(StoreMisconfigured, match="'http' is unknown") as caught:
+        with_login("http://h", "me", SECRET)
+    assert SECRET not in str(caught.value)
+    with pytest.raises(StoreMisconfigured, match="is not UTF-8") as caught:
+        with_login("redis://h", "me", SECRET + "\udc80")
+    assert SECRET not in str(caught.value) + repr(caught.value.__cause__)

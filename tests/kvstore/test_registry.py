@@ -12,9 +12,10 @@ import pytest
 
 from baton_kvstore.embedded import EmbeddedStore
 from baton_kvstore.errors import StoreUnavailable
-from baton_kvstore.keys import node_key, nodes_key
+from baton_kvstore.keys import fetch_key, fetches_key, node_key, nodes_key
 from baton_kvstore.registry import Registry
 from baton_protocol.ids import Epoch, NodeId
+from baton_protocol.store import FetchReport
 from tests.support.kvstore import frozen, held_down, node_report, plain_client
 
 
@@ -132,3 +133,33 @@ async def test_leaving_a_frozen_index_takes_no_longer_than_one_answer(
         async with asyncio.timeout(20):
             with pytest.raises(StoreUnavailable, match="did not answer in time"):
                 await registry.unregister(NodeId("a"), Epoch("epoch-1"))
+
+
+def fetch_report(node: str, done: int = 1) -> FetchReport:
+    return FetchReport(node=NodeId(node), source="hf://a/b", done_bytes=done, total_bytes=9)
+
+
+async def test_fetches_are_listed_by_node_as_they_were_last_told(registry: Registry) -> None:
+    assert await registry.fetches() == []
+    for report in (fetch_report("b"), fetch_report("a"), fetch_report("b", 5)):
+        await registry.announce_fetch(report, 60.0)
+    assert await registry.fetches() == [fetch_report("a"), fetch_report("b", 5)]
+
+
+async def test_a_fetch_is_no_node_and_a_node_is_no_fetch(registry: Registry) -> None:
+    await registry.announce_fetch(fetch_report("a"), 60.0)
+    await registry.register(node_report("b"), 60.0)
+    assert [report.node for report in await registry.fetches()] == ["a"]
+    assert [report.node for report in await registry.nodes()] == ["b"]
+
+
+async def test_a_fetch_nobody_tells_of_any_more_expires_and_leaves_nothing(
+    registry: Registry, single: EmbeddedStore
+) -> None:
+    await registry.announce_fetch(fetch_report("a"), 0.05)
+    await asyncio.sleep(0.2)
+    await registry.announce_fetch(fetch_report("b"), 60.0)
+    assert [report.node for report in await registry.fetches()] == ["b"]
+    with plain_client(single.index_url) as client:
+        assert client.zrange(fetches_key("pool"), 0, -1) == [b"b"]
+        assert client.pttl(fetch_key("pool", NodeId("b"))) > 30_000

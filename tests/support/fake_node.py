@@ -98,6 +98,8 @@ class FakeNode:
         self.got: list[ToNode] = []
         self.chunks: tuple[BlockHash, ...] = ()
         self.links = 0
+        self.token = ""  # "" lets every router in
+        self.refused = 0
         self.pongs = True
         self._sockets: dict[web.WebSocketResponse, asyncio.Transport | None] = {}
         self._awake = asyncio.Event()
@@ -186,12 +188,19 @@ class FakeNode:
         report = self.report
         await self.say(Load(report.epoch, state, report.speeds, report.load, store))
 
+    def _admit(self, request: web.Request) -> None:
+        if self.token and request.headers.get("Authorization") != f"Bearer {self.token}":
+            self.refused += 1
+            raise web.HTTPUnauthorized
+
     async def _artifact(self, request: web.Request) -> web.Response:
+        self._admit(request)
         data = self.artifacts.get(request.match_info["d"])
         return web.Response(body=data) if data is not None else web.Response(status=404)
 
     async def _link(self, request: web.Request) -> web.WebSocketResponse:
         await self._awake.wait()
+        self._admit(request)
         socket = web.WebSocketResponse(compress=False, autoping=False)
         await socket.prepare(request)
         self.links += 1

@@ -1,0 +1,109 @@
+"""Logins given by variables: they work, and no command line and no log shows them."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from baton.errors import CommandError
+from baton.options import NodeOptions, RouterOptions, UpOptions
+from baton.roles import node_settings, router_settings
+from baton.up import settle
+from baton_kvstore.embedded import EmbeddedStore
+from baton_kvstore.endpoint import parse_endpoint
+from tests.support.http import exchange
+from tests.support.kvstore import plain_client
+from tests.support.one_role import WAIT_S, role, wait_ready
+from tests.support.pool import Pool
+
+PASSWORD = "p@ss/w:rd?#%41 ü,x"
+TOKEN = "t0ken-of-the-pool"
+SIM = ("--engine", "sim", "--chunk-blocks", "1")
+
+
+@pytest.fixture
+def store() -> Iterator[EmbeddedStore]:
+    """It wants PASSWORD, of its default user."""
+    with EmbeddedStore(64 << 20) as running:
+        for url in (running.index_url, *running.data_urls):
+            with plain_client(url) as admin:
+                admin.config_set("requirepass", PASSWORD)
+        yield running
+
+
+def command_lines(pid: int) -> str:
+    process = psutil.Process(pid)
+    return "\n".join(" ".join(one.cmdline()) for one in (process, *process.children(True)))
+
+
+def test_a_pool_of_roles_logs_in_by_variables_and_shows_no_secret(store: EmbeddedStore) -> None:
+    where = {"BATON_REDIS_INDEX": store.index_url, "BATON_REDIS_DATA": ",".join(store.data_urls)}
+    told = {**where, "BATON_REDIS_PASSWORD": PASSWORD, "BATON_LINK_TOKEN": TOKEN}
+    log: list[str] = []
+    pids: list[int] = []
+    flags = ("--log-level", "debug")
+    with (
+        role("prefill", *SIM, *flags, log=log, pids=pids, **told),
+        role("decode", *SIM, *flags, log=log, pids=pids, **told),
+        role("router", "--port=0", "--handoff=always", *flags, log=log, pids=pids, **told) as url,
+    ):
+        wait_ready(url)
+        answer = exchange(url, "/v1/completions", {"prompt": "Hello " * 40, "max_tokens": 4})
+        assert answer.status == 200
+        nodes = exchange(url, "/pool").body["nodes"]
+        assert [node["store"] for node in nodes] == ["up", "up"]
+        with urllib.request.urlopen(f"{url}/metrics", timeout=WAIT_S) as page:
+            shown = page.read().decode() + json.dumps(nodes)
+        shown += "\n".join(map(command_lines, pids))
+    assert "baton_node.engine_main" in shown
+    shown += "".join(log)
+    for secret in (PASSWORD, "p%40ss", TOKEN):
+        assert secret not in shown
+
+
+def test_up_tells_its_children_by_variables(store: EmbeddedStore) -> None:
+    flags = [*SIM, "--redis-index", store.index_url, "--redis-data", ",".join(store.data_urls)]
+    told = {"BATON_REDIS_PASSWORD": PASSWORD, "BATON_LINK_TOKEN": TOKEN}
+    with Pool(flags, environment=told) as pool:
+        assert exchange(pool.url, "/v1/completions", {"prompt": "x", "max_tokens": 1}).status == 200
+        assert {node["store"] for node in pool.pool()["nodes"]} == {"up"}
+        shown = command_lines(pool.process.pid) + pool.log()
+    assert "baton_node.engine_main" in shown
+    for secret in (PASSWORD, "p%40ss", TOKEN):
+        assert secret not in shown
+
+
+def test_a_login_is_for_urls_that_hold_none() -> None:
+    options = NodeOptions(
+        engine="sim",
+        redis_index="redis://i",
+        redis_data=("redis://a", "redis://own:word@b"),
+        redis_username="me",
+        redis_password=PASSWORD,
+    )
+    settings = node_settings(options, "decode")
+    logins = [
+        (one.username, one.password)
+        for one in map(parse_endpoint, (settings.index_url, *settings.data_urls))
+    ]
+    assert logins == [("me", PASSWORD), ("me", PASSWORD), ("own", "word")]
+    index = router_settings(RouterOptions(redis_index="redis://i", redis_password=PASSWORD))
+    assert index.index_url is not None
+    assert parse_endpoint(index.index_url).password == PASSWORD
+
+
+def test_a_login_without_a_store_is_nobody_s_business_but_up_s() -> None:
+    assert node_settings(NodeOptions(engine="sim", redis_password="x"), "decode").index_url == ""
+    with pytest.raises(CommandError, match="give --redis-index and --redis-data too"):
+        settle(UpOptions(engine="sim", redis_password="x"))
+
+
+@pytest.mark.parametrize("token", ["two words", "tökén", "line\n"])
+def test_a_token_that_no_header_can_carry_is_refused_unseen(token: str) -> None:
+    with pytest.raises(CommandError, match="--link-token") as caught:
+        router_settings(RouterOptions(nodes=("http://n",), link_token=token))
+    assert token not in str(caught.value)

@@ -1,0 +1,73 @@
+"""A node with a link token lets only routers in that say it; probes and metrics stay open."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from baton_node.server import NodeServer
+from baton_node.settings import NodeSettings
+from baton_protocol.ids import Epoch
+from baton_protocol.link import link_headers
+from baton_text.artifacts import byte_artifacts, digest
+
+TOKEN = "t0ken-of-the-pool"
+ARTIFACTS = byte_artifacts()
+DIGEST = digest(next(iter(ARTIFACTS.values())))
+
+
+@pytest.fixture
+async def guarded() -> AsyncIterator[TestClient[aiohttp.web.Request, aiohttp.web.Application]]:
+    """A node's server whose engine is not ready yet."""
+    settings = NodeSettings(node="n", role="decode", link_token=TOKEN)
+    server = NodeServer(settings, Epoch("e"), ARTIFACTS)
+    async with TestClient(TestServer(server.app())) as client:
+        yield client
+
+
+@pytest.mark.parametrize("path", ["/link", f"/artifacts/{DIGEST}", "/artifacts/feed"])
+@pytest.mark.parametrize(
+    "said", [None, "", "Bearer", "Bearer wrong", TOKEN, f"Basic {TOKEN}", f"Bearer {TOKEN}x", "ü"]
+)
+async def test_who_does_not_say_the_token_is_refused(
+    guarded: TestClient[aiohttp.web.Request, aiohttp.web.Application], path: str, said: str | None
+) -> None:
+    headers = {} if said is None else {"Authorization": said}
+    async with guarded.get(path, headers=headers) as answer:
+        assert answer.status == 401
+        assert answer.headers["WWW-Authenticate"] == "Bearer"
+        assert TOKEN not in await answer.text()
+
+
+async def test_who_says_it_gets_artifacts_and_is_heard_at_the_link(
+    guarded: TestClient[aiohttp.web.Request, aiohttp.web.Application],
+) -> None:
+    headers = link_headers(TOKEN)
+    async with guarded.get(f"/artifacts/{DIGEST}", headers=headers) as answer:
+        assert answer.status == 200
+        assert digest(await answer.read()) == DIGEST
+    async with guarded.get("/link", headers=headers) as answer:
+        assert answer.status == 503  # the engine is not ready
+
+
+@pytest.mark.parametrize(("path", "status"), [("/health", 200), ("/ready", 503), ("/metrics", 200)])
+async def test_probes_and_metrics_ask_for_nothing(
+    guarded: TestClient[aiohttp.web.Request, aiohttp.web.Application], path: str, status: int
+) -> None:
+    async with guarded.get(path) as answer:
+        assert answer.status == status
+
+
+def test_settings_show_neither_token_nor_login() -> None:
+    settings = NodeSettings(
+        node="n",
+        role="decode",
+        index_url="redis://:s3cret@h",
+        data_urls=("redis://:s3cret@h",),
+        link_token="s3cret",
+    )
+    assert "s3cret" not in repr(settings)
+    assert NodeSettings.from_json(settings.to_json()) == settings

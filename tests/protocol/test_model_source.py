@@ -1,0 +1,80 @@
+"""A model's source as a user writes it, and the folder that a fetched one gets."""
+
+from __future__ import annotations
+
+import pytest
+
+from baton_protocol.model_source import (
+    ClaimFolder,
+    HubModel,
+    SourceError,
+    parse_source,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "repository", "revision", "folder"),
+    [
+        ("hf://Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B", "", "Qwen--Qwen3-0.6B"),
+        ("hf://gpt2", "gpt2", "", "gpt2"),
+        ("hf://org/m@v1.0", "org/m", "v1.0", "org--m@v1.0"),
+        ("hf://org/m@refs/pr/1", "org/m", "refs/pr/1", "org--m@refs--pr--1"),
+    ],
+)
+def test_a_repository_of_a_hub_has_one_folder(
+    text: str, repository: str, revision: str, folder: str
+) -> None:
+    source = parse_source(text)
+    assert source == HubModel(repository=repository, revision=revision)
+    assert source.folder_name == folder
+    assert str(source) == text
+    assert source.name == repository
+
+
+@pytest.mark.parametrize(
+    ("text", "claim", "folder", "name"),
+    [
+        ("pvc://models", "models", "", "models"),
+        ("pvc://models/", "models", "", "models"),
+        ("pvc://models/qwen/0.6B/", "models", "qwen/0.6B", "0.6B"),
+    ],
+)
+def test_a_claim_is_read_with_its_folder(text: str, claim: str, folder: str, name: str) -> None:
+    source = parse_source(text)
+    assert source == ClaimFolder(claim=claim, folder=folder)
+    assert str(source) == text.rstrip("/")
+    assert source.name == name
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("", "hf://ORG/NAME"),
+        ("s3://bucket/model", "'s3://bucket/model'"),
+        ("/models/qwen", "pvc://CLAIM/FOLDER"),
+        ("hf://", "''"),
+        ("hf://a/b/c", "'a/b/c'"),
+        ("hf://org/", "'org/'"),
+        ("hf://../etc", "'../etc'"),
+        ("hf://org/a--b", "'org/a--b'"),
+        ("hf://org/.hidden", "'org/.hidden'"),
+        ("hf://org/m?x=1", "'org/m?x=1'"),
+        (f"hf://org/{'m' * 100}", "is no repository"),
+        ("hf://org/m@", "''"),
+        ("hf://org/m@a--b", "'a--b'"),
+        ("hf://org/m@../x", "'../x'"),
+        ("hf://org/m\n", "is no repository"),
+        ("pvc://", "''"),
+        ("pvc://Models/x", "'Models'"),
+        ("pvc://models/../x", "'../x'"),
+        ("pvc://models//x", "'/x'"),
+        ("pvc://models/a\nb", "is no folder"),
+    ],
+)
+def test_a_source_that_cannot_be_read_is_named_with_what_to_write(text: str, named: str) -> None:
+    with pytest.raises(SourceError) as caught:
+        parse_source(text)
+    message = str(caught.value)
+    assert repr(text) in message
+    assert named in message
+    assert "write " in message

@@ -1,0 +1,79 @@
+"""A router says its link token to every node, and says clearly where it is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+
+from baton_router.links import NOT_OUR_TOKEN
+from baton_router.service import Router
+from baton_router.settings import RouterSettings
+from tests.support.fake_node import FakeNode
+from tests.support.waiting import until
+
+TOKEN = "t0ken-of-the-pool"
+
+
+async def test_nodes_that_want_the_token_get_it_for_links_and_artifacts(
+    running: Any, prefill: FakeNode, decode: FakeNode
+) -> None:
+    prefill.token = decode.token = TOKEN
+    async with running(prefill, decode, link_token=TOKEN) as client:
+        status, _, _ = await client.post("/v1/completions", {"prompt": "x", "max_tokens": 2})
+        assert status == 200
+        assert (await client.get("/pool"))[1]["unreachable"] == []
+    assert prefill.refused == decode.refused == 0
+
+
+@pytest.mark.parametrize("said", ["", "another"])
+async def test_a_node_that_refuses_the_token_is_named_once_and_shown_without_a_busy_loop(
+    said: str, running: Any, decode: FakeNode, other: FakeNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="baton_router")
+    other.token = TOKEN
+    async with running(decode, link_token=said, reconnect_max_s=0.4) as client:
+        client.router._table.ensure(other.address)
+        await until(lambda: other.refused >= 3)
+        dials = other.refused
+        await asyncio.sleep(1.0)
+        assert other.refused - dials <= 5
+        _, pool, _ = await client.get("/pool")
+        assert pool["unreachable"] == [{"address": other.address, "reason": NOT_OUR_TOKEN}]
+        assert [node["id"] for node in pool["nodes"]] == ["decode-0"]
+        told = [record for record in caplog.records if NOT_OUR_TOKEN in record.message]
+        assert [(record.levelname, other.address in record.message) for record in told] == [
+            ("WARNING", True)
+        ]
+        assert TOKEN not in caplog.text
+
+
+async def test_a_node_that_takes_the_token_later_is_used_then(
+    running: Any, decode: FakeNode, other: FakeNode
+) -> None:
+    other.token = "another"
+    async with running(decode, link_token=TOKEN) as client:
+        client.router._table.ensure(other.address)
+        await until(lambda: other.refused)
+        other.token = TOKEN
+        await client.ready(2)
+        assert (await client.get("/pool"))[1]["unreachable"] == []
+
+
+async def test_a_node_that_nobody_listens_at_is_shown_with_the_reason(
+    running: Any, decode: FakeNode
+) -> None:
+    async with running(decode) as client:
+        client.router._table.ensure("http://127.0.0.1:1")
+        links = client.router._table.links
+        await until(lambda: links["http://127.0.0.1:1"].trouble)
+        [shown] = (await client.get("/pool"))[1]["unreachable"]
+        assert shown["address"] == "http://127.0.0.1:1"
+        assert "Connect call failed" in shown["reason"]
+
+
+def test_settings_show_neither_token_nor_login() -> None:
+    settings = RouterSettings(index_url="redis://:s3cret@h", link_token="s3cret")
+    assert "s3cret" not in repr(settings) + repr(Router(settings))

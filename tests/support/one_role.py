@@ -1,0 +1,79 @@
+"""One role per process, as in pods: configured by variables, ended by SIGTERM.
+
+In: the words of its command and BATON_ variables. Out: its address, read from its log, which the
+caller may keep; and the promise that it ended with code 0.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+WAIT_S = 60.0
+# A namespace with services called `baton`, `baton-router` and `baton-node`.
+KUBERNETES = {
+    "BATON_PORT": "tcp://10.0.0.1:8000",
+    "BATON_SERVICE_HOST": "10.0.0.1",
+    "BATON_ROUTER_SERVICE_PORT_HTTP": "80",
+    "BATON_ROUTER_PORT": "tcp://10.0.0.2:80",
+    "BATON_NODE_PORT_80_TCP": "tcp://10.0.0.3:80",
+}
+
+
+@contextmanager
+def role(
+    *words: str, log: list[str] | None = None, pids: list[int] | None = None, **variables: str
+) -> Iterator[str]:
+    """One role's address; afterwards SIGTERM and exit code 0. `log` gets all it writes, `pids` its
+    process id."""
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("BATON_")}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "baton", *words],
+        env={**inherited, **KUBERNETES, **variables},
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    if pids is not None:
+        pids.append(process.pid)
+    watchdog = threading.Timer(WAIT_S, process.kill)
+    watchdog.start()
+    assert process.stderr is not None
+    try:
+        seen: list[str] = [] if log is None else log
+        for line in process.stderr:
+            seen.append(line)
+            if found := re.search(r"http://127\.0\.0\.1:\d+", line):
+                break
+        else:
+            raise AssertionError(f"{words} ended early: {''.join(seen)}")
+        yield found[0]
+        process.send_signal(signal.SIGTERM)
+        seen += process.stderr
+        assert process.wait(WAIT_S) == 0, "".join(seen)
+    finally:
+        watchdog.cancel()
+        process.kill()
+        process.wait(WAIT_S)
+        process.stderr.close()
+
+
+def wait_ready(url: str) -> None:
+    until = time.monotonic() + WAIT_S
+    while time.monotonic() < until:
+        try:
+            with urllib.request.urlopen(f"{url}/ready", timeout=WAIT_S):
+                return
+        except urllib.error.HTTPError as answer:
+            answer.close()
+            time.sleep(0.05)
+    raise AssertionError(f"{url} never became ready")
