@@ -12,14 +12,14 @@ from baton.options import FetchDemoOptions, VersionOptions
 from baton_protocol import PROTOCOL_VERSION
 
 
-def fetch(options: FetchDemoOptions) -> int:
+def fetch_demo(options: FetchDemoOptions) -> int:
     """Print the demo model's folder on stdout, progress on stderr."""
-    from baton.demo_model import DemoModelError, fetch_demo
+    from baton import demo_model
 
     cache = Path(options.cache).expanduser() if options.cache else None
     try:
-        folder = fetch_demo(cache, lambda line: print(line, file=sys.stderr, flush=True))
-    except DemoModelError as error:
+        folder = demo_model.fetch_demo(cache, lambda line: print(line, file=sys.stderr, flush=True))
+    except demo_model.DemoModelError as error:
         raise CommandError(str(error)) from error
     print(folder)
     return 0

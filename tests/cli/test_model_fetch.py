@@ -1,0 +1,330 @@
+"""`baton model fetch` against a hub on this machine: once, resumed, checked, and told of."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.errors import CommandError, UsageError
+from baton.fetched import MARKER, PART, PLAN
+from baton.main import main
+from baton.model_fetch import Fetch, make_fetch, show_progress
+from baton.options import FetchOptions
+from baton_kvstore.embedded import EmbeddedStore
+from baton_kvstore.registry import Registry
+from baton_protocol.store import FetchReport
+from tests.support.stub_hub import StubHub
+
+WEIGHTS = bytes(range(256)) * 4096  # 1 MiB
+FILES = {
+    "config.json": b'{"architectures": []}',
+    "tokenizer.json": b"{}",
+    "chat_template.jinja": b"{{ messages }}",
+    "model.safetensors": WEIGHTS,
+    "empty.json": b"",
+}
+UNREAD = {"README.md": b"x", "pytorch_model.bin": b"x", "onnx/config.json": b"{}", ".x.json": b"{}"}
+DEADLINE_S = 30.0
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[StubHub]:
+    for name in ("HF_TOKEN", "HTTP_PROXY", "http_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with StubHub({**FILES, **UNREAD}) as running:
+        monkeypatch.setenv("HF_ENDPOINT", running.url)
+        yield running
+
+
+def fetch_of(to: Path, source: str = "hf://org/model", **options: Any) -> Fetch:
+    return make_fetch(FetchOptions(source=source, to=str(to), **options), os.environ)
+
+
+def fetch(to: Path, source: str = "hf://org/model", pauses_s: tuple[float, ...] = ()) -> Path:
+    wanted = fetch_of(to, source)
+    asyncio.run(replace(wanted, pauses_s=pauses_s).run())
+    return wanted.folder.path
+
+
+def start(to: Path, *flags: str, **environ: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "baton", "model", "fetch", "hf://org/model", f"--to={to}", *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environ},
+    )
+
+
+def wait(condition: Callable[[], object]) -> None:
+    until = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != MARKER}
+
+
+# --- what is fetched ------------------------------------------------------------------------------
+
+
+def test_the_files_that_a_node_reads_are_fetched_and_the_folder_is_printed(
+    hub: StubHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["model", "fetch", "hf://org/model", f"--to={tmp_path}"]) == 0
+    folder = tmp_path / "org--model"
+    printed = capsys.readouterr()
+    assert printed.out == f"{folder}\n"
+    assert "1 MiB, fetched in" in printed.err
+    assert contents(folder) == FILES
+
+
+def test_what_is_complete_is_not_asked_for_again_not_even_at_the_hub(
+    hub: StubHub, tmp_path: Path
+) -> None:
+    fetch(tmp_path)
+    asked = len(hub.asked)
+    hub.refuses = 500
+    assert contents(fetch(tmp_path)) == FILES
+    assert len(hub.asked) == asked
+
+
+def test_a_revision_has_a_folder_of_its_own(hub: StubHub, tmp_path: Path) -> None:
+    assert fetch(tmp_path, "hf://org/model@v1").name == "org--model@v1"
+
+
+def test_a_file_that_lost_bytes_since_is_fetched_again_alone(hub: StubHub, tmp_path: Path) -> None:
+    folder = fetch(tmp_path)
+    os.truncate(folder / "model.safetensors", 100)
+    hub.asked.clear()
+    assert contents(fetch(tmp_path)) == FILES
+    assert [name for name, _ in hub.asked] == ["model.safetensors"]
+
+
+def test_a_hub_that_does_not_list_sizes_is_asked_for_them(hub: StubHub, tmp_path: Path) -> None:
+    hub.tells_sizes = False
+    assert contents(fetch(tmp_path)) == FILES
+
+
+def test_the_token_goes_to_the_hub_and_not_to_where_it_redirects(
+    hub: StubHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.token, hub.redirects = "t0ken", True
+    monkeypatch.setenv("HF_TOKEN", "t0ken")
+    assert contents(fetch(tmp_path)) == FILES
+    assert hub.tokens == {"Bearer t0ken"}
+    assert hub.cdn_tokens == {""}
+
+
+# --- what breaks ----------------------------------------------------------------------------------
+
+
+def test_a_file_that_breaks_off_goes_on_where_it_ended(hub: StubHub, tmp_path: Path) -> None:
+    hub.breaks["model.safetensors"] = 3
+    assert contents(fetch(tmp_path, pauses_s=(0.01,))) == FILES
+    size = len(WEIGHTS)
+    rest = [f"bytes={size - size // part}-" for part in (2, 4, 8)]
+    assert hub.ranges_of("model.safetensors") == ["", *rest]
+
+
+def test_a_server_without_ranges_sends_the_file_from_its_start(
+    hub: StubHub, tmp_path: Path
+) -> None:
+    hub.ranges = False
+    folder = fetch_of(tmp_path).folder.path
+    folder.mkdir()
+    fetch(tmp_path)
+    (folder / MARKER).rename(folder / PLAN)
+    (folder / "model.safetensors").rename(folder / f"model.safetensors{PART}")
+    os.truncate(folder / f"model.safetensors{PART}", 1000)
+    assert contents(fetch(tmp_path)) == FILES
+
+
+def test_a_killed_fetch_is_resumed(hub: StubHub, tmp_path: Path) -> None:
+    hub.held = threading.Event()
+    part = tmp_path / "org--model" / f"model.safetensors{PART}"
+    killed = start(tmp_path)
+    wait(lambda: part.exists() and part.stat().st_size >= len(WEIGHTS) // 2)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    hub.held.set()
+    hub.asked.clear()
+    assert contents(fetch(tmp_path)) == FILES
+    assert hub.ranges_of("model.safetensors") == [f"bytes={len(WEIGHTS) // 2}-"]
+
+
+def test_what_was_fetched_of_another_commit_is_dropped(hub: StubHub, tmp_path: Path) -> None:
+    hub.files["model-old.safetensors"] = b"old"
+    folder = fetch(tmp_path)
+    (folder / MARKER).rename(folder / PLAN)
+    hub.commit, hub.files = "d" * 40, {**FILES, "model.safetensors": WEIGHTS[::-1]}
+    assert contents(fetch(tmp_path)) == hub.files
+
+
+def test_two_at_once_fetch_once_and_the_one_that_waits_says_so(
+    hub: StubHub, tmp_path: Path
+) -> None:
+    hub.held = threading.Event()
+    first = start(tmp_path)
+    wait(lambda: hub.ranges_of("model.safetensors"))
+    second = start(tmp_path)
+    assert second.stderr is not None
+    assert "another process fetches it, waiting" in second.stderr.readline()
+    hub.held.set()
+    outs = [process.communicate(timeout=DEADLINE_S) for process in (first, second)]
+    assert [out for out, _ in outs] == [f"{tmp_path / 'org--model'}\n"] * 2
+    assert "was there" in outs[1][1]
+    assert len(hub.ranges_of("model.safetensors")) == 1
+    assert contents(tmp_path / "org--model") == FILES
+
+
+def test_who_waited_for_a_process_that_died_fetches_the_rest(hub: StubHub, tmp_path: Path) -> None:
+    hub.held = threading.Event()
+    first = start(tmp_path)
+    wait(lambda: hub.ranges_of("model.safetensors"))
+    second = start(tmp_path)
+    assert second.stderr is not None
+    assert "waiting" in second.stderr.readline()
+    first.kill()
+    first.communicate()
+    hub.held.set()
+    second.communicate(timeout=DEADLINE_S)
+    assert second.returncode == 0
+    assert contents(tmp_path / "org--model") == FILES
+
+
+# --- what cannot be -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "source", "words"),
+    [
+        ({"token": "t"}, "hf://org/model", "(401): there is no such model, or it needs a token"),
+        ({"refuses": 403}, "hf://org/model", "HF_TOKEN (in an InferencePool, model.secretRef)"),
+        ({}, "hf://org/model@v9", "has no hf://org/model@v9 (404): check the name and the rev"),
+        ({}, "hf://org/other", "has no hf://org/other (404): check the name"),
+        ({"refuses": 503}, "hf://org/model", "does not give hf://org/model: HTTP 503"),
+        ({"refuses": 418}, "hf://org/model", "refuses hf://org/model: HTTP 418"),
+        ({"files": {"config.json": b"{}"}}, "hf://org/model", "holds no tokenizer.json"),
+        ({"claimed_sizes": {"config.json": 1 << 60}}, "hf://org/model", "make room"),
+        ({"claimed_sizes": {"config.json": 9999}}, "hf://org/model", "instead of 9999"),
+        ({"claimed_sizes": {"config.json": 3}}, "hf://org/model", "instead of 3"),
+    ],
+)
+def test_a_refusal_is_one_line(
+    hub: StubHub, tmp_path: Path, change: dict[str, Any], source: str, words: str
+) -> None:
+    vars(hub).update(change)
+    with pytest.raises(CommandError) as caught:
+        fetch(tmp_path, source)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 1
+    assert fetch_of(tmp_path, source).folder.complete() is None
+
+
+def test_a_hub_that_cannot_be_reached_is_named(
+    hub: StubHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+    with pytest.raises(CommandError, match=r"^http://127.0.0.1:1 does not give hf://org/model: "):
+        fetch(tmp_path, pauses_s=(0.01,))
+
+
+def test_a_write_that_fails_is_one_line(hub: StubHub, tmp_path: Path) -> None:
+    """A file may not grow beyond a limit here, as on a disk that is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        process = start(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    _, told = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 1
+    assert told.count("\n") == 1
+    assert "org--model" in told
+    assert "File too large" in told
+
+
+def test_a_folder_that_cannot_be_made_is_named(
+    hub: StubHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert main(["model", "fetch", "hf://org/model", f"--to={tmp_path / 'file'}"]) == 1
+    assert f"{tmp_path / 'file'}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("source", "to", "words"),
+    [
+        ("org/model", "/x", "write hf://ORG/NAME"),
+        ("pvc://claim/x", "/x", "is no model of a hub"),
+        ("hf://org/model", "", "--to is missing"),
+    ],
+)
+def test_what_is_no_fetch_at_all_is_a_usage_error(source: str, to: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        make_fetch(FetchOptions(source=source, to=to), {})
+
+
+def test_an_endpoint_that_is_no_url_is_named() -> None:
+    with pytest.raises(UsageError, match="HF_ENDPOINT 'hub' is no URL"):
+        make_fetch(FetchOptions(source="hf://a/b", to="/x"), {"HF_ENDPOINT": "hub"})
+
+
+# --- who hears of it ------------------------------------------------------------------------------
+
+
+async def test_the_index_hears_how_far_it_is(hub: StubHub, tmp_path: Path) -> None:
+    hub.held = threading.Event()
+    total = sum(map(len, FILES.values()))
+    with EmbeddedStore(64 << 20) as store:
+        flags = {"node": "n-1", "pool": "p", "redis_index": store.index_url}
+        running = asyncio.create_task(fetch_of(tmp_path, **flags).run())
+        async with Registry(store.index_url, "p") as registry, asyncio.timeout(DEADLINE_S):
+            found: list[FetchReport] = []
+            while not found or not found[0].done_bytes:
+                found = await registry.fetches()
+                await asyncio.sleep(0.02)
+            assert (found[0].node, found[0].source) == ("n-1", "hf://org/model")
+            assert found[0].total_bytes == total
+            assert 0 < found[0].done_bytes < total
+            hub.held.set()
+            await running
+            assert [report.done_bytes for report in await registry.fetches()] == [total]
+
+
+def test_an_index_that_is_down_does_not_stop_it(hub: StubHub, tmp_path: Path) -> None:
+    down = fetch_of(tmp_path, redis_index="unix:///nowhere/index.sock")
+    asyncio.run(down.run())
+    assert contents(down.folder.path) == FILES
+
+
+def test_progress_is_told_in_shares_rates_and_seconds_left() -> None:
+    assert show_progress(0, 0, 0, 5.0) == "the hub has not said yet how much it is"
+    told = show_progress(512 << 20, 2 << 30, 256 << 20, 4.0)
+    assert told == "512 MiB of 2.0 GiB (25 %), 64 MiB/s, 24 s left"
+
+
+def test_it_needs_no_torch(hub: StubHub, tmp_path: Path) -> None:
+    code = (
+        "import sys; from baton.main import main;"
+        f"main(['model', 'fetch', 'hf://org/model', '--to={tmp_path}']);"
+        "print([name for name in ('torch', 'huggingface_hub') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
