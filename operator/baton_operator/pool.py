@@ -1,24 +1,27 @@
-"""One InferencePool as the builders see it: whose it is, what it wants, which images serve it.
+"""One InferencePool as the builders see it: whose it is, what it wants, what serves it.
 
-In: the resource as the API gives it, the images that the operator was installed with.
+In: the resource as the API gives it, how the operator was installed, the pool's secrets.
 Out: a `Pool`, or SpecError.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from baton_operator.spec import PoolSpec, SpecError, read_spec
+from baton_operator.spec.read import SpecError, read_spec
+from baton_operator.spec.records import PoolSpec
 
 API_VERSION = "baton.dev/v1alpha1"
 KIND = "InferencePool"
+OWN_PREFIX = "baton.dev/"  # of labels and annotations
 # With "-kv-data" a StatefulSet's name, and with its revision's hash a label, hence 63 characters.
 LONGEST_NAME = 40
-_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?", re.ASCII)
+NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?", re.ASCII)
 
 
 class Images(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -29,12 +32,40 @@ class Images(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     redis: str
 
 
+class Installation(msgspec.Struct, frozen=True, kw_only=True):
+    """What all pools of one operator share. `namespace` is the operator's own ("" outside a
+    cluster): its pods may reach index and routers. `pull_policy` "" leaves it to Kubernetes."""
+
+    images: Images
+    namespace: str = ""
+    pull_policy: str = ""
+    pull_secrets: tuple[str, ...] = ()
+
+
+class Credentials(msgspec.Struct, frozen=True, kw_only=True):
+    """Made once per pool and kept in its Secret. Hex digits, so that a URL can hold them."""
+
+    redis_password: str
+    link_token: str
+
+    def __repr__(self) -> str:
+        return "Credentials(...)"
+
+    @property
+    def digest(self) -> str:
+        """Names them without telling them: pods made with others are replaced."""
+        text = f"{self.redis_password}\n{self.link_token}"
+        return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
 class Pool(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     namespace: str
     uid: str
+    generation: int
     spec: PoolSpec
-    images: Images
+    installation: Installation
+    credentials: Credentials
 
     @property
     def key(self) -> str:
@@ -42,19 +73,48 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.namespace}.{self.name}"
 
 
-def read_pool(resource: Mapping[str, Any], images: Images) -> Pool:
+def read_pool(
+    resource: Mapping[str, Any], installation: Installation, credentials: Credentials
+) -> Pool:
     """Raise SpecError naming the field that cannot be obeyed."""
     metadata = resource["metadata"]
     name = metadata["name"]
-    if _NAME.fullmatch(name) is None or len(name) > LONGEST_NAME:
+    if NAME.fullmatch(name) is None or len(name) > LONGEST_NAME:
         raise SpecError(
             f"metadata.name: {name!r} cannot begin the names of services; write at most"
             f" {LONGEST_NAME} of a-z, 0-9 and '-', a letter first"
         )
+    spec = read_spec(resource.get("spec", {}))
+    _check_pod_templates(spec)
     return Pool(
         name=name,
         namespace=metadata["namespace"],
         uid=metadata["uid"],
-        spec=read_spec(resource.get("spec", {})),
-        images=images,
+        generation=metadata.get("generation", 0),
+        spec=spec,
+        installation=installation,
+        credentials=credentials,
     )
+
+
+def _check_pod_templates(spec: PoolSpec) -> None:
+    """Selectors, policies and roll-outs go by our own labels and annotations."""
+    managed = spec.kv_store.managed
+    templates = {
+        "prefill": spec.prefill.pod_template,
+        "decode": spec.decode.pod_template,
+        "router": spec.router.pod_template,
+        "kvStore.managed": managed.pod_template if managed is not None else {},
+    }
+    for part, template in templates.items():
+        metadata = template.get("metadata")
+        for kind in ("labels", "annotations"):
+            words = metadata.get(kind) if isinstance(metadata, Mapping) else None
+            # Other things than a mapping are for the API server to refuse.
+            names = words if isinstance(words, Mapping) else ()
+            ours = next((name for name in names if name.startswith(OWN_PREFIX)), None)
+            if ours is not None:
+                raise SpecError(
+                    f"spec.{part}.podTemplate.metadata.{kind}: {ours!r} is set by the operator;"
+                    f" write names that do not begin with {OWN_PREFIX}"
+                )

@@ -1,4 +1,7 @@
-"""What may be written in a spec, and what is said about the rest."""
+"""How a spec is read, and what is said about one that nothing can be built from.
+
+What the API server refuses before that is in tests/cluster/test_crd.py.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,10 @@ import msgspec
 import pytest
 
 from baton_operator.pool import read_pool
-from baton_operator.spec import ManagedStore, PoolSpec, SpecError, read_spec
-from tests.support.manifests import IMAGES, sample
+from baton_operator.spec.quantity import quantity_bytes
+from baton_operator.spec.read import SpecError, read_spec
+from baton_operator.spec.store import ManagedStore
+from tests.support.manifests import CREDENTIALS, INSTALLATION, sample
 
 SIM: dict[str, Any] = {"engine": {"kind": "sim"}}
 
@@ -22,6 +27,10 @@ def managed(**fields: Any) -> dict[str, Any]:
     return SIM | {"kvStore": {"managed": fields}}
 
 
+def model(**fields: Any) -> dict[str, Any]:
+    return {"model": fields}
+
+
 def test_a_pool_of_simulated_nodes_needs_one_line() -> None:
     spec = read_spec(SIM)
     assert (spec.prefill.replicas, spec.decode.replicas, spec.handoff) == (1, 1, "auto")
@@ -31,38 +40,57 @@ def test_a_pool_of_simulated_nodes_needs_one_line() -> None:
 
 REFUSED: list[tuple[str, Any, str]] = [
     ("no spec", None, "spec: None is wrong: expected `object`"),
-    ("no model", {}, "spec.model.path: missing; write"),
-    ("a relative path", {"model": {"path": "m/x"}}, "spec.model.path: 'm/x' is no absolute path"),
+    ("no model", {}, "spec.model: says no model; write path or uri, or engine.kind: sim"),
+    (
+        "two models",
+        model(path="/m", uri="hf://a/b"),
+        "spec.model.uri: given beside path; write one",
+    ),
+    (
+        "a bucket",
+        model(uri="s3://b/m"),
+        "spec.model.uri: model source 's3://b/m' is unknown: write",
+    ),
     ("a wrong kind", {"engine": {"kind": "vllm"}}, "spec.engine.kind: 'vllm' is wrong"),
     ("what kinds there are", {"engine": {"kind": "vllm"}}, "; write torch or sim"),
     ("a typo", SIM | {"prefil": {}}, "spec.prefil: there is no such field; known are model, "),
     ("a deep typo", SIM | {"decode": {"replica": 2}}, "spec.decode.replica: there is no such"),
     ("what was meant", managed(mem=1), "known are memory, dataInstances"),
+    (
+        "a typo in what may be left out",
+        model(uri="hf://a/b", secretRef={"nam": "x"}),
+        "spec.model.secretRef.nam: there is no such field; known are name",
+    ),
+    (
+        "a typo in a list",
+        SIM | {"router": {"httpRoute": {"parentRefs": [{"name": "a"}, {"nam": "b"}]}}},
+        "spec.router.httpRoute.parentRefs[1].nam: there is no such field; known are name",
+    ),
+    (
+        "a list for a number",
+        SIM | {"prefill": {"resources": {"limits": {"cpu": [1]}}}},
+        "spec.prefill.resources.limits[...]: {'cpu': [1]} is wrong: expected",
+    ),
     ("text for a number", SIM | {"prefill": {"replicas": "two"}}, "spec.prefill.replicas: 'two'"),
     ("true for a number", SIM | {"prefill": {"replicas": True}}, "spec.prefill.replicas: True"),
     ("less than nothing", SIM | {"decode": {"replicas": -1}}, "spec.decode.replicas: -1 is wrong"),
-    (
-        "nobody to answer",
-        SIM | {"prefill": {"replicas": 0}, "decode": {"replicas": 0}},
-        "spec.decode.replicas: 0, and prefill.replicas too",
-    ),
     ("empty blocks", {"engine": {"kind": "sim", "blockSize": 0}}, "spec.engine.blockSize: 0 is"),
     ("a wrong hand-off", SIM | {"handoff": "maybe"}, "spec.handoff: 'maybe' is wrong"),
     ("a wrong policy", SIM | {"missingRolePolicy": "wait"}, "; write aggregate or queue or fail"),
-    ("a size of ours", managed(memory="1GiB"), "spec.kvStore.managed.memory: '1GiB' is no"),
-    ("a tiny store", managed(memory="1Mi"), "spec.kvStore.managed.memory: 1Mi is too small"),
-    ("no instance", managed(dataInstances=0), "spec.kvStore.managed.dataInstances: 0 is wrong"),
     (
-        "two stores",
-        SIM | {"kvStore": {"managed": {}} | external("redis://i", "redis://d")["kvStore"]},
-        "spec.kvStore.external: given beside managed",
+        "a limit of ours",
+        SIM | {"prefill": {"resources": {"limits": {"memory": "1GiB"}}}},
+        "spec.prefill.resources.limits.memory: '1GiB' is no quantity; write",
     ),
+    ("a size of ours", managed(memory="1GiB"), "spec.kvStore.managed.memory: '1GiB' is no"),
+    ("no instance", managed(dataInstances=0), "spec.kvStore.managed.dataInstances: 0 is wrong"),
     ("no data", external("redis://i"), "spec.kvStore.external.dataUrls: [] is wrong"),
     ("no URL", external("index:6379", "redis://d"), "spec.kvStore.external.indexUrl: Redis URL"),
-    ("one for both", external("redis://i", "redis://i"), "spec.kvStore.external.dataUrls: index"),
+    ("one for both", external("redis://i", "redis://i:6379/0"), "external.dataUrls: index and"),
     ("a number as URL", external("redis://i", "redis://d", 3), "external.dataUrls[1]: 3 is wrong"),
-    ("a socket", external("unix:///run/r", "redis://d"), "no pod reaches unix:///run/r"),
-    ("two in one", external("redis://i", "redis://a,redis://b"), "dataUrls[0]: there is a comma"),
+    ("a socket", external("unix:///run/r", "redis://d"), "external.indexUrl: not the URL of one"),
+    ("options", external("rediss://i?ssl_cert_reqs=none", "redis://d"), "write redis://HOST"),
+    ("two in one", external("redis://i", "redis://a,redis://b"), "external.dataUrls[0]: not the"),
     (
         "an index missing",
         SIM | {"kvStore": {"external": {"dataUrls": ["redis://d"]}}},
@@ -74,7 +102,9 @@ REFUSED: list[tuple[str, Any, str]] = [
 @pytest.mark.parametrize(
     ("spec", "message"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED]
 )
-def test_what_cannot_be_obeyed_is_refused_by_field_and_value(spec: Any, message: str) -> None:
+def test_what_nothing_can_be_built_from_is_refused_by_field_and_value(
+    spec: Any, message: str
+) -> None:
     with pytest.raises(SpecError) as caught:
         read_spec(spec)
     assert message in str(caught.value)
@@ -96,12 +126,31 @@ def test_a_password_is_refused_and_not_repeated(spec: Any) -> None:
     assert "geheim" not in str(caught.value)
 
 
+def test_a_login_for_an_external_store_is_named_by_its_secret() -> None:
+    written = external("redis://i", "rediss://d")
+    written["kvStore"]["external"] |= {"secretRef": {"name": "l"}, "caSecretRef": {"name": "ca"}}
+    store = read_spec(written).kv_store.external
+    assert store is not None
+    assert store.secret_ref is not None
+    assert store.ca_secret_ref is not None
+    assert (store.secret_ref.name, store.ca_secret_ref.name) == ("l", "ca")
+
+
 @pytest.mark.parametrize(
     ("written", "size"),
-    [("1Gi", 1 << 30), ("1.5Gi", 3 << 29), ("256M", 256 * 10**6), (1 << 27, 1 << 27)],
+    [
+        ("1Gi", 1 << 30),
+        ("1.5Gi", 3 << 29),
+        ("256M", 256 * 10**6),
+        (1 << 27, 1 << 27),
+        ("1Ei", 1 << 60),
+        ("2E", 2 * 10**18),
+        ("12e6", 12 * 10**6),
+        ("1500m", 2),
+    ],
 )
 def test_memory_is_written_as_kubernetes_writes_quantities(written: int | str, size: int) -> None:
-    assert ManagedStore(memory=written).memory_bytes == size
+    assert quantity_bytes(written) == ManagedStore(memory=written).memory_bytes == size
 
 
 @pytest.mark.parametrize("name", ["Demo", "1st", "a.b", "a" * 41, "-a", "a-"])
@@ -109,11 +158,4 @@ def test_a_name_that_no_service_could_have_is_refused(name: str) -> None:
     resource = sample("sim")
     resource["metadata"]["name"] = name
     with pytest.raises(SpecError, match=r"metadata\.name: '"):
-        read_pool(resource, IMAGES)
-
-
-def test_a_schema_for_the_crd_follows_from_the_records() -> None:
-    [schema], parts = msgspec.json.schema_components([PoolSpec])
-    assert schema == {"$ref": "#/$defs/PoolSpec"}
-    assert parts["RoleSpec"]["properties"]["replicas"]["minimum"] == 0
-    assert not parts["PoolSpec"]["additionalProperties"]
+        read_pool(resource, INSTALLATION, CREDENTIALS)

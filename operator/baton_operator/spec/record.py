@@ -1,0 +1,23 @@
+"""What all parts of a spec are, and the part that several of them hold."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+import msgspec
+from msgspec import Meta
+
+from baton_operator.spec.rules import Rule
+from baton_operator.spec.values import Name
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    """A part of the spec. mypy wants `frozen` said again by each, msgspec does not."""
+
+    rules: ClassVar[tuple[Rule, ...]] = ()
+
+
+class SecretRef(Record, frozen=True, kw_only=True):
+    """A Secret in the pool's namespace."""
+
+    name: Annotated[Name, Meta(description="the Secret's name")]

@@ -1,0 +1,304 @@
+"""What a user may write in an InferencePool's `spec`: only fields that something obeys.
+
+Keys are camelCase in YAML, snake_case here. The CRD is generated from these records (see `crd`),
+defaults and descriptions included. What needs more than a type is a `Rule`, of a value (`values`)
+or of a record: the API server refuses by it. `__post_init__` repeats only what nothing could be
+built from, since a pool may have been stored before a rule was.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from msgspec import Meta, field
+
+from baton_operator.spec.quantity import check_quantity
+from baton_operator.spec.record import Record, SecretRef
+from baton_operator.spec.rules import Rule, both, given
+from baton_operator.spec.store import ExternalStore as ExternalStore
+from baton_operator.spec.store import KVStoreSpec
+from baton_operator.spec.store import ManagedStore as ManagedStore
+from baton_operator.spec.values import (
+    Annotations,
+    Folder,
+    HostName,
+    MaybeName,
+    ModelName,
+    ModelUri,
+    Name,
+    NodeFlag,
+    Peer,
+    PodTemplate,
+    Quantities,
+    RouterFlag,
+)
+from baton_protocol.model_source import parse_source
+
+EngineKind = Literal["torch", "sim"]
+DType = Literal["auto", "float32", "bfloat16"]
+Handoff = Literal["auto", "always", "never"]
+MissingRole = Literal["aggregate", "queue", "fail"]
+ServiceType = Literal["ClusterIP", "NodePort", "LoadBalancer"]
+
+
+class ModelCache(Record, frozen=True, kw_only=True):
+    """Where a fetched model is kept."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            f"{given('claimName')} != {given('hostPath')}",
+            "says no place, or two; write one of claimName and hostPath, or leave cache out: then"
+            " each pod fetches its own",
+        ),
+    )
+
+    claim_name: Annotated[
+        MaybeName,
+        Meta(description="a PersistentVolumeClaim that all nodes can write: fetched once"),
+    ] = ""
+    host_path: Annotated[
+        Folder,
+        Meta(
+            description="a folder of the cluster's nodes: fetched once on each (not `restricted`)"
+        ),
+    ] = ""
+
+
+class ModelSpec(Record, frozen=True, kw_only=True):
+    """The model that all nodes serve."""
+
+    _fetched: ClassVar[str] = "(has(self.uri) && self.uri.startsWith('hf://'))"
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            f"!{given('path')} || !{given('uri')}",
+            "given beside path; write one of the two",
+            field=".uri",
+        ),
+        Rule(
+            f"!has(self.secretRef) || {_fetched}",
+            "only a model from a hub needs a login; write uri: hf://ORG/NAME, or leave it out",
+            field=".secretRef",
+        ),
+        Rule(
+            f"!has(self.cache) || {_fetched}",
+            "only a model from a hub is fetched; write uri: hf://ORG/NAME, or leave it out",
+            field=".cache",
+        ),
+    )
+
+    path: Annotated[
+        Folder,
+        Meta(description="a Hugging Face folder in the node's container: image or podTemplate"),
+    ] = ""
+    uri: Annotated[
+        ModelUri,
+        Meta(description="pvc://CLAIM/FOLDER, or hf://ORG/NAME[@REVISION], which is fetched"),
+    ] = ""
+    name: Annotated[
+        ModelName,
+        Meta(description="what clients call the model; default: the folder's last component"),
+    ] = ""
+    secret_ref: Annotated[
+        SecretRef | None, Meta(description="hf:// only: its key `token` logs in to the hub")
+    ] = None
+    cache: Annotated[ModelCache | None, Meta(description="hf:// only: where the model is kept")] = (
+        None
+    )
+
+    def __post_init__(self) -> None:
+        if self.path and self.uri:
+            raise ValueError("uri: given beside path; write one of the two")
+        if self.uri:
+            try:
+                parse_source(self.uri)
+            except ValueError as error:
+                raise ValueError(f"uri: {error}") from error
+
+
+class EngineSpec(Record, frozen=True, kw_only=True):
+    """Numbers that all nodes share: with other ones their KV would not be interchangeable."""
+
+    kind: Annotated[EngineKind, Meta(description="the real engine, or a simulated one")] = "torch"
+    dtype: Annotated[
+        DType, Meta(description="auto: each node decides; nodes that differ exchange no KV")
+    ] = "auto"
+    block_size: Annotated[int, Meta(ge=1, description="tokens per KV block")] = 16
+    chunk_blocks: Annotated[int, Meta(ge=1, description="blocks moved as one value")] | None = None
+    max_model_len: Annotated[int, Meta(ge=1, description="prompt + answer, tokens")] | None = None
+    extra_args: Annotated[
+        tuple[NodeFlag, ...],
+        Meta(max_length=64, description="more flags of `baton prefill|decode`: --NAME=VALUE"),
+    ] = ()
+
+
+class Resources(Record, frozen=True, kw_only=True):
+    """Kubernetes' own: quantities by resource name."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "!has(self.requests) || !has(self.limits) || self.requests.all(name,"
+            " !(name in self.limits)"
+            " || !isQuantity(string(self.requests[name]))"
+            " || !isQuantity(string(self.limits[name]))"
+            " || quantity(string(self.requests[name]))"
+            ".compareTo(quantity(string(self.limits[name]))) <= 0)",
+            "more is requested than limits allows; write a request that is at most the limit of"
+            " the same name",
+            field=".requests",
+        ),
+    )
+
+    requests: Annotated[Quantities, Meta(description="what a pod is promised")] = field(
+        default_factory=dict
+    )
+    limits: Annotated[Quantities, Meta(description="what a pod may use at most")] = field(
+        default_factory=dict
+    )
+
+    def __post_init__(self) -> None:
+        for kind, quantities in (("requests", self.requests), ("limits", self.limits)):
+            for name, quantity in quantities.items():
+                check_quantity(f"{kind}.{name}", quantity)
+
+
+class RoleSpec(Record, frozen=True, kw_only=True):
+    """The nodes of one role."""
+
+    replicas: Annotated[int, Meta(ge=0, description="nodes of this role")] = 1
+    resources: Annotated[
+        Resources, Meta(description="of the container `node`; a GPU limit makes it use CUDA")
+    ] = Resources()
+    pod_template: Annotated[
+        PodTemplate,
+        Meta(
+            description="merged over the pods' template: lists whose items have a name by name,"
+            " volumeMounts by mountPath, all else replaced"
+        ),
+    ] = field(default_factory=dict)
+
+
+class ServiceSpec(Record, frozen=True, kw_only=True):
+    """The router's Service."""
+
+    type: Annotated[ServiceType, Meta(description="as a Service's")] = "ClusterIP"
+    port: Annotated[int, Meta(ge=1, le=65535, description="where clients connect")] = 8000
+    annotations: Annotated[Annotations, Meta(description="of the Service")] = field(
+        default_factory=dict
+    )
+
+
+class IngressSpec(Record, frozen=True, kw_only=True):
+    """An Ingress in front of the router."""
+
+    host: Annotated[HostName, Meta(description="the host name that clients use")]
+    class_name: Annotated[MaybeName, Meta(description="default: the cluster's own")] = ""
+    tls_secret_name: Annotated[
+        MaybeName, Meta(description="a Secret with the host's certificate; none: no TLS")
+    ] = ""
+    annotations: Annotated[Annotations, Meta(description="of the Ingress")] = field(
+        default_factory=dict
+    )
+
+
+class ParentRef(Record, frozen=True, kw_only=True):
+    """A Gateway."""
+
+    name: Annotated[Name, Meta(description="the Gateway's name")]
+    namespace: Annotated[MaybeName, Meta(description="default: the pool's")] = ""
+    section_name: Annotated[MaybeName, Meta(description="a listener; default: all of them")] = ""
+
+
+class HTTPRouteSpec(Record, frozen=True, kw_only=True):
+    """A route of the Gateway API to the router."""
+
+    parent_refs: Annotated[
+        tuple[ParentRef, ...], Meta(min_length=1, max_length=32, description="the Gateways")
+    ]
+    hostnames: Annotated[
+        tuple[HostName, ...], Meta(max_length=16, description="none: those of the Gateways")
+    ] = ()
+
+
+class RouterSpec(Record, frozen=True, kw_only=True):
+    """The gateway that clients talk to."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (both("ingress", "httpRoute"),)
+
+    replicas: Annotated[int, Meta(ge=1, description="routers")] = 1
+    resources: Annotated[Resources, Meta(description="of the container `router`")] = Resources()
+    pod_template: Annotated[PodTemplate, Meta(description="as prefill.podTemplate")] = field(
+        default_factory=dict
+    )
+    service: ServiceSpec = ServiceSpec()
+    ingress: IngressSpec | None = None
+    http_route: Annotated[
+        HTTPRouteSpec | None, Meta(description="needs the Gateway API's CRDs")
+    ] = None
+    extra_args: Annotated[
+        tuple[RouterFlag, ...],
+        Meta(max_length=64, description="more flags of `baton router`: --NAME=VALUE"),
+    ] = ()
+
+
+class NetworkPolicySpec(Record, frozen=True, kw_only=True):
+    """Who may reach the pool's pods, where the network plugin obeys."""
+
+    enabled: Annotated[bool, Meta(description="make NetworkPolicies")] = True
+    clients: Annotated[
+        tuple[Peer, ...],
+        Meta(
+            max_length=32,
+            description="NetworkPolicyPeers that may reach the router; none given: everybody",
+        ),
+    ] = ()
+    monitoring: Annotated[
+        tuple[Peer, ...],
+        Meta(
+            max_length=32,
+            description="NetworkPolicyPeers that may reach the nodes' and routers' /metrics",
+        ),
+    ] = ()
+
+
+class PoolSpec(Record, frozen=True, kw_only=True):
+    """A whole pool: model, nodes, router and KV store."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            f"self.engine.kind != 'torch' || {given('model.path')} || {given('model.uri')}",
+            "says no model; write path or uri, or engine.kind: sim",
+            field=".model",
+        ),
+        Rule(
+            "self.prefill.replicas + self.decode.replicas > 0",
+            "0, and prefill.replicas too: nobody could answer; write at least 1 in one of them",
+            field=".decode.replicas",
+        ),
+    )
+
+    model: ModelSpec = ModelSpec()
+    engine: EngineSpec = EngineSpec()
+    prefill: Annotated[
+        RoleSpec, Meta(description="nodes that compute prompts for decode nodes")
+    ] = RoleSpec()
+    decode: Annotated[RoleSpec, Meta(description="nodes that generate answers")] = RoleSpec()
+    router: RouterSpec = RouterSpec()
+    kv_store: KVStoreSpec = KVStoreSpec()
+    handoff: Annotated[
+        Handoff, Meta(description="when a prefill node computes a decode node's prompt")
+    ] = "auto"
+    missing_role_policy: Annotated[
+        MissingRole,
+        Meta(
+            description="no node of a role is ready: the other role does its work, or new"
+            " requests wait for one, or fail"
+        ),
+    ] = "aggregate"
+    network_policy: NetworkPolicySpec = NetworkPolicySpec()
+    paused: Annotated[
+        bool, Meta(description="leave everything as it is until this is false again")
+    ] = False
+
+    def __post_init__(self) -> None:
+        if self.engine.kind == "torch" and not self.model.path and not self.model.uri:
+            raise ValueError("model: says no model; write path or uri, or engine.kind: sim")

@@ -1,0 +1,76 @@
+"""The InferencePool's `status`, as written to the API; the CRD's schema is generated from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+Truth = Literal["True", "False", "Unknown"]
+
+
+class _Record(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A part of the status. Fields that a newer operator wrote are ignored."""
+
+
+class Condition(_Record, frozen=True, kw_only=True):
+    """As Kubernetes' own (metav1.Condition)."""
+
+    type: Annotated[str, Meta(description="what is spoken of")]
+    status: Annotated[Truth, Meta(description="whether it is so")]
+    reason: Annotated[str, Meta(description="why, in one CamelCase word")]
+    message: Annotated[str, Meta(description="the same for people")] = ""
+    last_transition_time: Annotated[str, Meta(description="RFC 3339, UTC, seconds")]
+    observed_generation: Annotated[int, Meta(description="of the spec it was said of")] = 0
+
+
+class RoleStatus(_Record, frozen=True, kw_only=True):
+    """How many of one kind of pod there are."""
+
+    summary: Annotated[str, Meta(description="ready/desired, for the printer column")] = "0/0"
+    desired: Annotated[int, Meta(description="how many the spec wants")] = 0
+    ready: Annotated[int, Meta(description="those that serve")] = 0
+    updated: Annotated[int, Meta(description="ready ones of the current revision")] = 0
+    draining: Annotated[int, Meta(description="those that are ending")] = 0
+
+
+class ModelStatus(_Record, frozen=True, kw_only=True):
+    """The model that is served."""
+
+    name: Annotated[str, Meta(description="what clients call it")] = ""
+    progress: Annotated[str, Meta(description="of the slowest fetch, while there is one")] = ""
+    progress_time: Annotated[
+        str, Meta(description="as of when; RFC 3339, UTC, seconds; said anew every 5 s at most")
+    ] = ""
+
+
+class PoolStatus(_Record, frozen=True, kw_only=True):
+    """What the operator sees of a pool."""
+
+    observed_generation: Annotated[int, Meta(description="of the spec all this was said of")] = 0
+    conditions: Annotated[
+        tuple[Condition, ...], Meta(description="what is well and what is not; Ready sums them up")
+    ] = ()
+    prefill: Annotated[RoleStatus, Meta(description="its prefill nodes")] = RoleStatus()
+    decode: Annotated[RoleStatus, Meta(description="its decode nodes")] = RoleStatus()
+    router: Annotated[RoleStatus, Meta(description="its routers")] = RoleStatus()
+    model: ModelStatus = ModelStatus()
+    endpoint: Annotated[str, Meta(description="the OpenAI API inside the cluster")] = ""
+    url: Annotated[str, Meta(description="the same from outside where there is a route")] = ""
+    revision: Annotated[str, Meta(description="of the nodes' template")] = ""
+    fingerprint: Annotated[str, Meta(description="of the KV of the current revision's nodes")] = ""
+
+    def condition(self, kind: str) -> Condition | None:
+        """The condition of that type."""
+        return next((item for item in self.conditions if item.type == kind), None)
+
+
+def read_status(body: Mapping[str, Any]) -> PoolStatus | None:
+    """What was last written to a pool; None where there is nothing, or nothing that can be read:
+    then all of it is derived anew."""
+    try:
+        return msgspec.convert(body["status"], PoolStatus) if body.get("status") else None
+    except msgspec.ValidationError:
+        return None

@@ -1,0 +1,143 @@
+"""The CustomResourceDefinition as generated: its form, its completeness, and the chart's copy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton_operator.crd import COLUMNS, crd, helm_template
+from baton_operator.schema import Schema
+from baton_operator.spec.read import read_spec
+from baton_operator.spec.records import PoolSpec
+
+ROOT = Path(__file__).resolve().parents[2]
+TEMPLATE = ROOT / "charts" / "baton" / "templates" / "crd-inferencepools.yaml"
+# What may have any content: Kubernetes checks it where it is used.
+OPEN = re.compile(r".*\.podTemplate\.(metadata|spec)|spec\.networkPolicy\.\w+\[\]\.\w+")
+SIM = {"engine": {"kind": "sim"}}
+
+
+def resource() -> Schema:
+    [version] = crd()["spec"]["versions"]
+    schema: Schema = version["schema"]["openAPIV3Schema"]
+    return schema
+
+
+def walk(schema: Schema, path: str) -> Iterator[tuple[str, Schema]]:
+    """All schemas by path; items are `[]`, values of a map `[*]`."""
+    yield path, schema
+    for name, inner in schema.get("properties", {}).items():
+        yield from walk(inner, f"{path}.{name}")
+    if "items" in schema:
+        yield from walk(schema["items"], f"{path}[]")
+    if "additionalProperties" in schema:
+        yield from walk(schema["additionalProperties"], f"{path}[*]")
+
+
+NODES = [
+    found for part in ("spec", "status") for found in walk(resource()["properties"][part], part)
+]
+
+
+def test_the_charts_copy_is_the_generated_one() -> None:
+    assert TEMPLATE.read_text() == helm_template(), (
+        "write it anew: python -m baton_operator.crd >"
+        " charts/baton/templates/crd-inferencepools.yaml"
+    )
+
+
+def test_the_definition_outlives_the_chart_and_is_optional() -> None:
+    assert crd()["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+    _, condition, *_, end = helm_template().splitlines()
+    assert (condition, end) == ("{{- if .Values.crds.install }}", "{{- end }}")
+
+
+def test_the_schema_is_structural() -> None:
+    known = {"type", "description", "default", "properties", "required", "items", "enum", "format"}
+    known |= {"additionalProperties", "minimum", "maximum", "minItems", "maxItems", "maxLength"}
+    known |= {"maxProperties"}
+    for path, schema in NODES:
+        mixed = schema.get("x-kubernetes-int-or-string", False)
+        assert ("type" in schema) != mixed, path
+        unknown = {key for key in schema if not key.startswith("x-kubernetes-")} - known
+        assert not unknown, path
+        is_open = "x-kubernetes-preserve-unknown-fields" in schema
+        assert is_open == (OPEN.fullmatch(path) is not None), path
+
+
+def test_every_field_is_described() -> None:
+    silent = [path for path, schema in NODES if not schema.get("description")]
+    assert [path for path in silent if not path.endswith("]")] == []
+
+
+def test_every_rule_says_what_to_write() -> None:
+    rules = [
+        (path, rule)
+        for path, schema in [("", resource()), *NODES]
+        for rule in schema.get("x-kubernetes-validations", [])
+    ]
+    assert len(rules) > 40
+    for path, rule in rules:
+        assert "write " in rule["message"], path
+
+
+def filled(schema: Schema, value: Any) -> Any:
+    """The value with its defaults, as the API server fills them in."""
+    if schema.get("type") != "object" or "properties" not in schema:
+        return value
+    found = dict(value)
+    for name, inner in schema["properties"].items():
+        if "default" in inner:
+            found.setdefault(name, inner["default"])
+        if name in found:
+            found[name] = filled(inner, found[name])
+    return found
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        SIM,
+        SIM | {"kvStore": {"managed": {}}, "router": {"ingress": {"host": "a.example"}}},
+        SIM | {"prefill": {"replicas": 0}, "networkPolicy": {"enabled": False}, "paused": True},
+    ],
+)
+def test_a_pool_with_its_defaults_filled_in_is_the_same_pool(spec: dict[str, Any]) -> None:
+    whole = filled(resource()["properties"]["spec"], spec)
+    assert whole != spec
+    assert read_spec(whole) == read_spec(spec)
+
+
+def test_defaults_that_say_something_are_in_the_schema() -> None:
+    whole = filled(resource()["properties"]["spec"], {})
+    assert whole["engine"] == {"kind": "torch", "dtype": "auto", "blockSize": 16}
+    assert whole["router"] == {"replicas": 1, "service": {"type": "ClusterIP", "port": 8000}}
+    assert "model" not in whole
+
+
+def test_a_status_holds_nothing_that_nobody_wrote() -> None:
+    assert [path for path, schema in NODES if path[:6] == "status" and "default" in schema] == []
+
+
+def test_every_field_of_the_spec_is_in_the_schema() -> None:
+    properties = resource()["properties"]["spec"]["properties"]
+    assert [*properties] == [*PoolSpec.__struct_encode_fields__]
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+def test_every_column_shows_a_field_of_the_status(column: str) -> None:
+    path = COLUMNS[column]
+    if condition := re.fullmatch(r'\.status\.conditions\[\?\(@\.type=="Ready"\)\]\.(\w+)', path):
+        path = f".status.conditions[].{condition[1]}"
+    assert path.removeprefix(".") in dict(NODES)
+
+
+def test_a_condition_is_found_by_its_type() -> None:
+    conditions = dict(NODES)["status.conditions"]
+    assert conditions["x-kubernetes-list-type"] == "map"
+    assert conditions["x-kubernetes-list-map-keys"] == ["type"]
+    assert "type" in conditions["items"]["required"]

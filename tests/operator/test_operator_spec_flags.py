@@ -1,0 +1,34 @@
+"""The flags that users may not give are those that the operator's own command lines hold."""
+
+from __future__ import annotations
+
+import pytest
+
+from baton.flags import flags_of
+from baton.options import NodeOptions, RouterOptions
+from baton_operator.builders import build_pool
+from baton_operator.spec.flags import NODE_FLAGS, ROUTER_FLAGS
+from tests.support.manifests import SAMPLES, containers, sample_pool, template_of
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_every_flag_that_the_operator_sets_is_refused_in_extra_args(name: str) -> None:
+    pool = sample_pool(name)
+    extra = {*pool.spec.engine.extra_args, *pool.spec.router.extra_args}
+    checked = set()
+    for manifest in build_pool(pool):
+        for container in containers(template_of(manifest)):
+            role = (container.get("args") or [""])[0]
+            if role in ("prefill", "decode", "router"):
+                words = [word for word in container["args"][1:] if word not in extra]
+                given = {word.removeprefix("--").partition("=")[0] for word in words}
+                assert given <= {*(ROUTER_FLAGS if role == "router" else NODE_FLAGS)}
+                checked.add(role)
+    assert checked == {"prefill", "decode", "router"}
+
+
+@pytest.mark.parametrize(
+    ("names", "options"), [(NODE_FLAGS, NodeOptions), (ROUTER_FLAGS, RouterOptions)]
+)
+def test_every_flag_that_is_refused_exists(names: tuple[str, ...], options: type) -> None:
+    assert {f"--{name}" for name in names} <= {flag.option for flag in flags_of(options)}
