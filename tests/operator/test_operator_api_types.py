@@ -20,7 +20,8 @@ def check(manifest: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", SAMPLES)
 def test_the_api_knows_every_field_of_every_manifest(name: str) -> None:
     for manifest in build_pool(sample_pool(name)):
-        check(manifest)
+        if manifest["kind"] != "HTTPRoute":  # the Gateway API's, not Kubernetes' own
+            check(manifest)
 
 
 @pytest.mark.parametrize("spec", [{"clusterIp": "None"}, {"ports": [{"name": "http"}]}])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -9,14 +10,28 @@ import pytest
 
 from baton_operator.builders import build_pool
 from baton_operator.builders.nodes import build_nodes, revision_of
-from baton_operator.pool import LONGEST_NAME
-from tests.support.manifests import IMAGES, SAMPLES, sample_pool
+from baton_operator.builders.store_access import store_settings
+from baton_operator.pool import LONGEST_NAME, Installation
+from baton_operator.spec.read import SpecError
+from tests.support.manifests import (
+    IMAGES,
+    INSTALLATION,
+    SAMPLES,
+    containers,
+    sample_pool,
+    template_of,
+    templates,
+)
 
-SAME = {
+SAME: dict[str, dict[str, Any]] = {
     "replicas": {"prefill": {"replicas": 3}, "decode": {"replicas": 0}},
     "the router's business": {"handoff": "never", "missingRolePolicy": "queue"},
     "the store's business": {"kvStore": {"managed": {"memory": "2Gi"}}},
     "the default said": {"kvStore": {"managed": {"dataInstances": 1}}},
+    "another name for clients": {"model": {"name": "chat"}},
+    "the way in": {"router": {"replicas": 3, "ingress": {"host": "llm.example.com"}}},
+    "who may connect": {"networkPolicy": {"enabled": False}},
+    "paused": {"paused": True},
 }
 OTHER: dict[str, dict[str, Any]] = {
     "model": {"model": {"path": "/models/other"}},
@@ -24,6 +39,9 @@ OTHER: dict[str, dict[str, Any]] = {
     "length": {"engine": {"kind": "sim", "chunkBlocks": 1, "maxModelLen": 4096}},
     "chunks": {"engine": {"kind": "sim", "chunkBlocks": 2, "maxModelLen": 2048}},
     "data instances": {"kvStore": {"managed": {"dataInstances": 2}}},
+    "resources": {"prefill": {"resources": {"limits": {"memory": "2Gi"}}}},
+    "a pod's template": {"decode": {"podTemplate": {"spec": {"priorityClassName": "high"}}}},
+    "a flag": {"engine": {"kind": "sim", "extraArgs": ["--sim-decode-ms=5"]}},
 }
 
 
@@ -58,8 +76,8 @@ def test_another_node_image_is_another_revision_and_another_router_image_is_none
     before = revision_of(sample_pool("sim"))
     node = msgspec.structs.replace(IMAGES, node="registry.example/baton-node:0.2.0")
     router = msgspec.structs.replace(IMAGES, router="registry.example/baton-router:0.2.0")
-    assert revision_of(sample_pool("sim", node)) != before
-    assert revision_of(sample_pool("sim", router)) == before
+    assert revision_of(sample_pool("sim", Installation(images=node))) != before
+    assert revision_of(sample_pool("sim", Installation(images=router))) == before
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -79,16 +97,13 @@ def test_every_object_is_named_apart_labelled_and_owned_by_its_pool(name: str) -
 @pytest.mark.parametrize("name", SAMPLES)
 def test_a_workload_and_its_service_select_exactly_its_own_pods(name: str) -> None:
     manifests = build_pool(sample_pool(name))
-    pods = {
-        manifest["metadata"]["name"]: manifest["spec"]["template"]["metadata"]["labels"]
-        for manifest in manifests
-        if "template" in manifest["spec"]
-    }
+    pods = {pod: one["metadata"]["labels"] for pod, one in templates(manifests).items()}
     for manifest in manifests:
-        selector = manifest["spec"]["selector"]
-        selector = selector.get("matchLabels", selector)
-        chosen = [pod for pod, labels in pods.items() if selector.items() <= labels.items()]
-        assert chosen == [manifest["metadata"]["name"]]
+        selector = manifest.get("spec", {}).get("selector")
+        if selector is not None:
+            selector = selector.get("matchLabels", selector)
+            chosen = [pod for pod, labels in pods.items() if selector.items() <= labels.items()]
+            assert chosen == [manifest["metadata"]["name"]]
 
 
 def test_the_longest_pool_name_still_gives_legal_names_and_labels() -> None:
@@ -101,16 +116,100 @@ def test_the_longest_pool_name_still_gives_legal_names_and_labels() -> None:
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_pods_outlive_their_drain_and_see_nothing_of_the_cluster(name: str) -> None:
-    for manifest in build_pool(sample_pool(name)):
-        if "template" not in manifest["spec"]:
-            continue
-        pod = manifest["spec"]["template"]["spec"]
-        assert (pod["enableServiceLinks"], pod["automountServiceAccountToken"]) == (False, False)
-        [container] = pod["containers"]
-        for word in container["args"]:
-            if word.startswith("--drain-timeout="):
-                assert pod["terminationGracePeriodSeconds"] > int(word.split("=")[1])
+def test_pods_outlive_their_way_out_of_the_service_and_their_drain(name: str) -> None:
+    for template in templates(build_pool(sample_pool(name))).values():
+        pod = template["spec"]
+        for container in pod["containers"]:
+            leave = container.get("lifecycle", {}).get("preStop", {}).get("sleep", {})
+            for word in container.get("args", ()):
+                if word.startswith("--drain-timeout="):
+                    needed = leave.get("seconds", 0) + int(word.split("=")[1])
+                    assert pod["terminationGracePeriodSeconds"] >= needed + 15
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_pods_leave_a_lost_cluster_node_after_half_a_minute(name: str) -> None:
+    for template in templates(build_pool(sample_pool(name))).values():
+        found = {one["key"]: one["tolerationSeconds"] for one in template["spec"]["tolerations"]}
+        assert found == {
+            "node.kubernetes.io/not-ready": 30,
+            "node.kubernetes.io/unreachable": 30,
+        }
+
+
+def test_every_image_is_pulled_as_the_operator_was_told() -> None:
+    told = Installation(images=IMAGES, pull_policy="Never", pull_secrets=("one", "two"))
+    for template in templates(build_pool(sample_pool("hub", told))).values():
+        assert template["spec"]["imagePullSecrets"] == [{"name": "one"}, {"name": "two"}]
+        assert {one["imagePullPolicy"] for one in containers(template)} == {"Never"}
+    for template in templates(build_pool(sample_pool("hub", INSTALLATION))).values():
+        assert "imagePullSecrets" not in template["spec"]
+        assert not any("imagePullPolicy" in one for one in containers(template))
+
+
+OURS = {"podTemplate": {"metadata": {"labels": {"baton.dev/pool": "other"}}}}
+TEMPLATE = {"metadata": {"annotations": {"a": "b"}}, "spec": {"nodeSelector": {"disk": "fast"}}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "changed"),
+    [
+        ({"prefill": {"podTemplate": TEMPLATE}}, {"prefill"}),
+        ({"decode": {"podTemplate": TEMPLATE}}, {"decode"}),
+        ({"router": {"podTemplate": TEMPLATE}}, {"router"}),
+        ({"kvStore": {"managed": {"podTemplate": TEMPLATE}}}, {"kv-index", "kv-data"}),
+    ],
+)
+def test_a_pod_template_changes_its_own_pods(spec: dict[str, Any], changed: set[str]) -> None:
+    found = set()
+    for manifest in build_pool(sample_pool("sim", **spec)):
+        template = template_of(manifest)
+        if template is not None and "nodeSelector" in template["spec"]:
+            assert template["metadata"]["annotations"]["a"] == "b"
+            found.add(manifest["metadata"]["labels"]["baton.dev/component"])
+    assert found == changed
+
+
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        ({"prefill": OURS}, "spec.prefill.podTemplate.metadata.labels"),
+        ({"decode": OURS}, "spec.decode.podTemplate.metadata.labels"),
+        ({"router": OURS}, "spec.router.podTemplate.metadata.labels"),
+        ({"kvStore": {"managed": OURS}}, "spec.kvStore.managed.podTemplate.metadata.labels"),
+        (
+            {"router": {"podTemplate": {"metadata": {"annotations": {"baton.dev/x": "y"}}}}},
+            "spec.router.podTemplate.metadata.annotations",
+        ),
+    ],
+)
+def test_a_pod_template_leaves_the_operator_s_labels_alone(
+    spec: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(SpecError, match=rf"^{re.escape(field)}: 'baton\.dev/.*; write"):
+        sample_pool("sim", **spec)
+
+
+def test_more_data_instances_leave_the_first_ones_where_they_are() -> None:
+    few, many = (
+        store_settings(sample_pool("sim", kvStore={"managed": {"dataInstances": count}}))
+        for count in (2, 5)
+    )
+    assert many.data_urls[:2] == few.data_urls
+    assert few.index_url == many.index_url
+
+
+def test_routers_are_kept_apart_and_scaled_in_place() -> None:
+    one, three = (
+        templates(build_pool(sample_pool("sim", router={"replicas": count})))["demo-router"]
+        for count in (1, 3)
+    )
+    assert one == three
+    preferred = one["spec"]["affinity"]["podAntiAffinity"]
+    [(_, [term])] = preferred.items()
+    labels = one["metadata"]["labels"]
+    chosen = term["podAffinityTerm"]["labelSelector"]["matchLabels"]
+    assert chosen.items() <= labels.items()
 
 
 def test_a_managed_server_may_use_more_memory_than_its_values() -> None:

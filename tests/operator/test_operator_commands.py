@@ -2,46 +2,134 @@
 
 from __future__ import annotations
 
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
 import pytest
+import redis
 
 from baton.main import read_command
-from baton.options import CommonOptions, NodeOptions, RouterOptions
+from baton.options import CommonOptions, FetchOptions, NodeOptions, RouterOptions
 from baton.roles import node_settings, router_settings
 from baton_kvstore.embedded import EmbeddedStore
+from baton_kvstore.endpoint import parse_endpoint
 from baton_kvstore.settings import StoreSettings
 from baton_operator.builders import build_pool
+from baton_operator.builders.model import model_name
 from baton_operator.builders.nodes import revision_of
+from baton_operator.spec.flags import NODE_FLAGS, ROUTER_FLAGS
+from baton_protocol.model_source import HubModel, parse_source
 from baton_protocol.store import Role
 from tests.support.http import complete, exchange
 from tests.support.manifest_pool import ManifestPool, redis_client
-from tests.support.manifests import SAMPLES, containers, expanded, sample_pool
+from tests.support.manifests import (
+    CREDENTIALS,
+    SAMPLES,
+    USER_SECRETS,
+    containers,
+    environment,
+    expanded,
+    sample_pool,
+    secret_values,
+    templates,
+)
 
-POD = {"POD_NAME": "demo-decode-0123456789-abcde", "POD_IP": "10.244.0.7"}
+NAME, IP = "demo-decode-0123456789-abcde", "10.244.0.7"
+POD = {"metadata.name": NAME, "status.podIP": IP}
+PASSWORD = CREDENTIALS.redis_password
 PROMPT = list(range(65, 65 + 50))
 
 
 def commands(name: str, **spec: Any) -> Iterator[tuple[str, CommonOptions]]:
     """Command and record of each `baton` container, read as the process itself reads them."""
-    for manifest in build_pool(sample_pool(name, **spec)):
-        for container in containers(manifest):
-            if container["command"] == ["baton"]:
-                command, options = read_command(expanded(container, POD), {})
+    manifests = build_pool(sample_pool(name, **spec))
+    secrets = secret_values(manifests) | USER_SECRETS
+    for template in templates(manifests).values():
+        for container in containers(template):
+            if container.get("command") == ["baton"]:
+                variables = environment(container, POD, secrets)
+                words = expanded(container, variables)
+                command, options = read_command(words, variables)
                 yield command.words, options
 
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_the_command_line_understands_every_container(name: str) -> None:
     pool = sample_pool(name)
-    found = dict(commands(name))
-    assert list(found) == ["prefill", "decode", "router"]
-    for options in found.values():
-        assert isinstance(options, NodeOptions | RouterOptions)
+    found = list(commands(name))
+    expected = ["prefill", "decode", "router"]
+    if pool.spec.model.uri.startswith("hf://"):
+        expected = ["model fetch", "prefill", "model fetch", "decode", "router"]
+    assert [words for words, _ in found] == expected
+    for _, options in found:
+        assert isinstance(options, NodeOptions | RouterOptions | FetchOptions)
         assert options.pool == f"{pool.namespace}.{pool.name}"
         assert options.json_logs
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_everybody_who_asks_the_store_logs_in_and_links_are_locked(name: str) -> None:
+    login = ("", CREDENTIALS.redis_password)
+    if name == "external":
+        login = ("reader-writer", "pass:word@with/signs")
+    for _, options in commands(name):
+        assert isinstance(options, NodeOptions | RouterOptions | FetchOptions)
+        assert (options.redis_username, options.redis_password) == login
+        if not isinstance(options, FetchOptions):
+            assert options.link_token == CREDENTIALS.link_token
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_the_operator_s_own_flags_are_those_that_no_spec_may_give(name: str) -> None:
+    pool = sample_pool(name)
+    taken = {"router": (set(ROUTER_FLAGS), set(pool.spec.router.extra_args))}
+    taken |= {"node": (set(NODE_FLAGS), set(pool.spec.engine.extra_args))}
+    for template in templates(build_pool(pool)).values():
+        for container in template["spec"]["containers"]:
+            flags, extra = taken.get(container["name"], (set(), set()))
+            words = [word for word in container.get("args", ())[1:] if word not in extra]
+            if container["name"] in taken:
+                assert {word[2:].partition("=")[0] for word in words} <= flags
+
+
+def test_extra_flags_reach_their_process() -> None:
+    found = dict(commands("hub"))
+    node, router = found["decode"], found["router"]
+    assert isinstance(node, NodeOptions)
+    assert isinstance(router, RouterOptions)
+    assert (node.kv_memory, node.max_num_seqs) == (2 << 30, 64)
+    assert router.request_timeout == 900
+
+
+@pytest.mark.parametrize("name", ["hub", "host"])
+def test_the_model_is_fetched_to_where_the_node_looks_for_it(name: str) -> None:
+    found = dict(commands(name))
+    fetch, node = found["model fetch"], found["decode"]
+    assert isinstance(fetch, FetchOptions)
+    assert isinstance(node, NodeOptions)
+    source = parse_source(fetch.source)
+    assert isinstance(source, HubModel)
+    assert node.model == f"{fetch.to}/{source.folder_name}"
+    assert (fetch.node, fetch.redis_index) == (node.node, node.redis_index)
+
+
+def test_a_server_with_tls_is_checked_with_the_certificate_that_is_mounted() -> None:
+    found = dict(commands("external"))
+    node, router = found["decode"], found["router"]
+    assert isinstance(node, NodeOptions)
+    assert isinstance(router, RouterOptions)
+    index, plain, data = (parse_endpoint(url) for url in (router.redis_index, *node.redis_data))
+    assert (plain.kind, plain.options) == ("tcp", ())
+    for endpoint in (index, data):
+        assert endpoint.kind == "tls"
+        assert endpoint.options == (("ssl_ca_certs", "/etc/baton/redis-ca/ca.crt"),)
+    for name, template in templates(build_pool(sample_pool("external"))).items():
+        [container] = template["spec"]["containers"]
+        mounted = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+        assert mounted["redis-ca"] == "/etc/baton/redis-ca", name
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -51,10 +139,11 @@ def test_nodes_are_told_the_spec_their_pod_and_a_store_that_can_work(name: str) 
     for role, options in commands(name):
         if not isinstance(options, NodeOptions):
             continue
-        assert options.node == POD["POD_NAME"], role
-        assert options.address == f"http://{POD['POD_IP']}:{options.port}"
+        assert options.node == NAME, role
+        assert options.address == f"http://{IP}:{options.port}"
         assert options.revision == revision_of(pool)
-        assert options.model == spec.model.path
+        if not spec.model.uri:
+            assert options.model == spec.model.path
         assert (options.engine, options.dtype) == (spec.engine.kind, spec.engine.dtype)
         assert options.block_size == spec.engine.block_size
         assert options.chunk_blocks == spec.engine.chunk_blocks
@@ -81,6 +170,7 @@ def test_the_router_is_told_where_nodes_register_and_when_to_split(name: str) ->
     assert (router.redis_index, router.pool) == (node.redis_index, node.pool)
     spec = sample_pool(name).spec
     assert (router.handoff, router.missing_role) == (spec.handoff, spec.missing_role_policy)
+    assert router.served_model_name == model_name(sample_pool(name))
 
 
 def test_a_dollar_in_a_path_is_not_a_variable() -> None:
@@ -117,7 +207,35 @@ def test_a_managed_server_is_set_up_as_an_embedded_one(
         url = embedded.index_url if component == "kv-index" else embedded.data_urls[0]
         with (
             closing(redis_client(url)) as ours,
-            closing(redis_client(running.url_of(component))) as theirs,
+            closing(redis_client(running.url_of(component), PASSWORD)) as theirs,
         ):
             for name in names:
                 assert theirs.config_get(name) == ours.config_get(name)
+
+
+@pytest.mark.parametrize("component", ["kv-index", "kv-data"])
+@pytest.mark.parametrize("password", [None, CREDENTIALS.link_token])
+def test_a_managed_server_takes_nobody_without_the_pool_s_password(
+    running: ManifestPool, component: str, password: str | None
+) -> None:
+    with (
+        closing(redis_client(running.url_of(component), password)) as client,
+        pytest.raises(redis.exceptions.AuthenticationError),
+    ):
+        client.ping()
+
+
+def test_a_node_links_to_nobody_without_the_pool_s_token(running: ManifestPool) -> None:
+    node = running.url_of("decode")
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(f"{node}/link", timeout=10)
+    assert exchange(node, "/health").status == 200
+
+
+def test_no_process_shows_a_secret_in_its_command_line_or_its_log(running: ManifestPool) -> None:
+    for component in ("kv-index", "kv-data", "prefill", "decode", "router"):
+        command, log = running.command_line(component), running.log(component)
+        assert ("redis-server" if component.startswith("kv-") else "--port=") in command
+        for secret in (CREDENTIALS.redis_password, CREDENTIALS.link_token):
+            assert secret not in command
+            assert secret not in log

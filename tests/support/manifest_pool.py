@@ -1,8 +1,9 @@
 """A pool's manifests run as processes of this machine: the commands that its pods would run.
 
 In: a Pool with a managed store. Out: addresses, after every readiness probe passed. Stands in for
-cluster and images in two things only: ports and addresses are replaced by free ones of the
-loopback, and a redis-server older than 7 is spared the flag that it does not know.
+cluster and images in three things only: ports and addresses are replaced by free ones of the
+loopback, volumes are folders below a folder of the caller's, and a redis-server older than 7 is
+spared the flag that it does not know.
 """
 
 from __future__ import annotations
@@ -22,46 +23,46 @@ import redis
 
 from baton.up import reserve_port
 from baton_kvstore.binary import find_redis_server
-from baton_operator.builders import build_pool
-from baton_operator.builders.child import Manifest
+from baton_operator.builders import Manifest, build_pool
 from baton_operator.pool import Pool
 from tests.support.http import exchange
-from tests.support.manifests import containers, expanded
+from tests.support.manifests import environment, expanded, secret_values, template_of
 
 WAIT_S = 60.0
 LOG_TAIL = 4000
 
 
-def redis_client(url: str) -> redis.Redis:
-    return redis.Redis.from_url(url, decode_responses=True)
+def redis_client(url: str, password: str | None = None) -> redis.Redis:
+    return redis.Redis.from_url(url, password=password, decode_responses=True)
 
 
 class ManifestPool:
-    """`with ManifestPool(pool, folder) as running:`; logs lie in `folder`."""
+    """`with ManifestPool(pool, folder) as running:`; logs and volumes lie in `folder`."""
 
     def __init__(self, pool: Pool, folder: Path) -> None:
-        self._pool = pool
         self._folder = folder
         self._stack = ExitStack()
         self._ports: dict[str, int] = {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._manifests = {
+            manifest["metadata"]["labels"]["baton.dev/component"]: manifest
+            for manifest in build_pool(pool)
+            if template_of(manifest) is not None
+        }
+        self._secrets = secret_values(build_pool(pool))
 
     def __enter__(self) -> ManifestPool:
         with self._stack:
-            pods = [
-                (manifest["metadata"]["labels"]["app.kubernetes.io/component"], manifest, container)
-                for manifest in build_pool(self._pool)
-                for container in containers(manifest)
-            ]
-            for component, manifest, _ in pods:
+            for component, manifest in self._manifests.items():
                 assert manifest["spec"]["replicas"] == 1, "one process per workload"
                 held = self._stack.enter_context(reserve_port("127.0.0.1", 0))
                 self._ports[component] = held.getsockname()[1]
-            for component, manifest, container in pods:
-                self._start(component, self._words(component, manifest, container))
-            for component, _, container in pods:
-                self._await_probe(component, container["readinessProbe"])
-                self._await_probe(component, container["livenessProbe"])
+            for component in self._manifests:
+                self._start(component)
+            for component in self._manifests:
+                for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+                    if probe in self._container(component):
+                        self._await_probe(component, self._container(component)[probe])
             self._await_nodes({"prefill", "decode"})
             self._stack = self._stack.pop_all()
         return self
@@ -71,7 +72,7 @@ class ManifestPool:
             for process in reversed(self._processes.values()):
                 process.terminate()
             for component, process in self._processes.items():
-                assert process.wait(WAIT_S) == 0, self._log(component)
+                assert process.wait(WAIT_S) == 0, self._log_tail(component)
 
     def url_of(self, component: str) -> str:
         scheme = "redis" if component.startswith("kv-") else "http"
@@ -80,9 +81,60 @@ class ManifestPool:
     def pod_name(self, component: str) -> str:
         return f"{component}-pod"
 
-    def _words(self, component: str, manifest: Manifest, container: Manifest) -> list[str]:
+    def log(self, component: str) -> str:
+        return (self._folder / f"{component}.log").read_text(errors="replace")
+
+    def command_line(self, component: str) -> str:
+        """As everybody on the machine can read it."""
+        return Path(f"/proc/{self._processes[component].pid}/cmdline").read_text()
+
+    def _container(self, component: str) -> Manifest:
+        template = template_of(self._manifests[component])
+        assert template is not None
+        [container] = template["spec"]["containers"]
+        return dict(container)
+
+    def _start(self, component: str) -> None:
+        container, folders = self._container(component), self._mount(component)
+        fields = {"metadata.name": self.pod_name(component), "status.podIP": "127.0.0.1"}
+        variables = environment(container, fields, self._secrets)
+        words = [_moved(word, folders) for word in expanded(container, variables)]
+        variables = {name: _moved(value, folders) for name, value in variables.items()}
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("BATON_")}
+        with open(self._folder / f"{component}.log", "wb") as log:
+            process = subprocess.Popen(
+                self._here(component, container, words),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=inherited | variables,
+            )
+        self._processes[component] = process
+        self._stack.callback(process.wait, WAIT_S)
+        self._stack.callback(process.kill)
+
+    def _mount(self, component: str) -> dict[str, str]:
+        """The folder that stands for each mount path."""
+        template = template_of(self._manifests[component])
+        assert template is not None
+        folders = {}
+        for volume in template["spec"]["volumes"]:
+            folder = self._folder / component / volume["name"]
+            folder.mkdir(parents=True)
+            secret = volume.get("secret", {"items": ()})
+            for item in secret["items"]:
+                value = self._secrets[secret["secretName"]][item["key"]]
+                (folder / item["path"]).write_text(value)
+            [path] = [
+                mount["mountPath"]
+                for mount in self._container(component)["volumeMounts"]
+                if mount["name"] == volume["name"]
+            ]
+            folders[path] = str(folder)
+        return folders
+
+    def _here(self, component: str, container: Manifest, words: list[str]) -> list[str]:
         port = self._ports[component]
-        words = expanded(container, {"POD_NAME": self.pod_name(component), "POD_IP": "127.0.0.1"})
         own = container["ports"][0]["containerPort"]
         if container["command"] == ["redis-server"]:
             words = [str(port) if word == str(own) else word for word in words]
@@ -98,21 +150,11 @@ class ManifestPool:
         end = f"--supervisor-pid={os.getpid()}"
         return [sys.executable, "-m", "baton", *words, end]
 
-    def _start(self, component: str, words: list[str]) -> None:
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith("BATON_")}
-        with open(self._folder / f"{component}.log", "wb") as log:
-            process = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=inherited
-            )
-        self._processes[component] = process
-        self._stack.callback(process.wait, WAIT_S)
-        self._stack.callback(process.kill)
-
     def _await_probe(self, component: str, probe: dict[str, Any]) -> None:
         until = time.monotonic() + WAIT_S
         while not self._passes(component, probe):
-            assert self._processes[component].poll() is None, self._log(component)
-            assert time.monotonic() < until, f"{probe} of {component}: {self._log(component)}"
+            assert self._processes[component].poll() is None, self._log_tail(component)
+            assert time.monotonic() < until, f"{probe} of {component}: {self._log_tail(component)}"
             time.sleep(0.05)
 
     def _await_nodes(self, roles: set[str]) -> None:
@@ -135,9 +177,16 @@ class ManifestPool:
         except (OSError, http.client.HTTPException):
             return False
 
-    def _log(self, component: str) -> str:
-        log = (self._folder / f"{component}.log").read_text(errors="replace")
-        return f"{component}: {log[-LOG_TAIL:]}"
+    def _log_tail(self, component: str) -> str:
+        return f"{component}: {self.log(component)[-LOG_TAIL:]}"
+
+
+def _moved(text: str, folders: dict[str, str]) -> str:
+    """A path below a mount, as it is called on this machine."""
+    for path, folder in folders.items():
+        if text == path or text.startswith(f"{path}/"):
+            return folder + text.removeprefix(path)
+    return text
 
 
 def _for_this_server(words: list[str]) -> list[str]:

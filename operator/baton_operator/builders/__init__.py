@@ -1,26 +1,40 @@
 """What a pool consists of, as manifests. Pure: the same pool gives the same manifests.
 
-child   names, labels and owner of whatever a pool owns; nobody else spells them
-pods    what all pods share: ports, probes, drain, flags as arguments
-nodes   one Deployment per role and revision, and what a revision is
-router  the gateway's Deployment and Service
-store   the managed Redis servers, and the store's URLs whoever owns it
+child         names, labels and owner of whatever a pool owns; nobody else spells them
+overrides     a user's podTemplate laid over a built one
+pods          what all pods share: security, probes, drain, flags as arguments
+credentials   the pool's Secret, and how it is read back
+store_access  the store's URLs, login and certificate, whoever owns it
+store         the managed Redis servers
+model         where a node finds its model, and how it gets there
+nodes         one Deployment per role and revision, and what a revision is
+router        the gateway's Deployment and Service
+routes        Ingress and HTTPRoute to that Service
+network       NetworkPolicies
 """
 
 from __future__ import annotations
 
 from baton_operator.builders.child import Manifest
+from baton_operator.builders.credentials import build_secret, credentials_of, new_credentials
+from baton_operator.builders.network import build_network_policies
 from baton_operator.builders.nodes import ROLES, build_nodes
 from baton_operator.builders.router import build_router, build_router_service
+from baton_operator.builders.routes import build_routes
 from baton_operator.builders.store import build_store
 from baton_operator.pool import Pool
+
+__all__ = ["Manifest", "build_pool", "build_secret", "credentials_of", "new_credentials"]
 
 
 def build_pool(pool: Pool) -> tuple[Manifest, ...]:
     """Everything a pool owns in its current revision, in the order in which it is needed."""
     return (
+        build_secret(pool),
+        *build_network_policies(pool),
         *build_store(pool),
         *(build_nodes(pool, role) for role in ROLES),
         build_router(pool),
         build_router_service(pool),
+        *build_routes(pool),
     )

@@ -6,6 +6,7 @@ use labels of our own domain, which no other tool sets; app.kubernetes.io's are 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -13,7 +14,10 @@ import msgspec
 from baton_operator.pool import API_VERSION, KIND, Pool
 
 Manifest = dict[str, Any]
-Component = Literal["prefill", "decode", "router", "kv-index", "kv-data"]
+Component = Literal["auth", "prefill", "decode", "router", "kv-index", "kv-data"]
+POOL_LABEL = "baton.dev/pool"
+COMPONENT_LABEL = "baton.dev/component"
+REVISION_LABEL = "baton.dev/revision"
 
 
 class Child(msgspec.Struct, frozen=True):
@@ -33,8 +37,8 @@ class Child(msgspec.Struct, frozen=True):
 
     def selector(self) -> dict[str, str]:
         """Never to be changed: Kubernetes refuses another selector for an existing object."""
-        chosen = {"baton.dev/pool": self.pool.name, "baton.dev/component": self.component}
-        return chosen | ({"baton.dev/revision": self.revision} if self.revision else {})
+        chosen = {POOL_LABEL: self.pool.name, COMPONENT_LABEL: self.component}
+        return chosen | ({REVISION_LABEL: self.revision} if self.revision else {})
 
     def labels(self) -> dict[str, str]:
         return self.selector() | {
@@ -44,7 +48,7 @@ class Child(msgspec.Struct, frozen=True):
             "app.kubernetes.io/managed-by": "baton-operator",
         }
 
-    def metadata(self) -> Manifest:
+    def metadata(self, annotations: Mapping[str, str] | None = None) -> Manifest:
         """The owner reference is what deletes a child: no finalizers."""
         owner = {
             "apiVersion": API_VERSION,
@@ -57,6 +61,7 @@ class Child(msgspec.Struct, frozen=True):
             "name": self.name,
             "namespace": self.pool.namespace,
             "labels": self.labels(),
+            **({"annotations": dict(annotations)} if annotations else {}),
             "ownerReferences": [owner],
         }
 
@@ -70,12 +75,15 @@ class Child(msgspec.Struct, frozen=True):
             "spec": {**spec, "selector": selector, "template": template},
         }
 
-    def service(self, port_name: str, port: int, **spec: Any) -> Manifest:
-        """A Service on the pods' port of that name."""
-        ports = [{"name": port_name, "port": port, "targetPort": port_name}]
+    def service(
+        self, port_name: str, port: int, annotations: Mapping[str, str] | None = None, **spec: Any
+    ) -> Manifest:
+        """A Service on the pods' port of that name. Ports are owned by number and protocol, so
+        the protocol is said."""
+        ports = [{"name": port_name, "protocol": "TCP", "port": port, "targetPort": port_name}]
         return {
             "apiVersion": "v1",
             "kind": "Service",
-            "metadata": self.metadata(),
+            "metadata": self.metadata(annotations),
             "spec": {**spec, "selector": self.selector(), "ports": ports},
         }

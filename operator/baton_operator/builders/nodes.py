@@ -13,14 +13,35 @@ import json
 import typing
 
 from baton_operator.builders.child import Child, Manifest
-from baton_operator.builders.pods import DRAIN_S, STOP_S, flags, http_container, pod_template
-from baton_operator.builders.store import store_settings
+from baton_operator.builders.credentials import TOKEN_KEY, secret_variable
+from baton_operator.builders.model import model_place
+from baton_operator.builders.pods import (
+    DRAIN_S,
+    POD_IP,
+    POD_NAME,
+    STOP_S,
+    flags,
+    get_probe,
+    http_container,
+    literal,
+    pod_template,
+    resources,
+    variables,
+)
+from baton_operator.builders.store_access import store_certificate, store_login, store_settings
 from baton_operator.pool import Pool
+from baton_operator.spec.quantity import quantity_bytes
+from baton_operator.spec.records import Resources, RoleSpec
 from baton_protocol.store import Role
 
 ROLES: tuple[Role, ...] = typing.get_args(Role)
 PORT = 9000
 REVISION_DIGITS = 10
+# To its first /ready: the process and its kernels, then the weights from a slow disk.
+START_S = 120
+LOAD_BYTES_PER_S = 100 << 20
+START_UNKNOWN_S = 1800  # nothing says how large the model may be
+PROBE_S = 2
 
 
 def revision_of(pool: Pool) -> str:
@@ -33,29 +54,53 @@ def revision_of(pool: Pool) -> str:
 def build_nodes(pool: Pool, role: Role) -> Manifest:
     """The role's Deployment in the current revision, also with no replicas."""
     revision = revision_of(pool)
-    replicas = {"prefill": pool.spec.prefill, "decode": pool.spec.decode}[role].replicas
     child = Child(pool, role, revision)
-    return child.workload("Deployment", _template(pool, role, revision), replicas=replicas)
+    template = _template(pool, role, revision)
+    return child.workload("Deployment", template, replicas=_role(pool, role).replicas)
+
+
+def _role(pool: Pool, role: Role) -> RoleSpec:
+    return {"prefill": pool.spec.prefill, "decode": pool.spec.decode}[role]
 
 
 def _template(pool: Pool, role: Role, revision: str) -> Manifest:
+    spec = _role(pool, role)
+    wanted, start_s = resources(spec.resources), _start_s(spec.resources)
+    token = secret_variable("BATON_LINK_TOKEN", Child(pool, "auth").name, TOKEN_KEY)
+    place = model_place(pool, wanted)
+    mounts = place.mounts + store_certificate(pool)
     words = [
         role,
         "--json-logs",
         "--node=$(POD_NAME)",
         f"--address=http://$(POD_IP):{PORT}",
-        *flags(_settings(pool, revision)),
+        *flags(_settings(pool, revision, place.folder)),
+        *flags({"device": _device(pool, spec.resources), "start-timeout": start_s}),
+        *literal(pool.spec.engine.extra_args),
     ]
-    container = http_container("node", pool.images.node, words, PORT)
-    # Not BATON_...: such a variable that no flag reads is an error.
-    container["env"] = [
-        {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
-        {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
-    ]
-    return pod_template(Child(pool, role, revision), container, DRAIN_S + STOP_S)
+    container = http_container(
+        pool,
+        "node",
+        pool.installation.images.node,
+        words,
+        PORT,
+        env=variables(POD_NAME, POD_IP, *store_login(pool), token),
+        resources=wanted,
+        startupProbe=get_probe("/ready", period_s=PROBE_S, timeout_s=PROBE_S)
+        | {"failureThreshold": -(-start_s // PROBE_S)},
+        volumeMounts=mounts.mounts,
+    )
+    return pod_template(
+        Child(pool, role, revision),
+        [container],
+        spec.pod_template,
+        grace_s=DRAIN_S + STOP_S,
+        volumes=mounts.volumes,
+        init=place.init,
+    )
 
 
-def _settings(pool: Pool, revision: str) -> dict[str, str | int | None]:
+def _settings(pool: Pool, revision: str, folder: str) -> dict[str, str | int | None]:
     engine, store = pool.spec.engine, store_settings(pool)
     return {
         "host": "0.0.0.0",
@@ -66,9 +111,29 @@ def _settings(pool: Pool, revision: str) -> dict[str, str | int | None]:
         "redis-data": ",".join(store.data_urls),
         "drain-timeout": DRAIN_S,
         "engine": engine.kind,
-        "model": pool.spec.model.path or None,
+        "model": folder or None,
         "dtype": engine.dtype,
         "block-size": engine.block_size,
         "chunk-blocks": engine.chunk_blocks,
         "max-model-len": engine.max_model_len,
     }
+
+
+def _device(pool: Pool, wanted: Resources) -> str | None:
+    """torch calls every vendor's GPU cuda."""
+    has_gpu = any(_is_gpu(key) and str(amount) != "0" for key, amount in wanted.limits.items())
+    return "cuda" if has_gpu and pool.spec.engine.kind == "torch" else None
+
+
+def _is_gpu(resource: str) -> bool:
+    """nvidia.com/gpu, or a slice's or a shared one's name there, or amd.com/gpu."""
+    return resource.startswith("nvidia.com/") or resource.endswith("/gpu")
+
+
+def _start_s(wanted: Resources) -> int:
+    """Until it is ready once, a node is not asked for its health, but it must get ready in time.
+    The memory it may use bounds what it loads."""
+    memory = wanted.limits.get("memory", wanted.requests.get("memory"))
+    return (
+        START_UNKNOWN_S if memory is None else START_S + quantity_bytes(memory) // LOAD_BYTES_PER_S
+    )

@@ -1,51 +1,169 @@
 """What the pods of nodes, router and Redis have in common.
 
-In: a container, built by its own module. Out: pod templates, probes, command lines.
+In: containers, built by their own modules, and the user's podTemplate. Out: pod templates that pass
+Pod Security's profile `restricted`, probes, command lines.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
 
 from baton_operator.builders.child import Child, Manifest
+from baton_operator.builders.overrides import merged
+from baton_operator.pool import Pool
+from baton_operator.spec.records import Resources
 
 DRAIN_S = 60  # running answers after SIGTERM: 2,000 tokens at 30 ms each
 STOP_S = 15  # then: leave the registry, end the engine, close links; normally 2 s
+# A lost cluster node's pods are replaced after this; Kubernetes would take 5 minutes.
+UNREACHABLE_S = 30
+USER = 65532  # "nonroot" of distroless images; no image needs to know it
+CREDENTIALS_ANNOTATION = "baton.dev/credentials"
 
 
-def pod_template(child: Child, container: Manifest, grace_s: int) -> Manifest:
-    """One container, no token for the API, no variables about the namespace's services."""
-    return {
-        "metadata": {"labels": child.labels()},
+class Mounts(msgspec.Struct, frozen=True):
+    """Volumes, and where one container sees them."""
+
+    volumes: tuple[Manifest, ...] = ()
+    mounts: tuple[Manifest, ...] = ()
+
+    def __add__(self, other: Mounts) -> Mounts:
+        return Mounts(self.volumes + other.volumes, self.mounts + other.mounts)
+
+
+def _from_pod(variable: str, field: str) -> Manifest:
+    return {"name": variable, "valueFrom": {"fieldRef": {"fieldPath": field}}}
+
+
+# What a command line gets for $(POD_NAME). Not BATON_...: one that no flag reads is an error.
+POD_NAME = _from_pod("POD_NAME", "metadata.name")
+POD_IP = _from_pod("POD_IP", "status.podIP")
+
+# The root is read-only. Caches of compilers and digests go to HOME.
+SCRATCH = Mounts(
+    ({"name": "tmp", "emptyDir": {}},),
+    ({"name": "tmp", "mountPath": "/tmp"},),
+)
+
+
+def pod_template(
+    child: Child,
+    containers: Sequence[Manifest],
+    override: Manifest,
+    *,
+    grace_s: int,
+    volumes: Sequence[Manifest] = (),
+    init: Sequence[Manifest] = (),
+    **spec: Any,
+) -> Manifest:
+    """No token for the API, no variables about the namespace's services, no root."""
+    secrets = child.pool.installation.pull_secrets
+    built = {
+        "metadata": {
+            "labels": child.labels(),
+            # Pods keep the variables that they started with: with other secrets, other pods.
+            "annotations": {CREDENTIALS_ANNOTATION: child.pool.credentials.digest},
+        },
         "spec": {
+            **({"imagePullSecrets": [{"name": name} for name in secrets]} if secrets else {}),
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": USER,
+                "runAsGroup": USER,
+                "fsGroup": USER,
+                # A claim with a large model is not walked through at each start.
+                "fsGroupChangePolicy": "OnRootMismatch",
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
             "terminationGracePeriodSeconds": grace_s,
-            "containers": [container],
+            "tolerations": [_toleration("not-ready"), _toleration("unreachable")],
+            **spec,
+            **({"initContainers": list(init)} if init else {}),
+            "containers": list(containers),
+            "volumes": [*SCRATCH.volumes, *volumes],
+        },
+    }
+    return merged(built, override)
+
+
+def container(pool: Pool, name: str, image: str, **fields: Any) -> Manifest:
+    """One container with what all have. Fields that are empty are left out."""
+    fields["volumeMounts"] = [*SCRATCH.mounts, *fields.get("volumeMounts", ())]
+    policy = pool.installation.pull_policy
+    return {
+        "name": name,
+        "image": image,
+        **({"imagePullPolicy": policy} if policy else {}),
+        **{key: value for key, value in fields.items() if value},
+        # What it logged last is shown with the pod, and from there in the pool's conditions.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
         },
     }
 
 
-def http_container(name: str, image: str, words: list[str], port: int) -> Manifest:
+def http_container(
+    pool: Pool, name: str, image: str, words: list[str], port: int, **fields: Any
+) -> Manifest:
     """A `baton` process. It answers /health as soon as it listens, long before a model is loaded;
     /ready says whether it would serve, and only keeps clients away."""
-    return {
-        "name": name,
-        "image": image,
-        "command": ["baton"],
-        "args": words,
-        "ports": [{"name": "http", "containerPort": port}],
-        "livenessProbe": _get("/health") | {"periodSeconds": 10, "timeoutSeconds": 5},
-        "readinessProbe": _get("/ready") | {"periodSeconds": 2, "timeoutSeconds": 2},
-    }
+    return container(
+        pool,
+        name,
+        image,
+        command=["baton"],
+        args=words,
+        ports=[{"name": "http", "protocol": "TCP", "containerPort": port}],
+        livenessProbe=get_probe("/health", period_s=10, timeout_s=5),
+        readinessProbe=get_probe("/ready", period_s=2, timeout_s=2),
+        **fields,
+    )
+
+
+def get_probe(path: str, *, period_s: int, timeout_s: int) -> Manifest:
+    get = {"path": path, "port": "http"}
+    return {"httpGet": get, "periodSeconds": period_s, "timeoutSeconds": timeout_s}
+
+
+def variables(*more: Manifest) -> list[Manifest]:
+    """A container's `env`: unlike BATON_..., which flags read, HOME is for libraries."""
+    return [{"name": "HOME", "value": "/tmp"}, *more]
 
 
 def flags(values: Mapping[str, str | int | None]) -> list[str]:
     """Each as one word; None leaves the flag out. Kubernetes puts variables in for $(NAME) in
     arguments, and $$ is how it spells a dollar."""
     given = {name: str(value) for name, value in values.items() if value is not None}
-    return [f"--{name}={value.replace('$', '$$')}" for name, value in given.items()]
+    return literal([f"--{name}={value}" for name, value in given.items()])
 
 
-def _get(path: str) -> Manifest:
-    return {"httpGet": {"path": path, "port": "http"}}
+def literal(words: Sequence[str]) -> list[str]:
+    """Words that Kubernetes shall pass on as they are."""
+    return [word.replace("$", "$$") for word in words]
+
+
+def resources(wanted: Resources) -> Manifest:
+    """Quantities as text: a number would come back from the API as one."""
+    lists = {"requests": wanted.requests, "limits": wanted.limits}
+    return {
+        name: {resource: str(amount) for resource, amount in amounts.items()}
+        for name, amounts in lists.items()
+        if amounts
+    }
+
+
+def _toleration(condition: str) -> Manifest:
+    return {
+        "key": f"node.kubernetes.io/{condition}",
+        "operator": "Exists",
+        "effect": "NoExecute",
+        "tolerationSeconds": UNREACHABLE_S,
+    }

@@ -7,29 +7,77 @@ pool: the Service has no endpoint while nobody could answer.
 from __future__ import annotations
 
 from baton_operator.builders.child import Child, Manifest
-from baton_operator.builders.pods import DRAIN_S, STOP_S, flags, http_container, pod_template
-from baton_operator.builders.store import store_settings
+from baton_operator.builders.credentials import TOKEN_KEY, secret_variable
+from baton_operator.builders.model import model_name
+from baton_operator.builders.pods import (
+    DRAIN_S,
+    STOP_S,
+    flags,
+    http_container,
+    literal,
+    pod_template,
+    resources,
+    variables,
+)
+from baton_operator.builders.store_access import store_certificate, store_login, store_settings
 from baton_operator.pool import Pool
 
 PORT = 8000  # as on a laptop
+# Connections that were on their way when the pod left the Service still find it listening.
+LEAVE_S = 3
 
 
 def build_router(pool: Pool) -> Manifest:
+    child, spec, certificate = Child(pool, "router"), pool.spec.router, store_certificate(pool)
+    token = secret_variable("BATON_LINK_TOKEN", Child(pool, "auth").name, TOKEN_KEY)
+    container = http_container(
+        pool,
+        "router",
+        pool.installation.images.router,
+        ["router", "--json-logs", *flags(_settings(pool)), *literal(spec.extra_args)],
+        PORT,
+        env=variables(*store_login(pool), token),
+        resources=resources(spec.resources),
+        lifecycle={"preStop": {"sleep": {"seconds": LEAVE_S}}},
+        volumeMounts=certificate.mounts,
+    )
+    template = pod_template(
+        child,
+        [container],
+        spec.pod_template,
+        grace_s=LEAVE_S + DRAIN_S + STOP_S,
+        volumes=certificate.volumes,
+        # Also for one replica, so that a second one does not replace the first.
+        affinity=_apart(child),
+    )
+    return child.workload("Deployment", template, replicas=spec.replicas)
+
+
+def build_router_service(pool: Pool) -> Manifest:
+    spec = pool.spec.router.service
     child = Child(pool, "router")
-    settings: dict[str, str | int | None] = {
+    return child.service("http", spec.port, spec.annotations, type=spec.type)
+
+
+def _settings(pool: Pool) -> dict[str, str | int | None]:
+    return {
         "host": "0.0.0.0",
         "port": PORT,
         "pool": pool.key,
         "redis-index": store_settings(pool).index_url,
+        # Here and not at the nodes: another name is no reason to load the model again.
+        "served-model-name": model_name(pool),
         "handoff": pool.spec.handoff,
         "missing-role": pool.spec.missing_role_policy,
         "drain-timeout": DRAIN_S,
     }
-    words = ["router", "--json-logs", *flags(settings)]
-    container = http_container("router", pool.images.router, words, PORT)
-    template = pod_template(child, container, DRAIN_S + STOP_S)
-    return child.workload("Deployment", template, replicas=1)
 
 
-def build_router_service(pool: Pool) -> Manifest:
-    return Child(pool, "router").service("http", PORT)
+def _apart(child: Child) -> Manifest:
+    """Rather on different cluster nodes."""
+    term = {
+        "topologyKey": "kubernetes.io/hostname",
+        "labelSelector": {"matchLabels": child.selector()},
+    }
+    preferred = [{"weight": 100, "podAffinityTerm": term}]
+    return {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}

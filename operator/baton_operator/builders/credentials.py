@@ -1,0 +1,81 @@
+"""The pool's own secrets: made once, kept in its Secret, read back from there.
+
+In: a source of random bytes, or the Secret as the API gives it. Out: `Credentials`, or the Secret's
+manifest: the only one that holds their values. Everybody else names a key of it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from baton_operator.builders.child import Child, Manifest
+from baton_operator.pool import Credentials, Pool
+
+PASSWORD_KEY = "redis-password"
+ACL_KEY = "users.acl"
+TOKEN_KEY = "link-token"
+SECRET_BYTES = 32
+_HEX = re.compile(rf"[0-9a-f]{{{2 * SECRET_BYTES}}}".encode())
+
+
+def new_credentials(random: Callable[[int], bytes]) -> Credentials:
+    """`random` gives that many bytes nobody can guess, as os.urandom does."""
+    return Credentials(
+        redis_password=random(SECRET_BYTES).hex(), link_token=random(SECRET_BYTES).hex()
+    )
+
+
+def credentials_of(secret: Mapping[str, Any] | None) -> Credentials | None:
+    """What the Secret holds; None where it is missing or is not as it was made."""
+    data = (secret or {}).get("data") or {}
+    password, token = _secret_text(data.get(PASSWORD_KEY)), _secret_text(data.get(TOKEN_KEY))
+    if password is None or token is None:
+        return None
+    return Credentials(redis_password=password, link_token=token)
+
+
+def build_secret(pool: Pool) -> Manifest:
+    """Keys in `data`, where they are read back from: `stringData` would be owned and never seen."""
+    values = {
+        PASSWORD_KEY: pool.credentials.redis_password,
+        ACL_KEY: acl_file(pool.credentials.redis_password),
+        TOKEN_KEY: pool.credentials.link_token,
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": Child(pool, "auth").metadata(),
+        "type": "Opaque",
+        "data": {key: base64.b64encode(text.encode()).decode() for key, text in values.items()},
+    }
+
+
+def acl_file(password: str) -> str:
+    """Redis' own users: one, who may do everything with this password. Redis keeps a hash."""
+    digest = hashlib.sha256(password.encode()).hexdigest()
+    return f"user default on #{digest} ~* &* +@all\n"
+
+
+def secret_variable(
+    variable: str, secret: str, key: str, *, optional: bool = False
+) -> dict[str, Any]:
+    """A variable that the kubelet fills from a Secret."""
+    reference: dict[str, Any] = {"name": secret, "key": key}
+    if optional:
+        reference["optional"] = True
+    return {"name": variable, "valueFrom": {"secretKeyRef": reference}}
+
+
+def _secret_text(encoded: Any) -> str | None:
+    if not isinstance(encoded, str):
+        return None
+    try:
+        text = base64.b64decode(encoded, validate=True)
+    except (binascii.Error, ValueError):
+        return None
+    return text.decode() if _HEX.fullmatch(text) else None

@@ -1,0 +1,124 @@
+"""Where a node finds its model, and what its pod needs for that.
+
+    path              in the container: the image or the podTemplate brings it
+    pvc://CLAIM/...   the claim, mounted read-only
+    hf://ORG/NAME     a volume that an init container fetches into; what pods share (a claim, or a
+                      folder of the cluster's node) is fetched once, the others wait for it
+
+In: a pool. Out: the folder's name, volumes, the init container; and the model's name for clients.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from baton_operator.builders.child import Manifest
+from baton_operator.builders.credentials import secret_variable
+from baton_operator.builders.pods import (
+    POD_NAME,
+    Mounts,
+    container,
+    flags,
+    literal,
+    variables,
+)
+from baton_operator.builders.store_access import store_certificate, store_login, store_settings
+from baton_operator.pool import Pool
+from baton_operator.spec.records import ModelCache
+from baton_protocol.model_source import HubModel, ModelSource, parse_source
+
+CLAIM_FOLDER = "/models/pvc"
+HUB_FOLDER = "/models/hub"
+FETCH = "fetch-model"
+
+
+class ModelPlace(msgspec.Struct, frozen=True):
+    """`folder` is "" where there is no model: a simulated engine needs none."""
+
+    folder: str
+    mounts: Mounts = Mounts()
+    init: tuple[Manifest, ...] = ()
+
+
+def model_source(pool: Pool) -> ModelSource | None:
+    uri = pool.spec.model.uri
+    return parse_source(uri) if uri else None
+
+
+def model_name(pool: Pool) -> str:
+    """What clients call the model."""
+    model, source = pool.spec.model, model_source(pool)
+    last = source.name if source else model.path.rstrip("/").rsplit("/", 1)[-1]
+    return model.name or last or pool.spec.engine.kind
+
+
+def model_place(pool: Pool, resources: Manifest) -> ModelPlace:
+    """`resources` are the node's."""
+    source = model_source(pool)
+    if source is None:
+        return ModelPlace(pool.spec.model.path)
+    if isinstance(source, HubModel):
+        folder = f"{HUB_FOLDER}/{source.folder_name}"
+        return ModelPlace(folder, _hub(pool), (_fetch(pool, source, resources),))
+    # Read-only also as a volume: else the kubelet would change the owner of its files.
+    claim = {"claimName": source.claim, "readOnly": True}
+    mounts = Mounts(
+        ({"name": "model", "persistentVolumeClaim": claim},),
+        ({"name": "model", "mountPath": CLAIM_FOLDER, "readOnly": True},),
+    )
+    folder = f"{CLAIM_FOLDER}/{source.folder}" if source.folder else CLAIM_FOLDER
+    return ModelPlace(folder, mounts)
+
+
+def _cache(pool: Pool) -> ModelCache:
+    return pool.spec.model.cache or ModelCache()
+
+
+def _hub(pool: Pool) -> Mounts:
+    """As the node sees it: only the init container writes."""
+    cache = _cache(pool)
+    if cache.claim_name:
+        place: Manifest = {"persistentVolumeClaim": {"claimName": cache.claim_name}}
+    elif cache.host_path:
+        place = {"hostPath": {"path": cache.host_path, "type": "DirectoryOrCreate"}}
+    else:
+        place = {"emptyDir": {}}
+    return Mounts(
+        ({"name": "model", **place},),
+        ({"name": "model", "mountPath": HUB_FOLDER, "readOnly": True},),
+    )
+
+
+def _fetch(pool: Pool, source: HubModel, resources: Manifest) -> Manifest:
+    token = pool.spec.model.secret_ref
+    login = [secret_variable("HF_TOKEN", token.name, "token")] if token else []
+    settings = {"pool": pool.key, "redis-index": store_settings(pool).index_url}
+    words = ["model", "fetch", *literal([str(source)]), f"--to={HUB_FOLDER}", "--json-logs"]
+    built = container(
+        pool,
+        FETCH,
+        pool.installation.images.node,
+        command=["baton"],
+        args=[*words, "--node=$(POD_NAME)", *flags(settings)],
+        env=variables(POD_NAME, *store_login(pool), *login),
+        resources=_without_devices(resources),
+        volumeMounts=[
+            {"name": "model", "mountPath": HUB_FOLDER},
+            *store_certificate(pool).mounts,
+        ],
+    )
+    if _cache(pool).host_path:
+        # The kubelet makes the folder, and makes it root's. Without any capability root is just
+        # the one who may write there.
+        built["securityContext"] |= {"runAsNonRoot": False, "runAsUser": 0}
+    return built
+
+
+def _without_devices(resources: Manifest) -> Manifest:
+    """What is left of the node's: without limits of its own, the init container would take the
+    pod out of the Guaranteed class."""
+    kept = {
+        name: {key: amount for key, amount in amounts.items() if "/" not in key}
+        for name, amounts in resources.items()
+    }
+    return {name: amounts for name, amounts in kept.items() if amounts}

@@ -1,0 +1,80 @@
+"""Who may connect to whom, for network plugins that obey.
+
+    clients (everybody, unless named) -> router        router             -> nodes
+    operator, monitoring              -> router        monitoring         -> nodes
+    router, nodes, operator           -> kv-index      nodes              -> kv-data
+
+In: a pool. Out: one NetworkPolicy per component, about what comes in. The nodes of one pool never
+talk to each other. What goes out is the cluster's business: hubs, DNS, somebody else's Redis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from baton_kvstore.endpoint import DEFAULT_PORT
+from baton_operator.builders.child import COMPONENT_LABEL, POOL_LABEL, Child, Component, Manifest
+from baton_operator.builders.nodes import PORT as NODE_PORT
+from baton_operator.builders.nodes import ROLES
+from baton_operator.builders.overrides import copied
+from baton_operator.builders.router import PORT as ROUTER_PORT
+from baton_operator.builders.store_access import managed_store
+from baton_operator.pool import Pool
+
+OPERATOR_APP = "baton-operator"  # its pods' app.kubernetes.io/name
+
+
+def build_network_policies(pool: Pool) -> tuple[Manifest, ...]:
+    spec = pool.spec.network_policy
+    if not spec.enabled:
+        return ()
+    router, nodes = _pods(pool, "router"), _pods(pool, *ROLES)
+    operator, monitoring = _operator(pool), list(spec.monitoring)
+    # An empty list of peers means everybody.
+    callers = [*spec.clients, *operator, *monitoring] if spec.clients else []
+    policies = [_policy(pool, "router", ROUTER_PORT, callers)]
+    policies += [_policy(pool, role, NODE_PORT, [router, *monitoring]) for role in ROLES]
+    if managed_store(pool) is not None:
+        policies += [
+            _policy(pool, "kv-index", DEFAULT_PORT, [router, nodes, *operator]),
+            _policy(pool, "kv-data", DEFAULT_PORT, [nodes]),
+        ]
+    return tuple(policies)
+
+
+def _policy(pool: Pool, component: Component, port: int, callers: Sequence[Manifest]) -> Manifest:
+    child = Child(pool, component)
+    rule = {
+        **({"from": copied(callers)} if callers else {}),
+        "ports": [{"protocol": "TCP", "port": port}],
+    }
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": child.metadata(),
+        # Of all revisions.
+        "spec": {
+            "podSelector": {"matchLabels": child.selector()},
+            "policyTypes": ["Ingress"],
+            "ingress": [rule],
+        },
+    }
+
+
+def _pods(pool: Pool, *components: Component) -> Manifest:
+    chosen = {"key": COMPONENT_LABEL, "operator": "In", "values": list(components)}
+    selector = {"matchLabels": {POOL_LABEL: pool.name}, "matchExpressions": [chosen]}
+    return {"podSelector": selector}
+
+
+def _operator(pool: Pool) -> list[Manifest]:
+    """Nobody where the operator runs outside the cluster."""
+    namespace = pool.installation.namespace
+    if not namespace:
+        return []
+    return [
+        {
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
+            "podSelector": {"matchLabels": {"app.kubernetes.io/name": OPERATOR_APP}},
+        }
+    ]

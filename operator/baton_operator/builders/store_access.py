@@ -1,0 +1,76 @@
+"""How nodes and routers reach the pool's KV store, whoever owns it.
+
+In: a pool. Out: URLs without a login, the variables that hold the login, the certificate that a TLS
+server is checked with.
+"""
+
+from __future__ import annotations
+
+from baton_kvstore.endpoint import DEFAULT_PORT
+from baton_kvstore.settings import StoreSettings
+from baton_operator.builders.child import Child, Manifest
+from baton_operator.builders.credentials import PASSWORD_KEY, secret_variable
+from baton_operator.builders.pods import Mounts
+from baton_operator.pool import Pool
+from baton_operator.spec.records import ManagedStore
+
+CA_FOLDER = "/etc/baton/redis-ca"
+CA_FILE = "ca.crt"
+
+
+def managed_store(pool: Pool) -> ManagedStore | None:
+    """The servers that the pool shall own; None where it uses somebody else's."""
+    store = pool.spec.kv_store
+    return None if store.external is not None else store.managed or ManagedStore()
+
+
+def store_settings(pool: Pool) -> StoreSettings:
+    """URLs in the order that markers count on: data instance i is pod i."""
+    external, managed = pool.spec.kv_store.external, managed_store(pool)
+    if external is not None:
+        signed = external.ca_secret_ref is not None
+        index_url, *data_urls = (
+            _with_ca(url) if signed else url for url in (external.index_url, *external.data_urls)
+        )
+        return StoreSettings(index_url=index_url, data_urls=tuple(data_urls), pool=pool.key)
+    assert managed is not None
+    index, data = Child(pool, "kv-index"), Child(pool, "kv-data")
+    pods = [f"{data.name}-{number}.{data.host}" for number in range(managed.data_instances)]
+    return StoreSettings(
+        index_url=f"redis://{index.host}:{DEFAULT_PORT}",
+        data_urls=tuple(f"redis://{pod}:{DEFAULT_PORT}" for pod in pods),
+        pool=pool.key,
+    )
+
+
+def store_login(pool: Pool) -> tuple[Manifest, ...]:
+    """Variables; flags would show the login to whoever may read pods."""
+    external = pool.spec.kv_store.external
+    if external is None:
+        secret = Child(pool, "auth").name
+        return (secret_variable("BATON_REDIS_PASSWORD", secret, PASSWORD_KEY),)
+    if external.secret_ref is None:
+        return ()
+    secret = external.secret_ref.name
+    return (
+        secret_variable("BATON_REDIS_USERNAME", secret, "username", optional=True),
+        secret_variable("BATON_REDIS_PASSWORD", secret, "password"),
+    )
+
+
+def store_certificate(pool: Pool) -> Mounts:
+    external = pool.spec.kv_store.external
+    if external is None or external.ca_secret_ref is None:
+        return Mounts()
+    items = [{"key": CA_FILE, "path": CA_FILE}]
+    secret = {"secretName": external.ca_secret_ref.name, "items": items}
+    return Mounts(
+        ({"name": "redis-ca", "secret": secret},),
+        ({"name": "redis-ca", "mountPath": CA_FOLDER, "readOnly": True},),
+    )
+
+
+def _with_ca(url: str) -> str:
+    if not url.startswith("rediss://"):
+        return url
+    return f"{url}?ssl_ca_certs={CA_FOLDER}/{CA_FILE}"

@@ -1,0 +1,166 @@
+"""How nodes get their model, time to load it, and a device to compute on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from baton_operator.builders import build_pool
+from baton_operator.builders.model import model_name
+from tests.support.manifests import sample_pool, templates
+
+
+def node_template(spec: dict[str, Any], role: str = "decode") -> dict[str, Any]:
+    built = templates(build_pool(sample_pool("torch", **spec)))
+    [found] = [template for name, template in built.items() if name.startswith(f"qwen-{role}-")]
+    return found
+
+
+def node(spec: dict[str, Any], role: str = "decode") -> dict[str, Any]:
+    [container] = node_template(spec, role)["spec"]["containers"]
+    assert container["name"] == "node"
+    return dict(container)
+
+
+def volume(template: dict[str, Any], name: str) -> dict[str, Any]:
+    [found] = [one for one in template["spec"]["volumes"] if one["name"] == name]
+    return dict(found)
+
+
+def mount(container: dict[str, Any], name: str) -> dict[str, Any]:
+    [found] = [one for one in container["volumeMounts"] if one["name"] == name]
+    return dict(found)
+
+
+def test_a_path_is_the_image_s_business() -> None:
+    template = node_template({"model": {"path": "/models/x"}})
+    assert [one["name"] for one in template["spec"]["volumes"]] == ["tmp"]
+    assert "initContainers" not in template["spec"]
+    assert "--model=/models/x" in node({"model": {"path": "/models/x"}})["args"]
+
+
+@pytest.mark.parametrize(
+    ("uri", "folder"),
+    [
+        ("pvc://models/a/b", "/models/pvc/a/b"),
+        ("pvc://models/a/", "/models/pvc/a"),
+        ("pvc://models", "/models/pvc"),
+    ],
+)
+def test_a_claim_is_mounted_for_reading_only(uri: str, folder: str) -> None:
+    spec = {"model": {"uri": uri}}
+    claim = {"claimName": "models", "readOnly": True}
+    assert volume(node_template(spec), "model") == {"name": "model", "persistentVolumeClaim": claim}
+    container = node(spec)
+    assert f"--model={folder}" in container["args"]
+    assert mount(container, "model") == {
+        "name": "model",
+        "mountPath": "/models/pvc",
+        "readOnly": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("cache", "source"),
+    [
+        ({}, {"emptyDir": {}}),
+        ({"claimName": "big"}, {"persistentVolumeClaim": {"claimName": "big"}}),
+        ({"hostPath": "/var/x"}, {"hostPath": {"path": "/var/x", "type": "DirectoryOrCreate"}}),
+    ],
+)
+def test_a_hub_s_model_is_fetched_before_the_node_starts(
+    cache: dict[str, str], source: dict[str, Any]
+) -> None:
+    spec = {"model": {"uri": "hf://org/name@v1", "cache": cache}}
+    template = node_template(spec)
+    assert volume(template, "model") == {"name": "model", **source}
+    [fetch] = template["spec"]["initContainers"]
+    assert fetch["args"][:3] == ["model", "fetch", "hf://org/name@v1"]
+    # It writes, the node reads.
+    assert mount(fetch, "model") == {"name": "model", "mountPath": "/models/hub"}
+    assert mount(node(spec), "model")["readOnly"] is True
+    assert "--model=/models/hub/org--name@v1" in node(spec)["args"]
+
+
+def test_the_hub_s_token_is_a_variable_of_the_fetching_container_only() -> None:
+    spec = {"model": {"uri": "hf://org/name", "secretRef": {"name": "hub"}}}
+    [fetch] = node_template(spec)["spec"]["initContainers"]
+    token = {
+        "name": "HF_TOKEN",
+        "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}},
+    }
+    assert token in fetch["env"]
+    assert token not in node(spec)["env"]
+
+
+def test_fetching_takes_the_node_s_memory_and_none_of_its_devices() -> None:
+    limits = {"memory": "8Gi", "cpu": 2, "nvidia.com/gpu": 1}
+    role = {"resources": {"limits": limits, "requests": {"nvidia.com/gpu": 1}}}
+    [fetch] = node_template({"model": {"uri": "hf://org/name"}, "decode": role})["spec"][
+        "initContainers"
+    ]
+    assert fetch["resources"] == {"limits": {"memory": "8Gi", "cpu": "2"}}
+
+
+@pytest.mark.parametrize(
+    ("resources", "seconds"),
+    [
+        ({}, 1800),
+        ({"limits": {"memory": "16Gi"}}, 120 + 163),
+        ({"requests": {"memory": "1000Mi"}}, 120 + 10),
+        ({"requests": {"memory": "1Gi"}, "limits": {"memory": "100Mi"}}, 120 + 1),
+        ({"limits": {"memory": 0}}, 120),
+        ({"limits": {"memory": "1Ti"}}, 120 + 10485),
+    ],
+)
+def test_a_larger_node_has_longer_to_load(resources: dict[str, Any], seconds: int) -> None:
+    probe = node({"decode": {"resources": resources}})["startupProbe"]
+    assert probe["httpGet"]["path"] == "/ready"
+    budget = probe["failureThreshold"] * probe["periodSeconds"]
+    assert seconds <= budget <= seconds + probe["periodSeconds"]
+
+
+@pytest.mark.parametrize(
+    ("limits", "engine", "flag"),
+    [
+        ({"nvidia.com/gpu": 1}, "torch", "--device=cuda"),
+        ({"nvidia.com/mig-3g.20gb": 1}, "torch", "--device=cuda"),
+        ({"amd.com/gpu": 8}, "torch", "--device=cuda"),
+        ({"nvidia.com/gpu": 0}, "torch", None),
+        ({"memory": "1Gi"}, "torch", None),
+        ({"nvidia.com/gpu": 1}, "sim", None),
+    ],
+)
+def test_a_gpu_is_used_where_one_is_given(
+    limits: dict[str, int], engine: str, flag: str | None
+) -> None:
+    spec = {"decode": {"resources": {"limits": limits}}, "engine": {"kind": engine}}
+    found = [word for word in node(spec)["args"] if word.startswith("--device")]
+    assert found == ([flag] if flag else [])
+
+
+def test_a_gpu_of_one_role_is_not_the_other_s() -> None:
+    spec = {"prefill": {"resources": {"limits": {"nvidia.com/gpu": 1}}}, "decode": {}}
+    assert "--device=cuda" in node(spec, "prefill")["args"]
+    assert "--device=cuda" not in node(spec, "decode")["args"]
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ({"path": "/models/Qwen3-0.6B/"}, "Qwen3-0.6B"),
+        ({"uri": "hf://Qwen/Qwen3-0.6B@main"}, "Qwen/Qwen3-0.6B"),
+        ({"uri": "pvc://models/llama/3"}, "3"),
+        ({"uri": "pvc://models/llama/3", "name": "llama"}, "llama"),
+    ],
+)
+def test_clients_call_the_model_by_one_name(model: dict[str, str], name: str) -> None:
+    pool = sample_pool("torch", model=model)
+    assert model_name(pool) == name
+    [router] = templates(build_pool(pool))["qwen-router"]["spec"]["containers"]
+    assert f"--served-model-name={name}" in router["args"]
+
+
+def test_a_simulated_pool_without_a_model_is_called_sim() -> None:
+    assert model_name(sample_pool("sim")) == "sim"

@@ -1,0 +1,111 @@
+"""Pod templates against the Pod Security Standards' profile `restricted`, rule by rule, as its
+text has them. The API server's own word on it is in tests/cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from baton_operator.builders import build_pool
+from tests.support.manifests import RESTRICTED, SAMPLES, containers, sample_pool, templates
+
+VOLUMES = {
+    "configMap",
+    "csi",
+    "downwardAPI",
+    "emptyDir",
+    "ephemeral",
+    "persistentVolumeClaim",
+    "projected",
+    "secret",
+}
+SECCOMP = {"RuntimeDefault", "Localhost"}
+
+
+def breaches(template: dict[str, Any]) -> Iterator[str]:
+    """What in a pod template the profile `restricted` forbids."""
+    spec, pod = template["spec"], template["spec"].get("securityContext", {})
+    for field in ("hostNetwork", "hostPID", "hostIPC"):
+        if spec.get(field):
+            yield field
+    for volume in spec.get("volumes", ()):
+        for kind in volume.keys() - {"name"} - VOLUMES:
+            yield f"volume {volume['name']}: {kind}"
+    for container in containers(template):
+        own = container.get("securityContext", {})
+        for word in _breaches_of(container, pod | own):
+            yield f"{container['name']}: {word}"
+
+
+def _breaches_of(container: dict[str, Any], context: dict[str, Any]) -> Iterator[str]:
+    if context.get("privileged"):
+        yield "privileged"
+    if context.get("allowPrivilegeEscalation") is not False:
+        yield "allowPrivilegeEscalation"
+    if context.get("runAsNonRoot") is not True:
+        yield "runAsNonRoot"
+    if context.get("runAsUser") == 0:
+        yield "runAsUser"
+    if context.get("seccompProfile", {}).get("type") not in SECCOMP:
+        yield "seccompProfile"
+    capabilities = context.get("capabilities", {})
+    if "ALL" not in capabilities.get("drop", ()):
+        yield "capabilities.drop"
+    if set(capabilities.get("add", ())) - {"NET_BIND_SERVICE"}:
+        yield "capabilities.add"
+    if any("hostPort" in port for port in container.get("ports", ())):
+        yield "hostPort"
+
+
+@pytest.mark.parametrize("name", RESTRICTED)
+def test_every_pod_passes_the_profile_restricted(name: str) -> None:
+    for template in templates(build_pool(sample_pool(name))).values():
+        assert list(breaches(template)) == []
+
+
+def test_a_cache_on_the_host_costs_the_nodes_the_profile_in_these_points_only() -> None:
+    for name, template in templates(build_pool(sample_pool("host"))).items():
+        found = set(breaches(template))
+        if "prefill" in name or "decode" in name:
+            fetch = {"fetch-model: runAsNonRoot", "fetch-model: runAsUser"}
+            assert found == {"volume model: hostPath", *fetch}
+        else:
+            assert found == set()
+
+
+@pytest.mark.parametrize(
+    ("override", "found"),
+    [
+        ({"hostNetwork": True}, "hostNetwork"),
+        ({"volumes": [{"name": "x", "hostPath": {"path": "/"}}]}, "volume x: hostPath"),
+        ({"securityContext": {"runAsNonRoot": False}}, "node: runAsNonRoot"),
+        ({"securityContext": {"seccompProfile": {"type": "Unconfined"}}}, "node: seccompProfile"),
+        (
+            {"containers": [{"name": "node", "securityContext": {"privileged": True}}]},
+            "node: privileged",
+        ),
+    ],
+)
+def test_the_check_finds_what_a_user_opens(override: dict[str, Any], found: str) -> None:
+    pool = sample_pool("sim", decode={"podTemplate": {"spec": override}})
+    [decode] = [
+        template for name, template in templates(build_pool(pool)).items() if "decode" in name
+    ]
+    assert list(breaches(decode)) == [found]
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_pods_have_a_read_only_root_a_scratch_folder_and_no_view_of_the_cluster(name: str) -> None:
+    for template in templates(build_pool(sample_pool(name))).values():
+        pod = template["spec"]
+        assert (pod["enableServiceLinks"], pod["automountServiceAccountToken"]) == (False, False)
+        assert {"name": "tmp", "emptyDir": {}} in pod["volumes"]
+        for container in containers(template):
+            if container["name"] == "sidecar":
+                continue
+            assert container["securityContext"]["readOnlyRootFilesystem"] is True
+            assert {"name": "tmp", "mountPath": "/tmp"} in container["volumeMounts"]
+            if container["command"] == ["baton"]:
+                assert {"name": "HOME", "value": "/tmp"} in container["env"]

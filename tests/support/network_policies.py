@@ -1,0 +1,63 @@
+"""Who may connect to whom under a set of NetworkPolicies, as their documentation says. Pure.
+
+In: policies about what comes in, pods with namespaces and labels. Out: yes or no. Only the parts
+that the pool's manifests may hold; another one is a KeyError or an assertion, not a guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Place:
+    """A pod, as policies see it. Every namespace has its name as a label."""
+
+    namespace: str
+    labels: Mapping[str, str]
+
+
+def may_connect(policies: Iterable[dict[str, Any]], source: Place, to: Place, port: int) -> bool:
+    """A pod that no policy selects takes everybody; else one rule of one policy must allow it."""
+    about = [one for one in policies if _selects(one, to)]
+    return not about or any(
+        _allows(rule, one["metadata"]["namespace"], source, port)
+        for one in about
+        for rule in one["spec"]["ingress"]
+    )
+
+
+def _selects(policy: dict[str, Any], pod: Place) -> bool:
+    assert policy["spec"]["policyTypes"] == ["Ingress"]
+    same = policy["metadata"]["namespace"] == pod.namespace
+    return same and matches(policy["spec"]["podSelector"], pod.labels)
+
+
+def _allows(rule: dict[str, Any], namespace: str, source: Place, port: int) -> bool:
+    assert rule.keys() <= {"from", "ports"}
+    peers, ports = rule.get("from", ()), rule.get("ports", ())
+    to_port = not ports or {"protocol": "TCP", "port": port} in ports
+    return to_port and (not peers or any(_is_peer(peer, namespace, source) for peer in peers))
+
+
+def _is_peer(peer: dict[str, Any], namespace: str, source: Place) -> bool:
+    """Both selectors of one peer must match; without one for namespaces, it is the policy's."""
+    assert peer, "an empty peer selects nothing"
+    assert peer.keys() <= {"namespaceSelector", "podSelector"}
+    if "namespaceSelector" in peer:
+        names = {"kubernetes.io/metadata.name": source.namespace}
+        inside = matches(peer["namespaceSelector"], names)
+    else:
+        inside = source.namespace == namespace
+    return inside and matches(peer.get("podSelector", {}), source.labels)
+
+
+def matches(selector: dict[str, Any], labels: Mapping[str, str]) -> bool:
+    assert selector.keys() <= {"matchLabels", "matchExpressions"}
+    for wanted in selector.get("matchExpressions", ()):
+        assert wanted["operator"] == "In"
+        if labels.get(wanted["key"]) not in wanted["values"]:
+            return False
+    return all(labels.get(key) == value for key, value in selector.get("matchLabels", {}).items())
