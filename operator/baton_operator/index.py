@@ -1,0 +1,154 @@
+"""What only a pool's nodes know, asked of its Redis index: who they are and how far a fetch is.
+
+In: a pool, and the login that its nodes have. Out: an `Answer`, or None where the index was not
+asked or did not answer. Status gets by without: from outside the cluster, or behind a NetworkPolicy
+that forbids it, nobody answers. So it is asked only when that is worth it, for a short time, over a
+connection of its own, and ever more seldom while it is silent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+import msgspec
+
+from baton_kvstore.endpoint import with_login
+from baton_kvstore.errors import StoreError
+from baton_kvstore.registry import Registry
+from baton_operator.builders.nodes import ROLES
+from baton_operator.builders.store_access import store_settings
+from baton_operator.observed import Observed
+from baton_operator.pool import Pool
+from baton_operator.status.conditions import READY
+from baton_operator.status.records import PoolStatus
+from baton_protocol.store import FetchReport, NodeReport
+
+logger = logging.getLogger(__name__)
+ANSWER_S = 2.0
+# How long an answer is good for: of a fetch, of a pool that is not as it should be, of others.
+FETCHING_S = 5.0
+UNSETTLED_S = 15.0
+STEADY_S = 60.0
+FIRST_RETRY_S = 10.0
+LONGEST_RETRY_S = 300.0
+
+
+class Login(msgspec.Struct, frozen=True, kw_only=True):
+    """Of an external store: values of its `secretRef`, and of `caSecretRef` (PEM)."""
+
+    username: str = ""
+    password: str = ""
+    certificate: str = ""
+
+    def __repr__(self) -> str:
+        return "Login(...)"
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    nodes: tuple[NodeReport, ...]
+    fetches: tuple[FetchReport, ...]
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """When a pool's index was asked last, and how often in a row it did not answer."""
+
+    at: float
+    failures: int = 0
+
+
+def pause_s(pool: Pool, observed: Observed, status: PoolStatus | None) -> float | None:
+    """How long one answer is good for; None while there is nobody to ask."""
+    managed = pool.spec.kv_store.external is None
+    index = [pod for pod in observed.pods if pod.component == "kv-index" and pod.ready]
+    nodes = [pod for pod in observed.pods if pod.component in ROLES]
+    if (managed and not index) or not nodes:
+        return None
+    if any(pod.fetch == "running" for pod in nodes):
+        return FETCHING_S
+    ready = status.condition(READY.name) if status is not None else None
+    settled = ready is not None and ready.status == "True"
+    return STEADY_S if status is not None and settled and status.fingerprint else UNSETTLED_S
+
+
+def next_question(pause: float, asked: Asked | None) -> float:
+    """The moment at which to ask (again)."""
+    if asked is None:
+        return 0.0
+    if not asked.failures:
+        return asked.at + pause
+    # 2 ** 10 is beyond the longest.
+    retry = FIRST_RETRY_S * 2.0 ** min(asked.failures - 1, 10)
+    return asked.at + min(LONGEST_RETRY_S, retry)
+
+
+class IndexReader:
+    """Asks the indexes of all pools, and remembers only when. For one event loop."""
+
+    def __init__(self, clock: Callable[[], float], answer_s: float = ANSWER_S) -> None:
+        """`clock` tells seconds and never goes back."""
+        self._clock = clock
+        self._answer_s = answer_s
+        self._asked: dict[str, Asked] = {}
+
+    def due_in(self, pool: Pool, observed: Observed, status: PoolStatus | None) -> float | None:
+        """In how many seconds `read` would ask; None: not before something else changes."""
+        pause = pause_s(pool, observed, status)
+        if pause is None:
+            return None
+        return max(0.0, next_question(pause, self._asked.get(pool.uid)) - self._clock())
+
+    async def read(
+        self, pool: Pool, observed: Observed, status: PoolStatus | None, login: Login | None = None
+    ) -> Answer | None:
+        """Ask if it is time to. `login` is for an external store alone."""
+        if self.due_in(pool, observed, status) != 0.0:
+            return None
+        before = self._asked.get(pool.uid)
+        # Said at once: two at a time would be one too many.
+        self._asked[pool.uid] = Asked(self._clock(), before.failures if before else 0)
+        answer = await self._ask(pool, login)
+        failures = 0 if answer else self._asked[pool.uid].failures + 1
+        self._asked[pool.uid] = Asked(self._clock(), failures)
+        return answer
+
+    def forget(self, uid: str) -> None:
+        """The pool is gone."""
+        self._asked.pop(uid, None)
+
+    async def _ask(self, pool: Pool, login: Login | None) -> Answer | None:
+        try:
+            with index_url_of(pool, login) as url:
+                async with asyncio.timeout(self._answer_s), Registry(url, pool.key) as registry:
+                    nodes, fetches = await registry.nodes(), await registry.fetches()
+        except (StoreError, OSError, TimeoutError) as error:
+            logger.debug("index of pool %s: %s", pool.key, error)
+            return None
+        return Answer(nodes=tuple(nodes), fetches=tuple(fetches))
+
+
+@contextmanager
+def index_url_of(pool: Pool, login: Login | None) -> Iterator[str]:
+    """With login. A certificate is a file for as long: that of the nodes' pods is not here."""
+    url = store_settings(pool).index_url
+    if pool.spec.kv_store.external is None:
+        yield with_login(url, "", pool.credentials.redis_password)
+        return
+    login = login or Login()
+    with tempfile.NamedTemporaryFile("w", suffix=".crt") as file:
+        file.write(login.certificate)
+        file.flush()
+        yield with_login(_with_certificate(url, file.name), login.username, login.password)
+
+
+def _with_certificate(url: str, path: str) -> str:
+    """In the place of the one that the nodes' pods have."""
+    parts = urlsplit(url)
+    options = dict(parse_qsl(parts.query))
+    if "ssl_ca_certs" not in options:
+        return url
+    return parts._replace(query=urlencode(options | {"ssl_ca_certs": path})).geturl()

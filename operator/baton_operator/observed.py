@@ -1,0 +1,199 @@
+"""What is known of a pool's children: the little that reconciling and status need of each object.
+
+In: objects as the API gives them (also as items of a list, which do not say their kind). Out:
+frozen records, small enough to keep for 100 pools. Pure; what a pod lacks is found in
+`pod_problems`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from baton_operator.builders.model import FETCH
+from baton_operator.pod_problems import Body, condition, problem_of
+from baton_protocol.store import FetchReport, NodeReport
+
+# "" where the pod fetches no model.
+Fetch = Literal["", "waiting", "running", "done"]
+_COMPONENT = "baton.dev/component"
+_REVISION = "baton.dev/revision"
+
+
+class ChildKey(msgspec.Struct, frozen=True, order=True):
+    """One object. `api_version` and `kind` as in a manifest."""
+
+    api_version: str
+    kind: str
+    namespace: str
+    name: str
+
+
+class ObservedWorkload(msgspec.Struct, frozen=True, kw_only=True):
+    """A Deployment or StatefulSet. `pods`: how many it has, of old templates too; `updated`: of
+    the newest. `current`: its controller has seen the newest spec. `problem`: PodsRefused while
+    its controller may not make pods; `message` is what it was told."""
+
+    name: str
+    component: str
+    revision: str
+    desired: int
+    pods: int
+    ready: int
+    updated: int
+    current: bool
+    problem: str = ""
+    message: str = ""
+
+
+class ObservedPod(msgspec.Struct, frozen=True, kw_only=True):
+    """`problem` is a reason of `pod_problems` why it does not get ready ("" while nothing is
+    wrong); `message` says more. `unprepared_since` is when the kubelet began, in vain so far, to
+    make volumes, secrets and network: it tells what is missing in events alone."""
+
+    name: str
+    component: str
+    revision: str
+    ready: bool
+    terminating: bool
+    problem: str = ""
+    message: str = ""
+    fetch: Fetch = ""
+    unprepared_since: str = ""
+
+
+class ObservedRoute(msgspec.Struct, frozen=True, kw_only=True):
+    """An Ingress or HTTPRoute. `accepted` is None while nobody has said so or otherwise."""
+
+    kind: Literal["Ingress", "HTTPRoute"]
+    accepted: bool | None
+    message: str = ""
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+    """A child that the API server did not take: its own words."""
+
+    child: ChildKey
+    code: int
+    message: str
+
+
+class Observed(msgspec.Struct, frozen=True, kw_only=True):
+    """One pool's children at one moment. `nodes` and `fetches` are None where the index was not
+    asked or did not answer. `address` is that of the router's LoadBalancer, "" without one."""
+
+    workloads: tuple[ObservedWorkload, ...] = ()
+    pods: tuple[ObservedPod, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+    nodes: tuple[NodeReport, ...] | None = None
+    fetches: tuple[FetchReport, ...] | None = None
+    routes: tuple[ObservedRoute, ...] = ()
+    address: str = ""
+
+
+def read_workload(body: Body) -> ObservedWorkload:
+    """A Deployment or StatefulSet of ours."""
+    metadata, status = body["metadata"], body.get("status") or {}
+    refused = condition(status, "ReplicaFailure")
+    fails = refused.get("status") == "True"
+    return ObservedWorkload(
+        name=metadata["name"],
+        component=_label(metadata, _COMPONENT),
+        revision=_label(metadata, _REVISION),
+        desired=body["spec"].get("replicas", 1),
+        pods=status.get("replicas", 0),
+        ready=status.get("readyReplicas", 0),
+        updated=status.get("updatedReplicas", 0),
+        current=status.get("observedGeneration", 0) >= metadata.get("generation", 0),
+        problem="PodsRefused" if fails else "",
+        message=refused.get("message", "") if fails else "",
+    )
+
+
+def read_pod(body: Body) -> ObservedPod:
+    """A pod of ours. One that is ending has no problem."""
+    metadata, status = body["metadata"], body.get("status") or {}
+    terminating = "deletionTimestamp" in metadata
+    problem = None if terminating else problem_of(body)
+    return ObservedPod(
+        name=metadata["name"],
+        component=_label(metadata, _COMPONENT),
+        revision=_label(metadata, _REVISION),
+        ready=condition(status, "Ready").get("status") == "True",
+        terminating=terminating,
+        problem=problem.reason if problem else "",
+        message=problem.message if problem else "",
+        fetch=_fetch(body),
+        unprepared_since="" if terminating or problem else _unprepared_since(status),
+    )
+
+
+def read_route(body: Body) -> ObservedRoute:
+    """An Ingress or HTTPRoute of ours. No controller has to say anything about an Ingress; those
+    that do write an address."""
+    spec, status = body.get("spec") or {}, body.get("status") or {}
+    if "parentRefs" in spec:
+        accepted, message = _accepted(body["metadata"], len(spec["parentRefs"]), status)
+        return ObservedRoute(kind="HTTPRoute", accepted=accepted, message=message)
+    address = _address(status)
+    return ObservedRoute(kind="Ingress", accepted=True if address else None, message=address)
+
+
+def read_address(body: Body) -> str:
+    """Of a Service: where its LoadBalancer listens, "" for another Service or while unknown."""
+    balances = (body.get("spec") or {}).get("type") == "LoadBalancer"
+    return _address(body.get("status") or {}) if balances else ""
+
+
+def _label(metadata: Body, name: str) -> str:
+    value: str = (metadata.get("labels") or {}).get(name, "")
+    return value
+
+
+def _address(status: Body) -> str:
+    """The first that a load balancer has."""
+    ingress = (status.get("loadBalancer") or {}).get("ingress") or [{}]
+    first: str = ingress[0].get("hostname") or ingress[0].get("ip") or ""
+    return first
+
+
+def _fetch(body: Body) -> Fetch:
+    containers = body["spec"].get("initContainers") or ()
+    if not any(container["name"] == FETCH for container in containers):
+        return ""
+    statuses = (body.get("status") or {}).get("initContainerStatuses") or ()
+    for status in statuses:
+        if status["name"] == FETCH:
+            state: Mapping[str, Any] = status.get("state") or {}
+            if "running" in state:
+                return "running"
+            if (state.get("terminated") or {}).get("exitCode") == 0:
+                return "done"
+    return "waiting"
+
+
+def _unprepared_since(status: Body) -> str:
+    placed = condition(status, "PodScheduled").get("status") == "True"
+    prepared = condition(status, "PodReadyToStartContainers")
+    if not placed or prepared.get("status") != "False":
+        return ""
+    since: str = prepared.get("lastTransitionTime") or ""
+    return since
+
+
+def _accepted(metadata: Body, parents: int, status: Body) -> tuple[bool | None, str]:
+    """By all Gateways, with what the first that does not says. What was said of an older
+    generation does not count."""
+    newest = metadata.get("generation", 0)
+    accepting = 0
+    for parent in status.get("parents") or ():
+        for kind in ("Accepted", "ResolvedRefs"):
+            found = condition(parent, kind)
+            if found.get("observedGeneration", newest) < newest:
+                continue
+            if found.get("status") == "False":
+                return False, f"{found.get('reason', kind)}: {found.get('message', '')}"
+            accepting += kind == "Accepted" and found.get("status") == "True"
+    return (True, "") if accepting >= parents else (None, "")

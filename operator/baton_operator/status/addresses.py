@@ -1,0 +1,33 @@
+"""Where clients find the pool.
+
+In: the pool, and its router's LoadBalancer address where there is one. Out: base URLs for OpenAI's
+clients, hence with /v1.
+"""
+
+from __future__ import annotations
+
+from baton_operator.builders.child import Child
+from baton_operator.pool import Pool
+
+
+def endpoint_of(pool: Pool) -> str:
+    """Inside the cluster."""
+    return _base("http", Child(pool, "router").host, pool.spec.router.service.port)
+
+
+def url_of(pool: Pool, address: str) -> str:
+    """From outside where there is a route, else the endpoint. What only a Gateway knows, TLS and
+    another port, is not in it."""
+    router = pool.spec.router
+    if router.ingress is not None:
+        return f"{'https' if router.ingress.tls_secret_name else 'http'}://{router.ingress.host}/v1"
+    hostnames = router.http_route.hostnames if router.http_route is not None else ()
+    named = [name for name in hostnames if not name.startswith("*")]
+    if named:
+        return f"http://{named[0]}/v1"
+    return _base("http", address, router.service.port) if address else endpoint_of(pool)
+
+
+def _base(scheme: str, host: str, port: int) -> str:
+    host = f"[{host}]" if ":" in host else host
+    return f"{scheme}://{host}:{port}/v1"

@@ -1,0 +1,336 @@
+"""Every type and every reason of a pool's conditions, with what it means and what to do.
+
+In: nothing. Out: constants; `derive` uses no others, and docs/conditions.md is checked against
+them. A reason has one status, so that a condition cannot contradict itself.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from baton_operator.status.records import Truth
+
+
+class Reason(msgspec.Struct, frozen=True, kw_only=True):
+    """`waits`: it passes by itself, as far as anybody can tell."""
+
+    name: str
+    status: Truth
+    meaning: str
+    remedy: str = "nothing"
+    waits: bool = False
+
+
+class Kind(msgspec.Struct, frozen=True, kw_only=True):
+    """A condition's type. `source`: from what it is derived."""
+
+    name: str
+    says: str
+    source: str
+    absent: str = "while no valid spec was ever seen"
+    reasons: tuple[Reason, ...]
+
+
+def _true(name: str, meaning: str) -> Reason:
+    return Reason(name=name, status="True", meaning=meaning)
+
+
+def _wait(name: str, meaning: str, remedy: str, status: Truth = "False") -> Reason:
+    return Reason(name=name, status=status, meaning=meaning, remedy=remedy, waits=True)
+
+
+def _false(name: str, meaning: str, remedy: str) -> Reason:
+    return Reason(name=name, status="False", meaning=meaning, remedy=remedy)
+
+
+def _unknown(name: str, meaning: str, remedy: str) -> Reason:
+    return Reason(name=name, status="Unknown", meaning=meaning, remedy=remedy)
+
+
+# Of pods, worst first; the names are those of `pod_problems` and `observed`.
+PODS_REFUSED = _false(
+    "PodsRefused",
+    "Kubernetes lets no pod be made: a quota, a LimitRange, Pod Security or a webhook",
+    "the message says which; raise the quota, or change podTemplate or the namespace's labels",
+)
+OUT_OF_MEMORY = _false(
+    "OutOfMemory",
+    "a container was killed because it needed more memory than it may have",
+    "raise `resources.limits.memory`, or give the engine less (`engine.extraArgs`)",
+)
+MODEL_FETCH_FAILING = _false(
+    "ModelFetchFailing",
+    "the model cannot be fetched; Kubernetes tries again",
+    "check `model.uri`, the token in `model.secretRef`, the way to the hub, the room on the volume",
+)
+CRASHING = _false(
+    "Crashing",
+    "a container ended, and Kubernetes starts it again",
+    "the message has its last words; `kubectl logs --previous` has the rest",
+)
+CONTAINER_REFUSED = _false(
+    "ContainerRefused",
+    "the container runtime cannot make or start the container",
+    "the message is the runtime's; mostly the image or podTemplate is wrong",
+)
+CONFIG_MISSING = _false(
+    "ConfigMissing",
+    "a Secret or ConfigMap that a container names, or a key of it, is not there",
+    "create it in the pool's namespace",
+)
+IMAGE_PULL_FAILING = _false(
+    "ImagePullFailing",
+    "an image cannot be pulled; Kubernetes tries again",
+    "check the image's name, the way to its registry and the pull secrets",
+)
+VOLUME_MISSING = _false(
+    "VolumeMissing",
+    "a PersistentVolumeClaim is not there, not bound, or on another node",
+    "create the claim, or name another one in the pool",
+)
+NOT_PREPARED = _false(
+    "NotPrepared",
+    "for a minute the node could not make a pod's volumes, secrets or network",
+    "`kubectl describe pod` says what is missing: mostly a Secret that a volume names",
+)
+UNSCHEDULABLE = _false(
+    "Unschedulable",
+    "no node of the cluster has room for a pod; the message is the scheduler's",
+    "add nodes (GPUs), or ask for less in `resources`",
+)
+NODE_LOST = _false(
+    "NodeLost",
+    "a pod's node is silent; after 30 s the pod is made again elsewhere",
+    "look after the node",
+)
+EVICTED = _false(
+    "Evicted",
+    "a pod is over, since its node ran short of something or refused it; another one is made",
+    "the message says what was short; ask for it in `resources.requests`",
+)
+POD_PROBLEMS = (
+    PODS_REFUSED,
+    OUT_OF_MEMORY,
+    MODEL_FETCH_FAILING,
+    CRASHING,
+    CONTAINER_REFUSED,
+    CONFIG_MISSING,
+    IMAGE_PULL_FAILING,
+    VOLUME_MISSING,
+    NOT_PREPARED,
+    UNSCHEDULABLE,
+    NODE_LOST,
+    EVICTED,
+)
+
+ALL_READY = _true("AllReady", "every other condition but Updated and Serving is True")
+SPEC_VALID = _true("SpecValid", "the spec can be obeyed")
+SPEC_INVALID = _false(
+    "SpecInvalid",
+    "the spec cannot be obeyed; what was made from the last good one stays as it is",
+    "the message names the field, its value and what to write; edit the pool",
+)
+AS_SPECIFIED = _true("AsSpecified", "the API server has taken all that the pool consists of")
+PAUSED = _unknown(
+    "Paused",
+    "`paused` is true: nothing is created, changed or deleted",
+    "set `paused` to false when you are done",
+)
+NOTHING_APPLIED = _unknown(
+    "NothingApplied", "nothing is made from an invalid spec", "see condition Valid"
+)
+APPLY_FORBIDDEN = _false(
+    "ApplyForbidden",
+    "the operator may not create or change an object (403)",
+    "the message says why: the operator's RBAC (the chart makes it), a quota, or a policy",
+)
+KIND_MISSING = _false(
+    "KindMissing",
+    "the cluster does not know a kind of object (404)",
+    "install what defines it; for HTTPRoute that is the Gateway API",
+)
+APPLY_REFUSED = _false(
+    "ApplyRefused",
+    "the API server does not take an object",
+    "the message is the API server's; mostly podTemplate or annotations are wrong",
+)
+STORE_ANSWERS = _true("StoreAnswers", "all Redis servers of the pool are ready")
+EXTERNAL_ANSWERS = _true("ExternalAnswers", "the operator has asked the external index")
+EXTERNAL_IN_USE = _true(
+    "ExternalInUse", "the operator cannot ask the external index, but a router found nodes by it"
+)
+EXTERNAL_UNASKED = _wait(
+    "ExternalUnasked",
+    "nobody has reached the external index yet; the operator may have no way to it",
+    "if it stays: check `kvStore.external`, and the routers' logs",
+    "Unknown",
+)
+NODES_CUT_OFF = _false(
+    "NodesCutOff",
+    "nodes report that they cannot use the store; prompts are computed where they are answered",
+    "look at the Redis servers: memory, network, and the login of an external store",
+)
+FINGERPRINTS_DIFFER = _false(
+    "FingerprintsDiffer",
+    "no prefill node makes KV that a decode node can use: nothing is handed over",
+    "give both roles the same `dtype` and device: set `engine.dtype`",
+)
+NOTHING_TO_FETCH = _true(
+    "NothingToFetch", "the model is in the image or on a volume, or there is none"
+)
+FETCHED = _true("Fetched", "the nodes that are needed have their model")
+FETCHING = _wait(
+    "Fetching", "a node fetches the model; the message says how far the slowest is", "wait"
+)
+FETCH_NOT_BEGUN = _wait(
+    "FetchNotBegun", "no node has begun to fetch", "see PrefillReady and DecodeReady", "Unknown"
+)
+NODES_READY = _true("NodesReady", "as many nodes of the role are ready as the spec says")
+NONE_WANTED = _true("NoneWanted", "the spec says 0 replicas")
+STARTING = _wait(
+    "Starting", "pods are being made, start or load their model, and nothing is wrong", "wait"
+)
+ROUTERS_READY = _true("RoutersReady", "as many routers are ready as the spec says")
+WAITING_FOR_NODES = _wait(
+    "WaitingForNodes",
+    "a router is ready only while a node is, and none is",
+    "see PrefillReady and DecodeReady",
+)
+ROUTE_ACCEPTED = _true("RouteAccepted", "Gateways or an ingress controller have taken the route")
+ROUTE_UNCONFIRMED = _true(
+    "RouteUnconfirmed",
+    "the Ingress is there and has no address yet; some ingress controllers never write one",
+)
+ROUTE_PENDING = _wait(
+    "RoutePending",
+    "the route is not there yet, or no Gateway has said anything about it",
+    "if it stays: check `router.httpRoute.parentRefs`, and whether a controller serves the Gateway",
+    "Unknown",
+)
+ROUTE_REFUSED = _false(
+    "RouteRefused",
+    "a Gateway does not take the HTTPRoute",
+    "the message is the Gateway's; mostly its listener allows no routes of this namespace",
+)
+ONE_REVISION = _true("OneRevision", "all pods are made from what the spec says now")
+ROLLING_OUT = _wait(
+    "RollingOut", "pods made from an older spec are still there, and may serve", "wait"
+)
+ANSWERING = _true("Answering", "a router and the nodes that it needs are ready")
+NO_ROUTER = _false("NoRouter", "no router is ready: clients get no connection", "see RouterReady")
+NO_NODE = _false("NoNode", "no node is ready", "see PrefillReady and DecodeReady")
+NO_PREFILL_NODE = _false(
+    "NoPrefillNode",
+    "no prefill node is ready, and `missingRolePolicy` lets no other do its work",
+    "see PrefillReady, or set `missingRolePolicy: aggregate`",
+)
+NO_DECODE_NODE = _false(
+    "NoDecodeNode",
+    "no decode node is ready, and `missingRolePolicy` lets no other do its work",
+    "see DecodeReady, or set `missingRolePolicy: aggregate`",
+)
+
+READY = Kind(
+    name="Ready",
+    absent="never",
+    says="the pool is as its spec says, and all of it works",
+    source="all conditions but Updated and Serving: their first problem, else what they wait for",
+    reasons=(ALL_READY,),
+)
+VALID = Kind(
+    name="Valid",
+    absent="never",
+    says="the spec can be obeyed",
+    source="the spec",
+    reasons=(SPEC_VALID, SPEC_INVALID),
+)
+APPLIED = Kind(
+    name="Applied",
+    absent="never",
+    says="the API server has taken what the spec asks for",
+    source="the API server's answers to the operator",
+    reasons=(AS_SPECIFIED, PAUSED, NOTHING_APPLIED, APPLY_FORBIDDEN, KIND_MISSING, APPLY_REFUSED),
+)
+STORE_READY = Kind(
+    name="StoreReady",
+    says="the KV store is up and in use",
+    source="the Redis pods of a managed store; the index itself, where the operator can ask it",
+    reasons=(
+        STORE_ANSWERS,
+        EXTERNAL_ANSWERS,
+        EXTERNAL_IN_USE,
+        EXTERNAL_UNASKED,
+        NODES_CUT_OFF,
+        FINGERPRINTS_DIFFER,
+        STARTING,
+        *POD_PROBLEMS,
+    ),
+)
+MODEL_READY = Kind(
+    name="ModelReady",
+    says="the nodes that are needed have their model",
+    source="the nodes' init containers; how far they are is on the index",
+    reasons=(NOTHING_TO_FETCH, FETCHED, FETCHING, FETCH_NOT_BEGUN, MODEL_FETCH_FAILING),
+)
+PREFILL_READY = Kind(
+    name="PrefillReady",
+    says="as many prefill nodes are ready as the spec says",
+    source="the role's pods",
+    reasons=(NODES_READY, NONE_WANTED, STARTING, *POD_PROBLEMS),
+)
+DECODE_READY = Kind(
+    name="DecodeReady",
+    says="as many decode nodes are ready as the spec says",
+    source="the role's pods",
+    reasons=(NODES_READY, NONE_WANTED, STARTING, *POD_PROBLEMS),
+)
+ROUTER_READY = Kind(
+    name="RouterReady",
+    says="as many routers are ready as the spec says",
+    source="the routers' pods",
+    reasons=(ROUTERS_READY, WAITING_FOR_NODES, STARTING, *POD_PROBLEMS),
+)
+ROUTE_READY = Kind(
+    name="RouteReady",
+    says="nothing says that the way in from outside does not work",
+    source="the status of Ingress and HTTPRoute",
+    absent="while the pool has neither `router.ingress` nor `router.httpRoute`",
+    reasons=(ROUTE_ACCEPTED, ROUTE_UNCONFIRMED, ROUTE_PENDING, ROUTE_REFUSED),
+)
+UPDATED = Kind(
+    name="Updated",
+    says="no pod of an older spec is left",
+    source="the revisions of the pods, and the router's and the store's workloads",
+    reasons=(ONE_REVISION, ROLLING_OUT, *POD_PROBLEMS),
+)
+SERVING = Kind(
+    name="Serving",
+    says="clients get answers",
+    source="the pods of routers and nodes, and `missingRolePolicy`",
+    reasons=(ANSWERING, NO_ROUTER, NO_NODE, NO_PREFILL_NODE, NO_DECODE_NODE),
+)
+# In the order in which they are written.
+KINDS = (
+    READY,
+    VALID,
+    APPLIED,
+    STORE_READY,
+    MODEL_READY,
+    PREFILL_READY,
+    DECODE_READY,
+    ROUTER_READY,
+    ROUTE_READY,
+    UPDATED,
+    SERVING,
+)
+# What Ready sums up.
+PARTS = (
+    VALID,
+    APPLIED,
+    STORE_READY,
+    MODEL_READY,
+    PREFILL_READY,
+    DECODE_READY,
+    ROUTER_READY,
+    ROUTE_READY,
+)

@@ -1,0 +1,139 @@
+"""The status of a pool, from what was observed of its children. Pure.
+
+In: the pool or what is wrong with its spec, the children, the status before. Out: the status now,
+equal to the one before where there is nothing new to say, so that nothing is written. What cannot
+be observed keeps its last value.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import datetime
+
+import msgspec
+
+from baton_operator.builders.nodes import ROLES
+from baton_operator.observed import Observed
+from baton_operator.pool import Pool
+from baton_operator.spec.read import SpecError
+from baton_operator.status import conditions as c
+from baton_operator.status import parts
+from baton_operator.status.addresses import endpoint_of, url_of
+from baton_operator.status.progress import model_status
+from baton_operator.status.records import Condition, PoolStatus, RoleStatus
+from baton_operator.status.view import Finding, View, revision_now, stamp
+
+LONGEST_MESSAGE = 1000
+
+
+def derive(
+    pool: Pool | SpecError,
+    generation: int,
+    observed: Observed,
+    before: PoolStatus | None,
+    now: datetime,
+) -> PoolStatus:
+    """`generation` is that of the spec which `pool` was read from; `now` has a time zone."""
+    valid, last = pool if isinstance(pool, Pool) else None, before or PoolStatus()
+    revision = revision_now(valid, last)
+    view = View(pool=valid, observed=observed, before=last, now=now, revision=revision)
+    view = msgspec.structs.replace(view, model=model_status(view))
+    error = str(pool) if isinstance(pool, SpecError) else ""
+    findings = _findings(view, error)
+    return PoolStatus(
+        observed_generation=generation,
+        conditions=tuple(
+            _condition(kind, findings[kind.name], generation, last, now)
+            for kind in c.KINDS
+            if kind.name in findings
+        ),
+        prefill=_role(view, "prefill"),
+        decode=_role(view, "decode"),
+        router=_role(view, "router"),
+        model=view.model,
+        endpoint=endpoint_of(valid) if valid else last.endpoint,
+        url=url_of(valid, observed.address) if valid else last.url,
+        revision=revision,
+        fingerprint=_fingerprint(view),
+    )
+
+
+def _findings(view: View, error: str) -> dict[str, Finding]:
+    """By type; without those that do not apply."""
+    found: dict[str, Finding | None] = {
+        c.VALID.name: Finding(c.SPEC_INVALID, error) if error else Finding(c.SPEC_VALID),
+        c.APPLIED.name: parts.applied(view),
+    }
+    if view.pool is not None or view.revision:
+        found |= {
+            c.STORE_READY.name: parts.store(view),
+            c.MODEL_READY.name: parts.model(view),
+            c.PREFILL_READY.name: parts.role(view, "prefill"),
+            c.DECODE_READY.name: parts.role(view, "decode"),
+            c.ROUTER_READY.name: parts.router(view),
+            c.ROUTE_READY.name: parts.route(view),
+            c.UPDATED.name: parts.updated(view),
+            c.SERVING.name: parts.serving(view),
+        }
+    there = {name: finding for name, finding in found.items() if finding is not None}
+    return there | {c.READY.name: _ready(there)}
+
+
+def _ready(findings: dict[str, Finding]) -> Finding:
+    """Not True with the worst part's reason: of equals the first, as later ones mostly follow from
+    it."""
+    named = [(part.name, findings[part.name]) for part in c.PARTS if part.name in findings]
+    open_ = [(name, part) for name, part in named if part.reason.status != "True"]
+    if not open_:
+        rolling = c.UPDATED.name in findings and findings[c.UPDATED.name].reason.status != "True"
+        return Finding(c.ALL_READY, "a roll-out is under way: see Updated" if rolling else "")
+    name, worst = min(open_, key=lambda item: _rank(item[1].reason))
+    fails = any(part.reason.status == "False" for _, part in open_)
+    reason = msgspec.structs.replace(worst.reason, status="False" if fails else "Unknown")
+    return Finding(reason, f"{name}: {worst.message or worst.reason.meaning}")
+
+
+def _rank(reason: c.Reason) -> int:
+    """What somebody must mend, what somebody wants so, what takes its time, what nobody knows."""
+    return 2 * reason.waits + (reason.status == "Unknown")
+
+
+def _condition(
+    kind: c.Kind, finding: Finding, generation: int, before: PoolStatus, now: datetime
+) -> Condition:
+    said = before.condition(kind.name)
+    same = said is not None and said.status == finding.reason.status
+    return Condition(
+        type=kind.name,
+        status=finding.reason.status,
+        reason=finding.reason.name,
+        message=finding.message[:LONGEST_MESSAGE],
+        last_transition_time=said.last_transition_time if said and same else stamp(now),
+        observed_generation=generation,
+    )
+
+
+def _role(view: View, component: str) -> RoleStatus:
+    desired, ready = view.desired(component), view.ready(component)
+    if component in ROLES:
+        pods = view.pods(component)
+        updated = sum(pod.ready and view.is_current(pod) for pod in pods)
+    else:
+        updated = min(ready, sum(item.updated for item in view.workloads(component)))
+    ending = [pod for pod in view.observed.pods if pod.component == component and pod.terminating]
+    return RoleStatus(
+        summary=f"{ready}/{desired}",
+        desired=desired,
+        ready=ready,
+        updated=updated,
+        draining=len(ending),
+    )
+
+
+def _fingerprint(view: View) -> str:
+    """Of most nodes of the current revision; the last one known while it still holds."""
+    held = view.before.fingerprint if view.revision == view.before.revision else ""
+    said = Counter(report.fingerprint for report in view.reports())
+    if not said or held in said:
+        return held
+    return min(said, key=lambda fingerprint: (-said[fingerprint], fingerprint))

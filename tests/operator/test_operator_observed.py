@@ -1,0 +1,308 @@
+"""What is read from objects of the API, and what keeps a pod from being ready."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from baton_operator.observed import read_address, read_pod, read_route, read_workload
+from baton_operator.pod_problems import LONGEST_MESSAGE
+from tests.support import pod_bodies as b
+from tests.support.pod_bodies import Body, container, pod, terminated, waiting
+
+PULL_BACK_OFF = f'Back-off pulling image "{b.NODE_IMAGE}": ErrImagePull: {b.NOT_FOUND}'
+LOG_LINE = '{"time": 1.5, "level": "error", "logger": "baton", "message": "no such folder: /m"}'
+NO_CLAIM = '0/1 nodes are available: persistentvolumeclaim "models" not found. not found'
+START_FAILED = 'exec: "baton": executable file not found in $PATH'
+EVICTED = "The node was low on resource: memory. Threshold quantity: 100Mi, available: 12Mi. "
+
+
+def fetcher(state: Body, last: Body | None = None) -> Body:
+    return container(state, last, name="fetch-model")
+
+
+PROBLEMS: list[tuple[str, Body, str, str]] = [
+    ("no GPU is left", b.unplaced(b.UNSCHEDULABLE), "Unschedulable", "2 Insufficient nvidia.com"),
+    (
+        "a gate holds it back",
+        b.unplaced("Scheduling is blocked due to non-empty scheduling gates", "SchedulingGated"),
+        "Unschedulable",
+        "scheduling gates",
+    ),
+    ("no claim", b.unplaced(NO_CLAIM), "VolumeMissing", '"models" not found'),
+    (
+        "an unbound claim",
+        b.unplaced("0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims."),
+        "VolumeMissing",
+        "unbound",
+    ),
+    ("a pull failed", pod(container(waiting("ErrImagePull", b.NOT_FOUND))), "ImagePullFailing", ""),
+    (
+        "a wrong image name",
+        pod(container(waiting("InvalidImageName", "couldn't parse image name: invalid reference"))),
+        "ImagePullFailing",
+        f"{b.NODE_IMAGE}: couldn't parse",
+    ),
+    (
+        "a Secret is missing",
+        pod(container(waiting("CreateContainerConfigError", 'secret "hub-login" not found'))),
+        "ConfigMissing",
+        'container node: secret "hub-login" not found',
+    ),
+    (
+        "a key is missing",
+        pod(
+            container(
+                waiting("CreateContainerConfigError", "couldn't find key token in Secret team/hub")
+            )
+        ),
+        "ConfigMissing",
+        "couldn't find key token",
+    ),
+    (
+        "an image of root's",
+        pod(
+            container(
+                waiting(
+                    "CreateContainerConfigError",
+                    "container has runAsNonRoot and image will run as root",
+                )
+            )
+        ),
+        "ContainerRefused",
+        "image will run as root",
+    ),
+    (
+        "no such command",
+        pod(container(b.LOOPING, terminated(128, "StartError", START_FAILED))),
+        "ContainerRefused",
+        "did not start: exec",
+    ),
+    (
+        "a crash loop",
+        pod(container(b.LOOPING, terminated(1, message="Traceback\n  x\nOSError: no room\n"))),
+        "Crashing",
+        "container node ended with exit code 1: OSError: no room",
+    ),
+    (
+        "a crash, told in JSON",
+        pod(container(terminated(2, message=f"noise\n{LOG_LINE}"))),
+        "Crashing",
+        "container node ended with exit code 2: no such folder: /m",
+    ),
+    (
+        "a crash without words",
+        pod(container(b.LOOPING, terminated(139))),
+        "Crashing",
+        "container node ended with exit code 139 (SIGSEGV)",
+    ),
+    (
+        "a server that ends well, again and again",
+        pod(container(b.LOOPING, terminated(0, "Completed"))),
+        "Crashing",
+        "exit code 0",
+    ),
+    (
+        "running again after a crash",
+        pod(container(b.RUNNING, terminated(1, message="boom"))),
+        "Crashing",
+        "boom",
+    ),
+    (
+        "too much memory",
+        pod(container(b.LOOPING, terminated(137, "OOMKilled")), limits={"memory": "512Mi"}),
+        "OutOfMemory",
+        "container node was killed beyond its memory limit of 512Mi",
+    ),
+    (
+        "a fetch that fails",
+        pod(
+            container(waiting("PodInitializing")),
+            init=(fetcher(b.LOOPING, terminated(1, message=b.FETCH_FAILED)),),
+        ),
+        "ModelFetchFailing",
+        "the hub answered 401",
+    ),
+    (
+        "an eviction",
+        pod(status={"phase": "Failed", "reason": "Evicted", "message": EVICTED}),
+        "Evicted",
+        "Evicted: The node was low on resource: memory.",
+    ),
+    (
+        "a lost node",
+        pod(
+            container(b.RUNNING, ready=True),
+            status={"conditions": b.conditions(Ready={}, PodScheduled="True")},
+        ),
+        "NodeLost",
+        "does not answer",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("body", "reason", "message"), [row[1:] for row in PROBLEMS], ids=[row[0] for row in PROBLEMS]
+)
+def test_what_keeps_a_pod_from_being_ready_is_named(body: Body, reason: str, message: str) -> None:
+    seen = read_pod(body)
+    assert (seen.problem, seen.ready) == (reason, False)
+    assert message in seen.message
+    assert "rpc error" not in seen.message
+    assert "back-off" not in seen.message.lower()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pod(),
+        pod(container(b.CREATING)),
+        pod(container(b.RUNNING)),
+        pod(container(b.RUNNING, ready=True)),
+        pod(container(b.RUNNING, terminated(137, "OOMKilled"), ready=True)),
+        pod(container(waiting("PodInitializing")), init=(fetcher(b.RUNNING),)),
+        pod(
+            container(b.RUNNING),
+            init=(fetcher(terminated(0, "Completed"), terminated(1)),),
+        ),
+        pod(container(terminated(1)), deletionTimestamp=b.THEN),
+        {"metadata": {"name": "new"}, "spec": {"containers": [{"name": "node"}]}},
+    ],
+    ids=[
+        "placed",
+        "pulling",
+        "loading",
+        "ready",
+        "well again",
+        "fetching",
+        "fetched at last",
+        "ending",
+        "just made",
+    ],
+)
+def test_a_pod_that_starts_serves_or_ends_has_no_problem(body: Body) -> None:
+    seen = read_pod(body)
+    assert (seen.problem, seen.message) == ("", "")
+
+
+def test_both_reasons_of_a_failing_pull_give_one_message() -> None:
+    messages = {
+        read_pod(pod(container(waiting(reason, message)))).message
+        for reason, message in (
+            ("ErrImagePull", b.NOT_FOUND),
+            ("ErrImagePull", f"rpc error: code = NotFound desc = {b.NOT_FOUND}"),
+            ("ImagePullBackOff", PULL_BACK_OFF),
+        )
+    }
+    assert messages == {b.NOT_FOUND}
+
+
+def test_a_long_message_is_cut_and_made_one_line() -> None:
+    seen = read_pod(pod(container(waiting("CreateContainerError", "no\n\tway " * 1000))))
+    assert seen.message.startswith("container node: no way no way")
+    assert len(seen.message) == LONGEST_MESSAGE
+
+
+def test_a_pod_says_whose_it_is() -> None:
+    seen = read_pod(pod(container(b.RUNNING, ready=True), deletionTimestamp=b.THEN))
+    assert (seen.name, seen.component) == ("demo-decode-1a2b3c4d5e-x7k2p", "decode")
+    assert (seen.revision, seen.ready, seen.terminating) == ("1a2b3c4d5e", True, True)
+    assert read_pod(pod(component="router", revision="")).revision == ""
+
+
+@pytest.mark.parametrize(
+    ("init", "fetch"),
+    [
+        ((), ""),
+        ((container(b.RUNNING, name="other"),), ""),
+        ((fetcher(waiting("PodInitializing")),), "waiting"),
+        ((fetcher(b.RUNNING),), "running"),
+        ((fetcher(terminated(1)),), "waiting"),
+        ((fetcher(terminated(0, "Completed")),), "done"),
+    ],
+)
+def test_how_far_the_init_container_is(init: tuple[Body, ...], fetch: str) -> None:
+    assert read_pod(pod(container(waiting("PodInitializing")), init=init)).fetch == fetch
+
+
+def test_what_the_kubelet_cannot_prepare_is_timed_from_the_pods_placement() -> None:
+    stuck = b.conditions(PodReadyToStartContainers="False", PodScheduled="True")
+    assert read_pod(pod(container(b.CREATING), status={"conditions": stuck})).unprepared_since == (
+        b.THEN
+    )
+    assert read_pod(pod(container(b.CREATING))).unprepared_since == ""
+
+
+def test_a_workload_is_read_with_its_numbers() -> None:
+    body = b.workload("d", "decode", replicas=3, readyReplicas=1, updatedReplicas=2)
+    seen = read_workload(body)
+    assert (seen.desired, seen.pods, seen.ready, seen.updated) == (2, 3, 1, 2)
+    assert (seen.component, seen.revision, seen.current) == ("decode", "1a2b3c4d5e", True)
+    assert (seen.problem, seen.message) == ("", "")
+
+
+def test_a_workload_just_made_has_nothing_and_is_not_seen_yet() -> None:
+    body = b.workload("d", "decode")
+    del body["status"], body["spec"]["replicas"]
+    seen = read_workload(body)
+    assert (seen.desired, seen.pods, seen.ready, seen.current) == (1, 0, 0, False)
+
+
+def test_a_workload_whose_pods_are_forbidden_says_so() -> None:
+    words = 'pods "d-x" is forbidden: exceeded quota: gpus, requested: nvidia.com/gpu=1'
+    refused = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate"}
+    body = b.workload("d", "decode", conditions=[refused | {"message": words}])
+    seen = read_workload(body)
+    assert (seen.problem, seen.message) == ("PodsRefused", words)
+
+
+ACCEPTED: dict[str, Any] = {"Accepted": "True", "ResolvedRefs": "True"}
+DENIED = {"reason": "NotAllowedByListeners", "message": "no listener allows namespace serving"}
+
+
+@pytest.mark.parametrize(
+    ("parents", "accepted", "message"),
+    [
+        ((), None, ""),
+        ((b.parent("public", **ACCEPTED),), None, ""),
+        ((b.parent("public", **ACCEPTED), b.parent("internal", **ACCEPTED)), True, ""),
+        (
+            (b.parent("public", **ACCEPTED), b.parent("internal", Accepted=DENIED)),
+            False,
+            "NotAllowedByListeners: no listener allows namespace serving",
+        ),
+        ((b.parent("public", 1, Accepted=DENIED),), None, ""),
+    ],
+    ids=["silence", "one of two", "both", "one refuses", "of an older spec"],
+)
+def test_an_http_route_is_accepted_when_all_its_gateways_say_so(
+    parents: tuple[Body, ...], accepted: bool | None, message: str
+) -> None:
+    seen = read_route(b.http_route(*parents))
+    assert (seen.kind, seen.accepted, seen.message) == ("HTTPRoute", accepted, message)
+
+
+@pytest.mark.parametrize(
+    ("status", "accepted"),
+    [({}, None), ({"loadBalancer": {"ingress": [{"ip": "192.0.2.7"}]}}, True)],
+)
+def test_an_ingress_is_accepted_with_its_address(
+    status: dict[str, Any], accepted: bool | None
+) -> None:
+    seen = read_route({"metadata": {}, "spec": {"rules": []}, "status": status})
+    assert (seen.kind, seen.accepted) == ("Ingress", accepted)
+
+
+@pytest.mark.parametrize(
+    ("kind", "ingress", "address"),
+    [
+        ("LoadBalancer", [{"ip": "192.0.2.7"}], "192.0.2.7"),
+        ("LoadBalancer", [{"hostname": "lb.example.net"}], "lb.example.net"),
+        ("LoadBalancer", [], ""),
+        ("ClusterIP", [{"ip": "192.0.2.7"}], ""),
+    ],
+)
+def test_a_load_balancers_address_is_read(kind: str, ingress: list[Body], address: str) -> None:
+    service = {"spec": {"type": kind}, "status": {"loadBalancer": {"ingress": ingress}}}
+    assert read_address(service) == address

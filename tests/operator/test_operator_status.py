@@ -1,0 +1,223 @@
+"""The status as a whole: what it sums up, what it holds, when it is written anew."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from baton_operator.builders.nodes import revision_of
+from baton_operator.observed import Observed, ObservedRoute
+from baton_operator.spec.read import SpecError
+from baton_operator.status.records import PoolStatus, read_status
+from baton_protocol.ids import Fingerprint
+from tests.support import observations as o
+from tests.support.manifests import sample_pool
+from tests.support.observations import DEMO, observed, replaced, said, status_of, verdict
+
+CRASH: dict[str, Any] = {"ready": False, "problem": "Crashing", "message": "container node ended"}
+UNREADY: dict[str, Any] = {"ready": False}
+
+
+def test_a_pool_that_is_as_specified_is_ready_and_serves() -> None:
+    status = status_of(observed())
+    assert {item.type: item.status for item in status.conditions} == {
+        "Ready": "True",
+        "Valid": "True",
+        "Applied": "True",
+        "StoreReady": "True",
+        "ModelReady": "True",
+        "PrefillReady": "True",
+        "DecodeReady": "True",
+        "RouterReady": "True",
+        "Updated": "True",
+        "Serving": "True",
+    }
+    assert verdict(status, "Ready") == ("True", "AllReady")
+
+
+def test_the_same_observation_gives_the_very_same_status_later() -> None:
+    seen = observed(nodes=o.reports())
+    status = status_of(seen)
+    assert status_of(seen, before=status, after_s=3600) == status
+    assert status_of(observed(), before=status, after_s=3600) == status
+
+
+def test_a_status_survives_the_way_through_the_api() -> None:
+    status = status_of(observed(nodes=o.reports()))
+    assert read_status({"status": msgspec.to_builtins(status)}) == status
+
+
+@pytest.mark.parametrize("body", [{}, {"status": None}, {"status": {"conditions": "rubbish"}}])
+def test_a_status_that_is_missing_or_damaged_is_derived_anew(body: Any) -> None:
+    assert read_status(body) is None
+
+
+def test_a_transition_time_moves_with_the_status_alone() -> None:
+    first = status_of(observed(decode=o.role_pods(DEMO, "decode", **UNREADY)))
+    crash = status_of(observed(decode=o.role_pods(DEMO, "decode", **CRASH)), DEMO, first, after_s=5)
+    well = status_of(observed(), DEMO, crash, after_s=9, generation=2)
+    times = [said(status, "DecodeReady").last_transition_time for status in (first, crash, well)]
+    assert times == ["2026-05-04T12:00:00Z", "2026-05-04T12:00:00Z", "2026-05-04T12:00:09Z"]
+    assert said(crash, "DecodeReady").reason == "Crashing"
+    assert said(well, "Valid").last_transition_time == "2026-05-04T12:00:00Z"
+    assert said(well, "Valid").observed_generation == well.observed_generation == 2
+
+
+def test_ready_names_a_problem_before_what_only_takes_its_time() -> None:
+    status = status_of(
+        observed(
+            prefill=o.role_pods(DEMO, "prefill", **UNREADY),
+            decode=o.role_pods(DEMO, "decode", **CRASH),
+            others=(),
+        )
+    )
+    assert verdict(status, "StoreReady") == ("False", "Starting")
+    assert verdict(status, "PrefillReady") == ("False", "Starting")
+    assert verdict(status, "Ready") == ("False", "Crashing")
+    assert said(status, "Ready").message.startswith("DecodeReady: 0 of 1 ready; demo-decode-")
+
+
+def test_ready_names_the_first_of_what_takes_its_time() -> None:
+    status = status_of(Observed())
+    assert verdict(status, "Ready") == ("False", "Starting")
+    assert said(status, "Ready").message.startswith("StoreReady: ")
+
+
+def test_each_role_is_counted() -> None:
+    pool, old = sample_pool("torch"), [o.pod("decode", n, o.OLD) for n in range(2)]
+    current = o.role_pods(pool, "decode")
+    ending = msgspec.structs.replace(old[1], terminating=True)
+    weak = msgspec.structs.replace(current[0], ready=False)
+    seen = observed(pool, decode=(weak, *current[1:], old[0], ending))
+    status = status_of(seen, pool)
+    decode = status.decode
+    assert (decode.summary, decode.desired, decode.ready) == ("4/4", 4, 4)
+    assert (decode.updated, decode.draining) == (3, 1)
+    assert status.prefill.summary == "2/2"
+    assert (status.router.summary, status.router.updated) == ("1/1", 1)
+
+
+ROUTES: list[tuple[str, dict[str, Any], str, str]] = [
+    ("none", {}, "", "http://demo-router.serving.svc:8000/v1"),
+    ("another port", {"service": {"port": 80}}, "", "http://demo-router.serving.svc:80/v1"),
+    ("an ingress", {"ingress": {"host": "llm.example.com"}}, "", "http://llm.example.com/v1"),
+    (
+        "an ingress with TLS",
+        {"ingress": {"host": "llm.example.com", "tlsSecretName": "tls"}},
+        "",
+        "https://llm.example.com/v1",
+    ),
+    (
+        "a route",
+        {"httpRoute": {"parentRefs": [{"name": "g"}], "hostnames": ["*.a.example", "b.example"]}},
+        "",
+        "http://b.example/v1",
+    ),
+    (
+        "a load balancer",
+        {"service": {"type": "LoadBalancer", "port": 80}},
+        "192.0.2.7",
+        "http://192.0.2.7:80/v1",
+    ),
+    (
+        "a load balancer of IPv6",
+        {"service": {"type": "LoadBalancer"}},
+        "2001:db8::7",
+        "http://[2001:db8::7]:8000/v1",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("router", "address", "url"), [row[1:] for row in ROUTES], ids=[row[0] for row in ROUTES]
+)
+def test_the_url_is_the_way_from_outside_or_else_the_endpoint(
+    router: dict[str, Any], address: str, url: str
+) -> None:
+    pool = sample_pool("sim", router=router)
+    status = status_of(observed(pool, address=address), pool)
+    port = router.get("service", {}).get("port", 8000)
+    assert status.endpoint == f"http://demo-router.serving.svc:{port}/v1"
+    assert status.url == url
+
+
+def test_a_fingerprint_is_unknown_until_a_node_of_the_revision_tells_it() -> None:
+    stranger = o.reports(revision=o.OLD, fingerprint=Fingerprint("0" * 32))
+    unknown = status_of(observed(nodes=stranger))
+    assert (unknown.fingerprint, unknown.revision) == ("", revision_of(DEMO))
+    known = status_of(observed(nodes=o.reports()), before=unknown)
+    assert known.fingerprint == "f" * 32
+    for nodes in (None, (), stranger):
+        assert status_of(observed(nodes=nodes), before=known).fingerprint == "f" * 32
+
+
+def test_another_revision_begins_without_a_fingerprint() -> None:
+    known = status_of(observed(nodes=o.reports()))
+    edited = sample_pool("sim", engine={"kind": "sim", "blockSize": 32})
+    status = status_of(observed(), edited, known)
+    assert (status.fingerprint, status.revision) == ("", revision_of(edited))
+
+
+def test_the_models_name_is_what_the_nodes_say_or_else_the_spec() -> None:
+    first = status_of(observed())
+    assert first.model.name == "sim"
+    told = status_of(observed(nodes=o.reports(model="tiny")), before=first)
+    assert told.model.name == "tiny"
+    assert status_of(observed(), before=told).model.name == "tiny"
+
+
+def test_an_invalid_spec_says_so_and_what_was_made_before_goes_on() -> None:
+    good = status_of(observed(nodes=o.reports()))
+    status = status_of(observed(), SpecError("spec.model: wrong"), good, generation=2)
+    assert verdict(status, "Valid") == ("False", "SpecInvalid")
+    assert said(status, "Valid").message == "spec.model: wrong"
+    assert verdict(status, "Applied") == ("Unknown", "NothingApplied")
+    assert verdict(status, "Ready") == ("False", "SpecInvalid")
+    for kind in ("StoreReady", "ModelReady", "PrefillReady", "DecodeReady", "Serving", "Updated"):
+        assert said(status, kind).status == "True", kind
+    kept = ("prefill", "decode", "router", "model", "endpoint", "url", "revision", "fingerprint")
+    assert [getattr(status, name) for name in kept] == [getattr(good, name) for name in kept]
+
+
+def test_a_pool_that_never_had_a_valid_spec_says_nothing_of_its_parts() -> None:
+    status = status_of(Observed(), SpecError("spec.model: missing"))
+    assert [item.type for item in status.conditions] == ["Ready", "Valid", "Applied"]
+    assert (status.revision, status.url) == ("", "")
+
+
+def test_a_paused_pool_goes_on_being_watched_and_is_neither_ready_nor_not() -> None:
+    good = status_of(observed())
+    paused = sample_pool("sim", paused=True, engine={"kind": "sim", "blockSize": 32})
+    status = status_of(observed(), paused, good)
+    assert verdict(status, "Applied") == ("Unknown", "Paused")
+    assert verdict(status, "Ready") == ("Unknown", "Paused")
+    assert verdict(status, "Serving") == ("True", "Answering")
+    assert status.revision == good.revision
+    crash = observed(decode=o.role_pods(DEMO, "decode", **CRASH))
+    assert verdict(status_of(crash, paused, good), "Ready") == ("False", "Crashing")
+
+
+def test_a_pool_that_was_paused_from_the_start_has_no_revision() -> None:
+    status = status_of(Observed(), sample_pool("sim", paused=True))
+    assert status.revision == ""
+    assert verdict(status, "Ready") == ("False", "Paused")
+
+
+def test_route_ready_is_there_only_with_a_route() -> None:
+    seen = observed(routes=(ObservedRoute(kind="Ingress", accepted=True),))
+    assert status_of(seen).condition("RouteReady") is None
+    routed = sample_pool("sim", router={"ingress": {"host": "llm.example.com"}})
+    assert verdict(status_of(seen, routed), "RouteReady") == ("True", "RouteAccepted")
+
+
+def test_a_long_message_of_the_api_server_is_cut() -> None:
+    seen = observed(refusals=(o.refusal("Deployment", "d", 422, "no " * 9000),))
+    assert len(said(status_of(seen), "Applied").message) == 1000
+
+
+def test_what_a_newer_operator_wrote_is_no_obstacle() -> None:
+    body = msgspec.to_builtins(status_of(observed())) | {"shards": 3}
+    assert read_status({"status": body}) == status_of(observed())
+    assert replaced(PoolStatus(), url="x") != PoolStatus()

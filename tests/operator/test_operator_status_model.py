@@ -1,0 +1,101 @@
+"""How far a fetch is, in words, and how often they change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from baton_operator.observed import Observed
+from baton_operator.status.progress import progress_words
+from tests.support import observations as o
+from tests.support.observations import GIB, HUB, observed, said, status_of, verdict
+
+MIB = 1 << 20
+
+
+def fetching(*fetches: Any, asked: bool = True) -> Observed:
+    """Both nodes fetch."""
+    pods: dict[str, Any] = {
+        role: o.role_pods(HUB, role, ready=False, fetch="running") for role in ("prefill", "decode")
+    }
+    return observed(HUB, fetches=tuple(fetches) if asked else None, **pods)
+
+
+@pytest.mark.parametrize(
+    ("done", "total", "words"),
+    [
+        (int(3.1 * GIB), int(16.4 * GIB), "3.1 of 16.4 GiB (18 %)"),
+        (0, 16 * GIB, "0.0 of 16.0 GiB (0 %)"),
+        (16 * GIB - 1, 16 * GIB, "16.0 of 16.0 GiB (99 %)"),
+        (16 * GIB, 16 * GIB, "16.0 of 16.0 GiB (100 %)"),
+        (5 * MIB, 100 * MIB, "5.0 of 100.0 MiB (5 %)"),
+        (512, 2048, "0.5 of 2.0 KiB (25 %)"),
+        (1, 2, "0.0 of 0.0 KiB (50 %)"),
+        (7 * MIB, 0, "7.0 MiB so far"),
+    ],
+)
+def test_progress_is_told_in_the_unit_of_the_whole(done: int, total: int, words: str) -> None:
+    assert progress_words(o.fetch(HUB, "decode", done, total)) == words
+
+
+def test_the_slowest_fetch_is_told() -> None:
+    seen = fetching(
+        o.fetch(HUB, "prefill", 8 * GIB, 16 * GIB), o.fetch(HUB, "decode", 4 * GIB, 16 * GIB)
+    )
+    status = status_of(seen, HUB)
+    assert status.model.progress == "4.0 of 16.0 GiB (25 %)"
+    assert said(status, "ModelReady").message == "4.0 of 16.0 GiB (25 %)"
+    assert verdict(status, "Ready") == ("False", "Fetching")
+
+
+def test_progress_is_said_anew_after_five_seconds_and_not_before() -> None:
+    def at(gib: int, seconds: float, before: Any) -> Any:
+        seen = fetching(o.fetch(HUB, "decode", gib * GIB, 16 * GIB))
+        return status_of(seen, HUB, before, after_s=seconds)
+
+    first = at(1, 0.0, None)
+    assert at(2, 4.9, first) == first
+    second = at(3, 5.0, first)
+    assert second.model.progress == "3.0 of 16.0 GiB (18 %)"
+    assert at(4, 9.9, second) == second
+    assert at(4, 10.0, second).model.progress == "4.0 of 16.0 GiB (25 %)"
+
+
+def test_a_fetch_that_stands_still_is_not_written_again() -> None:
+    seen = fetching(o.fetch(HUB, "decode", GIB, 16 * GIB))
+    first = status_of(seen, HUB)
+    assert status_of(seen, HUB, first, after_s=60) == first
+
+
+def test_progress_is_held_while_the_index_is_silent_and_gone_after_the_fetch() -> None:
+    first = status_of(fetching(o.fetch(HUB, "decode", GIB, 16 * GIB)), HUB)
+    silent = status_of(fetching(asked=False), HUB, first, after_s=60)
+    assert silent == first
+    done = status_of(observed(HUB), HUB, silent, after_s=90)
+    assert (done.model.progress, done.model.progress_time) == ("", "")
+    assert verdict(done, "ModelReady") == ("True", "Fetched")
+
+
+def test_reports_of_nodes_that_do_not_fetch_are_nobodys_progress() -> None:
+    stranger = o.fetch(HUB, "decode", GIB, 16 * GIB, number=7)
+    assert status_of(fetching(stranger), HUB).model.progress == ""
+    assert status_of(observed(HUB, fetches=(stranger,)), HUB).model.progress == ""
+
+
+def test_a_roll_outs_fetch_leaves_the_model_ready_and_is_told_by_updated() -> None:
+    new: dict[str, Any] = {"ready": False, "fetch": "running"}
+    seen = observed(
+        HUB,
+        prefill=(*o.role_pods(HUB, "prefill", **new), o.pod("prefill", 0, o.OLD)),
+        decode=(*o.role_pods(HUB, "decode", **new), o.pod("decode", 0, o.OLD)),
+        fetches=(o.fetch(HUB, "decode", 4 * GIB, 16 * GIB),),
+    )
+    status = status_of(seen, HUB)
+    assert verdict(status, "ModelReady") == ("True", "Fetched")
+    assert "model: 4.0 of 16.0 GiB (25 %)" in said(status, "Updated").message
+    assert status.model.progress == "4.0 of 16.0 GiB (25 %)"
+
+
+def test_the_hubs_name_is_the_models_name() -> None:
+    assert status_of(observed(HUB), HUB).model.name == "Qwen/Qwen3-0.6B"
