@@ -32,7 +32,8 @@ examples:
   baton up --model DIR --prefill 0                   aggregated: nobody hands over
   baton up --model DIR --handoff always --chunk-blocks 1
   baton up --engine sim --sim-prefill-ms-per-token 0.2 --sim-decode-ms 10
-  baton up --model DIR --redis-index redis://:password@host:6379/0 --redis-data redis://host:6380
+  BATON_REDIS_PASSWORD=... baton up --model DIR --redis-index redis://host:6379 \\
+                                    --redis-data redis://host:6380
   baton up --model DIR --once "What is the capital of France?"
   BATON_PORT=9000 baton up --model DIR
 """
@@ -68,6 +69,19 @@ examples:
 routes: /v1/chat/completions /v1/completions /v1/models /health /ready /metrics /pool
 """
 
+OPERATOR = """\
+Run the Kubernetes operator in this process: it makes the pods, services and policies of every
+InferencePool, keeps them so, and says in the pool's status how it is."""
+
+OPERATOR_EXAMPLES = """\
+examples:
+  baton operator --node-image IMAGE --router-image IMAGE --redis-image redis:7.4
+  KUBECONFIG=FILE baton operator --namespace models ...  from outside the cluster, one namespace
+
+The chart runs it as a pod. It logs in as the pod's service account, else by KUBECONFIG. The
+variable POD_NAMESPACE names its own namespace. SIGTERM ends it; pools go on serving.
+"""
+
 GENERATE = """\
 Answer prompts offline. One engine in this process, no router, no store, no network."""
 
@@ -76,6 +90,17 @@ examples:
   baton generate --model DIR --prompt "The capital of France is" --temperature 0 --max-tokens 8
   baton generate --model DIR --prompts-file questions.txt --chat --json
   baton generate --model DIR --prompt "Once" --n 3 --seed 7 --temperature 0.8 --top-p 0.95
+"""
+
+FETCH = """\
+Fetch a model from a Hugging Face hub (HF_ENDPOINT) into DIR/ORG--NAME[@REVISION] and print that
+folder. Only what a node reads, once: who else wants it meanwhile waits, what was there is resumed,
+what is complete needs no hub. HF_TOKEN logs in."""
+
+FETCH_EXAMPLES = """\
+examples:
+  baton model fetch hf://Qwen/Qwen3-0.6B --to ~/models
+  baton model fetch hf://ORG/NAME@v1.0 --to /models/hub --redis-index redis://host:6379
 """
 
 FETCH_DEMO = """\

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -21,12 +22,16 @@ from baton.flags import add_flags, flags_of, merge
 from baton.options import (
     CommonOptions,
     FetchDemoOptions,
+    FetchOptions,
     GenerateOptions,
     NodeOptions,
+    OperatorOptions,
     RouterOptions,
     UpOptions,
     VersionOptions,
 )
+
+FIRST_IN_A_CONTAINER = 1  # its process id
 
 
 class Command(NamedTuple):
@@ -45,9 +50,17 @@ COMMANDS = (
     Command("decode", NodeOptions, "baton.roles:decode", texts.DECODE, texts.NODE_EXAMPLES),
     Command("router", RouterOptions, "baton.roles:router", texts.ROUTER, texts.ROUTER_EXAMPLES),
     Command(
+        "operator", OperatorOptions, "baton.operate:run", texts.OPERATOR, texts.OPERATOR_EXAMPLES
+    ),
+    Command(
         "generate", GenerateOptions, "baton.generate:run", texts.GENERATE, texts.GENERATE_EXAMPLES
     ),
-    Command("model fetch-demo", FetchDemoOptions, "baton.model_command:fetch", texts.FETCH_DEMO),
+    Command(
+        "model fetch", FetchOptions, "baton.model_fetch:run", texts.FETCH, texts.FETCH_EXAMPLES
+    ),
+    Command(
+        "model fetch-demo", FetchDemoOptions, "baton.model_command:fetch_demo", texts.FETCH_DEMO
+    ),
     Command("version", VersionOptions, "baton.model_command:version", texts.VERSION),
 )
 
@@ -55,6 +68,10 @@ COMMANDS = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command of the process's command line and environment."""
     words = sys.argv[1:] if argv is None else list(argv)
+    if os.getpid() == FIRST_IN_A_CONTAINER:
+        # The kernel gives that process no default action: until a role's own handler is in place,
+        # and in commands without one, SIGTERM would do nothing.
+        signal.signal(signal.SIGTERM, _end)
     try:
         command, options = read_command(words, os.environ)
         module, function = command.runner.split(":")
@@ -68,6 +85,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of our output went away (`baton --help | head`); nothing is left to say.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+
+
+def _end(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)
 
 
 def read_command(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Command, CommonOptions]:
@@ -87,8 +108,12 @@ def known_variables() -> frozenset[str]:
         item.variable
         for command in COMMANDS
         for item in flags_of(command.options)
-        if not item.hidden
+        if item.has_variable
     )
+
+
+def _positional(command: Command) -> list[str]:
+    return [item.metavar for item in flags_of(command.options) if item.positional]
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -111,7 +136,7 @@ def build_parser() -> argparse.ArgumentParser:
             help=command.summary.split(".")[0],
             description=command.summary,
             epilog=command.epilog,
-            usage=f"baton {command.words} [flags]",
+            usage=" ".join(["baton", command.words, *_positional(command), "[flags]"]),
             allow_abbrev=False,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )

@@ -7,11 +7,15 @@ CommonOptions
 |-- ServingOptions        what a router is told about requests
 |   |-- RouterOptions     `baton router`
 |   `-- UpOptions
+|-- StoreLoginOptions     who logs in to a Redis of the user's
+|   |-- NodeOptions, RouterOptions, UpOptions
+|   `-- FetchOptions      `baton model fetch`
 |-- ChildOptions          what else a process is told that `baton up` started
 |   |-- NodeOptions
 |   `-- RouterOptions
 |-- GenerateOptions       `baton generate`
 |-- FetchDemoOptions      `baton model fetch-demo`
+|-- OperatorOptions       `baton operator`
 `-- VersionOptions        `baton version`
 """
 
@@ -28,6 +32,7 @@ DType = Literal["auto", "float32", "bfloat16"]
 Device = Literal["cpu", "cuda"]
 Handoff = Literal["auto", "always", "never"]
 MissingRole = Literal["aggregate", "queue", "fail"]
+PullPolicy = Literal["Always", "IfNotPresent", "Never"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 MAX_PORT = 65535
@@ -48,6 +53,14 @@ class ChildOptions(CommonOptions):
 
     # The parent may be gone before the child asks to die with it; this says whose death is meant.
     supervisor_pid: int = flag(0, "end when this process does", hidden=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreLoginOptions(CommonOptions):
+    TITLE = "login to Redis, for URLs that hold none (by the variables: a command line is public)"
+
+    redis_username: str = flag("", "user name", metavar="NAME", secret=True)
+    redis_password: str = flag("", "password, in any characters", metavar="WORD", secret=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +121,7 @@ class EngineOptions(SimOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodeOptions(EngineOptions, ChildOptions):
+class NodeOptions(EngineOptions, StoreLoginOptions, ChildOptions):
     TITLE = "node"
 
     node: str = flag("", "the node's name in its pool (default: role and pid)", metavar="NAME")
@@ -117,8 +130,21 @@ class NodeOptions(EngineOptions, ChildOptions):
     address: str = flag("", "what routers dial (default: http://HOST:PORT)", metavar="URL")
     pool: str = flag("default", "name of the pool, part of its keys in the index", metavar="NAME")
     revision: str = flag("", "what is rolled out, shown in /pool", metavar="NAME")
-    redis_index: str = flag("", "Redis for markers and registry (default: no store)", metavar="URL")
-    redis_data: tuple[str, ...] = flag((), "Redis instances for KV bytes", metavar="URL,...")
+    redis_index: str = flag(
+        "", "Redis for markers and registry (default: no store)", metavar="URL", secret=True
+    )
+    redis_data: tuple[str, ...] = flag(
+        (), "Redis instances for KV bytes", metavar="URL,...", secret=True
+    )
+    link_token: str = flag(
+        "",
+        "routers must say it to get a link (better by the variable; default: all may)",
+        metavar="WORD",
+        secret=True,
+    )
+    start_timeout: float = flag(
+        600.0, "seconds that the engine gets to load the model", metavar="SECONDS", least=1
+    )
     link_grace: float = flag(
         5.0, "how long requests outlive their router's link", metavar="SECONDS", least=0
     )
@@ -155,14 +181,17 @@ class ServingOptions(CommonOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RouterOptions(ServingOptions, ChildOptions):
+class RouterOptions(ServingOptions, StoreLoginOptions, ChildOptions):
     TITLE = "router"
 
     host: str = flag("127.0.0.1", "address to listen on")
     port: int = flag(8000, "port to listen on; 0 takes a free one", least=0, most=MAX_PORT)
     pool: str = flag("default", "name of the pool, part of its keys in the index", metavar="NAME")
-    redis_index: str = flag("", "Redis whose registry lists the nodes", metavar="URL")
+    redis_index: str = flag("", "Redis whose registry lists the nodes", metavar="URL", secret=True)
     nodes: tuple[str, ...] = flag((), "nodes known beside the registry's", metavar="URL,...")
+    link_token: str = flag(
+        "", "what the nodes want to hear (better by the variable)", metavar="WORD", secret=True
+    )
     served_model_name: str = flag(
         "", "the model's name for clients (default: the nodes' word)", metavar="NAME"
     )
@@ -170,7 +199,7 @@ class RouterOptions(ServingOptions, ChildOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class UpOptions(EngineOptions, ServingOptions, ChildOptions):
+class UpOptions(EngineOptions, ServingOptions, StoreLoginOptions, ChildOptions):
     TITLE = "pool"
 
     # The table says who is ready; a newcomer's screen needs no more.
@@ -182,8 +211,10 @@ class UpOptions(EngineOptions, ServingOptions, ChildOptions):
     store_memory: ByteSize = flag(
         ByteSize(1 << 30), "memory of the embedded KV store", least=1 << 20
     )
-    redis_index: str = flag("", "your Redis for markers and registry", metavar="URL")
-    redis_data: tuple[str, ...] = flag((), "your Redis instances for KV bytes", metavar="URL,...")
+    redis_index: str = flag("", "your Redis for markers and registry", metavar="URL", secret=True)
+    redis_data: tuple[str, ...] = flag(
+        (), "your Redis instances for KV bytes", metavar="URL,...", secret=True
+    )
     pool: str = flag("default", "name of the pool, part of its keys in the index", metavar="NAME")
     drain_timeout: float = flag(
         10.0, "seconds that running streams get after the first Ctrl-C", least=0
@@ -234,12 +265,50 @@ class GenerateOptions(CommonOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class FetchOptions(StoreLoginOptions):
+    TITLE = "fetch"
+
+    source: str = flag("", "hf://ORG/NAME[@REVISION]", metavar="SOURCE", positional=True)
+    to: str = flag("", "the folder that gets the model's folder", metavar="DIR")
+    node: str = flag(
+        "", "the node that it is for, told to the pool (default: the host's name)", metavar="NAME"
+    )
+    pool: str = flag("default", "name of the pool, part of its keys in the index", metavar="NAME")
+    redis_index: str = flag(
+        "", "Redis that hears of the progress (default: none does)", metavar="URL", secret=True
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class FetchDemoOptions(CommonOptions):
     TITLE = "demo model"
 
     cache: str = flag(
         "", "where the converted model is kept (default: the user's cache folder)", metavar="DIR"
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorOptions(CommonOptions):
+    TITLE = "operator"
+
+    namespace: tuple[str, ...] = flag(
+        (), "namespaces whose pools are looked after (default: all)", metavar="NAME,..."
+    )
+    node_image: str = flag("", "image of prefill and decode nodes", metavar="IMAGE")
+    router_image: str = flag("", "image of routers", metavar="IMAGE")
+    redis_image: str = flag("", "image with redis-server 7 or later", metavar="IMAGE")
+    pull_policy: PullPolicy | None = flag(
+        None, "of these images (default: what Kubernetes makes of their tags)"
+    )
+    pull_secrets: tuple[str, ...] = flag(
+        (), "secrets with registry logins, in the pools' namespaces", metavar="NAME,..."
+    )
+    leader_elect: bool = flag(False, "act only while holding the lease: for several replicas")
+    workers: int = flag(4, "pools looked at at a time", least=1)
+    host: str = flag("127.0.0.1", "address to listen on")
+    health_port: int = flag(8080, "port of /healthz; 0 opens none", least=0, most=MAX_PORT)
+    metrics_port: int = flag(8081, "port of /metrics; 0 opens none", least=0, most=MAX_PORT)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ from baton.errors import CommandError
 from baton.logs import configure
 from baton.model_folder import find_model
 from baton.options import ChildOptions, NodeOptions, RouterOptions
+from baton.store import logged_in
 from baton_node.parent import die_with
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ def node_settings(options: NodeOptions, role: Role) -> NodeSettings:
     """Flags as the node's record; raise CommandError where the model cannot be had."""
     from baton_node.settings import NodeSettings, SimOptions
 
+    index_url, *data_urls = logged_in(options, options.redis_index, *options.redis_data)
     folder, name = "", str(options.engine)
     if options.model or options.engine == "torch":
         found = find_model(options.model, weights=options.engine == "torch")
@@ -70,8 +72,9 @@ def node_settings(options: NodeOptions, role: Role) -> NodeSettings:
         address=options.address,
         pool=options.pool,
         revision=options.revision,
-        index_url=options.redis_index,
-        data_urls=options.redis_data,
+        index_url=index_url,
+        data_urls=tuple(data_urls),
+        link_token=check_token(options.link_token),
         engine=options.engine,
         model=folder,
         served_name=options.served_model_name or name,
@@ -89,6 +92,7 @@ def node_settings(options: NodeOptions, role: Role) -> NodeSettings:
         sim=SimOptions(
             **{key: getattr(options, f"sim_{key}") for key in SimOptions.__struct_fields__}
         ),
+        start_wait_s=options.start_timeout,
         link_grace_s=options.link_grace,
         drain_s=options.drain_timeout,
         log_level=options.log_level.upper(),
@@ -103,8 +107,9 @@ def router_settings(options: RouterOptions) -> RouterSettings:
         host=options.host,
         port=options.port,
         pool=options.pool,
-        index_url=options.redis_index or None,
+        index_url=logged_in(options, options.redis_index)[0] or None,
         nodes=options.nodes,
+        link_token=check_token(options.link_token),
         served_model_name=options.served_model_name or None,
         handoff=options.handoff,
         handoff_min_tokens=options.handoff_min_tokens,
@@ -116,6 +121,13 @@ def router_settings(options: RouterOptions) -> RouterSettings:
         keepalive_s=options.keepalive,
         shutdown_deadline_s=options.drain_timeout,
     )
+
+
+def check_token(token: str) -> str:
+    """--link-token as it is; raise CommandError for what no HTTP header can carry."""
+    if token and not (token.isascii() and token.isprintable() and " " not in token):
+        raise CommandError("--link-token holds a space or another character; use letters, digits")
+    return token
 
 
 def check_template(path: str) -> str | None:

@@ -1,11 +1,24 @@
-"""The Kubernetes operator's room: from an InferencePool to the objects that serve it.
+"""The Kubernetes operator's room: from InferencePools to the objects that serve them.
 
-Here now, pure and tested without a cluster:
+What is wanted, pure:
+    spec      what a user may write: typed records, errors that name the field; `crd`, `schema`
+    pool      one InferencePool as read from the API: name, owner, spec, images, credentials
+    builders  what a pool consists of: manifests of its nodes, router, KV store, policies, routes
+    plan      what is to be done: manifests against children
 
-    spec      what a user may write: typed records, errors that name the field
-    pool      one InferencePool as read from the API: name, owner, spec, images
-    builders  what a pool consists of: manifests of its nodes, router and KV store
+What is there:
+    kinds     which kinds of objects there are, and where; `permissions` follow from it
+    observed  the little that is kept of a child; `pod_problems`
+    cache     pools and children as last seen
+    index     nodes and fetches, as the pool's Redis index tells; `index_asker`
+    status    what is said of a pool
 
-Not here yet: the CRD (it will be generated from `spec`), the kopf handlers that apply manifests,
-prune and write status, the chart. Until they come nothing in this room talks to Kubernetes.
+What happens:
+    watch     kopf lists and watches, and fills the cache
+    resync    looks at everything now and then, whatever the watches say
+    queue     which pool is next, and when; `work` takes it from there
+    reconcile one look at one pool: apply, prune, and `report` its status
+    api       requests; `connection` to whom
+    lease     which of several replicas acts
+    app       all of it as a process; `settings`, `metrics`, `logs`
 """

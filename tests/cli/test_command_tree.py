@@ -42,8 +42,8 @@ def test_help_names_every_flag_with_its_variable(
     [one] = [each for each in COMMANDS if each is command]
     text = help_of(one.words, capsys)
     for item in flags_of(one.options):
-        assert (f"[{item.variable}]" in text) is not item.hidden
-        assert (item.option in text) is not item.hidden
+        assert (f"[{item.variable}]" in text) is item.has_variable
+        assert ((item.metavar if item.positional else item.option) in text) is not item.hidden
 
 
 def test_the_first_help_says_where_to_start() -> None:

@@ -1,0 +1,57 @@
+"""`baton operator`: the Kubernetes operator in this process.
+
+In: a record of flags. Out: the operator's own settings, and its serve() until SIGTERM. A module of
+its own, so that an operator loads nothing that nodes and routers need.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Mapping
+
+from baton.errors import CommandError, UsageError
+from baton.logs import configure
+from baton.options import OperatorOptions
+from baton_operator.app import serve
+from baton_operator.connection import ConnectionFailed
+from baton_operator.pool import Images, Installation
+from baton_operator.settings import OperatorSettings
+
+
+def run(options: OperatorOptions) -> int:
+    settings = settings_of(options, os.environ)
+    configure(options.log_level, options.json_logs)
+    try:
+        asyncio.run(serve(settings))
+    except (ConnectionFailed, OSError) as error:
+        raise CommandError(f"operator: {error}") from error
+    return 0
+
+
+def settings_of(options: OperatorOptions, environ: Mapping[str, str]) -> OperatorSettings:
+    """Flags as the operator's record; raise UsageError where an image is missing."""
+    images = {name: getattr(options, f"{name}_image") for name in ("node", "router", "redis")}
+    for name, image in images.items():
+        if not image:
+            raise UsageError(f"--{name}-image is missing; name the image of the pools' pods")
+    namespace = environ.get("POD_NAMESPACE", "")
+    if options.leader_elect and not namespace:
+        raise UsageError("--leader-elect needs the variable POD_NAMESPACE: where the lease is")
+    return OperatorSettings(
+        installation=Installation(
+            images=Images(**images),
+            namespace=namespace,
+            pull_policy=options.pull_policy or "",
+            pull_secrets=options.pull_secrets,
+        ),
+        namespaces=options.namespace,
+        # A container that restarts in its pod is the same holder of a lease.
+        identity=f"{socket.gethostname()}-{os.getpid()}",
+        leader_elect=options.leader_elect,
+        workers=options.workers,
+        host=options.host,
+        health_port=options.health_port,
+        metrics_port=options.metrics_port,
+    )

@@ -1,0 +1,106 @@
+"""Asks the pools' indexes beside the reconciling: an index that is silent shall delay no pool.
+
+In: pools that were just looked at. Out: answers, each handed out once, after its pool was marked to
+be looked at again. Who is asked when is `index`'s to say.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+from collections.abc import Callable
+
+from baton_operator.api import Api, ApiError
+from baton_operator.cache import PoolKey
+from baton_operator.index import Answer, IndexReader, Login
+from baton_operator.kinds import SECRET
+from baton_operator.observed import ChildKey, Observed
+from baton_operator.pool import Pool
+from baton_operator.queue import WorkQueue
+from baton_operator.status.records import PoolStatus
+
+logger = logging.getLogger(__name__)
+Subject = tuple[Pool, Observed, PoolStatus]
+
+
+class IndexAsker:
+    """One event loop's; `run` it in a few tasks."""
+
+    def __init__(
+        self,
+        api: Api,
+        reader: IndexReader,
+        queue: WorkQueue[PoolKey],
+        answered: Callable[[PoolKey], None],
+    ) -> None:
+        self._api = api
+        self._reader = reader
+        self._queue = queue
+        self._answered = answered
+        self._subjects: dict[PoolKey, Subject] = {}
+        self._answers: dict[PoolKey, Answer] = {}
+
+    def follow(self, key: PoolKey, pool: Pool, observed: Observed, status: PoolStatus) -> None:
+        """Ask when it is time to."""
+        due_s = self._reader.due_in(pool, observed, status)
+        if due_s is None:
+            self._subjects.pop(key, None)
+            return
+        self._subjects[key] = (pool, observed, status)
+        self._queue.add(key, due_s)
+
+    def take_answer(self, key: PoolKey) -> Answer | None:
+        """What came since the last look; None where nothing did."""
+        return self._answers.pop(key, None)
+
+    def forget(self, key: PoolKey) -> None:
+        subject = self._subjects.pop(key, None)
+        self._answers.pop(key, None)
+        if subject is not None:
+            self._reader.forget(subject[0].uid)
+
+    async def run(self) -> None:
+        while True:
+            key = await self._queue.take()
+            try:
+                await self._ask(key)
+            except ApiError as error:
+                logger.info("pool %s: no login for its index: %s", key, error)
+                self._queue.failed(key)
+            else:
+                self._queue.done(key)
+
+    async def _ask(self, key: PoolKey) -> None:
+        subject = self._subjects.get(key)
+        if subject is None:
+            return
+        pool, observed, status = subject
+        login = await self._login(pool)
+        answer = await self._reader.read(pool, observed, status, login)
+        if answer is not None and key in self._subjects:
+            self._answers[key] = answer
+            self._answered(key)
+        else:
+            self.follow(key, *subject)
+
+    async def _login(self, pool: Pool) -> Login | None:
+        """Of an external store: as its nodes have it."""
+        external = pool.spec.kv_store.external
+        if external is None:
+            return None
+        login = await self._values(pool, external.secret_ref.name if external.secret_ref else "")
+        authority = external.ca_secret_ref.name if external.ca_secret_ref else ""
+        return Login(
+            username=login.get("username", ""),
+            password=login.get("password", ""),
+            certificate=(await self._values(pool, authority)).get("ca.crt", ""),
+        )
+
+    async def _values(self, pool: Pool, name: str) -> dict[str, str]:
+        if not name:
+            return {}
+        body = await self._api.get(ChildKey(SECRET.api_version, SECRET.kind, pool.namespace, name))
+        data = (body or {}).get("data") or {}
+        return {
+            key: base64.b64decode(value).decode(errors="replace") for key, value in data.items()
+        }

@@ -1,0 +1,28 @@
+"""kopf's log lines in the house's shape.
+
+In: what kopf logs. Out: the same lines through the root logger's handlers, without its objects of
+settings, with the resource as `object`; without a line for each event that it handed on.
+"""
+
+from __future__ import annotations
+
+import logging
+
+_NOISY = ("kopf.objects", "kopf.activities")
+
+
+def tame_kopf() -> None:
+    """Call it once."""
+    for name in _NOISY:
+        logger = logging.getLogger(name)
+        logger.setLevel(max(logging.WARNING, logging.getLogger().level))
+    logging.getLogger("kopf.objects").addFilter(_plain)
+
+
+def _plain(record: logging.LogRecord) -> bool:
+    for name in ("settings", "k8s_skip"):
+        vars(record).pop(name, None)
+    reference = vars(record).pop("k8s_ref", None)
+    if reference is not None:
+        record.object = f"{reference['kind']} {reference['namespace']}/{reference['name']}"
+    return True

@@ -1,0 +1,106 @@
+"""What is to be done to a pool's children: pure, from what is wished for and what is known.
+
+In: the manifests of the current revision, the children as last seen, what was applied before. Out:
+acts. A child that looks as it did after its last apply, from the same manifest, costs nothing. What
+has the pool's label and owner and is in no manifest goes, last of all; of older revisions see
+`spared`. What somebody else owns is neither changed nor deleted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from baton_operator.builders import Manifest
+from baton_operator.cache import Child
+from baton_operator.kinds import key_of, kind_of
+from baton_operator.observed import ChildKey, ObservedWorkload
+
+
+class Applied(msgspec.Struct, frozen=True):
+    """An apply that went well: of which manifest, and what it made of which object."""
+
+    manifest: str
+    uid: str
+    digest: str
+
+
+class Apply(msgspec.Struct, frozen=True, kw_only=True):
+    """`seen`: it is known to be there and ours; otherwise look before taking the name."""
+
+    key: ChildKey
+    manifest: Manifest
+    digest: str
+    seen: bool
+
+
+class Delete(msgspec.Struct, frozen=True, kw_only=True):
+    key: ChildKey
+    uid: str
+
+
+class Foreign(msgspec.Struct, frozen=True, kw_only=True):
+    """Its name is taken by what another owner controls."""
+
+    key: ChildKey
+
+
+Act = Apply | Delete | Foreign
+
+
+def plan(
+    uid: str,
+    desired: Sequence[Manifest],
+    known: Mapping[ChildKey, Child],
+    applied: Mapping[ChildKey, Applied],
+) -> list[Act]:
+    """`uid` is the pool's. Applies come in the order of `desired`, then deletions."""
+    acts: list[Act] = []
+    wanted = set()
+    for manifest in desired:
+        key = key_of(manifest)
+        wanted.add(key)
+        child, digest = known.get(key), manifest_digest(manifest)
+        if child is not None and child.owner not in ("", uid):
+            acts.append(Foreign(key=key))
+        elif child is None or applied.get(key) != Applied(digest, child.uid, child.digest):
+            ours = child is not None and child.owner == uid
+            acts.append(Apply(key=key, manifest=manifest, digest=digest, seen=ours))
+    kept = wanted | spared(desired, known)
+    return acts + [
+        Delete(key=key, uid=child.uid)
+        for key, child in sorted(known.items())
+        if child.owner == uid and key not in kept and kind_of(key).made
+    ]
+
+
+def spared(desired: Sequence[Manifest], known: Mapping[ChildKey, Child]) -> set[ChildKey]:
+    """Nodes of older revisions, which serve until all of the current one's are ready. Those that
+    never did have no use: they would only hold what the current ones need."""
+    nodes = {key_of(one): one["spec"]["replicas"] for one in desired if _revision(one)}
+    found = [(known[key].workload, wanted) for key, wanted in nodes.items() if key in known]
+    if len(found) == len(nodes) and all(_complete(node, wanted) for node, wanted in found):
+        return set()
+    return {
+        key
+        for key, child in known.items()
+        if child.revision
+        and key not in nodes
+        and (child.proven or (child.workload is not None and child.workload.ready > 0))
+    }
+
+
+def _complete(workload: ObservedWorkload | None, wanted: int) -> bool:
+    return workload is not None and workload.current and workload.ready >= wanted
+
+
+def _revision(manifest: Manifest) -> str:
+    revision: str = manifest["metadata"]["labels"].get("baton.dev/revision", "")
+    return revision
+
+
+def manifest_digest(manifest: Manifest) -> str:
+    encoded = msgspec.json.encode(manifest, order="deterministic")
+    return hashlib.blake2b(encoded, digest_size=12).hexdigest()

@@ -1,0 +1,99 @@
+"""What is said of a pool: its status, written when it is another one, and events for its steps.
+
+In: the pool as it was read (or why it could not be), what was observed of it. Out: a status, given
+to the very version of the pool it was derived from, then events. An operator that dies between the
+two leaves events out: they are news, the status is what counts.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import msgspec
+
+from baton_operator.api import FIELD_MANAGER, Api, ApiError, Body
+from baton_operator.cache import Cache, PoolKey
+from baton_operator.kinds import EVENT, POOL
+from baton_operator.observed import Observed
+from baton_operator.pool import Pool
+from baton_operator.spec.read import SpecError
+from baton_operator.status.derive import derive
+from baton_operator.status.events import PoolEvent, events_between
+from baton_operator.status.records import PoolStatus, read_status
+
+logger = logging.getLogger(__name__)
+
+LONGEST_NOTE = 1024  # the API's own limit
+
+
+class Reporter:
+    """`now` is the time of day, in UTC; `instance` names this process in events."""
+
+    def __init__(self, api: Api, cache: Cache, now: Callable[[], datetime], instance: str) -> None:
+        self._api = api
+        self._cache = cache
+        self._now = now
+        self._instance = instance
+
+    async def report(
+        self, key: PoolKey, generation: int, pool: Pool | SpecError, observed: Observed
+    ) -> PoolStatus:
+        """`generation` is that of the spec in `pool`. Raise Conflict where somebody else wrote to
+        the pool since the cache saw it."""
+        resource = self._cache.pool(key)
+        before = read_status(resource) if resource is not None else None
+        after = derive(pool, generation, observed, before, self._now())
+        if resource is not None and after != before:
+            await self._write(key, resource, after)
+            for event in events_between(before, after):
+                await self._post(key, resource["metadata"]["uid"], event)
+        return after
+
+    async def _write(self, key: PoolKey, resource: Body, status: PoolStatus) -> None:
+        # Whichever version it is derived from, no other one gets it.
+        metadata = {
+            "name": key.name,
+            "namespace": key.namespace,
+            "uid": resource["metadata"]["uid"],
+            "resourceVersion": resource["metadata"]["resourceVersion"],
+        }
+        body = {
+            "apiVersion": POOL.api_version,
+            "kind": POOL.kind,
+            "metadata": metadata,
+            "status": msgspec.to_builtins(status),
+        }
+        self._cache.see_pool(await self._api.apply_status(body), ours=True)
+
+    async def _post(self, key: PoolKey, uid: str, event: PoolEvent) -> None:
+        """News, hence without a second try."""
+        logger.info("pool %s: %s: %s", key, event.reason, event.message)
+        body = {
+            "apiVersion": EVENT.api_version,
+            "kind": EVENT.kind,
+            "metadata": {
+                "name": f"{key.name}.{uuid.uuid4().hex[:16]}",
+                "namespace": key.namespace,
+            },
+            "eventTime": self._now().astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+            "reportingController": f"baton.dev/{FIELD_MANAGER}",
+            "reportingInstance": self._instance,
+            "action": "Reconcile",
+            "type": event.type,
+            "reason": event.reason,
+            "note": event.message[:LONGEST_NOTE],
+            "regarding": {
+                "apiVersion": POOL.api_version,
+                "kind": POOL.kind,
+                "name": key.name,
+                "namespace": key.namespace,
+                "uid": uid,
+            },
+        }
+        try:
+            await self._api.create(body)
+        except ApiError as error:
+            logger.warning("pool %s: event %s was not posted: %s", key, event.reason, error)

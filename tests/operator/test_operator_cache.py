@@ -1,0 +1,156 @@
+"""The cache: what it keeps, whom it tells, and how it finds out what a watch has missed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from baton_operator.cache import Cache, PoolKey, digest_of
+from baton_operator.kinds import CHILDREN, key_of, kind_of
+
+KEY = PoolKey("ns", "pool")
+SERVICE = next(kind for kind in CHILDREN if kind.kind == "Service")
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def told() -> list[PoolKey]:
+    return []
+
+
+@pytest.fixture
+def cache(told: list[PoolKey], clock: Clock) -> Cache:
+    return Cache(told.append, clock)
+
+
+def service(version: int, port: int = 1, uid: str = "u", **metadata: Any) -> dict[str, Any]:
+    labels = {"baton.dev/pool": "pool", "baton.dev/component": "router"}
+    own = {"name": "pool-router", "namespace": "ns", "uid": uid, "labels": labels}
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {**own, "resourceVersion": str(version), **metadata},
+        "spec": {"ports": [{"port": port}]},
+        "status": {},
+    }
+
+
+def pool(version: int, uid: str = "u") -> dict[str, Any]:
+    metadata = {"name": "pool", "namespace": "ns", "uid": uid, "resourceVersion": str(version)}
+    return {"metadata": metadata, "spec": {}}
+
+
+def test_a_new_child_marks_its_pool(cache: Cache, told: list[PoolKey]) -> None:
+    cache.see_child(service(1))
+    assert told == [KEY]
+
+
+def test_a_child_that_is_only_written_again_marks_nobody(cache: Cache, told: list[PoolKey]) -> None:
+    cache.see_child(service(1))
+    cache.see_child(service(2))
+    assert told == [KEY]
+    assert cache.children(KEY)[key_of(service(2))].version == 2
+
+
+def test_what_we_wrote_ourselves_marks_nobody(cache: Cache, told: list[PoolKey]) -> None:
+    cache.see_child(service(1), ours=True)
+    cache.see_child(service(1))
+    assert told == []
+
+
+def test_an_older_event_changes_nothing(cache: Cache) -> None:
+    cache.see_child(service(5, port=5), ours=True)
+    assert cache.see_child(service(3, port=3)).digest == digest_of(service(5, port=5))
+
+
+def test_a_listing_has_the_last_word(cache: Cache) -> None:
+    cache.see_child(service(5, port=5))
+    assert cache.see_child(service(3, port=3), listed=True).version == 3
+
+
+def test_the_end_of_an_object_that_was_replaced_is_not_that_of_its_successor(
+    cache: Cache,
+) -> None:
+    cache.see_child(service(5, uid="second"))
+    cache.lose_child(KEY, key_of(service(5)), "first")
+    assert cache.children(KEY)
+
+
+def test_a_lost_child_marks_its_pool(cache: Cache, told: list[PoolKey]) -> None:
+    cache.see_child(service(1))
+    cache.lose_child(KEY, key_of(service(1)), "u")
+    assert told == [KEY, KEY]
+    assert not cache.children(KEY)
+
+
+def metadata_of(body: dict[str, Any]) -> dict[str, Any]:
+    metadata: dict[str, Any] = body["metadata"]
+    return metadata
+
+
+def test_a_listing_without_a_child_drops_it(cache: Cache, told: list[PoolKey]) -> None:
+    cache.see_child(service(1))
+    assert cache.compare(SERVICE, [], cache.of_kind(SERVICE, None)) == []
+    assert not cache.children(KEY)
+    assert told == [KEY, KEY]
+
+
+def test_a_listing_names_what_is_newer_or_new(cache: Cache) -> None:
+    cache.see_child(service(1))
+    known = cache.of_kind(SERVICE, "ns")
+    other = service(7, name="another")
+    found = cache.compare(SERVICE, [metadata_of(service(2)), metadata_of(other)], known)
+    assert found == [key_of(service(2)), key_of(other)]
+
+
+def test_what_came_since_the_listing_was_asked_for_stays(cache: Cache) -> None:
+    known = cache.of_kind(SERVICE, None)
+    cache.see_child(service(1))
+    cache.compare(SERVICE, [], known)
+    assert cache.children(KEY)
+
+
+def test_the_watchs_lag_is_the_age_of_what_it_has_not_shown(cache: Cache, clock: Clock) -> None:
+    cache.see_child(service(1), ours=True)
+    clock.now = 7.0
+    assert cache.unseen_s() == 7.0
+    cache.see_child(service(1))
+    assert cache.unseen_s() == 0.0
+
+
+def test_a_pool_of_another_version_is_marked(cache: Cache, told: list[PoolKey]) -> None:
+    cache.see_pool(pool(1))
+    cache.see_pool(pool(1))
+    cache.see_pool(pool(2))
+    assert told == [KEY, KEY]
+
+
+def test_a_lost_pool_is_marked_so_that_it_is_forgotten(cache: Cache, told: list[PoolKey]) -> None:
+    cache.see_pool(pool(1))
+    cache.lose_pool(KEY, "u")
+    assert cache.pool(KEY) is None
+    assert told == [KEY, KEY]
+
+
+def test_the_digest_of_a_secret_does_not_tell_its_values() -> None:
+    secret = {**service(1), "kind": "Secret", "data": {"password": "Z2VoZWlt"}}
+    assert "Z2VoZWlt" not in digest_of(secret)
+    assert digest_of(secret) != digest_of({**secret, "data": {"password": "YW5kZXJz"}})
+
+
+def test_paths_of_the_api() -> None:
+    assert SERVICE.path("ns", "x") == "/api/v1/namespaces/ns/services/x"
+    deployment = kind_of({"apiVersion": "apps/v1", "kind": "Deployment"})
+    assert deployment.path(None) == "/apis/apps/v1/deployments"

@@ -1,0 +1,186 @@
+"""Planning: from what is wished for and what is known to acts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from baton_operator.builders import Manifest, build_pool
+from baton_operator.cache import Child, read_child
+from baton_operator.kinds import key_of
+from baton_operator.observed import ChildKey
+from baton_operator.plan import Act, Applied, Apply, Delete, Foreign, manifest_digest, plan
+from baton_operator.pool import Pool
+from tests.support.manifests import sample_pool
+
+POOL = sample_pool("sim")
+DESIRED = build_pool(POOL)
+
+
+def live(manifest: Manifest, uid: str = "u", **status: Any) -> Manifest:
+    """As the API server would have it."""
+    metadata = {**manifest["metadata"], "uid": uid, "resourceVersion": "1", "generation": 1}
+    return {**manifest, "metadata": metadata, "status": {"observedGeneration": 1, **status}}
+
+
+def known(*bodies: Manifest) -> dict[ChildKey, Child]:
+    return {key_of(body): read_child(body) for body in bodies}
+
+
+def applied(*bodies: Manifest) -> dict[ChildKey, Applied]:
+    """That each body is the outcome of applying its own manifest."""
+    by_key = {key_of(manifest): manifest_digest(manifest) for manifest in DESIRED}
+    children = known(*bodies)
+    return {key: Applied(by_key[key], one.uid, one.digest) for key, one in children.items()}
+
+
+def planned(
+    children: dict[ChildKey, Child], done: dict[ChildKey, Applied], pool: Pool = POOL
+) -> list[Act]:
+    return plan(pool.uid, build_pool(pool), children, done)
+
+
+def test_everything_is_applied_in_order_where_nothing_is_there() -> None:
+    acts = planned({}, {})
+    assert [act.key for act in acts] == [key_of(manifest) for manifest in DESIRED]
+    assert all(isinstance(act, Apply) and not act.seen for act in acts)
+
+
+def test_nothing_is_done_where_everything_is_as_it_was_applied() -> None:
+    bodies = [live(manifest) for manifest in DESIRED]
+    assert planned(known(*bodies), applied(*bodies)) == []
+
+
+def test_all_is_applied_again_after_a_restart_of_the_operator() -> None:
+    bodies = [live(manifest) for manifest in DESIRED]
+    acts = planned(known(*bodies), {})
+    assert len(acts) == len(DESIRED)
+    assert all(isinstance(act, Apply) and act.seen for act in acts)
+
+
+def test_what_a_controller_reports_is_no_reason_to_apply() -> None:
+    bodies = [live(manifest) for manifest in DESIRED]
+    done = applied(*bodies)
+    for body in bodies:
+        body["status"] = {"readyReplicas": 1}
+        body["metadata"] |= {
+            "resourceVersion": "9",
+            "generation": 2,
+            "managedFields": [{}],
+            "annotations": {
+                **body["metadata"].get("annotations", {}),
+                "deployment.kubernetes.io/revision": "1",
+            },
+        }
+    assert planned(known(*bodies), done) == []
+
+
+def test_a_child_that_was_changed_is_applied() -> None:
+    bodies = [live(manifest) for manifest in DESIRED]
+    done = applied(*bodies)
+    router = next(body for body in bodies if body["metadata"]["name"].endswith("-router"))
+    router["metadata"]["labels"] = {**router["metadata"]["labels"], "mine": "too"}
+    [act] = planned(known(*bodies), done)
+    assert isinstance(act, Apply)
+    assert act.key == key_of(router)
+
+
+def test_a_child_of_a_changed_manifest_is_applied() -> None:
+    bodies = [live(manifest) for manifest in DESIRED]
+    done = applied(*bodies)
+    key = key_of(bodies[-1])
+    done[key] = Applied("of another manifest", done[key].uid, done[key].digest)
+    [act] = planned(known(*bodies), done)
+    assert act.key == key
+
+
+def test_a_child_that_was_made_again_by_somebody_else_is_applied() -> None:
+    bodies = [live(manifest) for manifest in DESIRED]
+    done = applied(*bodies)
+    bodies[-1] = live(DESIRED[-1], uid="another")
+    [act] = planned(known(*bodies), done)
+    assert act.key == key_of(bodies[-1])
+
+
+def test_what_is_not_wished_for_any_more_goes_last() -> None:
+    extra = live(DESIRED[-1], uid="old")
+    extra["metadata"] |= {"name": "left-over"}
+    bodies = [live(manifest) for manifest in DESIRED]
+    acts = planned(known(*bodies, extra), {})
+    assert acts[-1] == Delete(key=key_of(extra), uid="old")
+    assert not any(isinstance(act, Delete) for act in acts[:-1])
+
+
+def test_what_has_another_owner_is_neither_changed_nor_deleted() -> None:
+    bodies = [live(manifest) for manifest in DESIRED]
+    done = applied(*bodies)
+    other = [{**bodies[-1]["metadata"]["ownerReferences"][0], "uid": "another pool's"}]
+    bodies[-1]["metadata"]["ownerReferences"] = other
+    extra = live(DESIRED[-1])
+    extra["metadata"] |= {"name": "left-over", "ownerReferences": other}
+    assert planned(known(*bodies, extra), done) == [Foreign(key=key_of(bodies[-1]))]
+
+
+def test_pods_are_never_deleted() -> None:
+    metadata = {**live(DESIRED[-1])["metadata"], "name": "pod"}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": []}}
+    bodies = [live(manifest) for manifest in DESIRED]
+    assert planned(known(*bodies, pod), applied(*bodies)) == []
+
+
+def old_nodes(**status: Any) -> list[Manifest]:
+    """The nodes of a revision before the current one."""
+    nodes = [live(one, **status) for one in DESIRED if "baton.dev/revision" in _labels(one)]
+    for node in nodes:
+        node["metadata"]["name"] += "-old"
+        node["metadata"]["labels"] = {**_labels(node), "baton.dev/revision": "old"}
+    return nodes
+
+
+def _labels(manifest: Manifest) -> dict[str, str]:
+    labels: dict[str, str] = manifest["metadata"]["labels"]
+    return labels
+
+
+def deleted(*bodies: Manifest) -> list[str]:
+    acts = planned(known(*bodies), {})
+    return [act.key.name for act in acts if isinstance(act, Delete)]
+
+
+PROVEN = {"conditions": [{"type": "Progressing", "reason": "NewReplicaSetAvailable"}]}
+
+
+def test_old_nodes_that_serve_stay_while_new_ones_are_not_ready() -> None:
+    now = [live(manifest) for manifest in DESIRED]
+    assert deleted(*now, *old_nodes(readyReplicas=1)) == []
+
+
+def test_old_nodes_that_once_served_stay_though_they_are_not_ready_now() -> None:
+    now = [live(manifest) for manifest in DESIRED]
+    assert deleted(*now, *old_nodes(**PROVEN)) == []
+
+
+def test_old_nodes_stay_while_only_one_role_of_the_new_ones_is_ready() -> None:
+    now = [
+        live(manifest, readyReplicas=1 if "prefill" in manifest["metadata"]["name"] else 0)
+        for manifest in DESIRED
+    ]
+    assert deleted(*now, *old_nodes(readyReplicas=1)) == []
+
+
+def test_old_nodes_go_when_all_new_ones_are_ready() -> None:
+    now = [live(manifest, readyReplicas=1) for manifest in DESIRED]
+    assert len(deleted(*now, *old_nodes(readyReplicas=1))) == 2
+
+
+def test_new_nodes_whose_controller_has_not_looked_yet_are_not_ready() -> None:
+    now = [live(manifest, readyReplicas=1, observedGeneration=0) for manifest in DESIRED]
+    assert deleted(*now, *old_nodes(readyReplicas=1)) == []
+
+
+def test_old_nodes_that_never_served_go_at_once() -> None:
+    now = [live(manifest) for manifest in DESIRED]
+    assert len(deleted(*now, *old_nodes())) == 2
+
+
+def test_no_old_node_goes_before_the_new_ones_are_there() -> None:
+    assert deleted(*old_nodes(readyReplicas=1)) == []
