@@ -1,6 +1,7 @@
 """The documents say what is so: their commands run, links lead somewhere, lists are full.
 
-Blocks fenced as "sh test" are run: with `baton` on the PATH, and $URL naming a running pool.
+Blocks fenced as "sh test" are run: with `baton` on the PATH, and $URL naming a running pool. Those
+fenced as "sh cluster" are run by tests/cluster/test_node_docs.py.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import pytest
 
 from baton.flags import flags_of
 from baton.options import CommonOptions, NodeOptions, RouterOptions, ServingOptions
+from baton.up import reserve_port
+from baton_operator.metrics import Metrics
 from baton_protocol import errors
 from baton_router.actions import Cause
 from baton_router.placement import Reason
@@ -28,7 +31,8 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```sh test\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FLAG = re.compile(r"^\| `(--[a-z-]+)` \| `?([^`|]+?)`? \|", re.MULTILINE)
-METRIC = re.compile(r"`(baton_\w+_(?:total|seconds|ready))`")
+METRIC = re.compile(r"`(baton_(?!operator_)\w+_(?:total|seconds|ready))`")
+OPERATOR_METRIC = re.compile(r"`(baton_operator_\w+)`")
 CODE = re.compile(r'(?:\bcode=|\b4\d\d: )"([a-z_]+)"')
 ANSWERING = ("router", "node", "prefill_node", "decode_node")
 SOURCES = [path for room in ANSWERING for path in sorted((ROOT / room).rglob("*.py"))]
@@ -132,6 +136,17 @@ def test_every_metric_of_the_router_s_own_is_in_the_documents(url: str) -> None:
     found = set(re.findall(r"^# TYPE (baton_router_\w+) ", text_of(url, "/metrics"), re.MULTILINE))
     found = {name for name in found if not name.endswith("_created")}
     assert {name for name in found if name not in told} == set()
+
+
+def test_the_documents_name_exactly_the_metrics_of_the_operator() -> None:
+    with reserve_port("127.0.0.1", 0) as held:
+        port = held.getsockname()[1]
+    stop = Metrics().serve("127.0.0.1", port)
+    page = text_of(f"http://127.0.0.1:{port}", "/metrics")
+    stop()
+    found = set(re.findall(r"^# TYPE (baton_operator_\w+) ", page, re.MULTILINE))
+    told = {name for path in DOCUMENTS for name in OPERATOR_METRIC.findall(path.read_text())}
+    assert told == {name for name in found if not name.endswith("_created")}
 
 
 def test_every_room_has_its_sentence_in_the_readme() -> None:

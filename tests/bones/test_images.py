@@ -1,0 +1,200 @@
+"""The Dockerfiles say what they should, and `make images` runs the builder that is there.
+
+No image is built here: that needs a daemon and a registry. What goes into one is checked instead.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tomllib
+from importlib.metadata import PackageNotFoundError, requires
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+from tests.support.dockerfiles import Stage, in_context, lineage, stages_of
+from tests.support.needs import needs
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+FILES = {room: (ROOT / room / "Dockerfile").read_text() for room in ("node", "router", "operator")}
+TARGETS = [("node", "cpu"), ("node", "cuda"), ("router", ""), ("operator", "")]
+PINNED = re.compile(r"[a-z0-9./-]+:\d+\.\d+\.\d+[a-z0-9.-]*")
+PATTERNS = [
+    line
+    for line in (ROOT / ".dockerignore").read_text().splitlines()
+    if line and not line.startswith("#")
+]
+
+
+def target(room: str, name: str) -> list[Stage]:
+    """The stage that becomes the image, and those that it begins from."""
+    stages = stages_of(FILES[room])
+    [final] = [one for one in stages if one.name == name]
+    return list(lineage(stages, final))
+
+
+@pytest.mark.parametrize("room", FILES)
+def test_every_stage_begins_from_an_image_of_one_version_or_another_stage(room: str) -> None:
+    stages = stages_of(FILES[room])
+    names = {one.name for one in stages}
+    for stage in stages:
+        assert stage.image in names or PINNED.fullmatch(stage.image), stage.image
+
+
+def test_all_images_stand_on_the_same_python_which_baton_supports() -> None:
+    bases = {one.image for text in FILES.values() for one in stages_of(text) if ":" in one.image}
+    [base] = bases
+    version = base.partition(":")[2].partition("-")[0]
+    assert SpecifierSet(PROJECT["project"]["requires-python"]).contains(version)
+
+
+@pytest.mark.parametrize(("room", "name"), TARGETS)
+def test_an_image_runs_as_a_user_without_rights(room: str, name: str) -> None:
+    final = target(room, name)[0]
+    assert final.instructions[-1].word in {"USER", "CMD"}
+    assert final.texts("USER") == ["65532:65532"]
+
+
+@pytest.mark.parametrize(("room", "name"), TARGETS)
+def test_an_image_says_baton_s_version(room: str, name: str) -> None:
+    labels = " ".join(text for stage in target(room, name) for text in stage.texts("LABEL"))
+    assert f'image.version="{PROJECT["project"]["version"]}"' in labels
+    assert f'image.title="baton-{room}"' in labels
+
+
+@pytest.mark.parametrize(("room", "name"), TARGETS)
+def test_an_image_holds_no_tool_of_its_build(room: str, name: str) -> None:
+    """Only what was copied from a stage that is left behind; pip leaves no cache even there."""
+    for stage in target(room, name):
+        assert stage.texts("RUN") == []
+        for text in stage.texts("COPY"):
+            assert text.startswith("--from=")
+    for run in re.findall(r"pip [^&]*(?:install|wheel) [^&]*", FILES[room]):
+        assert "--no-cache-dir" in run
+
+
+@pytest.mark.parametrize("room", FILES)
+def test_what_is_copied_exists(room: str) -> None:
+    stages = stages_of(FILES[room])
+    for stage in stages:
+        for text in stage.texts("COPY"):
+            *sources, _ = [word for word in text.split() if not word.startswith("--")]
+            origin = re.match(r"--from=(\S+)", text)
+            if origin:
+                assert origin[1] in {one.name for one in stages}
+            else:
+                assert [one for one in sources if not (ROOT / one).exists()] == []
+
+
+def test_the_builder_gets_what_the_wheel_is_made_of_and_nothing_else() -> None:
+    packages = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    wanted = ["pyproject.toml", "README.md", "LICENSE", "constraints.txt"]
+    wanted += [f"{package}/py.typed" for package in packages]
+    assert [one for one in wanted if not in_context(PATTERNS, one)] == []
+    rooms = {package.split("/")[0] for package in packages}
+    others = [one.name for one in ROOT.iterdir() if one.is_dir() and one.name not in rooms]
+    unwanted = [f"{folder}/some/file.py" for folder in others]
+    unwanted += ["Makefile", "cli/baton/__pycache__/main.cpython-311.pyc", "router/Dockerfile"]
+    assert [one for one in unwanted if in_context(PATTERNS, one)] == []
+
+
+@pytest.mark.parametrize("room", FILES)
+def test_an_image_s_packages_are_the_room_s_extra_as_constraints_say(room: str) -> None:
+    assert f'/wheels/baton-*.whl)[{room}]"' in FILES[room]
+    for run in re.findall(r"pip [^&]*install [^&]*", FILES[room]):
+        assert re.search(r" -c /?constraints\.txt ", run)
+
+
+def closure(extra: str) -> set[str]:
+    """The names of all packages that an extra of pyproject's brings, by installed metadata."""
+    extras = PROJECT["project"]["optional-dependencies"]
+    asked = [*PROJECT["project"]["dependencies"], *extras[extra]]
+    found: set[str] = set()
+    while asked:
+        wanted = Requirement(asked.pop())
+        name = re.sub(r"[-_.]+", "-", wanted.name).lower()
+        if name == "baton":
+            asked += [line for one in wanted.extras for line in extras[one]]
+        elif name not in found and (wanted.marker is None or wanted.marker.evaluate()):
+            found.add(name)
+            asked += needed(name, wanted.extras)
+    return found
+
+
+def needed(name: str, extras: set[str]) -> list[str]:
+    try:
+        lines = requires(name) or []
+    except PackageNotFoundError:
+        return []  # for another platform
+    found = []
+    for line in lines:
+        marker = Requirement(line).marker
+        if marker is None or any(marker.evaluate({"extra": one}) for one in {"", *extras}):
+            found.append(line.partition(";")[0])
+    return found
+
+
+@pytest.mark.parametrize("room", ["router", "operator"])
+def test_no_torch_comes_with_the_router_or_the_operator(room: str) -> None:
+    assert "torch" in closure("node")
+    assert closure(room) & {"torch", "transformers", "triton"} == set()
+    assert "torch" not in FILES[room].partition("FROM")[2]
+
+
+def make_images(folder: Path, builders: dict[str, str], *words: str) -> tuple[int, str]:
+    """`make images` where each builder is a script; its code and everything that was printed."""
+    needs("make")
+    for name, script in builders.items():
+        path = folder / name
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+    done = subprocess.run(
+        ["make", "images", *words],
+        cwd=ROOT,
+        env={**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_make_images_takes_the_first_builder_that_can_run(tmp_path: Path) -> None:
+    scripts = {"docker": "exit 1", "podman": 'echo "podman $*"', "buildah": "exit 1"}
+    words = ["IMAGE_PREFIX=registry.example/team", "IMAGE_TAG=1.2.3"]
+    code, printed = make_images(tmp_path, scripts, *words)
+    assert code == 0, printed
+    built = re.findall(r"^podman build .*-f (\S+) .*-t (\S+)", printed, re.MULTILINE)
+    assert built == [
+        ("operator/Dockerfile", "registry.example/team/baton-operator:1.2.3"),
+        ("router/Dockerfile", "registry.example/team/baton-router:1.2.3"),
+        ("node/Dockerfile", "registry.example/team/baton-node:1.2.3"),
+        ("node/Dockerfile", "registry.example/team/baton-node:1.2.3-cuda"),
+    ]
+
+
+def test_images_are_named_as_the_chart_expects_them(tmp_path: Path) -> None:
+    code, printed = make_images(tmp_path, {"docker": 'echo "docker $*"'}, "NODE_FLAVOURS=cpu")
+    assert code == 0, printed
+    version = PROJECT["project"]["version"]
+    names = re.findall(r"^docker build .*-t (\S+)", printed, re.MULTILINE)
+    assert names == [f"baton-{room}:{version}" for room in ("operator", "router", "node")]
+
+
+def test_make_images_says_what_is_missing_where_nothing_can_build(tmp_path: Path) -> None:
+    scripts = dict.fromkeys(("docker", "podman", "buildah"), "exit 1")
+    code, printed = make_images(tmp_path, scripts)
+    assert code != 0
+    assert "docker, podman and buildah are missing here, or none of them can run" in printed
+
+
+def test_a_build_that_fails_ends_make_images(tmp_path: Path) -> None:
+    code, printed = make_images(tmp_path, {"docker": '[ "$1" = info ] || exit 3'})
+    assert code != 0
+    assert printed.count("build -f") == 1

@@ -1,0 +1,78 @@
+"""Dockerfiles as data, for tests on machines that cannot build images.
+
+In: a Dockerfile's text. Out: its stages with their instructions. Only the grammar that ours use:
+comments, continuation lines, one instruction each. `in_context` says what .dockerignore lets in.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+KNOWN = {"ARG", "CMD", "COPY", "ENTRYPOINT", "ENV", "FROM", "LABEL", "RUN", "USER", "WORKDIR"}
+_FROM = re.compile(r"(?P<image>\S+)(?: AS (?P<name>[a-z][a-z0-9-]*))?")
+
+
+class Instruction(NamedTuple):
+    word: str
+    rest: str
+
+
+class Stage(NamedTuple):
+    name: str
+    image: str
+    instructions: tuple[Instruction, ...]
+
+    def texts(self, word: str) -> list[str]:
+        return [one.rest for one in self.instructions if one.word == word]
+
+
+def stages_of(text: str) -> list[Stage]:
+    """Raise ValueError for a line that is no instruction, and for one before the first FROM."""
+    stages: list[Stage] = []
+    for word, rest in _instructions(text):
+        if word == "FROM":
+            match = _FROM.fullmatch(rest)
+            if match is None:
+                raise ValueError(f"FROM {rest}")
+            stages.append(Stage(match["name"] or "", match["image"], ()))
+        elif not stages:
+            raise ValueError(f"{word} before the first FROM")
+        else:
+            last = stages[-1]
+            stages[-1] = last._replace(instructions=(*last.instructions, Instruction(word, rest)))
+    return stages
+
+
+def lineage(stages: list[Stage], stage: Stage) -> Iterator[Stage]:
+    """The stage, the one that it begins from, and so on: what ends up in its image."""
+    yield stage
+    for one in stages:
+        if one.name and one.name == stage.image:
+            yield from lineage(stages, one)
+
+
+def in_context(patterns: Iterable[str], path: str) -> bool:
+    """Whether a file is sent to the builder: the last pattern that matches it decides."""
+    sent = True
+    folders = [path[: slash.start()] for slash in re.finditer("/", path)]
+    for pattern in patterns:
+        chosen = pattern.removeprefix("!").rstrip("/")
+        anywhere = chosen.startswith("**/")
+        for one in [path, *folders]:
+            name = one.rpartition("/")[2] if anywhere else one
+            if fnmatch.fnmatchcase(name, chosen.removeprefix("**/")):
+                sent = pattern.startswith("!")
+    return sent
+
+
+def _instructions(text: str) -> Iterator[Instruction]:
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
+    for line in re.sub(r"\\\n\s*", "", "\n".join(lines)).splitlines():
+        if line.strip():
+            word, _, rest = line.partition(" ")
+            if word not in KNOWN or not rest.strip():
+                raise ValueError(f"no instruction: {line!r}")
+            yield Instruction(word, rest.strip())
