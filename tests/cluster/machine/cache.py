@@ -1,0 +1,60 @@
+"""What is made once and kept in the user's cache, outside every checkout.
+
+In: the name of a folder, which ends with a digest of what it is made from, and a function that
+fills it. Out: that folder, filled once even if several processes ask at the same time. Others of
+its kind that nobody has asked for in a month are removed when a new one is made.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from baton.demo_model import default_cache
+
+KEPT_S = 30 * 24 * 3600.0
+
+Progress = Callable[[str], None]
+
+
+def cache_folder() -> Path:
+    return default_cache() / "baton" / "cluster"
+
+
+def made_once(kind: str, digest: str, fill: Callable[[Path], None]) -> Path:
+    """The folder KIND-DIGEST. `fill` is called with it, empty: whatever it writes may hold the
+    folder's path. What it leaves when it fails is not taken for the whole."""
+    folder = cache_folder() / f"{kind}-{digest}"
+    complete = folder / ".complete"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(folder.with_suffix(".lock")):
+        if not complete.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            fill(folder)
+            _remove_unused(kind)
+        complete.touch()
+    return folder
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold a file's lock; the kernel gives it back for whoever dies."""
+    with open(path, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _remove_unused(kind: str) -> None:
+    for complete in cache_folder().glob(f"{kind}-*/.complete"):
+        if complete.stat().st_mtime < time.time() - KEPT_S:
+            shutil.rmtree(complete.parent, ignore_errors=True)
+
+
+def is_made(folder: Path) -> bool:
+    return os.path.exists(folder / ".complete")

@@ -1,0 +1,72 @@
+"""Control groups of a cluster's nodes: made before a kubelet, emptied and removed after it.
+
+In: a group's name. Out: that group in every hierarchy that is mounted (each controller's own of
+version 1, or the one of version 2).
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+ROOT = Path("/sys/fs/cgroup")
+REMOVE_S = 10.0
+
+
+def hierarchies() -> list[Path]:
+    if (ROOT / "cgroup.controllers").exists():
+        return [ROOT]
+    return [path for path in sorted(ROOT.iterdir()) if path.is_dir() and not path.is_symlink()]
+
+
+def make_group(name: str) -> None:
+    for hierarchy in hierarchies():
+        group = hierarchy / name
+        group.mkdir(exist_ok=True)
+        for file in ("cpuset.cpus", "cpuset.mems"):
+            # Version 1 does not pass them on, and lets no process in while they are empty.
+            if hierarchy != ROOT and (hierarchy / file).exists():
+                (group / file).write_text((hierarchy / file).read_text())
+        if (group / "cgroup.subtree_control").exists():
+            for above in (hierarchy, group):
+                given = (above / "cgroup.controllers").read_text().split()
+                words = " ".join(f"+{controller}" for controller in given)
+                (above / "cgroup.subtree_control").write_text(words)
+
+
+def groups(prefix: str) -> list[Path]:
+    """The groups whose name begins so, in each hierarchy."""
+    return [path for one in hierarchies() for path in sorted(one.glob(f"{prefix}*"))]
+
+
+def members(prefix: str) -> list[psutil.Process]:
+    """Processes in those groups, or below."""
+    pids = set()
+    for group in groups(prefix):
+        for file in group.rglob("cgroup.procs"):
+            with suppress(OSError):
+                pids |= {int(pid) for pid in file.read_text().split()}
+    found = []
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            found.append(psutil.Process(pid))
+    return found
+
+
+def remove_groups(prefix: str) -> None:
+    """Their processes are dead; the kernel lets go of them a moment later."""
+    deadline = time.monotonic() + REMOVE_S
+    for group in groups(prefix):
+        inner = [path for path in group.rglob("*") if path.is_dir()]
+        for path in [*sorted(inner, reverse=True), group]:
+            while True:
+                try:
+                    path.rmdir()
+                    break
+                except OSError:
+                    if time.monotonic() > deadline:
+                        raise
+                    time.sleep(0.05)

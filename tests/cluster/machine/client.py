@@ -1,0 +1,138 @@
+"""A Kubernetes cluster as its users have it: a kubeconfig, kubectl and helm.
+
+In: a kubeconfig and a folder for caches. Out: what the commands print; CommandFailed with their
+error output where they fail. Tests get a machine of our own (ControlPlane, Cluster), or this class
+itself for an existing cluster; what would break a cluster that is not ours skips there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.support.needs import needs
+
+COMMAND_TIMEOUT_S = 120.0
+
+
+class CommandFailed(Exception):
+    """kubectl or helm ended with a code that is not 0."""
+
+    def __init__(self, words: Sequence[str], code: int, output: str, error: str) -> None:
+        super().__init__(f"{' '.join(words)}: code {code}: {error.strip()}")
+        self.code = code
+        self.output = output
+        self.error = error
+
+
+class Kubernetes:
+    def __init__(self, kubeconfig: Path, programs: Path, state: Path) -> None:
+        self.kubeconfig = kubeconfig
+        self._programs = programs
+        self._state = state
+
+    def kubectl(
+        self, *words: str, stdin: str | None = None, timeout_s: float = COMMAND_TIMEOUT_S
+    ) -> str:
+        """What it printed. `stdin` is for `apply -f -`."""
+        return _run(self._words(*words), stdin, {"KUBERC": "off"}, timeout_s)
+
+    def helm(
+        self, *words: str, stdin: str | None = None, timeout_s: float = COMMAND_TIMEOUT_S
+    ) -> str:
+        homes = {
+            f"HELM_{kind.upper()}_HOME": str(self._state / "helm" / kind)
+            for kind in ("cache", "config", "data")
+        }
+        command = [str(self._programs / "helm"), f"--kubeconfig={self.kubeconfig}", *words]
+        return _run(command, stdin, homes, timeout_s)
+
+    def new_namespace(self, **labels: str) -> str:
+        """The name of an empty namespace in which pods can be created at once."""
+        name = f"test-{uuid.uuid4().hex[:8]}"
+        self.kubectl("create", "namespace", name)
+        if labels:
+            pairs = [f"{key}={value}" for key, value in labels.items()]
+            self.kubectl("label", "namespace", name, *pairs)
+        self.kubectl("wait", "--for=create", "serviceaccount/default", "-n", name, "--timeout=60s")
+        return name
+
+    def delete_namespace(self, name: str) -> None:
+        """Ask for it and do not wait: nobody uses the name again."""
+        self.kubectl("delete", "namespace", name, "--wait=false", "--ignore-not-found")
+
+    def stop_apiserver(self) -> None:
+        needs("own_cluster")
+
+    def start_apiserver(self) -> None:
+        needs("own_cluster")
+
+    @property
+    def nodes(self) -> list[str]:
+        """Names of the nodes, if any."""
+        return self.kubectl("get", "nodes", "-o", "jsonpath={.items[*].metadata.name}").split()
+
+    @property
+    def host_address(self) -> str:
+        """This machine, as pods see it: for servers that a test runs itself."""
+        needs("own_cluster")
+        return ""
+
+    def kill_node(self, name: str) -> None:
+        """As a power cut would: nothing on it gets a signal that it could answer."""
+        needs("own_cluster")
+
+    def start_node(self, name: str) -> None:
+        """After kill_node; returns when it is Ready. Its images are still there."""
+        needs("own_cluster")
+
+    def restart_kubelet(self, name: str) -> None:
+        """Pods go on running meanwhile; returns when the node has reported since."""
+        needs("own_cluster")
+
+    def set_gpus(self, node: str, count: int) -> None:
+        """The node says that it has so many; containers see none of them."""
+        needs("own_cluster")
+
+    def import_image(self, archive: Path) -> None:
+        """Bring an image to every node. Those of an existing cluster must have it already."""
+
+    @contextmanager
+    def reach(self, namespace: str, service: str, port: int) -> Iterator[str]:
+        """The URL of a service, from here. By its own address where that can be reached."""
+        words = self._words("port-forward", "-n", namespace, f"service/{service}", f":{port}")
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as forward:
+            assert forward.stdout is not None
+            line = forward.stdout.readline()
+            try:
+                found = re.search(r"127\.0\.0\.1:(\d+)", line)
+                assert found, f"kubectl port-forward to {service} said {line!r}"
+                yield f"http://127.0.0.1:{found[1]}"
+            finally:
+                forward.kill()
+
+    def _words(self, *words: str) -> list[str]:
+        cache = f"--cache-dir={self._state / 'kubectl'}"
+        return [str(self._programs / "kubectl"), f"--kubeconfig={self.kubeconfig}", cache, *words]
+
+
+def _run(
+    command: list[str], stdin: str | None, variables: Mapping[str, str], timeout_s: float
+) -> str:
+    done = subprocess.run(
+        command,
+        input=stdin if stdin is not None else "",
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+    )
+    if done.returncode:
+        words = [Path(command[0]).name, *command[2:]]
+        raise CommandFailed(words, done.returncode, done.stdout, done.stderr)
+    return done.stdout

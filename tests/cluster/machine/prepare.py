@@ -1,0 +1,33 @@
+"""`make cluster-tools`: everything of the test cluster that takes long, once, with a word on each.
+
+In: Go modules, Debian's and Python's packages. Out: the programs and image parts in the user's
+cache. Where Go, apt or the rights are missing it says so and ends well: the tests that need them
+skip.
+"""
+
+from __future__ import annotations
+
+from tests.cluster.machine.disk import node_disk
+from tests.cluster.machine.packages import install_needed
+from tests.cluster.machine.programs import build_programs, say
+from tests.support.needs import NEEDS
+
+
+def main() -> None:
+    if not _present("control_plane"):
+        return
+    programs = build_programs(say)
+    if _present("cluster"):
+        install_needed(say)
+        node_disk(programs, say)
+
+
+def _present(need: str) -> bool:
+    present = NEEDS[need].present()
+    if not present:
+        say(f"this machine lacks {NEEDS[need].meaning}: tests that need a {need} will skip")
+    return present
+
+
+if __name__ == "__main__":
+    main()

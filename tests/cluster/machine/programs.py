@@ -1,0 +1,106 @@
+"""The cluster's programs: built from Go modules once, then found in the user's cache.
+
+In: the Go module beside this package (Kubernetes, etcd, CoreDNS, kubectl and Helm as one program).
+Out: a folder with that program under each of its names, and the pause program of pods. The folder
+is named by a digest of the module and the compiler: whoever changes neither never builds again.
+`make cluster-tools` builds (5 to 8 minutes on two cores) and says how far it is; the tests only
+look.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.cluster.machine.cache import Progress, cache_folder, is_made, made_once
+
+SOURCE = Path(__file__).parents[1] / "kube"
+NAMES = (
+    *("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet"),
+    *("kube-proxy", "coredns", "kubectl", "helm", "certs"),
+)
+_KIND = "programs"
+_VERSION_PACKAGE = "k8s.io/component-base/version"
+REPORT_EVERY_S = 15.0
+
+
+def built_programs() -> Path | None:
+    """Their folder, if they have been built."""
+    folder = cache_folder() / f"{_KIND}-{_digest()}"
+    return folder if is_made(folder) else None
+
+
+def build_programs(progress: Progress) -> Path:
+    """Their folder, after the build if need be."""
+    return made_once(_KIND, _digest(), lambda folder: _build(folder, progress))
+
+
+def _digest() -> str:
+    digest = hashlib.sha256()
+    for path in sorted(SOURCE.rglob("*")):
+        if path.suffix in {".go", ".mod", ".sum"}:
+            digest.update(path.relative_to(SOURCE).as_posix().encode() + b"\0" + path.read_bytes())
+    version = ["go", "env", "GOVERSION", "GOARCH"]
+    digest.update(subprocess.run(version, cwd=SOURCE, check=True, capture_output=True).stdout)
+    return digest.hexdigest()[:16]
+
+
+def _build(folder: Path, progress: Progress) -> None:
+    version, flags = _version_flags()
+    progress(f"fetching the Go modules of Kubernetes {version} (0.6 GB)")
+    _run_go(["mod", "download"], progress)
+    total = len(_run_go(["list", "-deps", ".", "./pause"], progress))
+    build = ["build", "-v", "-trimpath", "-buildvcs=false", "-ldflags", f"-s -w {flags}"]
+    progress(f"building Kubernetes {version}, {total} packages: 5 to 8 minutes, once")
+    _run_go([*build, "-o", str(folder / "kube"), "."], progress, total)
+    _run_go([*build, "-o", str(folder / "pause"), "./pause"], progress)
+    for name in NAMES:
+        (folder / name).symlink_to("kube")
+    progress(f"built {folder}")
+
+
+def _version_flags() -> tuple[str, str]:
+    """Without them the API server calls itself v0.0.0, and Helm's checks of its version fail."""
+    module = (SOURCE / "go.mod").read_text()
+    found = re.search(r"^\s+k8s\.io/kubernetes v((\d+)\.(\d+)\.\d+)$", module, re.MULTILINE)
+    assert found, f"{SOURCE / 'go.mod'} requires no k8s.io/kubernetes"
+    values = {
+        "gitVersion": f"v{found[1]}",
+        "gitMajor": found[2],
+        "gitMinor": found[3],
+        "gitTreeState": "clean",
+    }
+    flags = (f"-X {_VERSION_PACKAGE}.{name}={value}" for name, value in values.items())
+    return found[1], " ".join(flags)
+
+
+def _run_go(words: list[str], progress: Progress, total: int = 0) -> list[str]:
+    """The lines that go printed; those of a build (-v) are the packages that it has compiled."""
+    started = said = time.monotonic()
+    lines = []
+    with subprocess.Popen(
+        ["go", *words],
+        cwd=SOURCE,
+        env={**os.environ, "CGO_ENABLED": "0"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(line)
+            if total and time.monotonic() > said + REPORT_EVERY_S:
+                said = time.monotonic()
+                progress(f"{len(lines)} of at most {total} packages, {said - started:.0f} s")
+    if process.returncode:
+        raise SystemExit(f"go {words[0]} failed:\n{''.join(lines[-30:])}")
+    return lines
+
+
+def say(line: str) -> None:
+    print(f"cluster tools: {line}", file=sys.stderr, flush=True)

@@ -1,0 +1,259 @@
+"""The operator as a process beside a control plane, and what it made of a pool.
+
+In: a kubeconfig (of the API server, or of a proxy before it). Out: `baton operator` started, killed
+and started again; a pool's children as the API server has them.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import psutil
+
+from baton.up import reserve_port
+from baton_operator.kinds import CHILDREN, HTTP_ROUTE, POOL, Kind
+from baton_operator.pool import API_VERSION, KIND
+from tests.cluster.machine.client import Kubernetes
+from tests.cluster.machine.processes import Processes
+
+Body = dict[str, Any]
+WAIT_S = 30.0
+NAME = "operator"
+SYSTEM = "baton-system"
+SIM: Mapping[str, Any] = {"engine": {"kind": "sim"}}
+IMAGES = ("--node-image=node:1", "--router-image=router:1", "--redis-image=redis:7")
+# What a sim pool consists of, with its own store.
+COMPONENTS = ("prefill", "decode", "router", "kv-index", "kv-data")
+
+# The part of the Gateway API's definition that a route needs to be stored.
+ROUTES = {
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {
+        "name": f"{HTTP_ROUTE.plural}.{HTTP_ROUTE.group}",
+        "annotations": {"api-approved.kubernetes.io": "unapproved, for a test"},
+    },
+    "spec": {
+        "group": HTTP_ROUTE.group,
+        "scope": "Namespaced",
+        "names": {"kind": HTTP_ROUTE.kind, "plural": HTTP_ROUTE.plural},
+        "versions": [
+            {
+                "name": HTTP_ROUTE.version,
+                "served": True,
+                "storage": True,
+                "schema": {
+                    "openAPIV3Schema": {
+                        "type": "object",
+                        "x-kubernetes-preserve-unknown-fields": True,
+                    }
+                },
+            }
+        ],
+    },
+}
+
+
+class Operator:
+    """`with Operator(kubeconfig, folder) as one:` starts it; `start` again after `kill`."""
+
+    def __init__(self, kubeconfig: Path, folder: Path, *flags: str, system: str = SYSTEM) -> None:
+        """`system` is the namespace that it takes for its own."""
+        self._processes = Processes(folder / "logs", str(folder))
+        self._log = folder / "logs" / f"{NAME}.log"
+        self._ports = [reserve_port("127.0.0.1", 0) for _ in range(2)]
+        self.health_port, self.metrics_port = (one.getsockname()[1] for one in self._ports)
+        self._words = [
+            "env",
+            f"KUBECONFIG={kubeconfig}",
+            f"POD_NAMESPACE={system}",
+            *(sys.executable, "-m", "baton", "operator", "--json-logs", *IMAGES),
+            f"--health-port={self.health_port}",
+            f"--metrics-port={self.metrics_port}",
+            *flags,
+        ]
+        self.pid = 0
+
+    def __enter__(self) -> Operator:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._processes.close()
+        for port in self._ports:
+            port.close()
+
+    def start(self) -> None:
+        self.pid = self._processes.start(NAME, self._words)
+
+    def kill(self) -> None:
+        self._processes.stop(NAME)
+
+    def terminate(self) -> float:
+        """SIGTERM; returns how many seconds it took to end."""
+        begun = time.monotonic()
+        process = psutil.Process(self.pid)
+        process.send_signal(signal.SIGTERM)
+        process.wait(WAIT_S)
+        took = time.monotonic() - begun
+        self._processes.stop(NAME)
+        return took
+
+    def log(self) -> str:
+        return self._log.read_text(errors="replace") if self._log.exists() else ""
+
+    def rss(self) -> int:
+        """Bytes. env has become the operator."""
+        size: int = psutil.Process(self.pid).memory_info().rss
+        return size
+
+
+class Window:
+    """The API by HTTP, as `kubectl proxy` hands it on: a hundred looks cost no hundred kubectls."""
+
+    def __init__(self, kubeconfig: Path, programs: Path, folder: Path) -> None:
+        self._processes = Processes(folder / "window", str(folder))
+        held = reserve_port("127.0.0.1", 0)
+        self._url = f"http://127.0.0.1:{held.getsockname()[1]}"
+        self._held = held
+        port = held.getsockname()[1]
+        words = [f"--kubeconfig={kubeconfig}", "proxy", f"--port={port}"]
+        self._words = [str(programs / "kubectl"), *words]
+
+    def __enter__(self) -> Window:
+        self._processes.start("proxy", self._words)
+        until(self._answers, "kubectl proxy")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._processes.close()
+        self._held.close()
+
+    def get(self, path: str) -> Body:
+        return self.send("GET", path)
+
+    def send(self, method: str, path: str, body: Body | None = None, kind: str = "json") -> Body:
+        """Raise HTTPError."""
+        data = json.dumps(body).encode() if body is not None else None
+        request = Request(f"{self._url}{path}", data, method=method)
+        request.add_header("Content-Type", f"application/{kind}")
+        with urlopen(request, timeout=WAIT_S) as answer:
+            found: Body = json.load(answer)
+            return found
+
+    def _answers(self) -> bool:
+        try:
+            return bool(self.get("/version"))
+        except OSError:
+            return False
+
+
+class Pool:
+    """One InferencePool and its children."""
+
+    def __init__(
+        self, cluster: Kubernetes, window: Window, namespace: str, name: str = "pool"
+    ) -> None:
+        self.name = name
+        self.namespace = namespace
+        self._cluster = cluster
+        self._window = window
+
+    def apply(self, spec: Mapping[str, Any]) -> None:
+        """All of the spec: fields that are not given any more go."""
+        head = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": self.name}}
+        body = {**head, "spec": dict(spec)}
+        try:
+            self._replace(body)
+        except HTTPError as error:
+            if error.code != 404:
+                raise
+            self._window.send("POST", POOL.path(self.namespace), body)
+
+    def _replace(self, body: Body) -> None:
+        for _ in range(10):
+            try:
+                version = self.body()["metadata"]["resourceVersion"]
+                metadata = body["metadata"] | {"resourceVersion": version}
+                self._window.send("PUT", self._path, body | {"metadata": metadata})
+                return
+            except HTTPError as error:
+                # The operator wrote a status meanwhile.
+                if error.code != 409:
+                    raise
+        raise AssertionError("the pool never stood still")
+
+    def patch(self, spec: Mapping[str, Any]) -> None:
+        self._window.send("PATCH", self._path, {"spec": dict(spec)}, "merge-patch+json")
+
+    def delete(self) -> None:
+        self.kubectl("delete", "bpool", self.name, "--wait=false", "--ignore-not-found")
+
+    def kubectl(self, *words: str, stdin: str | None = None) -> str:
+        return self._cluster.kubectl("-n", self.namespace, *words, stdin=stdin)
+
+    def body(self) -> Body:
+        return self._window.get(self._path)
+
+    def condition(self, kind: str) -> Body:
+        conditions = self.body().get("status", {}).get("conditions", [])
+        return next((one for one in conditions if one["type"] == kind), {})
+
+    def children(self) -> dict[str, Body]:
+        """By "Kind/name", without pods."""
+        found = {}
+        for kind in CHILDREN:
+            if kind.made:
+                for one in self._list(kind):
+                    found[f"{kind.kind}/{one['metadata']['name']}"] = one | {"kind": kind.kind}
+        return found
+
+    def child(self, kind: str, component: str) -> Body:
+        """The only one of that kind and component; {} while there is none, or more."""
+        found = [
+            one
+            for one in self.children().values()
+            if one["kind"] == kind and one["metadata"]["labels"]["baton.dev/component"] == component
+        ]
+        return found[0] if len(found) == 1 else {}
+
+    @property
+    def _path(self) -> str:
+        return POOL.path(self.namespace, self.name)
+
+    def _list(self, kind: Kind) -> list[Body]:
+        try:
+            query = f"?labelSelector=baton.dev/pool={self.name}"
+            found: list[Body] = self._window.get(kind.path(self.namespace) + query)["items"]
+        except HTTPError as error:
+            if error.code == 404 and kind.optional:
+                return []
+            raise
+        return found
+
+
+def until(done: Callable[[], object], what: str, wait_s: float = WAIT_S) -> float:
+    """How many seconds it took until `done()` was true."""
+    begun = time.monotonic()
+    while not done():
+        assert time.monotonic() - begun < wait_s, f"{what}: not within {wait_s:g} s"
+        time.sleep(0.1)
+    return time.monotonic() - begun
+
+
+@contextmanager
+def explained(operator: Operator) -> Iterator[None]:
+    """The operator's last lines with a failure."""
+    try:
+        yield
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{operator.log()[-4000:]}") from error

@@ -1,0 +1,275 @@
+"""The chart on a real API server: it is taken, upgraded, rolled back and removed; pools stay.
+
+No cluster node is there, so `operator.replicas` is 0 wherever Helm waits.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.cluster.machine.client import CommandFailed, Kubernetes
+from tests.support.chart import CHART, CRD, manifests, one_of
+from tests.support.documents import POOLS, excerpts
+
+SOON_S = 60
+
+
+class Site:
+    """A namespace for the chart's release, and for one pool."""
+
+    def __init__(self, kubernetes: Kubernetes) -> None:
+        self.kubernetes = kubernetes
+        self.namespace = kubernetes.new_namespace()
+
+    def kubectl(self, *words: str, stdin: str | None = None) -> str:
+        return self.kubernetes.kubectl("-n", self.namespace, *words, stdin=stdin)
+
+    def helm(self, *words: str) -> str:
+        return self.kubernetes.helm(*words, f"--namespace={self.namespace}")
+
+    def install(self, *words: str, chart: Path = CHART) -> str:
+        """Install or upgrade; what Helm printed."""
+        printed = self.helm("upgrade", "baton", str(chart), "--install", *words)
+        self.kubectl("wait", "--for=condition=Established", f"crd/{CRD}", "--timeout=60s")
+        return printed
+
+    def uninstall(self) -> str:
+        return self.helm("uninstall", "baton", "--wait")
+
+    def make_pool(self, **spec: object) -> str:
+        """Its uid."""
+        pool = {
+            "apiVersion": "baton.dev/v1alpha1",
+            "kind": "InferencePool",
+            "metadata": {"name": "kept"},
+            "spec": {"engine": {"kind": "sim"}, **spec},
+        }
+        self.kubectl("apply", "-f", "-", stdin=json.dumps(pool))
+        return self.uid_of_pool()
+
+    def knows_newer(self) -> bool:
+        """Whether the CRD has the field of `changed_chart`."""
+        try:
+            self.make_pool(newer="x")
+        except CommandFailed as error:
+            if "unknown field" in error.error and "spec.newer" in error.error:
+                return False
+            raise
+        return True
+
+    def uid_of_pool(self) -> str:
+        """Another one, too, once it is being deleted."""
+        uid = "-o=jsonpath={.metadata.uid} {.metadata.deletionTimestamp}"
+        return self.kubectl("get", "bpool/kept", uid)
+
+
+def soon(done: Callable[[], bool]) -> None:
+    """Wait for what a controller, or the API server itself, does a moment later."""
+    deadline = time.monotonic() + SOON_S
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+@pytest.fixture
+def site(fresh_control_plane: Kubernetes) -> Iterator[Site]:
+    """Nothing of the chart is there before, and nothing after."""
+    one = Site(fresh_control_plane)
+    yield one
+    if one.helm("list", "--short"):
+        one.uninstall()
+    one.kubectl("delete", "--ignore-not-found", f"crd/{CRD}")
+    fresh_control_plane.delete_namespace(one.namespace)
+
+
+@pytest.fixture
+def changed_chart(tmp_path: Path) -> Path:
+    """The next version, whose CRD knows one field more."""
+    folder = tmp_path / "baton"
+    shutil.copytree(CHART, folder)
+    [path] = [one for one in (folder / "templates").iterdir() if CRD in one.read_text()]
+    new = r"\1newer:\n\1  type: string\n\1paused:\n"
+    text, count = re.subn(r"^( +)paused:\n", new, path.read_text(), flags=re.MULTILINE)
+    assert count == 1
+    path.write_text(text)
+    about = folder / "Chart.yaml"
+    about.write_text(about.read_text().replace("\nversion: ", "\nversion: 9"))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("--set=operator.replicas=3", "--set-json=images.pullSecrets=[\"login\"]"),
+        ("--set-json=watchNamespaces=[\"default\",\"kube-public\"]",),
+        ("--set=samplePool.enabled=true", "--set=metrics.annotations.a=b"),
+    ],
+    ids=["default", "replicas", "namespaces", "sample"],
+)  # fmt: skip
+def test_the_api_server_takes_every_manifest_as_it_stands(
+    site: Site, words: tuple[str, ...]
+) -> None:
+    site.install()
+    found = manifests(site.kubernetes, *words, namespace=site.namespace)
+    # Strict: also unknown and doubled fields are errors.
+    flags = ("--dry-run=server", "--validate=strict", "--server-side", "--force-conflicts")
+    told = site.kubernetes.kubectl("apply", *flags, "-f", "-", stdin=yaml.safe_dump_all(found))
+    assert told.count("serverside-applied (server dry run)") == len(found)
+
+
+def test_the_operator_s_pod_is_admitted_where_pod_security_is_restricted(
+    site: Site,
+) -> None:
+    namespace = site.kubernetes.new_namespace(
+        **{"pod-security.kubernetes.io/enforce": "restricted"}
+    )
+    found = manifests(site.kubernetes, namespace=namespace)
+    account = json.dumps(one_of(found, "ServiceAccount"))
+    site.kubernetes.kubectl("apply", "-f", "-", stdin=account)
+    template = one_of(found, "Deployment")["spec"]["template"]
+    pod = {"apiVersion": "v1", "kind": "Pod", **template}
+    pod["metadata"] |= {"name": "operator", "namespace": namespace}
+    site.kubernetes.kubectl("create", "--dry-run=server", "-f", "-", stdin=json.dumps(pod))
+    context = pod["spec"]["containers"][0]["securityContext"]
+    assert context.pop("readOnlyRootFilesystem") is True  # the level does not ask for it
+    # And the level does refuse what asks for more.
+    context["allowPrivilegeEscalation"] = True
+    with pytest.raises(CommandFailed, match="violates PodSecurity"):
+        site.kubernetes.kubectl("create", "--dry-run=server", "-f", "-", stdin=json.dumps(pod))
+
+
+def test_an_upgrade_brings_the_crd_s_new_fields_and_a_rollback_takes_them_back(
+    site: Site, changed_chart: Path
+) -> None:
+    site.install()
+    uid = site.make_pool()
+    assert not site.knows_newer()
+
+    site.install(chart=changed_chart)
+    soon(lambda: site.knows_newer())
+    assert site.uid_of_pool() == uid
+
+    site.helm("rollback", "baton", "1")
+    soon(lambda: not site.knows_newer())
+    assert site.make_pool() == uid
+
+
+def test_uninstalling_keeps_the_crd_and_the_pools_which_then_can_be_deleted_at_once(
+    site: Site,
+) -> None:
+    site.install()
+    uid = site.make_pool()
+    assert f"[CustomResourceDefinition] {CRD}" in site.uninstall()
+    assert site.uid_of_pool() == uid
+    started = time.monotonic()
+    # Waits until it is gone: a finalizer would keep it for ever, as nobody is left to remove it.
+    site.kubectl("delete", "bpool/kept", "--timeout=30s")
+    assert time.monotonic() - started < 30
+
+
+def test_after_uninstalling_nothing_is_left_but_the_crd(site: Site) -> None:
+    def everything() -> set[str]:
+        kinds = "deployments,replicasets,services,serviceaccounts,secrets,configmaps,leases"
+        rights = "roles,rolebindings,clusterroles,clusterrolebindings,crd"
+        names = "{.kind}/{.metadata.name} {.metadata.namespace}{'\\n'}"
+        words = ("--all-namespaces", f"-o=jsonpath={{range .items[*]}}{names}{{end}}")
+        found = site.kubernetes.kubectl("get", f"{kinds},{rights}", *words).splitlines()
+        elsewhere = {one for one in found if not one.endswith((" ", f" {site.namespace}"))}
+        return set(found) - elsewhere
+
+    before = everything()
+    site.install("--set=operator.replicas=2")
+    made = {one.split()[0] for one in everything() - before}
+    assert {"Deployment/baton-operator", "RoleBinding/baton-operator-lease"} < made
+    site.uninstall()
+    assert everything() - before == {f"CustomResourceDefinition/{CRD} "}
+
+
+def test_it_can_be_installed_again_over_the_crd_and_the_pools_that_were_kept(
+    site: Site,
+) -> None:
+    site.install()
+    uid = site.make_pool()
+    site.uninstall()
+    site.install()
+    assert site.uid_of_pool() == uid
+
+
+def test_with_somebody_else_s_crd_it_is_installed_without(site: Site) -> None:
+    [crd] = [one for one in manifests(site.kubernetes) if one["metadata"]["name"] == CRD]
+    site.kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(crd))
+    with pytest.raises(CommandFailed, match="invalid ownership metadata"):
+        site.install()
+    site.install("--set=crds.install=false")
+
+
+def test_the_sample_pool_is_made_once_and_then_is_the_user_s(site: Site) -> None:
+    def replicas() -> str:
+        path = "-o=jsonpath={.spec.decode.replicas}"
+        return site.kubectl("get", "bpool/sample", path)
+
+    sample = "--set=samplePool.enabled=true"
+    notes = site.install("--wait", "--set=operator.replicas=0", sample)
+    assert "--for=condition=Ready bpool/sample" in notes
+    assert replicas() == "1"
+    site.kubectl(
+        *("patch", "bpool/sample", "--type=merge"),
+        '-p={"spec": {"decode": {"replicas": 2}}}',
+    )
+    site.install(sample, "--set=samplePool.spec.decode.replicas=3")
+    assert replicas() == "2"
+    site.install()
+    site.uninstall()
+    assert replicas() == "2"
+
+
+def test_the_sample_pool_of_a_later_upgrade_is_made_too(site: Site) -> None:
+    assert "make a pool that needs neither" in site.install()
+    site.install("--set=samplePool.enabled=true", "--set=samplePool.name=late")
+    assert "late" in site.kubectl("get", "bpool")
+
+
+def test_who_may_edit_a_namespace_may_edit_its_pools(site: Site) -> None:
+    site.install()
+    for role in ("view", "edit"):
+        words = ("create", "rolebinding", role, f"--clusterrole={role}", f"--user={role}er")
+        site.kubectl(*words)
+
+    def may(user: str, verb: str) -> bool:
+        try:
+            said = site.kubectl("auth", "can-i", verb, "bpool", f"--as={user}")
+        except CommandFailed as error:  # its code says no as well
+            said = error.output
+        return {"yes": True, "no": False}[said.strip()]
+
+    soon(lambda: may("editer", "delete"))
+    assert {verb for verb in ("get", "create", "patch") if may("editer", verb)} == {
+        *("get", "create", "patch")
+    }
+    assert {verb for verb in ("get", "create", "patch") if may("viewer", verb)} == {"get"}
+
+
+def test_the_pools_of_the_documents_are_taken(site: Site) -> None:
+    site.install()
+    files = [path.read_text() for path in POOLS]
+    resource = {"apiVersion": "baton.dev/v1alpha1", "kind": "InferencePool"}
+    written = [
+        yaml.safe_dump({**resource, "metadata": {"name": f"excerpt-{number}"}, "spec": spec})
+        for number, spec in enumerate(excerpts())
+    ]
+    assert len(files) >= 2
+    assert len(written) >= 4
+    told = site.kubectl(
+        *("apply", "--dry-run=server", "--validate=strict", "-f", "-"),
+        stdin="---\n".join([*files, *written]),
+    )
+    assert told.count("created (server dry run)") == len(files) + len(written)

@@ -1,0 +1,242 @@
+"""What the operator may do on a cluster, and what not: asked of the API server's own authorizer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
+
+import yaml
+
+from baton_operator.builders import build_pool
+from baton_operator.permissions import CLUSTER_RULES, LEASE_RULES, POOL_RULES, Rule
+from tests.cluster.machine.client import Kubernetes
+from tests.support.chart import OPERATOR, Manifest, manifests, one_of
+from tests.support.manifests import SAMPLES, sample_pool, templates
+
+MADE = "get list watch create patch delete"
+# Where it is allowed: `pools`: in namespaces whose pools are looked after; `all`: with all
+# namespaces only; `own`: in the operator's own; else nowhere.
+Where = Literal["pools", "all", "own", "nowhere"]
+
+
+class Row(NamedTuple):
+    """Verbs on a resource, written RESOURCE[/SUBRESOURCE][.GROUP]."""
+
+    verbs: str
+    resource: str
+    where: Where
+
+
+ROWS = (
+    Row("get list watch", "inferencepools.baton.dev", "pools"),
+    Row("patch", "inferencepools/status.baton.dev", "pools"),
+    Row("create update patch delete deletecollection", "inferencepools.baton.dev", "nowhere"),
+    Row("update delete", "inferencepools/status.baton.dev", "nowhere"),
+    Row("update patch", "inferencepools/finalizers.baton.dev", "nowhere"),
+    Row(MADE, "secrets", "pools"),
+    Row("update deletecollection", "secrets", "nowhere"),
+    Row(MADE, "services", "pools"),
+    Row("update deletecollection proxy", "services", "nowhere"),
+    Row("get create", "services/proxy", "nowhere"),
+    Row(MADE, "deployments.apps", "pools"),
+    Row("update deletecollection", "deployments.apps", "nowhere"),
+    Row("update patch", "deployments/scale.apps", "nowhere"),
+    Row("update patch", "deployments/status.apps", "nowhere"),
+    Row(MADE, "statefulsets.apps", "pools"),
+    Row("create patch delete", "replicasets.apps", "nowhere"),
+    Row("create patch delete", "daemonsets.apps", "nowhere"),
+    Row("create patch delete", "jobs.batch", "nowhere"),
+    Row("create patch delete", "cronjobs.batch", "nowhere"),
+    Row(MADE, "networkpolicies.networking.k8s.io", "pools"),
+    Row(MADE, "ingresses.networking.k8s.io", "pools"),
+    Row("create patch delete", "ingressclasses.networking.k8s.io", "nowhere"),
+    Row(MADE, "httproutes.gateway.networking.k8s.io", "pools"),
+    Row("get create patch", "gateways.gateway.networking.k8s.io", "nowhere"),
+    Row("get list watch", "pods", "pools"),
+    Row("create update patch delete deletecollection", "pods", "nowhere"),
+    Row("get create", "pods/exec", "nowhere"),
+    Row("get create", "pods/attach", "nowhere"),
+    Row("get create", "pods/portforward", "nowhere"),
+    Row("get", "pods/log", "nowhere"),
+    Row("create", "pods/eviction", "nowhere"),
+    Row("patch", "pods/ephemeralcontainers", "nowhere"),
+    Row("create", "events.events.k8s.io", "pools"),
+    Row("create patch", "events", "nowhere"),
+    Row("list delete", "events.events.k8s.io", "nowhere"),
+    Row("get create update", "leases.coordination.k8s.io", "own"),
+    Row("list patch delete", "leases.coordination.k8s.io", "nowhere"),
+    Row("list watch", "customresourcedefinitions.apiextensions.k8s.io", "all"),
+    Row("create patch delete", "customresourcedefinitions.apiextensions.k8s.io", "nowhere"),
+    Row("get list create patch delete", "nodes", "nowhere"),
+    Row("get create", "nodes/proxy", "nowhere"),
+    Row("get list create patch delete", "namespaces", "nowhere"),
+    Row("get list create patch", "configmaps", "nowhere"),
+    Row("get create patch", "serviceaccounts", "nowhere"),
+    Row("create", "serviceaccounts/token", "nowhere"),
+    Row("get create delete", "persistentvolumeclaims", "nowhere"),
+    Row("get create delete", "persistentvolumes", "nowhere"),
+    Row("create patch escalate bind", "roles.rbac.authorization.k8s.io", "nowhere"),
+    Row("create patch", "rolebindings.rbac.authorization.k8s.io", "nowhere"),
+    Row("create patch escalate bind", "clusterroles.rbac.authorization.k8s.io", "nowhere"),
+    Row("create patch", "clusterrolebindings.rbac.authorization.k8s.io", "nowhere"),
+    Row("impersonate", "users", "nowhere"),
+    Row("impersonate", "groups", "nowhere"),
+    Row("impersonate", "serviceaccounts", "nowhere"),
+    Row("approve", "signers.certificates.k8s.io", "nowhere"),
+    Row("create", "tokenreviews.authentication.k8s.io", "nowhere"),
+    Row("create", "mutatingwebhookconfigurations.admissionregistration.k8s.io", "nowhere"),
+    Row("create", "validatingwebhookconfigurations.admissionregistration.k8s.io", "nowhere"),
+    Row("create", "priorityclasses.scheduling.k8s.io", "nowhere"),
+    Row("*", "*.*", "nowhere"),
+)
+
+
+class Ask(NamedTuple):
+    verb: str
+    resource: str
+    namespace: str
+
+    def review(self, user: str) -> Manifest:
+        name, _, group = self.resource.partition(".")
+        resource, _, subresource = name.partition("/")
+        attributes = {"verb": self.verb, "group": group, "resource": resource}
+        attributes |= {"subresource": subresource, "namespace": self.namespace}
+        return {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SubjectAccessReview",
+            # The groups that the API server gives a service account by itself.
+            "spec": {
+                "user": user,
+                "groups": ["system:serviceaccounts", "system:authenticated"],
+                "resourceAttributes": {key: value for key, value in attributes.items() if value},
+            },
+        }
+
+
+def allowed(kubernetes: Kubernetes, namespace: str, asked: list[Ask]) -> set[Ask]:
+    user = f"system:serviceaccount:{namespace}:{OPERATOR}"
+    reviews = yaml.safe_dump_all(one.review(user) for one in asked)
+    answers = kubernetes.kubectl(
+        "create", "-o=jsonpath={.status.allowed}{'\\n'}", "-f", "-", stdin=reviews
+    )
+    told = answers.split()
+    assert len(told) == len(asked)
+    return {one for one, answer in zip(asked, told, strict=True) if answer == "true"}
+
+
+def granted(kubernetes: Kubernetes, namespace: str, *words: str) -> None:
+    """What the chart says about rights, and nothing else of it."""
+    kinds = {"Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding", "ServiceAccount"}
+    found = [
+        one for one in manifests(kubernetes, *words, namespace=namespace) if one["kind"] in kinds
+    ]
+    kubernetes.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(found))
+
+
+def asks(namespaces: Iterable[str]) -> list[tuple[Ask, Where]]:
+    return [
+        (Ask(verb, row.resource, namespace), row.where)
+        for row in ROWS
+        for verb in row.verbs.split()
+        for namespace in ("", *namespaces)
+    ]
+
+
+def test_the_table_has_many_rows() -> None:
+    assert len(ROWS) >= 40
+    assert len(asks([])) > 100
+
+
+def test_an_operator_of_all_namespaces_may_what_it_needs_and_no_more(
+    control_plane: Kubernetes, namespace: str
+) -> None:
+    granted(control_plane, namespace, "--set=operator.replicas=2")
+    table = asks([namespace, "default"])
+    expected = {
+        ask
+        for ask, where in table
+        if where in {"pools", "all"} or (where == "own" and ask.namespace == namespace)
+    }
+    try:
+        assert allowed(control_plane, namespace, [ask for ask, _ in table]) == expected
+    finally:
+        both = ("clusterrole", "clusterrolebinding")
+        control_plane.kubectl("delete", *(f"{kind}/{OPERATOR}" for kind in both))
+
+
+def test_an_operator_of_some_namespaces_may_nothing_in_others(
+    control_plane: Kubernetes, namespace: str
+) -> None:
+    """Secrets included: not even in its own namespace."""
+    watched = control_plane.new_namespace()
+    words = (f'--set-json=watchNamespaces=["{watched}"]', "--set=operator.replicas=2")
+    granted(control_plane, namespace, *words)
+    table = asks([watched, namespace, "default"])
+    expected = {
+        ask
+        for ask, where in table
+        if (where == "pools" and ask.namespace == watched)
+        or (where == "own" and ask.namespace == namespace)
+    }
+    assert Ask("get", "secrets", namespace) not in expected
+    assert allowed(control_plane, namespace, [ask for ask, _ in table]) == expected
+    control_plane.delete_namespace(watched)
+
+
+def rules_of(role: Manifest) -> dict[tuple[str, str], set[str]]:
+    found: dict[tuple[str, str], set[str]] = {}
+    for rule in role["rules"]:
+        assert rule.keys() == {"apiGroups", "resources", "verbs"}
+        for group in rule["apiGroups"]:
+            for resource in rule["resources"]:
+                assert (group, resource) not in found
+                found[group, resource] = set(rule["verbs"])
+    return found
+
+
+def as_table(rules: Iterable[Rule]) -> dict[tuple[str, str], set[str]]:
+    return {(one.group, one.resource): set(one.verbs) for one in rules}
+
+
+def test_the_chart_s_rules_are_those_that_the_operator_asks_for(control_plane: Kubernetes) -> None:
+    found = manifests(control_plane, "--set=operator.replicas=2")
+    assert rules_of(one_of(found, "ClusterRole")) == as_table((*POOL_RULES, *CLUSTER_RULES))
+    assert rules_of(one_of(found, "Role", f"{OPERATOR}-lease")) == as_table(LEASE_RULES)
+    found = manifests(control_plane, '--set-json=watchNamespaces=["blue"]')
+    assert rules_of(one_of(found, "Role")) == as_table(POOL_RULES)
+
+
+def test_no_rule_has_a_wildcard(control_plane: Kubernetes) -> None:
+    for one in manifests(control_plane, "--set=operator.replicas=2"):
+        if one["kind"] in {"Role", "ClusterRole"}:
+            assert "*" not in json.dumps(one["rules"])
+
+
+def with_token(
+    kubernetes: Kubernetes, namespace: str, pods: dict[str, Manifest]
+) -> dict[str, bool]:
+    """Which pods of these templates, as the API server would make them, can log in to it."""
+    asked = [
+        {"apiVersion": "v1", "kind": "Pod", **template}
+        | {"metadata": template["metadata"] | {"name": name, "namespace": namespace}}
+        for name, template in pods.items()
+    ]
+    path = "{.metadata.name} {.spec.volumes[*].projected.sources[*].serviceAccountToken}{'\\n'}"
+    words = ("create", "--dry-run=server", f"-o=jsonpath={path}", "-f", "-")
+    told = kubernetes.kubectl(*words, stdin=yaml.safe_dump_all(asked)).splitlines()
+    return {line.split()[0]: len(line.split()) > 1 for line in told}
+
+
+def test_the_operator_s_pod_has_a_token_and_no_pod_of_a_pool_has_one(
+    control_plane: Kubernetes, namespace: str
+) -> None:
+    granted(control_plane, namespace, f'--set-json=watchNamespaces=["{namespace}"]')
+    operator = one_of(manifests(control_plane, namespace=namespace), "Deployment")
+    pods = {"operator": operator["spec"]["template"]}
+    for number, sample in enumerate(SAMPLES):
+        found = templates(build_pool(sample_pool(sample)))
+        pods |= {f"{name}-{number}": template for name, template in found.items()}
+    assert len(pods) > 3 * len(SAMPLES)
+    told = with_token(control_plane, namespace, pods)
+    assert told == dict.fromkeys(pods, False) | {"operator": True}

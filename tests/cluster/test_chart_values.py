@@ -1,0 +1,170 @@
+"""Each value of the chart does something, and what is no value is refused. Nothing is installed."""
+
+from __future__ import annotations
+
+import tomllib
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.cluster.machine.client import CommandFailed, Kubernetes
+from tests.support.chart import CHART, leaves, manifests, one_of, render, schema, set_words, values
+
+# Path, another value than the default, what then stands in the manifests and else does not.
+CHANGES: list[tuple[str, Any, str]] = [
+    ("images.registry", "registry.example/team", "image: \"registry.example/team/baton-operator:"),
+    ("images.tag", "9.8.7", "--router-image=baton-router:9.8.7"),
+    ("images.pullPolicy", "Never", "--pull-policy=Never"),
+    ("images.pullSecrets", ["login", "other"], "--pull-secrets=login,other"),
+    ("images.operator", "mine:1", "image: \"mine:1\""),
+    ("images.node", "mine@sha256:0123", "--node-image=mine@sha256:0123\n"),
+    ("images.router", "mine", "--router-image=mine:"),
+    ("images.redis", "valkey/valkey:8.1.4", "--redis-image=valkey/valkey:8.1.4"),
+    ("watchNamespaces", ["blue", "green"], "--namespace=blue,green"),
+    ("operator.replicas", 2, "--leader-elect"),
+    ("operator.logLevel", "debug", "--log-level=debug"),
+    ("operator.resources.requests", {"cpu": "123m"}, "cpu: 123m"),
+    ("operator.resources.limits", {"memory": "321Mi"}, "memory: 321Mi"),
+    ("operator.podAnnotations", {"team.example/a": "b"}, "team.example/a: b"),
+    ("operator.nodeSelector", {"disk": "fast"}, "disk: fast"),
+    ("operator.tolerations", [{"key": "tainted", "operator": "Exists"}], "key: tainted"),
+    ("operator.affinity", {"podAffinity": {}}, "podAffinity: {}"),
+    ("metrics.port", 9999, "port: 9999"),
+    ("metrics.annotations", {"prometheus.io/scrape": "true"}, "prometheus.io/scrape: \"true\""),
+    ("samplePool.enabled", True, "kind: InferencePool\nmetadata:\n  name: sample"),
+    ("samplePool.name", "first", "kind: InferencePool\nmetadata:\n  name: first"),
+    ("samplePool.spec", {"engine": {"kind": "torch"}}, "kind: torch"),
+]  # fmt: skip
+# Path, value, and what is said: where, and what about it.
+REFUSED: list[tuple[str, Any, str, str]] = [
+    ("image.tag", "1", "", "additional properties 'image' not allowed"),
+    ("images.tagg", "1", "/images", "additional properties 'tagg' not allowed"),
+    ("images.tag", 1.1, "/images/tag", "got number, want string"),
+    ("images.tag", "a b", "/images/tag", "'a b' does not match pattern"),
+    ("images.pullPolicy", "No", "/images/pullPolicy", "one of 'Always', 'IfNotPresent', 'Never'"),
+    ("images.pullSecrets", [{"name": "a"}], "/images/pullSecrets/0", "got object, want string"),
+    ("images.node", "", "/images/node", "does not match pattern"),
+    ("watchNamespaces", "blue", "/watchNamespaces", "got string, want array"),
+    ("watchNamespaces", ["blue", "blue"], "/watchNamespaces", "items at 0 and 1 are equal"),
+    ("watchNamespaces", ["Blue"], "/watchNamespaces/0", "'Blue' does not match pattern"),
+    ("crds.install", "yes", "/crds/install", "got string, want boolean"),
+    ("operator.replicas", -1, "/operator/replicas", "got -1, want 0"),
+    ("operator.replicas", "2", "/operator/replicas", "got string, want integer"),
+    ("operator.logLevel", "loud", "/operator/logLevel", "one of 'debug', 'info', "),
+    ("operator.resources.claims", [], "/operator/resources", "'claims' not allowed"),
+    ("operator.nodeSelector", {"a": True}, "/operator/nodeSelector/a", "got boolean, want string"),
+    ("metrics.port", 0, "/metrics/port", "got 0, want 1"),
+    ("samplePool.name", "4ever", "/samplePool/name", "'4ever' does not match pattern"),
+    ("samplePool.specs", {}, "/samplePool", "additional properties 'specs' not allowed"),
+    ("samplePool.spec", "sim", "/samplePool/spec", "got string, want object"),
+]
+
+
+def test_the_chart_has_nothing_that_lint_minds(control_plane: Kubernetes) -> None:
+    assert "1 chart(s) linted, 0 chart(s) failed" in control_plane.helm(
+        "lint", "--strict", str(CHART)
+    )
+
+
+def test_every_value_is_in_the_schema_and_the_other_way_round() -> None:
+    told = values()
+    for path in leaves(schema()):
+        part: Any = told
+        if path != "global":
+            for name in path.split("."):
+                assert name in part, path
+                part = part[name]
+    assert sorted(told) == sorted(name for name in schema()["properties"] if name != "global")
+
+
+def test_every_value_that_can_be_set_is_described() -> None:
+    def silent(part: dict[str, Any], where: str) -> list[str]:
+        found = []
+        for name, inner in part["properties"].items():
+            path = f"{where}.{name}"
+            if "properties" in inner:
+                assert inner["additionalProperties"] is False, path
+                found += silent(inner, path)
+            elif not inner.get("description"):
+                found.append(path)
+        return found
+
+    assert schema()["additionalProperties"] is False
+    assert silent(schema(), "") == []
+
+
+def test_every_value_is_in_the_table_of_changes() -> None:
+    known = {path for path, _, _ in CHANGES} | {"crds.install", "global"}
+    assert sorted(known) == sorted(leaves(schema()))
+
+
+@pytest.mark.parametrize(("path", "value", "fragment"), CHANGES, ids=[row[0] for row in CHANGES])
+def test_a_changed_value_is_in_the_manifests(
+    control_plane: Kubernetes, path: str, value: Any, fragment: str
+) -> None:
+    of_the_sample = path in {"samplePool.name", "samplePool.spec"}
+    before = {"samplePool.enabled": True} if of_the_sample else {}
+    assert fragment not in render(control_plane, *set_words(before))
+    assert fragment in render(control_plane, *set_words(before | {path: value}))
+
+
+def test_without_the_crd_the_roles_of_its_users_are_left_out_too(control_plane: Kubernetes) -> None:
+    def kinds(*words: str) -> set[tuple[str, str]]:
+        found = manifests(control_plane, *words)
+        return {(one["kind"], one["metadata"]["name"]) for one in found}
+
+    assert kinds() - kinds("--set=crds.install=false") == {
+        ("CustomResourceDefinition", "inferencepools.baton.dev"),
+        ("ClusterRole", "baton-pools-edit"),
+        ("ClusterRole", "baton-pools-view"),
+    }
+
+
+@pytest.mark.parametrize(("path", "value", "where", "what"), REFUSED)
+def test_what_is_no_value_is_refused_by_name(
+    control_plane: Kubernetes, path: str, value: Any, where: str, what: str
+) -> None:
+    with pytest.raises(CommandFailed) as refused:
+        render(control_plane, *set_words({path: value}))
+    [line] = [one for one in refused.value.error.splitlines() if one.startswith("- at ")]
+    assert line.startswith(f"- at '{where}': ")
+    assert what in line
+
+
+def test_an_old_cluster_is_refused(control_plane: Kubernetes) -> None:
+    with pytest.raises(CommandFailed, match=r"kubeVersion: >=1\.30\.0-0"):
+        render(control_plane, "--kube-version=1.29.0")
+    assert render(control_plane, "--kube-version=1.30.0-gke.1")
+
+
+def test_the_chart_has_baton_s_version(control_plane: Kubernetes) -> None:
+    version = tomllib.loads((CHART.parents[1] / "pyproject.toml").read_text())["project"]["version"]
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert (chart["version"], chart["appVersion"]) == (version, version)
+    assert f"--node-image=baton-node:{version}\n" in render(control_plane)
+
+
+def test_pools_network_policies_find_the_operator_by_its_label(control_plane: Kubernetes) -> None:
+    found = manifests(control_plane)
+    deployment = one_of(found, "Deployment")
+    label = {"app.kubernetes.io/name": "baton-operator"}
+    assert label.items() <= deployment["spec"]["template"]["metadata"]["labels"].items()
+    service = one_of(found, "Service")
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"].items() <= labels.items()
+
+
+@pytest.mark.parametrize(("replicas", "strategy", "elects"), [
+    (0, "Recreate", False), (1, "Recreate", False), (2, "RollingUpdate", True),
+])  # fmt: skip
+def test_never_two_operators_without_an_election(
+    control_plane: Kubernetes, replicas: int, strategy: str, elects: bool
+) -> None:
+    found = manifests(control_plane, f"--set=operator.replicas={replicas}")
+    spec = one_of(found, "Deployment")["spec"]
+    assert spec["strategy"] == {"type": strategy}
+    [container] = spec["template"]["spec"]["containers"]
+    assert ("--leader-elect" in container["args"]) is elects
+    names = {(one["kind"], one["metadata"]["name"]) for one in found}
+    assert (("Role", "baton-operator-lease") in names) is elects

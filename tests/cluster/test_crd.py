@@ -1,0 +1,230 @@
+"""The CustomResourceDefinition in a real API server: what it takes, refuses, fills in and shows."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from baton_operator.crd import COLUMNS, crd
+from baton_operator.pool import API_VERSION, KIND
+from baton_operator.spec.quantity import quantity_bytes
+from baton_operator.spec.read import read_spec
+from baton_operator.status.records import Condition, ModelStatus, PoolStatus, RoleStatus
+from baton_protocol.model_source import parse_source
+from tests.cluster.crd_cases import BAD, SIM, Bad, managed, model
+from tests.cluster.crd_good import GOOD, Good
+from tests.cluster.installed import definition
+from tests.cluster.machine.client import CommandFailed, Kubernetes
+
+DATA = Path(__file__).with_name("data")
+FULL_NAME = "inferencepools.baton.dev"
+
+
+@pytest.fixture(scope="module")
+def cluster(control_plane: Kubernetes) -> Iterator[Kubernetes]:
+    with definition(control_plane, crd()):
+        yield control_plane
+
+
+def resource(spec: Any, name: str = "demo") -> str:
+    body: dict[str, Any] = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}}
+    return json.dumps(body if spec is None else body | {"spec": spec})
+
+
+def create(cluster: Kubernetes, text: str, *words: str) -> dict[str, Any]:
+    """What comes back, defaults filled in; CommandFailed where it is refused."""
+    created: dict[str, Any] = json.loads(
+        cluster.kubectl("create", "-f", "-", "-o", "json", *words, stdin=text)
+    )
+    return created
+
+
+def judged(cluster: Kubernetes, spec: Any, name: str = "demo") -> dict[str, Any]:
+    return create(cluster, resource(spec, name), "--dry-run=server")
+
+
+def accepted(cluster: Kubernetes, specs: list[Any]) -> list[bool]:
+    """Of each, whether it is taken: all in one command, as they are many."""
+    texts = [resource(spec, name=f"p-{number}") for number, spec in enumerate(specs)]
+    words = ("create", "-f", "-", "--dry-run=server", "-o", "name")
+    with pytest.raises(CommandFailed) as caught:
+        cluster.kubectl(*words, stdin="\n---\n".join(texts))
+    taken = {int(each) for each in re.findall(r"/p-(\d+)", caught.value.output)}
+    refused = {int(each) for each in re.findall(r'"p-(\d+)" is invalid', caught.value.error)}
+    assert taken ^ refused == set(range(len(specs))), caught.value
+    return [number in taken for number in range(len(specs))]
+
+
+def contains(whole: Any, part: Any) -> bool:
+    if isinstance(whole, dict) and isinstance(part, dict):
+        return all(key in whole and contains(whole[key], part[key]) for key in part)
+    return bool(whole == part)
+
+
+@pytest.mark.parametrize("case", BAD, ids=[case.title for case in BAD])
+def test_a_bad_pool_is_refused_by_field_and_remedy(cluster: Kubernetes, case: Bad) -> None:
+    with pytest.raises(CommandFailed) as caught:
+        judged(cluster, case.spec, case.name)
+    lines = caught.value.error.splitlines()
+    assert [line for line in lines if case.field in line and case.remedy in line], lines
+    assert "geheim" not in caught.value.error
+
+
+@pytest.mark.parametrize("case", GOOD, ids=[case.title for case in GOOD])
+def test_a_good_pool_is_taken_and_read_with_the_defaults(cluster: Kubernetes, case: Good) -> None:
+    taken = judged(cluster, case.spec, case.name)["spec"]
+    assert contains(taken, case.filled or {}), taken
+    written = {key: value for key, value in case.spec.items() if value is not None}
+    assert read_spec(taken) == read_spec(written)
+
+
+SOURCES = (
+    *("hf://a/b", "hf://a", "hf://a/b@", "hf://a/b@main", "hf://a/b@refs/pr/1", "hf://a/b@x--y"),
+    *(
+        "hf://a/b@/x",
+        "hf://a/b@x/",
+        "hf://a/",
+        "hf:///b",
+        "hf://a/b/c",
+        "hf://a/b--c",
+        "hf://a/b..c",
+    ),
+    *("hf://a/.b", "hf://a/_b", "hf://-a/b", "hf://a/b-", "hf://a b/c", "hf://ä/b", "hf://a/b?c"),
+    *(f"hf://org/{'m' * 92}", f"hf://org/{'m' * 93}", f"hf://{'m' * 9}@{'r' * 100}", "hf:/a/b"),
+    *("pvc://a", "pvc://a/", "pvc://a//", "pvc://a/b", "pvc://a/b/", "pvc://a//b", "pvc://a/b//c"),
+    *("pvc://a/./b", "pvc://a/..", "pvc://a/...", "pvc://a/.b", "pvc://a/b c", "pvc://a/ b"),
+    *(
+        "pvc://a/b\tc",
+        "pvc://a/b\nc",
+        "pvc://a/ä",
+        "pvc://a/b\u00a0c",
+        "pvc://a.b-c/d",
+        "pvc://-a/b",
+    ),
+    *(
+        "pvc://A/b",
+        f"pvc://{'a' * 253}/b",
+        f"pvc://{'a' * 254}/b",
+        "pvc://",
+        "HF://a/b",
+        "file://a",
+    ),
+)
+
+
+def reads(parse: Callable[[str], object], text: str) -> bool:
+    try:
+        parse(text)
+    except ValueError:
+        return False
+    return True
+
+
+def test_the_api_server_takes_the_model_sources_that_can_be_read(cluster: Kubernetes) -> None:
+    taken = dict(
+        zip(SOURCES, accepted(cluster, [model(uri=text) for text in SOURCES]), strict=True)
+    )
+    assert taken == {text: reads(parse_source, text) for text in SOURCES}
+
+
+QUANTITIES = (
+    *("1Gi", "1.5Gi", "1.Gi", ".5Ti", "+1G", "1e9", "1E9", "1E", "1Pi", "99999999999999999m"),
+    *("1e8M", "1KiB", "1 Gi", "Gi", "1gi", "1,5Gi", "0x10", "1_000M", "", "."),
+)
+
+
+def test_the_api_server_takes_the_quantities_that_can_be_read(cluster: Kubernetes) -> None:
+    specs = [managed(memory=text) for text in QUANTITIES]
+    taken = dict(zip(QUANTITIES, accepted(cluster, specs), strict=True))
+    assert taken == {text: reads(quantity_bytes, text) for text in QUANTITIES}
+
+
+def test_a_pool_may_be_edited_in_every_field(cluster: Kubernetes, namespace: str) -> None:
+    """None is immutable: every change can be obeyed."""
+    create(cluster, resource(SIM), "-n", namespace)
+    for case in GOOD:
+        if case.name == "demo":
+            cluster.kubectl("replace", "-n", namespace, "-f", "-", stdin=resource(case.spec))
+
+
+def test_kubectl_lists_pools_with_their_state(cluster: Kubernetes, namespace: str) -> None:
+    create(cluster, resource(SIM), "-n", namespace)
+    ready = Condition(
+        type="Ready",
+        status="False",
+        reason="NodesMissing",
+        message="0 of 1",
+        last_transition_time="2026-01-01T00:00:00Z",
+        observed_generation=1,
+    )
+    status = PoolStatus(
+        observed_generation=1,
+        conditions=(ready,),
+        prefill=RoleStatus(summary="0/1", desired=1),
+        decode=RoleStatus(summary="1/1", desired=1, ready=1),
+        model=ModelStatus(name="sim"),
+        url="https://llm.example.com",
+    )
+    patch = json.dumps({"status": msgspec.to_builtins(status)})
+    cluster.kubectl(
+        "patch", "bpool/demo", "-n", namespace, "--subresource=status", "--type=merge", "-p", patch
+    )
+    head, row = cluster.kubectl("get", "bpool", "-n", namespace).splitlines()
+    assert head.split() == ["NAME", *(name.upper() for name in COLUMNS), "AGE"]
+    wanted = ["demo", "False", "NodesMissing", "0/1", "1/1", "sim", "https://llm.example.com"]
+    assert row.split()[:-1] == wanted
+    stored = json.loads(cluster.kubectl("get", "bpool/demo", "-n", namespace, "-o", "json"))
+    assert msgspec.convert(stored["status"], PoolStatus) == status
+
+
+def test_the_status_is_out_of_reach_of_who_writes_the_pool(
+    cluster: Kubernetes, namespace: str
+) -> None:
+    written = json.loads(resource(SIM)) | {"status": {"url": "https://elsewhere.example"}}
+    assert "status" not in create(cluster, json.dumps(written), "-n", namespace)
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("bpool.spec", "missingRolePolicy"),
+        ("bpool.spec.kvStore.managed.memory", "at least 64Mi"),
+        ("bpool.status", "observedGeneration"),
+        (f"{FULL_NAME}.spec.model.uri", "pvc://CLAIM/FOLDER"),
+    ],
+)
+def test_kubectl_explains_every_field(cluster: Kubernetes, path: str, said: str) -> None:
+    explained = cluster.kubectl("explain", path)
+    assert said in explained
+    assert "<no description>" not in explained
+
+
+def test_the_gateway_apis_own_inference_pools_live_beside_ours(
+    cluster: Kubernetes, namespace: str
+) -> None:
+    theirs = yaml.safe_load((DATA / "gateway-inferencepool.yaml").read_text())
+    with definition(cluster, theirs):
+        create(cluster, resource(SIM, name="ours"), "-n", namespace)
+        spec = {
+            "selector": {"matchLabels": {"app": "llm"}},
+            "targetPorts": [{"number": 8000}],
+            "endpointPickerRef": {"name": "picker", "port": {"number": 9002}},
+        }
+        body = {"apiVersion": "inference.networking.k8s.io/v1", "kind": KIND, "spec": spec}
+        create(cluster, json.dumps(body | {"metadata": {"name": "theirs"}}), "-n", namespace)
+
+        def listed(what: str) -> str:
+            return cluster.kubectl("get", what, "-n", namespace, "-o", "name").strip()
+
+        their_name = theirs["metadata"]["name"]
+        assert listed(FULL_NAME) == listed("bpool") == "inferencepool.baton.dev/ours"
+        assert listed(their_name) == listed("infpool")
+        assert listed(their_name) == "inferencepool.inference.networking.k8s.io/theirs"
+    assert listed("inferencepools") == "inferencepool.baton.dev/ours"

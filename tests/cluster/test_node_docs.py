@@ -1,0 +1,125 @@
+"""The commands of docs/kubernetes.md, as they stand there, on a real cluster: from nothing to the
+first answer, through an upgrade, to nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.cluster.machine.client import CommandFailed, Kubernetes
+from tests.support.cluster_operator import IMAGES, NAMESPACE, RELEASE, operator_log
+from tests.support.cluster_streams import ask_by_openai, chat
+from tests.support.documents import ROOT, cluster_commands, commands_of
+
+TIMEOUT_S = 420.0
+BLOCKS = [block for _, block in cluster_commands()]
+
+
+class Reader:
+    """Somebody who types what stands there. Adds one thing: the images that this cluster holds."""
+
+    def __init__(self, kubernetes: Kubernetes, programs: Path, folder: Path) -> None:
+        self.kubernetes = kubernetes
+        self._values = folder / "values.yaml"
+        self._values.write_text(yaml.safe_dump({"images": IMAGES}))
+        homes = {f"HELM_{kind}_HOME": str(folder) for kind in ("CACHE", "CONFIG", "DATA")}
+        path = f"{programs}{os.pathsep}{os.environ['PATH']}"
+        config = {"KUBECONFIG": str(kubernetes.kubeconfig), "KUBECACHEDIR": str(folder)}
+        self._environ = {**os.environ, **homes, **config, "KUBERC": "off", "PATH": path}
+
+    def types(self, block: str) -> str:
+        """What was printed. What the block has left in the background is ended."""
+        chart = r"(helm (?:install|upgrade) \S+ charts/baton)"
+        block = re.sub(chart, rf"\1 --values={self._values}", block)
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", f"trap 'kill $(jobs -p) || :' EXIT\n{block}"],
+            cwd=ROOT,
+            env=self._environ,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+        assert done.returncode == 0, f"{done.stdout}{done.stderr}{operator_log(self.kubernetes)}"
+        return done.stdout
+
+    def asks(self) -> Any:
+        """The pool's choices, not by its port forward; greedy, so always the same."""
+        with self.kubernetes.reach("default", "hello-router", 8000) as url:
+            return ask_by_openai(url, chat("Hello", temperature=0, max_tokens=16)).choices
+
+    def pods(self) -> list[str]:
+        words = ("get", "pods", "-l", "baton.dev/pool=hello", "-o=name")
+        return sorted(self.kubernetes.kubectl(*words).split())
+
+
+@pytest.fixture(scope="module")
+def reader(
+    cluster: Kubernetes, programs: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Reader]:
+    """On a cluster that knows nothing of Baton; nor does it afterwards."""
+    remove(cluster)
+    yield Reader(cluster, programs, tmp_path_factory.mktemp("reader"))
+    remove(cluster)
+
+
+def remove(cluster: Kubernetes) -> None:
+    if cluster.helm("list", "--short", "-n", NAMESPACE):
+        cluster.helm("uninstall", RELEASE, "-n", NAMESPACE, "--wait")
+    for name in ("crd/inferencepools.baton.dev", f"namespace/{NAMESPACE}"):
+        cluster.kubectl("delete", name, "--ignore-not-found", "--timeout=90s")
+
+
+@dataclass
+class Start:
+    """After the first five commands: what the last one printed, the pool's pods and choices."""
+
+    printed: str
+    pods: list[str]
+    choices: Any
+
+
+@pytest.fixture(scope="module")
+def start(reader: Reader) -> Start:
+    printed = reader.types(BLOCKS[0])
+    return Start(printed.splitlines()[-1], reader.pods(), reader.asks())
+
+
+def test_the_first_answer_takes_five_commands() -> None:
+    assert len(commands_of(BLOCKS[0])) == 5
+    assert len(BLOCKS) == 4
+
+
+def test_the_five_commands_lead_to_an_answer(start: Start) -> None:
+    [choice] = json.loads(start.printed)["choices"]
+    assert choice["finish_reason"] == "length"
+    assert choice["message"]["content"]
+    assert len(start.pods) == 5
+
+
+def test_upgrade_and_rollback_leave_the_pool_as_it_was(reader: Reader, start: Start) -> None:
+    reader.types(BLOCKS[1])
+    assert reader.asks() == start.choices
+    assert reader.pods() == start.pods
+
+
+def test_after_uninstalling_the_pool_serves_and_can_be_removed(
+    reader: Reader, start: Start
+) -> None:
+    assert "hello" in reader.types(BLOCKS[2])
+    assert reader.asks() == start.choices
+    assert reader.pods() == start.pods
+    reader.types(BLOCKS[3])
+    with pytest.raises(CommandFailed, match="doesn't have a resource type"):
+        reader.kubernetes.kubectl("get", "bpool")
+    assert reader.pods() == []

@@ -1,0 +1,258 @@
+"""What breaks under a pool on a cluster costs its streams time, and never a token.
+
+Streams run, something is killed, and each must end with the ids that `baton up` gives undisturbed.
+The router's own death is not among it: that breaks its connections, by contract.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from itertools import count
+
+import pytest
+
+from tests.cluster.machine.client import Kubernetes
+from tests.support.cluster_operator import RESTRICTED, install_operator, kill_operator
+from tests.support.cluster_pool import ClusterPool, Pod
+from tests.support.cluster_specs import SIM_UP, sim_spec
+from tests.support.cluster_streams import (
+    Question,
+    Streams,
+    answers_of,
+    ask_by_openai,
+    long_streams,
+)
+from tests.support.needs import needs
+from tests.support.pool import Pool
+
+STREAMS, TOKENS = 6, 160
+DECODE_MS = 25  # a stream takes 4 s
+PREFILL_MS_PER_TOKEN = 4  # three prompts on one node take 2.4 s
+HOSTS = "kubernetes.io/hostname"
+NODES = ("prefill", "decode")
+# A silent node is noticed, its pods are given up 30 s later, and others start.
+NODE_LOST_S = 150.0
+ROUNDS = 12  # of the long test
+# Ends everything of a container but its first process, which is out of reach from inside.
+KILL = "import os; os.kill(-1, 9)"
+
+Ask = Callable[[], list[Question]]
+
+
+@pytest.fixture(scope="module")
+def questions() -> Ask:
+    """Streams whose prompts nobody has seen yet."""
+    numbers = count(start=1000, step=STREAMS)
+    return lambda: long_streams(STREAMS, TOKENS, next(numbers))
+
+
+@pytest.fixture(scope="module")
+def calm() -> Iterator[Pool]:
+    """What `baton up` answers is right."""
+    with Pool(SIM_UP) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def pool(cluster: Kubernetes) -> Iterator[ClusterPool]:
+    """Two nodes of each role, spread; the router on the first of the cluster's nodes, where nothing
+    happens, and Redis on the last one."""
+    install_operator(cluster)
+    namespace = cluster.new_namespace(**RESTRICTED)
+    spec = sim_spec(
+        prefill=2, decode=2, decode_ms=DECODE_MS, prefill_ms_per_token=PREFILL_MS_PER_TOKEN
+    )
+    for role in NODES:
+        spec[role]["podTemplate"] = {"spec": {"topologySpreadConstraints": [_spread(role)]}}
+    spec["router"] = {"podTemplate": {"spec": {"nodeSelector": {HOSTS: cluster.nodes[0]}}}}
+    spec["kvStore"]["managed"]["podTemplate"] = {
+        "spec": {"affinity": _rather_on(cluster.nodes[-1])}
+    }
+    with ClusterPool(cluster, namespace, "chaos") as running:
+        running.apply(spec)
+        running.wait_ready()
+        yield running
+    cluster.delete_namespace(namespace)
+
+
+def _spread(role: str) -> dict[str, object]:
+    return {
+        "maxSkew": 1,
+        "topologyKey": HOSTS,
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": {"baton.dev/component": role}},
+    }
+
+
+def _rather_on(host: str) -> dict[str, object]:
+    term = {"matchExpressions": [{"key": HOSTS, "operator": "In", "values": [host]}]}
+    wished = [{"weight": 100, "preference": term}]
+    return {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": wished}}
+
+
+@pytest.fixture
+def whole(pool: ClusterPool) -> ClusterPool:
+    """The pool with all its nodes ready, whatever the test before did to it."""
+    pool.wait_ready()
+    pool.wait(lambda: len(_ready_nodes(pool)) == 4, "have four nodes behind its router")
+    return pool
+
+
+def _ready_nodes(pool: ClusterPool) -> list[str]:
+    return [node["id"] for node in pool.state()["nodes"] if node["state"] == "ready"]
+
+
+def _busiest(pool: ClusterPool, role: str) -> Pod:
+    """The pod of the role's node that has most to do, once one has."""
+    found: list[str] = []
+
+    def busy() -> bool:
+        nodes = [node for node in pool.state()["nodes"] if node["role"] == role]
+        most = max(nodes, key=lambda node: node["booked"]["requests"] + node["load"]["running"])
+        found[:] = [most["id"]]
+        work: int = most["booked"]["requests"] + most["load"]["running"]
+        return work > 0
+
+    pool.wait(busy, f"have work for a {role} node", timeout_s=10)
+    return next(pod for pod in pool.pods(role) if pod.name == found[0])
+
+
+def _pods(pool: ClusterPool, *components: str) -> list[Pod]:
+    return [pod for component in components for pod in pool.pods(component)]
+
+
+def _delete(pool: ClusterPool, *pods: Pod) -> None:
+    names = [pod.name for pod in pods]
+    pool.kubectl("delete", "pods", *names, "--grace-period=0", "--force", "--wait=false")
+
+
+def _moved(pool: ClusterPool, streams: Streams) -> int:
+    """How many of the streams were placed more than once."""
+    asked = set(streams.requests())
+    lines = [line for line in pool.router_log() if line["request"] in asked]
+    assert len(lines) == len(asked), "the router's log lacks some"
+    return sum(line["attempts"] > 1 for line in lines)
+
+
+def test_a_deleted_decode_pod_costs_its_streams_no_token(
+    whole: ClusterPool, calm: Pool, questions: Ask
+) -> None:
+    asked = questions()
+    with Streams(whole.url, asked) as streams:
+        streams.wait_tokens(TOKENS // 8)
+        victim = _busiest(whole, "decode")
+        _delete(whole, victim)
+    assert streams.answers() == answers_of(calm.url, asked)
+    assert _moved(whole, streams) > 0
+    whole.wait_ready()
+    assert victim.name not in [pod.name for pod in whole.pods("decode")]
+
+
+def test_a_killed_prefill_pod_costs_no_token(
+    whole: ClusterPool, calm: Pool, questions: Ask
+) -> None:
+    asked = questions()
+    with Streams(whole.url, asked) as streams:
+        victim = _busiest(whole, "prefill")
+        words = ("exec", victim.name, "--container=node", "--", "python3", "-c", KILL)
+        whole.kubectl(*words)
+    assert streams.answers() == answers_of(calm.url, asked)
+    whole.wait_ready()
+    body = whole.read("pod", victim.name)
+    assert [one["restartCount"] for one in body["status"]["containerStatuses"]] == [1]
+
+
+def test_deleted_redis_pods_cost_no_token_and_prompts_are_handed_over_again(
+    whole: ClusterPool, calm: Pool, questions: Ask
+) -> None:
+    servers = _pods(whole, "kv-index", "kv-data")
+    assert len(servers) == 2
+    running, later = questions(), questions()
+    with Streams(whole.url, running) as streams:
+        streams.wait_tokens(TOKENS // 8)
+        _delete(whole, *servers)
+        # These are asked while there may be no store.
+        with Streams(whole.url, later) as without:
+            pass
+    assert streams.answers() == answers_of(calm.url, running)
+    assert without.answers() == answers_of(calm.url, later)
+    whole.wait_ready()
+    whole.wait(lambda: _hands_over(whole, questions()[0]), "hand prompts over again")
+
+
+def _hands_over(pool: ClusterPool, question: Question) -> bool:
+    short = {**question.body, "max_tokens": 1, "stream": False}
+    return "prefill-" in ask_by_openai(pool.url, Question(question.path, short)).placement
+
+
+def test_a_restarted_kubelet_is_not_noticed(
+    cluster: Kubernetes, whole: ClusterPool, calm: Pool, questions: Ask
+) -> None:
+    before, asked = _pods(whole, *NODES), questions()
+    with Streams(whole.url, asked) as streams:
+        streams.wait_tokens(1)
+        cluster.restart_kubelet(cluster.nodes[-1])
+    assert streams.answers() == answers_of(calm.url, asked)
+    assert _moved(whole, streams) == 0
+    whole.wait_ready()
+    assert _pods(whole, *NODES) == before
+
+
+def test_a_killed_operator_is_not_missed_and_its_successor_obeys(
+    cluster: Kubernetes, whole: ClusterPool, calm: Pool, questions: Ask
+) -> None:
+    asked = questions()
+    with Streams(whole.url, asked) as streams:
+        streams.wait_tokens(1)
+        kill_operator(cluster)
+        whole.patch({"decode": {"replicas": 3}})
+    assert streams.answers() == answers_of(calm.url, asked)
+    whole.wait(lambda: whole.row().decode == "3/3", "have the third decode node")
+    whole.patch({"decode": {"replicas": 2}})
+    whole.wait(lambda: whole.row().decode == "2/2", "have two decode nodes again")
+
+
+def test_a_killed_cluster_node_costs_no_token_and_its_pods_come_back_on_another(
+    cluster: Kubernetes, whole: ClusterPool, calm: Pool, questions: Ask
+) -> None:
+    needs("own_cluster")
+    safe, doomed = cluster.nodes
+    # Not kv-data: a StatefulSet's pod is made again when its node is back or is removed.
+    replaced, asked = (*NODES, "kv-index"), questions()
+    lost = {pod.name for pod in _pods(whole, *replaced) if pod.host == doomed}
+    assert len(lost) >= 2, "there is too little of the pool to lose"
+    with Streams(whole.url, asked) as streams:
+        streams.wait_tokens(TOKENS // 8)
+        cluster.kill_node(doomed)
+    try:
+        assert streams.answers() == answers_of(calm.url, asked)
+        assert _moved(whole, streams) > 0
+
+        def all_safe() -> bool:
+            pods = _pods(whole, *replaced)
+            return len(pods) == 5 and all(pod.ready and pod.host == safe for pod in pods)
+
+        whole.wait(all_safe, "have its pods on the other node", NODE_LOST_S)
+        whole.wait(lambda: whole.row()[3:5] == ("2/2", "2/2"), "say that they are there")
+        assert whole.conditions()["Serving"]["status"] == "True"
+    finally:
+        cluster.start_node(doomed)
+    whole.wait_ready()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_streams_stay_right_while_pods_die_at_random(
+    whole: ClusterPool, calm: Pool, questions: Ask
+) -> None:
+    draw = random.Random(5)
+    for _ in range(ROUNDS):
+        asked = questions()
+        with Streams(whole.url, asked) as streams:
+            for component in draw.sample([*NODES, "kv-index", "kv-data"], 2):
+                time.sleep(draw.uniform(0, 2))
+                _delete(whole, draw.choice(whole.pods(component)))
+        assert streams.answers() == answers_of(calm.url, asked)
+        whole.wait_ready()

@@ -1,0 +1,255 @@
+"""The nodes are real ones: what Kubernetes promises about pods is so here."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.request
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.machine.client import Kubernetes
+from tests.cluster.machine.images import REDIS_IMAGE
+from tests.cluster.machine.pods import Manifest, deployment, pod, pod_spec
+from tests.cluster.machine.torch_pods import torch_pod_overrides
+from tests.support.needs import needs
+
+WAIT_S = 90.0
+RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
+SERVER = """
+import http.server
+class Hello(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"hello")
+http.server.ThreadingHTTPServer(("", 8080), Hello).serve_forever()
+"""
+LEAVES_SLOWLY = """
+import signal, sys, time
+def leave(*_):
+    print("told to end", flush=True)
+    time.sleep(2)
+    print("ended by itself", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, leave)
+print("runs", flush=True)
+signal.pause()
+"""
+
+
+def python(script: str, *words: str, **container: Any) -> Manifest:
+    return pod_spec("python3", "-c", script, *words, **container)
+
+
+def until(done: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not done():
+        assert time.monotonic() < deadline, f"after {WAIT_S:g} s not yet: {what}"
+        time.sleep(0.2)
+
+
+class Pods:
+    """One namespace of a cluster."""
+
+    def __init__(self, cluster: Kubernetes, namespace: str) -> None:
+        self.cluster = cluster
+        self.namespace = namespace
+
+    def kubectl(self, *words: str, stdin: str | None = None) -> str:
+        return self.cluster.kubectl(*words, "-n", self.namespace, stdin=stdin)
+
+    def apply(self, *manifests: Manifest) -> None:
+        whole = {"apiVersion": "v1", "kind": "List", "items": list(manifests)}
+        self.kubectl("apply", "-f", "-", stdin=json.dumps(whole))
+
+    def get(self, kind: str, name: str) -> Manifest:
+        found: Manifest = json.loads(self.kubectl("get", kind, name, "-o", "json"))
+        return found
+
+    def wait(self, condition: str, what: str) -> None:
+        self.kubectl("wait", f"--for={condition}", what, f"--timeout={WAIT_S:g}s")
+
+    def output(self, name: str, spec: Manifest, **more: Any) -> str:
+        """What a pod with this specification printed when it had ended."""
+        self.apply(pod(name, spec, **more))
+        until(
+            lambda: self.get("pod", name)["status"]["phase"] in {"Succeeded", "Failed"},
+            f"the end of {name}",
+        )
+        return self.kubectl("logs", name)
+
+
+@pytest.fixture
+def pods(cluster: Kubernetes, pod_namespace: str) -> Pods:
+    cluster.kubectl(
+        "label", "namespace", pod_namespace, *(f"{k}={v}" for k, v in RESTRICTED.items())
+    )
+    return Pods(cluster, pod_namespace)
+
+
+@pytest.fixture(scope="module")
+def web(cluster: Kubernetes) -> Pods:
+    """A server on each node, and the service `web` before them."""
+    found = Pods(cluster, cluster.new_namespace(**RESTRICTED))
+    probe = {"httpGet": {"path": "/", "port": 8080}, "periodSeconds": 1}
+    spec = python(SERVER, readinessProbe=probe)
+    spread = {
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "DoNotSchedule",
+        "labelSelector": {"matchLabels": {"app": "web"}},
+    }
+    found.apply(deployment("web", {**spec, "topologySpreadConstraints": [spread]}, replicas=2))
+    found.kubectl("expose", "deployment", "web", "--port=80", "--target-port=8080")
+    found.wait("jsonpath={.status.readyReplicas}=2", "deployment/web")
+    return found
+
+
+def test_a_service_is_reached_from_this_machine(web: Pods) -> None:
+    with web.cluster.reach(web.namespace, "web", 80) as url:
+        until(lambda: answers(url), "an answer of the service")
+
+
+def answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return bool(answer.read() == b"hello")
+    except OSError:
+        return False
+
+
+def test_a_pod_finds_a_service_by_its_name(web: Pods, pods: Pods) -> None:
+    script = f"""
+import urllib.request
+print(urllib.request.urlopen("http://web.{web.namespace}", timeout=20).read())
+"""
+    assert pods.output("asks", python(script)) == "b'hello'\n"
+
+
+def test_a_pod_has_no_way_out(pods: Pods) -> None:
+    needs("own_cluster")
+    script = """
+import errno, socket, time
+started = time.monotonic()
+for target in ("198.51.100.1", "host.example"):
+    try:
+        socket.create_connection((target, 80), timeout=20)
+    except socket.gaierror:
+        print("no such name")
+    except OSError as error:
+        print(errno.errorcode[error.errno])
+print(time.monotonic() - started < 10)
+"""
+    assert pods.output("leaves", python(script)) == "ENETUNREACH\nno such name\nTrue\n"
+
+
+def test_the_image_runs_baton_without_torch(pods: Pods) -> None:
+    find = "import importlib.util as u; print(u.find_spec('torch'), u.find_spec('pytest'))"
+    shell = f'baton --help | head -n 1; id -u; python3 -c "{find}"; : > /new'
+    said = pods.output("baton", pod_spec("sh", "-c", shell)).splitlines()
+    assert "baton" in said[0]
+    assert said[1:3] == ["65532", "None None"]
+    assert "Read-only file system" in said[3]
+
+
+def test_the_checkouts_own_environment_gives_a_pod_torch(
+    cluster: Kubernetes, pod_namespace: str, tiny_model: Callable[[str], Path]
+) -> None:
+    needs("own_cluster")  # the folders are this machine's
+    model = tiny_model("llama-gqa1")
+    shell = f"""
+baton --help > /dev/null && head -c 1 {model}/config.json
+python3 -c 'import baton, torch; print(torch.ones(2).sum().item())'
+"""
+    spec = pod_spec("sh", "-c", shell, name="node")
+    overrides = torch_pod_overrides(model)["spec"]
+    spec["containers"][0] |= overrides["containers"][0]
+    spec["volumes"] = overrides["volumes"]
+    assert Pods(cluster, pod_namespace).output("torch", spec) == "{2.0\n"
+
+
+def test_the_redis_image_serves(pods: Pods) -> None:
+    shell = """
+redis-server --port 6379 --save "" --daemonize no > /dev/null &
+for _ in 1 2 3 4 5 6 7 8 9 10; do redis-cli ping && break; sleep 1; done 2>/dev/null
+"""
+    assert pods.output("redis", pod_spec("sh", "-c", shell, image=REDIS_IMAGE)) == "PONG\n"
+
+
+def test_a_container_that_takes_more_memory_than_its_limit_is_killed(pods: Pods) -> None:
+    limits = {"limits": {"memory": "64Mi"}}
+    pods.output("greedy", python("b'x' * (512 << 20)", resources=limits))
+    state = pods.get("pod", "greedy")["status"]["containerStatuses"][0]["state"]
+    assert (state["terminated"]["reason"], state["terminated"]["exitCode"]) == ("OOMKilled", 137)
+
+
+def test_a_deleted_pod_is_told_and_waited_for(pods: Pods) -> None:
+    pods.apply(pod("slow", python(LEAVES_SLOWLY), terminationGracePeriodSeconds=60))
+    pods.wait("condition=Ready", "pod/slow")
+    until(lambda: "runs" in pods.kubectl("logs", "slow"), "the first line of the pod")
+    with ThreadPoolExecutor(1) as thread:
+        log = thread.submit(pods.kubectl, "logs", "--follow", "slow")
+        pods.kubectl("delete", "pod", "slow")
+        assert log.result().splitlines() == ["runs", "told to end", "ended by itself"]
+
+
+def test_pods_get_as_many_gpus_as_their_node_says_it_has(cluster: Kubernetes, pods: Pods) -> None:
+    cluster.set_gpus("node-2", 2)
+    limits = {"limits": {"nvidia.com/gpu": "2"}}
+    pods.apply(pod("has", python("import time; time.sleep(600)", resources=limits)))
+    pods.wait("condition=Ready", "pod/has")
+    assert pods.get("pod", "has")["spec"]["nodeName"] == "node-2"
+    pods.apply(pod("waits", python("", resources=limits)))
+    pods.wait("condition=PodScheduled=false", "pod/waits")
+    conditions = pods.get("pod", "waits")["status"]["conditions"]
+    assert "Insufficient nvidia.com/gpu" in conditions[0]["message"]
+    pods.kubectl("delete", "pod", "has", "--grace-period=1")
+    pods.wait("condition=PodScheduled", "pod/waits")
+    cluster.set_gpus("node-2", 0)
+
+
+def test_pods_outlive_their_kubelet(cluster: Kubernetes, web: Pods) -> None:
+    before = containers(web)
+    cluster.restart_kubelet("node-1")
+    assert containers(web) == before
+    with cluster.reach(web.namespace, "web", 80) as url:
+        until(lambda: answers(url), "an answer of the service")
+
+
+def containers(web: Pods) -> set[tuple[str, str, int]]:
+    """Node, container and restarts of each pod."""
+    found = json.loads(web.kubectl("get", "pods", "-o", "json"))["items"]
+    statuses = [(one["spec"]["nodeName"], one["status"]["containerStatuses"][0]) for one in found]
+    return {(node, one["containerID"], one["restartCount"]) for node, one in statuses}
+
+
+def test_a_killed_node_is_noticed_and_its_pods_run_again_when_it_is_back(
+    cluster: Kubernetes, web: Pods
+) -> None:
+    """The service answers meanwhile, by the other node's pod."""
+    needs("own_cluster")
+    [gone] = [container for node, container, _ in containers(web) if node == "node-2"]
+    cluster.kill_node("node-2")
+    cluster.kubectl("wait", "--for=condition=Ready=Unknown", "node/node-2", "--timeout=90s")
+    web.wait("jsonpath={.status.readyReplicas}=1", "deployment/web")
+    with cluster.reach(web.namespace, "web", 80) as url:
+        until(lambda: answers(url), "an answer of the pod that is left")
+    cluster.start_node("node-2")
+    web.wait("jsonpath={.status.readyReplicas}=2", "deployment/web")
+    [back] = [container for node, container, _ in containers(web) if node == "node-2"]
+    assert back != gone
+
+
+def test_any_cluster_is_reached_by_its_kubeconfig_alone(
+    cluster: Kubernetes, web: Pods, tmp_path: Path, programs: Path
+) -> None:
+    needs("own_cluster")
+    existing = Kubernetes(cluster.kubeconfig, programs, tmp_path)
+    assert existing.nodes == ["node-1", "node-2"]
+    with existing.reach(web.namespace, "web", 80) as url:
+        assert answers(url)

@@ -1,0 +1,169 @@
+"""A pool on a real cluster, from the chart to its answers, and what kubectl shows meanwhile."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.machine.client import Kubernetes
+from tests.cluster.machine.torch_pods import torch_pod_overrides
+from tests.support.cluster_operator import RESTRICTED, install_operator
+from tests.support.cluster_pool import ClusterPool, Row
+from tests.support.cluster_specs import SIM_UP, sim_spec, torch_spec, torch_up
+from tests.support.cluster_streams import answers_of_baton_up, ask_by_openai, few_questions
+from tests.support.mix import Said
+from tests.support.needs import needs
+
+STARTING = {"Starting", "WaitingForNodes", "NothingApplied"}
+COMPONENTS = ("prefill", "decode", "router", "kv-index", "kv-data")
+
+
+@dataclass
+class Watched:
+    """A pool, and what `kubectl get bpool` printed until it was ready."""
+
+    pool: ClusterPool
+    rows: list[Row] = field(default_factory=list)
+
+    def see(self) -> bool:
+        """Whether it calls itself ready; then that must be so."""
+        row = self.pool.row()
+        if row not in self.rows:
+            self.rows.append(row._replace(age=""))
+        if row.ready == "True":
+            self.check_ready(row)
+        return row.ready == "True"
+
+    def check_ready(self, row: Row) -> None:
+        pods = {name: self.pool.pods(name) for name in COMPONENTS}
+        assert all(pod.ready for some in pods.values() for pod in some), (row, pods)
+        for role, said in (("prefill", row.prefill), ("decode", row.decode)):
+            assert said == f"{len(pods[role])}/{len(pods[role])}", (row, pods)
+
+
+@pytest.fixture(scope="module")
+def operated(cluster: Kubernetes) -> Kubernetes:
+    install_operator(cluster)
+    return cluster
+
+
+@pytest.fixture(scope="module")
+def restricted(operated: Kubernetes) -> Iterator[str]:
+    namespace = operated.new_namespace(**RESTRICTED)
+    yield namespace
+    operated.delete_namespace(namespace)
+
+
+@pytest.fixture(scope="module")
+def started(operated: Kubernetes, restricted: str) -> Iterator[Watched]:
+    with ClusterPool(operated, restricted, "sample") as pool:
+        watched = Watched(pool)
+        pool.apply(sim_spec())
+        pool.wait(watched.see, "become ready")
+        yield watched
+
+
+def test_the_columns_tell_each_stage_of_a_start(started: Watched) -> None:
+    first, last = started.rows[0], started.rows[-1]
+    assert last[1:6] == ("True", "AllReady", "1/1", "1/1", "sim")
+    before = [row for row in started.rows if row.ready != "True"]
+    # Before the operator has said anything there is nothing to print.
+    assert {row.ready for row in before} <= {"False", ""}, started.rows
+    assert {row.reason for row in before} <= STARTING | {""}, started.rows
+    assert any(row.prefill == row.decode == "0/1" for row in before), started.rows
+    assert first.ready != "True"
+
+
+def test_the_printed_address_answers_inside_the_cluster(started: Watched) -> None:
+    pool = started.pool
+    [node] = pool.pods("decode")
+    ask = f"import urllib.request as u; print(u.urlopen('{pool.row().url}/models').read().decode())"
+    told = pool.kubectl("exec", node.name, "--", "python3", "-c", ask)
+    assert '"sim"' in told
+
+
+def check_answers(pool: ClusterPool, expected: list[dict[int, Said]]) -> None:
+    """The official client gets them, and both roles had a part in each."""
+    for question, choices in zip(few_questions(), expected, strict=True):
+        answer = ask_by_openai(pool.url, question)
+        assert answer.choices == choices
+        assert "prefill-" in answer.placement, answer.placement
+        assert "decode-" in answer.placement, answer.placement
+    nodes = pool.state()["nodes"]
+    reused = [one["load"]["reused_chunks_total"] for one in nodes if one["role"] == "decode"]
+    assert sum(reused) > 0, nodes
+
+
+def test_a_client_gets_the_answers_of_baton_up(started: Watched) -> None:
+    check_answers(started.pool, answers_of_baton_up(SIM_UP, few_questions()))
+
+
+def test_the_columns_follow_an_edit_of_the_replicas(started: Watched) -> None:
+    pool = started.pool
+    pool.patch({"decode": {"replicas": 2}})
+    pool.wait(lambda: pool.row().decode == "1/2", "say that a node is missing")
+    row = pool.row()
+    assert (row.ready, row.reason) in {("False", "Starting"), ("True", "AllReady")}
+    pool.wait(started.see, "have two decode nodes")
+    assert started.rows[-1].decode == "2/2"
+    pool.patch({"decode": {"replicas": 1}})
+    pool.wait(lambda: pool.row().decode == "1/1", "have one decode node again")
+    pool.wait_ready()
+
+
+def test_the_columns_name_what_keeps_a_pool_from_starting(
+    operated: Kubernetes, restricted: str
+) -> None:
+    """One pool with two mistakes; as each is mended, the other is left."""
+    pool = ClusterPool(operated, restricted, "broken")
+    spec = sim_spec()
+    image = {"name": "node", "image": "local.test/missing:1"}
+    spec["prefill"]["podTemplate"] = {"spec": {"containers": [image]}}
+    spec["decode"]["resources"] = {"limits": {"nvidia.com/gpu": "99", "memory": "1Gi"}}
+    pool.apply(spec)
+    pool.wait(lambda: pool.row().reason == "ImagePullFailing", "name the missing image")
+    conditions = pool.conditions()
+    assert "local.test/missing:1" in conditions["Ready"]["message"]
+    assert conditions["DecodeReady"]["reason"] == "Unschedulable"
+    assert "nvidia.com/gpu" in conditions["DecodeReady"]["message"]
+    assert conditions["Serving"]["status"] == "False"
+    row = pool.row()
+    assert (row.ready, row.prefill, row.decode) == ("False", "0/1", "0/1")
+    pool.patch({"prefill": {"podTemplate": None}})
+    pool.wait(lambda: pool.row()[2:4] == ("Unschedulable", "1/1"), "have a prefill node")
+    # A prefill node can do all of the work.
+    assert pool.conditions()["Serving"]["status"] == "True"
+    pool.patch({"decode": {"resources": {"limits": {"nvidia.com/gpu": None}}}})
+    pool.wait_ready()
+    assert pool.row()[1:5] == ("True", "AllReady", "1/1", "1/1")
+
+
+@pytest.fixture
+def folder(tiny_model: Callable[[str], Path]) -> Iterator[Path]:
+    """A model that pods may read: they are not the user who saved it."""
+    copy = Path(tempfile.mkdtemp(prefix="shelf-", dir="/tmp"))
+    copy.chmod(0o755)
+    for path in tiny_model("llama-gqa2-tied").iterdir():
+        if path.is_file():
+            (copy / path.name).write_bytes(path.read_bytes())
+            (copy / path.name).chmod(0o644)
+    yield copy
+    shutil.rmtree(copy)
+
+
+def test_a_real_model_gives_the_answers_of_baton_up(operated: Kubernetes, folder: Path) -> None:
+    needs("own_cluster")
+    namespace = operated.new_namespace()  # the environment and the model come by hostPath
+    try:
+        with ClusterPool(operated, namespace, "torch") as pool:
+            pool.apply(torch_spec(str(folder), torch_pod_overrides(folder)))
+            expected = answers_of_baton_up(torch_up(folder), few_questions())
+            pool.wait_ready()
+            check_answers(pool, expected)
+    finally:
+        operated.delete_namespace(namespace)

@@ -1,0 +1,221 @@
+"""What real schedulers, kubelets and controllers write when a pod fails is what we read in it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from baton_operator.observed import ObservedPod, read_pod, read_workload
+from tests.cluster.machine.client import Kubernetes
+from tests.cluster.machine.images import BATON_IMAGE
+from tests.support.needs import needs
+
+T = TypeVar("T")
+WAIT_S = 120.0
+NOWHERE = "registry.invalid/baton:1"
+CRASH = "import sys, time; time.sleep(1); sys.exit('looking\\nno such folder: /models/x')"
+# Memory that nobody writes to is no memory.
+GREEDY = "x = b'x' * (1 << 30)"
+
+
+def pod(name: str, code: str = "", **container: Any) -> dict[str, Any]:
+    """One container that runs Python."""
+    facts: dict[str, Any] = {
+        "name": "node",
+        "image": BATON_IMAGE,
+        "imagePullPolicy": "Never",
+        "command": ["python", "-c", code],
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": {"baton.dev/component": "decode"}},
+        "spec": {"terminationGracePeriodSeconds": 0, "containers": [facts | container]},
+    }
+
+
+def fetching_pod(name: str, code: str) -> dict[str, Any]:
+    body = pod(name)
+    [first] = pod(name, code)["spec"]["containers"]
+    body["spec"]["initContainers"] = [first | {"name": "fetch-model"}]
+    return body
+
+
+def until(what: str, look: Callable[[], T], good: Callable[[T], object]) -> T:
+    end = time.monotonic() + WAIT_S
+    while not good(seen := look()):
+        assert time.monotonic() < end, f"{what}: {seen}"
+        time.sleep(0.2)
+    return seen
+
+
+def get(cluster: Kubernetes, namespace: str, kind: str, name: str) -> dict[str, Any]:
+    body: dict[str, Any] = json.loads(
+        cluster.kubectl("get", kind, name, "-n", namespace, "-o", "json")
+    )
+    return body
+
+
+def watch_pod(
+    cluster: Kubernetes, namespace: str, body: dict[str, Any], good: Callable[[ObservedPod], object]
+) -> ObservedPod:
+    """Create it; what it looks like once `good` says so."""
+    name = body["metadata"]["name"]
+    cluster.kubectl("apply", "-n", namespace, "-f", "-", stdin=json.dumps(body))
+    return until(name, lambda: read_pod(get(cluster, namespace, "pod", name)), good)
+
+
+def problem_of(cluster: Kubernetes, namespace: str, body: dict[str, Any]) -> tuple[str, str]:
+    seen = watch_pod(cluster, namespace, body, lambda seen: seen.problem)
+    return seen.problem, seen.message
+
+
+def test_an_image_that_cannot_be_pulled(cluster: Kubernetes, pod_namespace: str) -> None:
+    body = pod("pull", image=NOWHERE, imagePullPolicy="IfNotPresent")
+    reason, message = problem_of(cluster, pod_namespace, body)
+    assert reason == "ImagePullFailing"
+    assert NOWHERE in message
+
+
+def test_an_image_that_shall_be_there_and_is_not(cluster: Kubernetes, pod_namespace: str) -> None:
+    reason, message = problem_of(cluster, pod_namespace, pod("absent", image=NOWHERE))
+    assert reason == "ImagePullFailing"
+    assert NOWHERE in message
+
+
+def test_a_gpu_that_nobody_has(cluster: Kubernetes, pod_namespace: str) -> None:
+    body = pod("gpu", resources={"limits": {"nvidia.com/gpu": "64"}})
+    reason, message = problem_of(cluster, pod_namespace, body)
+    assert reason == "Unschedulable"
+    assert "Insufficient nvidia.com/gpu" in message
+
+
+def test_a_claim_that_is_not_there(cluster: Kubernetes, pod_namespace: str) -> None:
+    body = pod("claim")
+    body["spec"]["volumes"] = [{"name": "m", "persistentVolumeClaim": {"claimName": "models"}}]
+    reason, message = problem_of(cluster, pod_namespace, body)
+    assert reason == "VolumeMissing"
+    assert '"models" not found' in message
+
+
+def test_a_secret_that_is_not_there(cluster: Kubernetes, pod_namespace: str) -> None:
+    source = {"secretKeyRef": {"name": "hub-login", "key": "token"}}
+    body = pod("secret", env=[{"name": "HF_TOKEN", "valueFrom": source}])
+    reason, message = problem_of(cluster, pod_namespace, body)
+    assert reason == "ConfigMissing"
+    assert '"hub-login" not found' in message
+
+
+def test_a_secret_that_a_volume_lacks_is_told_by_time_alone(
+    cluster: Kubernetes, pod_namespace: str
+) -> None:
+    body = pod("mount")
+    body["spec"]["volumes"] = [{"name": "ca", "secret": {"secretName": "redis-ca"}}]
+    seen = watch_pod(cluster, pod_namespace, body, lambda seen: seen.unprepared_since)
+    assert seen.problem == ""
+
+
+def test_a_command_that_is_not_there(cluster: Kubernetes, pod_namespace: str) -> None:
+    body = pod("command", command=["no-such-program"])
+    reason, message = problem_of(cluster, pod_namespace, body)
+    assert reason == "ContainerRefused"
+    assert "no-such-program" in message
+
+
+def test_an_image_that_would_run_as_root(cluster: Kubernetes, pod_namespace: str) -> None:
+    body = pod("root", securityContext={"runAsNonRoot": True, "runAsUser": 0})
+    reason, message = problem_of(cluster, pod_namespace, body)
+    assert reason == "ContainerRefused"
+    assert "root" in message
+
+
+def test_a_crash_loop_stays_one_problem_with_the_last_words(
+    cluster: Kubernetes, pod_namespace: str
+) -> None:
+    # Without a probe it would be ready for a moment each time.
+    body = pod("crash", CRASH, readinessProbe={"tcpSocket": {"port": 1}, "periodSeconds": 1})
+    expected = "Crashing", "container node ended with exit code 1: no such folder: /models/x"
+    assert problem_of(cluster, pod_namespace, body) == expected
+
+    def restarts(live: dict[str, Any]) -> int:
+        assert (read_pod(live).problem, read_pod(live).message) == expected
+        count: int = live["status"]["containerStatuses"][0]["restartCount"]
+        return count
+
+    until(
+        "two restarts",
+        lambda: restarts(get(cluster, pod_namespace, "pod", "crash")),
+        lambda count: count >= 2,
+    )
+
+
+def test_a_container_that_takes_too_much_memory(cluster: Kubernetes, pod_namespace: str) -> None:
+    body = pod("greedy", GREEDY, resources={"limits": {"memory": "64Mi"}})
+    reason, message = problem_of(cluster, pod_namespace, body)
+    assert (reason, message) == (
+        "OutOfMemory",
+        "container node was killed beyond its memory limit of 64Mi",
+    )
+
+
+def test_a_fetch_that_fails(cluster: Kubernetes, pod_namespace: str) -> None:
+    body = fetching_pod("fetch", "import sys; sys.exit('the hub answered 401')")
+    reason, message = problem_of(cluster, pod_namespace, body)
+    assert reason == "ModelFetchFailing"
+    assert message == "container fetch-model ended with exit code 1: the hub answered 401"
+
+
+def test_a_fetch_is_seen_while_it_runs_and_when_it_is_done(
+    cluster: Kubernetes, pod_namespace: str
+) -> None:
+    body = fetching_pod("slow", "import time; time.sleep(5)")
+    body["spec"]["containers"][0]["command"] = ["python", "-c", "import time; time.sleep(600)"]
+    running = watch_pod(cluster, pod_namespace, body, lambda seen: seen.fetch == "running")
+    assert (running.problem, running.ready) == ("", False)
+    done = watch_pod(cluster, pod_namespace, body, lambda seen: seen.ready)
+    assert (done.fetch, done.problem) == ("done", "")
+
+
+def test_a_quota_that_lets_no_pod_be_made(cluster: Kubernetes, pod_namespace: str) -> None:
+    quota = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "none"},
+        "spec": {"hard": {"pods": "0"}},
+    }
+    labels, template = {"baton.dev/component": "decode"}, pod("x")
+    deployment = {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "d", "labels": labels},
+        "spec": {
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": template["spec"]},
+        },
+    }
+    for body in (quota, deployment):
+        cluster.kubectl("apply", "-n", pod_namespace, "-f", "-", stdin=json.dumps(body))
+    seen = until(
+        "the Deployment",
+        lambda: read_workload(get(cluster, pod_namespace, "deployment", "d")),
+        lambda seen: seen.problem,
+    )
+    assert seen.problem == "PodsRefused"
+    assert "exceeded quota: none" in seen.message
+    assert (seen.desired, seen.pods, seen.ready) == (1, 0, 0)
+
+
+def test_a_node_that_falls_silent(cluster: Kubernetes, pod_namespace: str) -> None:
+    needs("own_cluster")
+    body = pod("lost", "import time; time.sleep(600)")
+    body["spec"]["nodeName"] = doomed = cluster.nodes[-1]
+    watch_pod(cluster, pod_namespace, body, lambda seen: seen.ready)
+    cluster.kill_node(doomed)
+    try:
+        reason, _ = problem_of(cluster, pod_namespace, body)
+        assert reason == "NodeLost"
+    finally:
+        cluster.start_node(doomed)

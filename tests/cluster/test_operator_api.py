@@ -1,0 +1,196 @@
+"""The operator's client against a real API server: what it sends, and how it tells failures."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.up import reserve_port
+from baton_operator.api import (
+    FIELD_MANAGER,
+    Api,
+    Conflict,
+    Refused,
+    TooManyRequests,
+    Unavailable,
+)
+from baton_operator.connection import ConnectionFailed, load, login
+from baton_operator.kinds import CHILDREN, HTTP_ROUTE, SECRET, key_of
+from baton_operator.observed import ChildKey
+from tests.cluster.fault_proxy import Answer, FaultProxy
+from tests.cluster.machine.client import Kubernetes
+
+SERVICE = next(kind for kind in CHILDREN if kind.kind == "Service")
+
+
+@pytest.fixture
+def counted() -> list[tuple[str, str]]:
+    return []
+
+
+@pytest.fixture
+async def api(control_plane: Kubernetes, counted: list[tuple[str, str]]) -> AsyncIterator[Api]:
+    one = await client(control_plane.kubeconfig, counted)
+    yield one
+    await one.close()
+
+
+async def client(
+    kubeconfig: Path, counted: list[tuple[str, str]] | None = None, timeout_s: float = 10.0
+) -> Api:
+    config = await load({"KUBECONFIG": str(kubeconfig)})
+    seen: list[tuple[str, str]] = [] if counted is None else counted
+    return Api(config, lambda verb, code: seen.append((verb, code)), timeout_s)
+
+
+def service(namespace: str, port: int = 80, **metadata: Any) -> dict[str, Any]:
+    own = {"name": "one", "namespace": namespace, "labels": {"mine": "yes"}, **metadata}
+    spec = {"selector": {"a": "b"}, "ports": [{"name": "http", "port": port}]}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": own, "spec": spec}
+
+
+async def test_apply_makes_and_changes_under_its_own_name(
+    api: Api, namespace: str, counted: list[tuple[str, str]]
+) -> None:
+    made = await api.apply(service(namespace))
+    changed = await api.apply(service(namespace, 81))
+    assert changed["metadata"]["uid"] == made["metadata"]["uid"]
+    assert changed["spec"]["ports"][0]["port"] == 81
+    [manager] = changed["metadata"]["managedFields"]
+    assert (manager["manager"], manager["operation"]) == (FIELD_MANAGER, "Apply")
+    assert counted == [("apply", "201"), ("apply", "200")]
+
+
+async def test_apply_wins_over_others_and_leaves_their_own_fields(
+    api: Api, control_plane: Kubernetes, namespace: str
+) -> None:
+    await api.apply(service(namespace))
+    patch = {"spec": {"selector": {"a": "x"}, "sessionAffinity": "ClientIP"}}
+    text = f"--patch={json.dumps(patch)}"
+    control_plane.kubectl("patch", "service", "one", "-n", namespace, "--type=merge", text)
+    found = await api.apply(service(namespace))
+    assert found["spec"]["selector"] == {"a": "b"}
+    assert found["spec"]["sessionAffinity"] == "ClientIP"
+
+
+async def test_what_is_not_there_is_none(api: Api, namespace: str) -> None:
+    assert await api.get(ChildKey("v1", "Service", namespace, "none")) is None
+    route = ChildKey(HTTP_ROUTE.api_version, HTTP_ROUTE.kind, namespace, "none")
+    assert await api.get(route) is None
+
+
+async def test_delete_takes_this_very_object_only(api: Api, namespace: str) -> None:
+    made = await api.apply(service(namespace))
+    key = key_of(made)
+    await api.delete(key, "another uid")
+    assert await api.get(key) is not None
+    await api.delete(key, made["metadata"]["uid"])
+    assert await api.get(key) is None
+    await api.delete(key, made["metadata"]["uid"])
+
+
+async def test_a_listing_is_of_metadata_and_by_label(api: Api, namespace: str) -> None:
+    await api.apply(service(namespace))
+    await api.apply(service(namespace, name="two", labels={}))
+    [found] = await api.list_metadata(SERVICE, namespace, "mine")
+    assert found["name"] == "one"
+    assert len(await api.list_metadata(SERVICE, namespace)) == 2
+
+
+async def test_a_listing_may_be_empty(api: Api, namespace: str) -> None:
+    assert await api.list_metadata(SECRET, namespace, "mine") == []
+    assert await api.list_metadata(HTTP_ROUTE, namespace) == []
+
+
+async def test_an_object_that_was_changed_meanwhile_is_a_conflict(api: Api, namespace: str) -> None:
+    made = await api.apply(service(namespace))
+    await api.apply(service(namespace, 81))
+    with pytest.raises(Conflict):
+        await api.update(made)
+    with pytest.raises(Conflict):
+        await api.create(service(namespace))
+
+
+async def test_a_refusal_has_the_servers_words(api: Api, namespace: str) -> None:
+    with pytest.raises(Refused, match=r"spec\.ports\[0\]\.port") as caught:
+        await api.apply(service(namespace, 0))
+    assert caught.value.code == 422
+
+
+async def test_a_kind_that_is_not_installed_is_refused(api: Api, namespace: str) -> None:
+    metadata = {"name": "one", "namespace": namespace}
+    route = {"apiVersion": HTTP_ROUTE.api_version, "kind": HTTP_ROUTE.kind, "metadata": metadata}
+    with pytest.raises(Refused, match="this cluster knows no HTTPRoute"):
+        await api.apply(route)
+
+
+async def test_too_many_requests_say_when_to_come_back(
+    control_plane: Kubernetes, namespace: str, tmp_path: Path
+) -> None:
+    with FaultProxy(control_plane.kubeconfig, tmp_path) as proxy:
+        proxy.watch(lambda call: Answer(429, {"Retry-After": "7"}))
+        api = await client(proxy.kubeconfig)
+        with pytest.raises(TooManyRequests) as caught:
+            await api.apply(service(namespace))
+        assert caught.value.retry_after_s == 7
+        await api.close()
+
+
+@pytest.mark.parametrize("status", [401, 500, 503])
+async def test_a_sick_server_is_unavailable(
+    control_plane: Kubernetes, namespace: str, tmp_path: Path, status: int
+) -> None:
+    with FaultProxy(control_plane.kubeconfig, tmp_path) as proxy:
+        proxy.watch(lambda call: Answer(status))
+        api = await client(proxy.kubeconfig)
+        with pytest.raises(Unavailable, match=str(status)):
+            await api.apply(service(namespace))
+        await api.close()
+
+
+def kubeconfig(folder: Path, port: int) -> Path:
+    content = {
+        "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{port}"}}],
+        "users": [{"name": "u", "user": {"token": "abc"}}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "x",
+    }
+    path = folder / "config"
+    path.write_text(json.dumps(content))
+    return path
+
+
+async def test_nobody_who_answers_is_unavailable(
+    tmp_path: Path, counted: list[tuple[str, str]]
+) -> None:
+    with reserve_port("127.0.0.1", 0) as held:
+        api = await client(kubeconfig(tmp_path, held.getsockname()[1]), counted)
+        with pytest.raises(Unavailable):
+            await api.apply(service("default"))
+        await api.close()
+    assert counted == [("apply", "error")]
+
+
+async def test_a_silent_server_is_unavailable_after_the_timeout(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        api = await client(kubeconfig(tmp_path, silent.getsockname()[1]), timeout_s=0.2)
+        async with asyncio.timeout(5):
+            with pytest.raises(Unavailable, match=r"no answer within 0\.2 s"):
+                await api.get(ChildKey("v1", "Service", "default", "one"))
+        await api.close()
+
+
+async def test_kopf_gets_the_same_login(tmp_path: Path) -> None:
+    info = await login({"KUBECONFIG": str(kubeconfig(tmp_path, 1234))})
+    assert (info.server, info.token) == ("http://127.0.0.1:1234", "abc")
+
+
+async def test_without_a_login_one_line_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(ConnectionFailed, match="KUBECONFIG"):
+        await load({"KUBECONFIG": str(tmp_path / "none")})

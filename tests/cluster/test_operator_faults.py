@@ -1,0 +1,228 @@
+"""A sick API server: the pool becomes what it should be all the same, and the operator lives on.
+
+Between operator and API server stands a proxy that loses, refuses and delays; tests look at the API
+server itself.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from baton_operator.crd import crd
+from tests.cluster.fault_proxy import ANSWERED_RESET, RESET, Answer, Call, Fault, FaultProxy
+from tests.cluster.installed import definition
+from tests.cluster.machine.client import Kubernetes
+from tests.cluster.operators import ROUTES, SIM, Operator, Pool, Window, explained, until
+
+RECOVERY_S = 30.0
+CHILDREN = 14
+
+
+@pytest.fixture(scope="module")
+def plane(fresh_control_plane: Kubernetes) -> Iterator[Kubernetes]:
+    with definition(fresh_control_plane, crd()):
+        yield fresh_control_plane
+
+
+@pytest.fixture(scope="module")
+def window(
+    plane: Kubernetes, programs: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Window]:
+    with Window(plane.kubeconfig, programs, tmp_path_factory.mktemp("window")) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def proxy(plane: Kubernetes, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultProxy]:
+    with FaultProxy(plane.kubeconfig, tmp_path_factory.mktemp("proxy")) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def operator(proxy: FaultProxy, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
+    with Operator(proxy.kubeconfig, tmp_path_factory.mktemp("operator")) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def only(operator: Operator, plane: Kubernetes, window: Window) -> Iterator[Pool]:
+    """One pool for all faults: after each it is as specified."""
+    namespace = plane.new_namespace()
+    one = Pool(plane, window, namespace)
+    yield one
+    one.delete()
+
+
+@pytest.fixture
+def pool(operator: Operator, proxy: FaultProxy, only: Pool) -> Iterator[Pool]:
+    """As specified, before anything goes wrong."""
+    with explained(operator):
+        only.apply(SIM)
+        until(lambda: complete(only) and router_replicas(only) == 1, "all children")
+        try:
+            yield only
+        finally:
+            proxy.watch(None)
+            proxy.down(False)
+
+
+def complete(pool: Pool) -> bool:
+    applied = pool.condition("Applied").get("status") == "True"
+    return applied and len(pool.children()) == CHILDREN
+
+
+def follows(pool: Pool, replicas: int, wait_s: float = RECOVERY_S) -> float:
+    """An edit from now on reaches the router; returns after how many seconds."""
+    pool.patch({"router": {"replicas": replicas}})
+    return until(lambda: router_replicas(pool) == replicas, "the edit", wait_s)
+
+
+def router_replicas(pool: Pool) -> int:
+    router = pool.child("Deployment", "router")
+    return router["spec"]["replicas"] if router else 0
+
+
+def failing(
+    fault: Fault, which: Callable[[Call], bool], times: int
+) -> Callable[[Call], Fault | None]:
+    left = times
+
+    def watch(call: Call) -> Fault | None:
+        nonlocal left
+        if left and which(call):
+            left -= 1
+            return fault
+        return None
+
+    return watch
+
+
+def test_dropped_watches_are_taken_up_again(pool: Pool, proxy: FaultProxy) -> None:
+    proxy.drop_watches()
+    follows(pool, 2)
+    pool.kubectl("delete", "service", "pool-router", "--wait=false")
+    until(lambda: complete(pool), "the service")
+
+
+def test_what_was_deleted_while_watches_were_down_is_noticed(pool: Pool, proxy: FaultProxy) -> None:
+    """The server has forgotten the version from which the watch would go on, so that no event
+    tells of the deletion."""
+    error = {"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired"}}
+    expired = Answer(200, {}, error)
+    proxy.watch(lambda call: RESET if "/services" in call.path else None)
+    proxy.drop_watches()
+    pool.kubectl("delete", "service", "pool-router")
+    proxy.watch(failing(expired, lambda call: call.watches and "/services" in call.path, 1))
+    until(lambda: complete(pool), "the service")
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Answer(409),
+        Answer(429, {"Retry-After": "1"}),
+        Answer(500),
+        Answer(503, {"Retry-After": "1"}),
+        RESET,
+        ANSWERED_RESET,
+    ],
+    ids=["409", "429", "500", "503", "reset", "answer lost"],
+)
+def test_failing_writes_are_tried_until_they_succeed(
+    pool: Pool, proxy: FaultProxy, fault: Fault
+) -> None:
+    proxy.watch(failing(fault, lambda call: call.writes, 3))
+    follows(pool, 3)
+    until(lambda: complete(pool), "all children")
+
+
+@pytest.mark.parametrize(
+    "fault", [Answer(500), Answer(429, {"Retry-After": "1"}), RESET], ids=["500", "429", "reset"]
+)
+def test_failing_reads_and_watches_are_tried_until_they_succeed(
+    pool: Pool, proxy: FaultProxy, fault: Fault
+) -> None:
+    proxy.watch(failing(fault, lambda call: not call.writes, 20))
+    proxy.drop_watches()
+    follows(pool, 3)
+
+
+def test_retry_after_is_obeyed(pool: Pool, proxy: FaultProxy) -> None:
+    refused = failing(Answer(429, {"Retry-After": "3"}), lambda call: call.writes, 1)
+    begun = time.monotonic()
+    proxy.watch(refused)
+    assert follows(pool, 2) >= 3
+    first, second, *_ = [call for call in proxy.counted(begun) if call.writes]
+    assert second.at - first.at >= 3
+
+
+def test_random_faults_delay_and_change_nothing(pool: Pool, proxy: FaultProxy) -> None:
+    chance = random.Random(7)
+    faults: list[Fault] = [Answer(409), Answer(500), Answer(429), RESET, ANSWERED_RESET]
+
+    def watch(call: Call) -> Fault | None:
+        return chance.choice(faults) if chance.random() < 0.3 else None
+
+    proxy.watch(watch)
+    for replicas in (2, 3, 4):
+        follows(pool, replicas, 60)
+    proxy.watch(None)
+    until(lambda: complete(pool), "all children", 60)
+
+
+@pytest.mark.parametrize(
+    "seconds", [5, pytest.param(120, marks=pytest.mark.long)], ids=["short", "2 minutes"]
+)
+def test_an_outage_is_survived(pool: Pool, proxy: FaultProxy, seconds: int) -> None:
+    before = {name: one["metadata"]["uid"] for name, one in pool.children().items()}
+    proxy.down(True)
+    pool.patch({"router": {"replicas": 2}})
+    time.sleep(seconds)
+    proxy.down(False)
+    until(lambda: router_replicas(pool) == 2, "the edit", RECOVERY_S)
+    follows(pool, 3)
+    after = {name: one["metadata"]["uid"] for name, one in pool.children().items()}
+    assert after == before, "something was made anew"
+
+
+def test_a_restart_of_the_api_server_is_survived(pool: Pool, plane: Kubernetes) -> None:
+    plane.stop_apiserver()
+    time.sleep(2)
+    plane.start_apiserver()
+    follows(pool, 2)
+    pool.kubectl("delete", "service", "pool-router", "--wait=false")
+    until(lambda: complete(pool), "the service", 60)
+
+
+def test_a_kind_that_is_not_installed_is_told_and_made_when_it_is(
+    pool: Pool, plane: Kubernetes
+) -> None:
+    pool.apply({**SIM, "router": {"httpRoute": {"parentRefs": [{"name": "gate"}]}}})
+    until(lambda: pool.condition("Applied")["status"] == "False", "condition Applied")
+    assert "this cluster knows no HTTPRoute" in pool.condition("Applied")["message"]
+    with definition(plane, ROUTES):
+        until(lambda: pool.child("HTTPRoute", "router"), "the route", 90)
+        until(lambda: pool.condition("Applied")["status"] == "True", "condition Applied")
+        pool.apply(SIM)
+        until(lambda: not pool.child("HTTPRoute", "router"), "the route's end")
+
+
+def test_all_of_it_was_one_life(operator: Operator) -> None:
+    assert "begins anew" not in operator.log()
+
+
+def test_a_watch_that_kopf_gives_up_is_begun_anew(
+    operator: Operator, pool: Pool, proxy: FaultProxy
+) -> None:
+    error = {"type": "ERROR", "object": {"kind": "Status", "code": 500, "reason": "InternalError"}}
+    proxy.watch(failing(Answer(200, {}, error), lambda call: call.watches, 1))
+    proxy.drop_watches()
+    until(lambda: "begins anew" in operator.log(), "the next life")
+    follows(pool, 2)
+    pool.kubectl("delete", "service", "pool-router", "--wait=false")
+    until(lambda: complete(pool), "the service")

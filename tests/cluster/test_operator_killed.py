@@ -1,0 +1,132 @@
+"""An operator that is killed at any step is followed by one that finishes."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from baton_operator.crd import crd
+from tests.cluster.fault_proxy import ANSWERED_RESET, RESET, Call, Fault, FaultProxy
+from tests.cluster.installed import definition
+from tests.cluster.machine.client import Kubernetes
+from tests.cluster.operators import SIM, Operator, Pool, Window, explained, until
+
+# Writes of a life that has everything to do: 14 children, the status, an event.
+WRITES = 16
+END_S = 5.0
+
+
+class Killer:
+    """Kills the operator at its n-th write: before the API server sees it, or with it done and
+    unanswered."""
+
+    def __init__(self, operator: Operator, at: int, fault: Fault) -> None:
+        self._operator = operator
+        self._left = at
+        self._fault = fault
+        self.done = threading.Event()
+
+    def __call__(self, call: Call) -> Fault | None:
+        if self.done.is_set() or not call.writes:
+            return None
+        self._left -= 1
+        if self._left:
+            return None
+        self._operator.kill()
+        self.done.set()
+        return self._fault
+
+
+@pytest.fixture(scope="module")
+def plane(control_plane: Kubernetes) -> Iterator[Kubernetes]:
+    with definition(control_plane, crd()):
+        yield control_plane
+
+
+@pytest.fixture
+def pool(plane: Kubernetes, programs: Path, namespace: str, tmp_path: Path) -> Iterator[Pool]:
+    with Window(plane.kubeconfig, programs, tmp_path) as window:
+        one = Pool(plane, window, namespace)
+        yield one
+        one.delete()
+
+
+def test_it_is_killed_at_each_write_and_the_last_one_finishes(
+    plane: Kubernetes, pool: Pool, tmp_path: Path
+) -> None:
+    pool.apply(SIM)
+    with (
+        FaultProxy(plane.kubeconfig, tmp_path) as proxy,
+        Operator(proxy.kubeconfig, tmp_path) as operator,
+        explained(operator),
+    ):
+        for at in range(1, WRITES + 1):
+            killer = Killer(operator, at, RESET if at % 2 else ANSWERED_RESET)
+            proxy.watch(killer)
+            if at > 1:
+                operator.start()
+            until(killer.done.is_set, f"the write number {at}", 60)
+        proxy.watch(None)
+        operator.start()
+        until(lambda: pool.condition("Applied").get("status") == "True", "condition Applied")
+        until(lambda: len(pool.children()) == 14, "the children")
+        secret = pool.child("Secret", "auth")
+        deployments = [one for one in pool.children().values() if one["kind"] == "Deployment"]
+        # One revision, and made from the credentials that are there.
+        assert len(deployments) == 4
+        assert len(secret["data"]) == 3
+        assert (
+            pool.child("Deployment", "prefill")["metadata"]["labels"]["baton.dev/revision"]
+            == (pool.body()["status"]["revision"])
+        )
+
+
+def test_it_is_killed_between_an_edit_and_its_end(
+    plane: Kubernetes, pool: Pool, tmp_path: Path
+) -> None:
+    pool.apply(SIM)
+    with (
+        FaultProxy(plane.kubeconfig, tmp_path) as proxy,
+        Operator(proxy.kubeconfig, tmp_path) as operator,
+        explained(operator),
+    ):
+        until(lambda: len(pool.children()) == 14, "the children")
+        killer = Killer(operator, 2, ANSWERED_RESET)
+        proxy.watch(killer)
+        pool.apply({**SIM, "engine": {"kind": "sim", "blockSize": 32}, "handoff": "never"})
+        until(killer.done.is_set, "the second write")
+        operator.start()
+        until(lambda: "--handoff=never" in json.dumps(pool.child("Deployment", "router")), "router")
+        until(lambda: "size=32" in json.dumps(pool.child("Deployment", "decode")), "nodes")
+        until(lambda: len(pool.children()) == 14, "the old nodes' end")
+
+
+def test_sigterm_ends_it_in_5_s(plane: Kubernetes, pool: Pool, tmp_path: Path) -> None:
+    pool.apply(SIM)
+    with Operator(plane.kubeconfig, tmp_path) as operator, explained(operator):
+        until(lambda: len(pool.children()) == 14, "the children")
+        assert operator.terminate() < END_S
+
+
+def test_of_two_replicas_one_acts_and_the_other_follows_it(
+    plane: Kubernetes, pool: Pool, tmp_path: Path
+) -> None:
+    plane.kubectl("create", "namespace", "baton-system")
+    first = Operator(plane.kubeconfig, tmp_path / "first", "--leader-elect")
+    second = Operator(plane.kubeconfig, tmp_path / "second", "--leader-elect")
+    with first, explained(first):
+        until(lambda: " leads" in first.log(), "the first leader")
+        with second, explained(second):
+            until(lambda: "waiting for lease" in second.log(), "the follower")
+            pool.apply(SIM)
+            until(lambda: len(pool.children()) == 14, "the children")
+            assert "applied" not in second.log()
+            first.terminate()
+            until(lambda: " leads" in second.log(), "the second leader")
+            pool.kubectl("delete", "service", "pool-router", "--wait=false")
+            until(lambda: pool.child("Service", "router"), "the service")
+    plane.kubectl("delete", "namespace", "baton-system", "--wait=false")

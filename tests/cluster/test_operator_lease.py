@@ -1,0 +1,121 @@
+"""The lease in a real API server: who acts, and when no longer. Time is the test's own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime
+
+import pytest
+
+from baton_operator.api import Api
+from baton_operator.connection import load
+from baton_operator.lease import DURATION_S, NAME, RENEW_FOR_S, Lease
+from tests.cluster.fault_proxy import FaultProxy
+from tests.cluster.machine.client import Kubernetes
+
+WAIT_S = 20.0
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture(scope="module")
+def proxy(
+    control_plane: Kubernetes, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[FaultProxy]:
+    with FaultProxy(control_plane.kubeconfig, tmp_path_factory.mktemp("proxy")) as one:
+        yield one
+
+
+@pytest.fixture
+async def api(proxy: FaultProxy) -> AsyncIterator[Api]:
+    config = await load({"KUBECONFIG": str(proxy.kubeconfig)})
+    one = Api(config, lambda verb, code: None, 5.0)
+    yield one
+    await one.close()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def lease(api: Api, namespace: str, identity: str, clock: Clock) -> Lease:
+    return Lease(api, namespace, identity, clock, lambda: datetime.now(UTC))
+
+
+def holder(control_plane: Kubernetes, namespace: str) -> str:
+    body = json.loads(control_plane.kubectl("get", "lease", NAME, "-n", namespace, "-o", "json"))
+    name: str = body["spec"]["holderIdentity"]
+    return name
+
+
+async def test_the_first_takes_it_and_the_second_waits(
+    api: Api, control_plane: Kubernetes, namespace: str, clock: Clock
+) -> None:
+    async with asyncio.timeout(WAIT_S):
+        await lease(api, namespace, "first", clock).hold()
+    assert holder(control_plane, namespace) == "first"
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(3):
+            await lease(api, namespace, "second", clock).hold()
+
+
+async def test_the_second_takes_what_nobody_renewed_for_its_duration(
+    api: Api, control_plane: Kubernetes, namespace: str, clock: Clock
+) -> None:
+    first, second = (lease(api, namespace, name, clock) for name in ("first", "second"))
+    await first.hold()
+    waiting = asyncio.create_task(second.hold())
+    await asyncio.sleep(1)
+    clock.now += DURATION_S + 1
+    async with asyncio.timeout(WAIT_S):
+        await waiting
+        assert holder(control_plane, namespace) == "second"
+        await first.keep()  # it returns: somebody else acts
+
+
+async def test_a_released_lease_is_free_at_once(
+    api: Api, control_plane: Kubernetes, namespace: str, clock: Clock
+) -> None:
+    first, second = (lease(api, namespace, name, clock) for name in ("first", "second"))
+    await first.hold()
+    await first.release()
+    async with asyncio.timeout(WAIT_S):
+        await second.hold()
+    assert holder(control_plane, namespace) == "second"
+
+
+async def test_a_leader_that_cannot_renew_stops_before_its_lease_is_free(
+    api: Api, proxy: FaultProxy, namespace: str, clock: Clock
+) -> None:
+    first = lease(api, namespace, "first", clock)
+    await first.hold()
+    keeping = asyncio.create_task(first.keep())
+    await asyncio.sleep(0.5)
+    proxy.down(True)
+    try:
+        clock.now += RENEW_FOR_S
+        async with asyncio.timeout(WAIT_S):
+            await keeping
+    finally:
+        proxy.down(False)
+    assert RENEW_FOR_S < DURATION_S
+
+
+async def test_a_leader_keeps_what_it_renews(api: Api, namespace: str, clock: Clock) -> None:
+    first = lease(api, namespace, "first", clock)
+    await first.hold()
+    keeping = asyncio.create_task(first.keep())
+    for _ in range(5):
+        await asyncio.sleep(1)
+        clock.now += 3
+    assert not keeping.done()
+    keeping.cancel()

@@ -1,0 +1,100 @@
+"""The operator under the very rights of `permissions`: they are enough to make a pool."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton_operator.crd import crd
+from baton_operator.permissions import CLUSTER_RULES, LEASE_RULES, POOL_RULES, Rule
+from tests.cluster.installed import definition
+from tests.cluster.machine.client import Kubernetes
+from tests.cluster.operators import SIM, Operator, Pool, Window, explained, until
+
+ACCOUNT = "operator"
+CHILDREN = 14
+
+
+@pytest.fixture(scope="module")
+def plane(control_plane: Kubernetes) -> Iterator[Kubernetes]:
+    with definition(control_plane, crd()):
+        yield control_plane
+
+
+@pytest.fixture
+def pool(plane: Kubernetes, programs: Path, namespace: str, tmp_path: Path) -> Iterator[Pool]:
+    with Window(plane.kubeconfig, programs, tmp_path) as window:
+        one = Pool(plane, window, namespace)
+        yield one
+        one.delete()
+
+
+def rules(given: Sequence[Rule]) -> list[dict[str, Any]]:
+    return [
+        {"apiGroups": [rule.group], "resources": [rule.resource], "verbs": list(rule.verbs)}
+        for rule in given
+    ]
+
+
+def grant(cluster: Kubernetes, namespace: str, given: Sequence[Rule], *, everywhere: bool) -> None:
+    """To the service account of `namespace`."""
+    prefix = "Cluster" if everywhere else ""
+    metadata = {"name": f"operator-{namespace}"}
+    if not everywhere:
+        metadata["namespace"] = namespace
+    api, kind = "rbac.authorization.k8s.io", f"{prefix}Role"
+    head = {"apiVersion": f"{api}/v1", "metadata": metadata}
+    subject = {"kind": "ServiceAccount", "name": ACCOUNT, "namespace": namespace}
+    reference = {"apiGroup": api, "kind": kind, "name": metadata["name"]}
+    binding = {"roleRef": reference, "subjects": [subject]}
+    for body in (
+        {**head, "kind": kind, "rules": rules(given)},
+        {**head, "kind": f"{kind}Binding", **binding},
+    ):
+        cluster.kubectl("create", "-f", "-", stdin=json.dumps(body))
+
+
+def account(cluster: Kubernetes, namespace: str, folder: Path) -> Path:
+    """A kubeconfig of the account, which has no rights of its own."""
+    cluster.kubectl("create", "serviceaccount", ACCOUNT, "-n", namespace)
+    token = cluster.kubectl("create", "token", ACCOUNT, "-n", namespace).strip()
+    config = json.loads(cluster.kubectl("config", "view", "--raw", "--minify", "-o", "json"))
+    for user in config["users"]:
+        user["user"] = {"token": token}
+    path = folder / "account.conf"
+    path.write_text(json.dumps(config))
+    return path
+
+
+def served(operator: Operator, pool: Pool) -> None:
+    pool.apply(SIM)
+    until(lambda: pool.condition("Applied").get("status") == "True", "condition Applied")
+    assert len(pool.children()) == CHILDREN
+    pool.kubectl("delete", "service", "pool-router", "--wait=false")
+    until(lambda: pool.child("Service", "router"), "the repair")
+    events = pool.kubectl("get", "events.events.k8s.io", "-o", "json")
+    assert "baton.dev/baton-operator" in events
+    assert "403" not in operator.log()
+
+
+def test_in_all_namespaces(plane: Kubernetes, pool: Pool, tmp_path: Path) -> None:
+    config = account(plane, pool.namespace, tmp_path)
+    grant(plane, pool.namespace, (*POOL_RULES, *CLUSTER_RULES), everywhere=True)
+    with Operator(config, tmp_path) as operator, explained(operator):
+        served(operator, pool)
+
+
+def test_in_one_namespace_and_with_leader_election(
+    plane: Kubernetes, pool: Pool, tmp_path: Path
+) -> None:
+    namespace = pool.namespace
+    config = account(plane, namespace, tmp_path)
+    grant(plane, namespace, (*POOL_RULES, *LEASE_RULES), everywhere=False)
+    flags = (f"--namespace={namespace}", "--leader-elect")
+    with Operator(config, tmp_path, *flags, system=namespace) as operator, explained(operator):
+        served(operator, pool)
+        plane.kubectl("get", "lease", "baton-operator", "-n", namespace)

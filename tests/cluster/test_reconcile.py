@@ -1,0 +1,352 @@
+"""The operator as a process against a real API server: what it makes of a pool, and keeps."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.request import urlopen
+
+import pytest
+
+from baton_operator.crd import crd
+from tests.cluster.field_edits import EDITS, PAUSED, Edit, fields
+from tests.cluster.installed import definition
+from tests.cluster.machine.client import Kubernetes
+from tests.cluster.operators import ROUTES, SIM, Body, Operator, Pool, Window, explained, until
+
+REPAIR_S = 5.0
+
+
+@pytest.fixture(scope="module")
+def operator(
+    control_plane: Kubernetes, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Operator]:
+    folder = tmp_path_factory.mktemp("operator")
+    with (
+        definition(control_plane, crd()),
+        definition(control_plane, ROUTES),
+        Operator(control_plane.kubeconfig, folder) as one,
+    ):
+        yield one
+
+
+@pytest.fixture(scope="module")
+def window(
+    control_plane: Kubernetes, programs: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Window]:
+    folder = tmp_path_factory.mktemp("window")
+    with Window(control_plane.kubeconfig, programs, folder) as one:
+        yield one
+
+
+@pytest.fixture
+def pool(
+    operator: Operator, control_plane: Kubernetes, window: Window, namespace: str
+) -> Iterator[Pool]:
+    one = Pool(control_plane, window, namespace)
+    with explained(operator):
+        yield one
+    one.delete()
+
+
+@pytest.fixture(scope="module")
+def edited(operator: Operator, control_plane: Kubernetes, window: Window) -> Iterator[Pool]:
+    """One pool for all edits: each takes the one before back."""
+    namespace = control_plane.new_namespace()
+    one = Pool(control_plane, window, namespace)
+    one.apply(SIM)
+    until(lambda: "Service/pool-router" in one.children(), "the last child")
+    yield one
+    one.delete()
+    control_plane.delete_namespace(namespace)
+
+
+def made(pool: Pool, spec: Any = SIM) -> dict[str, Body]:
+    """Create it; return its children when they are complete."""
+    pool.apply(spec)
+    until(lambda: pool.condition("Applied").get("status") == "True", "condition Applied")
+    return pool.children()
+
+
+def wishes(body: Body) -> Body:
+    """What somebody may have wished for."""
+    return {name: value for name, value in body.items() if name not in ("metadata", "status")}
+
+
+def test_a_pool_gets_exactly_its_children(pool: Pool) -> None:
+    children = made(pool)
+    revision = pool.body()["status"]["revision"]
+    assert sorted(children) == [
+        f"Deployment/pool-decode-{revision}",
+        "Deployment/pool-kv-index",
+        f"Deployment/pool-prefill-{revision}",
+        "Deployment/pool-router",
+        *(f"NetworkPolicy/pool-{name}" for name in ("decode", "kv-data", "kv-index", "prefill")),
+        "NetworkPolicy/pool-router",
+        "Secret/pool-auth",
+        *(f"Service/pool-{name}" for name in ("kv-data", "kv-index", "router")),
+        "StatefulSet/pool-kv-data",
+    ]
+    resource = pool.body()
+    assert not resource["metadata"].get("finalizers")
+    assert not resource["metadata"].get("annotations")
+    for child in children.values():
+        [owner] = child["metadata"]["ownerReferences"]
+        assert owner["uid"] == resource["metadata"]["uid"]
+        assert owner["controller"]
+
+
+def test_the_edits_cover_every_field() -> None:
+    assert {edit.field for edit in EDITS} | {PAUSED} == fields()
+
+
+@pytest.mark.parametrize("edit", EDITS, ids=[edit.field for edit in EDITS])
+def test_an_edit_reaches_the_children(operator: Operator, edited: Pool, edit: Edit) -> None:
+    def reached() -> bool:
+        children = edited.children().values()
+        found = [_with(children, *where) for where in edit.where]
+        if not edit.text:
+            return not any(found)
+        return all(edit.text in json.dumps(one) for one in found)
+
+    with explained(operator):
+        assert not reached()
+        edited.apply({**SIM, **edit.spec})
+        until(reached, edit.field)
+
+
+def _with(children: Any, kind: str, component: str) -> list[Body]:
+    return [
+        wishes(one) | {"notes": one["metadata"].get("annotations", {})}
+        for one in children
+        if one["kind"] == kind and one["metadata"]["labels"]["baton.dev/component"] == component
+    ]
+
+
+class Drift(NamedTuple):
+    """A hand-made change of one child, as a merge patch."""
+
+    child: str
+    patch: Body
+
+
+DRIFTS = (
+    Drift("Deployment/pool-router", {"spec": {"replicas": 7}}),
+    Drift("StatefulSet/pool-kv-data", {"spec": {"replicas": 7}}),
+    Drift("Service/pool-router", {"spec": {"selector": {"baton.dev/component": "decode"}}}),
+    Drift("Secret/pool-auth", {"data": {"users.acl": "bm9ib2R5"}}),
+    Drift("NetworkPolicy/pool-router", {"spec": {"ingress": []}}),
+    Drift("Ingress/pool-router", {"spec": {"rules": [{"host": "else.example.org"}]}}),
+    Drift("HTTPRoute/gate-router", {"spec": {"parentRefs": [{"name": "else"}]}}),
+)
+
+
+class Drifting(NamedTuple):
+    """Two pools, since one has one kind of route, and all their children."""
+
+    pools: tuple[Pool, Pool]
+
+    def child(self, name: str) -> Body:
+        """{} while it is not there."""
+        children = self.pools[0].children() | self.pools[1].children()
+        return children.get(name, {})
+
+    def uid(self, name: str) -> str:
+        uid: str = self.child(name).get("metadata", {}).get("uid", "")
+        return uid
+
+
+@pytest.fixture(scope="module")
+def drifting(operator: Operator, control_plane: Kubernetes, window: Window) -> Iterator[Drifting]:
+    namespace = control_plane.new_namespace()
+    pools = Pool(control_plane, window, namespace), Pool(control_plane, window, namespace, "gate")
+    made(pools[0], {**SIM, "router": {"ingress": {"host": "llm.example.org"}}})
+    made(pools[1], {**SIM, "router": {"httpRoute": {"parentRefs": [{"name": "gate"}]}}})
+    yield Drifting(pools)
+    for one in pools:
+        one.delete()
+    control_plane.delete_namespace(namespace)
+
+
+@pytest.mark.parametrize("drift", DRIFTS, ids=[drift.child for drift in DRIFTS])
+def test_drift_is_repaired_in_5_s(operator: Operator, drifting: Drifting, drift: Drift) -> None:
+    before = wishes(drifting.child(drift.child))
+    words = ("--type=merge", f"--patch={json.dumps(drift.patch)}", "-o", "json")
+    drifted = json.loads(drifting.pools[0].kubectl("patch", drift.child, *words))
+    assert wishes(drifted) != before
+    with explained(operator):
+        until(lambda: wishes(drifting.child(drift.child)) == before, "the repair", REPAIR_S)
+
+
+@pytest.mark.parametrize("child", [drift.child for drift in DRIFTS])
+def test_a_deleted_child_is_back_in_5_s(operator: Operator, drifting: Drifting, child: str) -> None:
+    old = drifting.uid(child)
+    drifting.pools[0].kubectl("delete", child, "--wait=false")
+    with explained(operator):
+        until(lambda: drifting.uid(child) not in ("", old), "the new one", REPAIR_S)
+
+
+def test_a_child_that_lost_its_label_gets_it_back(operator: Operator, drifting: Drifting) -> None:
+    drifting.pools[0].kubectl("label", "service", "pool-router", "baton.dev/pool-")
+    with explained(operator):
+        until(lambda: drifting.child("Service/pool-router"), "the label", REPAIR_S)
+
+
+def test_a_damaged_secret_is_made_anew_and_rolls_the_pods(pool: Pool) -> None:
+    made(pool)
+    revision = pool.body()["status"]["revision"]
+    pool.kubectl(
+        "patch", "secret", "pool-auth", "--type=merge", '--patch={"data":{"link-token":"eA=="}}'
+    )
+    until(lambda: pool.body()["status"]["revision"] != revision, "another revision")
+    assert pool.child("Secret", "auth")["data"]["link-token"] != "eA=="
+
+
+def test_fields_of_other_managers_are_left_alone(pool: Pool) -> None:
+    made(pool)
+    pool.kubectl("annotate", "deployment", "pool-router", "team=blue")
+    pool.kubectl(
+        "patch", "deployment", "pool-router", "--type=merge",
+        '--patch={"spec":{"revisionHistoryLimit":3}}',
+    )  # fmt: skip
+    pool.patch({"router": {"replicas": 4}})
+    until(lambda: pool.child("Deployment", "router")["spec"]["replicas"] == 4, "the edit")
+    router = pool.child("Deployment", "router")
+    assert router["metadata"]["annotations"]["team"] == "blue"
+    assert router["spec"]["revisionHistoryLimit"] == 3
+
+
+def test_what_somebody_else_made_is_not_taken_over(pool: Pool) -> None:
+    pool.kubectl("create", "service", "clusterip", "pool-router", "--tcp=80:80")
+    pool.apply(SIM)
+    until(lambda: pool.condition("Applied").get("status") == "False", "condition Applied")
+    assert "pool-router" in pool.condition("Applied")["message"]
+    service = json.loads(pool.kubectl("get", "service", "pool-router", "-o", "json"))
+    assert "ownerReferences" not in service["metadata"]
+    pool.kubectl("delete", "service", "pool-router")
+    until(lambda: pool.condition("Applied")["status"] == "True", "condition Applied", 90)
+
+
+def test_a_deleted_pool_leaves_nothing(pool: Pool) -> None:
+    made(pool)
+    pool.delete()
+
+    def left() -> str:
+        kinds = "deployment,statefulset,service,secret,networkpolicy,pod,replicaset"
+        return pool.kubectl("get", kinds, "-o", "name")
+
+    until(lambda: not left().strip(), "the end of all children", 60)
+
+
+def test_a_paused_pool_is_left_as_it_is(pool: Pool) -> None:
+    made(pool)
+    pool.patch({"paused": True})
+    until(lambda: pool.condition("Applied")["reason"] == "Paused", "condition Applied")
+    pool.patch({"router": {"replicas": 5}})
+    pool.kubectl("delete", "service", "pool-router")
+    generation = pool.body()["metadata"]["generation"]
+    until(lambda: pool.body()["status"]["observedGeneration"] == generation, "the look")
+    assert pool.child("Deployment", "router")["spec"]["replicas"] == 1
+    assert not pool.child("Service", "router")
+    pool.patch({"paused": False})
+    until(lambda: pool.child("Service", "router"), "the service")
+    until(lambda: pool.child("Deployment", "router")["spec"]["replicas"] == 5, "the edit")
+
+
+def test_an_invalid_pool_says_so_and_keeps_its_children(pool: Pool) -> None:
+    before = made(pool)
+    wrong = {"metadata": {"labels": {"baton.dev/component": "mine"}}}
+    pool.patch({"prefill": {"podTemplate": wrong}, "router": {"replicas": 2}})
+    until(lambda: pool.condition("Valid").get("status") == "False", "condition Valid")
+    assert "podTemplate" in pool.condition("Valid")["message"]
+    assert pool.children().keys() == before.keys()
+    assert pool.child("Deployment", "router")["spec"]["replicas"] == 1
+    pool.apply({**SIM, "router": {"replicas": 2}})
+    until(lambda: pool.condition("Valid")["status"] == "True", "condition Valid")
+    until(lambda: pool.child("Deployment", "router")["spec"]["replicas"] == 2, "the edit")
+
+
+def test_nodes_that_serve_stay_until_the_new_ones_are_ready(pool: Pool) -> None:
+    made(pool)
+    old = pool.body()["status"]["revision"]
+    until(lambda: _pretend_ready(pool, old) == 2, "pods of the first revision")
+    until(lambda: _ready(pool, old) == 2, "the first revision's readiness")
+    pool.patch({"engine": {"blockSize": 32}})
+    until(lambda: pool.body()["status"]["revision"] != old, "the second revision")
+    new = pool.body()["status"]["revision"]
+    until(lambda: _pretend_ready(pool, new, "prefill") == 1, "a pod of the second revision")
+    until(lambda: _ready(pool, new) == 1, "half of the second revision's readiness")
+    assert _ready(pool, old) == 2
+    until(lambda: _pretend_ready(pool, new) == 2, "pods of the second revision")
+    until(lambda: not _of(pool, old), "the first revision's end")
+    assert _ready(pool, new) == 2
+
+
+def test_a_revision_that_never_served_makes_room_at_once(pool: Pool) -> None:
+    made(pool)
+    old = pool.body()["status"]["revision"]
+    pool.patch({"engine": {"blockSize": 32}})
+    until(lambda: not _of(pool, old), "the first revision's end")
+
+
+def _of(pool: Pool, revision: str) -> list[Body]:
+    return [
+        child
+        for child in pool.children().values()
+        if child["metadata"]["labels"].get("baton.dev/revision") == revision
+    ]
+
+
+def _ready(pool: Pool, revision: str) -> int:
+    return sum(child["status"].get("readyReplicas", 0) for child in _of(pool, revision))
+
+
+def _pretend_ready(pool: Pool, revision: str, role: str = "") -> int:
+    """What a kubelet would say of the nodes' pods; returns how many there are."""
+    selector = f"baton.dev/revision={revision}" + (f",baton.dev/component={role}" if role else "")
+    pods = pool.kubectl("get", "pods", "-l", selector, "-o", "name").split()
+    now = {"status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    status = {"phase": "Running", "conditions": [{"type": "Ready", **now}]}
+    text = json.dumps({"status": status})
+    for pod in pods:
+        pool.kubectl("patch", pod, "--subresource=status", "--type=merge", f"--patch={text}")
+    return len(pods)
+
+
+def test_no_secret_value_is_in_log_status_events_or_other_children(
+    operator: Operator, pool: Pool
+) -> None:
+    children = made(pool)
+    secret = children.pop("Secret/pool-auth")
+    events = pool.kubectl("get", "events", "-o", "json")
+    said = json.dumps([pool.body(), *children.values()]) + events + operator.log()
+    for encoded in (secret["data"]["redis-password"], secret["data"]["link-token"]):
+        decoded = base64.b64decode(encoded).decode()
+        assert decoded not in said
+        assert encoded not in said
+
+
+def test_it_answers_probes_and_counts(operator: Operator, pool: Pool) -> None:
+    made(pool)
+    assert "watch_lag_s" in _get(operator.health_port, "healthz")
+    metrics = _get(operator.metrics_port, "metrics")
+    assert 'baton_operator_reconciles_total{result="done"}' in metrics
+    assert 'baton_operator_api_requests_total{code="200",verb="apply"}' in metrics
+    assert "baton_operator_watch_lag_seconds 0" in metrics
+
+
+def _get(port: int, path: str) -> str:
+    with urlopen(f"http://127.0.0.1:{port}/{path}", timeout=10) as answer:
+        text: str = answer.read().decode()
+        return text
+
+
+def test_its_log_is_json_in_the_houses_shape(operator: Operator) -> None:
+    lines = [json.loads(line) for line in operator.log().splitlines()]
+    assert lines
+    for line in lines:
+        assert {"time", "level", "logger", "message"} <= line.keys()
+        assert "settings" not in line

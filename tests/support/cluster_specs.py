@@ -1,0 +1,49 @@
+"""Specs of pools for a small cluster, and the flags by which `baton up` serves the same.
+
+In: what a test wants beside one small node of each role. Out: an InferencePool's `spec`, to be
+changed freely. All hand every prompt over, in chunks of one block, so that KV really travels.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.support.http import Json
+
+NODE_MEMORY = {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "1Gi"}}
+SAME = ("--prefill", "1", "--decode", "1", "--handoff", "always", "--chunk-blocks", "1")
+SIM_UP = ("--engine", "sim", *SAME)
+
+
+def sim_spec(
+    *, prefill: int = 1, decode: int = 1, decode_ms: int = 0, prefill_ms_per_token: int = 0
+) -> Json:
+    """Simulated nodes. Times change no token."""
+    times = {"decode-ms": decode_ms, "prefill-ms-per-token": prefill_ms_per_token}
+    words = [f"--sim-{name}={value}" for name, value in times.items() if value]
+    return _spec({"kind": "sim", "chunkBlocks": 1, "extraArgs": words}, {}, prefill, decode)
+
+
+def torch_spec(model: str, pod_template: Json) -> Json:
+    """Real ones on CPUs. `pod_template` brings Python's environment and the model's folder."""
+    engine = {"kind": "torch", "dtype": "float32", "chunkBlocks": 1, "extraArgs": TORCH_WORDS}
+    spec = _spec(engine, {"podTemplate": pod_template}, 1, 1)
+    return {**spec, "model": {"path": model, "name": Path(model).name}}
+
+
+TORCH_WORDS = ["--threads=1", "--kv-blocks=400"]
+
+
+def torch_up(model: Path) -> tuple[str, ...]:
+    words = ("--model", str(model), "--dtype", "float32", "--threads", "1", "--kv-blocks", "400")
+    return (*words, *SAME)
+
+
+def _spec(engine: Json, role: Json, prefill: int, decode: int) -> Json:
+    return {
+        "engine": engine,
+        "handoff": "always",
+        "prefill": {"replicas": prefill, "resources": NODE_MEMORY, **role},
+        "decode": {"replicas": decode, "resources": NODE_MEMORY, **role},
+        "kvStore": {"managed": {"memory": "64Mi"}},
+    }
