@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import re
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -23,13 +24,16 @@ import msgspec
 from yarl import URL
 
 from baton.errors import CommandError
-from baton.fetched import PART, Fetched, Wanted
-from baton.model_folder import HUB_FILES
+from baton.fetched import Fetched, Wanted
+from baton.model_folder import SMALL_FILES
+from baton_engine.errors import WeightsError
+from baton_engine.weight_files import INDEX_NAME, weight_names
 from baton_protocol.model_source import HubModel
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
 MAIN = "main"
 PARALLEL_FILES = 4
+CONTENT_TRIES = 2
 CHUNK_BYTES = 1 << 20
 CONNECT_S = 10.0
 SILENCE_S = 30.0
@@ -39,6 +43,9 @@ LONGEST_PAUSE_S = 60.0
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+
+SHA256 = re.compile(r"[0-9a-f]{64}")
+GIT_BLOB = re.compile(r"[0-9a-f]{40}")
 
 
 class HubError(CommandError):
@@ -53,9 +60,23 @@ class _Broken(Exception):
         self.wait_s = wait_s
 
 
+class _Lfs(msgspec.Struct, frozen=True):
+    sha256: str = ""
+
+
 class _Sibling(msgspec.Struct, frozen=True):
+    """One file of a list. A large one's blob is a pointer to it: its `lfs` is of the file."""
+
     rfilename: str
     size: int | None = None
+    blob_id: str | None = msgspec.field(default=None, name="blobId")
+    lfs: _Lfs | None = None
+
+    @property
+    def digest(self) -> str:
+        """A sha256 or a git blob's name, in small hex digits; "" where the hub says neither."""
+        told = (self.lfs.sha256 if self.lfs is not None else self.blob_id or "").lower()
+        return told if (SHA256 if self.lfs is not None else GIT_BLOB).fullmatch(told) else ""
 
 
 class _Listing(msgspec.Struct, frozen=True):
@@ -72,35 +93,72 @@ class Hub:
     model: HubModel
     pauses_s: Sequence[float] = PAUSES_S
 
-    async def list(self) -> Wanted:
+    async def list(self, *, weights: bool) -> Wanted:
         """What of the repository a node reads, in one commit. Raise HubError."""
         listing = await self._retried(self._list)
         commit = listing.sha or self.model.revision or MAIN
-        sizes = {item.rfilename: item.size for item in listing.siblings if _is_read(item.rfilename)}
-        if "tokenizer.json" not in sizes:
+        held = {one.rfilename: one for one in listing.siblings if _is_shown(one.rfilename)}
+        if "tokenizer.json" not in held:
             raise HubError(f"{self.model} holds no tokenizer.json: Baton cannot serve it")
-        for name, size in sizes.items():
-            if size is None:
-                sizes[name] = await self._retried(partial(self._ask_size, commit, name))
-        return Wanted(commit=commit, files={name: size or 0 for name, size in sizes.items()})
+        # What takes longest comes first.
+        names = [*await self._weights(commit, held)] if weights else []
+        names += [name for name in held if any(fnmatchcase(name, one) for one in SMALL_FILES)]
+        return Wanted(
+            commit=commit,
+            files={name: await self._size(commit, held[name]) for name in names},
+            digests={name: held[name].digest for name in names if held[name].digest},
+            weights=weights,
+        )
+
+    async def _weights(self, commit: str, held: Container[str]) -> Sequence[str]:
+        """What a node would read: repositories also hold weights for other programs."""
+        index = None
+        if INDEX_NAME in held:
+            index = await self._retried(partial(self._read, commit, INDEX_NAME))
+        try:
+            names = weight_names(index, f"{INDEX_NAME} of {self.model}")
+        except WeightsError as error:
+            raise HubError(str(error)) from error
+        for name in names:
+            if name not in held:
+                raise HubError(
+                    f"{self.model} holds no {name}: only safetensors checkpoints can be loaded"
+                    " (--no-weights fetches the rest, which is enough for the sim engine)"
+                )
+        return names
+
+    async def _size(self, commit: str, file: _Sibling) -> int:
+        if file.size is not None:
+            return file.size
+        return await self._retried(partial(self._ask_size, commit, file.rfilename))
 
     async def download(self, folder: Fetched, wanted: Wanted) -> None:
         """Every file that is not there yet, a few at once. Raise HubError, OSError."""
         few = asyncio.Semaphore(PARALLEL_FILES)
 
-        async def one(name: str, size: int) -> None:
+        async def one(name: str) -> None:
             async with few:
                 if not (folder.path / name).exists():
-                    get = partial(self._get, folder, wanted.commit, name, size)
-                    await self._retried(get, partial(folder.part, name))
-                    await asyncio.to_thread(folder.settle, name)
+                    await self._download(folder, wanted, name)
 
         try:
             async with asyncio.TaskGroup() as group:
-                for name, size in wanted.files.items():
-                    group.create_task(one(name, size), name=f"fetch {name}")
+                for name in wanted.files:
+                    group.create_task(one(name), name=f"fetch {name}")
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
+
+    async def _download(self, folder: Fetched, wanted: Wanted, name: str) -> None:
+        get = partial(self._get, folder, wanted.commit, name, wanted.files[name])
+        for _ in range(CONTENT_TRIES):
+            await self._retried(get, partial(folder.have, name))
+            if await asyncio.to_thread(folder.settle, name, wanted):
+                return
+            logger.warning("%s: %s is not what the hub lists; dropped", self.model, name)
+        raise HubError(
+            f"{name} of {self.model} is again not what {self.endpoint} lists"
+            f" ({wanted.digests.get(name, '')[:12]}): check the disk, and proxies on the way"
+        )
 
     # --- one try ----------------------------------------------------------------------------------
 
@@ -115,6 +173,11 @@ class Hub:
         except msgspec.MsgspecError as error:
             raise HubError(f"{self.endpoint} is no hub: it answered {body[:60]!r}") from error
 
+    async def _read(self, commit: str, name: str) -> bytes:
+        async with self._open(commit, name, {}) as answer:
+            self._check(answer)
+            return await answer.read()
+
     async def _ask_size(self, commit: str, name: str) -> int:
         """From a hub whose list does not say it."""
         async with self._open(commit, name, {"Range": "bytes=0-0"}) as answer:
@@ -128,8 +191,8 @@ class Hub:
         return size
 
     async def _get(self, folder: Fetched, commit: str, name: str, size: int) -> None:
-        have = folder.part(name)
-        if have >= size:
+        have = folder.have(name)
+        if have >= size and folder.part(name).exists():
             return
         headers = {"Range": f"bytes={have}-"} if have else {}
         async with self._open(commit, name, headers) as answer:
@@ -139,7 +202,7 @@ class Hub:
             self._check(answer)
             # A server that ignores Range sends all of it.
             have = have if answer.status == 206 else 0
-            with (folder.path / (name + PART)).open("ab") as file:
+            with folder.part(name).open("ab") as file:
                 file.truncate(have)
                 async for data in answer.content.iter_chunked(CHUNK_BYTES):
                     have += file.write(data)
@@ -216,7 +279,6 @@ def open_session(token: str) -> aiohttp.ClientSession:
     )
 
 
-def _is_read(name: str) -> bool:
-    """Whether a node reads it: a file of the repository's top folder, and not a hidden one."""
-    shown = "/" not in name and not name.startswith(".")
-    return shown and any(fnmatchcase(name, pattern) for pattern in HUB_FILES)
+def _is_shown(name: str) -> bool:
+    """A file of the repository's top folder, and not a hidden one: a node reads no other."""
+    return "/" not in name and not name.startswith(".")

@@ -10,6 +10,7 @@ import asyncio
 import errno
 import logging
 import os
+import secrets
 import shutil
 import socket
 import time
@@ -26,6 +27,8 @@ from baton.logs import configure
 from baton.options import FetchOptions
 from baton.sizes import about_size
 from baton.store import logged_in
+from baton_engine.digest import keep_digests
+from baton_engine.errors import WeightsError
 from baton_kvstore.errors import StoreError
 from baton_protocol.ids import NodeId
 from baton_protocol.model_source import HubModel, SourceError, parse_source
@@ -72,7 +75,10 @@ def make_fetch(options: FetchOptions, environ: Mapping[str, str]) -> Fetch:
         raise UsageError(f"HF_ENDPOINT {endpoint!r} is no URL: write {DEFAULT_ENDPOINT}")
     return Fetch(
         model=model,
-        folder=Fetched(Path(options.to).expanduser().absolute() / model.folder_name),
+        folder=Fetched(
+            Path(options.to).expanduser().absolute() / model.folder_name, secrets.token_hex(4)
+        ),
+        weights=options.weights,
         endpoint=endpoint,
         token=environ.get("HF_TOKEN", "").strip(),
         index_url=logged_in(options, options.redis_index)[0],
@@ -87,6 +93,7 @@ class Fetch:
 
     model: HubModel
     folder: Fetched
+    weights: bool
     endpoint: str
     token: str
     index_url: str
@@ -101,7 +108,7 @@ class Fetch:
             watching = asyncio.create_task(self._tell(registry))
             stack.push_async_callback(_end, watching)
             began = time.monotonic()
-            fetched_here = self.folder.complete() is None and await self._fetch()
+            fetched_here = not self._is_complete() and await self._fetch()
             size = about_size(self.folder.progress()[1])
             took = f"fetched in {time.monotonic() - began:.0f} s" if fetched_here else "was there"
             logger.info("%s: %s, %s, all complete", self.model, size, took)
@@ -112,7 +119,7 @@ class Fetch:
         waits = False
         while True:
             with self.folder.locked() as ours:
-                if self.folder.complete() is not None:
+                if self._is_complete():
                     return False
                 if ours:
                     await self._download()
@@ -125,11 +132,30 @@ class Fetch:
     async def _download(self) -> None:
         async with open_session(self.token) as session:
             hub = Hub(session, self.endpoint, self.model, self.pauses_s)
-            wanted = await hub.list()
+            wanted = await hub.list(weights=self.weights)
             self.folder.begin(wanted)
             self._check_room(wanted)
             await hub.download(self.folder, wanted)
+        if self.weights:
+            await asyncio.to_thread(self._keep_digests)
         self.folder.finish(wanted)
+        if not self._is_complete():
+            raise CommandError(
+                f"{self.folder.path} lost files of {self.model} while they were fetched: another"
+                " process changes it; fetch again"
+            )
+
+    def _is_complete(self) -> bool:
+        return self.folder.complete(weights=self.weights) is not None
+
+    def _keep_digests(self) -> None:
+        """Before the marker: who is killed here does it again. Else every start of a node that may
+        only read the folder would hash all weights."""
+        logger.info("%s: hashing the weights, once for all nodes", self.model)
+        try:
+            keep_digests(self.folder.path)
+        except WeightsError as error:
+            logger.warning("%s: %s", self.model, error)
 
     def _check_room(self, wanted: Wanted) -> None:
         """Before an hour of fetching, not after it."""

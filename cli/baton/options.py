@@ -273,6 +273,7 @@ class FetchOptions(StoreLoginOptions):
     node: str = flag(
         "", "the node that it is for, told to the pool (default: the host's name)", metavar="NAME"
     )
+    weights: bool = flag(True, "fetch the weights too; the sim engine needs none")
     pool: str = flag("default", "name of the pool, part of its keys in the index", metavar="NAME")
     redis_index: str = flag(
         "", "Redis that hears of the progress (default: none does)", metavar="URL", secret=True

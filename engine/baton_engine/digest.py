@@ -5,7 +5,8 @@ wherever and however sharded it lies. Hashing costs about a second per GiB, so d
 in a hidden JSON file in the folder, keyed by file size and modification time, or, where the folder
 cannot be written, under $XDG_CACHE_HOME/baton. A cache that is missing, stale or corrupt is
 computed again. Files changed less than a second ago are not cached: a second change within the
-clock's granularity would keep size and time.
+clock's granularity would keep size and time. Who has fetched the weights and vouches that nobody
+changes them any more keeps the digests at once, so that nodes that may only read find them.
 """
 
 from __future__ import annotations
@@ -46,10 +47,34 @@ class _Cache(msgspec.Struct, frozen=True):
 
 def tensor_digests(folder: Path, config: ModelConfig, *, threads: int = 4) -> list[TensorDigest]:
     """Digests of all tensors that the model uses, from the cache where it is valid."""
-    paths = weight_files(folder)
     known = _read_cache(folder)
+    found = _find(folder, known, threads)
+    if found != known:
+        newest = time.time_ns() - FRESH_NS
+        _write_cache(folder, {name: one for name, one in found.items() if one.mtime_ns < newest})
+    return [
+        tensor
+        for digests in found.values()
+        for tensor in digests.tensors
+        if not ignorable(tensor.name, config)
+    ]
+
+
+def keep_digests(folder: Path, *, threads: int = 4) -> None:
+    """Cache the digests of files that nobody changes any more, however new they are. Raise
+    WeightsError."""
+    known = _read_cache(folder)
+    found = _find(folder, known, threads)
+    if found != known:
+        _write_cache(folder, found)
+
+
+def _find(
+    folder: Path, known: Mapping[str, _FileDigests], threads: int
+) -> Mapping[str, _FileDigests]:
+    """By file name: what is known where the file has not changed, else computed."""
     found: dict[str, _FileDigests] = {}
-    for path in paths:
+    for path in weight_files(folder):
         status = path.stat()
         cached = known.get(path.name)
         if cached and (cached.size, cached.mtime_ns) == (status.st_size, status.st_mtime_ns):
@@ -57,14 +82,7 @@ def tensor_digests(folder: Path, config: ModelConfig, *, threads: int = 4) -> li
         else:
             tensors = _hash_file(path, threads)
             found[path.name] = _FileDigests(status.st_size, status.st_mtime_ns, tensors)
-    if found != known:
-        _write_cache(folder, found)
-    return [
-        tensor
-        for digests in found.values()
-        for tensor in digests.tensors
-        if not ignorable(tensor.name, config)
-    ]
+    return found
 
 
 def _hash_file(path: Path, threads: int) -> tuple[TensorDigest, ...]:
@@ -102,11 +120,9 @@ def _read_cache(folder: Path) -> Mapping[str, _FileDigests]:
 
 
 def _write_cache(folder: Path, found: Mapping[str, _FileDigests]) -> None:
-    newest = time.time_ns() - FRESH_NS
-    settled = {name: digests for name, digests in found.items() if digests.mtime_ns < newest}
-    if not settled:
+    if not found:
         return
-    data = msgspec.json.encode(_Cache(CACHE_VERSION, settled))
+    data = msgspec.json.encode(_Cache(CACHE_VERSION, dict(found)))
     for place in _cache_places(folder):
         try:
             place.parent.mkdir(parents=True, exist_ok=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -46,18 +47,23 @@ class Entry:
     end: int
 
 
+def weight_names(index: bytes | None, place: str) -> list[str]:
+    """Names of a checkpoint's files, sorted: those of its index, which `place` names in errors, or
+    the single file of one that has no index."""
+    if index is None:
+        return [SINGLE_NAME]
+    try:
+        names = sorted(set(json.loads(index)["weight_map"].values()))
+        return [os.fspath(name) for name in names]
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise WeightsError(f"{place} is not a safetensors index: {error!r}") from error
+
+
 def weight_files(folder: Path) -> list[Path]:
     """The checkpoint's files, in name order."""
     index = folder / INDEX_NAME
-    if index.is_file():
-        try:
-            mapping = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            names = sorted(set(mapping.values()))
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise WeightsError(f"{index} is not a safetensors index: {error!r}") from error
-        files = [folder / name for name in names]
-    else:
-        files = [folder / SINGLE_NAME]
+    data = index.read_bytes() if index.is_file() else None
+    files = [folder / name for name in weight_names(data, str(index))]
     for path in files:
         if not path.is_file():
             raise WeightsError(f"{path} does not exist; only safetensors checkpoints can be loaded")

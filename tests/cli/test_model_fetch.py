@@ -1,4 +1,4 @@
-"""`baton model fetch` against a hub on this machine: once, resumed, checked, and told of."""
+"""`baton model fetch` against a hub on this machine: once, resumed, and told of."""
 
 from __future__ import annotations
 
@@ -9,74 +9,40 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from baton.errors import CommandError, UsageError
-from baton.fetched import MARKER, PART, PLAN
+from baton.fetched import PART
 from baton.main import main
-from baton.model_fetch import Fetch, make_fetch, show_progress
+from baton.model_fetch import make_fetch, show_progress
 from baton.options import FetchOptions
 from baton_kvstore.embedded import EmbeddedStore
 from baton_kvstore.registry import Registry
 from baton_protocol.store import FetchReport
+from tests.support.model_fetch import (
+    DEADLINE_S,
+    FILES,
+    WEIGHTS,
+    contents,
+    fetch,
+    fetch_of,
+    interrupt,
+    model_hub,
+    start,
+    wait,
+)
 from tests.support.stub_hub import StubHub
-
-WEIGHTS = bytes(range(256)) * 4096  # 1 MiB
-FILES = {
-    "config.json": b'{"architectures": []}',
-    "tokenizer.json": b"{}",
-    "chat_template.jinja": b"{{ messages }}",
-    "model.safetensors": WEIGHTS,
-    "empty.json": b"",
-}
-UNREAD = {"README.md": b"x", "pytorch_model.bin": b"x", "onnx/config.json": b"{}", ".x.json": b"{}"}
-DEADLINE_S = 30.0
 
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[StubHub]:
-    for name in ("HF_TOKEN", "HTTP_PROXY", "http_proxy"):
-        monkeypatch.delenv(name, raising=False)
-    with StubHub({**FILES, **UNREAD}) as running:
-        monkeypatch.setenv("HF_ENDPOINT", running.url)
+    with model_hub(monkeypatch) as running:
         yield running
-
-
-def fetch_of(to: Path, source: str = "hf://org/model", **options: Any) -> Fetch:
-    return make_fetch(FetchOptions(source=source, to=str(to), **options), os.environ)
-
-
-def fetch(to: Path, source: str = "hf://org/model", pauses_s: tuple[float, ...] = ()) -> Path:
-    wanted = fetch_of(to, source)
-    asyncio.run(replace(wanted, pauses_s=pauses_s).run())
-    return wanted.folder.path
-
-
-def start(to: Path, *flags: str, **environ: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "baton", "model", "fetch", "hf://org/model", f"--to={to}", *flags],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **environ},
-    )
-
-
-def wait(condition: Callable[[], object]) -> None:
-    until = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.01)
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != MARKER}
 
 
 # --- what is fetched ------------------------------------------------------------------------------
@@ -145,20 +111,15 @@ def test_a_server_without_ranges_sends_the_file_from_its_start(
     hub: StubHub, tmp_path: Path
 ) -> None:
     hub.ranges = False
-    folder = fetch_of(tmp_path).folder.path
-    folder.mkdir()
-    fetch(tmp_path)
-    (folder / MARKER).rename(folder / PLAN)
-    (folder / "model.safetensors").rename(folder / f"model.safetensors{PART}")
-    os.truncate(folder / f"model.safetensors{PART}", 1000)
+    interrupt(fetch(tmp_path), WEIGHTS[:1000])
     assert contents(fetch(tmp_path)) == FILES
 
 
 def test_a_killed_fetch_is_resumed(hub: StubHub, tmp_path: Path) -> None:
     hub.held = threading.Event()
-    part = tmp_path / "org--model" / f"model.safetensors{PART}"
+    parts = partial((tmp_path / "org--model").glob, f"model.safetensors.*{PART}")
     killed = start(tmp_path)
-    wait(lambda: part.exists() and part.stat().st_size >= len(WEIGHTS) // 2)
+    wait(lambda: [1 for part in parts() if part.stat().st_size >= len(WEIGHTS) // 2])
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
     hub.held.set()
@@ -168,10 +129,9 @@ def test_a_killed_fetch_is_resumed(hub: StubHub, tmp_path: Path) -> None:
 
 
 def test_what_was_fetched_of_another_commit_is_dropped(hub: StubHub, tmp_path: Path) -> None:
-    hub.files["model-old.safetensors"] = b"old"
-    folder = fetch(tmp_path)
-    (folder / MARKER).rename(folder / PLAN)
-    hub.commit, hub.files = "d" * 40, {**FILES, "model.safetensors": WEIGHTS[::-1]}
+    hub.files["old.json"] = b"old"
+    interrupt(fetch(tmp_path), WEIGHTS[:1000])
+    hub.commit, hub.files = "d" * 40, {**FILES, "model.safetensors": WEIGHTS[:-1] + b"y"}
     assert contents(fetch(tmp_path)) == hub.files
 
 
@@ -220,6 +180,7 @@ def test_who_waited_for_a_process_that_died_fetches_the_rest(hub: StubHub, tmp_p
         ({"refuses": 503}, "hf://org/model", "does not give hf://org/model: HTTP 503"),
         ({"refuses": 418}, "hf://org/model", "refuses hf://org/model: HTTP 418"),
         ({"files": {"config.json": b"{}"}}, "hf://org/model", "holds no tokenizer.json"),
+        ({"files": {"tokenizer.json": b"{}"}}, "hf://org/model", "--no-weights fetches the rest"),
         ({"claimed_sizes": {"config.json": 1 << 60}}, "hf://org/model", "make room"),
         ({"claimed_sizes": {"config.json": 9999}}, "hf://org/model", "instead of 9999"),
         ({"claimed_sizes": {"config.json": 3}}, "hf://org/model", "instead of 3"),

@@ -7,6 +7,7 @@ to the hub, `cdn_tokens` to the other address that it redirects to.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 from collections.abc import Mapping
@@ -33,12 +34,14 @@ class StubHub:
         self.commit = COMMIT
         self.revisions = ["main", "v1"]
         self.tells_sizes = True
+        self.tells_digests = True
         self.claimed_sizes: dict[str, int] = {}
         self.token = ""  # "" lets everybody in
         self.refuses = 0  # this status to every request
         self.redirects = False
         self.ranges = True
         self.breaks: dict[str, int] = {}  # so many answers with this file end in the middle
+        self.garbles: dict[str, int] = {}  # so many answers with this file end in zeros
         self.held: threading.Event | None = None  # answers with a file wait for it in the middle
         self.asked: list[tuple[str, str]] = []
         self.tokens: set[str] = set()
@@ -120,7 +123,17 @@ def _list(hub: StubHub, blobs: bool) -> dict[str, Any]:
     siblings: list[dict[str, Any]] = [{"rfilename": name} for name in hub.files]
     if blobs and hub.tells_sizes:
         siblings = [{"rfilename": name, "size": size} for name, size in sizes.items()]
+    if blobs and hub.tells_digests:
+        siblings = [one | _digest(one["rfilename"], hub.files) for one in siblings]
     return {"id": hub.name, "sha": hub.commit, "siblings": siblings}
+
+
+def _digest(name: str, files: Mapping[str, bytes]) -> dict[str, Any]:
+    """Weights are large files, whose blob is a pointer to them."""
+    data = files[name]
+    if name.endswith(".safetensors"):
+        return {"blobId": "0" * 40, "lfs": {"sha256": hashlib.sha256(data).hexdigest()}}
+    return {"blobId": hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()}
 
 
 def _file(hub: StubHub, request: BaseHTTPRequestHandler, name: str) -> None:
@@ -135,6 +148,9 @@ def _file(hub: StubHub, request: BaseHTTPRequestHandler, name: str) -> None:
         status = HTTPStatus.PARTIAL_CONTENT
         headers = {"Content-Range": f"bytes {first}-{last or len(data) - 1}/{len(data)}"}
         data = data[int(first) : int(last) + 1 if last else None]
+    if hub.garbles.get(name, 0):
+        hub.garbles[name] -= 1
+        data = data[: len(data) // 2].ljust(len(data), b"\0")
     breaks = hub.breaks.get(name, 0)
     hub.breaks[name] = max(0, breaks - 1)
     request.send_response(status)
