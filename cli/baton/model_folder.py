@@ -7,6 +7,7 @@ A hub that cannot be reached is said within seconds; what it gave before is used
 from __future__ import annotations
 
 import json
+import os
 import re
 import urllib.error
 import urllib.request
@@ -18,7 +19,8 @@ from baton.errors import CommandError
 
 HUB_TIMEOUT_S = 5.0
 # Weights in other formats (pickles, GGUF, ONNX) are not read, so they are not fetched.
-HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "LICENSE*")
+SMALL_FILES = ("*.json", "*.jinja", "LICENSE*")
+HUB_FILES = (*SMALL_FILES, "*.safetensors")
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 
@@ -72,15 +74,27 @@ def weight_bytes(folder: Path) -> int:
 
 
 def _check_folder(folder: Path, weights: bool) -> None:
+    _check_readable(folder, os.R_OK | os.X_OK)
     needed = ["tokenizer.json"]
     if weights:
         needed.insert(0, "config.json")
     for name in needed:
         if not (folder / name).is_file():
             raise CommandError(f"--model {folder} is no model folder: it holds no {name}")
-    if weights and not any(folder.glob("*.safetensors")):
+    tensors = list(folder.glob("*.safetensors")) if weights else []
+    if weights and not tensors:
         raise CommandError(f"--model {folder} is no model folder: it holds no *.safetensors")
+    for file in (*(folder / name for name in needed), *tensors):
+        _check_readable(file, os.R_OK)
     read_config(folder)
+
+
+def _check_readable(path: Path, mode: int) -> None:
+    """In a pod the files may be another user's; the engine would say so much later."""
+    if not os.access(path, mode, effective_ids=True):
+        raise CommandError(
+            f"--model: user {os.geteuid()} may not read {path}; chmod -R a+rX makes it readable"
+        )
 
 
 def _from_hub(model: str) -> Path:

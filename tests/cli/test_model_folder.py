@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import tempfile
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -16,7 +19,11 @@ from baton.model_folder import find_model, read_config
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    path = tmp_path / "Tiny-Model"
+    return make_folder(tmp_path)
+
+
+def make_folder(place: Path) -> Path:
+    path = place / "Tiny-Model"
     path.mkdir()
     for name in ("config.json", "tokenizer.json"):
         (path / name).write_text("{}")
@@ -75,6 +82,32 @@ def test_the_simulated_engine_needs_a_tokenizer_only(folder: Path) -> None:
     (folder / "config.json").unlink()
     (folder / "model.safetensors").unlink()
     assert find_model(str(folder), weights=False).path == folder
+
+
+@contextmanager
+def a_user_without_rights() -> Iterator[None]:
+    """root may read everything, so it becomes nobody for a moment."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.mark.parametrize("hidden", [".", "config.json", "model.safetensors"])
+def test_what_the_user_may_not_read_is_named(hidden: str) -> None:
+    # Not below tmp_path, whose parents are closed to others.
+    with tempfile.TemporaryDirectory() as name:
+        folder = make_folder(Path(name))
+        folder.parent.chmod(0o755)
+        (folder / hidden).chmod(0)
+        with a_user_without_rights(), pytest.raises(CommandError, match="may not read") as caught:
+            find_model(str(folder))
+        folder.chmod(0o755)
+    assert str(folder / hidden) in str(caught.value)
 
 
 def test_a_broken_config_is_an_error_that_names_the_file(folder: Path) -> None:

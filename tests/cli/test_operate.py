@@ -1,0 +1,45 @@
+"""`baton operator`: from flags to the operator's settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from baton.errors import UsageError
+from baton.operate import settings_of
+from baton.options import OperatorOptions
+
+IMAGES = {"node_image": "node:1", "router_image": "router:1", "redis_image": "redis:7"}
+
+
+def options(**given: Any) -> OperatorOptions:
+    return OperatorOptions(**(IMAGES | given))
+
+
+def test_flags_become_the_installation() -> None:
+    given = options(pull_policy="Never", pull_secrets=("login",), namespace=("a", "b"))
+    settings = settings_of(given, {"POD_NAMESPACE": "baton-system"})
+    installation = settings.installation
+    assert (installation.images.node, installation.images.redis) == ("node:1", "redis:7")
+    assert installation.pull_policy == "Never"
+    assert installation.pull_secrets == ("login",)
+    assert installation.namespace == "baton-system"
+    assert settings.namespaces == ("a", "b")
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_each_image_must_be_named(image: str) -> None:
+    flag = "--" + image.replace("_", "-")
+    with pytest.raises(UsageError, match=f"{flag} is missing"):
+        settings_of(options(**{image: ""}), {})
+
+
+def test_a_lease_needs_to_know_its_namespace() -> None:
+    with pytest.raises(UsageError, match="POD_NAMESPACE"):
+        settings_of(options(leader_elect=True), {})
+    assert settings_of(options(leader_elect=True), {"POD_NAMESPACE": "x"}).leader_elect
+
+
+def test_two_processes_of_one_machine_are_two_replicas() -> None:
+    assert settings_of(options(), {}).identity.rpartition("-")[2].isdigit()
