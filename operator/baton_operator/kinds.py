@@ -41,6 +41,9 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
 POOL = Kind(api_version=API_VERSION, kind=KIND, plural="inferencepools", made=False)
 SECRET = Kind(api_version="v1", kind="Secret", plural="secrets")
 POD = Kind(api_version="v1", kind="Pod", plural="pods", made=False)
+NETWORK_POLICY = Kind(
+    api_version="networking.k8s.io/v1", kind="NetworkPolicy", plural="networkpolicies"
+)
 HTTP_ROUTE = Kind(
     api_version="gateway.networking.k8s.io/v1", kind="HTTPRoute", plural="httproutes", optional=True
 )
@@ -48,8 +51,7 @@ CHILDREN = (
     SECRET,
     Kind(api_version="v1", kind="Service", plural="services"),
     Kind(api_version="apps/v1", kind="Deployment", plural="deployments"),
-    Kind(api_version="apps/v1", kind="StatefulSet", plural="statefulsets"),
-    Kind(api_version="networking.k8s.io/v1", kind="NetworkPolicy", plural="networkpolicies"),
+    NETWORK_POLICY,
     Kind(api_version="networking.k8s.io/v1", kind="Ingress", plural="ingresses"),
     HTTP_ROUTE,
     POD,

@@ -13,13 +13,12 @@ from typing import Any, Literal
 import msgspec
 
 from baton_operator.builders.model import FETCH
+from baton_operator.names import COMPONENT_LABEL, INSTANCE_LABEL, REVISION_LABEL
 from baton_operator.pod_problems import Body, condition, problem_of
 from baton_protocol.store import FetchReport, NodeReport
 
 # "" where the pod fetches no model.
 Fetch = Literal["", "waiting", "running", "done"]
-_COMPONENT = "baton.dev/component"
-_REVISION = "baton.dev/revision"
 
 
 class ChildKey(msgspec.Struct, frozen=True, order=True):
@@ -32,9 +31,9 @@ class ChildKey(msgspec.Struct, frozen=True, order=True):
 
 
 class ObservedWorkload(msgspec.Struct, frozen=True, kw_only=True):
-    """A Deployment or StatefulSet. `pods`: how many it has, of old templates too; `updated`: of
-    the newest. `current`: its controller has seen the newest spec. `problem`: PodsRefused while
-    its controller may not make pods; `message` is what it was told."""
+    """A Deployment. `instance`: which server for KV bytes. `pods`: how many it has, of old
+    templates too; `updated`: of the newest. `current`: its controller has seen the newest spec.
+    `problem`: PodsRefused while its controller may not make pods; `message` is what it was told."""
 
     name: str
     component: str
@@ -44,6 +43,7 @@ class ObservedWorkload(msgspec.Struct, frozen=True, kw_only=True):
     ready: int
     updated: int
     current: bool
+    instance: str = ""
     problem: str = ""
     message: str = ""
 
@@ -58,6 +58,7 @@ class ObservedPod(msgspec.Struct, frozen=True, kw_only=True):
     revision: str
     ready: bool
     terminating: bool
+    instance: str = ""
     problem: str = ""
     message: str = ""
     fetch: Fetch = ""
@@ -94,19 +95,20 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_workload(body: Body) -> ObservedWorkload:
-    """A Deployment or StatefulSet of ours."""
+    """A Deployment of ours."""
     metadata, status = body["metadata"], body.get("status") or {}
     refused = condition(status, "ReplicaFailure")
     fails = refused.get("status") == "True"
     return ObservedWorkload(
         name=metadata["name"],
-        component=_label(metadata, _COMPONENT),
-        revision=_label(metadata, _REVISION),
+        component=_label(metadata, COMPONENT_LABEL),
+        revision=_label(metadata, REVISION_LABEL),
         desired=body["spec"].get("replicas", 1),
         pods=status.get("replicas", 0),
         ready=status.get("readyReplicas", 0),
         updated=status.get("updatedReplicas", 0),
         current=status.get("observedGeneration", 0) >= metadata.get("generation", 0),
+        instance=_label(metadata, INSTANCE_LABEL),
         problem="PodsRefused" if fails else "",
         message=refused.get("message", "") if fails else "",
     )
@@ -119,10 +121,11 @@ def read_pod(body: Body) -> ObservedPod:
     problem = None if terminating else problem_of(body)
     return ObservedPod(
         name=metadata["name"],
-        component=_label(metadata, _COMPONENT),
-        revision=_label(metadata, _REVISION),
+        component=_label(metadata, COMPONENT_LABEL),
+        revision=_label(metadata, REVISION_LABEL),
         ready=condition(status, "Ready").get("status") == "True",
         terminating=terminating,
+        instance=_label(metadata, INSTANCE_LABEL),
         problem=problem.reason if problem else "",
         message=problem.message if problem else "",
         fetch=_fetch(body),

@@ -2,8 +2,8 @@
 
 In: the manifests of the current revision, the children as last seen, what was applied before. Out:
 acts. A child that looks as it did after its last apply, from the same manifest, costs nothing. What
-has the pool's label and owner and is in no manifest goes, last of all; of older revisions see
-`spared`. What somebody else owns is neither changed nor deleted.
+has the pool's label and owner and is in no manifest goes, last of all; but see `spared`. What
+somebody else owns is neither changed nor deleted.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import msgspec
 from baton_operator.builders import Manifest
 from baton_operator.cache import Child
 from baton_operator.kinds import key_of, kind_of
+from baton_operator.names import REVISION_LABEL, STORE
 from baton_operator.observed import ChildKey, ObservedWorkload
 
 
@@ -42,9 +43,10 @@ class Delete(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Foreign(msgspec.Struct, frozen=True, kw_only=True):
-    """Its name is taken by what another owner controls."""
+    """Its name is taken by what another pool controls, of name `owner`."""
 
     key: ChildKey
+    owner: str
 
 
 Act = Apply | Delete | Foreign
@@ -64,7 +66,7 @@ def plan(
         wanted.add(key)
         child, digest = known.get(key), manifest_digest(manifest)
         if child is not None and child.owner not in ("", uid):
-            acts.append(Foreign(key=key))
+            acts.append(Foreign(key=key, owner=child.owner_name))
         elif child is None or applied.get(key) != Applied(digest, child.uid, child.digest):
             ours = child is not None and child.owner == uid
             acts.append(Apply(key=key, manifest=manifest, digest=digest, seen=ours))
@@ -77,19 +79,22 @@ def plan(
 
 
 def spared(desired: Sequence[Manifest], known: Mapping[ChildKey, Child]) -> set[ChildKey]:
-    """Nodes of older revisions, which serve until all of the current one's are ready. Those that
-    never did have no use: they would only hold what the current ones need."""
+    """Nodes of older revisions, which serve until all of the current one's are ready, with the
+    store that they were told of. Those that never did have no use: they would only hold what the
+    current ones need."""
     nodes = {key_of(one): one["spec"]["replicas"] for one in desired if _revision(one)}
     found = [(known[key].workload, wanted) for key, wanted in nodes.items() if key in known]
     if len(found) == len(nodes) and all(_complete(node, wanted) for node, wanted in found):
         return set()
-    return {
+    serving = {
         key
         for key, child in known.items()
         if child.revision
         and key not in nodes
         and (child.proven or (child.workload is not None and child.workload.ready > 0))
     }
+    store = {key for key, child in known.items() if child.component in STORE}
+    return serving | store if serving else set()
 
 
 def _complete(workload: ObservedWorkload | None, wanted: int) -> bool:
@@ -97,7 +102,7 @@ def _complete(workload: ObservedWorkload | None, wanted: int) -> bool:
 
 
 def _revision(manifest: Manifest) -> str:
-    revision: str = manifest["metadata"]["labels"].get("baton.dev/revision", "")
+    revision: str = manifest["metadata"]["labels"].get(REVISION_LABEL, "")
     return revision
 
 

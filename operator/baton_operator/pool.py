@@ -13,13 +13,13 @@ from typing import Any
 
 import msgspec
 
+from baton_operator.names import OWN_PREFIX
 from baton_operator.spec.read import SpecError, read_spec
 from baton_operator.spec.records import PoolSpec
 
 API_VERSION = "baton.dev/v1alpha1"
 KIND = "InferencePool"
-OWN_PREFIX = "baton.dev/"  # of labels and annotations
-# With "-kv-data" a StatefulSet's name, and with its revision's hash a label, hence 63 characters.
+# With "-kv-data-63" a Service's name, which 63 characters are allowed for.
 LONGEST_NAME = 40
 NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?", re.ASCII)
 
@@ -107,10 +107,13 @@ def _check_pod_templates(spec: PoolSpec) -> None:
         "kvStore.managed": managed.pod_template if managed is not None else {},
     }
     for part, template in templates.items():
+        _check_kept(f"spec.{part}.podTemplate", template, "metadata")
         metadata = template.get("metadata")
+        # Other things than a mapping are for the API server to refuse.
+        metadata = metadata if isinstance(metadata, Mapping) else {}
         for kind in ("labels", "annotations"):
-            words = metadata.get(kind) if isinstance(metadata, Mapping) else None
-            # Other things than a mapping are for the API server to refuse.
+            _check_kept(f"spec.{part}.podTemplate.metadata", metadata, kind)
+            words = metadata.get(kind)
             names = words if isinstance(words, Mapping) else ()
             ours = next((name for name in names if name.startswith(OWN_PREFIX)), None)
             if ours is not None:
@@ -118,3 +121,12 @@ def _check_pod_templates(spec: PoolSpec) -> None:
                     f"spec.{part}.podTemplate.metadata.{kind}: {ours!r} is set by the operator;"
                     f" write names that do not begin with {OWN_PREFIX}"
                 )
+
+
+def _check_kept(field: str, parent: Mapping[str, Any], key: str) -> None:
+    """null would remove what the operator wrote there."""
+    if key in parent and parent[key] is None:
+        raise SpecError(
+            f"{field}.{key}: null would remove what the operator set; leave it out, or write names"
+            f" that do not begin with {OWN_PREFIX}"
+        )

@@ -41,6 +41,7 @@ OTHER: dict[str, dict[str, Any]] = {
     "data instances": {"kvStore": {"managed": {"dataInstances": 2}}},
     "resources": {"prefill": {"resources": {"limits": {"memory": "2Gi"}}}},
     "a pod's template": {"decode": {"podTemplate": {"spec": {"priorityClassName": "high"}}}},
+    "time to start": {"engine": {"kind": "sim", "chunkBlocks": 1, "startTimeoutSeconds": 700}},
     "a flag": {"engine": {"kind": "sim", "extraArgs": ["--sim-decode-ms=5"]}},
 }
 
@@ -107,16 +108,17 @@ def test_a_workload_and_its_service_select_exactly_its_own_pods(name: str) -> No
 
 
 def test_the_longest_pool_name_still_gives_legal_names_and_labels() -> None:
-    pool = msgspec.structs.replace(sample_pool("sim"), name="a" * LONGEST_NAME)
-    for manifest in build_pool(pool):
-        # A StatefulSet's pods carry its name and a hash of 10 in one label.
-        limit = 63 - (11 if manifest["kind"] == "StatefulSet" else 0)
-        assert len(manifest["metadata"]["name"]) <= limit
+    sample = sample_pool("sim", kvStore={"managed": {"dataInstances": 64}})
+    manifests = build_pool(msgspec.structs.replace(sample, name="a" * LONGEST_NAME))
+    assert {"a" * LONGEST_NAME + "-kv-data-63"} < {one["metadata"]["name"] for one in manifests}
+    for manifest in manifests:
+        assert len(manifest["metadata"]["name"]) <= 63
         assert max(map(len, manifest["metadata"]["labels"].values())) <= 63
 
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_pods_outlive_their_way_out_of_the_service_and_their_drain(name: str) -> None:
+    checked = set()
     for template in templates(build_pool(sample_pool(name))).values():
         pod = template["spec"]
         for container in pod["containers"]:
@@ -125,6 +127,8 @@ def test_pods_outlive_their_way_out_of_the_service_and_their_drain(name: str) ->
                 if word.startswith("--drain-timeout="):
                     needed = leave.get("seconds", 0) + int(word.split("=")[1])
                     assert pod["terminationGracePeriodSeconds"] >= needed + 15
+                    checked.add(template["metadata"]["labels"]["baton.dev/component"])
+    assert checked == {"prefill", "decode", "router"}
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -190,6 +194,41 @@ def test_a_pod_template_leaves_the_operator_s_labels_alone(
         sample_pool("sim", **spec)
 
 
+NULLS: list[tuple[dict[str, Any], str]] = [
+    ({"metadata": None}, "spec.router.podTemplate.metadata"),
+    ({"metadata": {"labels": None}}, "spec.router.podTemplate.metadata.labels"),
+    ({"metadata": {"annotations": None}}, "spec.router.podTemplate.metadata.annotations"),
+]
+
+
+@pytest.mark.parametrize(("template", "field"), NULLS)
+def test_a_pod_template_does_not_remove_the_operator_s_labels(
+    template: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(SpecError, match=rf"^{re.escape(field)}: null would remove .*leave it out"):
+        sample_pool("sim", router={"podTemplate": template})
+
+
+def test_each_data_server_has_a_service_and_a_deployment_of_its_own() -> None:
+    pool = sample_pool("sim", kvStore={"managed": {"dataInstances": 3}})
+    found = [
+        one
+        for one in build_pool(pool)
+        if one["metadata"]["labels"]["baton.dev/component"] == "kv-data"
+        and one["kind"] != "NetworkPolicy"
+    ]
+    assert [(one["kind"], one["metadata"]["name"]) for one in found] == [
+        (kind, f"demo-kv-data-{number}")
+        for number in range(3)
+        for kind in ("Service", "Deployment")
+    ]
+    for deployment in found[1::2]:
+        spec = deployment["spec"]
+        assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
+    hosts = [f"demo-kv-data-{number}.{pool.namespace}.svc" for number in range(3)]
+    assert store_settings(pool).data_urls == tuple(f"redis://{host}:6379" for host in hosts)
+
+
 def test_more_data_instances_leave_the_first_ones_where_they_are() -> None:
     few, many = (
         store_settings(sample_pool("sim", kvStore={"managed": {"dataInstances": count}}))
@@ -214,8 +253,9 @@ def test_routers_are_kept_apart_and_scaled_in_place() -> None:
 
 def test_a_managed_server_may_use_more_memory_than_its_values() -> None:
     manifests = build_pool(sample_pool("torch"))
-    [data] = [one for one in manifests if one["kind"] == "StatefulSet"]
-    [container] = data["spec"]["template"]["spec"]["containers"]
+    servers = [pod for name, pod in templates(manifests).items() if "-kv-data-" in name]
+    assert servers
+    [container] = servers[0]["spec"]["containers"]
     limit = int(container["resources"]["limits"]["memory"].removesuffix("Mi")) << 20
     maxmemory = int(container["args"][container["args"].index("--maxmemory") + 1])
     assert maxmemory == 8 << 30

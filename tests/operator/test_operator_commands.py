@@ -20,7 +20,6 @@ from baton_kvstore.settings import StoreSettings
 from baton_operator.builders import build_pool
 from baton_operator.builders.model import model_name
 from baton_operator.builders.nodes import revision_of
-from baton_operator.spec.flags import NODE_FLAGS, ROUTER_FLAGS
 from baton_protocol.model_source import HubModel, parse_source
 from baton_protocol.store import Role
 from tests.support.http import complete, exchange
@@ -80,19 +79,6 @@ def test_everybody_who_asks_the_store_logs_in_and_links_are_locked(name: str) ->
         assert (options.redis_username, options.redis_password) == login
         if not isinstance(options, FetchOptions):
             assert options.link_token == CREDENTIALS.link_token
-
-
-@pytest.mark.parametrize("name", SAMPLES)
-def test_the_operator_s_own_flags_are_those_that_no_spec_may_give(name: str) -> None:
-    pool = sample_pool(name)
-    taken = {"router": (set(ROUTER_FLAGS), set(pool.spec.router.extra_args))}
-    taken |= {"node": (set(NODE_FLAGS), set(pool.spec.engine.extra_args))}
-    for template in templates(build_pool(pool)).values():
-        for container in template["spec"]["containers"]:
-            flags, extra = taken.get(container["name"], (set(), set()))
-            words = [word for word in container.get("args", ())[1:] if word not in extra]
-            if container["name"] in taken:
-                assert {word[2:].partition("=")[0] for word in words} <= flags
 
 
 def test_extra_flags_reach_their_process() -> None:

@@ -94,6 +94,15 @@ def test_the_hub_s_token_is_a_variable_of_the_fetching_container_only() -> None:
     assert token not in node(spec)["env"]
 
 
+@pytest.mark.parametrize(("kind", "without"), [("torch", False), ("sim", True)])
+def test_a_simulated_engine_s_model_is_fetched_without_its_weights(
+    kind: str, without: bool
+) -> None:
+    template = node_template({"model": {"uri": "hf://org/name"}, "engine": {"kind": kind}})
+    [fetching] = template["spec"]["initContainers"]
+    assert ("--no-weights" in fetching["args"]) is without
+
+
 def test_fetching_takes_the_node_s_memory_and_none_of_its_devices() -> None:
     limits = {"memory": "8Gi", "cpu": 2, "nvidia.com/gpu": 1}
     role = {"resources": {"limits": limits, "requests": {"nvidia.com/gpu": 1}}}
@@ -103,22 +112,28 @@ def test_fetching_takes_the_node_s_memory_and_none_of_its_devices() -> None:
     assert fetch["resources"] == {"limits": {"memory": "8Gi", "cpu": "2"}}
 
 
-@pytest.mark.parametrize(
-    ("resources", "seconds"),
-    [
-        ({}, 1800),
-        ({"limits": {"memory": "16Gi"}}, 120 + 163),
-        ({"requests": {"memory": "1000Mi"}}, 120 + 10),
-        ({"requests": {"memory": "1Gi"}, "limits": {"memory": "100Mi"}}, 120 + 1),
-        ({"limits": {"memory": 0}}, 120),
-        ({"limits": {"memory": "1Ti"}}, 120 + 10485),
-    ],
-)
-def test_a_larger_node_has_longer_to_load(resources: dict[str, Any], seconds: int) -> None:
-    probe = node({"decode": {"resources": resources}})["startupProbe"]
+START: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
+    "nothing said": ({}, {}, 1800),
+    "a small limit": ({}, {"limits": {"memory": "16Gi"}}, 600),
+    "no memory": ({}, {"limits": {"memory": 0}}, 600),
+    "a large limit": ({}, {"limits": {"memory": "1Ti"}}, 120 + 20971),
+    "a request only": ({}, {"requests": {"memory": "1Ti"}}, 1800),
+    "a GPU": ({}, {"limits": {"memory": "1Ti", "nvidia.com/gpu": 1}}, 1800),
+    "a time said": ({"startTimeoutSeconds": 31}, {"limits": {"memory": "1Ti"}}, 31),
+}
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+@pytest.mark.parametrize(("engine", "resources", "seconds"), START.values(), ids=START)
+def test_a_node_has_time_to_read_its_model_twice(
+    role: str, engine: dict[str, Any], resources: dict[str, Any], seconds: int
+) -> None:
+    container = node({"engine": engine, role: {"resources": resources}}, role)
+    assert f"--start-timeout={seconds}" in container["args"]
+    probe = container["startupProbe"]
     assert probe["httpGet"]["path"] == "/ready"
     budget = probe["failureThreshold"] * probe["periodSeconds"]
-    assert seconds <= budget <= seconds + probe["periodSeconds"]
+    assert seconds <= budget < seconds + probe["periodSeconds"]
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,31 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {"containers": [{"name": "node", "image": "x", "tty": True}, {"name": "side"}]},
     ),
     "items without names are replaced": (
+        {"hostAliases": [{"ip": "a"}, {"ip": "b"}]},
+        {"hostAliases": [{"ip": "c"}]},
+        {"hostAliases": [{"ip": "c"}]},
+    ),
+    "tolerations of other keys follow": (
         {"tolerations": [{"key": "a"}, {"key": "b"}]},
-        {"tolerations": [{"key": "c"}]},
-        {"tolerations": [{"key": "c"}]},
+        {"tolerations": [{"key": "c", "effect": "x"}, {"key": "c", "effect": "y"}]},
+        {
+            "tolerations": [
+                {"key": "a"},
+                {"key": "b"},
+                {"key": "c", "effect": "x"},
+                {"key": "c", "effect": "y"},
+            ]
+        },
+    ),
+    "a toleration of the same key replaces": (
+        {"tolerations": [{"key": "a", "tolerationSeconds": 30}, {"key": "b"}]},
+        {"tolerations": [{"key": "a", "operator": "Exists"}]},
+        {"tolerations": [{"key": "b"}, {"key": "a", "operator": "Exists"}]},
+    ),
+    "a toleration without a key follows": (
+        {"tolerations": [{"key": "a"}]},
+        {"tolerations": [{"operator": "Exists"}]},
+        {"tolerations": [{"key": "a"}, {"operator": "Exists"}]},
     ),
     "no item replaces those without names": ({"args": ["a"]}, {"args": []}, {"args": []}),
     "no item adds none to named ones": (
@@ -79,7 +101,8 @@ def test_an_override_is_merged_as_documented(
     assert merged(built, override) == result
 
 
-KEYS = st.sampled_from(["name", "mountPath", "env", "volumes", "volumeMounts", "exec", "a", "b"])
+WORDS = ["name", "key", "mountPath", "env", "tolerations", "volumes", "volumeMounts", "exec"]
+KEYS = st.sampled_from([*WORDS, "a", "b"])
 LEAVES = st.none() | st.booleans() | st.integers(0, 3) | st.sampled_from(["x", "y", "http"])
 
 

@@ -184,3 +184,35 @@ def test_old_nodes_that_never_served_go_at_once() -> None:
 
 def test_no_old_node_goes_before_the_new_ones_are_there() -> None:
     assert deleted(*old_nodes(readyReplicas=1)) == []
+
+
+STORE = [one for one in DESIRED if _labels(one)["baton.dev/component"] in ("kv-index", "kv-data")]
+
+
+def deleted_without_store(*bodies: Manifest) -> set[str]:
+    """What goes of a pool whose spec now names somebody else's Redis."""
+    wanted = [one for one in DESIRED if one not in STORE]
+    acts = plan(POOL.uid, wanted, known(*bodies), {})
+    return {act.key.name for act in acts if isinstance(act, Delete)}
+
+
+def test_the_store_of_old_nodes_stays_as_long_as_they_do() -> None:
+    now = [live(manifest) for manifest in DESIRED]
+    ready = [live(manifest, readyReplicas=1) for manifest in DESIRED]
+    old = old_nodes(readyReplicas=1)
+    assert deleted_without_store(*now, *old) == set()
+    store = {one["metadata"]["name"] for one in STORE}
+    assert store == {"demo-kv-index", "demo-kv-data", "demo-kv-data-0"}
+    assert deleted_without_store(*ready, *old) == store | {one["metadata"]["name"] for one in old}
+
+
+def test_a_store_that_no_old_node_uses_goes_at_once() -> None:
+    now = [live(manifest) for manifest in DESIRED]
+    assert deleted_without_store(*now) == {one["metadata"]["name"] for one in STORE}
+
+
+def test_a_way_in_that_is_not_wished_for_goes_also_during_a_roll_out() -> None:
+    now = [live(manifest) for manifest in DESIRED]
+    service = next(one for one in now if one["kind"] == "Service" and "router" in key_of(one).name)
+    extra = {**service, "metadata": service["metadata"] | {"name": "left-over"}}
+    assert deleted(*now, extra, *old_nodes(readyReplicas=1)) == ["left-over"]

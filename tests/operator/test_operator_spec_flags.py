@@ -5,10 +5,16 @@ from __future__ import annotations
 import pytest
 
 from baton.flags import flags_of
+from baton.main import read_command
 from baton.options import NodeOptions, RouterOptions
 from baton_operator.builders import build_pool
+from baton_operator.builders.nodes import build_nodes
 from baton_operator.spec.flags import NODE_FLAGS, ROUTER_FLAGS
 from tests.support.manifests import SAMPLES, containers, sample_pool, template_of
+
+# A GPU that the limits do not show, brought by the podTemplate or by a resource claim, is only the
+# user's to tell: extraArgs come last and win.
+FREE = {"device"}
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -22,7 +28,7 @@ def test_every_flag_that_the_operator_sets_is_refused_in_extra_args(name: str) -
             if role in ("prefill", "decode", "router"):
                 words = [word for word in container["args"][1:] if word not in extra]
                 given = {word.removeprefix("--").partition("=")[0] for word in words}
-                assert given <= {*(ROUTER_FLAGS if role == "router" else NODE_FLAGS)}
+                assert given - FREE <= {*(ROUTER_FLAGS if role == "router" else NODE_FLAGS)}
                 checked.add(role)
     assert checked == {"prefill", "decode", "router"}
 
@@ -32,3 +38,17 @@ def test_every_flag_that_the_operator_sets_is_refused_in_extra_args(name: str) -
 )
 def test_every_flag_that_is_refused_exists(names: tuple[str, ...], options: type) -> None:
     assert {f"--{name}" for name in names} <= {flag.option for flag in flags_of(options)}
+
+
+def test_a_device_in_extra_args_comes_after_the_operator_s_own_and_wins() -> None:
+    engine = {"kind": "torch", "extraArgs": ["--device=cpu"]}
+    limits = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
+    pool = sample_pool("torch", engine=engine, prefill=limits)
+    [node] = containers(template_of(build_nodes(pool, "prefill")))
+    given = [word for word in node["args"] if word.startswith("--device=")]
+    assert given == ["--device=cuda", "--device=cpu"]
+    command, options = read_command(node["args"], {})
+    assert command.words == "prefill"
+    assert isinstance(options, NodeOptions)
+    assert options.device == "cpu"
+    assert FREE.isdisjoint(NODE_FLAGS)

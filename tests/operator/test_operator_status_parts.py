@@ -19,6 +19,7 @@ QUEUE = sample_pool("sim", missingRolePolicy="queue")
 FAIL = sample_pool("sim", missingRolePolicy="fail")
 ALONE = sample_pool("sim", missingRolePolicy="queue", handoff="never")
 NO_PREFILL = sample_pool("sim", prefill={"replicas": 0})
+TWO_SERVERS = sample_pool("sim", kvStore={"managed": {"dataInstances": 2}})
 INGRESS = sample_pool("sim", router={"ingress": {"host": "a.example"}})
 ROUTE = sample_pool("sim", router={"httpRoute": {"parentRefs": [{"name": "public"}]}})
 LONG_AGO, JUST_NOW = "2026-05-04T11:58:59Z", "2026-05-04T11:59:30Z"
@@ -61,6 +62,13 @@ ROWS: list[Row] = [
      "StoreReady", "False", "Starting", "1 of 2 ready"),
     ("one Redis crashes", DEMO, {"others": (ROUTER, INDEX, unready(DATA, "Crashing", "boom"))},
      "StoreReady", "False", "Crashing", "demo-kv-data-0: boom"),
+    ("a data server too many", DEMO,
+     {"others": (ROUTER, INDEX, unready(DATA), o.data_pod(1))},
+     "StoreReady", "False", "Starting", "1 of 2 ready"),
+    ("two data servers", TWO_SERVERS, {}, "StoreReady", "True", "StoreAnswers", "3 of 3 ready"),
+    ("one of two not made", TWO_SERVERS,
+     {"workloads": o.workloads(TWO_SERVERS)[:-1]},
+     "StoreReady", "False", "Starting", "3 of 3 ready"),
     ("nothing made yet", DEMO, {"workloads": (), "others": (ROUTER,)},
      "StoreReady", "False", "Starting", "0 of 2 ready"),
     ("external, silent", EXTERNAL, {"others": ()}, "StoreReady", "Unknown", "ExternalUnasked", ""),

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from baton_operator.builders.nodes import revision_of
+from baton_operator.builders.store_access import managed_store
 from baton_operator.observed import (
     ChildKey,
     Observed,
@@ -67,7 +68,17 @@ def shared_pods(pool: Pool) -> tuple[ObservedPod, ...]:
     routers = tuple(pod("router", number) for number in range(pool.spec.router.replicas))
     if pool.spec.kv_store.external is not None:
         return routers
-    return (*routers, pod("kv-index"), pod("kv-data"))
+    return (*routers, pod("kv-index"), *(data_pod(number) for number in range(instances(pool))))
+
+
+def instances(pool: Pool) -> int:
+    """Servers for KV bytes of the pool's own."""
+    managed = managed_store(pool)
+    return managed.data_instances if managed is not None else 0
+
+
+def data_pod(number: int, **changes: Any) -> ObservedPod:
+    return pod("kv-data", number, instance=str(number), **changes)
 
 
 def workloads(pool: Pool) -> tuple[ObservedWorkload, ...]:
@@ -79,7 +90,11 @@ def workloads(pool: Pool) -> tuple[ObservedWorkload, ...]:
     )
     if pool.spec.kv_store.external is not None:
         return made
-    return (*made, workload("demo-kv-index", "kv-index"), workload("demo-kv-data", "kv-data"))
+    data = (
+        workload(f"demo-kv-data-{number}", "kv-data", instance=str(number))
+        for number in range(instances(pool))
+    )
+    return (*made, workload("demo-kv-index", "kv-index"), *data)
 
 
 def observed(pool: Pool = DEMO, **changes: Any) -> Observed:

@@ -7,28 +7,36 @@ use labels of our own domain, which no other tool sets; app.kubernetes.io's are 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
+from baton_operator.names import (
+    COMPONENT_LABEL,
+    INSTANCE_LABEL,
+    POOL_LABEL,
+    REVISION_LABEL,
+    Component,
+    child_name,
+)
 from baton_operator.pool import API_VERSION, KIND, Pool
 
 Manifest = dict[str, Any]
-Component = Literal["auth", "prefill", "decode", "router", "kv-index", "kv-data"]
-POOL_LABEL = "baton.dev/pool"
-COMPONENT_LABEL = "baton.dev/component"
-REVISION_LABEL = "baton.dev/revision"
 
 
 class Child(msgspec.Struct, frozen=True):
+    """Nodes have a revision; the servers of which a component has several that are not alike, an
+    instance."""
+
     pool: Pool
     component: Component
     revision: str = ""
+    instance: str = ""
 
     @property
     def name(self) -> str:
-        name = f"{self.pool.name}-{self.component}"
-        return f"{name}-{self.revision}" if self.revision else name
+        words = (child_name(self.pool.name, self.component), self.revision, self.instance)
+        return "-".join(word for word in words if word)
 
     @property
     def host(self) -> str:
@@ -37,8 +45,13 @@ class Child(msgspec.Struct, frozen=True):
 
     def selector(self) -> dict[str, str]:
         """Never to be changed: Kubernetes refuses another selector for an existing object."""
-        chosen = {POOL_LABEL: self.pool.name, COMPONENT_LABEL: self.component}
-        return chosen | ({REVISION_LABEL: self.revision} if self.revision else {})
+        chosen = {
+            POOL_LABEL: self.pool.name,
+            COMPONENT_LABEL: self.component,
+            REVISION_LABEL: self.revision,
+            INSTANCE_LABEL: self.instance,
+        }
+        return {label: value for label, value in chosen.items() if value}
 
     def labels(self) -> dict[str, str]:
         return self.selector() | {
@@ -65,12 +78,12 @@ class Child(msgspec.Struct, frozen=True):
             "ownerReferences": [owner],
         }
 
-    def workload(self, kind: str, template: Manifest, **spec: Any) -> Manifest:
-        """A Deployment or StatefulSet of pods made from `template`."""
+    def deployment(self, template: Manifest, **spec: Any) -> Manifest:
+        """Of pods made from `template`."""
         selector = {"matchLabels": self.selector()}
         return {
             "apiVersion": "apps/v1",
-            "kind": kind,
+            "kind": "Deployment",
             "metadata": self.metadata(),
             "spec": {**spec, "selector": selector, "template": template},
         }

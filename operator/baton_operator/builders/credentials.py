@@ -71,6 +71,11 @@ def secret_variable(
     return {"name": variable, "valueFrom": {"secretKeyRef": reference}}
 
 
+def link_token_variable(pool: Pool) -> dict[str, Any]:
+    """What routers and nodes know each other by."""
+    return secret_variable("BATON_LINK_TOKEN", Child(pool, "auth").name, TOKEN_KEY)
+
+
 def _secret_text(encoded: Any) -> str | None:
     if not isinstance(encoded, str):
         return None

@@ -94,6 +94,8 @@ def _fetch(pool: Pool, source: HubModel, resources: Manifest) -> Manifest:
     login = [secret_variable("HF_TOKEN", token.name, "token")] if token else []
     settings = {"pool": pool.key, "redis-index": store_settings(pool).index_url}
     words = ["model", "fetch", *literal([str(source)]), f"--to={HUB_FOLDER}", "--json-logs"]
+    if pool.spec.engine.kind == "sim":
+        words.append("--no-weights")
     built = container(
         pool,
         FETCH,

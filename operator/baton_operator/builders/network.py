@@ -13,12 +13,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from baton_kvstore.endpoint import DEFAULT_PORT
-from baton_operator.builders.child import COMPONENT_LABEL, POOL_LABEL, Child, Component, Manifest
+from baton_operator.builders.child import Child, Manifest
 from baton_operator.builders.nodes import PORT as NODE_PORT
 from baton_operator.builders.nodes import ROLES
 from baton_operator.builders.overrides import copied
 from baton_operator.builders.router import PORT as ROUTER_PORT
 from baton_operator.builders.store_access import managed_store
+from baton_operator.names import COMPONENT_LABEL, POOL_LABEL, Component
 from baton_operator.pool import Pool
 
 OPERATOR_APP = "baton-operator"  # its pods' app.kubernetes.io/name
@@ -52,7 +53,7 @@ def _policy(pool: Pool, component: Component, port: int, callers: Sequence[Manif
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
         "metadata": child.metadata(),
-        # Of all revisions.
+        # Of all revisions and instances.
         "spec": {
             "podSelector": {"matchLabels": child.selector()},
             "policyTypes": ["Ingress"],

@@ -13,7 +13,7 @@ import json
 import typing
 
 from baton_operator.builders.child import Child, Manifest
-from baton_operator.builders.credentials import TOKEN_KEY, secret_variable
+from baton_operator.builders.credentials import link_token_variable
 from baton_operator.builders.model import model_place
 from baton_operator.builders.pods import (
     DRAIN_S,
@@ -37,10 +37,12 @@ from baton_protocol.store import Role
 ROLES: tuple[Role, ...] = typing.get_args(Role)
 PORT = 9000
 REVISION_DIGITS = 10
-# To its first /ready: the process and its kernels, then the weights from a slow disk.
+# To its first /ready: the process and its kernels, then the weights from a slow disk, twice.
 START_S = 120
-LOAD_BYTES_PER_S = 100 << 20
-START_UNKNOWN_S = 1800  # nothing says how large the model may be
+READS = 2  # each file once for the model's digest, once to load it
+READ_BYTES_PER_S = 100 << 20
+LEAST_START_S = 600  # a small model is no reason to give up early
+UNBOUNDED_START_S = 1800  # nothing says how large the model may be
 PROBE_S = 2
 
 
@@ -56,7 +58,7 @@ def build_nodes(pool: Pool, role: Role) -> Manifest:
     revision = revision_of(pool)
     child = Child(pool, role, revision)
     template = _template(pool, role, revision)
-    return child.workload("Deployment", template, replicas=_role(pool, role).replicas)
+    return child.deployment(template, replicas=_role(pool, role).replicas)
 
 
 def _role(pool: Pool, role: Role) -> RoleSpec:
@@ -65,8 +67,8 @@ def _role(pool: Pool, role: Role) -> RoleSpec:
 
 def _template(pool: Pool, role: Role, revision: str) -> Manifest:
     spec = _role(pool, role)
-    wanted, start_s = resources(spec.resources), _start_s(spec.resources)
-    token = secret_variable("BATON_LINK_TOKEN", Child(pool, "auth").name, TOKEN_KEY)
+    wanted, start_s = resources(spec.resources), _start_s(pool, spec.resources)
+    token = link_token_variable(pool)
     place = model_place(pool, wanted)
     mounts = place.mounts + store_certificate(pool)
     words = [
@@ -121,8 +123,11 @@ def _settings(pool: Pool, revision: str, folder: str) -> dict[str, str | int | N
 
 def _device(pool: Pool, wanted: Resources) -> str | None:
     """torch calls every vendor's GPU cuda."""
-    has_gpu = any(_is_gpu(key) and str(amount) != "0" for key, amount in wanted.limits.items())
-    return "cuda" if has_gpu and pool.spec.engine.kind == "torch" else None
+    return "cuda" if _has_gpu(wanted) and pool.spec.engine.kind == "torch" else None
+
+
+def _has_gpu(wanted: Resources) -> bool:
+    return any(_is_gpu(key) and str(amount) != "0" for key, amount in wanted.limits.items())
 
 
 def _is_gpu(resource: str) -> bool:
@@ -130,10 +135,12 @@ def _is_gpu(resource: str) -> bool:
     return resource.startswith("nvidia.com/") or resource.endswith("/gpu")
 
 
-def _start_s(wanted: Resources) -> int:
+def _start_s(pool: Pool, wanted: Resources) -> int:
     """Until it is ready once, a node is not asked for its health, but it must get ready in time.
-    The memory it may use bounds what it loads."""
-    memory = wanted.limits.get("memory", wanted.requests.get("memory"))
-    return (
-        START_UNKNOWN_S if memory is None else START_S + quantity_bytes(memory) // LOAD_BYTES_PER_S
-    )
+    Without a GPU the memory that it may use bounds what it loads."""
+    told, memory = pool.spec.engine.start_timeout_seconds, wanted.limits.get("memory")
+    if told is not None:
+        return told
+    if memory is None or _has_gpu(wanted):
+        return UNBOUNDED_START_S
+    return max(LEAST_START_S, START_S + READS * quantity_bytes(memory) // READ_BYTES_PER_S)

@@ -4,6 +4,7 @@
     lists of named items  item by item, by `name` (volumeMounts: by `mountPath`); new ones follow
     volumes, env          the same, but an item replaces its namesake whole: it is one choice out of
                           many sources, and two of them in one item are refused
+    tolerations           the built ones stay, but for those whose `key` the user's name
     probes and hooks      naming another kind of handler drops the one that was built
     null                  removes what was built
     everything else       replaced
@@ -44,6 +45,8 @@ def copied(value: Any) -> Any:
 def _merged_value(key: str, built: Any, override: Any) -> Any:
     if isinstance(built, dict) and isinstance(override, dict):
         return merged(built, override)
+    if key == "tolerations" and _are_objects(built) and _are_objects(override):
+        return _merged_tolerations(built, override)
     name = "mountPath" if key == "volumeMounts" else "name"
     if _is_keyed(built, name) and _is_keyed(override, name):
         return _merged_items(built, override, name, whole=key in WHOLE_ITEMS)
@@ -51,9 +54,20 @@ def _merged_value(key: str, built: Any, override: Any) -> Any:
 
 
 def _is_keyed(value: Any, name: str) -> bool:
-    return isinstance(value, list) and all(
-        isinstance(item, dict) and isinstance(item.get(name), str) for item in value
-    )
+    return _are_objects(value) and all(isinstance(item.get(name), str) for item in value)
+
+
+def _are_objects(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, dict) for item in value)
+
+
+def _merged_tolerations(
+    built: list[dict[str, Any]], override: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Several may have one key, each for another effect, and one without a key is for all."""
+    told = copied(override)
+    keys = [item.get("key") for item in told]
+    return [*(item for item in built if item.get("key") not in keys), *told]
 
 
 def _merged_items(

@@ -13,6 +13,7 @@ import msgspec
 
 from baton_operator.builders.child import Child, Manifest
 from baton_operator.builders.overrides import merged
+from baton_operator.names import CREDENTIALS_ANNOTATION
 from baton_operator.pool import Pool
 from baton_operator.spec.records import Resources
 
@@ -21,7 +22,6 @@ STOP_S = 15  # then: leave the registry, end the engine, close links; normally 2
 # A lost cluster node's pods are replaced after this; Kubernetes would take 5 minutes.
 UNREACHABLE_S = 30
 USER = 65532  # "nonroot" of distroless images; no image needs to know it
-CREDENTIALS_ANNOTATION = "baton.dev/credentials"
 
 
 class Mounts(msgspec.Struct, frozen=True):

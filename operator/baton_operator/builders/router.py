@@ -7,7 +7,7 @@ pool: the Service has no endpoint while nobody could answer.
 from __future__ import annotations
 
 from baton_operator.builders.child import Child, Manifest
-from baton_operator.builders.credentials import TOKEN_KEY, secret_variable
+from baton_operator.builders.credentials import link_token_variable
 from baton_operator.builders.model import model_name
 from baton_operator.builders.pods import (
     DRAIN_S,
@@ -29,7 +29,7 @@ LEAVE_S = 3
 
 def build_router(pool: Pool) -> Manifest:
     child, spec, certificate = Child(pool, "router"), pool.spec.router, store_certificate(pool)
-    token = secret_variable("BATON_LINK_TOKEN", Child(pool, "auth").name, TOKEN_KEY)
+    token = link_token_variable(pool)
     container = http_container(
         pool,
         "router",
@@ -50,7 +50,7 @@ def build_router(pool: Pool) -> Manifest:
         # Also for one replica, so that a second one does not replace the first.
         affinity=_apart(child),
     )
-    return child.workload("Deployment", template, replicas=spec.replicas)
+    return child.deployment(template, replicas=spec.replicas)
 
 
 def build_router_service(pool: Pool) -> Manifest:

@@ -12,7 +12,7 @@ from baton_kvstore.endpoint import DEFAULT_PORT
 from baton_operator.builders.child import Child, Manifest
 from baton_operator.builders.credentials import ACL_KEY
 from baton_operator.builders.pods import Mounts, container, pod_template
-from baton_operator.builders.store_access import managed_store
+from baton_operator.builders.store_access import data_servers, managed_store
 from baton_operator.pool import Pool
 
 MIB = 1 << 20
@@ -22,36 +22,33 @@ ACL_FOLDER = "/etc/baton/redis"
 
 
 def build_store(pool: Pool) -> tuple[Manifest, ...]:
-    """Services before the pods they name."""
+    """Services before the pods they name. Each data server is a Deployment of its own, with a name
+    of its own, since a marker says on which instance its chunk is; and not a StatefulSet's pod,
+    which a lost cluster node keeps until somebody removes the node."""
     managed = managed_store(pool)
     if managed is None:
         return ()
-    index, data = Child(pool, "kv-index"), Child(pool, "kv-data")
-    return (
-        index.service("redis", DEFAULT_PORT),
-        index.workload(
-            "Deployment",
-            _template(index, INDEX_MEMORY, "noeviction", managed.pod_template),
-            replicas=1,
-            # Never two behind one name: a marker would be on one and be looked up on the other.
-            strategy={"type": "Recreate"},
-        ),
-        # No cluster IP: each pod has a name, as a marker says on which instance its chunk is.
-        data.service("redis", DEFAULT_PORT, clusterIP="None"),
-        data.workload(
-            "StatefulSet",
-            _template(data, managed.memory_bytes, "volatile-ttl", managed.pod_template),
-            replicas=managed.data_instances,
-            serviceName=data.name,
-            podManagementPolicy="Parallel",
-        ),
-    )
+    index, override = Child(pool, "kv-index"), managed.pod_template
+    servers = [_one_server(index, INDEX_MEMORY, "noeviction", override)]
+    servers += [
+        _one_server(data, managed.memory_bytes, "volatile-ttl", override)
+        for data in data_servers(pool, managed)
+    ]
+    return tuple(manifest for server in servers for manifest in server)
 
 
-def _template(child: Child, maxmemory: int, policy: str, override: Manifest) -> Manifest:
+def _one_server(
+    child: Child, maxmemory: int, policy: str, override: Manifest
+) -> tuple[Manifest, Manifest]:
     users = _users(child.pool)
     server = _server(child.pool, maxmemory, policy, users)
-    return pod_template(child, [server], override, grace_s=GRACE_S, volumes=users.volumes)
+    template = pod_template(child, [server], override, grace_s=GRACE_S, volumes=users.volumes)
+    # Never two behind one name: what is on one would be looked up on the other.
+    alone = {"type": "Recreate"}
+    return (
+        child.service("redis", DEFAULT_PORT),
+        child.deployment(template, replicas=1, strategy=alone),
+    )
 
 
 def _server(pool: Pool, maxmemory: int, policy: str, users: Mounts) -> Manifest:

@@ -24,8 +24,14 @@ def managed_store(pool: Pool) -> ManagedStore | None:
     return None if store.external is not None else store.managed or ManagedStore()
 
 
+def data_servers(pool: Pool, managed: ManagedStore) -> list[Child]:
+    """The pool's own servers for KV bytes: instance 0 first."""
+    numbers = range(managed.data_instances)
+    return [Child(pool, "kv-data", instance=str(number)) for number in numbers]
+
+
 def store_settings(pool: Pool) -> StoreSettings:
-    """URLs in the order that markers count on: data instance i is pod i."""
+    """URLs in the order that markers count on."""
     external, managed = pool.spec.kv_store.external, managed_store(pool)
     if external is not None:
         signed = external.ca_secret_ref is not None
@@ -34,11 +40,10 @@ def store_settings(pool: Pool) -> StoreSettings:
         )
         return StoreSettings(index_url=index_url, data_urls=tuple(data_urls), pool=pool.key)
     assert managed is not None
-    index, data = Child(pool, "kv-index"), Child(pool, "kv-data")
-    pods = [f"{data.name}-{number}.{data.host}" for number in range(managed.data_instances)]
+    index, *data = Child(pool, "kv-index"), *data_servers(pool, managed)
     return StoreSettings(
         index_url=f"redis://{index.host}:{DEFAULT_PORT}",
-        data_urls=tuple(f"redis://{pod}:{DEFAULT_PORT}" for pod in pods),
+        data_urls=tuple(f"redis://{server.host}:{DEFAULT_PORT}" for server in data),
         pool=pool.key,
     )
 

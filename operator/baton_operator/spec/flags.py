@@ -1,7 +1,9 @@
 """The flags of nodes and routers that the operator writes itself, so that nobody else may.
 
 In: nothing. Out: names for the builders' tests and for the rule on `extraArgs`: of two equal flags
-the last one counts, and a pool whose nodes listen elsewhere than its Services look is lost.
+the last one counts, and a pool whose nodes listen elsewhere than its Services look is lost. Not in
+them is `device`, though the operator writes it for a GPU among the limits: a GPU may also come by
+the podTemplate or by a resource claim, and then only the user knows.
 """
 
 from __future__ import annotations
@@ -28,7 +30,6 @@ NODE_FLAGS = (
     "engine",
     "model",
     "dtype",
-    "device",
     "block-size",
     "chunk-blocks",
     "max-model-len",

@@ -29,7 +29,7 @@ def read_spec(spec: Any) -> PoolSpec:
 
 
 _LOCATED = re.compile(r"(?P<what>.*?)(?: - at .*?`\$(?P<path>[^`]*)`)?", re.DOTALL)
-_KEY = re.compile(r"Object (contains unknown|missing required) field `(.*)`", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
 
 
 def _explain(message: str, spec: Any, ours: bool) -> str:
@@ -40,11 +40,9 @@ def _explain(message: str, spec: Any, ours: bool) -> str:
     field = f"spec{path}"
     if ours:
         return f"{field}.{what}"
+    if key := _MISSING.fullmatch(what):
+        return f"{field}.{key[1]}: missing"
     steps = re.findall(r"[^.\[\]]+", path)
-    if key := _KEY.fullmatch(what):
-        if key[1] == "missing required":
-            return f"{field}.{key[2]}: missing"
-        return f"{field}.{key[2]}: there is no such field; known are {', '.join(_known(steps))}"
     for step in steps:
         spec = spec[step] if isinstance(spec, Mapping) else spec[int(step)]
     # What is in the place of a URL may hold a password.
@@ -68,11 +66,6 @@ def _records(hint: Any) -> list[type[Record]]:
     if isinstance(hint, type) and issubclass(hint, Record):
         return [hint]
     return [record for part in typing.get_args(hint) for record in _records(part)]
-
-
-def _known(steps: list[str]) -> list[str]:
-    [record] = _records(_hint(steps))
-    return [item.encode_name for item in msgspec.structs.fields(record)]
 
 
 def _choices(steps: list[str]) -> str:

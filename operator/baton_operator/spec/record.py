@@ -11,8 +11,9 @@ from baton_operator.spec.rules import Rule
 from baton_operator.spec.values import Name
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """A part of the spec. mypy wants `frozen` said again by each, msgspec does not."""
+class Record(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A part of the spec. mypy wants `frozen` said again by each, msgspec does not. Unknown fields
+    are passed over: the definition may be newer than the operator, and typos are refused by it."""
 
     rules: ClassVar[tuple[Rule, ...]] = ()
 

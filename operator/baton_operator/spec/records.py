@@ -125,6 +125,17 @@ class EngineSpec(Record, frozen=True, kw_only=True):
     block_size: Annotated[int, Meta(ge=1, description="tokens per KV block")] = 16
     chunk_blocks: Annotated[int, Meta(ge=1, description="blocks moved as one value")] | None = None
     max_model_len: Annotated[int, Meta(ge=1, description="prompt + answer, tokens")] | None = None
+    start_timeout_seconds: (
+        Annotated[
+            int,
+            Meta(
+                ge=10,
+                description="from a node's start to its first /ready, or it is restarted; default:"
+                " 1800, or with a memory limit and no GPU 120 + limit / 50 MiB, at least 600",
+            ),
+        ]
+        | None
+    ) = None
     extra_args: Annotated[
         tuple[NodeFlag, ...],
         Meta(max_length=64, description="more flags of `baton prefill|decode`: --NAME=VALUE"),
@@ -172,7 +183,7 @@ class RoleSpec(Record, frozen=True, kw_only=True):
         PodTemplate,
         Meta(
             description="merged over the pods' template: lists whose items have a name by name,"
-            " volumeMounts by mountPath, all else replaced"
+            " volumeMounts by mountPath, tolerations by key, all else replaced"
         ),
     ] = field(default_factory=dict)
 
@@ -273,6 +284,14 @@ class PoolSpec(Record, frozen=True, kw_only=True):
             "self.prefill.replicas + self.decode.replicas > 0",
             "0, and prefill.replicas too: nobody could answer; write at least 1 in one of them",
             field=".decode.replicas",
+        ),
+        Rule(
+            "self.missingRolePolicy == 'aggregate' || (self.decode.replicas > 0"
+            " && (self.handoff == 'never' || self.prefill.replicas > 0))",
+            "requests would wait or fail for ever: a role that they need has 0 replicas; write"
+            " aggregate, or at least 1 in decode.replicas and, without handoff: never, in"
+            " prefill.replicas",
+            field=".missingRolePolicy",
         ),
     )
 

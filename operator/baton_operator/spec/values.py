@@ -134,6 +134,11 @@ Peer = Annotated[
             "selects nothing; write podSelector, namespaceSelector or ipBlock, as in a"
             " NetworkPolicy",
         ),
+        Rule(
+            "!has(self.ipBlock) || (!has(self.podSelector) && !has(self.namespaceSelector))",
+            "given beside a selector; write two peers, one with ipBlock and one with the selectors",
+            field=".ipBlock",
+        ),
         extra_json_schema=_open("NetworkPolicyPeer", "podSelector", "namespaceSelector", "ipBlock"),
     ),
 ]

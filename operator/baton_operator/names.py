@@ -1,0 +1,24 @@
+"""How a pool's objects are named and labelled: spelled here and nowhere else.
+
+In: nothing. Out: labels and annotations of our own domain, which no other tool sets, and names.
+Builders write them, the cache and the status read them back.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Component = Literal["auth", "prefill", "decode", "router", "kv-index", "kv-data"]
+STORE = ("kv-index", "kv-data")
+
+OWN_PREFIX = "baton.dev/"  # of labels and annotations
+POOL_LABEL = f"{OWN_PREFIX}pool"
+COMPONENT_LABEL = f"{OWN_PREFIX}component"
+REVISION_LABEL = f"{OWN_PREFIX}revision"  # of nodes
+INSTANCE_LABEL = f"{OWN_PREFIX}instance"  # of servers for KV bytes
+CREDENTIALS_ANNOTATION = f"{OWN_PREFIX}credentials"
+
+
+def child_name(pool: str, component: Component) -> str:
+    """That of the component's objects; revisions and instances add theirs."""
+    return f"{pool}-{component}"
