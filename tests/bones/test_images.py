@@ -61,6 +61,14 @@ def test_an_image_runs_as_a_user_without_rights(room: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(("room", "name"), TARGETS)
+def test_an_image_asks_for_no_gpu_by_itself(room: str, name: str) -> None:
+    """With NVIDIA's runtime as the default, each of its containers would get all of them."""
+    variables = " ".join(text for stage in target(room, name) for text in stage.texts("ENV"))
+    assert "PATH=/opt/baton/bin" in variables
+    assert "NVIDIA_VISIBLE_DEVICES" not in variables
+
+
+@pytest.mark.parametrize(("room", "name"), TARGETS)
 def test_an_image_says_baton_s_version(room: str, name: str) -> None:
     labels = " ".join(text for stage in target(room, name) for text in stage.texts("LABEL"))
     assert f'image.version="{PROJECT["project"]["version"]}"' in labels

@@ -18,7 +18,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 
-{{/* A full image name: (list $ NAME). A tag or digest in the name wins over images.tag. */}}
+{{/* The full name of an image of ours: (list $ NAME). A tag or digest in the name wins over images.tag. */}}
 {{- define "baton.image" -}}
 {{- $images := (index . 0).Values.images -}}
 {{- $name := index . 1 -}}
