@@ -6,7 +6,8 @@ here, since whoever asked looks at the pool again.
 
 ApiError
 |-- Unavailable       no answer, or 5xx, or a login that is being renewed: later
-|   `-- TooManyRequests   429: `retry_after_s`
+|   |-- TooManyRequests   429: `retry_after_s`
+|   `-- ServerFailed      5xx: `code`, `message`: of this one request, for all that is known
 |-- Conflict          409: somebody else changed it meanwhile; look again
 `-- Refused           `code`, `message`: not like this, in the server's own words
 """
@@ -34,6 +35,7 @@ FIELD_MANAGER = "baton-operator"
 TIMEOUT_S = 15.0
 _METHODS = {"apply": "PATCH", "create": "POST", "delete": "DELETE", "update": "PUT"}
 _APPLY = "application/apply-patch+yaml"  # JSON is YAML
+_NO_PATH = "404 page not found"  # of a kind that is not installed
 _METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
 
@@ -51,15 +53,27 @@ class TooManyRequests(Unavailable):
         self.retry_after_s = retry_after_s
 
 
+class ServerFailed(Unavailable):
+    """It may be one object's fault alone, such as an admission webhook's that is down."""
+
+    def __init__(self, what: str, code: int, message: str) -> None:
+        super().__init__(f"{what}: {code} {message}")
+        self.code = code
+        self.message = message
+
+
 class Conflict(ApiError):
     """What was read before is no longer so."""
 
 
 class Refused(ApiError):
-    def __init__(self, code: int, message: str) -> None:
+    """`reason` is the server's own word for it, "" where it has none."""
+
+    def __init__(self, code: int, message: str, reason: str = "") -> None:
         super().__init__(f"{code}: {message}")
         self.code = code
         self.message = message
+        self.reason = reason
 
 
 class Api:
@@ -72,6 +86,7 @@ class Api:
         self._client: Any = ApiClient(configuration)  # half typed
         self._client.user_agent = FIELD_MANAGER
         self._count = count
+        self.missing: set[Kind] = set()
         self._timeout_s = timeout_s
 
     async def close(self) -> None:
@@ -99,13 +114,18 @@ class Api:
         return await self._send("update", _path(body), body, {"fieldManager": FIELD_MANAGER})
 
     async def get(self, key: ChildKey) -> Body | None:
-        """None where there is none, be it that the very kind is missing."""
+        """None where there is none, be it that a kind is missing which may be. Any other 404 is
+        no answer: whoever is told that a thing is gone makes it again."""
+        kind = kind_of(key)
+        path = kind.path(key.namespace, key.name)
         try:
-            return await self._send("get", kind_of(key).path(key.namespace, key.name))
+            return await self._send("get", path)
         except Refused as error:
-            if error.code == 404:
+            if error.code != 404:
+                raise
+            if error.reason == "NotFound" or (kind.optional and error.message == _NO_PATH):
                 return None
-            raise
+            raise Unavailable(f"get {path}: {error}") from error
 
     async def delete(self, key: ChildKey, uid: str) -> None:
         """This very object; that it is gone, or another one by now, is as good."""
@@ -122,7 +142,7 @@ class Api:
     async def list_metadata(
         self, kind: Kind, namespace: str | None, selector: str = ""
     ) -> list[Body]:
-        """Each object's `metadata` only; none where the kind is missing."""
+        """Each object's `metadata` only; none where the kind is `missing`, as is kept there."""
         query = {"labelSelector": selector} if selector else {}
         try:
             found = await self._send(
@@ -130,8 +150,10 @@ class Api:
             )
         except Refused as error:
             if error.code == 404 and kind.optional:
+                self.missing.add(kind)
                 return []
             raise
+        self.missing.discard(kind)
         # An empty list comes as null.
         return [item["metadata"] for item in found["items"] or ()]
 
@@ -187,22 +209,25 @@ def _path(body: Body) -> str:
 
 
 def _error(what: str, status: int, headers: Mapping[str, str], data: bytes) -> ApiError:
-    message = _message(data)
+    message, reason = _message(data)
     if status == 429:
         return TooManyRequests(f"{what}: {message}", _seconds(headers.get("Retry-After")))
-    if status >= 500 or status == 401:
+    if status >= 500:
+        return ServerFailed(what, status, message)
+    if status == 401:
         return Unavailable(f"{what}: {status} {message}")
     if status == 409:
         return Conflict(f"{what}: {message}")
-    return Refused(status, message)
+    return Refused(status, message, reason)
 
 
-def _message(data: bytes) -> str:
-    """A Status object's; what answers for an unknown path is no such object."""
+def _message(data: bytes) -> tuple[str, str]:
+    """And the reason, of a Status object; what answers for an unknown path is no such object."""
     try:
-        return str(msgspec.json.decode(data)["message"])
+        found = msgspec.json.decode(data)
+        return str(found["message"]), str(found.get("reason", ""))
     except (msgspec.DecodeError, KeyError, TypeError):
-        return data[:200].decode(errors="replace").strip()
+        return data[:200].decode(errors="replace").strip(), ""
 
 
 def _seconds(text: str | None) -> float:

@@ -49,6 +49,10 @@ class Stuck(Exception):
     """A probe's answer: this process is to be replaced."""
 
 
+class EndedByItself(Exception):
+    """Nobody told it to."""
+
+
 class LeaseLost(Exception):
     """Another replica may act by now."""
 
@@ -111,7 +115,8 @@ class _Life:
         }
         registry = watch_registry(cache, resync.mark, probes)
         try:
-            await self._until_stopped(registry, self._act(api, workers, asker), resync.run())
+            acting = self._act(api, resync, workers, asker)
+            await self._until_stopped(registry, acting, resync.run())
         finally:
             await api.close()
 
@@ -128,7 +133,6 @@ class _Life:
         try:
             await asyncio.wait({*ours, stopping, watching}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            failed = [task for task in (*ours, watching) if task.done()]
             for task in (*ours, stopping):
                 task.cancel()
             await asyncio.wait({*ours, stopping})
@@ -136,8 +140,12 @@ class _Life:
             await asyncio.wait({watching}, timeout=STOP_S)
             watching.cancel()
             await asyncio.wait({watching}, timeout=STOP_S)
-        for task in failed:
-            task.result()
+        # What went wrong first: a failing kopf takes the workers with it.
+        for task in (watching, *ours):
+            if task.done() and not task.cancelled():
+                task.result()
+        if not self._stop.is_set():
+            raise EndedByItself("the watches ended")
 
     async def _spawn(
         self, registry: kopf.OperatorRegistry, stop: asyncio.Event
@@ -158,8 +166,9 @@ class _Life:
             asyncio.get_running_loop().add_signal_handler(number, self._stop.set)
         return roots
 
-    async def _act(self, api: Api, workers: Workers, asker: IndexAsker) -> None:
+    async def _act(self, api: Api, resync: Resync, workers: Workers, asker: IndexAsker) -> None:
         """Work, as long as it is this replica's turn."""
+        await resync.first()
         if not self._settings.leader_elect:
             await self._work(workers, asker)
             return
@@ -169,12 +178,14 @@ class _Life:
         working = asyncio.create_task(self._work(workers, asker))
         keeping = asyncio.create_task(lease.keep())
         try:
-            await asyncio.wait({working, keeping}, return_when=asyncio.FIRST_COMPLETED)
+            ended, _ = await asyncio.wait({working, keeping}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in (working, keeping):
                 task.cancel()
             await asyncio.wait({working, keeping})
             await lease.release()
+        if working in ended:
+            working.result()
         raise LeaseLost("another replica acts, or none could be asked")
 
     async def _work(self, workers: Workers, asker: IndexAsker) -> None:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from baton_operator.kinds import POOL, Kind, key_of
+from baton_operator.names import COMPONENT_LABEL, POOL_LABEL, REVISION_LABEL
 from baton_operator.observed import (
     ChildKey,
     ObservedPod,
@@ -27,7 +28,6 @@ from baton_operator.observed import (
 )
 
 Body = dict[str, Any]
-POOL_LABEL = "baton.dev/pool"
 # Whoever writes an object changes these, whatever else was written.
 _VOLATILE = frozenset({"resourceVersion", "managedFields", "generation"})
 _REPORTS = frozenset({"deployment.kubernetes.io/revision"})
@@ -42,13 +42,14 @@ class PoolKey(NamedTuple):
 
 
 class Child(msgspec.Struct, frozen=True, kw_only=True):
-    """`owner` is the uid of the pool that controls it, "" without one. `proven`: a Deployment all
-    of whose pods were available at some time, be they so now or not."""
+    """`owner` is the uid of the pool that controls it, "" without one, `owner_name` its name.
+    `proven`: a Deployment all of whose pods were available at some time, be they so now or not."""
 
     key: ChildKey
     uid: str
     version: int
     owner: str
+    owner_name: str = ""
     component: str
     revision: str
     digest: str
@@ -85,15 +86,18 @@ class Cache:
         return dict(self._children.get(key, {}))
 
     def unseen_s(self) -> float:
-        """For how long the watches have owed us something that we wrote ourselves: their lag."""
+        """For how long the watches have owed us something that we wrote ourselves: their lag. May
+        be asked by another thread."""
         now = self._clock()
-        return now - min((at for _, at in self._unseen.values()), default=now)
+        return now - min((at for _, at in list(self._unseen.values())), default=now)
 
     def see_pool(self, body: Body, *, listed: bool = False, ours: bool = False) -> None:
         """`listed`: the server's own word at this moment, even where its version is lower. `ours`:
         the answer to a request of ours, which changes nothing that is to be acted on."""
         key = PoolKey(body["metadata"]["namespace"], body["metadata"]["name"])
         known = self._pools.get(key)
+        if ours and known is None:
+            return  # it was lost meanwhile
         if known is not None and _version(body) < _version(known) and not listed:
             return
         body["metadata"].pop("managedFields", None)
@@ -112,6 +116,8 @@ class Cache:
         child = read_child(body)
         pool = _pool_of(body)
         known = self._children.get(pool, {}).get(child.key)
+        if ours and pool not in self._pools:
+            return child  # it goes with its pool, which was lost meanwhile
         if known is not None and child.version < known.version and not listed:
             return known
         if ours:
@@ -141,16 +147,15 @@ class Cache:
         """Drop what a listing shows to be gone: a watch may miss that while it is down. Returns
         what is newer than known, to be read. `listed` holds metadata of all objects of `kind`,
         `known` what was known of it before the listing was asked for."""
-        versions = {
-            ChildKey(kind.api_version, kind.kind, one["namespace"], one["name"]): int(
-                one["resourceVersion"]
-            )
-            for one in listed
-        }
+        versions = keys_of(kind, listed)
         gone = known.keys() - versions.keys()
         for pool, children in list(self._children.items()):
             for key in gone & children.keys():
                 self.lose_child(pool, key, known[key].uid)
+        for key, version in versions.items():
+            # As good as a watch: some kinds may come without any.
+            if version >= self._unseen.get(key, (version + 1, 0.0))[0]:
+                del self._unseen[key]
         return [
             key
             for key, version in versions.items()
@@ -167,25 +172,44 @@ class Cache:
         }
 
 
+def keys_of(kind: Kind, listed: Iterable[Body]) -> dict[ChildKey, int]:
+    """The versions in a listing of metadata."""
+    return {
+        ChildKey(kind.api_version, kind.kind, one["namespace"], one["name"]): int(
+            one["resourceVersion"]
+        )
+        for one in listed
+    }
+
+
 def read_child(body: Body) -> Child:
     metadata = body["metadata"]
     labels = metadata.get("labels", {})
-    owners = metadata.get("ownerReferences", ())
+    owner = _owner(metadata)
     kind = body["kind"]
     return Child(
         key=key_of(body),
         uid=metadata["uid"],
         version=_version(body),
-        owner=next((one["uid"] for one in owners if one["kind"] == POOL.kind), ""),
-        component=labels.get("baton.dev/component", ""),
-        revision=labels.get("baton.dev/revision", ""),
+        owner=owner["uid"],
+        owner_name=owner["name"],
+        component=labels.get(COMPONENT_LABEL, ""),
+        revision=labels.get(REVISION_LABEL, ""),
         digest="" if kind == "Pod" else digest_of(body),
         proven=_proven(body),
-        workload=read_workload(body) if kind in ("Deployment", "StatefulSet") else None,
+        workload=read_workload(body) if kind == "Deployment" else None,
         pod=read_pod(body) if kind == "Pod" else None,
         route=read_route(body) if kind in ("Ingress", "HTTPRoute") else None,
         address=read_address(body) if kind == "Service" else "",
     )
+
+
+def _owner(metadata: Body) -> Body:
+    """The reference to a pool of ours; of other groups, whatever their kinds' names, none."""
+    for one in metadata.get("ownerReferences", ()):
+        if one["kind"] == POOL.kind and one["apiVersion"].partition("/")[0] == POOL.group:
+            return dict(one)
+    return {"uid": "", "name": ""}
 
 
 def _proven(body: Body) -> bool:

@@ -45,6 +45,8 @@ async def load(environ: Mapping[str, str] = os.environ) -> Configuration:
             " or name a kubeconfig file by KUBECONFIG"
         ) from error
     configuration.connection_pool_maxsize = MOST_CONNECTIONS
+    # As kopf: else ~/.netrc would be read for each request.
+    configuration.client_session_kwargs = {"trust_env": False}
     return configuration
 
 

@@ -36,6 +36,7 @@ UNSETTLED_S = 15.0
 STEADY_S = 60.0
 FIRST_RETRY_S = 10.0
 LONGEST_RETRY_S = 300.0
+SILENT = 3  # questions in a row without an answer
 
 
 class Login(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,9 +113,16 @@ class IndexReader:
         # Said at once: two at a time would be one too many.
         self._asked[pool.uid] = Asked(self._clock(), before.failures if before else 0)
         answer = await self._ask(pool, login)
-        failures = 0 if answer else self._asked[pool.uid].failures + 1
+        begun = self._asked.get(pool.uid)
+        if begun is None:
+            return None  # forgotten meanwhile
+        failures = 0 if answer else begun.failures + 1
         self._asked[pool.uid] = Asked(self._clock(), failures)
         return answer
+
+    def silent(self, uid: str) -> bool:
+        asked = self._asked.get(uid)
+        return asked is not None and asked.failures >= SILENT
 
     def forget(self, uid: str) -> None:
         """The pool is gone."""

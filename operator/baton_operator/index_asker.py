@@ -1,7 +1,8 @@
 """Asks the pools' indexes beside the reconciling: an index that is silent shall delay no pool.
 
 In: pools that were just looked at. Out: answers, each handed out once, after its pool was marked to
-be looked at again. Who is asked when is `index`'s to say.
+be looked at again; it is marked too when its index has fallen silent. Who is asked when is
+`index`'s to say.
 """
 
 from __future__ import annotations
@@ -53,6 +54,10 @@ class IndexAsker:
         """What came since the last look; None where nothing did."""
         return self._answers.pop(key, None)
 
+    def silent(self, uid: str) -> bool:
+        """Whether that pool's index has not answered several times in a row."""
+        return self._reader.silent(uid)
+
     def forget(self, key: PoolKey) -> None:
         subject = self._subjects.pop(key, None)
         self._answers.pop(key, None)
@@ -67,6 +72,9 @@ class IndexAsker:
             except ApiError as error:
                 logger.info("pool %s: no login for its index: %s", key, error)
                 self._queue.failed(key)
+            except Exception:
+                logger.exception("index of pool %s", key)
+                self._queue.failed(key)
             else:
                 self._queue.done(key)
 
@@ -76,12 +84,18 @@ class IndexAsker:
             return
         pool, observed, status = subject
         login = await self._login(pool)
+        was_silent = self._reader.silent(pool.uid)
         answer = await self._reader.read(pool, observed, status, login)
-        if answer is not None and key in self._subjects:
+        newest = self._subjects.get(key)
+        if newest is None:
+            return  # forgotten meanwhile
+        if answer is not None:
             self._answers[key] = answer
             self._answered(key)
         else:
-            self.follow(key, *subject)
+            if self._reader.silent(pool.uid) and not was_silent:
+                self._answered(key)  # that is to be said
+            self.follow(key, *newest)
 
     async def _login(self, pool: Pool) -> Login | None:
         """Of an external store: as its nodes have it."""

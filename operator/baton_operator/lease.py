@@ -54,10 +54,15 @@ class Lease:
     async def keep(self) -> None:
         """Renew; return when somebody else has it, or nobody could be asked for RENEW_FOR_S."""
         renewed = self._clock()
-        while self._clock() - renewed < RENEW_FOR_S:
-            await asyncio.sleep(PERIOD_S)
+        while (left := renewed + RENEW_FOR_S - self._clock()) > 0:
+            await asyncio.sleep(min(PERIOD_S, left))
             begun = self._clock()
-            if await self._try():
+            try:
+                async with asyncio.timeout(max(0.0, renewed + RENEW_FOR_S - begun)):
+                    done = await self._try()
+            except TimeoutError:
+                break
+            if done:
                 renewed = begun
             elif self._holder() not in ("", self._identity):
                 break

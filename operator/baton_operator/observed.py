@@ -83,7 +83,8 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True):
     """One pool's children at one moment. `nodes` and `fetches` are None where the index was not
-    asked or did not answer. `address` is that of the router's LoadBalancer, "" without one."""
+    asked or did not answer; `silent` where it did not several times in a row.
+    `address` is that of the router's LoadBalancer, "" without one."""
 
     workloads: tuple[ObservedWorkload, ...] = ()
     pods: tuple[ObservedPod, ...] = ()
@@ -92,6 +93,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     fetches: tuple[FetchReport, ...] | None = None
     routes: tuple[ObservedRoute, ...] = ()
     address: str = ""
+    silent: bool = False
 
 
 def read_workload(body: Body) -> ObservedWorkload:

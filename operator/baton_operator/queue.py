@@ -33,12 +33,14 @@ class Schedule(Generic[K]):
         self._pushed = 0
         self._busy: set[K] = set()
         self._failures: dict[K, int] = {}
+        self._not_before: dict[K, float] = {}
 
     def depth(self, now: float) -> int:
         """Keys that wait and are due."""
         return sum(at <= now for at in list(self._due.values()))
 
     def add(self, key: K, at: float) -> None:
+        at = max(at, self._not_before.get(key, at))
         if at < self._due.get(key, float("inf")):
             self._due[key] = at
             self._push(key, at)
@@ -60,16 +62,21 @@ class Schedule(Generic[K]):
     def done(self, key: K) -> None:
         """`key` was dealt with, so that its next failure is its first."""
         self._failures.pop(key, None)
+        self._not_before.pop(key, None)
         self._free(key)
 
     def failed(self, key: K, now: float, least: float, most: float) -> float:
         """`key` shall be tried again; returns in how many seconds: twice as long each time, up to
-        `most`, but never less than `least`."""
+        `most`, but never less than `least`, whatever marks come before."""
         count = self._failures.get(key, 0)
         self._failures[key] = count + 1
         delay = min(most, FIRST_RETRY_S * 2.0 ** min(count, 30))
         # Up to a quarter less, so that those that failed together do not come back together.
         delay = max(least, delay * (1 - self._jitter() / 4))
+        if least > 0:
+            earliest = self._not_before[key] = now + least
+            if self._due.get(key, earliest) < earliest:
+                self._due[key] = earliest
         self.add(key, now + delay)
         self._free(key)
         return delay

@@ -14,22 +14,35 @@ from collections.abc import Sequence
 
 import msgspec
 
-from baton_operator.api import FIELD_MANAGER, Api, Refused
+from baton_operator.api import (
+    FIELD_MANAGER,
+    Api,
+    ApiError,
+    Conflict,
+    Refused,
+    ServerFailed,
+    Unavailable,
+)
 from baton_operator.builders import Manifest, build_pool, credentials_of, new_credentials
-from baton_operator.cache import Body, Cache, PoolKey, read_child
+from baton_operator.cache import Body, Cache, Child, PoolKey, read_child
 from baton_operator.index import Answer
 from baton_operator.index_asker import IndexAsker
-from baton_operator.kinds import SECRET, kind_of
+from baton_operator.kinds import NETWORK_POLICY, POOL, SECRET, kind_of
 from baton_operator.metrics import Metrics
+from baton_operator.names import child_name
 from baton_operator.observed import ChildKey, Observed, Refusal
 from baton_operator.plan import Act, Applied, Apply, Delete, Foreign, plan
 from baton_operator.pool import Credentials, Installation, Pool, read_pool
 from baton_operator.report import Reporter
 from baton_operator.spec.read import SpecError
+from baton_operator.status.parts import refusal_words
 
 logger = logging.getLogger(__name__)
 
 _FOREIGN = "an object of this name is there and not the pool's; delete it, or rename the pool"
+# Without them no pod may be made: of credentials that nobody could find again, or open to more than
+# the policies say.
+_FIRST = (SECRET.kind, NETWORK_POLICY.kind)
 # While it is not ready, what is to be said may change by time alone, or in the index.
 UNREADY_AGAIN_S = 30.0
 
@@ -77,8 +90,8 @@ class Reconciler:
             self._index.forget(key)
             return None
         memory = self._memory(key, resource["metadata"]["uid"])
+        credentials, refusals = await self._login(key, memory)
         try:
-            credentials = await self._credentials(key, memory)
             pool = read_pool(resource, self._installation, credentials)
             desired = build_pool(pool)
         except SpecError as error:
@@ -86,12 +99,14 @@ class Reconciler:
             generation = resource["metadata"].get("generation", 0)
             await self._reporter.report(key, generation, error, self._observed(key, (), None))
             return None
-        refusals = () if pool.spec.paused else await self._converge(key, pool, desired, memory)
+        if not refusals and not pool.spec.paused:
+            refusals = await self._converge(key, pool, desired, memory)
         observed = self._observed(key, refusals, self._index.take_answer(key))
+        observed = msgspec.structs.replace(observed, silent=self._index.silent(pool.uid))
         status = await self._reporter.report(key, pool.generation, pool, observed)
         self._index.follow(key, pool, observed, status)
         if refusals:
-            raise Incomplete(f"{len(refusals)} children refused; {_tell(refusals[0])}")
+            raise _incomplete(refusals)
         ready = status.condition("Ready")
         return None if ready is not None and ready.status == "True" else UNREADY_AGAIN_S
 
@@ -101,18 +116,33 @@ class Reconciler:
             memory = self._memories[key] = _Memory(uid=uid)
         return memory
 
+    async def _login(
+        self, key: PoolKey, memory: _Memory
+    ) -> tuple[Credentials, tuple[Refusal, ...]]:
+        """Credentials, or why they may not be read: then nothing is made, and it is said."""
+        try:
+            return await self._credentials(key, memory), ()
+        except Refused as error:
+            refusal = Refusal(child=_secret(key), code=error.code, message=error.message)
+            logger.warning("pool %s: refused: %s", key, refusal_words(refusal))
+            return Credentials(redis_password="", link_token=""), (refusal,)
+
     async def _credentials(self, key: PoolKey, memory: _Memory) -> Credentials:
-        """Those in the pool's Secret; new ones where it is missing or damaged, which the Secret's
-        manifest then brings into the cluster before anything that uses them."""
-        place = ChildKey(SECRET.api_version, SECRET.kind, key.namespace, f"{key.name}-auth")
+        """Those in the pool's Secret. Where it is missing, those known from before, and new ones
+        where none are or it is damaged; its manifest then brings them into the cluster before
+        anything that uses them. Raise Conflict while the watch says that it is there."""
+        place = _secret(key)
         child = self._cache.children(key).get(place)
         if child is not None and memory.credentials and memory.secret == (child.uid, child.version):
             return memory.credentials
         body = await self._api.get(place)
+        if body is None and child is not None:
+            raise Conflict(f"Secret {place.name} is gone, as the watch will show")
         found, version = credentials_of(body), _version_of(body)
         if found is None and memory.credentials is not None and memory.secret == version:
             return memory.credentials  # new ones that are not yet in the cluster
-        memory.credentials, memory.secret = found or new_credentials(os.urandom), version
+        kept = memory.credentials if body is None else None
+        memory.credentials, memory.secret = found or kept or new_credentials(os.urandom), version
         return memory.credentials
 
     async def _converge(
@@ -123,45 +153,65 @@ class Reconciler:
         memory.applied = {
             child: memory.applied[child] for child in known if child in memory.applied
         }
+        acts = plan(pool.uid, desired, known, memory.applied)
+        if any(isinstance(act, Apply) and not act.seen for act in acts):
+            await self._check_pool(key, pool.uid)
         refusals = []
-        for act in plan(pool.uid, desired, known, memory.applied):
+        for act in acts:
             try:
                 await self._act(key, pool, memory, act)
-            except Refused as error:
+            except (Refused, ServerFailed) as error:
                 refusals.append(Refusal(child=act.key, code=error.code, message=error.message))
-                if act.key.kind == SECRET.kind:
-                    break  # nothing may be made of credentials that nobody could find again
+                if act.key.kind in _FIRST and not isinstance(act, Delete):
+                    break
         for refusal in refusals:
-            logger.warning("pool %s: refused: %s", key, _tell(refusal))
+            logger.warning("pool %s: refused: %s", key, refusal_words(refusal))
         return tuple(refusals)
 
     async def _act(self, key: PoolKey, pool: Pool, memory: _Memory, act: Act) -> None:
         kind = kind_of(act.key).kind
         match act:
             case Foreign():
-                raise Refused(409, _FOREIGN)
+                raise _foreign(act.owner, key)
             case Delete():
                 await self._api.delete(act.key, act.uid)
                 self._metrics.wrote("delete", kind)
                 logger.info("pool %s: deleted %s %s", key, kind, act.key.name)
             case Apply():
                 if not act.seen:
-                    await self._check_owner(act.key, pool.uid)
-                child = self._cache.see_child(await self._api.apply(act.manifest), ours=True)
+                    await self._check_owner(act.key, key, pool.uid)
+                body = await self._api.apply(act.manifest)
+                # Not the cache's word: that may be what somebody made of it since.
+                child = read_child(body)
+                self._cache.see_child(body, ours=True)
                 memory.applied[act.key] = Applied(act.digest, child.uid, child.digest)
                 if kind == SECRET.kind:
                     memory.secret = (child.uid, child.version)
                 self._metrics.wrote("apply", kind)
                 logger.info("pool %s: applied %s %s", key, kind, act.key.name)
 
-    async def _check_owner(self, key: ChildKey, uid: str) -> None:
+    async def _check_pool(self, key: PoolKey, uid: str) -> None:
+        """Raise Conflict rather than make children of a pool that is gone. One that nothing was
+        ever said of has just come."""
+        if not (self._cache.pool(key) or {}).get("status"):
+            return
+        body = await self._api.get(ChildKey(POOL.api_version, POOL.kind, key.namespace, key.name))
+        metadata = body["metadata"] if body is not None else {}
+        if metadata.get("uid") == uid and "deletionTimestamp" not in metadata:
+            return
+        self._cache.lose_pool(key, uid)
+        if body is not None:
+            self._cache.see_pool(body)
+        raise Conflict(f"pool {key} is gone, or another one")
+
+    async def _check_owner(self, child: ChildKey, key: PoolKey, uid: str) -> None:
         """Raise Refused rather than take over what somebody else made."""
-        body = await self._api.get(key)
+        body = await self._api.get(child)
         if body is None:
             return
-        child = read_child(body)
-        if child.owner != uid and (child.owner or not _ours(body)):
-            raise Refused(409, _FOREIGN)
+        found: Child = read_child(body)
+        if found.owner != uid and (found.owner or not _ours(body)):
+            raise _foreign(found.owner_name, key)
 
     def _observed(
         self, key: PoolKey, refusals: tuple[Refusal, ...], answer: Answer | None
@@ -190,5 +240,18 @@ def _version_of(body: Body | None) -> tuple[str, int]:
     return body["metadata"]["uid"], int(body["metadata"]["resourceVersion"])
 
 
-def _tell(refusal: Refusal) -> str:
-    return f"{refusal.child.kind} {refusal.child.name}: {refusal.code} {refusal.message}"
+def _secret(key: PoolKey) -> ChildKey:
+    return ChildKey(SECRET.api_version, SECRET.kind, key.namespace, child_name(key.name, "auth"))
+
+
+def _foreign(owner: str, key: PoolKey) -> ApiError:
+    """What an earlier pool of this name left goes by itself."""
+    if owner == key.name:
+        return Conflict("a child of an earlier pool of this name is still there")
+    return Refused(409, _FOREIGN)
+
+
+def _incomplete(refusals: Sequence[Refusal]) -> Exception:
+    words = f"{len(refusals)} children refused; {refusal_words(refusals[0])}"
+    failed = all(refusal.code >= 500 for refusal in refusals)
+    return Unavailable(words) if failed else Incomplete(words)

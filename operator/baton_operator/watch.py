@@ -1,10 +1,10 @@
 """kopf's part: it lists and watches pools and their children, and fills the cache.
 
-In: the API's events. Out: calls of the cache, marks for the resync. Only handlers that keep nothing
-in the objects: no finalizers, no annotations. Children are indexed, since kopf calls no event
-handler before every kind was listed once: no pool is looked at before its children are known. The
-index itself stays empty. kopf lists anew after a watch was down too long, and does not say what is
-gone since: whatever it lists is a mark for the resync, which compares.
+In: the API's events. Out: calls of the cache, marks for the resync. Only handlers of plain events,
+which keep nothing in the objects: no finalizers, no annotations. No indexes either: kopf would hold
+every object until all kinds were listed, and that was half of the memory. kopf lists anew after a
+watch was down too long, and does not say what is gone since: whatever it lists is a mark for the
+resync, which compares.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import Any
 
 import kopf
 
-from baton_operator.cache import POOL_LABEL, Cache, PoolKey
+from baton_operator.cache import Cache, PoolKey
 from baton_operator.connection import login
 from baton_operator.kinds import CHILDREN, POOL, Kind, key_of
+from baton_operator.names import POOL_LABEL
 
 PREFIX = "operator.baton.dev"
 REQUEST_TIMEOUT_S = 30.0
@@ -25,7 +26,9 @@ SILENCE_S = 70.0
 # The server ends a watch after so long, and so evens out where watches go.
 WATCH_S = 600
 # An object's task in kopf, and with it the object's body, lives on so long after an event.
-IDLE_S = 0.5
+IDLE_S = 0.1
+# Objects per page of a listing: 2,400 at once were 60 MiB.
+PAGE = 50
 EXIT_S = 0.5
 
 
@@ -39,11 +42,26 @@ class Backoffs:
             yield 5
 
 
+class NoDiffs(kopf.DiffBaseStorage):
+    """kopf would copy each object of each event for a comparison that nobody asks for: a fifth of
+    the operator's computing time."""
+
+    def build(self, **_: Any) -> kopf.BodyEssence:
+        return kopf.BodyEssence()
+
+    def fetch(self, **_: Any) -> None:
+        return None
+
+    def store(self, **_: Any) -> None:
+        pass
+
+
 def watch_settings(namespaces: tuple[str, ...]) -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
     settings.watching.server_timeout = WATCH_S
     settings.watching.inactivity_timeout = SILENCE_S
     settings.watching.connect_timeout = REQUEST_TIMEOUT_S
+    settings.watching.chunk_size = PAGE
     settings.networking.request_timeout = REQUEST_TIMEOUT_S
     settings.networking.error_backoffs = Backoffs()
     settings.queueing.idle_timeout = IDLE_S
@@ -57,7 +75,7 @@ def watch_settings(namespaces: tuple[str, ...]) -> kopf.OperatorSettings:
     # Nothing is kept in objects; should kopf ever begin to, then under names of our own.
     settings.persistence.finalizer = f"{PREFIX}/finalizer"
     settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=PREFIX)
-    settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=PREFIX)
+    settings.persistence.diffbase_storage = NoDiffs()
     for kind in CHILDREN:
         settings.watching.label_selectors[_selector(kind)] = POOL_LABEL
     return settings
@@ -85,20 +103,17 @@ def watch_registry(
 def _watch_children(
     registry: kopf.OperatorRegistry, kind: Kind, cache: Cache, listed: Callable[[Kind], None]
 ) -> None:
-    @kopf.index(*_selector(kind), registry=registry, id=f"index-{kind.plural}")
-    async def index(body: kopf.Body, **_: Any) -> None:
-        cache.see_child(dict(body))
-
     @kopf.on.event(*_selector(kind), registry=registry, id=f"event-{kind.plural}")
     async def event(event: kopf.RawEvent, **_: Any) -> None:
         body: dict[str, Any] = dict(event["object"])
-        if event["type"] is None:
-            cache.see_child(body, listed=True)
-            listed(kind)
-        elif event["type"] == "DELETED":
+        if event["type"] == "DELETED":
             metadata = body["metadata"]
             pool = PoolKey(metadata["namespace"], metadata["labels"].get(POOL_LABEL, ""))
             cache.lose_child(pool, key_of(body), metadata["uid"])
+            return
+        cache.see_child(body, listed=event["type"] is None)
+        if event["type"] is None:
+            listed(kind)
 
 
 def _watch_pools(

@@ -65,12 +65,23 @@ def test_a_child_that_is_only_written_again_marks_nobody(cache: Cache, told: lis
 
 
 def test_what_we_wrote_ourselves_marks_nobody(cache: Cache, told: list[PoolKey]) -> None:
+    cache.see_pool(pool(1))
     cache.see_child(service(1), ours=True)
     cache.see_child(service(1))
-    assert told == []
+    assert told == [KEY]
+
+
+def test_what_we_wrote_of_a_pool_that_is_gone_does_not_bring_it_back(cache: Cache) -> None:
+    cache.see_pool(pool(1))
+    cache.lose_pool(KEY, "u")
+    cache.see_pool(pool(2), ours=True)
+    cache.see_child(service(3), ours=True)
+    assert cache.pool(KEY) is None
+    assert not cache.children(KEY)
 
 
 def test_an_older_event_changes_nothing(cache: Cache) -> None:
+    cache.see_pool(pool(1))
     cache.see_child(service(5, port=5), ours=True)
     assert cache.see_child(service(3, port=3)).digest == digest_of(service(5, port=5))
 
@@ -123,11 +134,28 @@ def test_what_came_since_the_listing_was_asked_for_stays(cache: Cache) -> None:
 
 
 def test_the_watchs_lag_is_the_age_of_what_it_has_not_shown(cache: Cache, clock: Clock) -> None:
+    cache.see_pool(pool(1))
     cache.see_child(service(1), ours=True)
     clock.now = 7.0
     assert cache.unseen_s() == 7.0
     cache.see_child(service(1))
     assert cache.unseen_s() == 0.0
+
+
+def test_a_listing_is_as_good_as_a_watch(cache: Cache, clock: Clock) -> None:
+    cache.see_pool(pool(1))
+    cache.see_child(service(2), ours=True)
+    clock.now = 7.0
+    cache.compare(SERVICE, [metadata_of(service(2))], cache.of_kind(SERVICE, None))
+    assert cache.unseen_s() == 0.0
+
+
+def test_only_a_pool_of_ours_owns(cache: Cache) -> None:
+    owner = {"kind": "InferencePool", "name": "pool", "uid": "x"}
+    other = [owner | {"apiVersion": "inference.networking.k8s.io/v1"}]
+    assert cache.see_child(service(1, ownerReferences=other)).owner == ""
+    ours = [owner | {"apiVersion": "baton.dev/v1alpha1"}]
+    assert cache.see_child(service(2, ownerReferences=ours)).owner == "x"
 
 
 def test_a_pool_of_another_version_is_marked(cache: Cache, told: list[PoolKey]) -> None:

@@ -188,6 +188,18 @@ def test_a_login_is_not_shown() -> None:
     assert "secret" not in repr(Login(username="secret", password="secret", certificate="secret"))
 
 
+async def test_a_pool_that_is_forgotten_while_it_is_asked_is_forgotten() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as frozen:
+        pool = external(f"redis://127.0.0.1:{frozen.getsockname()[1]}")
+        seen = observed(pool)
+        reader = IndexReader(Clock(), answer_s=0.2)
+        reading = asyncio.create_task(reader.read(pool, seen, status_of(seen, pool)))
+        await asyncio.sleep(0.05)
+        reader.forget(pool.uid)
+        assert await reading is None
+        assert reader.due_in(pool, seen, status_of(seen, pool)) == 0.0
+
+
 async def test_an_answer_is_good_for_a_while(url: str) -> None:
     clock, pool = Clock(), external(url)
     reader, settled = IndexReader(clock), status_of(observed(pool, nodes=o.reports(pool)), pool)

@@ -117,7 +117,9 @@ def test_what_has_another_owner_is_neither_changed_nor_deleted() -> None:
     bodies[-1]["metadata"]["ownerReferences"] = other
     extra = live(DESIRED[-1])
     extra["metadata"] |= {"name": "left-over", "ownerReferences": other}
-    assert planned(known(*bodies, extra), done) == [Foreign(key=key_of(bodies[-1]))]
+    assert planned(known(*bodies, extra), done) == [
+        Foreign(key=key_of(bodies[-1]), owner=other[0]["name"])
+    ]
 
 
 def test_pods_are_never_deleted() -> None:

@@ -99,6 +99,20 @@ def test_a_mark_during_a_look_that_fails_comes_before_the_retry() -> None:
     assert queue.next_due() == 0.1
 
 
+def test_no_mark_comes_before_what_the_server_asks_for() -> None:
+    queue = schedule()
+    queue.add("a", 0.0)
+    queue.take(0.0)
+    queue.add("a", 0.1)
+    queue.failed("a", 0.0, 7.0, LONGEST_RETRY_S)
+    queue.add("a", 1.0)
+    assert queue.next_due() == 7.0
+    queue.take(7.0)
+    queue.done("a")
+    queue.add("a", 3.0)
+    assert queue.next_due() == 3.0
+
+
 def test_depth_counts_what_is_due() -> None:
     queue = schedule()
     queue.add("a", 1.0)

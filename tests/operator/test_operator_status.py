@@ -160,12 +160,32 @@ def test_another_revision_begins_without_a_fingerprint() -> None:
     assert (status.fingerprint, status.revision) == ("", revision_of(edited))
 
 
-def test_the_models_name_is_what_the_nodes_say_or_else_the_spec() -> None:
-    first = status_of(observed())
+def test_the_models_name_is_what_the_spec_says_or_else_the_nodes() -> None:
+    told = observed(nodes=o.reports(model="tiny"))
+    first = status_of(told)
     assert first.model.name == "sim"
-    told = status_of(observed(nodes=o.reports(model="tiny")), before=first)
-    assert told.model.name == "tiny"
-    assert status_of(observed(), before=told).model.name == "tiny"
+    error = SpecError("spec.model: wrong")
+    assert status_of(told, error, first).model.name == "tiny"
+    assert status_of(observed(), error, first).model.name == "sim"
+
+
+def test_without_its_secret_no_revision_is_made() -> None:
+    refused = Observed(refusals=(o.refusal("Secret", "demo-auth", 403, "RBAC"),))
+    status = status_of(refused)
+    assert status.revision == ""
+    assert verdict(status, "Applied") == ("False", "ApplyForbidden")
+
+
+def test_an_external_index_that_fell_silent_is_not_said_to_answer() -> None:
+    pool = sample_pool("external")
+    answers = status_of(observed(pool, nodes=()), pool)
+    assert status_of(observed(pool), pool, answers) == answers
+    silent = status_of(observed(pool, silent=True), pool, answers)
+    assert verdict(silent, "StoreReady") == ("Unknown", "ExternalSilent")
+    # An operator that has just started has not asked yet.
+    assert verdict(status_of(observed(pool), pool, silent), "StoreReady")[1] == "ExternalSilent"
+    again = status_of(observed(pool, nodes=()), pool, silent)
+    assert verdict(again, "StoreReady") == ("True", "ExternalAnswers")
 
 
 def test_an_invalid_spec_says_so_and_what_was_made_before_goes_on() -> None:

@@ -16,10 +16,12 @@ from baton_operator.spec.read import SpecError
 from baton_operator.status.conditions import KINDS, PARTS, POD_PROBLEMS
 from baton_operator.status.derive import derive
 from baton_operator.status.events import events_between
+from baton_operator.status.parts import OLD_NODES
 from baton_operator.status.records import PoolStatus
 from baton_protocol.ids import Fingerprint
 from tests.support import observations as o
 from tests.support.manifests import sample_pool
+from tests.support.observations import said
 
 RFC3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 POOLS: list[Pool | SpecError] = [
@@ -193,12 +195,14 @@ def check_events(before: PoolStatus | None, after: PoolStatus) -> None:
         "KindMissing": "Applied",
         "ApplyRefused": "Applied",
         "ModelFetched": "ModelReady",
-        "RolledOut": "Updated",
         "Ready": "Ready",
         "NotReady": "Ready",
     }
     for reason in reasons:
         if reason in ("Created", "Updating"):
             assert before is None or before.revision != after.revision
+        elif reason == "RolledOut":
+            assert before is not None
+            assert OLD_NODES in said(before, "Updated").message
         else:
             assert changed(about[reason]), reason

@@ -151,8 +151,8 @@ KIND_MISSING = _false(
 )
 APPLY_REFUSED = _false(
     "ApplyRefused",
-    "the API server does not take an object",
-    "the message is the API server's; mostly podTemplate or annotations are wrong",
+    "the API server, or an admission webhook, does not take an object",
+    "the message is theirs; mostly podTemplate or annotations are wrong; with 5xx one fails itself",
 )
 STORE_ANSWERS = _true("StoreAnswers", "all Redis servers of the pool are ready")
 EXTERNAL_ANSWERS = _true("ExternalAnswers", "the operator has asked the external index")
@@ -164,6 +164,11 @@ EXTERNAL_UNASKED = _wait(
     "nobody has reached the external index yet; the operator may have no way to it",
     "if it stays: check `kvStore.external`, and the routers' logs",
     "Unknown",
+)
+EXTERNAL_SILENT = _unknown(
+    "ExternalSilent",
+    "the external index has answered the operator, and no longer does: three times in a row so far",
+    "check the index and the way to it; the routers' logs say whether they still reach it",
 )
 NODES_CUT_OFF = _false(
     "NodesCutOff",
@@ -260,6 +265,7 @@ STORE_READY = Kind(
         EXTERNAL_ANSWERS,
         EXTERNAL_IN_USE,
         EXTERNAL_UNASKED,
+        EXTERNAL_SILENT,
         NODES_CUT_OFF,
         FINGERPRINTS_DIFFER,
         STARTING,

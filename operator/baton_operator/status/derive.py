@@ -35,7 +35,7 @@ def derive(
 ) -> PoolStatus:
     """`generation` is that of the spec which `pool` was read from; `now` has a time zone."""
     valid, last = pool if isinstance(pool, Pool) else None, before or PoolStatus()
-    revision = revision_now(valid, last)
+    revision = revision_now(valid, observed, last)
     view = View(pool=valid, observed=observed, before=last, now=now, revision=revision)
     view = msgspec.structs.replace(view, model=model_status(view))
     error = str(pool) if isinstance(pool, SpecError) else ""

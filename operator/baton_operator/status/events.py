@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from baton_operator.status import conditions as c
+from baton_operator.status.parts import OLD_NODES
 from baton_operator.status.records import Condition, PoolStatus
 
 # Of Ready, they need nobody's attention.
@@ -80,9 +81,11 @@ def _model(before: PoolStatus, after: PoolStatus) -> PoolEvent | None:
 
 
 def _rolled_out(before: PoolStatus, after: PoolStatus) -> PoolEvent | None:
-    if _became_true(before, after, c.UPDATED) is None:
+    """Of nodes: only they have revisions."""
+    was, now = before.condition(c.UPDATED.name), after.condition(c.UPDATED.name)
+    if was is None or now is None or OLD_NODES not in was.message or OLD_NODES in now.message:
         return None
-    return _normal("RolledOut", f"all pods are of revision {after.revision}")
+    return _normal("RolledOut", f"all nodes are of revision {after.revision}")
 
 
 def _ready(before: PoolStatus, after: PoolStatus) -> PoolEvent | None:

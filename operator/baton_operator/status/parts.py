@@ -8,6 +8,7 @@ from __future__ import annotations
 from baton_operator.builders.model import model_source
 from baton_operator.builders.nodes import ROLES
 from baton_operator.builders.store_access import managed_store
+from baton_operator.names import STORE
 from baton_operator.observed import ObservedPod, Refusal
 from baton_operator.status import conditions as c
 from baton_operator.status.progress import fetching_pods
@@ -15,7 +16,7 @@ from baton_operator.status.view import Finding, View
 from baton_protocol.model_source import HubModel
 from baton_protocol.store import Role
 
-STORE = ("kv-index", "kv-data")
+OLD_NODES = "old nodes are left"
 _REFUSED = {403: c.APPLY_FORBIDDEN, 404: c.KIND_MISSING}
 
 
@@ -29,10 +30,10 @@ def applied(view: View) -> Finding:
     refusals = sorted(view.observed.refusals, key=lambda refusal: refusal.child)
     more = f" (and {len(refusals) - 1} more)" if len(refusals) > 1 else ""
     reason = _REFUSED.get(refusals[0].code, c.APPLY_REFUSED)
-    return Finding(reason, _refusal_words(refusals[0]) + more)
+    return Finding(reason, refusal_words(refusals[0]) + more)
 
 
-def _refusal_words(refusal: Refusal) -> str:
+def refusal_words(refusal: Refusal) -> str:
     """The API server quotes what it refuses, which is not for everybody in a Secret."""
     child = f"{refusal.child.kind} {refusal.child.name}"
     said = "its message is kept back" if refusal.child.kind == "Secret" else refusal.message
@@ -51,9 +52,9 @@ def _is_managed(view: View) -> bool:
 
 
 def _managed_store(view: View) -> Finding:
-    made = {workload.component for workload in view.workloads(*STORE)}
+    made = [workload.component for workload in view.workloads(*STORE)]
     wanted, ready = view.desired(*STORE), view.ready(*STORE)
-    if made == set(STORE) and view.suffices(*STORE):
+    if {*made} == {*STORE} and len(made) >= wanted and view.suffices(*STORE):
         return Finding(c.STORE_ANSWERS, _count(ready, wanted))
     trouble = view.trouble(view.unready(*STORE), *STORE)
     return _counted(trouble or Finding(c.STARTING), ready, wanted)
@@ -63,8 +64,10 @@ def _external_store(view: View) -> Finding:
     if view.observed.nodes is not None:
         return Finding(c.EXTERNAL_ANSWERS)
     said = view.said(c.STORE_READY.name)
+    if said is not None and said.reason == c.EXTERNAL_SILENT.name:
+        return Finding(c.EXTERNAL_SILENT)
     if said is not None and said.reason == c.EXTERNAL_ANSWERS.name:
-        return Finding(c.EXTERNAL_ANSWERS)
+        return Finding(c.EXTERNAL_SILENT if view.observed.silent else c.EXTERNAL_ANSWERS)
     return Finding(c.EXTERNAL_IN_USE if view.ready("router") else c.EXTERNAL_UNASKED)
 
 
@@ -163,7 +166,7 @@ def updated(view: View) -> Finding:
     words = []
     if old:
         ready = sum(pod.ready for pod in fresh)
-        words.append(f"{old} old nodes are left; {_count(ready, view.desired(*ROLES))}")
+        words.append(f"{old} {OLD_NODES}; {_count(ready, view.desired(*ROLES))}")
     if rolling:
         words.append("new pods for " + ", ".join(rolling))
     if view.model.progress:

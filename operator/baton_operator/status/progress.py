@@ -31,14 +31,13 @@ def model_status(view: View) -> ModelStatus:
 
 
 def _name(view: View) -> str:
-    """What the nodes say; else what the spec does; else what was said last."""
+    """What the spec says; while nothing is made from it what the nodes say, else what was said
+    last."""
+    if view.pool is not None and not view.pool.spec.paused:
+        return model_name(view.pool)
     said = sorted({report.model for report in view.reports()})
     held = view.before.model.name
-    if said:
-        return held if held in said else said[0]
-    if view.pool is None or (held and view.revision == view.before.revision):
-        return held
-    return "" if view.pool.spec.paused else model_name(view.pool)
+    return said[0] if said and held not in said else held
 
 
 def _progress(view: View) -> tuple[str, str]:
@@ -56,7 +55,10 @@ def _progress(view: View) -> tuple[str, str]:
 
 
 def _is_fresh(since: str, now: datetime) -> bool:
-    return bool(since) and (now - datetime.fromisoformat(since)).total_seconds() < SAY_EVERY_S
+    """Not where the clock was set back since."""
+    if not since:
+        return False
+    return 0 <= (now - datetime.fromisoformat(since)).total_seconds() < SAY_EVERY_S
 
 
 def _share(report: FetchReport) -> float:

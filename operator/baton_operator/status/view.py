@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from baton_operator.builders.nodes import revision_of
-from baton_operator.builders.store_access import managed_store
+from baton_operator.builders.store_access import data_servers, managed_store
 from baton_operator.observed import Observed, ObservedPod, ObservedWorkload
 from baton_operator.pool import Pool
 from baton_operator.status.conditions import NOT_PREPARED, POD_PROBLEMS, PODS_REFUSED, Reason
@@ -57,19 +57,31 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         return wanted[component]
 
     def workloads(self, *components: str) -> list[ObservedWorkload]:
-        """Of the current revision, where they have one."""
+        """Of the current revision, where they have one, and of data servers that are wanted."""
         return [
             workload
             for workload in self.observed.workloads
-            if workload.component in components and workload.revision in ("", self.revision)
+            if workload.component in components
+            and workload.revision in ("", self.revision)
+            and self._is_wanted(workload)
         ]
 
     def pods(self, *components: str) -> list[ObservedPod]:
-        """Of every revision, the current one first; without those that are ending."""
+        """Of every revision, the current one first; without those that are ending, and without
+        data servers that only nodes of an old revision use."""
         found = [
-            pod for pod in self.observed.pods if pod.component in components and not pod.terminating
+            pod
+            for pod in self.observed.pods
+            if pod.component in components and not pod.terminating and self._is_wanted(pod)
         ]
         return sorted(found, key=lambda pod: (not self.is_current(pod), pod.name))
+
+    def _is_wanted(self, item: ObservedWorkload | ObservedPod) -> bool:
+        """Of servers that are not alike, one too many does not stand in for another."""
+        managed = managed_store(self.pool) if self.pool is not None else None
+        if self.pool is None or managed is None or not item.instance:
+            return True
+        return any(item.instance == server.instance for server in data_servers(self.pool, managed))
 
     def is_current(self, pod: ObservedPod) -> bool:
         return pod.revision in ("", self.revision)
@@ -114,9 +126,10 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         return Finding(NOT_PREPARED, f"{pod.name}: volumes, secrets or network are not there yet")
 
 
-def revision_now(pool: Pool | None, before: PoolStatus) -> str:
-    """What nothing is made from does not become the current revision."""
-    return before.revision if pool is None or pool.spec.paused else revision_of(pool)
+def revision_now(pool: Pool | None, observed: Observed, before: PoolStatus) -> str:
+    """What nothing is made from does not become the current revision: nor without the Secret."""
+    refused = any(refusal.child.kind == "Secret" for refusal in observed.refusals)
+    return before.revision if pool is None or pool.spec.paused or refused else revision_of(pool)
 
 
 def stamp(now: datetime) -> str:
