@@ -28,6 +28,7 @@ from tests.cluster.machine.images import write_baton_image
 from tests.cluster.machine.packages import install_needed
 from tests.cluster.machine.programs import built_programs, say
 from tests.cluster.machine.sweep import free_slot
+from tests.support.cluster_operator import NAMESPACE, uninstall_operator
 from tests.support.needs import needs
 
 
@@ -70,7 +71,10 @@ def namespace(control_plane: Kubernetes) -> Iterator[str]:
 def cluster(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubernetes]:
     folder = tmp_path_factory.mktemp("cluster")
     if existing := os.environ.get("BATON_TEST_KUBECONFIG"):
-        yield Kubernetes(Path(existing), programs, folder)
+        foreign = Kubernetes(Path(existing), programs, folder)
+        yield foreign
+        uninstall_operator(foreign)
+        foreign.delete_namespace(NAMESPACE)
         return
     needs("cluster")
     install_needed(say)

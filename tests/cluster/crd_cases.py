@@ -294,6 +294,36 @@ BAD: tuple[Bad, ...] = (
         '"aggregate", "fail", "queue"',
     ),
     Bad(
+        "a queue before nobody",
+        SIM | {"missingRolePolicy": "queue", "decode": {"replicas": 0}},
+        "spec.missingRolePolicy",
+        "write aggregate, or at least 1 in decode.replicas",
+    ),
+    Bad(
+        "prompts for nobody",
+        SIM | {"missingRolePolicy": "fail", "prefill": {"replicas": 0}},
+        "spec.missingRolePolicy",
+        "write aggregate, or at least 1 in decode.replicas and, without handoff: never, in prefill",
+    ),
+    Bad(
+        "addresses with labels",
+        clients({"ipBlock": {"cidr": "10.0.0.0/8"}, "podSelector": {}}),
+        "spec.networkPolicy.clients[0].ipBlock",
+        "write two peers",
+    ),
+    Bad(
+        "addresses in namespaces",
+        clients({"ipBlock": {"cidr": "10.0.0.0/8"}, "namespaceSelector": {}}),
+        "spec.networkPolicy.clients[0].ipBlock",
+        "write two peers",
+    ),
+    Bad(
+        "no time to start",
+        engine(startTimeoutSeconds=9),
+        "spec.engine.startTimeoutSeconds",
+        "greater than or equal to 10",
+    ),
+    Bad(
         "nobody as client",
         clients({}),
         "spec.networkPolicy.clients[0]",

@@ -63,6 +63,20 @@ GOOD: tuple[Good, ...] = (
     Good("null is nothing", engine(maxModelLen=None) | {"prefill": None}, DEFAULTS),
     Good("no prefill nodes", prefill(replicas=0), {"decode": {"replicas": 1}}),
     Good(
+        "no prefill nodes, and none needed",
+        prefill(replicas=0) | {"missingRolePolicy": "fail", "handoff": "never"},
+    ),
+    Good("a queue before both roles", SIM | {"missingRolePolicy": "queue"}),
+    Good(
+        "a device that only the user knows of",
+        engine(extraArgs=["--device=cuda"], startTimeoutSeconds=10),
+        {"engine": {"startTimeoutSeconds": 10}},
+    ),
+    Good(
+        "peers by namespace and label",
+        clients({"podSelector": {}, "namespaceSelector": {}}),
+    ),
+    Good(
         "GPUs",
         resources(
             {"cpu": 4, "memory": "16Gi"}, {"memory": "16Gi", "nvidia.com/gpu": 1, "cpu": "4000m"}

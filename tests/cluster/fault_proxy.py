@@ -6,6 +6,7 @@ Every request is shown to `watch` before it goes on; what that returns is done i
     Answer    the API server never sees it; this is answered
     RESET     the same, and the connection is reset
     ANSWERED_RESET   the API server has done it, but its answer never comes
+    SILENCE   the API server never sees it, and nobody answers
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from aiohttp import web
 from yarl import URL
 
 from tests.cluster.machine.certificates import write_kubeconfig
+from tests.support.needs import needs
 
 T = TypeVar("T")
 CALL_S = 30.0
@@ -62,7 +64,8 @@ class Answer(NamedTuple):
 
 RESET: Literal["reset"] = "reset"
 ANSWERED_RESET: Literal["answered reset"] = "answered reset"
-Fault = Answer | Literal["reset", "answered reset"]
+SILENCE: Literal["silence"] = "silence"
+Fault = Answer | Literal["reset", "answered reset", "silence"]
 Watch = Callable[[Call], Fault | None]
 
 
@@ -70,6 +73,7 @@ class FaultProxy:
     """`with FaultProxy(kubeconfig, folder) as proxy:`; usable from any thread."""
 
     def __init__(self, upstream: Path, folder: Path) -> None:
+        needs("own_cluster")  # it reads an own cluster's kind of kubeconfig, and makes trouble
         self.kubeconfig = folder / "proxied.conf"
         self.calls: list[Call] = []
         self._watch: Watch | None = None
@@ -157,7 +161,9 @@ class FaultProxy:
         self._open[id(request)] = request
         try:
             fault = RESET if self._down else self._seen(call)
-            if fault == RESET:
+            if fault == SILENCE:
+                await asyncio.sleep(CALL_S)
+            if fault in (RESET, SILENCE):
                 _abort(request)
                 return web.Response(status=502)
             if isinstance(fault, Answer):

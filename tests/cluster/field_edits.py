@@ -18,7 +18,7 @@ Where = tuple[str, str]  # kind, component
 PREFILL, DECODE = ("Deployment", "prefill"), ("Deployment", "decode")
 ROUTER, SERVICE = ("Deployment", "router"), ("Service", "router")
 INGRESS, ROUTE = ("Ingress", "router"), ("HTTPRoute", "router")
-INDEX, DATA = ("Deployment", "kv-index"), ("StatefulSet", "kv-data")
+INDEX, DATA = ("Deployment", "kv-index"), ("Deployment", "kv-data")
 NODES = (PREFILL, DECODE)
 # Of its own test: it reaches nothing.
 PAUSED = "paused"
@@ -101,6 +101,12 @@ EDITS = (
     Edit("engine.chunkBlocks", {"engine": {"kind": "sim", "chunkBlocks": 4}}, NODES, "blocks=4"),
     Edit("engine.maxModelLen", {"engine": {"kind": "sim", "maxModelLen": 99}}, NODES, "-len=99"),
     Edit(
+        "engine.startTimeoutSeconds",
+        {"engine": {"kind": "sim", "startTimeoutSeconds": 77}},
+        NODES,
+        "--start-timeout=77",
+    ),
+    Edit(
         "engine.extraArgs",
         {"engine": {"kind": "sim", "extraArgs": ["--max-num-seqs=7"]}},
         NODES,
@@ -152,8 +158,8 @@ EDITS = (
     Edit(
         "kvStore.managed.dataInstances",
         {"kvStore": {"managed": {"dataInstances": 2}}},
-        (DATA,),
-        '"replicas": 2',
+        NODES,
+        "-kv-data-1.",
     ),
     Edit(
         "kvStore.managed.podTemplate",

@@ -10,8 +10,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -24,9 +23,11 @@ from baton_operator.kinds import CHILDREN, HTTP_ROUTE, POOL, Kind
 from baton_operator.pool import API_VERSION, KIND
 from tests.cluster.machine.client import Kubernetes
 from tests.cluster.machine.processes import Processes
+from tests.support.needs import needs
 
 Body = dict[str, Any]
 WAIT_S = 30.0
+LOG_TAIL = 6000
 NAME = "operator"
 SYSTEM = "baton-system"
 SIM: Mapping[str, Any] = {"engine": {"kind": "sim"}}
@@ -68,6 +69,7 @@ class Operator:
 
     def __init__(self, kubeconfig: Path, folder: Path, *flags: str, system: str = SYSTEM) -> None:
         """`system` is the namespace that it takes for its own."""
+        needs("own_cluster")  # it looks after the pools of all namespaces
         self._processes = Processes(folder / "logs", str(folder))
         self._log = folder / "logs" / f"{NAME}.log"
         self._ports = [reserve_port("127.0.0.1", 0) for _ in range(2)]
@@ -89,6 +91,7 @@ class Operator:
 
     def __exit__(self, *_: object) -> None:
         self._processes.close()
+        tell(self)
         for port in self._ports:
             port.close()
 
@@ -226,6 +229,17 @@ class Pool:
         ]
         return found[0] if len(found) == 1 else {}
 
+    def one(self, name: str) -> Body:
+        """The child of that "Kind/name", by one request; {} while it is not there."""
+        kind, _, own_name = name.partition("/")
+        [known] = [one for one in CHILDREN if one.kind == kind]
+        try:
+            return self._window.get(known.path(self.namespace, own_name))
+        except HTTPError as error:
+            if error.code == 404:
+                return {}
+            raise
+
     @property
     def _path(self) -> str:
         return POOL.path(self.namespace, self.name)
@@ -250,10 +264,6 @@ def until(done: Callable[[], object], what: str, wait_s: float = WAIT_S) -> floa
     return time.monotonic() - begun
 
 
-@contextmanager
-def explained(operator: Operator) -> Iterator[None]:
-    """The operator's last lines with a failure."""
-    try:
-        yield
-    except AssertionError as error:
-        raise AssertionError(f"{error}\n{operator.log()[-4000:]}") from error
+def tell(operator: Operator) -> None:
+    """Its last lines, which pytest shows with a failure."""
+    print(operator.log()[-LOG_TAIL:])

@@ -18,6 +18,7 @@ import yaml
 from tests.cluster.machine.client import CommandFailed, Kubernetes
 from tests.support.chart import CHART, CRD, manifests, one_of
 from tests.support.documents import POOLS, excerpts
+from tests.support.needs import needs
 
 SOON_S = 60
 
@@ -82,6 +83,7 @@ def soon(done: Callable[[], bool]) -> None:
 @pytest.fixture
 def site(fresh_control_plane: Kubernetes) -> Iterator[Site]:
     """Nothing of the chart is there before, and nothing after."""
+    needs("own_cluster")
     one = Site(fresh_control_plane)
     yield one
     if one.helm("list", "--short"):
@@ -139,6 +141,8 @@ def test_the_operator_s_pod_is_admitted_where_pod_security_is_restricted(
     pod = {"apiVersion": "v1", "kind": "Pod", **template}
     pod["metadata"] |= {"name": "operator", "namespace": namespace}
     site.kubernetes.kubectl("create", "--dry-run=server", "-f", "-", stdin=json.dumps(pod))
+    # Of the image, or of the platform: the kubelet refuses root all the same.
+    assert pod["spec"]["securityContext"].keys() == {"runAsNonRoot", "seccompProfile"}
     context = pod["spec"]["containers"][0]["securityContext"]
     assert context.pop("readOnlyRootFilesystem") is True  # the level does not ask for it
     # And the level does refuse what asks for more.
@@ -161,6 +165,19 @@ def test_an_upgrade_brings_the_crd_s_new_fields_and_a_rollback_takes_them_back(
     site.helm("rollback", "baton", "1")
     soon(lambda: not site.knows_newer())
     assert site.make_pool() == uid
+
+
+def test_a_release_goes_from_one_operator_to_two_and_back(site: Site) -> None:
+    def strategy() -> tuple[str, ...]:
+        path = "-o=jsonpath={.spec.replicas} {.spec.strategy.type} {.spec.strategy.rollingUpdate}"
+        return tuple(site.kubectl("get", "deployment/baton-operator", path).split())
+
+    site.install("--set=operator.replicas=1")
+    assert strategy() == ("1", "Recreate")
+    site.install("--set=operator.replicas=2")
+    assert strategy() == ("2", "RollingUpdate", '{"maxSurge":1,"maxUnavailable":0}')
+    site.install("--set=operator.replicas=1")
+    assert strategy() == ("1", "Recreate")
 
 
 def test_uninstalling_keeps_the_crd_and_the_pools_which_then_can_be_deleted_at_once(

@@ -155,15 +155,33 @@ def test_pools_network_policies_find_the_operator_by_its_label(control_plane: Ku
     assert service["spec"]["selector"].items() <= labels.items()
 
 
+def test_the_registry_is_before_baton_s_images_and_not_before_redis(
+    control_plane: Kubernetes,
+) -> None:
+    """Those are what `make images` builds for it."""
+    words = ("--set=images.registry=registry.example/team/", "--set=images.tag=1.2.3")
+    deployment = one_of(manifests(control_plane, *words), "Deployment")
+    [container] = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == "registry.example/team/baton-operator:1.2.3"
+    assert [one for one in container["args"] if "-image=" in one] == [
+        "--node-image=registry.example/team/baton-node:1.2.3",
+        "--router-image=registry.example/team/baton-router:1.2.3",
+        f"--redis-image={values()['images']['redis']}",
+    ]
+
+
+ROLLING = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
+
+
 @pytest.mark.parametrize(("replicas", "strategy", "elects"), [
-    (0, "Recreate", False), (1, "Recreate", False), (2, "RollingUpdate", True),
+    (0, {"type": "Recreate"}, False), (1, {"type": "Recreate"}, False), (2, ROLLING, True),
 ])  # fmt: skip
-def test_never_two_operators_without_an_election(
-    control_plane: Kubernetes, replicas: int, strategy: str, elects: bool
+def test_one_operator_ends_before_the_next_and_several_elect_a_leader(
+    control_plane: Kubernetes, replicas: int, strategy: dict[str, Any], elects: bool
 ) -> None:
     found = manifests(control_plane, f"--set=operator.replicas={replicas}")
     spec = one_of(found, "Deployment")["spec"]
-    assert spec["strategy"] == {"type": strategy}
+    assert spec["strategy"] == strategy
     [container] = spec["template"]["spec"]["containers"]
     assert ("--leader-elect" in container["args"]) is elects
     names = {(one["kind"], one["metadata"]["name"]) for one in found}

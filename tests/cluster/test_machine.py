@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.installed import definition
 from tests.cluster.machine.client import CommandFailed, Kubernetes
 from tests.cluster.machine.control_plane import ControlPlane
 from tests.cluster.machine.processes import marked
+from tests.support.needs import needs
 
 CRD = {
     "apiVersion": "apiextensions.k8s.io/v1",
@@ -53,11 +55,10 @@ def thing(size: int) -> str:
 def test_a_broken_rule_is_refused_with_its_message(
     control_plane: Kubernetes, namespace: str
 ) -> None:
-    control_plane.kubectl("apply", "-f", "-", stdin=json.dumps(CRD))
-    control_plane.kubectl("wait", "--for=condition=Established", "crd/things.test.example")
-    control_plane.kubectl("apply", "-n", namespace, "-f", "-", stdin=thing(2))
-    with pytest.raises(CommandFailed, match="write an even number"):
-        control_plane.kubectl("apply", "-n", namespace, "-f", "-", stdin=thing(3))
+    with definition(control_plane, CRD):
+        control_plane.kubectl("apply", "-n", namespace, "-f", "-", stdin=thing(2))
+        with pytest.raises(CommandFailed, match="write an even number"):
+            control_plane.kubectl("apply", "-n", namespace, "-f", "-", stdin=thing(3))
 
 
 def test_controllers_turn_a_deployment_into_pods(control_plane: Kubernetes, namespace: str) -> None:
@@ -68,6 +69,7 @@ def test_controllers_turn_a_deployment_into_pods(control_plane: Kubernetes, name
 
 
 def test_helm_sees_the_version_that_the_server_claims(control_plane: Kubernetes) -> None:
+    needs("own_cluster")  # others have other versions
     version = json.loads(control_plane.kubectl("get", "--raw", "/version"))
     assert (version["major"], version["minor"]) == ("1", "36")
     assert control_plane.helm("list", "--all-namespaces").startswith("NAME")
@@ -76,6 +78,7 @@ def test_helm_sees_the_version_that_the_server_claims(control_plane: Kubernetes)
 def test_an_api_server_that_was_killed_comes_back_with_its_data(
     fresh_control_plane: Kubernetes,
 ) -> None:
+    needs("own_cluster")
     fresh_control_plane.kubectl("create", "configmap", "kept", "--from-literal=key=value")
     fresh_control_plane.stop_apiserver()
     with pytest.raises(CommandFailed, match="refused"):

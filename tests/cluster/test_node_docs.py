@@ -19,6 +19,7 @@ from tests.cluster.machine.client import CommandFailed, Kubernetes
 from tests.support.cluster_operator import IMAGES, NAMESPACE, RELEASE, operator_log
 from tests.support.cluster_streams import ask_by_openai, chat
 from tests.support.documents import ROOT, cluster_commands, commands_of
+from tests.support.needs import needs
 
 TIMEOUT_S = 420.0
 BLOCKS = [block for _, block in cluster_commands()]
@@ -69,11 +70,14 @@ def reader(
 ) -> Iterator[Reader]:
     """On a cluster that knows nothing of Baton; nor does it afterwards."""
     remove(cluster)
-    yield Reader(cluster, programs, tmp_path_factory.mktemp("reader"))
-    remove(cluster)
+    try:
+        yield Reader(cluster, programs, tmp_path_factory.mktemp("reader"))
+    finally:
+        remove(cluster)
 
 
 def remove(cluster: Kubernetes) -> None:
+    needs("own_cluster")
     if cluster.helm("list", "--short", "-n", NAMESPACE):
         cluster.helm("uninstall", RELEASE, "-n", NAMESPACE, "--wait")
     for name in ("crd/inferencepools.baton.dev", f"namespace/{NAMESPACE}"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import count
 
 import pytest
@@ -29,9 +30,10 @@ from tests.support.pool import Pool
 
 STREAMS, TOKENS = 6, 160
 DECODE_MS = 25  # a stream takes 4 s
-PREFILL_MS_PER_TOKEN = 4  # three prompts on one node take 2.4 s
+PREFILL_MS_PER_TOKEN = 10  # three prompts on one node take 6 s
 HOSTS = "kubernetes.io/hostname"
 NODES = ("prefill", "decode")
+STORE = ("kv-index", "kv-data")
 # A silent node is noticed, its pods are given up 30 s later, and others start.
 NODE_LOST_S = 150.0
 ROUNDS = 12  # of the long test
@@ -59,8 +61,8 @@ def calm() -> Iterator[Pool]:
 def pool(cluster: Kubernetes) -> Iterator[ClusterPool]:
     """Two nodes of each role, spread; the router on the first of the cluster's nodes, where nothing
     happens, and Redis on the last one."""
+    needs("own_cluster")
     install_operator(cluster)
-    namespace = cluster.new_namespace(**RESTRICTED)
     spec = sim_spec(
         prefill=2, decode=2, decode_ms=DECODE_MS, prefill_ms_per_token=PREFILL_MS_PER_TOKEN
     )
@@ -70,11 +72,14 @@ def pool(cluster: Kubernetes) -> Iterator[ClusterPool]:
     spec["kvStore"]["managed"]["podTemplate"] = {
         "spec": {"affinity": _rather_on(cluster.nodes[-1])}
     }
-    with ClusterPool(cluster, namespace, "chaos") as running:
-        running.apply(spec)
-        running.wait_ready()
-        yield running
-    cluster.delete_namespace(namespace)
+    namespace = cluster.new_namespace(**RESTRICTED)
+    try:
+        with ClusterPool(cluster, namespace, "chaos") as running:
+            running.apply(spec)
+            running.wait_ready()
+            yield running
+    finally:
+        cluster.delete_namespace(namespace)
 
 
 def _spread(role: str) -> dict[str, object]:
@@ -159,6 +164,7 @@ def test_a_killed_prefill_pod_costs_no_token(
         words = ("exec", victim.name, "--container=node", "--", "python3", "-c", KILL)
         whole.kubectl(*words)
     assert streams.answers() == answers_of(calm.url, asked)
+    assert _moved(whole, streams) > 0
     whole.wait_ready()
     body = whole.read("pod", victim.name)
     assert [one["restartCount"] for one in body["status"]["containerStatuses"]] == [1]
@@ -167,7 +173,7 @@ def test_a_killed_prefill_pod_costs_no_token(
 def test_deleted_redis_pods_cost_no_token_and_prompts_are_handed_over_again(
     whole: ClusterPool, calm: Pool, questions: Ask
 ) -> None:
-    servers = _pods(whole, "kv-index", "kv-data")
+    servers = _pods(whole, *STORE)
     assert len(servers) == 2
     running, later = questions(), questions()
     with Streams(whole.url, running) as streams:
@@ -200,6 +206,33 @@ def test_a_restarted_kubelet_is_not_noticed(
     assert _pods(whole, *NODES) == before
 
 
+def test_an_outage_of_the_api_server_is_not_noticed(
+    cluster: Kubernetes, whole: ClusterPool, calm: Pool, questions: Ask
+) -> None:
+    running, later = questions(), questions()[: len(NODES)]
+    before = _pods(whole, *NODES, *STORE, "router")
+    with Streams(whole.url, running) as streams:
+        streams.wait_tokens(1)
+        with _outage(cluster):
+            with Streams(whole.url, later) as meanwhile:
+                pass
+            told = streams.answers()
+    assert told == answers_of(calm.url, running)
+    assert meanwhile.answers() == answers_of(calm.url, later)
+    assert _moved(whole, streams) == _moved(whole, meanwhile) == 0
+    whole.wait_ready()
+    assert _pods(whole, *NODES, *STORE, "router") == before
+
+
+@contextmanager
+def _outage(cluster: Kubernetes) -> Iterator[None]:
+    cluster.stop_apiserver()
+    try:
+        yield
+    finally:
+        cluster.start_apiserver()
+
+
 def test_a_killed_operator_is_not_missed_and_its_successor_obeys(
     cluster: Kubernetes, whole: ClusterPool, calm: Pool, questions: Ask
 ) -> None:
@@ -217,10 +250,8 @@ def test_a_killed_operator_is_not_missed_and_its_successor_obeys(
 def test_a_killed_cluster_node_costs_no_token_and_its_pods_come_back_on_another(
     cluster: Kubernetes, whole: ClusterPool, calm: Pool, questions: Ask
 ) -> None:
-    needs("own_cluster")
     safe, doomed = cluster.nodes
-    # Not kv-data: a StatefulSet's pod is made again when its node is back or is removed.
-    replaced, asked = (*NODES, "kv-index"), questions()
+    replaced, asked = (*NODES, *STORE), questions()
     lost = {pod.name for pod in _pods(whole, *replaced) if pod.host == doomed}
     assert len(lost) >= 2, "there is too little of the pool to lose"
     with Streams(whole.url, asked) as streams:
@@ -232,7 +263,7 @@ def test_a_killed_cluster_node_costs_no_token_and_its_pods_come_back_on_another(
 
         def all_safe() -> bool:
             pods = _pods(whole, *replaced)
-            return len(pods) == 5 and all(pod.ready and pod.host == safe for pod in pods)
+            return len(pods) == 6 and all(pod.ready and pod.host == safe for pod in pods)
 
         whole.wait(all_safe, "have its pods on the other node", NODE_LOST_S)
         whole.wait(lambda: whole.row()[3:5] == ("2/2", "2/2"), "say that they are there")
@@ -251,7 +282,7 @@ def test_streams_stay_right_while_pods_die_at_random(
     for _ in range(ROUNDS):
         asked = questions()
         with Streams(whole.url, asked) as streams:
-            for component in draw.sample([*NODES, "kv-index", "kv-data"], 2):
+            for component in draw.sample([*NODES, *STORE], 2):
                 time.sleep(draw.uniform(0, 2))
                 _delete(whole, draw.choice(whole.pods(component)))
         assert streams.answers() == answers_of(calm.url, asked)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -93,7 +93,7 @@ def pods(cluster: Kubernetes, pod_namespace: str) -> Pods:
 
 
 @pytest.fixture(scope="module")
-def web(cluster: Kubernetes) -> Pods:
+def web(cluster: Kubernetes) -> Iterator[Pods]:
     """A server on each node, and the service `web` before them."""
     found = Pods(cluster, cluster.new_namespace(**RESTRICTED))
     probe = {"httpGet": {"path": "/", "port": 8080}, "periodSeconds": 1}
@@ -106,8 +106,11 @@ def web(cluster: Kubernetes) -> Pods:
     }
     found.apply(deployment("web", {**spec, "topologySpreadConstraints": [spread]}, replicas=2))
     found.kubectl("expose", "deployment", "web", "--port=80", "--target-port=8080")
-    found.wait("jsonpath={.status.readyReplicas}=2", "deployment/web")
-    return found
+    try:
+        found.wait("jsonpath={.status.readyReplicas}=2", "deployment/web")
+        yield found
+    finally:
+        cluster.delete_namespace(found.namespace)
 
 
 def test_a_service_is_reached_from_this_machine(web: Pods) -> None:
@@ -198,19 +201,28 @@ def test_a_deleted_pod_is_told_and_waited_for(pods: Pods) -> None:
         assert log.result().splitlines() == ["runs", "told to end", "ended by itself"]
 
 
-def test_pods_get_as_many_gpus_as_their_node_says_it_has(cluster: Kubernetes, pods: Pods) -> None:
-    cluster.set_gpus("node-2", 2)
+@pytest.fixture
+def two_gpus(cluster: Kubernetes) -> Iterator[str]:
+    """The node that says it has them."""
+    name = cluster.nodes[-1]
+    cluster.set_gpus(name, 2)
+    try:
+        yield name
+    finally:
+        cluster.set_gpus(name, 0)
+
+
+def test_pods_get_as_many_gpus_as_their_node_says_it_has(two_gpus: str, pods: Pods) -> None:
     limits = {"limits": {"nvidia.com/gpu": "2"}}
     pods.apply(pod("has", python("import time; time.sleep(600)", resources=limits)))
     pods.wait("condition=Ready", "pod/has")
-    assert pods.get("pod", "has")["spec"]["nodeName"] == "node-2"
+    assert pods.get("pod", "has")["spec"]["nodeName"] == two_gpus
     pods.apply(pod("waits", python("", resources=limits)))
     pods.wait("condition=PodScheduled=false", "pod/waits")
     conditions = pods.get("pod", "waits")["status"]["conditions"]
     assert "Insufficient nvidia.com/gpu" in conditions[0]["message"]
     pods.kubectl("delete", "pod", "has", "--grace-period=1")
     pods.wait("condition=PodScheduled", "pod/waits")
-    cluster.set_gpus("node-2", 0)
 
 
 def test_pods_outlive_their_kubelet(cluster: Kubernetes, web: Pods) -> None:
@@ -235,11 +247,13 @@ def test_a_killed_node_is_noticed_and_its_pods_run_again_when_it_is_back(
     needs("own_cluster")
     [gone] = [container for node, container, _ in containers(web) if node == "node-2"]
     cluster.kill_node("node-2")
-    cluster.kubectl("wait", "--for=condition=Ready=Unknown", "node/node-2", "--timeout=90s")
-    web.wait("jsonpath={.status.readyReplicas}=1", "deployment/web")
-    with cluster.reach(web.namespace, "web", 80) as url:
-        until(lambda: answers(url), "an answer of the pod that is left")
-    cluster.start_node("node-2")
+    try:
+        cluster.kubectl("wait", "--for=condition=Ready=Unknown", "node/node-2", "--timeout=90s")
+        web.wait("jsonpath={.status.readyReplicas}=1", "deployment/web")
+        with cluster.reach(web.namespace, "web", 80) as url:
+            until(lambda: answers(url), "an answer of the pod that is left")
+    finally:
+        cluster.start_node("node-2")
     web.wait("jsonpath={.status.readyReplicas}=2", "deployment/web")
     [back] = [container for node, container, _ in containers(web) if node == "node-2"]
     assert back != gone

@@ -18,10 +18,12 @@ from tests.support.cluster_operator import (
 from tests.support.cluster_pool import ClusterPool
 from tests.support.cluster_specs import sim_spec
 from tests.support.cluster_streams import answers_of, few_questions
+from tests.support.needs import needs
 
 
 @pytest.fixture(scope="module")
 def operated(cluster: Kubernetes) -> Kubernetes:
+    needs("own_cluster")  # the operator goes before its pools
     install_operator(cluster)
     return cluster
 
@@ -68,7 +70,7 @@ def test_who_has_not_the_secret_gets_neither_into_redis_nor_into_a_node(pool: Cl
     # Each from where a NetworkPolicy would let it through.
     tried = [
         (router, f"import redis; redis.Redis('{pool.name}-kv-index').ping()", "Authentication"),
-        (node, f"import redis; redis.Redis('{pool.name}-kv-data').ping()", "Authentication"),
+        (node, f"import redis; redis.Redis('{pool.name}-kv-data-0').ping()", "Authentication"),
         (
             router,
             f"from urllib.request import *; urlopen('http://{node.address}:9000/link')",
@@ -110,7 +112,6 @@ def test_without_the_chart_pools_serve_and_can_be_deleted(operated: Kubernetes) 
         operated.kubectl("delete", "namespace", namespace, "--timeout=60s")
     finally:
         operated.delete_namespace(namespace)
-        install_operator(operated)
 
 
 def _uids(pool: ClusterPool) -> list[str]:

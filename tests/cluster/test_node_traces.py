@@ -64,7 +64,6 @@ def test_after_a_killed_run_the_next_one_works_and_leaves_nothing(programs: Path
     needs("own_cluster", "cluster")
     disk = node_disk(programs, say)
     with free_slot() as slot:
-        slot.sweep()
         before = settings()
         assert traces(slot) == []
         boot_and_kill(programs, disk, slot)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from baton_operator.crd import crd
 from baton_operator.permissions import CLUSTER_RULES, LEASE_RULES, POOL_RULES, Rule
 from tests.cluster.installed import definition
 from tests.cluster.machine.client import Kubernetes
-from tests.cluster.operators import SIM, Operator, Pool, Window, explained, until
+from tests.cluster.operators import SIM, Operator, Pool, Window, until
 
 ACCOUNT = "operator"
 CHILDREN = 14
@@ -78,13 +79,20 @@ def served(operator: Operator, pool: Pool) -> None:
     until(lambda: pool.child("Service", "router"), "the repair")
     events = pool.kubectl("get", "events.events.k8s.io", "-o", "json")
     assert "baton.dev/baton-operator" in events
-    assert "403" not in operator.log()
+    assert refusals(operator) == []
+
+
+def refusals(operator: Operator) -> list[str]:
+    """Not by the text of the log: its times have a 403 now and then."""
+    messages = [json.loads(line)["message"] for line in operator.log().splitlines()]
+    assert messages
+    return [one for one in messages if re.search(r"\b403\b|[Ff]orbidden", one)]
 
 
 def test_in_all_namespaces(plane: Kubernetes, pool: Pool, tmp_path: Path) -> None:
     config = account(plane, pool.namespace, tmp_path)
     grant(plane, pool.namespace, (*POOL_RULES, *CLUSTER_RULES), everywhere=True)
-    with Operator(config, tmp_path) as operator, explained(operator):
+    with Operator(config, tmp_path) as operator:
         served(operator, pool)
 
 
@@ -95,6 +103,6 @@ def test_in_one_namespace_and_with_leader_election(
     config = account(plane, namespace, tmp_path)
     grant(plane, namespace, (*POOL_RULES, *LEASE_RULES), everywhere=False)
     flags = (f"--namespace={namespace}", "--leader-elect")
-    with Operator(config, tmp_path, *flags, system=namespace) as operator, explained(operator):
+    with Operator(config, tmp_path, *flags, system=namespace) as operator:
         served(operator, pool)
         plane.kubectl("get", "lease", "baton-operator", "-n", namespace)

@@ -135,6 +135,6 @@ def test_an_edit_leaves_nothing_of_what_was_there_before(
     before = applied(control_plane, namespace, {"router": LOADED})
     after = applied(control_plane, namespace, edit)
     changed = {name.partition(" ")[0] for name in before if before[name] != after.get(name)}
-    assert changed >= {"Deployment", "StatefulSet", "Service", "NetworkPolicy"}
+    assert changed >= {"Deployment", "Service", "NetworkPolicy"}
     control_plane.kubectl("delete", "all,networkpolicy", "--all", "-n", namespace)
     assert applied(control_plane, namespace, edit) == after

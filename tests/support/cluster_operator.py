@@ -1,19 +1,26 @@
 """Baton's operator in a cluster, as the chart installs it: by Helm, in a `restricted` namespace.
 
 In: a cluster and the names of the images that its nodes hold. Out: an operator that runs. All test
-files share one release, since its CRD belongs to the whole cluster.
+files share one release, since its CRD belongs to the whole cluster. On a cluster that is not ours
+it has a namespace of its own, takes a CRD that is there as it is, and goes at the end; where an
+operator runs already Helm refuses, since both would have the same cluster roles.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import uuid
 from pathlib import Path
 
 from tests.cluster.machine.client import CommandFailed, Kubernetes
 from tests.cluster.machine.images import BATON_IMAGE, REDIS_IMAGE
 
 CHART = Path(__file__).resolve().parents[2] / "charts" / "baton"
-RELEASE, NAMESPACE = "baton", "baton-system"
+OWN = not os.environ.get("BATON_TEST_KUBECONFIG")
+RELEASE = "baton"
+NAMESPACE = "baton-system" if OWN else f"test-operator-{uuid.uuid4().hex[:8]}"
+CRD = "crd/inferencepools.baton.dev"
 DEPLOYMENT = "deployment/baton-operator"
 PODS = "app.kubernetes.io/name=baton-operator"
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
@@ -38,6 +45,8 @@ def install_operator(kubernetes: Kubernetes) -> None:
     kubernetes.kubectl("apply", "-f", "-", stdin=json.dumps(namespace))
     words = ("upgrade", "--install", RELEASE, str(CHART), "--namespace", NAMESPACE)
     values = [f"--set=images.{name}={value}" for name, value in IMAGES.items()]
+    if not OWN and kubernetes.kubectl("get", CRD, "-o", "name", "--ignore-not-found"):
+        values.append("--set=crds.install=false")
     try:
         kubernetes.helm(*words, "--wait", "--timeout=90s", *values)
     except CommandFailed as error:
@@ -46,7 +55,9 @@ def install_operator(kubernetes: Kubernetes) -> None:
 
 
 def uninstall_operator(kubernetes: Kubernetes) -> None:
-    kubernetes.helm("uninstall", RELEASE, "--namespace", NAMESPACE, "--wait", "--timeout=60s")
+    """Also where there is none."""
+    words = ("uninstall", RELEASE, "--namespace", NAMESPACE, "--ignore-not-found")
+    kubernetes.helm(*words, "--wait", "--timeout=60s")
 
 
 def kill_operator(kubernetes: Kubernetes) -> None:

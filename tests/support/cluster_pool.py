@@ -92,7 +92,7 @@ class ClusterPool:
         self.wait(lambda: not self._owned(), "be gone with all its objects")
 
     def _owned(self) -> str:
-        kinds = "deployments,statefulsets,replicasets,pods,services,secrets,networkpolicies"
+        kinds = "deployments,replicasets,pods,services,secrets,networkpolicies"
         return self.kubectl("get", kinds, "-l", self._label(), "-o", "name")
 
     # --- what kubectl shows -----------------------------------------------------------------------
@@ -169,7 +169,7 @@ class ClusterPool:
     def describe(self) -> str:
         """For a failure's message."""
         words = [
-            ("get", "bpool,deployments,statefulsets,pods,services", "-o", "wide"),
+            ("get", "bpool,deployments,pods,services", "-o", "wide"),
             ("describe", "bpool", self.name),
             ("get", "events", "--sort-by=.lastTimestamp"),
             *(

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from baton.up import reserve_port
 from tests.cluster.machine.certificates import (
@@ -61,7 +62,7 @@ class ControlPlane(Kubernetes):
         self._processes = Processes(state / "logs", str(state))
         self._certificates = state / "certificates"
 
-    def __enter__(self) -> ControlPlane:
+    def __enter__(self) -> Self:
         try:
             self.boot()
         except BaseException:

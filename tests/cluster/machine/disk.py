@@ -42,10 +42,9 @@ def node_disk(programs: Path, progress: Progress) -> Path:
 
 def _import_into(folder: Path, programs: Path, archives: list[Path]) -> None:
     with free_slot() as slot:
-        slot.sweep()
-        slot.network.up()
         processes = Processes(slot.state / "logs", str(slot.state))
         try:
+            slot.network.up()
             around = Surroundings(
                 programs, None, slot.state, "", slot.addresses, slot.network, processes
             )

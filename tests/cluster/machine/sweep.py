@@ -6,10 +6,10 @@ killed), and that all removed.
 
 from __future__ import annotations
 
-import fcntl
 import shutil
+import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,15 +53,35 @@ class Slot:
 
 @contextmanager
 def free_slot() -> Iterator[Slot]:
-    """A slot that no other run has; the kernel gives its lock back if we are killed."""
-    folder = cache_folder() / "slots"
-    folder.mkdir(parents=True, exist_ok=True)
-    for number in range(SLOTS):
-        with open(folder / f"{number}.lock", "w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+    """A slot that no other run has, whoever's it is. What killed runs have left in other slots is
+    removed as well."""
+    ours: Slot | None = None
+    with ExitStack() as held:
+        for number in range(SLOTS):
+            slot = Slot(Addresses(number), cache_folder() / "slots" / str(number))
+            if ours is not None and not slot.state.exists():
                 continue
-            yield Slot(Addresses(number), folder / str(number))
-            return
-    raise RuntimeError(f"all {SLOTS} slots of {folder} are in use by other test runs")
+            mark = _claim(slot.addresses.name)
+            if mark is None:
+                continue
+            slot.sweep()
+            if ours is None:
+                ours = slot
+                held.enter_context(mark)
+            else:
+                mark.close()
+        if ours is None:
+            raise RuntimeError(f"all {SLOTS} slots for clusters on this machine are in use")
+        yield ours
+
+
+def _claim(name: str) -> socket.socket | None:
+    """A socket with a name that only one process of this machine can have; it is in no folder, and
+    the kernel gives the name back if we are killed."""
+    mark = socket.socket(socket.AF_UNIX)
+    try:
+        mark.bind(f"\0cluster-under-test/{name}")
+    except OSError:
+        mark.close()
+        return None
+    return mark

@@ -1,0 +1,97 @@
+"""The login of somebody else's store: from a Secret in a real API server to a real Redis."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from time import monotonic
+from typing import NamedTuple
+
+import msgspec
+import pytest
+
+from baton_kvstore.endpoint import with_login
+from baton_operator.api import Api
+from baton_operator.cache import PoolKey
+from baton_operator.connection import load
+from baton_operator.index import IndexReader
+from baton_operator.index_asker import IndexAsker
+from baton_operator.pool import Pool
+from baton_operator.queue import WorkQueue
+from tests.cluster.machine.client import Kubernetes
+from tests.operator.test_operator_index import PASSWORD, external, redis_server, register
+from tests.support import observations as o
+from tests.support.observations import observed, status_of
+
+WAIT_S = 20.0
+
+
+class Desk(NamedTuple):
+    asker: IndexAsker
+    answered: asyncio.Queue[PoolKey]
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    with redis_server(tmp_path) as port:
+        yield f"redis://127.0.0.1:{port}"
+
+
+@pytest.fixture
+async def desk(control_plane: Kubernetes) -> AsyncIterator[Desk]:
+    config = await load({"KUBECONFIG": str(control_plane.kubeconfig)})
+    api = Api(config, lambda verb, code: None, 10.0)
+    answered: asyncio.Queue[PoolKey] = asyncio.Queue()
+    asker = IndexAsker(api, IndexReader(monotonic), WorkQueue(monotonic), answered.put_nowait)
+    running = asyncio.create_task(asker.run())
+    yield Desk(asker, answered)
+    running.cancel()
+    await asyncio.wait([running])
+    await api.close()
+
+
+def pool_with_login(url: str, namespace: str) -> Pool:
+    pool = external(url, secretRef={"name": "far-login"})
+    return msgspec.structs.replace(pool, namespace=namespace)
+
+
+async def test_the_index_is_asked_with_the_secrets_login_and_answers_once(
+    desk: Desk, control_plane: Kubernetes, namespace: str, url: str
+) -> None:
+    pool, key = pool_with_login(url, namespace), PoolKey(namespace, "demo")
+    await register(with_login(url, "", PASSWORD), pool)
+    secret = f"--from-literal=password={PASSWORD}"
+    control_plane.kubectl("create", "secret", "generic", "far-login", secret, "-n", namespace)
+    desk.asker.follow(key, pool, observed(pool), status_of(observed(pool), pool))
+    async with asyncio.timeout(WAIT_S):
+        assert await desk.answered.get() == key
+    answer = desk.asker.take_answer(key)
+    assert answer is not None
+    assert answer.nodes == (o.report(pool, "decode"),)
+    assert desk.asker.take_answer(key) is None
+
+
+async def test_a_secret_that_comes_later_is_read_then(
+    desk: Desk, control_plane: Kubernetes, namespace: str, url: str
+) -> None:
+    pool, key = pool_with_login(url, namespace), PoolKey(namespace, "demo")
+    await register(with_login(url, "", PASSWORD), pool)
+    desk.asker.follow(key, pool, observed(pool), status_of(observed(pool), pool))
+    await asyncio.sleep(1)
+    assert desk.asker.take_answer(key) is None
+    secret = f"--from-literal=password={PASSWORD}"
+    control_plane.kubectl("create", "secret", "generic", "far-login", secret, "-n", namespace)
+    async with asyncio.timeout(WAIT_S * 2):
+        assert await desk.answered.get() == key
+
+
+async def test_a_pool_that_is_gone_is_not_asked(
+    desk: Desk, control_plane: Kubernetes, namespace: str, url: str
+) -> None:
+    pool, key = pool_with_login(url, namespace), PoolKey(namespace, "demo")
+    desk.asker.follow(key, pool, observed(pool), status_of(observed(pool), pool))
+    desk.asker.forget(key)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1):
+            await desk.answered.get()
