@@ -1,9 +1,9 @@
 """Python with all that Baton depends on, and Baton itself: the two layers of its image.
 
 In: the checkout and its interpreter. Out: a virtual environment in the user's cache, made once for
-each content of pyproject.toml and constraints.txt, and the same as a layer, at the same absolute
-paths; and a small layer with the checkout's own packages, made anew each time. Without torch: what
-the extras `router` and `operator` ask for is enough for a simulated node as well.
+each content of pyproject.toml and constraints.txt, and the same as a layer; and a small layer with
+the checkout's own packages, made anew each time. Without torch: what the extras `router` and
+`operator` ask for is enough for a simulated node as well.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from tests.cluster.machine.layers import Layer
 
 CHECKOUT = Path(__file__).parents[3]
 EXTRAS = "router,operator"
+# Where the environment lies in the image. A cache may be below /tmp, which pods mount over.
+IN_IMAGE = "/opt/baton"
 # Parts of Python's own library that no server imports; site-packages: its own, not ours.
 _UNUSED = frozenset(
     {"test", "idlelib", "tkinter", "_tkinter", "turtledemo", "lib2to3", "ensurepip", "pydoc_data"}
@@ -53,10 +55,13 @@ def write_source(folder: Path, environment: Environment) -> Path:
     # The environment has the build back end: no registry is asked.
     how = ("--no-deps", "--no-build-isolation", "--no-cache-dir", "--target", str(installed))
     _pip(environment, "install", *how, str(CHECKOUT))
+    for script in (installed / "bin").iterdir():
+        script.write_text(script.read_text().replace(str(environment.venv), IN_IMAGE))
     packages = next(environment.venv.glob("lib/python3*/site-packages"))
+    place = f"{IN_IMAGE}/{packages.relative_to(environment.venv)}"
     with Layer(path) as layer:
-        layer.add_tree(installed / "bin", at=f"{environment.venv}/bin")
-        layer.add_tree(installed, lambda one: one == installed / "bin", at=str(packages))
+        layer.add_tree(installed / "bin", at=f"{IN_IMAGE}/bin")
+        layer.add_tree(installed, lambda one: one == installed / "bin", at=place)
     return path
 
 
@@ -79,7 +84,7 @@ def _fill(folder: Path, progress: Progress) -> None:
     with Layer(environment.layer) as layer:
         layer.add_base()
         _add_python(layer)
-        layer.add_tree(venv, lambda one: one.name == "tests")
+        layer.add_tree(venv, lambda one: one.name == "tests", at=IN_IMAGE)
         layer.add_libraries(more=_MORE_LIBRARIES)
 
 

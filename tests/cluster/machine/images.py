@@ -22,7 +22,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests.cluster.machine.cache import Progress, made_once
-from tests.cluster.machine.environment import Environment, environment_folder, write_source
+from tests.cluster.machine.environment import (
+    IN_IMAGE,
+    Environment,
+    environment_folder,
+    write_source,
+)
 from tests.cluster.machine.layers import CERTIFICATES, SEARCH_PATH, Layer
 from tests.cluster.machine.node_files import PAUSE_IMAGE
 from tests.cluster.machine.oci import Image, write_image
@@ -46,7 +51,7 @@ def write_pause_image(archive: Path, programs: Path) -> None:
 def environment_image(environment: Environment) -> Image:
     """Python and what Baton depends on; nodes have it from the start (see `disk`)."""
     variables = {
-        "PATH": f"{environment.venv}/bin:{SEARCH_PATH}",
+        "PATH": f"{IN_IMAGE}/bin:{SEARCH_PATH}",
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONUNBUFFERED": "1",
         "SSL_CERT_FILE": str(CERTIFICATES),

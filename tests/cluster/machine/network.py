@@ -33,6 +33,8 @@ class Network:
     def up(self) -> None:
         at, link = self._addresses, f"{self._addresses.name}-host"
         self._folder.mkdir(parents=True)
+        # A killed run with another cache may have left it; whoever holds the slot owns the name.
+        subprocess.run(["ip", "link", "delete", link], capture_output=True)
         for destination in at.ranges():
             run("ip", "route", "add", "blackhole", destination, *_LAST)
         self._new_namespace(CORE)
