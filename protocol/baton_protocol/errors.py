@@ -6,6 +6,7 @@
     |   `-- MalformedBody   400     not JSON, or not an object
     |-- NotFound            404     unknown model or route
     |-- Unauthorized        401
+    |-- Forbidden           403     this server is not set up to let anybody do that
     |-- TooLarge            413     body over the limit
     |-- Saturated           429     with `retry_after` seconds
     |-- Unavailable         503     retryable: nobody can serve it now
@@ -94,6 +95,12 @@ class Unauthorized(BatonError):
     status = 401
     type = "authentication_error"
     code = "invalid_api_key"
+
+
+class Forbidden(BatonError):
+    status = 403
+    type = "permission_error"
+    code = "forbidden"
 
 
 class TooLarge(BatonError):

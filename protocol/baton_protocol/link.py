@@ -1,6 +1,6 @@
 """Frames of the WebSocket from router (client) to node (server).
 
-    router -> node   PrefillJob  RunJob  First  NoFirst  Abort
+    router -> node   PrefillJob  RunJob  First  NoFirst  Abort  DrainNode  ResumeNode
     node -> router   Hello (first frame)  Load  CacheEvents  Deltas  PrefillDone  JobFailed
 
 Every frame about a request carries (request, attempt); the receiver drops what is older than the
@@ -9,10 +9,19 @@ attempt it knows. The loss of a link is not an abort; only an Abort frame is.
 A router whose link to the same epoch came back sends each job of its requests there again, in the
 same attempt, with the outputs that it has by now: a node that still has the request goes on, and
 sends what the router has missed; to one that never got the job it is new.
+
+A node that drains says so in its Load, and takes nothing new. Past its deadline its Load says
+`leaving`: each router moves what it can to other nodes, and aborts it here; what it cannot move
+goes on here. A node that ends hands back what is left by then, with a JobFailed of code DRAINED.
+
+A frame that a node does not know breaks its link: DrainNode and ResumeNode are for nodes whose
+report says a protocol of at least DRAIN_SINCE. To a router of version 1 `leaving` says nothing, and
+DRAINED is one more retryable refusal: it places the request again.
 """
 
 from __future__ import annotations
 
+import hmac
 from typing import Literal
 
 import msgspec
@@ -20,18 +29,34 @@ import msgspec
 from baton_protocol.errors import ErrorRecord
 from baton_protocol.ids import BlockHash, Epoch, NodeId, RequestId
 from baton_protocol.request import PositionLogprobs, Request
-from baton_protocol.store import NodeLoad, NodeReport, NodeState, Speeds, StoreHealth
+from baton_protocol.store import (
+    DataInstance,
+    NodeLoad,
+    NodeReport,
+    NodeState,
+    Speeds,
+    StoreHealth,
+)
 from baton_protocol.wire import Codec
 
 FinishReason = Literal["stop", "length", "abort"]
 LINK_PATH = "/link"
 ARTIFACTS_PATH = "/artifacts/"
+DRAIN_SINCE = 2
+DRAINED = "drained"
 
 
 def link_headers(token: str) -> dict[str, str]:
     """What a router says to its nodes with each request; a node with this token wants to hear it
     for its link and its artifacts."""
     return {"Authorization": f"Bearer {token}"} if token else {}
+
+
+def says_token(authorization: str, token: str) -> bool:
+    """Whether who sent this Authorization header, "" for none, knows the link token."""
+    wanted = link_headers(token)["Authorization"].encode()
+    # As bytes: compare_digest takes no other text than ASCII, and a header may hold any.
+    return hmac.compare_digest(authorization.encode(errors="surrogateescape"), wanted)
 
 
 class PrefillJob(msgspec.Struct, frozen=True, tag="prefill"):
@@ -76,16 +101,37 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
     attempt: int
 
 
+class DrainNode(msgspec.Struct, frozen=True, tag="drain"):
+    """Take nothing new; what runs may end here for `deadline_s`, None as long as after SIGTERM.
+    The same words again change nothing, others count from now on. `replaced_by` names the revision
+    of a roll-out that takes this node's place: it does not come back."""
+
+    deadline_s: float | None = None
+    reason: str = ""
+    replaced_by: str = ""
+
+
+class ResumeNode(msgspec.Struct, frozen=True, tag="undrain"):
+    """Take requests again. A node that was told to end does not."""
+
+
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
     report: NodeReport
 
 
 class Load(msgspec.Struct, frozen=True, tag="load"):
+    """How a node is now. `reason`: why it drains, `replaced_by` which revision takes its place, as
+    it was told. `leaving`: what runs there is to be moved."""
+
     epoch: Epoch
     state: NodeState
     speeds: Speeds
     load: NodeLoad
     store: StoreHealth = "up"
+    instances: tuple[DataInstance, ...] = ()
+    reason: str = ""
+    leaving: bool = False
+    replaced_by: str = ""
 
 
 class CacheEvents(msgspec.Struct, frozen=True, tag="cache"):
@@ -101,10 +147,20 @@ class CacheEvents(msgspec.Struct, frozen=True, tag="cache"):
 
 
 class RequestStats(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How a node closed the gap for one request. Tokens of the prompt; milliseconds."""
+    """How a node closed the gap for one request. Tokens of the prompt; milliseconds.
+
+    `matched_tokens` were in its cache or had a marker; `host_tokens` came from its
+    host tier. Of the last decision whether to fetch what the store holds or to compute it: what
+    each was predicted to take (`fetch_predicted_ms`, `compute_predicted_ms`) and how many tokens
+    were declined as cheaper to compute."""
 
     prompt_tokens: int = 0
+    matched_tokens: int = 0
+    declined_tokens: int = 0
+    fetch_predicted_ms: float = 0.0
+    compute_predicted_ms: float = 0.0
     cached_tokens: int = 0
+    host_tokens: int = 0
     fetched_tokens: int = 0
     computed_tokens: int = 0
     queue_ms: float = 0.0
@@ -156,7 +212,7 @@ class JobFailed(msgspec.Struct, frozen=True, tag="failed"):
     error: ErrorRecord
 
 
-ToNode = PrefillJob | RunJob | First | NoFirst | Abort
+ToNode = PrefillJob | RunJob | First | NoFirst | Abort | DrainNode | ResumeNode
 ToRouter = Hello | Load | CacheEvents | Deltas | PrefillDone | JobFailed
 
 

@@ -4,11 +4,13 @@ Marker       index: a chunk is completely stored, and where
 InboxEntry   index: a prefill node tells a decode node which chunks exist
 NodeReport   index, and a link's hello: who a node is, what it holds and how fast it is
 FetchReport  index: how far a node that has no engine yet is with fetching its model
+RouterReport index: what clients ask of one router, and how long they wait
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from enum import IntEnum
+from typing import Literal, get_args
 
 import msgspec
 
@@ -16,21 +18,36 @@ from baton_protocol.ids import Epoch, Fingerprint, NodeId, RequestId
 from baton_protocol.layout import KVLayout
 
 Role = Literal["prefill", "decode"]
+ROLES: tuple[Role, ...] = get_args(Role)
 NodeState = Literal["starting", "ready", "draining"]
 # What a node's last operations say: "down" when it cannot publish (index or every data instance
 # away, full or too slow), "none" when it was given no store. A hand-off needs "up" on both sides.
 StoreHealth = Literal["up", "down", "none"]
 
 
-class Marker(msgspec.Struct, frozen=True):
+class Priority(IntEnum):
+    """Which transfers go first where they compete: a lower number."""
+
+    HANDOFF = 0  # a client waits for its first tokens
+    PREFIX = 1  # found by a lookup: it could be computed too
+    BEHIND = 2  # write-behind: nobody waits
+
+
+class Marker(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Commit marker of one chunk. `instance` is the index of the data URL, `run_id` that server's
-    run id when the chunk was written; another run id now means the bytes are gone."""
+    run id when the chunk was written; another run id now means the bytes are gone. `stamp` is drawn
+    anew for each put, so that who drops a marker found wrong never drops its successor.
+
+    Written without its fields' names: half the bytes, and a lookup reads hundreds. So fields are
+    only ever added at the end, with a default.
+    """
 
     instance: int
     run_id: str
     payload_bytes: int
     shards: int
     depth: int
+    stamp: int = 0
 
 
 class InboxEntry(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -55,6 +72,22 @@ class Speeds(msgspec.Struct, frozen=True):
     decode_step_ms: float = 0.0
     put_bytes_per_s: float = 0.0
     get_bytes_per_s: float = 0.0
+    get_latency_ms: float = 0.0  # of a get beside its bytes: a round trip
+
+
+class DataInstance(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One data server as a node sees it, in the order of the data URLs. 0 is not measured, or not
+    bounded. `trouble`: why it cannot be asked now; `put_trouble`: why it takes no chunks now,
+    though perhaps it can be read, as where it is full."""
+
+    used_bytes: int = 0
+    limit_bytes: int = 0
+    evicted_keys: int = 0  # since that server's start
+    put_bytes_per_s: float = 0.0
+    get_bytes_per_s: float = 0.0
+    get_latency_ms: float = 0.0
+    trouble: str = ""
+    put_trouble: str = ""
 
 
 class NodeLoad(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -72,6 +105,7 @@ class NodeLoad(msgspec.Struct, frozen=True, omit_defaults=True):
     prompt_tokens_total: int = 0
     computed_prompt_tokens_total: int = 0  # prompt tokens this node really computed
     cached_prompt_tokens_total: int = 0  # found in its own cache
+    host_prompt_tokens_total: int = 0  # came from its host tier
     fetched_prompt_tokens_total: int = 0  # came from the store
     generated_tokens_total: int = 0
     published_bytes_total: int = 0
@@ -81,12 +115,32 @@ class NodeLoad(msgspec.Struct, frozen=True, omit_defaults=True):
     fetched_chunks_total: int = 0
     reused_chunks_total: int = 0  # fetched chunks that a request then really used
     lost_chunks_total: int = 0  # asked for and not there, or not what was asked for
+    # Full blocks of prompts: asked for, found (own cache, or a marker), brought, and really used.
+    # What was found and neither brought nor cached was cheaper to compute (`declined`).
+    queried_blocks_total: int = 0
+    matched_blocks_total: int = 0
+    fetched_blocks_total: int = 0
+    used_blocks_total: int = 0
+    declined_blocks_total: int = 0
+    behind_chunks_total: int = 0  # written behind: published without anybody waiting
+    behind_bytes_total: int = 0
+    behind_skipped_total: int = 0  # not written: no bandwidth left for it, or the store half full
     handoffs_total: int = 0
+    requests: int = 0  # requests and prefill jobs whose last word was not sent yet
+    # The host tier: what it holds and may hold, and blocks that went there, came back, were lost.
+    host_blocks: int = 0
+    host_bytes: int = 0
+    host_total_blocks: int = 0
+    host_stored_blocks_total: int = 0
+    host_loaded_blocks_total: int = 0
+    host_evicted_blocks_total: int = 0
 
 
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """Who a node is. `artifacts` maps a file name (tokenizer.json, ...) to the SHA-256 hex digest
-    under which the node serves it at GET {address}/artifacts/{digest}."""
+    under which the node serves it at GET {address}/artifacts/{digest}. `reason` says why it
+    drains, `replaced_by` the revision that takes its place for good, `protocol` which version it
+    speaks."""
 
     node: NodeId
     role: Role
@@ -105,6 +159,22 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     speeds: Speeds = Speeds()
     load: NodeLoad = NodeLoad()
     store: StoreHealth = "up"
+    instances: tuple[DataInstance, ...] = ()
+    reason: str = ""
+    protocol: int = 1
+    replaced_by: str = ""
+
+
+class Kind(msgspec.Struct, frozen=True):
+    """Nodes of one kind may be paired, and one may go on with what another began: they share KV and
+    they share token ids."""
+
+    fingerprint: Fingerprint
+    tokenizer: str
+
+
+def kind_of(report: NodeReport) -> Kind:
+    return Kind(report.fingerprint, report.artifacts.get("tokenizer.json", ""))
 
 
 class FetchReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,3 +184,30 @@ class FetchReport(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     done_bytes: int
     total_bytes: int
+
+
+class RouterReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What clients ask of one router. `router` names one start of it: its counters (`*_total`)
+    began at 0 then, `uptime_s` ago. A request counts once per prompt, when it is accepted.
+
+    `ttft_counts` and `itl_counts` are how many first tokens, and later ones, came within each bound
+    of LATENCY_BOUNDS_S and not within the one before; the last entry is those beyond all.
+    """
+
+    router: str
+    uptime_s: float
+    requests_total: int = 0
+    prompt_tokens_total: int = 0
+    uncached_tokens_total: int = 0  # of them to be computed, as their first place predicted
+    output_tokens_total: int = 0
+    live: int = 0  # placed and not over
+    held: int = 0  # wait, since no node can take them
+    idle_s: float = 0.0  # since it last had a request that was not over
+    ttft_counts: tuple[int, ...] = ()
+    itl_counts: tuple[int, ...] = ()
+
+
+LATENCY_BOUNDS_S = (
+    *(0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75),
+    *(1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 300.0),
+)
