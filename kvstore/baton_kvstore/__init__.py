@@ -7,8 +7,11 @@
     embedded    EmbeddedStore: our own redis-servers on one machine; guardian, binary
     errors      the error tree
 
-below the data plane: instance (queue, threads) > operations (one put or get) > chunk (header and
-checksum), resp (the wire), circuit (is it worth asking), staging (bytes in flight), rate
+below the data plane: instance (threads) > lanes (what waits), operations (one put or get) > chunk
+(header and checksum), resp (the wire); chores (connections, probes, a look now and then) > health
+and circuit (is it worth asking), care (settings); staging (bytes in flight), rate, behind (what may
+be written behind)
 
-below index and registry: client (redis-py, tamed). For all: keys (spelling, lifetimes), endpoint.
+below index and registry: client (redis-py, tamed), async_resp (lookups). For all: keys (spelling,
+lifetimes), endpoint.
 """

@@ -1,4 +1,4 @@
-"""One stored value: a fixed header, then the payload.
+"""One stored value, a head shard of a chunk: a fixed header, then the payload.
 
     offset  0  magic "BTKV"              4
             4  layout version            u16
@@ -16,21 +16,25 @@
 Little-endian. 96 bytes keep the payload on a 32-byte boundary of its buffer. Fingerprint and epoch
 are texts; the first 16 and 8 bytes of their SHA-256 stand for them, so that the header is fixed.
 The checksum covers the header, so a value under a wrong key never looks right.
+
+A value is given in pieces, in order: it need not lie together. The first one holds the header, and
+may hold payload, too.
 """
 
 from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import xxhash
 
 from baton_protocol.ids import BlockHash, Epoch, Fingerprint
-from baton_protocol.layout import KVLayout
+from baton_protocol.layout import VALUE_HEADER_BYTES, KVLayout
 
 MAGIC = b"BTKV"
-HEADER_BYTES = 96
+HEADER_BYTES = VALUE_HEADER_BYTES
 _FIELDS = struct.Struct("<4sHHIIQ16s16s8s")
 _SUMMED = HEADER_BYTES - 16
 _SUM = slice(_SUMMED, HEADER_BYTES)
@@ -60,33 +64,40 @@ def epoch_digest(epoch: Epoch) -> bytes:
 
 
 def chunk_spec(
-    layout: KVLayout, fingerprint: bytes, chunk: BlockHash, tokens: int | None = None
+    layout: KVLayout,
+    fingerprint: bytes,
+    chunk: BlockHash,
+    tokens: int | None = None,
+    shard: int = 0,
 ) -> ChunkSpec:
-    """The spec of a full chunk (shard 0) of this layout."""
+    """The spec of one shard of a full chunk of this layout."""
     return ChunkSpec(
         version=layout.version,
         fingerprint=fingerprint,
         hash=chunk,
-        shard=0,
+        shard=shard,
         tokens=layout.chunk_tokens if tokens is None else tokens,
-        payload_bytes=layout.chunk_bytes,
+        payload_bytes=layout.shard_bytes,
     )
 
 
-def _checksum(header: memoryview, payload: memoryview) -> bytes:
-    digest = xxhash.xxh3_128(header[:_SUMMED])
-    digest.update(payload)
+def _checksum(value: Sequence[memoryview]) -> bytes:
+    digest = xxhash.xxh3_128(value[0][:_SUMMED])
+    digest.update(value[0][HEADER_BYTES:])
+    for piece in value[1:]:
+        digest.update(piece)
     return digest.digest()
 
 
-def seal(value: memoryview, spec: ChunkSpec, writer: bytes) -> None:
-    """Write the header in front of a payload that is already in `value[HEADER_BYTES:]`.
+def seal(value: Sequence[memoryview], spec: ChunkSpec, writer: bytes) -> None:
+    """Write the header in front of a payload that is there already.
 
     `writer` is `epoch_digest()` of the writing node. `value` holds exactly header and payload.
     """
-    if len(value) != HEADER_BYTES + spec.payload_bytes:
-        raise ValueError(f"{len(value)} bytes for a payload of {spec.payload_bytes}")
-    header = value[:HEADER_BYTES]
+    size = sum(map(len, value))
+    if size != HEADER_BYTES + spec.payload_bytes:
+        raise ValueError(f"{size} bytes for a payload of {spec.payload_bytes}")
+    header = value[0][:HEADER_BYTES]
     header[:] = bytes(HEADER_BYTES)
     _FIELDS.pack_into(
         header,
@@ -101,18 +112,19 @@ def seal(value: memoryview, spec: ChunkSpec, writer: bytes) -> None:
         spec.hash,
         writer,
     )
-    header[_SUM] = _checksum(header, value[HEADER_BYTES:])
+    header[_SUM] = _checksum(value)
 
 
-def verify(value: memoryview, expected: ChunkSpec) -> str:
+def verify(value: Sequence[memoryview], expected: ChunkSpec) -> str:
     """Return "" if `value` is exactly what was asked for, else what is wrong with it."""
-    wanted = HEADER_BYTES + expected.payload_bytes
-    if len(value) != wanted:
-        return f"corrupt: {len(value)} bytes, expected {wanted}"
-    magic, version, shard, tokens, _, size, fingerprint, chunk, _ = _FIELDS.unpack_from(value, 0)
+    found, wanted = sum(map(len, value)), HEADER_BYTES + expected.payload_bytes
+    if found != wanted:
+        return f"corrupt: {found} bytes, expected {wanted}"
+    header = value[0][:HEADER_BYTES]
+    magic, version, shard, tokens, _, size, fingerprint, chunk, _ = _FIELDS.unpack_from(header)
     if magic != MAGIC:
         return f"corrupt: magic {magic!r}, expected {MAGIC!r}"
-    for name, found, asked in (
+    for name, said, asked in (
         ("layout version", version, expected.version),
         ("fingerprint", fingerprint.hex(), expected.fingerprint.hex()),
         ("chunk hash", chunk.hex(), expected.hash.hex()),
@@ -120,8 +132,8 @@ def verify(value: memoryview, expected: ChunkSpec) -> str:
         ("tokens", tokens, expected.tokens),
         ("payload bytes", size, expected.payload_bytes),
     ):
-        if found != asked:
-            return f"corrupt: {name} {found}, expected {asked}"
-    if value[_SUM] != _checksum(value[:HEADER_BYTES], value[HEADER_BYTES:]):
+        if said != asked:
+            return f"corrupt: {name} {said}, expected {asked}"
+    if header[_SUM] != _checksum(value):
         return "corrupt: checksum does not match"
     return ""

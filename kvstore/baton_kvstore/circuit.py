@@ -1,8 +1,11 @@
 """Whether an instance is worth asking.
 
 A failure opens the circuit: operations fail at once, with the reason, instead of each waiting for
-its deadline. One thread at a time tries to reconnect, after a pause that doubles up to a limit;
-when it succeeds the circuit closes. No operation is spent on finding out.
+its deadline. One thread at a time probes, after a pause that doubles up to a limit; when it
+succeeds the circuit closes. No operation is spent on finding out.
+
+A probe that proves less than an operation closes the circuit on trial: should operations fail all
+the same, the next pause is longer than the last, until one of them has worked.
 """
 
 from __future__ import annotations
@@ -26,12 +29,18 @@ class Circuit:
         self._failures = 0
         self._retry_at = 0.0
         self._probing = False
+        self._trial = False
         self._succeeded_at = float("-inf")
 
     @property
     def reason(self) -> str:
         """Why it is open; "" while closed."""
         return self._reason
+
+    @property
+    def on_trial(self) -> bool:
+        """Closed by a probe, and no operation has worked since."""
+        return self._trial
 
     def fail(self, reason: str, began: float) -> bool:
         """Open, or open for longer, after an attempt that began then (by the clock). False, and no
@@ -43,15 +52,23 @@ class Circuit:
             self._failures += 1
             self._reason = reason
             self._retry_at = self._clock() + pause
-            self._probing = False
+            self._probing = self._trial = False
             return True
 
-    def succeed(self) -> None:
+    def succeed(self, trial: bool = False) -> None:
         with self._lock:
             self._reason = ""
-            self._failures = 0
-            self._probing = False
+            self._failures = self._failures if trial else 0
+            self._probing, self._trial = False, trial
             self._succeeded_at = self._clock()
+
+    def prove(self) -> bool:
+        """An operation worked. True if that ended a trial."""
+        with self._lock:
+            if not self._trial:
+                return False
+            self._trial, self._failures = False, 0
+            return True
 
     def wait_s(self) -> float | None:
         """Seconds until a probe is due (0.0: now); None if none is wanted from this thread."""

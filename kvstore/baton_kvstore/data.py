@@ -2,15 +2,20 @@
 
     plane = DataPlane(urls, layout, fingerprint, epoch)
     plane.start()
-    plane.submit_put(hash, tokens, depth, fill, copied, done)
-    plane.submit_get(hash, marker, depth, sink, done)
+    plane.submit_put(hash, tokens, depth, fill, copied, done, priority, direct)
+    plane.submit_get(hash, marker, depth, sink, done, priority, direct)
     plane.close()
 
 Nothing here blocks the caller: submit_* queues, transfer threads (blocking sockets, their own
 connection each) do the rest and call back. Callbacks run in a transfer thread, must be short, and
-each operation settles exactly once: `done` always comes, after `copied` for a put. A chunk goes to
+each operation settles exactly once: `done` always comes, after `copied` for a put, and by
+`Tuning.settled_s` of its size (and what callbacks take). A chunk goes, with all its head shards, to
 the instance that rendezvous hashing gives among those that take puts; it is read where its marker
 says.
+
+Each byte that is copied costs throughput. So a payload that a socket can reach is not copied:
+`direct` is where it lies, in pieces and in order. One that is elsewhere (on a device, or in head
+shards) goes through staging buffers, by `fill` and `sink`.
 """
 
 from __future__ import annotations
@@ -20,19 +25,21 @@ from collections.abc import Callable, Sequence
 
 import xxhash
 
+from baton_kvstore.behind import WriteBehind
+from baton_kvstore.care import CareMode
+from baton_kvstore.chores import Shared, Tuning
 from baton_kvstore.endpoint import parse_endpoint
 from baton_kvstore.errors import StoreMisconfigured
-from baton_kvstore.instance import CLOSED, Instance, Shared, Tuning
-from baton_kvstore.operations import MISSING, Format, Get, GetResult, Put, PutResult
+from baton_kvstore.instance import CLOSED, Instance
+from baton_kvstore.operations import MISSING, Format, Get, GetResult, Pieces, Put, PutResult
 from baton_kvstore.rate import RateMeter
 from baton_kvstore.staging import StagingPool
 from baton_protocol.ids import BlockHash, Epoch, Fingerprint
 from baton_protocol.layout import KVLayout
-from baton_protocol.store import Marker
+from baton_protocol.store import DataInstance, Marker, Priority
 
 DEFAULT_THREADS = 2
 DEFAULT_INFLIGHT_BYTES = 64 << 20
-TERMINATOR_BYTES = 2  # a value's end is received behind it
 
 
 def rendezvous(chunk: BlockHash, labels: Sequence[str]) -> int:
@@ -49,6 +56,9 @@ class DataPlane:
 
     Raise StoreMisconfigured for a bad URL or a layout this version cannot move. A server that is
     down is no error here: its operations settle with a reason, and it is probed until it is back.
+
+    `write_behind_bandwidth` is in bytes per second: None is a share of what puts reach, 0 is off.
+    `settings` says whether the servers' are seen to at their (re)connection; None: not at all.
     """
 
     def __init__(
@@ -60,23 +70,39 @@ class DataPlane:
         *,
         threads_per_instance: int = DEFAULT_THREADS,
         max_inflight_bytes: int = DEFAULT_INFLIGHT_BYTES,
+        write_behind_bandwidth: float | None = None,
+        settings: CareMode | None = None,
         tuning: Tuning | None = None,
     ) -> None:
         if not urls:
             raise StoreMisconfigured("no data URL; give at least one")
-        if layout.kv_shards != 1:
-            raise StoreMisconfigured(f"kv_shards is {layout.kv_shards}; only 1 can be moved yet")
+        shards = layout.kv_shards
+        if shards < 1 or layout.num_kv_heads % shards:
+            raise StoreMisconfigured(
+                f"kv_shards is {shards}; give a divisor of the {layout.num_kv_heads} KV heads"
+            )
         tuning = tuning or Tuning()
         self._format = Format(layout, fingerprint, epoch, tuning.ttl_base_s)
         size = self._format.value_bytes
-        self._staging = StagingPool(size + TERMINATOR_BYTES, max(1, max_inflight_bytes // size))
+        self._staging = StagingPool(size, max(1, max_inflight_bytes // size))
         self._puts, self._gets = RateMeter(), RateMeter()
-        shared = Shared(self._staging, fingerprint, size, self._puts, self._gets, tuning)
+        shared = Shared(
+            staging=self._staging,
+            fingerprint=fingerprint,
+            value_bytes=size,
+            shards=shards,
+            puts=self._puts,
+            gets=self._gets,
+            tuning=tuning,
+            settings=settings,
+        )
         self._instances = [
             Instance(number, parse_endpoint(url), threads_per_instance, shared)
             for number, url in enumerate(urls)
         ]
         self._labels = [instance.label for instance in self._instances]
+        self._behind = WriteBehind(write_behind_bandwidth)
+        self.draining = False  # while set, writing behind has no limit
 
     def start(self) -> None:
         """Start the transfer threads; they connect at once."""
@@ -96,14 +122,20 @@ class DataPlane:
         chunk: BlockHash,
         tokens: int,
         depth: int,
-        fill: Callable[[memoryview], None],
+        fill: Callable[[memoryview, int], None],
         copied: Callable[[], None],
         done: Callable[[PutResult], None],
+        priority: Priority = Priority.PREFIX,
+        direct: Sequence[memoryview] | None = None,
     ) -> None:
-        """Store a chunk. `fill` writes `layout.chunk_bytes` bytes into the view it is given;
-        `copied` says that the source is free; `done` brings the marker to write on the index.
-        `depth` is the chunk's index in its chain."""
-        operation = Put(self._format, chunk, tokens, depth, fill, copied, done)
+        """Store a chunk. `fill(view, shard)` writes the `layout.shard_bytes` bytes of one head
+        shard; `copied` says that the source is free; `done` brings the marker to write on the
+        index: all shards were acknowledged. `depth` is the chunk's index in its chain.
+
+        With `direct` the payload is read there instead, and again if it has to be sent again: it
+        must not change before `copied`, which comes when the put has settled."""
+        self._check(direct)
+        operation = Put(self._format, chunk, tokens, depth, fill, copied, done, priority, direct)
         self._instances[self.instance_for(chunk)].submit(operation)
 
     def submit_get(
@@ -111,12 +143,21 @@ class DataPlane:
         chunk: BlockHash,
         marker: Marker,
         depth: int,
-        sink: Callable[[memoryview], None],
+        sink: Callable[[memoryview, int], None],
         done: Callable[[GetResult], None],
+        priority: Priority = Priority.PREFIX,
+        direct: Pieces | None = None,
     ) -> None:
-        """Fetch a chunk. `sink` is called with the verified payload, and only then; the view is
-        dead when it returns. A marker that cannot be true settles at once, in this thread."""
-        operation = Get(self._format, chunk, marker, depth, sink, done)
+        """Fetch a chunk. `sink(view, shard)` is called with each head shard's verified payload, and
+        only then; the view is dead when it returns. No shard comes after one that was lost, so what
+        was written is of use only where the result is ok. A marker that cannot be true settles at
+        once, in this thread.
+
+        With `direct` the payload is received there instead, unverified: the pieces may hold
+        anything until `done`, and after it unless it is ok. None is a block, of as many as there
+        are pieces, that is not written."""
+        self._check(direct)
+        operation = Get(self._format, chunk, marker, depth, sink, done, priority, direct)
         layout = self._format.layout
         wrong = ""
         if not 0 <= marker.instance < len(self._instances):
@@ -127,6 +168,19 @@ class DataPlane:
             operation.settle(operation.lost(wrong), 0.0)
             return
         self._instances[marker.instance].submit(operation)
+
+    def _check(self, direct: Pieces | None) -> None:
+        """A wrong size would be taken for a corrupt value."""
+        if direct is None:
+            return
+        layout = self._format.layout
+        share = layout.chunk_bytes // max(1, len(direct))
+        sizes = [share if piece is None else len(piece) for piece in direct]
+        if layout.kv_shards != 1 or sum(sizes) != layout.chunk_bytes or len(set(sizes)) != 1:
+            raise ValueError(
+                f"direct has pieces of {sizes} bytes; give equal ones of {layout.chunk_bytes} in "
+                f"all, and none where kv_shards is not 1 (it is {layout.kv_shards})"
+            )
 
     def instance_for(self, chunk: BlockHash) -> int:
         """Where a chunk is written now (see `rendezvous`): readers ask its marker."""
@@ -149,6 +203,25 @@ class DataPlane:
     def put_troubles(self) -> tuple[str, ...]:
         """Per instance why it takes no puts now, "" if it does."""
         return tuple(instance.put_trouble for instance in self._instances)
+
+    def instances(self) -> tuple[DataInstance, ...]:
+        """The servers as they are now, in the order of their URLs. Cheap: nobody is asked."""
+        return tuple(instance.now for instance in self._instances)
+
+    def take_behind(self, size: int) -> bool:
+        """Whether `size` bytes may be written behind now; True counts them as written. Only the
+        thread that submits them asks."""
+        if self.draining:
+            return True
+        now = self.instances()
+        bounded = [each for each in now if each.limit_bytes]
+        return self._behind.take(
+            size,
+            put_bytes_per_s=self.put_bytes_per_s,
+            fullest=max((each.used_bytes / each.limit_bytes for each in bounded), default=0.0),
+            others=any(each.put_trouble for each in now)
+            or any(instance.puts_wait for instance in self._instances),
+        )
 
     @property
     def queued(self) -> int:

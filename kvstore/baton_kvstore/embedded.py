@@ -24,23 +24,19 @@ from types import TracebackType
 
 from baton_kvstore import guardian
 from baton_kvstore.binary import find_redis_server
+from baton_kvstore.care import REPLIES_BYTES, clients_limit
 from baton_kvstore.endpoint import parse_endpoint
 from baton_kvstore.errors import ServerFailed, ServerRefused, StoreUnavailable
 from baton_kvstore.resp import RespConnection
 from baton_kvstore.settings import StoreSettings
+from baton_protocol.layout import CHUNK_MOST_BYTES
 
 logger = logging.getLogger(__name__)
 DEFAULT_STORE_MEMORY = 1 << 30
-INDEX_MEMORY = 128 << 20  # 197 bytes per marker: some 600,000 chunks
+INDEX_MEMORY = 128 << 20  # some 260 bytes per marker: 510,000 chunks
 LONGEST_SOCKET_PATH = 99
 START_S = 10.0
 STOP_S = 6.0
-# Wanted where the server knows them; written to the server's file, so that a restart has them too.
-OPTIONAL_SETTINGS = {
-    # Else one client that does not read its replies makes the server evict everybody's data.
-    "maxmemory-clients": "10%",
-    "maxmemory-samples": "10",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +47,18 @@ class ServerSpec:
     maxmemory: int
     policy: str
     options: tuple[str, ...] = ()
+
+
+def optional_settings(maxmemory: int, policy: str) -> dict[str, str]:
+    """What a server should have besides, where it knows it."""
+    value_bytes = 0 if policy == "noeviction" else CHUNK_MOST_BYTES  # an index holds no chunks
+    return {
+        # Else clients that do not read their replies make the server evict everybody's data. For
+        # larger values than most a node raises both (`care`): only it knows their size.
+        "client-output-buffer-limit": f"normal {REPLIES_BYTES} 0 0",
+        "maxmemory-clients": clients_limit(maxmemory, value_bytes),
+        "maxmemory-samples": "10",
+    }
 
 
 class EmbeddedServers:
@@ -203,7 +211,8 @@ class EmbeddedServers:
 
     def _set_optional(self, connection: RespConnection, spec: ServerSpec, until: float) -> None:
         known: list[str] = []
-        for name, value in OPTIONAL_SETTINGS.items():
+        # Written to the server's file too, so that a restart has them.
+        for name, value in optional_settings(spec.maxmemory, spec.policy).items():
             # A server that does not know a name refuses to set it; no list of versions needed.
             with contextlib.suppress(ServerRefused):
                 connection.command(until, b"CONFIG", b"SET", name.encode(), value.encode())

@@ -50,6 +50,11 @@ class Endpoint:
         place = f"{scheme}://{host}:{self.port}"
         return f"{place}/{self.db}" if self.db else place
 
+    @property
+    def server(self) -> tuple[str, str, int]:
+        """Equal for two databases of one server, by TLS or not."""
+        return self.path, self.host, self.port
+
     def tls_context(self) -> ssl.SSLContext | None:
         """The ssl context of a rediss:// URL, None for others. Verifies unless told not to."""
         if self.kind != "tls":

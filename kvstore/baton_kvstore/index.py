@@ -5,7 +5,7 @@ the inbox entry. An inbox is a stream per decode node and epoch with one reader,
 how far it has read: what it has confirmed by asking for more is trimmed.
 
 In: names and records of baton_protocol. Out: the same, or StoreUnavailable. Small commands of
-redis-py's asyncio client; use one Index per event loop.
+redis-py's asyncio client, but for lookups: see `async_resp`. Use one Index per event loop.
 """
 
 from __future__ import annotations
@@ -14,9 +14,18 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from baton_kvstore.client import OPERATION_TIMEOUT_S, AsyncClient, ClosesItself
+from baton_kvstore.async_resp import AsyncResp
+from baton_kvstore.care import CareMode, care
+from baton_kvstore.client import (
+    CONNECT_TIMEOUT_S,
+    OPERATION_TIMEOUT_S,
+    AsyncClient,
+    ClosesItself,
+)
 from baton_kvstore.endpoint import parse_endpoint
-from baton_kvstore.keys import inbox_key, marker_key, probe_key
+from baton_kvstore.errors import ProtocolBroken, ServerRefused
+from baton_kvstore.keys import inbox_key, marker_key, marker_request, probe_key
+from baton_kvstore.resp import Reply
 from baton_protocol.ids import BlockHash, Epoch, Fingerprint, NodeId
 from baton_protocol.store import InboxEntry, Marker
 from baton_protocol.wire import Codec, WireError
@@ -46,12 +55,16 @@ class Index(ClosesItself):
         self._client = AsyncClient(endpoint, timeout_s=timeout_s)
         # Blocking reads keep a connection of their own: they must not use up the others.
         self._reader = AsyncClient(endpoint, timeout_s=timeout_s, max_connections=2)
+        self._lookups = AsyncResp(
+            endpoint, timeout_s=timeout_s, connect_timeout_s=CONNECT_TIMEOUT_S
+        )
         self._markers: Codec[Marker] = Codec(Marker)
         self._entries: Codec[InboxEntry] = Codec(InboxEntry)
         self._delete_if_equal = self._client.redis.register_script(_DELETE_IF_EQUAL)
         self._trimmed_to: dict[bytes, str] = {}
 
     async def close(self) -> None:
+        self._lookups.close()
         await self._reader.close()
         await self._client.close()
 
@@ -69,6 +82,21 @@ class Index(ClosesItself):
         info: dict[str, str] = await self._client.call(self._client.redis.info("server"))
         return info["run_id"]
 
+    async def tend(self, mode: CareMode) -> None:
+        """See to the server's settings (see `care`): to be called once per run id."""
+        talk = care("index", mode, self._client.label)
+        answer: Reply | ServerRefused = None
+        try:
+            command = next(talk)
+            while True:
+                try:
+                    answer = await self._lookups.command(*command)
+                except ServerRefused as error:
+                    answer = error
+                command = talk.send(answer)
+        except StopIteration:
+            return
+
     # --- markers ---------------------------------------------------------------------------
 
     async def lookup(
@@ -77,21 +105,31 @@ class Index(ClosesItself):
         """One MGET; None where there is no marker (or none that can be read)."""
         if not chunks:
             return []
-        keys = [marker_key(fingerprint, chunk) for chunk in chunks]
-        values: list[bytes | None] = await self._client.call(self._client.redis.mget(keys))
-        return [self._read(self._markers, value) for value in values]
+        values = await self._lookups.request(marker_request(fingerprint, chunks))
+        if not isinstance(values, list) or len(values) != len(chunks):
+            raise ProtocolBroken(f"{self._client.label} did not answer {len(chunks)} names")
+        decode = self._markers.decode
+        try:
+            return [None if value is None else decode(value) for value in values]
+        except WireError:
+            return [self._read(self._markers, value) for value in values]
 
-    async def mark(
-        self, fingerprint: Fingerprint, chunk: BlockHash, marker: Marker, ttl_ms: int
+    async def mark_all(
+        self, fingerprint: Fingerprint, marks: Iterable[tuple[BlockHash, Marker, int]]
     ) -> None:
-        """Commit a chunk whose shards are all acknowledged."""
-        key, value = marker_key(fingerprint, chunk), self._markers.encode(marker)
-        await self._client.call(self._client.redis.set(key, value, px=ttl_ms))
+        """Commit chunks whose shards are all acknowledged: (chunk, marker, ttl_ms) each, in one
+        round trip. Where it raises, some may be committed, which is as true of them."""
+        pipeline = self._client.redis.pipeline(transaction=False)
+        for chunk, marker, ttl_ms in marks:
+            pipeline.set(marker_key(fingerprint, chunk), self._markers.encode(marker), px=ttl_ms)
+        if len(pipeline):
+            await self._client.call(pipeline.execute())
 
     async def refresh(
         self, fingerprint: Fingerprint, lifetimes: Iterable[tuple[BlockHash, int]]
     ) -> None:
-        """Prolong markers that were hit, as GETEX prolongs their values: (chunk, ttl_ms) each."""
+        """Prolong markers whose chunks were fetched, as GETEX prolonged their values, in one round
+        trip: (chunk, ttl_ms) each."""
         pipeline = self._client.redis.pipeline(transaction=False)
         for chunk, ttl_ms in lifetimes:
             pipeline.pexpire(marker_key(fingerprint, chunk), ttl_ms)
@@ -99,7 +137,8 @@ class Index(ClosesItself):
             await self._client.call(pipeline.execute())
 
     async def unmark(self, fingerprint: Fingerprint, chunk: BlockHash, marker: Marker) -> bool:
-        """Drop a marker found wrong, unless somebody has written another since."""
+        """Drop a marker found wrong, unless somebody has written another since. They are compared
+        as this version writes them: one of a version with more fields stays until it expires."""
         key, value = marker_key(fingerprint, chunk), self._markers.encode(marker)
         removed: int = await self._client.call(self._delete_if_equal(keys=[key], args=[value]))
         return bool(removed)

@@ -6,6 +6,9 @@ are hash tags: should someone run a cluster after all, a chunk's shards share a 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from baton_protocol.hashing import HASH_BYTES
 from baton_protocol.ids import BlockHash, Epoch, Fingerprint, NodeId
 
 DEFAULT_TTL_S = 3600.0
@@ -20,6 +23,15 @@ def chunk_key(fingerprint: Fingerprint, chunk: BlockHash, shard: int = 0) -> byt
 def marker_key(fingerprint: Fingerprint, chunk: BlockHash) -> bytes:
     """index: the chunk's commit marker."""
     return f"kv1:{fingerprint}:{{i}}:{chunk.hex()}".encode()
+
+
+def marker_request(fingerprint: Fingerprint, chunks: Sequence[BlockHash]) -> bytes:
+    """MGET of the chunks' marker keys, as it is sent. Made in one go: key by key takes thrice as
+    long, and a prefix has hundreds."""
+    start = marker_key(fingerprint, BlockHash(b""))
+    head = b"\r\n$%d\r\n%b" % (len(start) + 2 * HASH_BYTES, start)
+    keys = b"".join(chunks).hex("|", HASH_BYTES).encode().replace(b"|", head)
+    return b"*%d\r\n$4\r\nMGET%b%b\r\n" % (len(chunks) + 1, head, keys)
 
 
 def inbox_key(pool: str, node: NodeId, epoch: Epoch) -> bytes:
@@ -55,6 +67,16 @@ def fetches_key(pool: str) -> bytes:
 def fetch_key(pool: str, node: NodeId) -> bytes:
     """index: how far one node is with fetching its model."""
     return f"m1:{pool}:{node}".encode()
+
+
+def routers_key(pool: str) -> bytes:
+    """index: the same for routers, which say what clients ask of them."""
+    return f"d1:{pool}".encode()
+
+
+def router_key(pool: str, router: str) -> bytes:
+    """index: one router's report."""
+    return f"d1:{pool}:{router}".encode()
 
 
 def ttl_ms(depth: int, base_s: float = DEFAULT_TTL_S) -> int:

@@ -1,9 +1,9 @@
-"""Who is there: reports of nodes with a TTL on the index, for discovery; and reports of nodes to be
-that still fetch their model, for whoever watches the pool.
+"""Who is there: reports of nodes with a TTL on the index, for discovery; and for who watches the
+pool, reports of nodes to be that still fetch their model, and of routers.
 
 A node registers again and again (a heartbeat); a router lists. Time is the index's own (TIME), so
-that nodes with wrong clocks expire like others. In: `NodeReport`, `FetchReport`. Out: reports, or
-StoreUnavailable. Use one Registry per event loop.
+that nodes with wrong clocks expire like others. In: `NodeReport`, `FetchReport`, `RouterReport`.
+Out: reports, or StoreUnavailable. Use one Registry per event loop.
 """
 
 from __future__ import annotations
@@ -13,13 +13,20 @@ from typing import TypeVar
 
 from baton_kvstore.client import AsyncClient, ClosesItself
 from baton_kvstore.endpoint import parse_endpoint
-from baton_kvstore.keys import fetch_key, fetches_key, node_key, nodes_key
+from baton_kvstore.keys import (
+    fetch_key,
+    fetches_key,
+    node_key,
+    nodes_key,
+    router_key,
+    routers_key,
+)
 from baton_protocol.ids import Epoch, NodeId
-from baton_protocol.store import FetchReport, NodeReport
+from baton_protocol.store import FetchReport, NodeReport, RouterReport
 from baton_protocol.wire import Codec, WireError
 
 logger = logging.getLogger(__name__)
-R = TypeVar("R", NodeReport, FetchReport)
+R = TypeVar("R", NodeReport, FetchReport, RouterReport)
 DEFAULT_TTL_S = 3.0
 _NOW = "local t = redis.call('TIME'); local now = t[1] * 1000 + math.floor(t[2] / 1000); "
 _REGISTER = (
@@ -36,14 +43,18 @@ if redis.call('GET', KEYS[2]) ~= ARGV[2] then return 0 end
 redis.call('ZREM', KEYS[1], ARGV[1])
 return redis.call('DEL', KEYS[2])
 """
+_WITHDRAW = """
+redis.call('ZREM', KEYS[1], ARGV[1])
+redis.call('DEL', KEYS[2])
+"""
 # The keys of the reports follow from the set's members: the index is one server, never a cluster.
 _LIST = (
     _NOW
     + """
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
 local found = {}
-for _, node in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], now, '+inf')) do
-  local report = redis.call('GET', KEYS[1] .. ':' .. node)
+for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], now, '+inf')) do
+  local report = redis.call('GET', KEYS[1] .. ':' .. name)
   if report then found[#found + 1] = report end
 end
 return found
@@ -59,8 +70,10 @@ class Registry(ClosesItself):
         self._client = AsyncClient(parse_endpoint(url), max_connections=4)
         self._reports: Codec[NodeReport] = Codec(NodeReport)
         self._fetches: Codec[FetchReport] = Codec(FetchReport)
+        self._routers: Codec[RouterReport] = Codec(RouterReport)
         self._register = self._client.redis.register_script(_REGISTER)
         self._unregister = self._client.redis.register_script(_UNREGISTER)
+        self._withdraw = self._client.redis.register_script(_WITHDRAW)
         self._list = self._client.redis.register_script(_LIST)
 
     async def close(self) -> None:
@@ -84,7 +97,8 @@ class Registry(ClosesItself):
 
     async def nodes(self) -> list[NodeReport]:
         """All that are registered and not expired, by node id."""
-        return await self._all(nodes_key(self._pool), self._reports)
+        found = await self._all(nodes_key(self._pool), self._reports)
+        return sorted(found, key=lambda report: report.node)
 
     async def announce_fetch(self, report: FetchReport, ttl_s: float = DEFAULT_TTL_S) -> None:
         """Say how far this node to be is with its model; it expires like a node's report."""
@@ -93,16 +107,31 @@ class Registry(ClosesItself):
 
     async def fetches(self) -> list[FetchReport]:
         """All that were announced and are not expired, by node id."""
-        return await self._all(fetches_key(self._pool), self._fetches)
+        found = await self._all(fetches_key(self._pool), self._fetches)
+        return sorted(found, key=lambda report: report.node)
 
-    async def _put(self, keys: list[bytes], node: NodeId, value: bytes, ttl_s: float) -> None:
-        args = [node, value, max(1, int(ttl_s * 1000))]
+    async def announce_router(self, report: RouterReport, ttl_s: float) -> None:
+        """Say what clients ask of this router; it expires like a node's report."""
+        keys = [routers_key(self._pool), router_key(self._pool, report.router)]
+        await self._put(keys, report.router, self._routers.encode(report), ttl_s)
+
+    async def withdraw_router(self, router: str) -> None:
+        """Leave; no effect on a router that is not there."""
+        keys = [routers_key(self._pool), router_key(self._pool, router)]
+        await self._client.call(self._withdraw(keys=keys, args=[router]))
+
+    async def routers(self) -> list[RouterReport]:
+        """All that were announced and are not expired, by the router's name."""
+        found = await self._all(routers_key(self._pool), self._routers)
+        return sorted(found, key=lambda report: report.router)
+
+    async def _put(self, keys: list[bytes], name: str, value: bytes, ttl_s: float) -> None:
+        args = [name, value, max(1, int(ttl_s * 1000))]
         await self._client.call(self._register(keys=keys, args=args))
 
     async def _all(self, key: bytes, codec: Codec[R]) -> list[R]:
         values: list[bytes] = await self._client.call(self._list(keys=[key]))
-        reports = [report for value in values if (report := self._read(codec, value)) is not None]
-        return sorted(reports, key=lambda report: report.node)
+        return [report for value in values if (report := self._read(codec, value)) is not None]
 
     def _read(self, codec: Codec[R], value: bytes) -> R | None:
         try:

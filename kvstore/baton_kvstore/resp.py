@@ -1,7 +1,9 @@
 """A blocking RESP2 connection for large values: one thread, one request in flight.
 
 Why not redis-py: it copies a value twice on the way out and builds a `bytes` on the way in. Here a
-SET is sent from the caller's buffer, and a GET received into it.
+SET is sent from the caller's memory, and a GET received into it, though it may lie in pieces, each
+in one call of the kernel where the server keeps up: between two calls a thread has to get Python's
+lock back, which in a node that computes takes longer than the bytes.
 
 In: an `Endpoint`, commands, an absolute deadline (time.monotonic()) per operation.
 Out: replies, or an error of the StoreUnavailable branch. After LinkBroken, LinkTimeout or
@@ -15,8 +17,9 @@ import contextlib
 import os
 import socket
 import ssl
+import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from baton_kvstore.endpoint import Endpoint
@@ -30,10 +33,16 @@ from baton_kvstore.errors import (
 
 SCRATCH_BYTES = 16 << 10  # replies other than values must fit (INFO server is about 600 bytes)
 HEAD_BYTES = 64  # read at most this much before a value's length is known: the rest goes in place
+LIST_ITEMS = 256  # what CONFIG GET answers must fit
 OLDEST_SERVER = (6, 2)  # GETEX, XTRIM MINID
 CRLF = b"\r\n"
+# A send that gets nothing out in STALL_S returns, to look at the clock. On a unix socket the kernel
+# counts that time anew for each packet it makes of a send, and a packet has at least PACKET_BYTES.
+STALL_S = 0.01
+PACKET_BYTES = 32 << 10
+MOST_PIECES = 1024  # that the kernel takes in one call (IOV_MAX)
 
-Reply = bytes | int | None
+Reply = bytes | int | None | list[bytes | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +53,33 @@ class ServerInfo:
     version: str
 
 
+def _timeval(seconds: float) -> bytes:
+    """What SO_SNDTIMEO and SO_RCVTIMEO take; 0 would be for ever."""
+    micros = max(1, int(seconds * 1e6))
+    return struct.pack("@ll", micros // 1_000_000, micros % 1_000_000)
+
+
 def _pack(*args: bytes) -> bytes:
     parts = [b"*%d\r\n" % len(args)]
     parts.extend(b"$%d\r\n%b\r\n" % (len(arg), arg) for arg in args)
     return b"".join(parts)
+
+
+def leading(pieces: Sequence[memoryview], count: int) -> list[memoryview]:
+    """The first `count` bytes of what lies in pieces."""
+    found = []
+    for piece in pieces:
+        found.append(piece[:count])
+        count -= len(found[-1])
+    return [piece for piece in found if len(piece)]
+
+
+def _advance(pending: list[memoryview], count: int) -> None:
+    """Take the first `count` bytes off."""
+    while pending and count >= len(pending[0]):
+        count -= len(pending.pop(0))
+    if count:
+        pending[0] = pending[0][count:]
 
 
 class RespConnection:
@@ -60,7 +92,13 @@ class RespConnection:
         self._socket: socket.socket | None = None
         self._scratch = bytearray(SCRATCH_BYTES)
         self._start = self._end = 0
+        self._tail = memoryview(bytearray(len(CRLF)))  # of a value
         self.run_id = ""
+
+    @property
+    def label(self) -> str:
+        """Which server, for messages."""
+        return self._endpoint.label
 
     @property
     def is_open(self) -> bool:
@@ -87,22 +125,25 @@ class RespConnection:
             self._send(deadline, memoryview(_pack(*args)))
             return self._read_reply(deadline)
 
-    def put(self, deadline: float, key: bytes, value: memoryview, ttl_ms: int) -> None:
-        """SET key value PX ttl_ms, without joining the value to the command."""
-        head = b"*5\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (len(key), key, len(value))
+    def put(self, deadline: float, key: bytes, value: Sequence[memoryview], ttl_ms: int) -> None:
+        """SET key value PX ttl_ms, without joining the value's pieces to each other or to the
+        command."""
+        size = sum(map(len, value))
+        head = b"*5\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (len(key), key, size)
         ttl = b"%d" % ttl_ms
         tail = b"\r\n$2\r\nPX\r\n$%d\r\n%b\r\n" % (len(ttl), ttl)
         with self._errors():
-            self._send(deadline, memoryview(head), value, memoryview(tail))
+            self._send(deadline, memoryview(head), *value, memoryview(tail))
             reply = self._read_reply(deadline)
             if reply != b"OK":
                 raise ProtocolBroken(f"{self._endpoint.label} answered SET with {reply!r:.60}")
 
-    def get(self, deadline: float, key: bytes, into: memoryview, ttl_ms: int) -> int | None:
-        """GETEX key PX ttl_ms into `into`; return the value's length, or None if there is none.
-
-        `into` needs 2 bytes more than the value (the terminator is received in place). A longer
-        value raises ValueTooLong: it is not what was asked for, and is not read.
+    def get(
+        self, deadline: float, key: bytes, into: Sequence[memoryview], ttl_ms: int
+    ) -> int | None:
+        """GETEX key PX ttl_ms into the pieces, in order; return the value's length, or None if
+        there is none. A value that they cannot hold raises ValueTooLong: it is not what was asked
+        for, and is not read. After an error they hold whatever came.
         """
         with self._errors():
             self._send(deadline, memoryview(_pack(b"GETEX", key, b"PX", b"%d" % ttl_ms)))
@@ -114,10 +155,11 @@ class RespConnection:
             length = self._number(line)
             if length < 0:
                 return None
-            if length + 2 > len(into):
-                raise ValueTooLong(f"corrupt: {length} bytes, expected {len(into) - 2}")
-            self._receive(deadline, into[: length + 2])
-            if into[length : length + 2] != CRLF:
+            room = sum(map(len, into))
+            if length > room:
+                raise ValueTooLong(f"corrupt: {length} bytes, expected {room}")
+            self._receive(deadline, *leading(into, length), self._tail)
+            if self._tail != CRLF:
                 raise ProtocolBroken(f"{self._endpoint.label}: a value without its end")
             return length
 
@@ -126,7 +168,8 @@ class RespConnection:
         current = self._socket
         if current is not None:
             with contextlib.suppress(OSError):
-                current.shutdown(socket.SHUT_RDWR)
+                # Not SSLSocket's own, after which a send in the other thread would be plain text.
+                socket.socket.shutdown(current, socket.SHUT_RDWR)
 
     def close(self) -> None:
         current, self._socket = self._socket, None
@@ -154,6 +197,9 @@ class RespConnection:
         if self._tls is not None:
             raw.settimeout(max(0.001, deadline - time.monotonic()))
             self._socket = self._tls.wrap_socket(raw, server_hostname=endpoint.host)
+        else:
+            raw.settimeout(None)  # the kernel watches the time: Python would poll at each step
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(STALL_S))
 
     def _log_in(self, deadline: float) -> None:
         endpoint = self._endpoint
@@ -204,40 +250,58 @@ class RespConnection:
             self.close()
             raise
 
-    def _ready(self, deadline: float) -> socket.socket:
+    def _ready(self, deadline: float) -> tuple[socket.socket, float]:
+        """The socket, and the seconds that are left."""
         current = self._socket
         if current is None:
             raise LinkBroken(f"not connected to {self._endpoint.label}")
         left = deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError
-        current.settimeout(left)
-        return current
+        return current, left
 
     def _send(self, deadline: float, *parts: memoryview) -> None:
         if self._start != self._end:
             raise ProtocolBroken(f"{self._endpoint.label} sent more than was asked for")
         pending = [part for part in parts if len(part)]
         while pending:
-            current = self._ready(deadline)
-            # ssl sockets have no sendmsg
-            sent = current.send(pending[0]) if self._tls else current.sendmsg(pending)
-            while sent and pending:
-                if sent < len(pending[0]):
-                    pending[0] = pending[0][sent:]
-                    break
-                sent -= len(pending.pop(0))
+            _advance(pending, self._send_some(deadline, pending))
 
-    def _receive(self, deadline: float, into: memoryview) -> None:
-        """Fill `into`, first with what is left in the scratch buffer."""
-        have = min(len(into), self._end - self._start)
-        into[:have] = self._scratch[self._start : self._start + have]
-        self._start += have
-        while have < len(into):
-            got = self._ready(deadline).recv_into(into[have:])
-            if not got:
-                raise LinkBroken(f"{self._endpoint.label} closed the connection")
-            have += got
+    def _send_some(self, deadline: float, pending: list[memoryview]) -> int:
+        """All of it as a rule. A call is given no more than can go out by the deadline with each
+        packet as late as possible."""
+        current, left = self._ready(deadline)
+        if self._tls is not None:  # an ssl socket has no sendmsg, and watches the time itself
+            current.settimeout(left)
+            return current.send(pending[0])
+        most = max(1, int(left / STALL_S)) * PACKET_BYTES
+        try:
+            return current.sendmsg(leading(pending[:MOST_PIECES], most))
+        except BlockingIOError:
+            return 0
+
+    def _receive_some(self, deadline: float, into: Sequence[memoryview], flags: int = 0) -> int:
+        current, left = self._ready(deadline)
+        if self._tls is not None:
+            current.settimeout(left)
+            got = current.recv_into(into[0])  # it has no recvmsg_into either
+        else:
+            # With MSG_WAITALL, too, it is the time of the whole call.
+            current.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(left))
+            got = current.recvmsg_into(into[:MOST_PIECES], 0, flags)[0]
+        if not got:
+            raise LinkBroken(f"{self._endpoint.label} closed the connection")
+        return got
+
+    def _receive(self, deadline: float, *into: memoryview) -> None:
+        """Fill the pieces, first with what is left in the scratch buffer."""
+        pending = list(into)
+        for piece in leading(into, self._end - self._start):
+            piece[:] = self._scratch[self._start : self._start + len(piece)]
+            self._start += len(piece)
+            _advance(pending, len(piece))
+        while pending:
+            _advance(pending, self._receive_some(deadline, pending, socket.MSG_WAITALL))
 
     def _fill(self, deadline: float, limit: int) -> None:
         if self._start == self._end:
@@ -246,10 +310,7 @@ class RespConnection:
         if room <= 0:
             raise ProtocolBroken(f"{self._endpoint.label}: a reply over {SCRATCH_BYTES} bytes")
         view = memoryview(self._scratch)[self._end : self._end + room]
-        got = self._ready(deadline).recv_into(view)
-        if not got:
-            raise LinkBroken(f"{self._endpoint.label} closed the connection")
-        self._end += got
+        self._end += self._receive_some(deadline, [view])
 
     def _read_line(self, deadline: float, limit: int = SCRATCH_BYTES) -> bytes:
         while True:
@@ -280,7 +341,19 @@ class RespConnection:
             return self._number(line)
         if kind == b"-":
             raise self._refusal(line)
-        if kind != b"$":
+        if kind == b"*":
+            return [self._read_bulk(self._read_line(deadline), deadline) for _ in self._count(line)]
+        return self._read_bulk(line, deadline)
+
+    def _count(self, line: bytes) -> range:
+        """Of a list's items: a few strings."""
+        count = self._number(line)
+        if count > LIST_ITEMS:
+            raise ProtocolBroken(f"{self._endpoint.label}: a list of {count} replies")
+        return range(count)
+
+    def _read_bulk(self, line: bytes, deadline: float) -> bytes | None:
+        if line[:1] != b"$":
             raise ProtocolBroken(f"{self._endpoint.label}: not a Redis reply: {line!r:.60}")
         length = self._number(line)
         if length < 0:

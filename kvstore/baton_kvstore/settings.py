@@ -33,15 +33,19 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise StoreMisconfigured(f"pool name {self.pool!r}: one word without ':', '{{' or '}}'")
         if not self.data_urls:
             raise StoreMisconfigured("no data URL; give at least one (--redis-data)")
-        index = parse_endpoint(self.index_url).label
-        labels = [parse_endpoint(url).label for url in self.data_urls]
+        index = parse_endpoint(self.index_url)
+        data = [parse_endpoint(url) for url in self.data_urls]
+        labels = [endpoint.label for endpoint in data]
         for position, label in enumerate(labels):
             if label in labels[:position]:
                 raise StoreMisconfigured(f"data URL {label} is given twice")
-        if index in labels:
-            raise StoreMisconfigured(
-                f"index and data are the same database {index}: chunks would evict markers"
-            )
+        for endpoint in data:
+            if endpoint.server == index.server:
+                raise StoreMisconfigured(
+                    f"index and data are the same server ({index.label}, {endpoint.label}): one"
+                    " must not evict and the other must, which a server does for all its"
+                    " databases; write another server for one of them"
+                )
 
 
 def check_reachable(url: str, timeout_s: float = 2.0) -> ServerInfo:
