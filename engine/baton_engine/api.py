@@ -5,8 +5,8 @@
     KVMemory      the paged pool as bytes, for transfers
     KVConnector   the data plane, implemented in baton_node and driven by its step loop
 
-All of Engine is called by one thread, the step loop. KVMemory.read and .write may be called by
-transfer threads, on blocks that the step loop holds for them.
+All of Engine is called by one thread, the step loop. KVMemory may be used by transfer threads,
+on blocks that the step loop holds for them.
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+import msgspec
+
 from baton_protocol.ids import BlockHash, BlockId, Fingerprint, RequestId
 from baton_protocol.layout import KVLayout
 from baton_protocol.request import PositionLogprobs, Request
 from baton_protocol.sampling import SamplingParams
-from baton_protocol.store import InboxEntry, Marker, NodeLoad
+from baton_protocol.store import InboxEntry, Marker, NodeLoad, Priority
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineInfo:
-    """Fixed facts of one engine. `rope` is the canonical text that entered the fingerprint."""
+    """Fixed facts of one engine."""
 
     kind: Literal["torch", "sim"]
     model: str
@@ -40,6 +42,8 @@ class EngineInfo:
 
 
 # --- between scheduler and runner -----------------------------------------------------------
+# Of these and of TokenOut there are a thousand per step: structs are made in a third of the time of
+# dataclasses, and without gc the collector does not walk them.
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +74,11 @@ class Listed:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """Ask for one token at the row's last position.
-
-    `position` is the new token's index in prompt + output, the noise's key with (seed, choice).
-    `banned` ids get no probability (EOS and stop ids before min_tokens, ends of bad words). `seen`
-    is set where the parameters hold a penalty; without `listed` the runner reads the parameters.
-    """
+class Sample(msgspec.Struct, frozen=True, gc=False):
+    """Ask for one token at the row's last position. `position` is the new token's index
+    in prompt + output, the noise's key with (seed, choice). `banned` ids get no probability (EOS
+    and stop ids before min_tokens, ends of bad words). `seen` is set where the parameters hold a
+    penalty; without `listed` the runner reads the parameters."""
 
     choice: int
     position: int
@@ -87,17 +88,15 @@ class Sample:
     listed: Listed | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PromptAsk:
-    """Ask how likely the prompt itself is: `targets[i]` is the token behind the row's i-th token
-    (the prompt's last has none), each wanted with the `top` likeliest."""
+class PromptAsk(msgspec.Struct, frozen=True, gc=False):
+    """Ask how likely the prompt itself is: `targets[i]` is the token behind the row's i-th (the
+    prompt's last has none), each wanted with the `top` likeliest."""
 
     targets: tuple[int, ...]
     top: int
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(msgspec.Struct, frozen=True, gc=False):
     """One sequence's part of a step: compute `tokens`, which stand at positions
     [start, start + len(tokens)), with the KV of [0, start) already in `blocks`."""
 
@@ -108,14 +107,12 @@ class Row:
     prompt: PromptAsk | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
+class Sampled(msgspec.Struct, frozen=True, gc=False):
     id: int
     logprobs: PositionLogprobs | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RowResult:
+class RowResult(msgspec.Struct, frozen=True, gc=False):
     """One Sampled per sample of the row, in order; one PositionLogprobs per target of its ask."""
 
     samples: tuple[Sampled, ...] = ()
@@ -123,14 +120,19 @@ class RowResult:
 
 
 class KVMemory(Protocol):
-    """The pool as bytes. `read` and `write` copy whole blocks in the order given; a buffer holds
-    `len(blocks) * layout.block_bytes` bytes. Both are thread-safe for blocks that are held."""
+    """The pool as bytes. `read` and `write` copy one head shard of whole blocks in the order given:
+    `[block][layer][K,V][head of the shard][token][dim]`, so a buffer holds `len(blocks) *
+    layout.block_bytes / layout.kv_shards` bytes. `views` is the blocks' own bytes, a writable view
+    each; None where they do not lie so (on a device, in head shards), or the engine has to know of
+    writes. All are thread-safe for blocks that are held; what is read must not change meanwhile."""
 
     layout: KVLayout
 
-    def read(self, blocks: Sequence[BlockId], into: memoryview) -> None: ...
+    def read(self, blocks: Sequence[BlockId], into: memoryview, shard: int = 0) -> None: ...
 
-    def write(self, blocks: Sequence[BlockId], data: memoryview) -> None: ...
+    def write(self, blocks: Sequence[BlockId], data: memoryview, shard: int = 0) -> None: ...
+
+    def views(self, blocks: Sequence[BlockId]) -> Sequence[memoryview] | None: ...
 
 
 class Runner(Protocol):
@@ -141,7 +143,6 @@ class Runner(Protocol):
 
     def execute(self, rows: Sequence[Row]) -> list[RowResult]:
         """One result per row, in order."""
-        ...
 
 
 # --- between engine and step loop -----------------------------------------------------------
@@ -149,17 +150,18 @@ class Runner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Blocks for a request's whole known prompt, in logical order; the first `cached` of them hold
-    KV already (shared from this node's prefix cache). Held until submit() or release()."""
+    """Blocks for all that a request knows (see block_hashes), in order; the first `cached` of them
+    hold KV already (of this node's prefix cache; the last `loaded` of these came from its host
+    tier). Held until submit() or release()."""
 
     request: RequestId
     blocks: tuple[BlockId, ...]
-    hashes: tuple[BlockHash, ...]  # of the prompt's full blocks
+    hashes: tuple[BlockHash, ...]  # of the full ones
     cached: int
+    loaded: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class TokenOut:
+class TokenOut(msgspec.Struct, frozen=True, gc=False):
     """One new token of one choice. `finish` "stop" covers EOS and stop ids (`stop_id` says which);
     stop strings are found by the node's server."""
 
@@ -185,11 +187,25 @@ class Complete:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a tracked request's prompt is computed, and where. The step loop may `hold` these
-    blocks until the next call of step(), even if the request ended in this one."""
+    """How many leading tokens of what a tracked request came with (see block_hashes) have KV, and
+    where. The step loop may `hold` these blocks until the next call of step(), as those of Filled.
+    """
 
     request: RequestId
-    computed: int  # tokens
+    computed: int  # landed tokens that were come to are among them
+    blocks: tuple[BlockId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """A full chunk of a choice, prompt or output: its name and where it is. In a StepResult: the
+    step computed the rest of it; told once, and a prompt's by the choice that leads. The step loop
+    may `hold` the blocks until the next call of step(), even if the request ended in this one."""
+
+    request: RequestId
+    choice: int
+    index: int  # of the chunk in the choice's chain
+    hash: BlockHash
     blocks: tuple[BlockId, ...]
 
 
@@ -203,6 +219,7 @@ class PromptUse:
     cached: int
     fetched: int
     computed: int
+    host: int = 0  # from the host tier
     logprobs: tuple[PositionLogprobs, ...] = ()
 
 
@@ -210,6 +227,7 @@ class PromptUse:
 class StepResult:
     tokens: tuple[TokenOut, ...] = ()
     progress: tuple[Progress, ...] = ()
+    filled: tuple[Filled, ...] = ()
     prompts: tuple[PromptUse, ...] = ()
     complete: tuple[Complete, ...] = ()  # of requests that were submitted since the last step
     finished: tuple[RequestId, ...] = ()  # requests all of whose choices ended in this step
@@ -233,17 +251,15 @@ class Engine(Protocol):
     memory: KVMemory
 
     def block_hashes(self, request: Request) -> tuple[BlockHash, ...]:
-        """Hashes of the prompt's full blocks."""
-        ...
+        """Hashes of the full blocks of what the request knows: the prompt, and where n is 1 the
+        outputs too (it was begun elsewhere)."""
 
     def cached_blocks(self, hashes: Sequence[BlockHash]) -> int:
         """How many leading blocks are in this node's prefix cache now."""
-        ...
 
     def reserve(self, request: Request) -> Reservation | None:
-        """Take blocks for the whole known prompt, or None (and no effect) if they are not free, or
-        are owed to a waiting request. Raise as submit() does where it can never fit."""
-        ...
+        """Take blocks for all that the request knows, or None (and no effect) if they are not free,
+        or are owed to a waiting request. Raise as submit() does where it can never fit."""
 
     def release(self, reservation: Reservation) -> None: ...
 
@@ -252,29 +268,31 @@ class Engine(Protocol):
         request: Request,
         *,
         reservation: Reservation | None = None,
-        landed: int = 0,
+        landed: Sequence[tuple[int, int]] = (),
         prefill_only: bool = False,
         track: bool = False,
+        report_filled: bool = False,
         finished: Sequence[int] = (),
     ) -> None:
-        """Queue a request. `landed` leading blocks of the reservation hold verified KV now (cached
-        ones included). `prefill_only` ends every choice after its first new token. `track` asks for
-        Progress. Choices in `finished` are not run. One that asks for prompt_logprobs computes its
-        whole prompt, whatever has landed. Raise PromptTooLong where it can never fit."""
-        ...
+        """Queue a request. `landed` are ascending runs [start, end) of the reservation's full
+        blocks that hold verified KV now, beside the `cached` leading ones; the engine computes the
+        holes and goes over each run when it comes to it. `prefill_only` ends every choice after its
+        first new token. `track` asks for Progress, `report_filled` for Filled. Choices in
+        `finished` are not run. One that asks for prompt_logprobs computes all, whatever has landed.
+        Raise PromptTooLong where it can never fit."""
+
+    def full_chunks(self, request: RequestId) -> tuple[Filled, ...]:
+        """All full chunks that a request holds now, each name once; () of an unknown id."""
 
     def finish_choice(self, request: RequestId, choice: int) -> None:
         """End one choice early (a stop string was found); unknown ids are ignored. If it was the
         last, the next step's `finished` names the request."""
-        ...
 
     def abort(self, request: RequestId) -> None:
         """Forget a request and free its blocks; unknown ids are ignored."""
-        ...
 
     def hold(self, blocks: Sequence[BlockId]) -> None:
         """Reference blocks for a transfer, so that they are not reused."""
-        ...
 
     def unhold(self, blocks: Sequence[BlockId]) -> None: ...
 
@@ -284,9 +302,7 @@ class Engine(Protocol):
 
     def starved(self) -> bool:
         """True when in the last step a request lost its blocks, or nothing could run, for want of
-        blocks: parked ones should give theirs back, youngest first. A request that waits its turn
-        while others run does not count."""
-        ...
+        blocks: parked ones should give theirs back, youngest first."""
 
     def cache_changes(self) -> CacheChange: ...
 
@@ -294,11 +310,9 @@ class Engine(Protocol):
 
     def load(self) -> NodeLoad:
         """Counters and gauges of the engine's own; the node adds those of its transfers."""
-        ...
 
     def check_integrity(self) -> None:
         """Raise with the numbers unless free + held == total and every reference is accounted."""
-        ...
 
 
 # --- the data plane, as the step loop drives it ------------------------------------------------
@@ -335,7 +349,7 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """A publish no longer needs its source blocks (bytes and checksum are in staging)."""
+    """A publish no longer needs its source blocks (they are in staging, or sent)."""
 
     chunk: ChunkRef
     blocks: tuple[BlockId, ...]
@@ -357,19 +371,25 @@ ConnectorEvent = LookedUp | Fetched | Copied | Published | InboxEntry
 
 class KVConnector(Protocol):
     """Moves chunks between KVMemory and the store, and talks to the index; never blocks the caller.
-
-    Results come back through poll(); `fileno` becomes readable when there are any.
-    """
+    Results come back through poll(); `fileno` becomes readable when there are any."""
 
     def lookup(self, request: RequestId, attempt: int, hashes: Sequence[BlockHash]) -> None: ...
 
-    def fetch(self, chunk: ChunkRef, marker: Marker, blocks: Sequence[BlockId]) -> None: ...
+    def fetch(
+        self, chunk: ChunkRef, marker: Marker, blocks: Sequence[BlockId], priority: Priority
+    ) -> None: ...
 
-    def publish(self, chunk: ChunkRef, blocks: Sequence[BlockId]) -> None: ...
+    def publish(
+        self,
+        chunk: ChunkRef,
+        blocks: Sequence[BlockId],
+        priority: Priority,
+        inbox: tuple[str, str] | None = None,
+    ) -> None:
+        """Store a chunk; once it is marked, `inbox` hears of it, and then comes Published."""
 
     def announce(self, inbox: tuple[str, str], entry: InboxEntry) -> None:
         """Append to the inbox of (node, epoch), after everything announced to it before."""
-        ...
 
     def poll(self) -> list[ConnectorEvent]: ...
 

@@ -3,6 +3,9 @@
 In: requests for blocks, hashes of blocks whose KV is written. Out: block ids, and which chunk
 hashes entered or left the prefix cache. Pure bookkeeping; the bytes are the runner's.
 
+The prefix cache has two tiers: blocks of the pool, and behind them what the host tier keeps of
+blocks that were handed out again. What comes back from there comes in fresh blocks.
+
 A block is held (refs > 0) or free. A free block keeps its hash, and so stays findable, until it is
 handed out again. The free queue is in LRU order: blocks are taken at its head and come back at its
 tail, a request's last block first, so that a prefix outlives its tail. Block 0 is padding: it is
@@ -12,8 +15,10 @@ never handed out and in no count.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from baton_engine.api import CacheChange
+from baton_engine.host_tier import HostTier
 from baton_protocol.ids import BlockHash, BlockId
 
 
@@ -81,13 +86,24 @@ class FreeQueue:
         return head
 
 
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Blocks that now have a holder more: the first `cached` were in the pool's cache, the next
+    `loaded` hold what the host tier kept (see HostTier.move), the others are to be written."""
+
+    blocks: list[BlockId]
+    cached: int
+    loaded: int
+
+
 class BlockPool:
     """Blocks 1..num_blocks, their reference counts, and the prefix cache over them."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, host: HostTier | None = None) -> None:
         if num_blocks < 1:
             raise ValueError(f"a pool of {num_blocks} blocks; at least 1 is needed")
         self.num_blocks = num_blocks
+        self.host = HostTier() if host is None else host
         self._blocks = [Block(BlockId(id)) for id in range(num_blocks + 1)]
         self._free = FreeQueue(self._blocks[1:])
         self._cached_free = 0
@@ -95,7 +111,7 @@ class BlockPool:
         # it (two requests computed it at the same time) wait in _twins to take its place.
         self._cached: dict[BlockHash, Block] = {}
         self._twins: dict[BlockHash, list[Block]] = {}
-        # Chunk hashes in the cache, in order of arrival, and the net changes not reported yet.
+        # Chunk hashes in either tier, in order of arrival, and the net changes not reported yet.
         self._chunks: dict[BlockHash, None] = {}
         self._changes: dict[BlockHash, bool] = {}
 
@@ -132,8 +148,27 @@ class BlockPool:
         of the free queue too, so it counts as demand."""
         return new + sum(1 for id in hits if self._blocks[id].refs == 0) <= len(self._free)
 
+    def take(self, count: int, hashes: Sequence[BlockHash], *, spare: int = 0) -> Taken | None:
+        """Take `count` blocks, the leading ones with what `hashes` (at most as many) name, as far
+        as it is cached; None, without any effect, unless `spare` blocks more are free then."""
+        hits = self.lookup(hashes)
+        new = count - len(hits)
+        if not self.fits(new + spare, hits):
+            return None
+        self.touch(hits)
+        wanted = hashes[len(hits) :]
+        # In this order: what is wanted from the host tier is the last to go when the fresh blocks
+        # send there what they held. What goes nevertheless is computed again.
+        self.host.touch(wanted)
+        fresh = self.allocate(new)
+        ends = self.host.bring(wanted, fresh)
+        for id, hash, ends_chunk in zip(fresh, wanted, ends, strict=False):
+            self.register(id, hash, ends_chunk=ends_chunk)
+        return Taken(hits + fresh, len(hits), len(ends))
+
     def allocate(self, count: int) -> list[BlockId]:
-        """Take `count` blocks from the head of the free queue; what they held is forgotten.
+        """Take `count` blocks from the head of the free queue; what they held goes to the host
+        tier, or is forgotten.
 
         Ask `fits` first: too few is a ValueError, without any effect.
         """
@@ -171,9 +206,14 @@ class BlockPool:
 
     # --- prefix cache ---------------------------------------------------------------------------
 
+    def cached(self, hashes: Sequence[BlockHash]) -> int:
+        """How many of the leading hashes take() would find now, in both tiers."""
+        hits = len(self.lookup(hashes))
+        return hits + self.host.leading(hashes[hits:])
+
     def lookup(self, hashes: Iterable[BlockHash]) -> list[BlockId]:
-        """Blocks of the leading hashes that are cached; stops at the first miss, since a block
-        without its predecessors is of no use. Takes no reference."""
+        """Blocks of the leading hashes that are cached in the pool; stops at the first miss, since
+        a block without its predecessors is of no use. Takes no reference."""
         found = []
         for hash in hashes:
             block = self._cached.get(hash)
@@ -194,12 +234,13 @@ class BlockPool:
             self._twins.setdefault(hash, []).append(block)
             return
         self._cached[hash] = block
-        if ends_chunk:
+        if ends_chunk and hash not in self._chunks:
             self._chunks[hash] = None
             self._note(hash, stored=True)
 
     def _forget(self, block: Block) -> None:
-        """Take a block out of the cache; a twin, if there is one, stands in for it."""
+        """Take a block out of the cache; a twin, if there is one, stands in for it. If not, the
+        host tier keeps what it can."""
         hash = block.hash
         assert hash is not None
         block.hash = None
@@ -210,15 +251,16 @@ class BlockPool:
             self._cached[hash] = twins.pop(0)
         else:
             del self._cached[hash]
-            if block.ends_chunk:
-                del self._chunks[hash]
-                self._note(hash, stored=False)
+            for lost, ends_chunk in self.host.keep(hash, block.id, ends_chunk=block.ends_chunk):
+                if ends_chunk and lost not in self._cached:
+                    del self._chunks[lost]
+                    self._note(lost, stored=False)
         if not twins:
             self._twins.pop(hash, None)
 
     def _note(self, hash: BlockHash, *, stored: bool) -> None:
-        # Stored and evicted between two reports is no news; this also bounds the log by twice the
-        # pool when nobody reads it.
+        # Stored and evicted between two reports is no news; this also bounds the log by twice both
+        # tiers when nobody reads it.
         if self._changes.pop(hash, stored) == stored:
             self._changes[hash] = stored
 
@@ -234,11 +276,27 @@ class BlockPool:
         """Every chunk hash that is cached now, oldest first."""
         return tuple(self._chunks)
 
+    def figures(self) -> dict[str, int]:
+        """The pool's part of NodeLoad."""
+        host = self.host
+        return {
+            "free_blocks": self.num_free,
+            "cached_blocks": self.num_cached_free,
+            "total_blocks": self.num_blocks,
+            "host_blocks": len(host),
+            "host_bytes": len(host) * host.slot_bytes,
+            "host_total_blocks": host.num_slots,
+            "host_stored_blocks_total": host.stored,
+            "host_loaded_blocks_total": host.loaded,
+            "host_evicted_blocks_total": host.evicted,
+        }
+
     # --- integrity ------------------------------------------------------------------------------
 
     def check_integrity(self, expected: Mapping[BlockId, int]) -> None:
         """Raise IntegrityError unless every reference is in `expected` (block -> references), free
-        + held == total, and the cache's entries are the blocks that carry their hash."""
+        + held == total, the cache's entries are the blocks that carry their hash, and the host
+        tier's books balance."""
         for block in self._blocks[1:]:
             if block.refs != expected.get(block.id, 0):
                 raise IntegrityError(
@@ -269,6 +327,9 @@ class BlockPool:
         hashed = sum(1 for block in self._blocks if block.hash is not None)
         if hashed != len(entries) or len({block.id for _, block in entries}) != hashed:
             raise IntegrityError(f"{hashed} blocks carry a hash, {len(entries)} are in the cache")
-        chunks = [hash for hash, block in self._cached.items() if block.ends_chunk]
-        if set(chunks) != set(self._chunks):
+        chunks = {hash for hash, block in self._cached.items() if block.ends_chunk}
+        chunks.update(self.host.chunks())
+        if chunks != set(self._chunks):
             raise IntegrityError(f"{len(self._chunks)} chunks listed, {len(chunks)} cached")
+        if fault := self.host.fault():
+            raise IntegrityError(f"host tier: {fault}")

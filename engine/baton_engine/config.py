@@ -8,10 +8,10 @@ compute. Both spellings of rope are read: `rope_theta` + `rope_scaling` (transfo
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from baton_engine.errors import ModelError, UnsupportedModel
 
@@ -22,20 +22,29 @@ DTYPES = ("float32", "bfloat16", "float16")
 @dataclass(frozen=True, slots=True)
 class Family:
     """What an architecture fixes outside its config: which biases exist, whether q and k are
-    normalised per head, and the head_dim its config class assumes when the file names none."""
+    normalised per head, the head_dim its config class assumes when the file names none, and whether
+    its layers may have sliding windows."""
 
     qkv_bias: bool | None = None  # None: `attention_bias` of the config decides
     output_bias: bool | None = None
     qk_norm: bool = False
     default_head_dim: int | None = None
+    # "none": no layer has one. "all": every layer, by `sliding_window` alone. "switched":
+    # `use_sliding_window` switches them on, for the layers that `layer_types` names or else those
+    # from `max_window_layers` on.
+    windows: Literal["none", "all", "switched"] = "none"
 
 
 FAMILIES: Mapping[str, Family] = {
     "LlamaForCausalLM": Family(),
-    "MistralForCausalLM": Family(qkv_bias=False, output_bias=False),
-    "Qwen2ForCausalLM": Family(qkv_bias=True, output_bias=False),
-    "Qwen3ForCausalLM": Family(qk_norm=True, default_head_dim=128),
+    "MistralForCausalLM": Family(qkv_bias=False, output_bias=False, windows="all"),
+    "Qwen2ForCausalLM": Family(qkv_bias=True, output_bias=False, windows="switched"),
+    "Qwen3ForCausalLM": Family(qk_norm=True, default_head_dim=128, windows="switched"),
 }
+FULL, SLIDING = "full_attention", "sliding_attention"
+# What the config classes of these families assume when the file names none.
+DEFAULT_WINDOW = 4096
+DEFAULT_MAX_WINDOW_LAYERS = 28
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +71,11 @@ class RopeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """A decoder-only model as our code computes it. `dtype` is the checkpoint's."""
+    """A decoder-only model as our code computes it. `dtype` is the checkpoint's.
+
+    `windows` has one entry per layer, or none at all where every layer sees all: key j is visible
+    to the query at position i if j <= i and, in a layer with window w, j > i - w. None: no window.
+    """
 
     architecture: str
     vocab_size: int
@@ -82,6 +95,14 @@ class ModelConfig:
     rope: RopeConfig
     eos_ids: tuple[int, ...]
     dtype: str
+    windows: tuple[int | None, ...] = ()
+
+    def canonical(self) -> str:
+        """The text that enters the fingerprint: what beside the weights decides the KV of a
+        token. A model without windows has the text that it had before there were any."""
+        if not any(self.windows):
+            return self.rope.canonical()
+        return f"{self.rope.canonical()};windows={','.join(str(w or '') for w in self.windows)}"
 
 
 def read_config(folder: Path) -> ModelConfig:
@@ -119,6 +140,7 @@ def read_config(folder: Path) -> ModelConfig:
         rope=_rope(values),
         eos_ids=_eos_ids(generation, values),
         dtype=_checkpoint_dtype(values),
+        windows=_windows(values, family),
     )
     if config.num_heads % config.num_kv_heads:
         raise UnsupportedModel(
@@ -144,10 +166,12 @@ class _Fields:
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = values
 
-    def integer(self, key: str, default: int | None = None) -> int:
+    def integer(self, key: str, default: int | None = None, least: int = 1) -> int:
         value = self._get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ModelError(f"config.json: {key} is {value!r}; expected a positive integer")
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ModelError(
+                f"config.json: {key} is {value!r}; expected an integer of at least {least}"
+            )
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -197,18 +221,53 @@ def _refuse_unsupported(values: Mapping[str, Any]) -> None:
     for key in ("num_experts", "num_local_experts", "n_routed_experts"):
         if values.get(key):
             raise UnsupportedModel(f"{key} {values[key]}: mixture of experts is not supported")
-    windows = {kind for kind in values.get("layer_types") or () if kind != "full_attention"}
-    if windows:
-        raise UnsupportedModel(f"layer_types {sorted(windows)} are not supported")
-    window = values.get("sliding_window")
-    # Qwen configs carry a window beside a switch that is off; Mistral has no switch.
-    if window and values.get("use_sliding_window", True):
-        limit = values.get("max_position_embeddings") or 0
-        if window < limit:
-            raise UnsupportedModel(
-                f"sliding_window {window} is below max_position_embeddings {limit}; "
-                "sliding-window attention is not supported"
-            )
+
+
+def _windows(values: Mapping[str, Any], family: Family) -> tuple[int | None, ...]:
+    """The window of each layer, as transformers applies it."""
+    fields = _Fields(values)
+    layers = fields.integer("num_hidden_layers")
+    kinds: Sequence[str] | None = values.get("layer_types")
+    unknown = sorted(set(kinds or ()) - {FULL, SLIDING})
+    if unknown:
+        raise UnsupportedModel(f"layer_types {unknown} are not supported")
+    if kinds is not None and len(kinds) != layers:
+        raise ModelError(f"config.json: layer_types has {len(kinds)} entries for {layers} layers")
+    window = _window(values, family)
+    implied = _implied_kinds(values, family, layers, bool(window))
+    if kinds is not None and kinds != implied and (family.windows != "switched" or not window):
+        raise UnsupportedModel(
+            f"layer_types {sorted(set(kinds))} do not fit sliding_window "
+            f"{values.get('sliding_window')!r} of this architecture"
+        )
+    # One that is as long as the model's longest text hides nothing.
+    hides = window is not None and window < fields.integer("max_position_embeddings")
+    if hides and family.windows == "none":
+        raise UnsupportedModel(f"sliding_window {window} is not supported for this architecture")
+    return tuple(window if hides and kind == SLIDING else None for kind in kinds or implied)
+
+
+def _window(values: Mapping[str, Any], family: Family) -> int | None:
+    """What `sliding_window` says, or None where it is switched off."""
+    switched = family.windows == "all" or values.get(
+        "use_sliding_window", family.windows != "switched"
+    )
+    assumed = None if family.windows == "none" else DEFAULT_WINDOW
+    if not switched or not values.get("sliding_window", assumed):
+        return None
+    return _Fields(values).integer("sliding_window", assumed)
+
+
+def _implied_kinds(
+    values: Mapping[str, Any], family: Family, layers: int, windowed: bool
+) -> list[str]:
+    """What `layer_types` would be if the file names none."""
+    if not windowed or family.windows == "none":
+        return [FULL] * layers
+    if family.windows == "all":
+        return [SLIDING] * layers
+    first = _Fields(values).integer("max_window_layers", DEFAULT_MAX_WINDOW_LAYERS, least=0)
+    return [SLIDING if layer >= first else FULL for layer in range(layers)]
 
 
 def _rope(values: Mapping[str, Any]) -> RopeConfig:

@@ -1,7 +1,7 @@
 """EngineCore: api.Engine over one scheduler, one block pool and any Runner.
 
-In: requests, reservations, blocks that landed. Out: per step the new tokens, how far tracked
-prompts are, and who ended. One thread, no clock, no torch.
+In: requests, reservations, runs of blocks that landed. Out: per step the new tokens, how far
+tracked requests are, which chunks are full, and who ended. One thread, no clock, no torch.
 
 A request of n choices is n sequences that share the prompt's full blocks. Its leader (the first
 choice that runs) computes the prompt; at the prompt's end one row of logits is sampled for every
@@ -20,6 +20,7 @@ from baton_engine.api import (
     CacheChange,
     Complete,
     EngineInfo,
+    Filled,
     KVMemory,
     Progress,
     Reservation,
@@ -29,11 +30,14 @@ from baton_engine.api import (
     TokenOut,
 )
 from baton_engine.blocks import BlockPool
+from baton_engine.chunks import full_chunks, take_filled
+from baton_engine.host_tier import HostMemory, HostTier
 from baton_engine.limits import Limits
 from baton_engine.outcome import Outcome, Totals, finish_of
 from baton_engine.rows import make_row
+from baton_engine.runs import Run, check_runs, merged, within
 from baton_engine.scheduler import Piece, Scheduler
-from baton_engine.sequence import RequestState, blocks_for
+from baton_engine.sequence import RequestState, blocks_for, given_ids
 from baton_engine.sequence import Sequence as Choice
 from baton_protocol.hashing import extend_hashes, root_hash
 from baton_protocol.ids import BlockHash, BlockId, RequestId
@@ -44,14 +48,14 @@ from baton_protocol.store import NodeLoad
 class EngineCore:
     """The engine's state between steps. See api.Engine for the contract of each method."""
 
-    def __init__(self, info: EngineInfo, runner: Runner) -> None:
+    def __init__(self, info: EngineInfo, runner: Runner, host: HostMemory | None = None) -> None:
         if runner.memory.layout != info.layout:
             raise ValueError(f"the runner's pool is {runner.memory.layout}, not {info.layout}")
         self.info = info
         self.memory: KVMemory = runner.memory
         self._runner = runner
         self._block_size = info.layout.block_size
-        self._pool = BlockPool(info.num_blocks)
+        self._pool = BlockPool(info.num_blocks, HostTier(host))
         self._scheduler = Scheduler(
             self._pool,
             block_size=self._block_size,
@@ -62,7 +66,7 @@ class EngineCore:
         self._states: dict[RequestId, RequestState] = {}
         self._reservations: dict[RequestId, Reservation] = {}
         self._holds: Counter[BlockId] = Counter()
-        # Blocks of tracked requests that ended in the last step: the step loop may still hold them.
+        # Blocks of requests that ended in the last step, which the step loop may still hold.
         self._lingering: list[list[BlockId]] = []
         # Ended between steps, or came complete; the next step reports them.
         self._ended: list[RequestId] = []
@@ -79,28 +83,31 @@ class EngineCore:
 
     def block_hashes(self, request: Request) -> tuple[BlockHash, ...]:
         root = root_hash(self.info.fingerprint, request.adapter, request.salt)
-        return tuple(extend_hashes(root, request.prompt_ids, self._block_size))
+        return tuple(extend_hashes(root, given_ids(request), self._block_size))
 
     def cached_blocks(self, hashes: Sequence[BlockHash]) -> int:
-        return len(self._pool.lookup(hashes))
+        return self._pool.cached(hashes)
 
     def reserve(self, request: Request) -> Reservation | None:
-        """See api.Engine. The whole prompt may be cached here (its first output may still come
-        from elsewhere); submit() leaves one token to compute. None also while free blocks are owed
-        to a waiting request. Nothing is cached for a request that asks for prompt_logprobs. Raises
-        like submit() for a request that can never run."""
+        """See api.Engine. All that is known may be cached here (the next token may still come from
+        elsewhere); submit() leaves one token to compute. None also while free blocks are owed to a
+        waiting request. Nothing is cached for a request that asks for prompt_logprobs. Raises like
+        submit() for a request that can never run."""
         self._limits.check(request)
         if request.id in self._reservations:
             raise ValueError(f"request {request.id} has a reservation already")
         hashes = self.block_hashes(request)
-        asks_prompt = request.params.prompt_logprobs is not None
-        hits = [] if asks_prompt else self._pool.lookup(hashes)
-        new = blocks_for(len(request.prompt_ids), self._block_size) - len(hits)
-        if self._scheduler.owes_blocks or not self._pool.fits(new + self._scheduler.spare, hits):
+        findable = hashes if request.params.prompt_logprobs is None else ()
+        # One that came with all its tokens may know one more than the pool holds: its last.
+        size = min(blocks_for(len(given_ids(request)), self._block_size), self.info.num_blocks)
+        if self._scheduler.owes_blocks:
             return None
-        self._pool.touch(hits)
-        blocks = (*hits, *self._pool.allocate(new))
-        reservation = Reservation(request.id, blocks, hashes, cached=len(hits))
+        taken = self._pool.take(size, findable, spare=self._scheduler.spare)
+        if taken is None:
+            return None
+        self._pool.host.settle()  # transfers may write into the blocks from now on
+        found = taken.cached + taken.loaded
+        reservation = Reservation(request.id, tuple(taken.blocks), hashes, found, taken.loaded)
         self._reservations[request.id] = reservation
         return reservation
 
@@ -114,9 +121,10 @@ class EngineCore:
         request: Request,
         *,
         reservation: Reservation | None = None,
-        landed: int = 0,
+        landed: Sequence[Run] = (),
         prefill_only: bool = False,
         track: bool = False,
+        report_filled: bool = False,
         finished: Sequence[int] = (),
     ) -> None:
         """See api.Engine. Where this raises, the reservation is still the caller's."""
@@ -126,19 +134,17 @@ class EngineCore:
         if reservation is not None:
             if self._reservations.get(request.id) is not reservation:
                 raise ValueError(f"request {request.id} does not own this reservation")
-            if not 0 <= landed <= len(reservation.hashes):
-                raise ValueError(
-                    f"{landed} blocks landed; the prompt has {len(reservation.hashes)} full ones"
-                )
+            check_runs(landed, len(reservation.hashes))
         self._arrivals += 1
         state = RequestState(
             request,
             arrival=self._arrivals,
             root=root_hash(self.info.fingerprint, request.adapter, request.salt),
-            prompt_hashes=reservation.hashes if reservation else self.block_hashes(request),
+            given_hashes=reservation.hashes if reservation else self.block_hashes(request),
             block_size=self._block_size,
             prefill_only=prefill_only,
             track=track,
+            report_filled=report_filled,
         )
         self._states[request.id] = state
         # An earlier attempt that ended between steps is known to whoever ended it: the next step's
@@ -153,11 +159,14 @@ class EngineCore:
                 state.pending.append(choice)
             else:
                 self._complete.append(complete)
-        self._start_leader(state, reservation, 0 if state.asks_prompt else landed)
+        self._start_leader(state, reservation, () if state.asks_prompt else landed)
         self._forget_if_ended(state, self._ended)
 
     def _start_leader(
-        self, state: RequestState, reservation: Reservation | None = None, landed: int = 0
+        self,
+        state: RequestState,
+        reservation: Reservation | None = None,
+        landed: Sequence[Run] = (),
     ) -> None:
         if reservation is not None:
             del self._reservations[reservation.request]
@@ -175,26 +184,36 @@ class EngineCore:
     def _make_choice(self, state: RequestState, choice: int) -> Choice:
         state.pending.remove(choice)
         sequence = state.live[choice] = Choice(state, choice)
+        if state.leader is not None:  # what it has told of the prompt is not told again
+            prompt_chunks = state.prompt_len // self.info.layout.chunk_tokens
+            sequence.passed = min(state.leader.passed, prompt_chunks)
         return sequence
 
-    def _place_landed(self, leader: Choice, reservation: Reservation, landed: int) -> None:
+    def _place_landed(
+        self, leader: Choice, reservation: Reservation, landed: Sequence[Run]
+    ) -> None:
         """Start from a reservation: register what landed, and keep one token to compute."""
-        size = self._block_size
-        blocks = list(reservation.blocks)
-        landed = max(landed, reservation.cached)
-        # Of shared blocks only whole ones are left out: what others may read is never rewritten.
-        usable = min(landed, (leader.known - 1) // size)
-        self._register(blocks, reservation.hashes, reservation.cached, usable)
-        computed = usable * size
-        if landed > usable:
-            # Everything known has landed: the last block is full and one of its tokens is missing.
-            if reservation.cached > usable:
-                self._pool.release([blocks.pop()])
-            else:
-                computed = leader.known - 1
-        leader.place(blocks, computed=computed, registered=usable)
-        cached = min(reservation.cached * size, computed)
-        leader.state.placed(leader, cached=cached, fetched=computed - cached)
+        size, cached = self._block_size, reservation.cached
+        blocks, computable = list(reservation.blocks), leader.known - 1
+        # The block of the last known token is not registered: it will be written.
+        whole = computable // size
+        for start, end in within(landed, cached, whole):
+            self._register(blocks, reservation.hashes, start, end)
+        if cached > whole:
+            # All that is known is cached. What others may read is never rewritten: the last block
+            # is computed anew, in another place.
+            self._pool.release([blocks.pop()])
+            computable = whole * size
+        found = merged([(0, cached), *landed])
+        runs = within([(start * size, end * size) for start, end in found], 0, computable)
+        leader.place(blocks, runs)
+        own, shared = (cached - reservation.loaded) * size, min(cached * size, computable)
+        leader.state.placed(
+            leader,
+            cached=within([(0, own)], 0, shared),
+            host=within([(own, shared)], 0, shared),
+            fetched=within(runs, shared, computable),
+        )
 
     def _register(
         self, blocks: Sequence[BlockId], hashes: Sequence[BlockHash], start: int, end: int
@@ -259,6 +278,7 @@ class EngineCore:
             self._pool.release(blocks)
         self._lingering = []
         pieces = self._scheduler.schedule()
+        self._pool.host.move()
         rows = [make_row(piece, self.info) for piece in pieces]
         results = self._runner.execute(rows) if rows else []
         outcome = Outcome(ended=self._ended, complete=self._complete)
@@ -278,25 +298,29 @@ class EngineCore:
         return outcome.result()
 
     def _advance(self, piece: Piece, outcome: Outcome) -> None:
-        """The piece's KV is written: register its full blocks, and tell how far the prompt is."""
+        """The piece's KV is written: register its full blocks, and tell what is there now."""
         sequence, state = piece.sequence, piece.sequence.state
         outcome.num_tokens += piece.count
         outcome.num_prompt_tokens += min(piece.count, sequence.prompt_missing)
         outcome.num_seqs += 1
-        sequence.computed += piece.count
+        begin, end = sequence.computed, sequence.computed + piece.count
+        sequence.advance(piece.count)
         full = sequence.computed // self._block_size
         if full > sequence.registered:
             hashes = sequence.hashes_of(full)
             self._register(sequence.blocks, hashes, sequence.registered, full)
             sequence.registered = full
-        if sequence is not state.leader or state.prompt_done:
+        if state.report_filled:
+            outcome.filled += take_filled(sequence, begin, end, self.info.layout)
+        if sequence is not state.leader:
             return
-        state.prompt_done = sequence.computed >= state.prompt_len
-        if state.track:
-            blocks = sequence.blocks[: blocks_for(state.prompt_len, self._block_size)]
-            computed = min(sequence.computed, state.prompt_len)
+        if state.track and not state.given_done:
+            blocks = sequence.blocks[: blocks_for(state.given_len, self._block_size)]
+            computed = min(sequence.computed, state.given_len)
             outcome.progress.append(Progress(state.request.id, computed, tuple(blocks)))
-        if state.prompt_done:
+            state.given_done = computed == state.given_len
+        if not state.prompt_done and sequence.computed >= state.prompt_len:
+            state.prompt_done = True
             outcome.prompts.append(state.prompt_use())
 
     def _append(self, state: RequestState, choice: int, token: Sampled, outcome: Outcome) -> None:
@@ -329,7 +353,7 @@ class EngineCore:
             self._scheduler.add(sequence)
         if finish is not None or state.prefill_only:
             blocks = self._end_choice(state, choice)
-            if state.track:
+            if state.keeps_blocks:
                 self._lingering.append(blocks)
             else:
                 self._pool.release(blocks)
@@ -344,25 +368,22 @@ class EngineCore:
     def cache_changes(self) -> CacheChange:
         return self._pool.take_changes()
 
+    def full_chunks(self, request: RequestId) -> tuple[Filled, ...]:
+        state = self._states.get(request)
+        return full_chunks(state, self.info.layout) if state is not None else ()
+
     def cached_chunks(self) -> tuple[BlockHash, ...]:
         return self._pool.cached_chunks()
 
     def load(self) -> NodeLoad:
-        scheduler, totals = self._scheduler, self._totals
+        scheduler = self._scheduler
         return NodeLoad(
             waiting=len(scheduler.waiting),
             running=len(scheduler.running),
             queued_tokens=sum(each.prompt_missing for each in scheduler.sequences()),
-            free_blocks=self._pool.num_free,
-            cached_blocks=self._pool.num_cached_free,
-            total_blocks=self._pool.num_blocks,
-            engine_steps_total=totals.engine_steps,
             preemptions_total=scheduler.preemptions,
-            prompt_tokens_total=totals.prompt_tokens,
-            computed_prompt_tokens_total=totals.computed_prompt_tokens,
-            cached_prompt_tokens_total=totals.cached_prompt_tokens,
-            fetched_prompt_tokens_total=totals.fetched_prompt_tokens,
-            generated_tokens_total=totals.generated_tokens,
+            **self._pool.figures(),
+            **self._totals.figures(),
         )
 
     def check_integrity(self) -> None:

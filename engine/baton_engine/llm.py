@@ -42,12 +42,16 @@ class LLMOptions(TypedDict, total=False):
     device: str
     kv_memory: int | None
     kv_blocks: int | None
+    host_kv_memory: int
     chunk_blocks: int | None
+    kv_shards: int
     block_size: int
     max_batched_tokens: int | None
     max_num_seqs: int
     max_model_len: int | None
     threads: int | None
+    kernels: str
+    load_format: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +192,8 @@ class LLM:
         result = self.engine.step()
         for use in result.prompts:
             run = by_id[use.request]
-            run.cached_tokens, run.prompt_logprobs = use.cached, use.logprobs
+            run.cached_tokens = use.cached + use.host
+            run.prompt_logprobs = use.logprobs
         for token in result.tokens:
             run = by_id[token.request]
             if run.choices[token.choice].take(token, run.request.params):

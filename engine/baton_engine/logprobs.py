@@ -17,8 +17,8 @@ def position_logprobs(
     logits_NV: torch.Tensor, ids: Sequence[int], tops: Sequence[int]
 ) -> list[PositionLogprobs]:
     """Per position that of its id, and of the `tops[i]` likeliest. A rank is 1 + the number of
-    larger ones."""
-    logprob_NV = logits_NV.log_softmax(dim=-1)
+    larger ones. Logits may be of any dtype."""
+    logprob_NV = logits_NV.log_softmax(dim=-1, dtype=torch.float32)
     chosen_N = torch.tensor(ids, device=logits_NV.device)
     own_N1 = logprob_NV.gather(1, chosen_N[:, None])
     ranks = ((logprob_NV > own_N1).sum(dim=-1) + 1).tolist()

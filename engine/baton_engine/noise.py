@@ -2,7 +2,7 @@
 
 A sample then depends on nothing but its own logits: not on the batch, the node, or how often the
 request was placed. The generator is counter-based and uses 32-bit integer operations only, so that
-a Triton kernel can repeat it bit for bit:
+a Triton kernel repeats it bit for bit (kernels/noise_bits):
 
     (a, b)  two 32-bit keys of (seed, choice, position), computed on the host
     bits    mix(mix(token ^ a) + b), mix = MurmurHash3's 32-bit finalizer
@@ -15,40 +15,61 @@ Shapes: S samples, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
+
+from baton_engine.api import Sample
 
 MASK_32 = 0xFFFFFFFF
 MASK_64 = 0xFFFFFFFFFFFFFFFF
 # The largest float32 below 1: w must not round up to 1, or a lone candidate would score -inf.
 W_MAX = 1.0 - 2.0**-24
 
+Number = TypeVar("Number", int, npt.NDArray[Any])
+Keys = Sequence[tuple[int, int]] | npt.NDArray[np.uint32]  # [S, 2]
 
-def noise_keys(seed: int, choice: int, position: int) -> tuple[int, int]:
-    """Two 32-bit keys. SplitMix64's finalizer is applied after each part is added, so that
-    neighbouring seeds, choices and positions give unrelated keys."""
+
+def noise_keys(seed: Number, choice: Number, position: Number) -> tuple[Number, Number]:
+    """Two 32-bit keys, of numbers or of arrays in uint64. SplitMix64's finalizer is applied after
+    each part is added, so that neighbouring seeds, choices and positions give unrelated keys."""
     state = _mix64(seed & MASK_64)
     state = _mix64(state + 0x9E3779B97F4A7C15 * (choice + 1))
     state = _mix64(state + 0xD1B54A32D192ED03 * (position + 1))
     return state & MASK_32, state >> 32
 
 
-def gumbel(keys: Sequence[tuple[int, int]], vocab: int, device: torch.device) -> torch.Tensor:
-    """Noise [S, V] in float32, one row per key pair."""
-    pairs = torch.tensor([[_signed(a), _signed(b)] for a, b in keys], dtype=torch.int32)
+def keys_of(samples: Sequence[Sample]) -> npt.NDArray[np.uint32]:
+    """[S, 2], at once: one by one those of 256 samples take 0.6 ms of a step, so 0.2."""
+    parts = [((each.params.seed or 0) & MASK_64, each.choice, each.position) for each in samples]
+    seeds_S, choices_S, positions_S = np.array(parts, np.uint64).T
+    return np.stack(noise_keys(seeds_S, choices_S, positions_S), axis=1).astype(np.uint32)
+
+
+def random_bits(keys: Keys, vocab: int, device: torch.device) -> torch.Tensor:
+    """[S, V] in int32, one row per key pair."""
+    pairs = torch.from_numpy(np.asarray(keys, np.uint32).view(np.int32))
     a_S1, b_S1 = pairs.to(device).chunk(2, dim=1)
     tokens_V = torch.arange(vocab, dtype=torch.int32, device=device)
-    bits_SV = _mix32(_mix32(tokens_V[None, :] ^ a_S1) + b_S1)
+    return _mix32(_mix32(tokens_V[None, :] ^ a_S1) + b_S1)
+
+
+def gumbel(keys: Keys, vocab: int, device: torch.device) -> torch.Tensor:
+    """Noise [S, V] in float32, one row per key pair."""
+    bits_SV = random_bits(keys, vocab, device)
     unsigned_SV = bits_SV.to(torch.int64).bitwise_and_(MASK_32).to(torch.float32)
     w_SV = unsigned_SV.add_(0.5).mul_(2.0**-32).clamp_(max=W_MAX)
     return w_SV.neg_().log1p_().neg_().log_().neg_()
 
 
-def _mix64(value: int) -> int:
+def _mix64(value: Number) -> Number:
     value &= MASK_64
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & MASK_64
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & MASK_64
-    return value ^ (value >> 31)
+    value ^= value >> 31
+    return value
 
 
 def _mix32(x: torch.Tensor) -> torch.Tensor:

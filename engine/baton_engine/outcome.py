@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-from baton_engine.api import Complete, Progress, PromptUse, StepResult, TokenOut
+from baton_engine.api import Complete, Filled, Progress, PromptUse, StepResult, TokenOut
 from baton_protocol.ids import RequestId
 from baton_protocol.sampling import SamplingParams
 
@@ -83,8 +83,13 @@ class Totals:
     prompt_tokens: int = 0
     computed_prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
+    host_prompt_tokens: int = 0
     fetched_prompt_tokens: int = 0
     generated_tokens: int = 0
+
+    def figures(self) -> dict[str, int]:
+        """The totals' part of NodeLoad."""
+        return {f"{name}_total": value for name, value in asdict(self).items()}
 
 
 @dataclass(slots=True)
@@ -95,6 +100,7 @@ class Outcome:
     complete: list[Complete]
     tokens: list[TokenOut] = field(default_factory=list)
     progress: list[Progress] = field(default_factory=list)
+    filled: list[Filled] = field(default_factory=list)
     prompts: list[PromptUse] = field(default_factory=list)
     num_tokens: int = 0
     num_prompt_tokens: int = 0
@@ -107,12 +113,14 @@ class Outcome:
         for use in self.prompts:
             totals.prompt_tokens += use.prompt
             totals.cached_prompt_tokens += use.cached
+            totals.host_prompt_tokens += use.host
             totals.fetched_prompt_tokens += use.fetched
 
     def result(self) -> StepResult:
         return StepResult(
             tokens=tuple(self.tokens),
             progress=tuple(self.progress),
+            filled=tuple(self.filled),
             prompts=tuple(self.prompts),
             complete=tuple(self.complete),
             finished=tuple(self.ended),

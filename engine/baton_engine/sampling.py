@@ -12,14 +12,14 @@ V vocabulary, C candidates looked at by top-p.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from baton_engine.api import Sample, Sampled
 from baton_engine.logit_changes import changed_logits
 from baton_engine.logprobs import position_logprobs
-from baton_engine.noise import gumbel, noise_keys
+from baton_engine.noise import gumbel, keys_of
 from baton_protocol.request import PositionLogprobs
 from baton_protocol.sampling import SamplingParams
 
@@ -32,13 +32,36 @@ NUCLEUS_FIRST_LOOK = 1024
 MASS_ROUNDING = 1e-6
 
 
+def choose(logits_SV: torch.Tensor, samples: Sequence[Sample]) -> torch.Tensor:
+    """The token of each sample, int64 [S], found in float32: greedy, or drawn from what shaping
+    leaves."""
+    logits_SV = logits_SV.float()
+    drawn = [index for index, each in enumerate(samples) if not is_greedy(each.params)]
+    if not drawn:
+        return logits_SV.argmax(dim=-1)
+    params = [samples[index].params for index in drawn]
+    keys = keys_of([samples[index] for index in drawn])
+    all_drawn = len(drawn) == len(samples)
+    shaped_QV = shaped_logits(logits_SV if all_drawn else logits_SV[drawn], params)
+    shaped_QV += gumbel(keys, shaped_QV.shape[1], shaped_QV.device)
+    ids_Q = shaped_QV.argmax(dim=-1)
+    if all_drawn:
+        return ids_Q
+    ids_S = logits_SV.argmax(dim=-1)
+    ids_S[drawn] = ids_Q
+    return ids_S
+
+
 def sample(
-    logits_RV: torch.Tensor, row_of: Sequence[int], samples: Sequence[Sample]
+    logits_RV: torch.Tensor,
+    row_of: Sequence[int],
+    samples: Sequence[Sample],
+    choose: Callable[[torch.Tensor, Sequence[Sample]], torch.Tensor] = choose,
 ) -> list[Sampled]:
-    """One token per sample; `row_of[i]` is the logits row of `samples[i]`. Logits are float32."""
+    """One token per sample; `row_of[i]` is the logits row of `samples[i]`."""
     shared = list(row_of) != list(range(logits_RV.shape[0]))
     raw_SV = logits_RV[list(row_of)] if shared else logits_RV
-    ids = _choose(changed_logits(raw_SV, samples), samples)
+    ids: list[int] = choose(changed_logits(raw_SV, samples), samples).tolist()
     if all(each.params.logprobs is None for each in samples):
         return [Sampled(id) for id in ids]
     logprobs = _logprobs(raw_SV, ids, samples)
@@ -61,26 +84,6 @@ def shaped_logits(logits_QV: torch.Tensor, params: Sequence[SamplingParams]) -> 
     if any(each.top_p < 1 for each in params):
         logits_QV = _top_p(logits_QV, [each.top_p for each in params])
     return logits_QV
-
-
-def _choose(logits_SV: torch.Tensor, samples: Sequence[Sample]) -> list[int]:
-    drawn = [index for index, each in enumerate(samples) if not is_greedy(each.params)]
-    if not drawn:
-        return [int(id) for id in logits_SV.argmax(dim=-1).tolist()]
-    params = [samples[index].params for index in drawn]
-    keys = [
-        noise_keys(each.params.seed or 0, each.choice, each.position)
-        for each in (samples[index] for index in drawn)
-    ]
-    all_drawn = len(drawn) == len(samples)
-    shaped_QV = shaped_logits(logits_SV if all_drawn else logits_SV[drawn], params)
-    shaped_QV += gumbel(keys, shaped_QV.shape[1], shaped_QV.device)
-    ids_Q = shaped_QV.argmax(dim=-1)
-    if all_drawn:
-        return [int(id) for id in ids_Q.tolist()]
-    ids_S = logits_SV.argmax(dim=-1)
-    ids_S[drawn] = ids_Q
-    return [int(id) for id in ids_S.tolist()]
 
 
 def _min_p(logits_QV: torch.Tensor, min_p_Q: torch.Tensor) -> torch.Tensor:

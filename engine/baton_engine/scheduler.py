@@ -1,7 +1,7 @@
 """Which sequences compute how many tokens in a step, and who gives up blocks.
 
 In: sequences. Out: per step a list of Piece(sequence, count) under one token budget. There are no
-phases, only tokens computed catching up with tokens known:
+phases, only tokens computed catching up with tokens known (and going over what has landed):
 
 1. Running sequences with one token missing (decoding), oldest first. One that needs a block and
    cannot have it takes it from the youngest: first from queued sequences that hold blocks, then
@@ -18,20 +18,22 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Sequence as Seq
+
+import msgspec
 
 from baton_engine.blocks import BlockPool
 from baton_engine.sequence import Sequence, blocks_for
-from baton_protocol.ids import BlockId
+from baton_protocol.ids import BlockHash, BlockId
 
 # Share of the pool that an admission leaves free while others run, so that a sequence is not
 # admitted only to be preempted when a running one grows by a block.
 WATERMARK = 100
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """`count` tokens of a sequence, from its `computed` on, computed in this step."""
+class Piece(msgspec.Struct, frozen=True, gc=False):
+    """`count` tokens of a sequence, from its `computed` on, computed in this step; at most up to
+    the next run that has landed."""
 
     sequence: Sequence
     count: int
@@ -123,7 +125,7 @@ class Scheduler:
             if budget == 0:
                 break
             if sequence.missing > 1:
-                count = min(sequence.missing, budget)
+                count = min(sequence.due, budget)
                 pieces.append(Piece(sequence, count))
                 budget -= count
         return budget
@@ -133,7 +135,7 @@ class Scheduler:
             admitted = self._admit_next()
             if admitted is None:
                 return
-            count = min(admitted.missing, budget)
+            count = min(admitted.due, budget)
             pieces.append(Piece(admitted, count))
             budget -= count
 
@@ -148,25 +150,22 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence) -> bool:
         """Give a waiting sequence blocks for all it knows, those in the cache first, and run it."""
-        size = self._block_size
-        total = blocks_for(sequence.known, size)
-        hits: list[BlockId] = []
-        if not sequence.blocks and not sequence.state.asks_prompt:
+        size, held = self._block_size, sequence.blocks
+        hashes: Seq[BlockHash] = ()
+        if not held and not sequence.state.asks_prompt:
             # One token at least is left to compute: somebody has to produce the last logits.
-            hits = self._pool.lookup(sequence.hashes_of((sequence.known - 1) // size))
-        new = total - len(sequence.blocks) - len(hits)
-        spare = 0 if sequence.blocks else self.spare
-        if not self._pool.fits(new + spare, hits):
+            hashes = sequence.hashes_of((sequence.known - 1) // size)
+        new = blocks_for(sequence.known, size) - len(held)
+        taken = self._pool.take(new, hashes, spare=0 if held else self.spare)
+        if taken is None:
             return False
-        if sequence.blocks:
+        if held:
             self._holding.remove(sequence)
-            sequence.blocks.extend(self._pool.allocate(new))
+            held.extend(taken.blocks)
         else:
-            self._pool.touch(hits)
-            blocks = hits + self._pool.allocate(new)
-            cached = len(hits) * size
-            sequence.place(blocks, computed=cached, registered=len(hits))
-            sequence.state.placed(sequence, cached=cached)
+            cached, found = taken.cached * size, (taken.cached + taken.loaded) * size
+            sequence.place(taken.blocks, [(0, found)] if found else [])
+            sequence.state.placed(sequence, cached=[(0, cached)], host=[(cached, found)])
         self.waiting.remove(sequence)
         sequence.running = True
         insort(self.running, sequence, key=_age)

@@ -10,6 +10,7 @@ from collections.abc import Sequence as Seq
 
 from baton_engine.api import Listed, PromptUse, Seen
 from baton_engine.outcome import Bans
+from baton_engine.runs import Run, total, within
 from baton_protocol.hashing import extend_hashes
 from baton_protocol.ids import BlockHash, BlockId
 from baton_protocol.request import PositionLogprobs, Request
@@ -21,20 +22,33 @@ def blocks_for(tokens: int, block_size: int) -> int:
     return -(-tokens // block_size)
 
 
-class Sequence:
-    """Tokens [0, computed) have KV in `blocks`; tokens [computed, known) are to be computed.
+def given_ids(request: Request) -> tuple[int, ...]:
+    """What every choice of a request knows when it arrives: the prompt, and the outputs too where
+    there is one choice."""
+    if request.params.n == 1 and request.outputs:
+        return request.prompt_ids + request.outputs[0]
+    return request.prompt_ids
 
-    The first `registered` blocks are in the prefix cache, or shared from it. `key` orders sequences
-    by age: (arrival of the request, choice). `seen` is there where the parameters hold a penalty.
+
+class Sequence:
+    """Tokens [0, computed) have KV in `blocks`; tokens [computed, known) are to be computed, but
+    for the runs of tokens `ahead`, which have landed already.
+
+    The first `registered` blocks are in the prefix cache, or shared from it, and so are those of
+    the runs. Of the choice's chunks the first `passed` have been computed or come to. `key` orders
+    sequences by age: (arrival of the request, choice). `seen` is there where the parameters hold a
+    penalty.
     """
 
     __slots__ = (
         "_counts",
+        "ahead",
         "blocks",
         "choice",
         "computed",
         "hashes",
         "key",
+        "passed",
         "registered",
         "running",
         "seen",
@@ -47,10 +61,12 @@ class Sequence:
         self.choice = choice
         self.key = (state.arrival, choice)
         self.tokens: list[int] = [*state.request.prompt_ids, *state.outputs_of(choice)]
-        self.hashes: list[BlockHash] = list(state.prompt_hashes)
+        self.hashes: list[BlockHash] = list(state.given_hashes)
         self.blocks: list[BlockId] = []
         self.computed = 0
+        self.ahead: list[Run] = []
         self.registered = 0
+        self.passed = 0
         self.running = False
         self._counts: dict[int, int] = {}
         self.seen: Seen | None = None
@@ -74,8 +90,13 @@ class Sequence:
 
     @property
     def missing(self) -> int:
-        """Tokens known and not computed; at least 1 while the sequence lives."""
+        """Tokens known behind the computed ones; at least 1 while the sequence lives."""
         return len(self.tokens) - self.computed
+
+    @property
+    def due(self) -> int:
+        """Tokens to compute before the next run, or at all; at least 1 while the sequence lives."""
+        return (self.ahead[0][0] if self.ahead else len(self.tokens)) - self.computed
 
     @property
     def num_outputs(self) -> int:
@@ -83,8 +104,9 @@ class Sequence:
 
     @property
     def prompt_missing(self) -> int:
-        """Prompt tokens that are not computed."""
-        return max(0, self.state.prompt_len - self.computed)
+        """Prompt tokens that are to be computed."""
+        prompt = self.state.prompt_len
+        return max(0, prompt - self.computed) - total(within(self.ahead, 0, prompt))
 
     def hashes_of(self, blocks: int) -> Seq[BlockHash]:
         """Hashes of the first `blocks` blocks, all full; made when first asked for."""
@@ -95,19 +117,29 @@ class Sequence:
             self.hashes.extend(extend_hashes(parent, fresh, size))
         return self.hashes[:blocks]
 
-    def place(self, blocks: list[BlockId], *, computed: int, registered: int) -> None:
-        """Give the sequence blocks, the first `computed` tokens of which hold their KV."""
-        assert computed < len(self.tokens), "at least one token must be left to compute"
-        self.blocks, self.computed, self.registered = blocks, computed, registered
+    def place(self, blocks: list[BlockId], runs: Seq[Run] = ()) -> None:
+        """Give the sequence blocks, in which the tokens of `runs` have KV, all of whose whole
+        blocks are registered. A run begins where a block begins."""
+        self.blocks, self.computed, self.ahead = blocks, 0, list(runs)
+        self.advance(0)
+        self.registered = self.computed // self.state.block_size
+        assert self.due > 0, "at least one token must be left to compute"
+
+    def advance(self, count: int) -> None:
+        """`count` tokens more are computed; a run that is reached is gone over."""
+        self.computed += count
+        if self.ahead and self.ahead[0][0] == self.computed:
+            self.computed = self.ahead.pop(0)[1]
 
     def clear(self) -> list[BlockId]:
         """Forget all KV (tokens stay) and return the blocks that held it."""
         blocks, self.blocks, self.computed, self.registered = self.blocks, [], 0, 0
+        self.ahead = []
         return blocks
 
 
 class RequestState:
-    """What the choices of one request share.
+    """What the choices of one request share; `given_hashes` name the full blocks of `given_ids`.
 
     Choice 0 (or the first that runs) leads: it computes the prompt. The others are `pending` until
     then, and find the prompt's full blocks in the prefix cache.
@@ -119,23 +151,28 @@ class RequestState:
         *,
         arrival: int,
         root: BlockHash,
-        prompt_hashes: Seq[BlockHash],
+        given_hashes: Seq[BlockHash],
         block_size: int,
         prefill_only: bool,
         track: bool,
+        report_filled: bool = False,
     ) -> None:
         self.request = request
         self.arrival = arrival
         self.root = root
-        self.prompt_hashes = prompt_hashes
+        self.given_hashes = given_hashes
         self.block_size = block_size
         self.prefill_only = prefill_only
         self.track = track
+        self.report_filled = report_filled
+        self.keeps_blocks = track or report_filled  # for one step after it has ended
         self.prompt_len = len(request.prompt_ids)
+        self.given_len = len(given_ids(request))
         self.pending: list[int] = []
         self.live: dict[int, Sequence] = {}
         self.leader: Sequence | None = None
         self.prompt_done = False
+        self.given_done = False  # tracked until all that was given had KV
         self.bans = Bans(request.params)
         self.listed = Listed.of(request.params)
         # An array, so that a runner takes it as it is in each step.
@@ -144,9 +181,9 @@ class RequestState:
             self.distinct_prompt.extend(sorted(set(request.prompt_ids)))
         # Of the prompt's tokens from the second on, as far as the leader has come.
         self._prompt_logprobs: list[PositionLogprobs] = []
-        # Prompt tokens [0, cached_to) came from this node's cache, [cached_to, fetched_to) from the
-        # store; None until the leader is first placed.
-        self._sources: tuple[int, int] | None = None
+        # Where leading tokens and runs came from, beside those that were computed: this node's
+        # cache, its host tier, the store. None until the leader is first placed.
+        self._sources: list[list[Run]] | None = None
 
     @property
     def params(self) -> SamplingParams:
@@ -179,27 +216,33 @@ class RequestState:
             choices += [choice for choice in self.pending if not self.outputs_of(choice)]
         return choices
 
-    def placed(self, sequence: Sequence, *, cached: int, fetched: int = 0) -> None:
-        """Note where the leader's first tokens came from. After a preemption only what is lost
-        counts: tokens that this request itself computed do not become cached ones."""
+    def placed(
+        self,
+        sequence: Sequence,
+        *,
+        cached: Seq[Run] = (),
+        host: Seq[Run] = (),
+        fetched: Seq[Run] = (),
+    ) -> None:
+        """Note where the leader's first KV came from. After a preemption only what is lost counts:
+        tokens that this request itself computed do not become cached ones."""
         if sequence is not self.leader or self.prompt_done:
             return
-        if self._sources is None:
-            self._sources = (cached, cached + fetched)
-        else:
-            start = cached + fetched
-            self._sources = (min(self._sources[0], start), min(self._sources[1], start))
+        sources, kept = self._sources, sequence.computed
+        if sources is None:
+            sources, kept = [list(cached), list(host), list(fetched)], self.prompt_len
+        self._sources = [within(runs, 0, min(kept, self.prompt_len)) for runs in sources]
 
     def prompt_use(self) -> PromptUse:
         """Given once: what the prompt told is handed over, and kept here no longer."""
         told, self._prompt_logprobs = tuple(self._prompt_logprobs), []
-        cached_to, fetched_to = self._sources or (0, 0)
-        cached_to, fetched_to = min(cached_to, self.prompt_len), min(fetched_to, self.prompt_len)
+        cached, host, fetched = map(total, self._sources or ((), (), ()))
         return PromptUse(
             request=self.request.id,
             prompt=self.prompt_len,
-            cached=cached_to,
-            fetched=fetched_to - cached_to,
-            computed=self.prompt_len - fetched_to,
+            cached=cached,
+            host=host,
+            fetched=fetched,
+            computed=self.prompt_len - cached - host - fetched,
             logprobs=told,
         )

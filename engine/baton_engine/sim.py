@@ -14,6 +14,7 @@ import msgspec
 from baton_engine.api import EngineInfo
 from baton_engine.core import EngineCore
 from baton_engine.errors import SettingsError
+from baton_engine.host_tier import CopiedBlocks, slots_for
 from baton_engine.sim_runner import WORD_BYTES, SimMemory, SimRunner, Timing
 from baton_engine.sim_words import Vocabulary
 from baton_protocol.fingerprint import TensorDigest, fingerprint
@@ -38,7 +39,8 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     head_dim: int = 16
     block_size: int = 16  # tokens
     dtype: str = "float32"
-    chunk_blocks: int | None = None  # None: the fewest whose value is at least 1 MiB, at most 8
+    chunk_blocks: int | None = None  # None: see layout.default_chunk_blocks
+    kv_shards: int = 1  # stored values per chunk, each of its own heads
     vocab_size: int = 259
     eos_ids: tuple[int, ...] = (257,)
     # What it says: ids in [first_id, end_id), printable ASCII by default.
@@ -50,6 +52,7 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     poison_token: int | None = None
     # Size
     num_blocks: int = 2048
+    host_kv_memory: int = 0  # bytes for blocks that the cache evicts
     max_model_len: int = 8192  # tokens; never more than the pool holds
     max_batched_tokens: int = 256  # per step
     max_num_seqs: int = 256
@@ -66,7 +69,9 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             "kv_heads": 1,
             "head_dim": 1,
             "block_size": 1,
+            "kv_shards": 1,
             "num_blocks": 1,
+            "host_kv_memory": 0,
             "max_model_len": 2,
             "max_batched_tokens": 1,
             "max_num_seqs": 1,
@@ -82,6 +87,10 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 raise SettingsError(f"sim {field} is {value}; it must be at least {low}")
         if self.chunk_blocks is not None and self.chunk_blocks < 1:
             raise SettingsError(f"sim chunk_blocks is {self.chunk_blocks}; it must be at least 1")
+        if self.kv_heads % self.kv_shards:
+            raise SettingsError(
+                f"sim kv_shards is {self.kv_shards}; it must divide kv_heads, {self.kv_heads}"
+            )
         if self.dtype not in ITEM_BYTES:
             raise SettingsError(f"sim dtype is {self.dtype!r}; use one of {', '.join(ITEM_BYTES)}")
         if self.head_dim * ITEM_BYTES[self.dtype] % WORD_BYTES:
@@ -101,17 +110,18 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             )
 
     def layout(self) -> KVLayout:
-        chunk_blocks = self.chunk_blocks
         layout = KVLayout(
             num_layers=self.layers,
             num_kv_heads=self.kv_heads,
             head_dim=self.head_dim,
             block_size=self.block_size,
             dtype=self.dtype,
-            chunk_blocks=chunk_blocks or 1,
+            chunk_blocks=self.chunk_blocks or 1,
+            kv_shards=self.kv_shards,
         )
-        if chunk_blocks is None:
-            chunk_blocks = default_chunk_blocks(layout.block_bytes)
+        if self.chunk_blocks is not None:
+            return layout
+        chunk_blocks = default_chunk_blocks(layout.block_bytes, layout.kv_shards)
         return msgspec.structs.replace(layout, chunk_blocks=chunk_blocks)
 
     def fingerprint(self) -> Fingerprint:
@@ -143,8 +153,10 @@ def build_sim(
         vocab_size=settings.vocab_size,
         eos_ids=settings.eos_ids,
     )
+    memory = SimMemory(layout, settings.num_blocks)
+    host_slots = slots_for(settings.host_kv_memory, layout)
     runner = SimRunner(
-        SimMemory(layout, settings.num_blocks),
+        memory,
         Vocabulary(
             first=settings.first_id,
             end=settings.end_id,
@@ -161,4 +173,5 @@ def build_sim(
         clock=clock,
         sleep=sleep,
     )
-    return EngineCore(info, runner)
+    host = CopiedBlocks(memory, host_slots) if host_slots else None
+    return EngineCore(info, runner, host)

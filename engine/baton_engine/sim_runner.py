@@ -43,7 +43,8 @@ def _odd_words(count: int, salt: int) -> Words:
 
 
 class SimMemory:
-    """The pool, and beside each token's KV its digest, taken whenever the bytes are written."""
+    """The pool, and beside each token's KV its digest, taken whenever the bytes are written. There
+    is one per head shard, so that two threads may write two shards of a block; they add up."""
 
     def __init__(self, layout: KVLayout, num_blocks: int) -> None:
         self.layout = layout
@@ -52,41 +53,55 @@ class SimMemory:
         self._pool: Words = np.zeros(
             (num_blocks + 1, *shape, layout.block_size, words), dtype=np.uint64
         )
-        self._bytes = self._pool.view(np.uint8).reshape(num_blocks + 1, layout.block_bytes)
-        self._digests: Words = np.zeros((num_blocks + 1, layout.block_size), dtype=np.uint64)
+        shards, pieces = layout.kv_shards, 2 * layout.num_layers
+        self._bytes = self._pool.view(np.uint8).reshape(num_blocks + 1, pieces, shards, -1)
+        self._heads = self._pool.reshape(
+            num_blocks + 1, *shape[:2], shards, -1, layout.block_size, words
+        )
+        self._digests: Words = np.zeros(
+            (num_blocks + 1, layout.block_size, shards), dtype=np.uint64
+        )
         count = layout.token_bytes // WORD_BYTES
         self._spread = _odd_words(count, 1).reshape(*shape, words)
-        self._factors = _odd_words(count, 2).reshape(*shape, 1, words)
+        self._factors = _odd_words(count, 2).reshape(*shape[:2], shards, -1, 1, words)
         # Digest of a token is its state times this: sum of spread * factor, without the words.
-        self._digest_factor = int((self._spread * self._factors[..., 0, :]).sum())
+        factors = self._spread.reshape(*shape[:2], shards, -1, 1, words) * self._factors
+        self._shard_factors: Words = factors.sum(axis=(0, 1, 3, 4, 5))
+        self._digest_factor = int(self._shard_factors.sum())
         self._weights = _odd_words(num_blocks * layout.block_size, 3)
 
-    def read(self, blocks: Sequence[BlockId], into: memoryview) -> None:
+    def read(self, blocks: Sequence[BlockId], into: memoryview, shard: int = 0) -> None:
         out = self._checked(blocks, into)
         for index, block in enumerate(blocks):
-            out[index] = self._bytes[block]
+            np.copyto(out[index], self._bytes[block, :, shard])
 
-    def write(self, blocks: Sequence[BlockId], data: memoryview) -> None:
+    def views(self, blocks: Sequence[BlockId]) -> None:
+        """The digests have to know what is written."""
+
+    def write(self, blocks: Sequence[BlockId], data: memoryview, shard: int = 0) -> None:
         source = self._checked(blocks, data)
+        factors = self._factors[:, :, shard]
         for index, block in enumerate(blocks):
-            self._bytes[block] = source[index]
-            self._digests[block] = (self._pool[block] * self._factors).sum(axis=(0, 1, 2, 4))
+            np.copyto(self._bytes[block, :, shard], source[index])
+            words = self._heads[block, :, :, shard]
+            self._digests[block, :, shard] = (words * factors).sum(axis=(0, 1, 2, 4))
 
     def _checked(self, blocks: Sequence[BlockId], data: memoryview) -> npt.NDArray[np.uint8]:
-        """`data` as [blocks, block_bytes]."""
-        size = self.layout.block_bytes
+        """`data` as [blocks, layer and K or V, bytes of a shard's heads]."""
+        size = self.layout.block_bytes // self.layout.kv_shards
         if data.nbytes != len(blocks) * size:
             raise ValueError(
                 f"{data.nbytes} bytes for {len(blocks)} blocks; {len(blocks) * size} are needed"
             )
-        return np.frombuffer(data, dtype=np.uint8).reshape(len(blocks), size)
+        rows = np.frombuffer(data, dtype=np.uint8)
+        return rows.reshape(len(blocks), 2 * self.layout.num_layers, -1)
 
     def extend(self, tokens: Sequence[int], start: int, blocks: Sequence[BlockId]) -> list[int]:
         """Write KV for `tokens` at [start, start + len(tokens)); return the D of each."""
         size = self.layout.block_size
         end = start + len(tokens)
         table = np.array(blocks[: -(-end // size)], dtype=np.int64)
-        before = self._digests[table[: -(-start // size)]].reshape(-1)[:start]
+        before = self._digests[table[: -(-start // size)]].sum(axis=-1).reshape(-1)[:start]
         digest = int((before * self._weights[:start]).sum())
         states, digests = [], []
         for offset, weight in enumerate(self._weights[start:end].tolist()):
@@ -101,7 +116,7 @@ class SimMemory:
         self._pool[blocks_T, :, :, :, slots_T, :] = (
             states_T[:, None, None, None, None] * self._spread
         )
-        self._digests[blocks_T, slots_T] = states_T * np.uint64(self._digest_factor)
+        self._digests[blocks_T, slots_T] = states_T[:, None] * self._shard_factors
         return digests
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from baton_engine.api import KVMemory, Row, RowResult, Sample, Sampled
+from baton_engine.api import Row, RowResult, Sample, Sampled
 from baton_engine.attention import AttentionBackend
 from baton_engine.logprobs import position_logprobs
 from baton_engine.models.decoder import Decoder
@@ -34,7 +34,7 @@ Indices = npt.NDArray[np.int64]
 
 class TorchRunner:
     def __init__(self, model: Decoder, memory: TorchMemory, attention: AttentionBackend) -> None:
-        self.memory: KVMemory = memory
+        self.memory = memory
         self._clear = memory.clear
         self._model = model
         self._attention = attention
@@ -67,7 +67,7 @@ class TorchRunner:
         if not places:
             return {}
         logits_SV = self._model.logits(hidden_TD[stage(ends[places] - 1, self._device)])
-        groups = _sample_groups(logits_SV, [rows[place].samples for place in places])
+        groups = self._sample_groups(logits_SV, [rows[place].samples for place in places])
         return dict(zip(places, groups, strict=True))
 
     def _expect(
@@ -102,6 +102,19 @@ class TorchRunner:
             self._attention.begin(rows),
         )
 
+    def _sample_groups(
+        self, logits_SV: torch.Tensor, groups: Sequence[tuple[Sample, ...]]
+    ) -> list[tuple[Sampled, ...]]:
+        """Sample all rows at once; a row gives as many tokens as it has samples."""
+        row_of = [row for row, group in enumerate(groups) for _ in group]
+        samples = [each for group in groups for each in group]
+        tokens = sample(logits_SV, row_of, samples, self._model.ops.choose)
+        parts, begin = [], 0
+        for group in groups:
+            parts.append(tuple(tokens[begin : begin + len(group)]))
+            begin += len(group)
+        return parts
+
     def _started_block(self, row: Row) -> tuple[BlockId, ...]:
         """The block that this row begins to fill and leaves partly empty, if there is one. Its rest
         is read under a mask, and a NaN left there by somebody else would survive a zero weight."""
@@ -109,16 +122,3 @@ class TorchRunner:
         index = (end - 1) // self._block_size
         begins_here = index * self._block_size >= row.start
         return (row.blocks[index],) if begins_here and end % self._block_size else ()
-
-
-def _sample_groups(
-    logits_SV: torch.Tensor, groups: Sequence[tuple[Sample, ...]]
-) -> list[tuple[Sampled, ...]]:
-    """Sample all rows at once; a row gives as many tokens as it has samples."""
-    row_of = [row for row, group in enumerate(groups) for _ in group]
-    tokens = sample(logits_SV, row_of, [each for group in groups for each in group])
-    parts, begin = [], 0
-    for group in groups:
-        parts.append(tuple(tokens[begin : begin + len(group)]))
-        begin += len(group)
-    return parts

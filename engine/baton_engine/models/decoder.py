@@ -12,12 +12,16 @@ import torch.nn.functional as F
 from baton_engine.attention import StepAttention
 from baton_engine.config import ModelConfig
 from baton_engine.models.layers import Attention, GatedMLP, RMSNorm
-from baton_engine.models.rope import Rope
+from baton_engine.models.products import packed_product, plain_product
+from baton_engine.models.rope import Rope, RopeTables
 from baton_engine.models.slots import WeightSlots
 
 
 class DecoderLayer:
-    """Pre-norm block: x + attention(norm(x)), then x + mlp(norm(x))."""
+    """Pre-norm block: x + attention(norm(x)), then x + mlp(norm(x)).
+
+    What a part returns is added to x by the norm that follows it: one pass over x instead of two.
+    """
 
     def __init__(
         self, slots: WeightSlots, layer: int, config: ModelConfig, attention: type[Attention]
@@ -32,13 +36,14 @@ class DecoderLayer:
     def __call__(
         self,
         x_TD: torch.Tensor,
-        rope: tuple[torch.Tensor, torch.Tensor],
+        delta_TD: torch.Tensor | None,
+        rope: RopeTables,
         attention: StepAttention,
     ) -> torch.Tensor:
-        # In place: x is this step's own residual stream and the norms write elsewhere.
-        x_TD += self._attention(self._attention_norm(x_TD), rope, attention)
-        x_TD += self._mlp(self._mlp_norm(x_TD))
-        return x_TD
+        """What is to be added to x next; `delta`, of the layer before, is added here. x is this
+        step's own residual stream and is changed in place."""
+        delta_TD = self._attention(self._attention_norm(x_TD, delta_TD), rope, attention)
+        return self._mlp(self._mlp_norm(x_TD, delta_TD))
 
 
 class Decoder:
@@ -48,6 +53,7 @@ class Decoder:
 
     def __init__(self, config: ModelConfig, slots: WeightSlots) -> None:
         self.config = config
+        self.ops = slots.ops
         self._embed_VD = slots.tensor(
             "model.embed_tokens.weight", config.vocab_size, config.hidden_size
         )
@@ -57,11 +63,18 @@ class Decoder:
             for layer in range(config.num_layers)
         ]
         self._norm = RMSNorm(slots, "model.norm", config.hidden_size, config.norm_eps)
-        self._head_VD = (
+        head_VD = (
             self._embed_VD
             if config.tied
             else slots.tensor("lm_head.weight", config.vocab_size, config.hidden_size)
         )
+        self._head = plain_product(head_VD, None)
+        slots.when_filled(lambda: self._pack_head(head_VD))
+
+    def _pack_head(self, head_VD: torch.Tensor) -> None:
+        """A tied head is then there twice, since an embedding needs its rows as they are: of 16
+        rows in bf16 the product is 2.5 times as fast, in fp32 1.4 times."""
+        self._head = packed_product(head_VD, None)
 
     def forward(
         self, tokens_T: torch.Tensor, positions_T: torch.Tensor, attention: StepAttention
@@ -69,11 +82,13 @@ class Decoder:
         """Hidden states [T, D] before the final norm; writes the tokens' KV."""
         x_TD = F.embedding(tokens_T, self._embed_VD)
         rope = self._rope.tables(positions_T)
+        delta_TD = None
         for layer in self._layers:
-            x_TD = layer(x_TD, rope, attention)
-        return x_TD
+            delta_TD = layer(x_TD, delta_TD, rope, attention)
+        return x_TD if delta_TD is None else x_TD.add_(delta_TD)
 
     def logits(self, hidden_SD: torch.Tensor) -> torch.Tensor:
-        """Logits [S, V] in float32. Only sampled rows come here: the head is often the largest
-        matrix of a small model."""
-        return F.linear(self._norm(hidden_SD), self._head_VD).float()
+        """Logits [S, V] in the compute dtype: a copy in float32 of 256 rows of 150,000 would be
+        155 MB. Only sampled rows come here: the head is often the largest matrix of a small model.
+        """
+        return self._head(self._norm(hidden_SD))

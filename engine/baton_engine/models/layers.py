@@ -1,7 +1,7 @@
 """Parts of a decoder layer: linear, RMSNorm, gated MLP and attention with fused projections.
 
 Shapes: T tokens of the step, D hidden size, F MLP size, O and I a linear's out and in,
-N query heads, K kv heads, X = N + K, H head_dim.
+N query heads, K kv heads, X = N + K, Z = N + 2 K, H head_dim.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 
 from baton_engine.attention import StepAttention
 from baton_engine.config import ModelConfig
+from baton_engine.kernels.ops import HeadNorm
 from baton_engine.models.products import packed_product, plain_product
-from baton_engine.models.rope import rotate
+from baton_engine.models.rope import RopeTables
 from baton_engine.models.slots import WeightSlots
 
 
@@ -50,9 +50,11 @@ class RMSNorm:
     def __init__(self, slots: WeightSlots, name: str, size: int, eps: float) -> None:
         self.weight_D = slots.tensor(f"{name}.weight", size)
         self._eps = eps
+        self._ops = slots.ops
 
-    def __call__(self, x_TD: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x_TD, (x_TD.shape[-1],), self.weight_D, self._eps)
+    def __call__(self, x_TD: torch.Tensor, delta_TD: torch.Tensor | None = None) -> torch.Tensor:
+        """The norm of x, after delta, if there is one, was added to x in place."""
+        return self._ops.add_norm(x_TD, delta_TD, self.weight_D, self._eps)
 
 
 class GatedMLP:
@@ -63,10 +65,10 @@ class GatedMLP:
         names = [f"{name}.gate_proj", f"{name}.up_proj"]
         self._gate_up = Linear(slots, names, [size, size], hidden, bias)
         self._down = Linear(slots, [f"{name}.down_proj"], [hidden], size, bias)
+        self._ops = slots.ops
 
     def __call__(self, x_TD: torch.Tensor) -> torch.Tensor:
-        gate_TF, up_TF = self._gate_up(x_TD).chunk(2, dim=-1)
-        return self._down(F.silu(gate_TF).mul_(up_TF))
+        return self._down(self._ops.silu_mul(self._gate_up(x_TD)))
 
 
 class Attention:
@@ -81,21 +83,15 @@ class Attention:
         )
         self._layer = layer
         self._heads = (n, k, h)
-
-    def normalise(self, heads_TXH: torch.Tensor) -> torch.Tensor:
-        """What a family does to q and k before rope; Llama nothing."""
-        return heads_TXH
+        self._norm: HeadNorm | None = None  # of q and k before rope
+        self._ops = slots.ops
 
     def __call__(
-        self,
-        x_TD: torch.Tensor,
-        rope: tuple[torch.Tensor, torch.Tensor],
-        attention: StepAttention,
+        self, x_TD: torch.Tensor, rope: RopeTables, attention: StepAttention
     ) -> torch.Tensor:
         n, k, h = self._heads
-        qkv = self._qkv(x_TD).view(-1, n + 2 * k, h)
-        qk_TXH = rotate(self.normalise(qkv[:, : n + k]), rope)
-        out_TNH = attention.attend(self._layer, qk_TXH[:, :n], qk_TXH[:, n:], qkv[:, n + k :])
+        heads_TZH = self._qkv(x_TD).view(-1, n + 2 * k, h)
+        out_TNH = self._ops.attend(heads_TZH, n, self._norm, rope, self._layer, attention)
         return self._out(out_TNH.view(-1, n * h))
 
 
@@ -104,15 +100,11 @@ class QKNormAttention(Attention):
 
     def __init__(self, slots: WeightSlots, name: str, layer: int, config: ModelConfig) -> None:
         super().__init__(slots, name, layer, config)
-        self._eps = config.norm_eps
         q_weight_H = slots.tensor(f"{name}.q_norm.weight", config.head_dim)
         k_weight_H = slots.tensor(f"{name}.k_norm.weight", config.head_dim)
-        self._weight_XH = torch.empty(0)
-        slots.when_filled(lambda: self._join(q_weight_H, k_weight_H))
+        slots.when_filled(lambda: self._join(q_weight_H, k_weight_H, config.norm_eps))
 
-    def _join(self, q_weight_H: torch.Tensor, k_weight_H: torch.Tensor) -> None:
+    def _join(self, q_weight_H: torch.Tensor, k_weight_H: torch.Tensor, eps: float) -> None:
         n, k, _ = self._heads
-        self._weight_XH = torch.cat([q_weight_H.expand(n, -1), k_weight_H.expand(k, -1)])
-
-    def normalise(self, heads_TXH: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(heads_TXH, (heads_TXH.shape[-1],), None, self._eps) * self._weight_XH
+        weight_XH = torch.cat([q_weight_H.expand(n, -1), k_weight_H.expand(k, -1)])
+        self._norm = HeadNorm(weight_XH, eps)

@@ -13,6 +13,8 @@ import torch
 
 from baton_engine.config import RopeConfig
 
+RopeTables = tuple[torch.Tensor, torch.Tensor]  # cos and sin, each [T, 1, H/2]
+
 
 def inverse_frequencies(config: RopeConfig, head_dim: int) -> torch.Tensor:
     """inv_freq [H/2], float32. Frequencies are computed in the order of operations of
@@ -43,15 +45,15 @@ class Rope:
         self._inv_freq = inverse_frequencies(config, head_dim).to(device)
         self._dtype = dtype
 
-    def tables(self, positions_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(cos, sin), each [T, 1, H/2] in the compute dtype."""
+    def tables(self, positions_T: torch.Tensor) -> RopeTables:
+        """In the compute dtype."""
         angles_TH = positions_T.float()[:, None] * self._inv_freq[None, :]
         cos_T1H = angles_TH.cos().to(self._dtype)[:, None, :]
         sin_T1H = angles_TH.sin().to(self._dtype)[:, None, :]
         return cos_T1H, sin_T1H
 
 
-def rotate(heads_TXH: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+def rotate(heads_TXH: torch.Tensor, tables: RopeTables) -> torch.Tensor:
     """The rotated heads, a new tensor: halves (a, b) become (a cos - b sin, b cos + a sin)."""
     cos_T1H, sin_T1H = tables
     first, second = heads_TXH.chunk(2, dim=-1)

@@ -11,13 +11,17 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from baton_engine.kernels.ops import TORCH_OPS, Ops
+
 
 class WeightSlots:
-    """Allocates tensors of one dtype on one device and remembers which name fills which view."""
+    """Allocates tensors of one dtype on one device and remembers which name fills which view; and
+    says by which `ops` the parts compute there."""
 
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, dtype: torch.dtype, device: torch.device, ops: Ops = TORCH_OPS) -> None:
         self.dtype = dtype
         self.device = device
+        self.ops = ops
         self.views: dict[str, torch.Tensor] = {}
         self._then: list[Callable[[], None]] = []
 

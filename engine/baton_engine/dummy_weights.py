@@ -1,0 +1,46 @@
+"""Random weights in a model's true shapes, so that a shape can be timed without a checkpoint.
+
+In: the config, or the slots a model declared. Out: how many numbers it has, its identity, filled
+slots. The same config on the same kind of device gives the same weights.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from baton_engine.config import ModelConfig
+from baton_engine.models.slots import WeightSlots
+from baton_protocol.fingerprint import TensorDigest
+
+SEED = 0
+# As transformers initialises: activations stay finite through any number of layers.
+STD = 0.02
+NORM = "norm.weight"
+
+
+def count_weights(config: ModelConfig) -> int:
+    """How many numbers the slots of this model hold."""
+    hidden, width = config.hidden_size, config.head_dim
+    queries, keys = config.num_heads * width, config.num_kv_heads * width
+    layer = hidden * (2 * queries + 2 * keys + 3 * config.intermediate_size) + 2 * hidden
+    layer += (queries + 2 * keys) * config.qkv_bias + hidden * config.output_bias
+    layer += (2 * config.intermediate_size + hidden) * config.mlp_bias + 2 * width * config.qk_norm
+    heads = 1 if config.tied else 2
+    return heads * config.vocab_size * hidden + config.num_layers * layer + hidden
+
+
+def dummy_digests(config: ModelConfig) -> list[TensorDigest]:
+    """What stands for the tensors' digests: no checkpoint's KV is ever taken for a dummy's."""
+    return [TensorDigest("dummy", (count_weights(config),), config.dtype, f"seed {SEED}: {config}")]
+
+
+def fill_slots(slots: WeightSlots) -> None:
+    """Norms are 1, biases 0, everything else is normal."""
+    noise = torch.Generator(slots.device).manual_seed(SEED)
+    for name, view in slots.views.items():
+        if name.endswith(NORM):
+            view.fill_(1.0)
+        elif view.dim() == 1:
+            view.zero_()
+        else:
+            view.normal_(0.0, STD, generator=noise)

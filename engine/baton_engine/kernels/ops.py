@@ -1,0 +1,112 @@
+"""The small operations that a model and the sampler use, and their torch twins.
+
+What torch does in several passes over a step's activations, a kernel does in one. `Ops` is where
+the two meet: models call it and do not know which they have.
+
+Shapes: T tokens of the step, D hidden size, F MLP size, N query heads, K kv heads, X = N + K,
+Z = N + 2 K, H head_dim, S samples, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+
+from baton_engine.api import Sample
+from baton_engine.attention import StepAttention
+from baton_engine.kernels.choice import Kernels
+from baton_engine.models.rope import RopeTables, rotate
+from baton_engine.sampling import choose
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorm:
+    """RMSNorm of each head of q and k, with a weight per head."""
+
+    weight_XH: torch.Tensor
+    eps: float
+
+
+class Ops(Protocol):
+    def add_norm(
+        self,
+        x_TD: torch.Tensor,
+        delta_TD: torch.Tensor | None,
+        weight_D: torch.Tensor,
+        eps: float,
+    ) -> torch.Tensor:
+        """Add delta, if there is one, to x in place; RMSNorm of the sum, a new tensor."""
+        ...
+
+    def silu_mul(self, gate_up_TF: torch.Tensor) -> torch.Tensor:
+        """silu(gate) * up of [T, 2 F]; may use the argument's memory."""
+        ...
+
+    def attend(
+        self,
+        heads_TZH: torch.Tensor,
+        num_heads: int,
+        norm: HeadNorm | None,
+        rope: RopeTables,
+        layer: int,
+        attention: StepAttention,
+    ) -> torch.Tensor:
+        """Normalise and rotate q and k, store k and v, attend; [T, N, H]. May change `heads`."""
+        ...
+
+    def choose(self, logits_SV: torch.Tensor, samples: Sequence[Sample]) -> torch.Tensor:
+        """The token of each sample, int64 [S], from logits that nothing more is said about."""
+        ...
+
+
+class TorchOps:
+    def add_norm(
+        self,
+        x_TD: torch.Tensor,
+        delta_TD: torch.Tensor | None,
+        weight_D: torch.Tensor,
+        eps: float,
+    ) -> torch.Tensor:
+        if delta_TD is not None:
+            x_TD += delta_TD
+        return F.rms_norm(x_TD, (x_TD.shape[-1],), weight_D, eps)
+
+    def silu_mul(self, gate_up_TF: torch.Tensor) -> torch.Tensor:
+        gate_TF, up_TF = gate_up_TF.chunk(2, dim=-1)
+        return F.silu(gate_TF).mul_(up_TF)
+
+    def attend(
+        self,
+        heads_TZH: torch.Tensor,
+        num_heads: int,
+        norm: HeadNorm | None,
+        rope: RopeTables,
+        layer: int,
+        attention: StepAttention,
+    ) -> torch.Tensor:
+        both = (num_heads + heads_TZH.shape[1]) // 2  # N + K
+        qk_TXH = heads_TZH[:, :both]
+        if norm is not None:
+            qk_TXH = F.rms_norm(qk_TXH, (qk_TXH.shape[-1],), None, norm.eps) * norm.weight_XH
+        qk_TXH = rotate(qk_TXH, rope)
+        q_TNH, k_TKH = qk_TXH[:, :num_heads], qk_TXH[:, num_heads:]
+        return attention.attend(layer, q_TNH, k_TKH, heads_TZH[:, both:])
+
+    def choose(self, logits_SV: torch.Tensor, samples: Sequence[Sample]) -> torch.Tensor:
+        return choose(logits_SV, samples)
+
+
+TORCH_OPS = TorchOps()
+
+
+def ops_for(kernels: Kernels) -> Ops:
+    if kernels == "torch":
+        return TORCH_OPS
+    # Here, since torch wheels for CPUs bring no triton.
+    from baton_engine.kernels.triton_ops import TritonOps
+
+    return TritonOps()
