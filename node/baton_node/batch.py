@@ -1,14 +1,15 @@
 """The requests the engine runs: from admission to their last token.
 
 In: admitted jobs, the server's words about them, the engine's steps. Out: Step and JobFailed
-frames; progress for the publisher. Only the step loop's thread calls it.
+frames; what is filled, for the publisher: with stop strings only once it is certain that none ended
+the choice before. Only the step loop's thread calls it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from baton_engine.api import Engine, StepResult
+from baton_engine.api import Engine, Filled, StepResult, TokenOut
 from baton_node import parking
 from baton_node.counters import Counters
 from baton_node.frames import FinishChoice, Prompted, Step, Token
@@ -39,6 +40,7 @@ class Batch:
         self._counters = counters
         self._speeds = speeds
         self._clock = clock
+        self._chunk_tokens = engine.info.layout.chunk_tokens
         self._jobs: dict[RequestId, Job] = {}
         self.ended = 0
 
@@ -61,9 +63,10 @@ class Batch:
             self._engine.submit(
                 job.request,
                 reservation=reservation,
-                landed=action.blocks if reservation is not None else 0,
+                landed=action.runs,
                 prefill_only=prefill,
                 track=prefill,
+                report_filled=not prefill and self._publisher.has_store,
                 finished=tuple(sorted(job.finished)),
             )
         except BatonError as error:
@@ -93,6 +96,15 @@ class Batch:
         self._engine.finish_choice(frame.request, frame.choice)
         self._close_choice(job, frame.choice)
 
+    def drain(self) -> None:
+        """The node drains: what its requests have is put into the store, and what they fill."""
+        self._publisher.drain(True)
+        for job in self._jobs.values():
+            if job.kind == "run":
+                for filled in self._engine.full_chunks(job.request.id):
+                    self._filled(filled, job)
+        self._publisher.watch()
+
     def step(self) -> bool:
         """One engine step. False if nothing could run."""
         began = self._clock()
@@ -102,6 +114,9 @@ class Batch:
         for progress in result.progress:
             if job := self._jobs.get(progress.request):
                 self._publisher.progressed(progress, job)
+        for filled in result.filled:
+            if job := self._jobs.get(filled.request):
+                self._filled(filled, job)
         step = self._frame(result, now)
         if step.tokens or step.prompts:
             self._port.send(step)
@@ -113,7 +128,7 @@ class Batch:
     def _frame(self, result: StepResult, now: float) -> Step:
         """The step's tokens, each with the attempt it belongs to."""
         prompts = [
-            Prompted(use.request, job.request.attempt, job.times.stats(use, now), use.logprobs)
+            Prompted(use.request, job.request.attempt, job.stats(use, now), use.logprobs)
             for use in result.prompts
             if (job := self._jobs.get(use.request)) is not None
         ]
@@ -136,7 +151,27 @@ class Batch:
             )
             if out.finish is not None:
                 self._close_choice(job, out.choice)
+            elif job.request.params.stop:
+                self._made(out, job)
         return Step(tuple(tokens), tuple(prompts))
+
+    def _filled(self, filled: Filled, job: Job) -> None:
+        end = (filled.index + 1) * self._chunk_tokens
+        if not job.request.params.stop or end <= job.certain(filled.choice):
+            self._publisher.filled(filled, job)
+
+    def _made(self, out: TokenOut, job: Job) -> None:
+        """A chunk that was filled before has become certain, or none. Its blocks may be others by
+        now; the engine names those that the request has."""
+        job.newest[out.choice] = out.offset
+        end = job.certain(out.choice)
+        if end % self._chunk_tokens or end <= job.given(out.choice):
+            return
+        if job.kind == "run" and self._publisher.has_store:
+            for filled in self._engine.full_chunks(out.request):
+                last = (filled.index + 1) * self._chunk_tokens == end
+                if last and filled.choice == out.choice:
+                    self._publisher.filled(filled, job)
 
     def _complete(self, result: StepResult) -> list[Token]:
         """The ends of choices that came with all their tokens."""

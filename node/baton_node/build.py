@@ -27,8 +27,9 @@ from baton_kvstore.resp import RespConnection
 from baton_node.settings import NodeSettings, SetupError
 from baton_protocol.hashing import HASH_BYTES
 from baton_protocol.ids import BlockHash, BlockId, Fingerprint
+from baton_protocol.layout import KVLayout
 from baton_protocol.sampling import SamplingParams
-from baton_protocol.store import Speeds
+from baton_protocol.store import Priority, Speeds
 from baton_text.artifacts import ArtifactError, read_artifacts
 from baton_text.tokenizer import Tokenizer
 
@@ -39,6 +40,7 @@ DECODE_STEPS = 4
 COMPUTE_BUDGET_S = 0.35  # after this no further step is begun, but one decode step
 TRANSFER_BUDGET_S = 0.5
 TRANSFERS = 3
+TRIES_PER_SERVER = 64  # random names until one belongs to a certain server
 DEEP = 1 << 16  # depth in a chain: should the deletion fail, this chunk dies before others
 
 
@@ -59,12 +61,15 @@ def build_engine(settings: NodeSettings) -> EngineCore:
                 device=settings.device,
                 kv_memory=settings.kv_memory if settings.kv_blocks is None else None,
                 kv_blocks=settings.kv_blocks,
+                host_kv_memory=settings.host_kv_memory,
                 chunk_blocks=settings.chunk_blocks,
+                kv_shards=settings.kv_shards,
                 block_size=settings.block_size,
                 max_batched_tokens=settings.max_batched_tokens,
                 max_num_seqs=settings.max_num_seqs,
                 max_model_len=settings.max_model_len,
                 threads=settings.threads,
+                kernels=settings.kernels,
             )
         )
     except (EngineError, ArtifactError) as error:
@@ -89,11 +94,13 @@ def _sim_settings(settings: NodeSettings) -> SimSettings:
         kv_heads=sim.kv_heads,
         head_dim=sim.head_dim,
         block_size=settings.block_size,
+        kv_shards=settings.kv_shards,
         dtype="float32" if settings.dtype == "auto" else settings.dtype,
         vocab_size=vocab_size,
         eos_ids=eos_ids,
         eos_every=sim.eos_every,
         poison_token=sim.poison_token,
+        host_kv_memory=settings.host_kv_memory,
         max_num_seqs=settings.max_num_seqs,
         prefill_base_ms=sim.prefill_base_ms,
         prefill_ms_per_token=sim.prefill_ms_per_token,
@@ -152,42 +159,76 @@ def _run(runner: Runner, tokens: list[int], start: int, blocks: list[BlockId]) -
 
 
 def measure_transfers(
-    plane: DataPlane, urls: Sequence[str], fingerprint: Fingerprint, chunk_tokens: int
+    plane: DataPlane, urls: Sequence[str], fingerprint: Fingerprint, layout: KVLayout
+) -> tuple[float, float, float]:
+    """Bytes/s of a put and of a get of one chunk, the best of a few with each data server, and a
+    get's latency in ms, the worst server's. The chunks are deleted again. 0.0 for what did not
+    work: a store that is down is no reason not to start."""
+    put_rate = get_rate = 0.0
+    plane.wait_connected(TRANSFER_BUDGET_S)
+    reached = [number for number, run_id in enumerate(plane.run_ids) if run_id]
+    for number in reached:
+        chunk = _chunk_of(plane, number)
+        if chunk is None:
+            continue
+        put, get = _move(plane, chunk, layout, TRANSFER_BUDGET_S / 4 / len(reached))
+        put_rate, get_rate = max(put_rate, put), max(get_rate, get)
+        shards = range(layout.kv_shards)
+        _delete(urls[number], [chunk_key(fingerprint, chunk, shard) for shard in shards])
+    latencies = [each.get_latency_ms for each in plane.instances()]
+    return put_rate, get_rate, max(latencies, default=0.0)
+
+
+def _chunk_of(plane: DataPlane, number: int) -> BlockHash | None:
+    """A name whose chunk goes to this data server; None where it takes no chunks."""
+    for _ in range(TRIES_PER_SERVER * len(plane.run_ids)):
+        chunk = BlockHash(os.urandom(HASH_BYTES))
+        if plane.instance_for(chunk) == number:
+            return chunk
+    return None
+
+
+def _move(
+    plane: DataPlane, chunk: BlockHash, layout: KVLayout, budget_s: float
 ) -> tuple[float, float]:
-    """Bytes/s of a put and a get of one chunk, the best of a few, which is deleted again; 0.0 for
-    what did not work: a store that is down is no reason not to start."""
     puts: SimpleQueue[PutResult] = SimpleQueue()
     gets: SimpleQueue[GetResult] = SimpleQueue()
-    chunk = BlockHash(os.urandom(HASH_BYTES))
     put_rate = get_rate = 0.0
     began = time.monotonic()
     try:
-        if not plane.wait_connected(TRANSFER_BUDGET_S):
-            return 0.0, 0.0
         for _ in range(TRANSFERS):  # the first ones meet cold pages
-            plane.submit_put(chunk, chunk_tokens, DEEP, lambda _: None, lambda: None, puts.put)
+            plane.submit_put(
+                chunk, layout.chunk_tokens, DEEP, _nothing, _copied, puts.put, Priority.HANDOFF
+            )
             put = puts.get(timeout=TRANSFER_BUDGET_S)
             if put.marker is None:
                 break
-            plane.submit_get(chunk, put.marker, DEEP, lambda _: None, gets.put)
+            plane.submit_get(chunk, put.marker, DEEP, _nothing, gets.put, Priority.HANDOFF)
             got = gets.get(timeout=TRANSFER_BUDGET_S)
             put_rate = max(put_rate, put.bytes / max(1e-6, put.seconds))
             get_rate = max(get_rate, got.bytes / max(1e-6, got.seconds))
-            if time.monotonic() - began > TRANSFER_BUDGET_S / 4:
+            if time.monotonic() - began > budget_s:
                 break
     except Empty:
-        return put_rate, get_rate
-    _delete(urls[plane.instance_for(chunk)], chunk_key(fingerprint, chunk))
+        pass
     return put_rate, get_rate
 
 
-def _delete(url: str, key: bytes) -> None:
+def _nothing(payload: memoryview, shard: int) -> None:
+    """What the bytes are makes no difference."""
+
+
+def _copied() -> None:
+    """No block is held."""
+
+
+def _delete(url: str, keys: Sequence[bytes]) -> None:
     connection = RespConnection(parse_endpoint(url))
     deadline = time.monotonic() + TRANSFER_BUDGET_S
     try:
         connection.open(deadline)
-        connection.command(deadline, b"DEL", key)
+        connection.command(deadline, b"DEL", *keys)
     except StoreError:
-        pass  # it has a TTL
+        pass  # they have a TTL
     finally:
         connection.close()

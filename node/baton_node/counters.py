@@ -5,11 +5,23 @@ In: what the step loop sees happen. Out: the node's NodeLoad: the engine's figur
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import msgspec
 
 from baton_protocol.store import NodeLoad
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What became of one request's full blocks (see NodeLoad): asked for, found in the own cache or
+    by a marker, brought from the store, given to the engine, found and cheaper to compute."""
+
+    queried: int = 0
+    matched: int = 0
+    fetched: int = 0
+    used: int = 0
+    declined: int = 0
 
 
 @dataclass(slots=True)
@@ -23,19 +35,25 @@ class Counters:
     fetched_chunks: int = 0
     reused_chunks: int = 0
     lost_chunks: int = 0
+    queried_blocks: int = 0
+    matched_blocks: int = 0
+    fetched_blocks: int = 0
+    used_blocks: int = 0
+    declined_blocks: int = 0
+    behind_chunks: int = 0
+    behind_bytes: int = 0
+    behind_skipped: int = 0
     handoffs: int = 0
+
+    def count(self, tally: Tally) -> None:
+        """Once per request."""
+        self.queried_blocks += tally.queried
+        self.matched_blocks += tally.matched
+        self.fetched_blocks += tally.fetched
+        self.used_blocks += tally.used
+        self.declined_blocks += tally.declined
 
     def merge(self, engine: NodeLoad, parked: int) -> NodeLoad:
         """The node's load: `engine` is Engine.load()."""
-        return msgspec.structs.replace(
-            engine,
-            parked=parked,
-            published_bytes_total=self.published_bytes,
-            published_chunks_total=self.published_chunks,
-            announced_chunks_total=self.announced_chunks,
-            fetched_bytes_total=self.fetched_bytes,
-            fetched_chunks_total=self.fetched_chunks,
-            reused_chunks_total=self.reused_chunks,
-            lost_chunks_total=self.lost_chunks,
-            handoffs_total=self.handoffs,
-        )
+        totals = {f"{name}_total": value for name, value in asdict(self).items()}
+        return msgspec.structs.replace(engine, parked=parked, **totals)

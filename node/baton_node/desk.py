@@ -4,8 +4,8 @@ One turn: the server's frames, the connector's events, timers, blocks for parked
 engine step, what the step means for the server and for the prefill jobs' chunks. With nothing to do
 it sleeps in select() on the server's socket and the connector's file descriptor.
 
-In: PrefillJob, RunJob, First, NoFirst, Abort, FinishChoice; chunks and inbox entries.
-Out: Step, JobFailed, Load, CacheEvents; chunks and inbox entries.
+In: PrefillJob, RunJob, First, NoFirst, Abort, FinishChoice, Drain, Undrain; chunks and inbox
+entries. Out: Step, JobFailed, Load, CacheEvents, Saved, Drained; chunks and inbox entries.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import logging
 import select
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import msgspec
 
@@ -30,7 +31,8 @@ from baton_engine.api import (
 from baton_node import parking
 from baton_node.batch import Batch
 from baton_node.counters import Counters
-from baton_node.frames import Drain, Drained, FinishChoice, Start, ToEngine
+from baton_node.economy import FetchPolicy
+from baton_node.frames import Drain, Drained, FinishChoice, Saved, Start, ToEngine, Undrain
 from baton_node.jobs import Job, JobKey, Times, check_request
 from baton_node.lot import Lot, Waits
 from baton_node.plane import Connector
@@ -39,11 +41,12 @@ from baton_node.publisher import Publisher
 from baton_node.reporter import Reporter
 from baton_node.speeds import SpeedMeter
 from baton_node.stash import Stash
+from baton_node.weigher import Weigher
 from baton_protocol.errors import BatonError, DeadlineExceeded, Unavailable
 from baton_protocol.hashing import chunk_hashes
 from baton_protocol.ids import BlockHash, Epoch, RequestId
 from baton_protocol.link import Abort, First, JobFailed, NoFirst, PrefillJob, RunJob
-from baton_protocol.store import InboxEntry, Speeds
+from baton_protocol.store import InboxEntry, Priority, Speeds
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +66,7 @@ class DeskOptions:
     blocks_wait_s: float = 30.0
     load_every_s: float = 0.2
     events_every_s: float = 0.1
+    fetch: FetchPolicy = "auto"  # of what a lookup found
     speeds: Speeds = field(default_factory=Speeds)
 
 
@@ -91,6 +95,8 @@ class Desk:
         self._batch = Batch(engine, port, self._publisher, self.counters, speeds, clock)
         batch = self._batch
         self._lot = Lot(engine, connector, self.counters, waits, batch.admit, batch.fail, clock)
+        layout = engine.info.layout
+        self._weigher = Weigher(layout, connector, speeds, options.fetch, clock)
         self._stash = Stash(clock)
         self._reporter = Reporter(
             engine,
@@ -106,7 +112,7 @@ class Desk:
         self._ended = 0
         self._starved_at = 0.0
         self._next_expiry = 0.0
-        self._draining = False
+        self._saving = self._draining = False  # a Drain waits for Saved, for Drained
 
     @property
     def idle(self) -> bool:
@@ -141,10 +147,16 @@ class Desk:
         self._share_blocks()
         for report in self._reporter.due(self._clock(), len(self._lot)):
             self._port.send(report)
+        self._answer_drain()
+        return moved
+
+    def _answer_drain(self) -> None:
+        if self._saving and self._publisher.saved:
+            self._saving = False
+            self._port.send(Saved())
         if self._draining and self.idle:
             self._draining = False
             self._port.send(Drained())
-        return moved
 
     def _share_blocks(self) -> None:
         """Parked requests make room for the running batch, and get none until it has freed some
@@ -184,7 +196,11 @@ class Desk:
             case FinishChoice():
                 self._batch.finish_choice(frame)
             case Drain():
-                self._draining = True
+                self._saving = self._draining = True
+                self._batch.drain()
+            case Undrain():
+                self._saving = self._draining = False
+                self._publisher.drain(False)
             case Start():
                 logger.error("a second start frame is ignored")
 
@@ -221,24 +237,28 @@ class Desk:
     def _make_job(self, frame: PrefillJob | RunJob, *, await_first: bool) -> Job:
         request = frame.request
         finished = frozenset(frame.finished if isinstance(frame, RunJob) else ())
-        chunks: list[BlockHash] = []
+        hashes: Sequence[BlockHash] = ()
         cached = 0
         # A prompt whose own likelihood is asked for is computed whole: nothing is waited for.
         if request.params.prompt_logprobs is None:
             hashes = self._engine.block_hashes(request)
             cached = self._engine.cached_blocks(hashes)
-            chunks = chunk_hashes(hashes, self._chunk_blocks)
+        chunks = chunk_hashes(hashes, self._chunk_blocks)
+        kind: Literal["prefill", "run"] = "prefill" if isinstance(frame, PrefillJob) else "run"
         self._arrivals += 1
         return Job(
             request=request,
-            kind="prefill" if isinstance(frame, PrefillJob) else "run",
+            kind=kind,
             seq=self._arrivals,
             chunks=chunks,
             chunk_blocks=self._chunk_blocks,
+            full_blocks=len(hashes),
+            block_size=self._engine.info.layout.block_size,
             parked=parking.park(
                 len(chunks), self._chunk_blocks, await_first=await_first, cached=cached
             ),
             times=Times(self._clock()),
+            priority=Priority.HANDOFF if kind == "run" and await_first else Priority.PREFIX,
             finished=finished,
             open_choices=set(range(request.params.n)) - finished,
         )
@@ -258,7 +278,7 @@ class Desk:
 
     def _start_run(self, frame: RunJob) -> None:
         job = self._make_job(frame, await_first=frame.await_first)
-        if not frame.await_first and not job.parked.complete:
+        if not frame.await_first and job.parked.missing:
             job.looking = True
             self._connector.lookup(*job.key, job.chunks)
         self._lot.park(job)
@@ -319,14 +339,12 @@ class Desk:
         job = self._lot.get((event.request, event.attempt))
         if job is not None:
             job.looking = False
-            found = 0
-            for index, marker in enumerate(event.markers):
-                if marker is not None:
-                    job.markers[index] = marker
-                    found |= 1 << index
+            found = enumerate(event.markers)
+            job.markers.update((i, marker) for i, marker in found if marker is not None)
         self._publisher.looked_up(event)
         if job is not None:
-            self._lot.tell(job, parking.Announced(found))
+            job.decision = self._weigher.weigh(job)
+            self._lot.tell(job, parking.Announced(job.decision.fetch))
             self._lot.tell(job, parking.Ended())
             if job.kind == "prefill":
                 self._lot.tell(job, parking.FirstKnown())

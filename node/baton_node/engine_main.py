@@ -82,6 +82,8 @@ def _connect(settings: NodeSettings, epoch: Epoch, engine: EngineCore) -> StoreC
         node=NodeId(settings.node),
         epoch=epoch,
         fingerprint=engine.info.fingerprint,
+        settings=settings.store_settings,
+        write_behind_bandwidth=settings.write_behind_bandwidth,
     )
     connector = StoreConnector(address, engine.memory)
     connector.start()
@@ -95,10 +97,12 @@ def _measure(
     speeds = measure_compute(info, engine.runner)
     if isinstance(connector, NoStore):
         return speeds
-    put, get = measure_transfers(
-        connector.plane, settings.data_urls, info.fingerprint, info.layout.chunk_tokens
+    put, get, latency_ms = measure_transfers(
+        connector.plane, settings.data_urls, info.fingerprint, info.layout
     )
-    return msgspec.structs.replace(speeds, put_bytes_per_s=put, get_bytes_per_s=get)
+    return msgspec.structs.replace(
+        speeds, put_bytes_per_s=put, get_bytes_per_s=get, get_latency_ms=latency_ms
+    )
 
 
 def _ready(engine: EngineCore, speeds: Speeds, store: StoreHealth) -> Ready:
@@ -132,6 +136,7 @@ def _desk(
         blocks_wait_s=settings.blocks_wait_s,
         load_every_s=settings.load_every_s,
         events_every_s=settings.events_every_s,
+        fetch=settings.fetch,
         speeds=speeds,
     )
     return Desk(engine, connector, port, options)

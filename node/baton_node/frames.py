@@ -1,7 +1,9 @@
 """What a node's server process and its engine process say to each other over a socketpair.
 
-    server -> engine   Start (first)  PrefillJob  RunJob  First  NoFirst  Abort  FinishChoice  Drain
-    engine -> server   Ready or SetupFailed (first)  Step  JobFailed  Load  CacheEvents  Drained
+    server -> engine   Start (first)  PrefillJob  RunJob  First  NoFirst  Abort  FinishChoice
+                       Drain  Undrain
+    engine -> server   Ready or SetupFailed (first)  Step  JobFailed  Load  CacheEvents
+                       Saved  Drained
 
 The link's own records are used where they say the same thing. A frame is its length (4 bytes,
 little-endian) and MessagePack. The end of the stream is the end of both processes.
@@ -58,11 +60,20 @@ class FinishChoice(msgspec.Struct, frozen=True, tag="finish"):
 
 
 class Drain(msgspec.Struct, frozen=True, tag="drain"):
-    """Say Drained once no request is left and every chunk's transfer has settled."""
+    """Publish all full chunks of running requests, at once and as they fill. Each Drain is answered
+    by Saved and, if no Undrain comes before, by Drained."""
+
+
+class Undrain(msgspec.Struct, frozen=True, tag="undrain"):
+    """Publish as before the first Drain."""
+
+
+class Saved(msgspec.Struct, frozen=True, tag="saved"):
+    """What running requests had at the Drain is in the store, or was refused by it."""
 
 
 class Drained(msgspec.Struct, frozen=True, tag="drained"):
-    pass
+    """No request is left, and every chunk's transfer has settled."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -117,8 +128,8 @@ class Step(msgspec.Struct, frozen=True, tag="step"):
     prompts: tuple[Prompted, ...] = ()
 
 
-ToEngine = Start | PrefillJob | RunJob | First | NoFirst | Abort | FinishChoice | Drain
-ToServer = Ready | SetupFailed | Step | JobFailed | Load | CacheEvents | Drained
+ToEngine = Start | PrefillJob | RunJob | First | NoFirst | Abort | FinishChoice | Drain | Undrain
+ToServer = Ready | SetupFailed | Step | JobFailed | Load | CacheEvents | Saved | Drained
 
 
 def to_engine_codec() -> Codec[ToEngine]:

@@ -15,9 +15,10 @@ from pathlib import Path
 
 from baton_node.frames import Ready
 from baton_node.settings import NodeSettings, SetupError
+from baton_protocol import PROTOCOL_VERSION
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import Load
-from baton_protocol.store import NodeReport, NodeState
+from baton_protocol.store import NodeReport
 from baton_text.artifacts import ArtifactError, byte_artifacts, digest, read_artifacts
 from baton_text.tokenizer import Tokenizer
 
@@ -69,14 +70,14 @@ class Identity:
     address: str
     digests: dict[str, str]  # file name -> SHA-256
 
-    def report(self, state: NodeState, load: Load) -> NodeReport:
+    def report(self, load: Load) -> NodeReport:
         return NodeReport(
             node=NodeId(self.settings.node),
             role=self.settings.role,
             address=self.address,
             pid=os.getpid(),
             epoch=self.epoch,
-            state=state,
+            state=load.state,
             fingerprint=self.ready.fingerprint,
             layout=self.ready.layout,
             model=self.settings.name(),
@@ -88,6 +89,10 @@ class Identity:
             speeds=load.speeds,
             load=load.load,
             store=load.store,
+            instances=load.instances,
+            reason=load.reason,
+            protocol=PROTOCOL_VERSION,
+            replaced_by=load.replaced_by,
         )
 
 

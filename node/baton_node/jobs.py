@@ -1,26 +1,34 @@
 """What the step loop remembers about one request in one attempt.
 
-In: a job frame. Out: `Job`, which the parking lot, the publisher and the desk share. Only the step
-loop's thread touches it.
+In: a job frame. Out: `Job`, which the parking lot, the publisher and the desk share, and what it
+tells about itself in the end. Only the step loop's thread touches it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
+
 from baton_engine.api import ChunkRef, EngineInfo, PromptUse, Reservation
-from baton_node.parking import Parked
+from baton_node.counters import Tally
+from baton_node.economy import Decision
+from baton_node.parking import Admit, Parked
 from baton_node.publishing import Ledger
 from baton_protocol.errors import InvalidRequest
 from baton_protocol.ids import BlockHash, BlockId, RequestId
 from baton_protocol.link import RequestStats
 from baton_protocol.request import Request
 from baton_protocol.sampling import MAX_PROMPT_CANDIDATES
-from baton_protocol.store import Marker
+from baton_protocol.store import Marker, Priority
 
 JobKey = tuple[RequestId, int]
 PADDING = BlockId(0)
+# The server finds a stop string a step or two after its place: until so many tokens have followed
+# one, nobody knows that it is an answer's.
+STOP_LAG = 8
 
 
 def check_request(request: Request, info: EngineInfo) -> None:
@@ -61,6 +69,7 @@ class Times:
         return RequestStats(
             prompt_tokens=use.prompt,
             cached_tokens=use.cached,
+            host_tokens=use.host,
             fetched_tokens=use.fetched,
             computed_tokens=use.computed,
             queue_ms=round(queue * 1e3, 3),
@@ -73,8 +82,8 @@ class Times:
 class Job:
     """One request in one attempt. `seq` is its place in the order of arrival.
 
-    `chunks` are the names of the prompt's full chunks; `markers` what is known of where they are.
-    `inbox` and `ledger` belong to prefill jobs.
+    `chunks` are the names of the full chunks of all it knows, which has `full_blocks` full blocks;
+    `markers` say where chunks are, as far as is known. `inbox` and `ledger` belong to prefill jobs.
     """
 
     request: Request
@@ -82,16 +91,23 @@ class Job:
     seq: int
     chunks: list[BlockHash]
     chunk_blocks: int
+    full_blocks: int
+    block_size: int
     parked: Parked
     times: Times
+    priority: Priority  # of its fetches
     inbox: tuple[str, str] | None = None
     ledger: Ledger | None = None
     looking: bool = False  # a lookup is unanswered
     handed_off: bool = False  # the router's First arrived
     markers: dict[int, Marker] = field(default_factory=dict)
+    decision: Decision = field(default_factory=Decision)  # about what the lookup found
+    brought: int = 0  # chunks that were fetched, as a bit set
+    tally: Tally = field(default_factory=Tally)  # since it left the parking lot
     reservation: Reservation | None = None
     finished: frozenset[int] = frozenset()  # choices that ended elsewhere
     open_choices: set[int] = field(default_factory=set)
+    newest: dict[int, int] = field(default_factory=dict)  # token of a choice, with stop strings
     running: bool = False  # the engine has it
     wait: tuple[float, str] | None = None  # deadline and what is waited for
 
@@ -102,6 +118,16 @@ class Job:
     def is_late(self, now: float) -> bool:
         """Whether it is past its deadline (Unix seconds) and nobody has ended it yet."""
         return 0.0 < self.request.deadline <= now and not self.parked.aborted
+
+    def given(self, choice: int) -> int:
+        """How many tokens of a choice it came with."""
+        outputs = self.request.outputs
+        return len(self.request.prompt_ids) + (len(outputs[choice]) if outputs else 0)
+
+    def certain(self, choice: int) -> int:
+        """How many tokens of a choice, of a request with stop strings, are surely part of it."""
+        made = self.newest.get(choice, -1) + 1
+        return max(self.given(choice), len(self.request.prompt_ids) + made - STOP_LAG)
 
     def ref(self, chunk: int) -> ChunkRef:
         return ChunkRef(self.request.id, self.request.attempt, chunk, self.chunks[chunk])
@@ -119,3 +145,35 @@ class Job:
         blocks = self.chunk_of(self.reservation.blocks, chunk)
         cached = self.reservation.cached
         return tuple(PADDING if first + i < cached else block for i, block in enumerate(blocks))
+
+    def count(self, admitted: Admit | None) -> Tally:
+        """What became of its full blocks. One call, when it leaves the parking lot."""
+        self.tally = Tally(
+            queried=self.full_blocks,
+            matched=self.parked.cached_blocks + self._blocks_of(self.markers),
+            fetched=self._blocks_of(_bits(self.brought)),
+            used=sum(end - start for start, end in admitted.runs) if admitted is not None else 0,
+            declined=self._blocks_of(_bits(self.decision.declined)),
+        )
+        return self.tally
+
+    def _blocks_of(self, chunks: Iterable[int]) -> int:
+        """How many blocks these chunks hold that the own cache does not."""
+        size, cached = self.chunk_blocks, self.parked.cached_blocks
+        return sum(max(0, (c + 1) * size - max(c * size, cached)) for c in chunks)
+
+    def stats(self, use: PromptUse, now: float) -> RequestStats:
+        """How the gap was closed, once the prompt is computed."""
+        return msgspec.structs.replace(
+            self.times.stats(use, now),
+            matched_tokens=min(use.prompt, self.tally.matched * self.block_size),
+            declined_tokens=min(use.prompt, self.tally.declined * self.block_size),
+            fetch_predicted_ms=round(self.decision.fetch_ms, 3),
+            compute_predicted_ms=round(self.decision.compute_ms, 3),
+        )
+
+
+def _bits(bits: int) -> Iterator[int]:
+    while bits:
+        yield (bits & -bits).bit_length() - 1
+        bits &= bits - 1

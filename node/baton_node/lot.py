@@ -25,7 +25,7 @@ from baton_protocol.errors import BatonError
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """How long a parked request waits for each thing, in seconds; `bytes_per_s` 0 is unmeasured."""
+    """How long a parked request waits for each thing, in seconds."""
 
     lookup_s: float
     chunks_s: float
@@ -91,15 +91,17 @@ class Lot:
         self._obey(job, actions)
 
     def settle(self, event: Fetched) -> Job | None:
-        """A fetch came back. Return its request."""
+        """A fetch came back. Return its request, which is here until the last one has; None for a
+        sample, which belongs to nobody."""
         job = self._jobs.get((event.chunk.request, event.chunk.attempt))
+        if job is None:
+            return None
         if event.ok:
+            job.brought |= 1 << event.chunk.index
             self._counters.fetched_chunks += 1
             self._counters.fetched_bytes += event.bytes
         else:
             self._counters.lost_chunks += 1
-        if job is None:
-            return None
         job.times.fetch_ended = self._clock()
         index = event.chunk.index
         self.tell(job, parking.Landed(index) if event.ok else parking.Lost(index))
@@ -153,12 +155,13 @@ class Lot:
             match action:
                 case parking.Fetch(chunk):
                     job.times.fetch_began = job.times.fetch_began or self._clock()
-                    marker = job.markers[chunk]
-                    self._connector.fetch(job.ref(chunk), marker, job.destination(chunk))
+                    self._connector.fetch(
+                        job.ref(chunk), job.markers[chunk], job.destination(chunk), job.priority
+                    )
                 case parking.Release():
                     self._release(job)
                 case parking.Admit():
-                    self._leave(job)
+                    self._leave(job, action)
                     self._counters.reused_chunks += action.chunks
                     self._admit(job, action)
                 case parking.Forget():
@@ -171,7 +174,9 @@ class Lot:
         if reservation is not None:
             self._engine.release(reservation)
 
-    def _leave(self, job: Job) -> None:
+    def _leave(self, job: Job, admitted: parking.Admit | None = None) -> None:
+        """It runs now, or is gone. Each request comes here once."""
+        self._counters.count(job.count(admitted))
         self._jobs.pop(job.key, None)
         self._wanting.pop(job.seq, None)
         self._holding.pop(job.seq, None)
@@ -206,6 +211,5 @@ class Lot:
             return self._waits.blocks_s
         if kind == "lookup" or not (job.parked.flying or self._connector.healthy()):
             return self._waits.lookup_s  # of a store in trouble not much is to be hoped
-        missing = job.parked.chunks - job.parked.own - job.parked.landed.bit_count()
         size = self._engine.info.layout.chunk_bytes
-        return self._waits.chunks_s + max(0, missing) * size / SLOW_BYTES_PER_S
+        return self._waits.chunks_s + job.parked.missing.bit_count() * size / SLOW_BYTES_PER_S

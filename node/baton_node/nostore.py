@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from baton_engine.api import ChunkRef, ConnectorEvent, Copied, Fetched, LookedUp, Published
 from baton_protocol.ids import BlockHash, BlockId, RequestId
-from baton_protocol.store import InboxEntry, Marker, StoreHealth
+from baton_protocol.store import DataInstance, InboxEntry, Marker, Priority, StoreHealth
 
 WHY = "this node has no store"
 
@@ -39,6 +39,15 @@ class NoStore:
     def rates(self) -> tuple[float, float]:
         return 0.0, 0.0
 
+    def instances(self) -> tuple[DataInstance, ...]:
+        return ()
+
+    def take_behind(self, size: int) -> bool:
+        return False
+
+    def drain(self, draining: bool) -> None:
+        """Nothing is kept."""
+
     def healthy(self) -> bool:
         """Nothing can be published."""
         return False
@@ -49,10 +58,18 @@ class NoStore:
     def lookup(self, request: RequestId, attempt: int, hashes: Sequence[BlockHash]) -> None:
         self._emit(LookedUp(request, attempt, (None,) * len(hashes)))
 
-    def fetch(self, chunk: ChunkRef, marker: Marker, blocks: Sequence[BlockId]) -> None:
+    def fetch(
+        self, chunk: ChunkRef, marker: Marker, blocks: Sequence[BlockId], priority: Priority
+    ) -> None:
         self._emit(Fetched(chunk, False, 0, WHY))
 
-    def publish(self, chunk: ChunkRef, blocks: Sequence[BlockId]) -> None:
+    def publish(
+        self,
+        chunk: ChunkRef,
+        blocks: Sequence[BlockId],
+        priority: Priority,
+        inbox: tuple[str, str] | None = None,
+    ) -> None:
         self._emit(Copied(chunk, tuple(blocks)))
         self._emit(Published(chunk, None, 0, WHY))
 

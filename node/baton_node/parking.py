@@ -1,19 +1,23 @@
 """How a request closes its gap from the store before it runs: one pure state machine.
 
 A parked request costs the running batch nothing. It learns which of its prompt's full chunks exist
-(announced by its prefill partner, or by a lookup), takes blocks for its whole prompt when the first
-of them can be fetched, fetches, and is admitted with the leading chunks it then has. The same
-machine serves a hand-off (`await_first`), a whole request and a prefill job.
+(announced by its prefill partner, or found by a lookup and worth it), takes blocks for its whole
+prompt when the first of them can be fetched, fetches, and is admitted with the chunks it then has,
+holes between them or not: the engine computes the holes. The same machine serves a hand-off
+(`await_first`), a whole request and a prefill job.
 
 In: events, in any order the world likes. Out: the next state and actions for the step loop.
 
     Announced Ended Reserved Landed Lost FirstKnown Timeout GiveBack Abort
-      -> Fetch(chunk)  Admit(blocks, chunks)  Release  Forget
+      -> Fetch(chunk)  Admit(runs, chunks)  Release  Forget
 
 What holds whatever the order (tests/node/test_parking.py):
-  - no fetch without blocks; blocks are released only when no fetch is in flight;
-  - Admit names a contiguous prefix, and comes at most once; after Forget or Admit comes nothing;
-  - a lost chunk only shortens the prefix.
+  - no fetch without blocks; blocks are released, and handed to the engine, only when no fetch is in
+    flight into them, also on abort and timeout;
+  - Admit names landed chunks and no others, and comes at most once; after Forget or Admit comes
+    nothing;
+  - a lost chunk is a hole and no more: what lies behind it is fetched and used. Announced anew, it
+    is fetched again. Nobody waits for it.
 
 Sets of chunks are bit sets in ints: immutable, and 8,192 chunks are 1 KiB.
 """
@@ -44,7 +48,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """The request got blocks for its whole known prompt; the first `cached` hold KV already."""
+    """The request got blocks for all its tokens; the first `cached` hold KV already."""
 
     cached: int
 
@@ -92,10 +96,11 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """Run it: the first `blocks` blocks hold KV; `chunks` of the fetched chunks are among them."""
+    """Run it. `chunks` fetched chunks have landed; `runs` are where: [start, end) in blocks behind
+    the cached ones, ascending and apart."""
 
-    blocks: int
-    chunks: int
+    runs: tuple[tuple[int, int], ...] = ()
+    chunks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,18 +121,18 @@ Action = Fetch | Admit | Release | Forget
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """One request's state. `own` is how many leading chunks this node's cache holds: a hint until
-    the reservation says it for sure."""
+    """One request's state. `cached_blocks`, the leading ones that this node's cache holds, is a
+    hint until the reservation says it for sure."""
 
-    chunks: int  # full chunks of the prompt
+    chunks: int  # full chunks of what it knows
     chunk_blocks: int
     awaits_first: bool = False
-    own: int = 0
+    cached_blocks: int = 0
     exists: int = 0
     flying: int = 0
+    renewed: int = 0  # announced anew while in flight
     landed: int = 0
     lost: int = 0
-    cached_blocks: int = 0
     held: bool = False
     ended: bool = False
     expired: bool = False
@@ -136,31 +141,36 @@ class Parked:
     over: bool = False  # admitted or forgotten
 
     @property
+    def own(self) -> int:
+        """Leading chunks that the own cache holds whole."""
+        return min(self.chunks, self.cached_blocks // self.chunk_blocks)
+
+    @property
+    def have(self) -> int:
+        return _ones(self.own) | self.landed
+
+    @property
+    def fetchable(self) -> int:
+        """Chunks that exist, as far as is known, and are not here."""
+        return self.exists & ~self.have & ~self.flying & ~self.lost
+
+    @property
     def wants_blocks(self) -> bool:
         """True when a fetch could start if there were blocks. Grant them in order of arrival."""
         return not (self.held or self.over or self.aborted or self.expired) and self.fetchable != 0
 
     @property
-    def fetchable(self) -> int:
-        """Chunks that exist and would lengthen the prefix, as far as is known."""
-        have = _ones(self.own) | self.landed
-        useful = self.chunks
-        if self.ended:
-            useful = min(useful, _leading(have | self.flying | (self.exists & ~self.lost)))
-        if lost := self.lost & ~have:
-            useful = min(useful, _lowest(lost))
-        return self.exists & ~have & ~self.flying & ~self.lost & _ones(useful)
-
-    @property
-    def complete(self) -> bool:
-        """True when no chunk is missing."""
-        return _leading(_ones(self.own) | self.landed) >= self.chunks
+    def missing(self) -> int:
+        """Chunks that may still come: in flight, to be fetched, or not announced yet."""
+        coming = self.flying | self.fetchable
+        if not self.ended:
+            coming |= _ones(self.chunks) & ~self.have & ~self.lost
+        return coming
 
 
 def park(chunks: int, chunk_blocks: int, *, await_first: bool, cached: int = 0) -> Parked:
     """A new request with `chunks` full chunks, of whose blocks `cached` are in the own cache."""
-    own = min(chunks, cached // chunk_blocks)
-    return Parked(chunks=chunks, chunk_blocks=chunk_blocks, awaits_first=await_first, own=own)
+    return Parked(chunks, chunk_blocks, awaits_first=await_first, cached_blocks=cached)
 
 
 def start(state: Parked) -> tuple[Parked, list[Action]]:
@@ -179,18 +189,18 @@ def _absorb(state: Parked, event: Event) -> Parked:
     match event:
         case Announced(chunks):
             known = chunks & _ones(state.chunks)
-            return replace(state, exists=state.exists | known, lost=state.lost & ~known)
+            return replace(
+                state,
+                exists=state.exists | known,
+                lost=state.lost & ~known,
+                renewed=state.renewed | (known & state.flying),
+            )
         case Ended():
             return replace(state, ended=True)
         case Reserved(cached):
-            own = min(state.chunks, cached // state.chunk_blocks)
-            return replace(state, held=True, cached_blocks=cached, own=own)
-        case Landed(chunk):
-            bit = (1 << chunk) & state.flying
-            return replace(state, flying=state.flying & ~bit, landed=state.landed | bit)
-        case Lost(chunk):
-            bit = (1 << chunk) & state.flying
-            return replace(state, flying=state.flying & ~bit, lost=state.lost | bit)
+            return replace(state, held=True, cached_blocks=cached)
+        case Landed(chunk) | Lost(chunk):
+            return _settled(state, 1 << chunk, isinstance(event, Landed))
         case FirstKnown():
             return replace(state, awaits_first=False)
         case Timeout():
@@ -199,6 +209,15 @@ def _absorb(state: Parked, event: Event) -> Parked:
             return replace(state, returning=state.held)
         case Abort():
             return replace(state, aborted=True)
+
+
+def _settled(state: Parked, bit: int, landed: bool) -> Parked:
+    bit &= state.flying
+    if landed:
+        state = replace(state, landed=state.landed | bit)
+    elif not bit & state.renewed:  # else it was put again meanwhile, and can be fetched again
+        state = replace(state, lost=state.lost | bit)
+    return replace(state, flying=state.flying & ~bit, renewed=state.renewed & ~bit)
 
 
 def _advance(state: Parked) -> tuple[Parked, list[Action]]:
@@ -211,17 +230,16 @@ def _advance(state: Parked) -> tuple[Parked, list[Action]]:
             state = replace(state, held=False, over=True)
         return state, actions
     if state.returning:
-        if not state.flying:
-            # The chunks still exist in the store; what had landed here is gone with the blocks.
-            state = replace(state, held=False, returning=False, landed=0, cached_blocks=0)
-            actions.append(Release())
-        else:
+        if state.flying:
             return state, actions
+        # The chunks still exist in the store; what had landed here is gone with the blocks.
+        state = replace(state, held=False, returning=False, landed=0)
+        actions.append(Release())
     if state.held and not state.expired:
         state = _fetch_more(state, actions)
     if _may_run(state):
-        state, admit = _admit(state)
-        actions.append(admit)
+        actions.append(_admission(state))
+        state = replace(state, over=True)
     return state, actions
 
 
@@ -241,25 +259,23 @@ def _fetch_more(state: Parked, actions: list[Action]) -> Parked:
 def _may_run(state: Parked) -> bool:
     if state.awaits_first or state.flying:
         return False
-    if state.complete or state.expired:
-        return True
-    return state.ended and not state.fetchable
+    return state.expired or not state.missing
 
 
-def _admit(state: Parked) -> tuple[Parked, Admit]:
-    run = _leading(_ones(state.own) | state.landed) if state.held else 0
-    blocks = max(state.cached_blocks, run * state.chunk_blocks)
-    used = (state.landed & _ones(run)).bit_count()
-    return replace(state, over=True), Admit(blocks=blocks, chunks=used)
+def _admission(state: Parked) -> Admit:
+    """Of a chunk that is partly cached only the rest counts. Without blocks nothing has landed."""
+    runs: list[tuple[int, int]] = []
+    size, left = state.chunk_blocks, state.landed
+    while left:
+        first = _lowest(left)
+        count = _lowest(~(left >> first))
+        runs.append((max(first * size, state.cached_blocks), (first + count) * size))
+        left &= ~(_ones(count) << first)
+    return Admit(tuple(runs), state.landed.bit_count())
 
 
 def _ones(count: int) -> int:
     return (1 << count) - 1
-
-
-def _leading(bits: int) -> int:
-    """Length of the run of ones from bit 0."""
-    return _lowest(~bits)
 
 
 def _lowest(bits: int) -> int:

@@ -8,14 +8,27 @@ from __future__ import annotations
 from typing import Protocol
 
 from baton_engine.api import KVConnector
-from baton_protocol.store import StoreHealth
+from baton_protocol.store import DataInstance, StoreHealth
 
 
 class Measured(Protocol):
     """A data plane that watches itself."""
 
     def rates(self) -> tuple[float, float]:
-        """Put and get, bytes per second; 0.0 is not measured."""
+        """Put and get, bytes per second, all instances together; 0.0 is not measured."""
+        ...
+
+    def instances(self) -> tuple[DataInstance, ...]:
+        """The data servers as they are now: rates, latency, fill. Cheap."""
+        ...
+
+    def take_behind(self, size: int) -> bool:
+        """Whether `size` bytes may be written behind now; True counts them as written. False while
+        their bandwidth is used up, or the store is over half full, or in trouble."""
+        ...
+
+    def drain(self, draining: bool) -> None:
+        """While this node drains the limit of take_behind() is lifted."""
         ...
 
     def healthy(self) -> bool:

@@ -1,7 +1,10 @@
-"""Does what the ledgers of prefill jobs say: puts chunks, announces them, ends the hand-off.
+"""Chunks on their way into the store: those of hand-offs, and those written behind.
 
-In: lookups' answers, progress of the step that just ran, how puts went. Out: Engine.hold/unhold and
-KVConnector.publish/announce. Only the step loop's thread calls it.
+Of prefill jobs it does what their ledgers say: puts chunks, announces them, ends the hand-off. What
+whole requests fill goes to `behind`.
+
+In: lookups' answers, what the step that just ran has filled, how puts went. Out: puts, and
+KVConnector.announce of what was there and of ends. Only the step loop's thread calls it.
 """
 
 from __future__ import annotations
@@ -9,19 +12,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from baton_engine.api import Copied, Engine, KVConnector, LookedUp, Progress, Published
+from baton_engine.api import Copied, Engine, Filled, LookedUp, Progress, Published
 from baton_node import publishing
+from baton_node.behind import WriteBehind
 from baton_node.counters import Counters
 from baton_node.jobs import Job, JobKey
+from baton_node.plane import Connector
+from baton_node.puts import Puts
 from baton_protocol.ids import BlockHash, BlockId
-from baton_protocol.store import InboxEntry
+from baton_protocol.store import InboxEntry, Priority
 
 logger = logging.getLogger(__name__)
-# A store that stands still is noticed at its first deadline. Until then what it has not taken for
-# STILL_S may hold half of the pool and no more: the rest is for requests.
-MAX_HELD_SHARE = 2
-STILL_S = 1.0
-BEHIND = "the store does not keep up"
+TOO_SLOW = "the store does not keep up"
 
 
 class Publisher:
@@ -30,7 +32,7 @@ class Publisher:
     def __init__(
         self,
         engine: Engine,
-        connector: KVConnector,
+        connector: Connector,
         counters: Counters,
         clock: Callable[[], float],
     ) -> None:
@@ -38,17 +40,24 @@ class Publisher:
         self._connector = connector
         self._counters = counters
         self._jobs: dict[JobKey, Job] = {}
-        self._clock = clock
-        self._copying = 0  # chunks whose blocks are held
-        self._moved_at = 0.0  # when one of them was copied, or the first of them held
-        blocks, size = engine.info.num_blocks, engine.info.layout.chunk_blocks
-        self._most_copying = max(1, blocks // MAX_HELD_SHARE // size)
+        self._puts = Puts(engine, connector, clock)
+        self._behind = WriteBehind(engine, connector, self._puts, counters)
         self._refused = False  # the last chunk was
 
     @property
     def empty(self) -> bool:
-        """True when no job is open and no block is held."""
-        return not self._jobs and self._copying == 0
+        """True when no job is open, no block is held and every put has settled."""
+        return not self._jobs and not self._puts.copying and self._behind.empty
+
+    @property
+    def saved(self) -> bool:
+        """True when all that was on its way at the last watch() has settled."""
+        return self._behind.saved
+
+    @property
+    def has_store(self) -> bool:
+        """False where nothing can ever be published."""
+        return self._connector.store_health() != "none"
 
     def open(self, job: Job) -> None:
         """A prefill job arrived. One without a full chunk ends here."""
@@ -74,21 +83,31 @@ class Publisher:
         tokens = self._engine.info.layout.chunk_tokens
         self._tell(job, publishing.Computed(progress.computed // tokens), progress.blocks)
 
+    def filled(self, filled: Filled, job: Job) -> None:
+        """Right after a step too: a chunk of a whole request."""
+        self._behind.filled(filled, job)
+
+    def drain(self, draining: bool) -> None:
+        """Whether to write behind whatever is filled from now on."""
+        self._behind.drain(draining)
+
+    def watch(self) -> None:
+        """`saved` is about what is on its way now, for whole requests."""
+        self._behind.watch()
+
     def copied(self, event: Copied) -> None:
-        self._copying -= 1
-        self._moved_at = self._clock()
-        self._engine.unhold(event.blocks)
+        self._puts.copied(event)
+        self._behind.copied(event)
 
     def published(self, event: Published) -> None:
         self._report(event.chunk.hash, event.reason if event.marker is None else "")
+        self._behind.published(event)
         if event.marker is not None:
             self._counters.published_chunks += 1
             self._counters.published_bytes += event.bytes
         job = self._jobs.get((event.chunk.request, event.chunk.attempt))
         if job is None:
             return
-        if event.marker is not None:
-            job.markers[event.chunk.index] = event.marker
         self._tell(job, publishing.Settled(event.chunk.index, event.marker is not None))
 
     def _report(self, chunk: BlockHash, refusal: str) -> None:
@@ -103,6 +122,7 @@ class Publisher:
 
     def close(self, job: Job) -> None:
         """The job computes no more."""
+        self._behind.close(job)
         self._tell(job, publishing.Closed())
 
     def _tell(self, job: Job, event: publishing.Event, blocks: tuple[BlockId, ...] = ()) -> None:
@@ -124,19 +144,15 @@ class Publisher:
             self._tell(job, publishing.Settled(chunk, False))
 
     def _publish(self, job: Job, chunk: int, blocks: tuple[BlockId, ...]) -> bool:
-        """False, and nothing is held, where too much has been held for too long."""
         source = job.chunk_of(blocks, chunk)
         if len(source) != job.chunk_blocks:
             raise RuntimeError(f"put of chunk {chunk} of {job.key} outside a step's progress")
-        now = self._clock()
-        self._moved_at = self._moved_at if self._copying else now
-        if self._copying >= self._most_copying and now - self._moved_at > STILL_S:
-            self._report(job.chunks[chunk], BEHIND)
-            return False
-        self._engine.hold(source)
-        self._copying += 1
-        self._connector.publish(job.ref(chunk), source)
-        return True
+        # With nobody to be told of it, nobody waits for it either.
+        priority = Priority.HANDOFF if job.inbox is not None else Priority.PREFIX
+        if self._puts.put(job.ref(chunk), source, priority, job.inbox):
+            return True
+        self._report(job.chunks[chunk], TOO_SLOW)
+        return False
 
     def _announce(self, job: Job, kind: str, first: int, count: int) -> None:
         if job.inbox is None:

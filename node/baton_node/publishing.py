@@ -2,9 +2,9 @@
 
 Pure. In: what the lookup found, how far the prompt is computed, how each put went. Out: actions for
 the step loop. Chunks that exist are announced at once; the others are put as soon as a step has
-filled them (or found them in the node's own cache) and announced when the store has acknowledged
-value and marker. "end" follows when nothing more will come. A failed put ends the publishing of
-this job: the decode node computes from there.
+filled them (or found them in the node's own cache). Who puts them also announces them, as soon as
+the store has acknowledged value and marker. "end" follows when nothing more will come. A failed put
+ends the publishing of this job: the decode node computes from there.
 
     LookedUp Computed Missing Settled Closed  ->  Publish(chunk)  Announce(first, count)  End
 """
@@ -51,7 +51,7 @@ Event = LookedUp | Computed | Missing | Settled | Closed
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """Hold the chunk's blocks now, before the next step, and put them."""
+    """Hold the chunk's blocks now, before the next step, put them, and announce what was put."""
 
     chunk: int
 
@@ -105,7 +105,6 @@ def step(state: Ledger, event: Event) -> tuple[Ledger, list[Action]]:
             state = replace(state, flying=state.flying & ~bit, failed=state.failed or not ok)
             if bit and ok:
                 state = replace(state, exists=state.exists | bit)
-                actions.append(Announce(chunk, 1))
         case Closed():
             state = replace(state, closed=True)
     return _advance(state, actions)

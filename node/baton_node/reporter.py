@@ -1,8 +1,8 @@
 """What the engine process tells its server about itself: load, speeds, cache contents.
 
-In: the engine's figures, the counters, a clock. Out: Load (every `load_every_s` if it changed, at
-least each second; at once when the store's health changed) and CacheEvents (every `events_every_s`
-if there are any).
+In: the engine's and the data servers' figures, the counters, a clock. Out: Load (every
+`load_every_s` if it changed, at least each second; at once when the store's health changed) and
+CacheEvents (every `events_every_s` if there are any).
 """
 
 from __future__ import annotations
@@ -47,9 +47,18 @@ class Reporter:
 
     def load(self, parked: int) -> Load:
         """The node's figures now. The server knows the state; to the engine it is ready."""
-        self._speeds.transfers(*self._plane.rates())
-        load = self._counters.merge(self._engine.load(), parked)
-        return Load(self._epoch, "ready", self._speeds.speeds(), load, self._plane.store_health())
+        instances = self._plane.instances()
+        # A prompt's chunks lie on all data servers: the slowest one's latency is what it waits for.
+        latency_ms = max((each.get_latency_ms for each in instances), default=0.0)
+        self._speeds.transfers(*self._plane.rates(), latency_ms)
+        return Load(
+            self._epoch,
+            "ready",
+            self._speeds.speeds(),
+            self._counters.merge(self._engine.load(), parked),
+            self._plane.store_health(),
+            instances,
+        )
 
     def due(self, now: float, parked: int) -> list[ToServer]:
         """The frames whose time has come."""

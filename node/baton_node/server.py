@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import hmac
 import logging
 import signal
 from collections.abc import Coroutine, Mapping
@@ -28,6 +27,7 @@ from aiohttp import WSMsgType, web
 from baton_kvstore.errors import StoreMisconfigured
 from baton_kvstore.registry import Registry
 from baton_kvstore.settings import StoreSettings
+from baton_node.chunk_line import chunk_line
 from baton_node.engine_process import start_engine
 from baton_node.heartbeat import beat, leave
 from baton_node.identity import (
@@ -44,7 +44,7 @@ from baton_node.role import NodeRole
 from baton_node.service import Service
 from baton_node.settings import EngineLost, NodeSettings, SetupError
 from baton_protocol.ids import Epoch, NodeId
-from baton_protocol.link import ARTIFACTS_PATH, LINK_PATH, link_headers, to_node_codec
+from baton_protocol.link import ARTIFACTS_PATH, LINK_PATH, Load, says_token, to_node_codec
 from baton_protocol.store import NodeLoad, Speeds
 from baton_protocol.wire import WireError
 
@@ -100,21 +100,19 @@ class NodeServer:
         headers = {"Content-Type": "text/plain; version=0.0.4"}
         return web.Response(body=self.metrics.page(), headers=headers)
 
-    def _figures(self) -> tuple[NodeLoad, Speeds]:
+    def _figures(self) -> Load:
         if self.service is None:
-            return NodeLoad(), Speeds()
-        return self.service.load.load, self.service.load.speeds
+            return Load(self._epoch, "starting", Speeds(), NodeLoad())
+        return self.service.load
 
     def _admit(self, request: web.Request) -> None:
         """Only who says our token, if there is one."""
-        for name, wanted in link_headers(self._settings.link_token).items():
-            # As bytes: compare_digest takes no other text than ASCII, and a header may hold any.
-            said = request.headers.get(name, "").encode(errors="surrogateescape")
-            if not hmac.compare_digest(said, wanted.encode()):
-                raise web.HTTPUnauthorized(
-                    headers={"WWW-Authenticate": "Bearer"},
-                    text="this node wants its pool's link token (--link-token)\n",
-                )
+        token = self._settings.link_token
+        if token and not says_token(request.headers.get("Authorization", ""), token):
+            raise web.HTTPUnauthorized(
+                headers={"WWW-Authenticate": "Bearer"},
+                text="this node wants its pool's link token (--link-token)\n",
+            )
 
     async def artifact(self, request: web.Request) -> web.Response:
         self._admit(request)
@@ -198,10 +196,11 @@ async def _serve(settings: NodeSettings, role: NodeRole, ending: asyncio.Event) 
         stack.callback(service.lose_links)
         following = _background(stack, service.follow_engine())
         if settings.index_url:
+            logger.info("%s", chunk_line(ready.layout))
             _register(settings, service, stack)
         logger.info("%s is ready at %s", settings.node, address)
         if not await _unless(ending, following):
-            draining = _background(stack, service.drain(settings.drain_s))
+            draining = _background(stack, service.drain())
             await asyncio.wait((draining, following), return_when=asyncio.FIRST_COMPLETED)
         # Links before all else: they are how routers notice. Who dials again must find nobody.
         await site.stop()

@@ -1,18 +1,20 @@
 """One node in service: engine process, table of requests and links, put together.
 
-In: frames of routers and of the engine. Out: frames to both. Holds what a link's first frames need:
-the report, the last load, the chunks in the engine's cache.
+In: frames of routers and of the engine, the process's end. Out: frames to both. Holds what a link's
+first frames need: the report, the last load, the chunks in the engine's cache.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 
 import msgspec
 
+from baton_node.draining import Draining
 from baton_node.engine_process import EngineProcess
-from baton_node.frames import Drain, Drained, Step, ToServer
+from baton_node.frames import Drained, Saved, Step, ToServer
 from baton_node.identity import Identity
 from baton_node.links import Link, broadcast
 from baton_node.metrics import NodeMetrics
@@ -21,14 +23,17 @@ from baton_node.table import Table
 from baton_protocol.errors import ErrorRecord
 from baton_protocol.ids import BlockHash, Epoch
 from baton_protocol.link import (
+    DRAINED,
     Abort,
     CacheEvents,
+    DrainNode,
     First,
     Hello,
     JobFailed,
     Load,
     NoFirst,
     PrefillJob,
+    ResumeNode,
     RunJob,
     ToNode,
 )
@@ -38,6 +43,9 @@ from baton_text.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 DRAIN_POLL_S = 0.02
 DRAIN_PUBLISHING_S = 2.0
+# A router moves its requests as soon as it hears that the node is leaving: in some 10 ms, or 1 s
+# later where it reads one body of 16 MB. Those that no other node can take run on here meanwhile.
+MOVING_S = 2.0
 # Jobs for an engine in a long step wait in this process: a link is read whatever the engine does,
 # or its router would miss the answers to its pings.
 MAX_UNREAD_BYTES = 64 << 20
@@ -45,6 +53,12 @@ MAX_UNREAD_BYTES = 64 << 20
 DRAINING = ErrorRecord(
     message="this node is draining and takes nothing new",
     code="draining",
+    status=503,
+    retryable=True,
+)
+HANDED_BACK = ErrorRecord(
+    message="this node has ended before the request",
+    code=DRAINED,
     status=503,
     retryable=True,
 )
@@ -68,9 +82,9 @@ class Service:
         self._links: set[Link] = set()
         self._chunks: set[BlockHash] = set(identity.ready.chunks)
         self._drained = asyncio.Event()
-        self.state: NodeState = "ready"
+        self._draining = Draining(engine.send, self._say_load, identity.settings.drain_s)
         ready = identity.ready
-        self.load = Load(identity.epoch, self.state, ready.speeds, ready.load, ready.store)
+        self._figures = Load(identity.epoch, "ready", ready.speeds, ready.load, ready.store)
 
     @property
     def requests(self) -> int:
@@ -81,8 +95,24 @@ class Service:
     def epoch(self) -> Epoch:
         return self._identity.epoch
 
+    @property
+    def state(self) -> NodeState:
+        return self._draining.state
+
+    @property
+    def load(self) -> Load:
+        """What the engine said last, and what only the server knows."""
+        return msgspec.structs.replace(
+            self._figures,
+            state=self.state,
+            load=msgspec.structs.replace(self._figures.load, requests=self.requests),
+            reason=self._draining.reason,
+            leaving=self._draining.leaving,
+            replaced_by=self._draining.replaced_by,
+        )
+
     def report(self) -> NodeReport:
-        return self._identity.report(self.state, self.load)
+        return self._identity.report(self.load)
 
     # --- routers --------------------------------------------------------------------------------
 
@@ -111,6 +141,10 @@ class Service:
                 self._table.no_first(frame)
             case Abort():
                 self._table.abort(frame)
+            case DrainNode():
+                self._draining.drain(frame)
+            case ResumeNode():
+                self._draining.resume()
 
     def _job(self, link: Link, job: PrefillJob | RunJob) -> None:
         if self._table.goes_on(job, link):
@@ -145,37 +179,41 @@ class Service:
             case JobFailed():
                 self._table.failed(frame)
             case Load():
-                self.load = msgspec.structs.replace(frame, state=self.state)
-                broadcast(self._links, self.load)
+                self._figures = frame
+                self._say_load()
                 self._table.tidy()
             case CacheEvents():
                 self._chunks.update(frame.stored)
                 self._chunks.difference_update(frame.evicted)
                 broadcast(self._links, frame)
+            case Saved():
+                self._draining.saved()
             case Drained():
                 self._drained.set()
 
+    def _say_load(self) -> None:
+        broadcast(self._links, self.load)
+
     # --- the end --------------------------------------------------------------------------------
 
-    async def drain(self, deadline_s: float) -> bool:
-        """Take nothing new, let running requests end and their chunks be stored. False if the
-        deadline came first."""
-        self.state = "draining"
-        self.load = msgspec.structs.replace(self.load, state="draining")
-        broadcast(self._links, self.load)
-        try:
-            async with asyncio.timeout(deadline_s):
+    async def drain(self) -> None:
+        """Take nothing new, and return when nothing runs here any more: it has ended, routers have
+        moved it past the deadline, or it was handed back to them."""
+        self._drained.clear()
+        self._draining.end()
+        while self.requests and not self._draining.leaving:
+            await asyncio.sleep(DRAIN_POLL_S)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(MOVING_S):
                 while self.requests:
                     await asyncio.sleep(DRAIN_POLL_S)
-        except TimeoutError:
-            return False
-        self._engine.send(Drain())
+        self._draining.close()
+        self._table.hand_back(HANDED_BACK)
         try:
             async with asyncio.timeout(DRAIN_PUBLISHING_S):
                 await self._drained.wait()
         except TimeoutError:
             logger.warning("chunks were still on their way into the store")
-        return True
 
     async def close_links(self) -> None:
         """All at once: a router that does not read keeps no other from hearing of it."""

@@ -13,10 +13,13 @@ from typing import Literal
 
 import msgspec
 
+from baton_node.economy import FetchPolicy
 from baton_protocol.store import Role
 
 EngineKind = Literal["torch", "sim"]
 DType = Literal["auto", "float32", "bfloat16"]
+Kernels = Literal["auto", "torch", "triton"]
+StoreCare = Literal["apply", "check"]
 
 
 class SetupError(Exception):
@@ -53,7 +56,10 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     `port` 0 takes a free one (the registry and /health say which). `address` is what others dial,
     by default http://host:port. An empty `index_url` means no store: every request is computed
     here. With a `link_token` only who says it gets a link or an artifact. `kv_memory` is in bytes
-    and loses to `kv_blocks`. Durations are in seconds.
+    and loses to `kv_blocks`; `host_kv_memory`, in bytes too, keeps what the cache evicts.
+    `store_settings` says whether the store's servers are set as they should be, or only looked at;
+    `write_behind_bandwidth` is in bytes per second, None a tenth of the measured link, 0 off.
+    Durations are in seconds.
     """
 
     node: str
@@ -66,6 +72,11 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     index_url: str = ""
     data_urls: tuple[str, ...] = ()
+    store_settings: StoreCare = "apply"
+    fetch: FetchPolicy = (
+        "auto"  # what the store holds, where computing it is predicted to be faster
+    )
+    write_behind_bandwidth: int | None = None
     link_token: str = ""
 
     engine: EngineKind = "torch"
@@ -75,12 +86,15 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     device: str = "cpu"
     kv_memory: int | None = None
     kv_blocks: int | None = None
+    host_kv_memory: int = 0
     block_size: int = 16
     chunk_blocks: int | None = None
+    kv_shards: int = 1  # values per chunk, by KV heads
     max_batched_tokens: int | None = None
     max_num_seqs: int = 256
     max_model_len: int | None = None
     threads: int | None = None
+    kernels: Kernels = "auto"
     chat_template: str | None = None  # a file, or the template itself
     sim: SimOptions = SimOptions()
 

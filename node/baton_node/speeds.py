@@ -20,6 +20,7 @@ class SpeedMeter:
         self._decode_ms = start.decode_step_ms
         self._put = start.put_bytes_per_s
         self._get = start.get_bytes_per_s
+        self._latency_ms = start.get_latency_ms
 
     def observe(self, seconds: float, result: StepResult) -> None:
         """One step took so long."""
@@ -31,10 +32,13 @@ class SpeedMeter:
         elif result.num_prompt_tokens == 0:
             self._decode_ms = _blend(self._decode_ms, seconds * 1e3)
 
-    def transfers(self, put_bytes_per_s: float, get_bytes_per_s: float) -> None:
+    def transfers(
+        self, put_bytes_per_s: float, get_bytes_per_s: float, get_latency_ms: float
+    ) -> None:
         """What the data plane measures itself; 0 keeps what is known."""
         self._put = put_bytes_per_s or self._put
         self._get = get_bytes_per_s or self._get
+        self._latency_ms = get_latency_ms or self._latency_ms
 
     def speeds(self) -> Speeds:
         return Speeds(
@@ -42,6 +46,7 @@ class SpeedMeter:
             decode_step_ms=round(self._decode_ms, 3),
             put_bytes_per_s=round(self._put),
             get_bytes_per_s=round(self._get),
+            get_latency_ms=round(self._latency_ms, 3),
         )
 
 

@@ -222,6 +222,16 @@ class Table:
         elif missed:
             link.send(Deltas(tuple(missed)))
 
+    # --- the end --------------------------------------------------------------------------------
+
+    def hand_back(self, error: ErrorRecord) -> None:
+        """Every request that is here goes to its router with this error, to be placed again."""
+        for live in list(self._live.values()):
+            logger.info("handed back: %s", error.code, extra=live.about)
+            self._give_up(live)
+            if live.link is not None:
+                live.link.send(JobFailed(live.id, live.attempt, error))
+
     # --- helpers --------------------------------------------------------------------------------
 
     def _get(self, request: RequestId, attempt: int) -> Live | None:

@@ -1,0 +1,100 @@
+"""Write-behind: what a node computed for whole requests, put into the store for others to find.
+
+In: full chunks, right after the step that filled them. Out: puts of the lowest priority. Nobody
+waits for them: a chunk is left out for good where the plane has no bandwidth to spare for it, or
+where such chunks hold an eighth of the pool already. While the node drains nothing is left out.
+"""
+
+from __future__ import annotations
+
+from baton_engine.api import ChunkRef, Copied, Engine, Filled, Published
+from baton_node.counters import Counters
+from baton_node.jobs import Job, JobKey
+from baton_node.plane import Connector
+from baton_node.puts import Puts
+from baton_protocol.ids import BlockHash
+from baton_protocol.store import Priority
+
+MAX_HELD_SHARE = 8
+
+
+class WriteBehind:
+    """Keeps what was stored of a job until close(job)."""
+
+    def __init__(
+        self, engine: Engine, connector: Connector, puts: Puts, counters: Counters
+    ) -> None:
+        self._connector = connector
+        self._puts = puts
+        self._counters = counters
+        self._chunk_bytes = engine.info.layout.chunk_bytes
+        self._flying: dict[BlockHash, ChunkRef] = {}
+        self._copying = 0
+        self._most_copying = puts.share(MAX_HELD_SHARE)
+        self._stored: dict[JobKey, set[BlockHash]] = {}
+        self._draining = False
+        self._watched: set[BlockHash] = set()
+
+    @property
+    def empty(self) -> bool:
+        """True when nothing is in flight."""
+        return not self._flying
+
+    @property
+    def saved(self) -> bool:
+        """True when nothing that was in flight at the last watch() still is."""
+        return self._watched.isdisjoint(self._flying)
+
+    def watch(self) -> None:
+        self._watched = set(self._flying)
+
+    def drain(self, draining: bool) -> None:
+        """Whether to leave nothing out from now on."""
+        self._draining = draining
+        self._connector.drain(draining)
+
+    def filled(self, filled: Filled, job: Job) -> None:
+        """Put a chunk of a running job, unless the store holds it or is about to."""
+        stored = self._stored.setdefault(job.key, set())
+        if filled.hash in stored or filled.hash in self._flying or _known(filled, job):
+            return
+        chunk = ChunkRef(*job.key, filled.index, filled.hash)
+        if self._may_put() and self._puts.put(chunk, filled.blocks, Priority.BEHIND):
+            self._flying[chunk.hash] = chunk
+            self._copying += 1
+        else:
+            self._counters.behind_skipped += 1
+
+    def copied(self, event: Copied) -> None:
+        self._copying -= self._is_mine(event.chunk)
+
+    def published(self, event: Published) -> None:
+        if not self._is_mine(event.chunk):
+            return
+        del self._flying[event.chunk.hash]
+        if event.marker is None:
+            return
+        self._counters.behind_chunks += 1
+        self._counters.behind_bytes += event.bytes
+        stored = self._stored.get((event.chunk.request, event.chunk.attempt))
+        if stored is not None:
+            stored.add(event.chunk.hash)
+
+    def close(self, job: Job) -> None:
+        """The job computes no more."""
+        self._stored.pop(job.key, None)
+
+    def _may_put(self) -> bool:
+        room = self._draining or self._copying < self._most_copying
+        return room and self._connector.take_behind(self._chunk_bytes)
+
+    def _is_mine(self, chunk: ChunkRef) -> bool:
+        return self._flying.get(chunk.hash) == chunk
+
+
+def _known(filled: Filled, job: Job) -> bool:
+    """Whether its marker was seen, and its chunk not found missing since."""
+    index = filled.index
+    if index not in job.markers or job.chunks[index] != filled.hash:
+        return False
+    return not job.parked.lost >> index & 1
