@@ -6,6 +6,7 @@ It mounts no model: tokenizer and chat template come from its nodes, by digest. 
     settings                       what it is told at start
     service, app, api, answer      life cycle; routes and errors; handlers; SSE and JSON
     access                         what became of an HTTP request: its header, its log line
+    tenants                        API keys, whose they are, and what keeps tenants' KV apart
     fields, parameters, unserved   reading bodies; sampling fields; what is refused or read past
     calls                          what both endpoints share
     openai_chat, openai_completions, completion_shape, logprobs   their fields and shapes
@@ -16,7 +17,7 @@ It mounts no model: tokenizer and chat template come from its nodes, by digest. 
     outbox                         tokens on their way to the client
     fleet, view, chunks            nodes as one thing; what is believed of them; who holds what
     links, discovery, markers      one WebSocket per node; finding nodes; what the store holds
-    metrics, pool_json             /metrics and /pool
+    metrics, pool_json, drains     /metrics and /pool; POST /nodes/{node}/drain and /resume
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """What became of one HTTP request: gathered by its handler, told by the middleware.
 
-In: the answer once it is placed, or the error that came instead. Out: the placement header, and one
-log line per generation request. Numbers only: nothing that a client wrote is logged.
+In: the tenant, the answer once it is placed, or the error that came instead. Out: the placement
+header, and one log line per generation request. Numbers and names of ours only: nothing that a
+client wrote is logged.
 """
 
 from __future__ import annotations
@@ -13,19 +14,26 @@ from dataclasses import dataclass
 from baton_protocol.errors import ErrorRecord
 from baton_router.answer import Answer
 from baton_router.dispatch import Flight
+from baton_router.tenants import Tenant
 
 PLACEMENTS_SHOWN = 16
+# Of what nodes tell about prompts: how much was found, and what fetching it was weighed against.
+FOUND = ("matched_tokens", "fetched_tokens", "declined_tokens")
+WEIGHED = ("fetch_predicted_ms", "compute_predicted_ms")
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class Trail:
-    """`started` is the handler's clock. `failure` is the error that the client was told, also one
-    in a stream whose status was sent already."""
+    """`started` is the handler's clock. `tenant` is known before a handler runs that needs it.
+    `waits`: why the call is not even prepared. `failure` is the error that the client was told,
+    also one in a stream whose status was sent already."""
 
     id: str
     started: float
+    tenant: Tenant | None = None
+    waits: str = ""
     answer: Answer | None = None
     failure: ErrorRecord | None = None
 
@@ -35,7 +43,7 @@ class Trail:
             return _placements(self.answer.flights)
         if self.failure is not None:
             return f"prefill=- decode=- reason=refused: {self.failure.code}"
-        return None
+        return f"prefill=- decode=- reason=waiting: {self.waits}" if self.waits else None
 
     def log(self, endpoint: str, status: int, now: float) -> None:
         """`status` is that of the failure, where a stream that began with 200 had one."""
@@ -52,15 +60,25 @@ class Trail:
             extra={
                 "request": self.id,
                 "endpoint": endpoint,
+                "tenant": self.tenant.name if self.tenant is not None else "",
                 "status": status,
                 "error": None if self.failure is None else self.failure.code,
                 "prompt_tokens": prompt,
                 "completion_tokens": completion,
+                **_prompts(self.answer.flights if self.answer is not None else ()),
                 "attempts": attempts,
                 "ttft_ms": ttft_ms,
                 "total_ms": total_ms,
             },
         )
+
+
+def _prompts(flights: Sequence[Flight]) -> dict[str, float]:
+    """How their last nodes came to their prompts' KV, all prompts of a call together."""
+    told = [flight.record.stats for flight in flights if flight.record.stats is not None]
+    found = {name: sum(getattr(stats, name) for stats in told) for name in FOUND}
+    weighed = {name: round(sum(getattr(stats, name) for stats in told), 1) for name in WEIGHED}
+    return found | weighed
 
 
 def _placements(flights: Sequence[Flight]) -> str:

@@ -15,8 +15,9 @@ from baton_protocol.link import Delta, RequestStats, ToNode
 # How a node was lost: its link did not come back, it missed its pings, its engine made no step,
 # another engine took its name.
 Loss = Literal["link", "pings", "stalled", "restarted"]
-# Or why else a request is placed again: the node refused it or gave it up, or its tokens had a gap.
-Cause = Loss | Literal["refused", "aborted", "gap"]
+# Or why else a request is placed again: the node refused it, drains, or gave it up, or its tokens
+# had a gap.
+Cause = Loss | Literal["refused", "drained", "aborted", "gap"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,8 @@ class Replace:
 
 @dataclass(frozen=True, slots=True)
 class Regroup:
-    """The prefill node is lost: find another pair, or tell the decode node with no_first()."""
+    """The prefill node is lost, or drains: find another pair, or tell the decode node with
+    no_first()."""
 
     cause: Cause
     node: NodeId

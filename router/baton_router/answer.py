@@ -1,34 +1,25 @@
 """Writes one call's answer: an SSE stream, or one JSON object.
 
 In: the outbox that the call's requests fill. Out: the HTTP response. A stream's headers wait for
-the first token, so that what goes wrong before it is an HTTP status that clients understand. Where
-that takes long they go with a comment line, and another one follows whenever no token came for
-`keepalive_s`: clients and proxies give up connections that say nothing. Errors after the headers
-are an SSE event, and the stream ends without [DONE].
+the first token. Where that takes long they go with a comment line, and another one follows whenever
+no token came for the stream's `keepalive_s`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 
 import msgspec
 from aiohttp import web
 
-from baton_protocol.errors import ErrorRecord, openai_body
 from baton_protocol.link import Delta
 from baton_router.calls import DONE, Call, Gathered, Shape, Usage
 from baton_router.dispatch import Flight
-from baton_router.errors import RequestFailed
+from baton_router.events import WAITING, EventStream
 from baton_router.metrics import RouterMetrics
 from baton_router.outbox import Batch, Outbox
-
-STREAM_HEADERS = {
-    "Content-Type": "text/event-stream; charset=utf-8",
-    "Cache-Control": "no-cache",
-    "X-Accel-Buffering": "no",  # proxies must not collect tokens
-}
-WAITING = b": waiting\n\n"  # a comment: SSE clients skip it
 
 
 class Stopwatch:
@@ -49,11 +40,12 @@ class Stopwatch:
             if not delta.ids:
                 continue
             key = (slot, delta.choice)
+            self._metrics.delivered(len(delta.ids))
             if key in self._last:
-                self._metrics.itl.observe(now - self._last[key])
+                self._metrics.later_token(now - self._last[key])
             elif self.ttft_s is None:
                 self.ttft_s = now - self._started
-                self._metrics.ttft.observe(self.ttft_s)
+                self._metrics.first_token(self.ttft_s)
             self._last[key] = now
 
     def ended(self) -> None:
@@ -64,15 +56,24 @@ class Answer:
     """One call that has been placed."""
 
     def __init__(
-        self, call: Call, shape: Shape, flights: Sequence[Flight], outbox: Outbox, watch: Stopwatch
+        self,
+        call: Call,
+        shape: Callable[[], Shape],
+        flights: Sequence[Flight],
+        outbox: Outbox,
+        watch: Stopwatch,
     ) -> None:
         self._options = call.options
-        self._shape = shape
+        self._make_shape = shape
         self.flights = flights
         self._outbox = outbox
         self.watch = watch
         self._n = flights[0].record.request.params.n
-        self.failure: ErrorRecord | None = None  # of a stream whose status was sent already
+
+    @cached_property
+    def _shape(self) -> Shape:
+        """Not before there is something to show: until then a request may change its model."""
+        return self._make_shape()
 
     async def whole(self) -> bytes:
         """The JSON of an answer in one piece. Raise RequestFailed."""
@@ -85,27 +86,14 @@ class Answer:
         big = any(choice.logprobs or choice.prompt_logprobs for choice in choices)
         return await _spelled(big, lambda: self._shape.answer(choices, usage))
 
-    async def stream(
-        self, request: web.Request, headers: Callable[[], Mapping[str, str]], keepalive_s: float
-    ) -> web.StreamResponse:
-        """`headers` are asked for when they are sent. Raise RequestFailed only before that."""
-        data, going = await self._part(keepalive_s)
-        response = web.StreamResponse(headers={**STREAM_HEADERS, **headers()})
-        await response.prepare(request)
-        try:
-            while True:
-                if data:
-                    await response.write(data)
-                if not going:
-                    break
-                data, going = await self._part(keepalive_s)
-            self.watch.ended()
-        except RequestFailed as failed:
-            self.failure = failed.error
-            event = msgspec.json.encode(openai_body(failed.error))
-            await response.write(b"data: " + event + b"\n\n")
-        await response.write_eof()
-        return response
+    async def stream(self, events: EventStream) -> web.StreamResponse:
+        """Raise RequestFailed; whatever came before it is written."""
+        going = True
+        while going:
+            data, going = await self._part(events.keepalive_s)
+            await events.write(data)
+        self.watch.ended()
+        return await events.end()
 
     def usage(self) -> Usage:
         """So far; at the end, of the whole call."""

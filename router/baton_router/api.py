@@ -16,16 +16,18 @@ import msgspec
 from aiohttp import web
 
 from baton_protocol.errors import (
+    BatonError,
     DeadlineExceeded,
     MalformedBody,
-    NotFound,
     Unavailable,
 )
 from baton_router.access import Trail
 from baton_router.answer import Answer, Stopwatch
-from baton_router.calls import Call, Head
+from baton_router.calls import Call, Head, Shape
 from baton_router.dispatch import Dispatcher, Flight
-from baton_router.fleet import Fleet, Serving
+from baton_router.errors import RequestFailed
+from baton_router.events import EventStream
+from baton_router.fleet import Fleet
 from baton_router.metrics import RouterMetrics
 from baton_router.openai_chat import ChatCall
 from baton_router.openai_completions import CompletionCall
@@ -33,6 +35,8 @@ from baton_router.outbox import Outbox
 from baton_router.pool_json import pool_json
 from baton_router.prepare import prepare
 from baton_router.settings import RouterSettings
+from baton_router.tenants import Tenants
+from baton_router.waking import Waking
 
 TRAIL = web.RequestKey("trail", Trail)  # set by the middleware
 PLACEMENT_HEADER = "x-baton-placement"
@@ -47,15 +51,17 @@ class Api:
     without a link; `draining` refuses new requests."""
 
     settings: RouterSettings
+    tenants: Tenants
     fleet: Fleet
     dispatcher: Dispatcher
+    waking: Waking
     metrics: RouterMetrics
     rng: random.Random
     clock: Callable[[], float]
     store_state: Callable[[], dict[str, Any]]
     unreachable: Callable[[], dict[str, str]]
     draining: bool = False
-    answering: int = 0  # calls being placed, run or written
+    answering: int = 0  # calls that are held, placed, run or written
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -80,48 +86,67 @@ class Api:
     async def _serve(
         self, request: web.Request, parse: Callable[[bytes], Call], prefix: str
     ) -> web.StreamResponse:
-        call = parse(await _body(request))
+        call = parse(await body_of(request))
         if self.draining:
             raise Unavailable("the router is shutting down; send the request again")
-        serving = self.fleet.serving(call.options.model)
+        events = self._events(request) if call.options.stream else None
         self._count(1)
         try:
-            return await self._answer(request, call, serving, prefix)
+            return await self._answer(request[TRAIL], call, prefix, events)
+        except (BatonError, RequestFailed) as error:
+            if events is None or not events.begun:
+                raise
+            failure = error.record() if isinstance(error, BatonError) else error.error
+            request[TRAIL].failure = failure
+            return await events.fail(failure)
         finally:
             self._count(-1)
 
-    async def _answer(
-        self, request: web.Request, call: Call, serving: Serving, prefix: str
-    ) -> web.StreamResponse:
+    def _events(self, request: web.Request) -> EventStream:
         trail = request[TRAIL]
+
+        def headers() -> dict[str, str]:
+            return {REQUEST_ID_HEADER: trail.id, PLACEMENT_HEADER: trail.placement() or ""}
+
+        return EventStream(request, headers, self.settings.keepalive_s)
+
+    async def _answer(
+        self, trail: Trail, call: Call, prefix: str, events: EventStream | None
+    ) -> web.StreamResponse:
+        """`events` of a stream. What fails raises, also where it has begun."""
+        assert trail.tenant is not None, "the middleware says whose request it is"
+        waits_until = await self.waking.hold(call, trail, events)
+        serving = self.fleet.serving(call.options.model)
+        # The time that a call was held is not its own: a node that loads takes minutes.
         deadline = time.time() + self.settings.request_timeout_s
-        prepared = await prepare(call, serving, trail.id, deadline=deadline, rng=self.rng)
-        head = Head(
-            id=prefix + trail.id,
-            created=int(time.time()),
-            model=serving.name,
-            fingerprint=serving.sample.fingerprint,
+        prepared = await prepare(
+            call, serving, trail.id, tenant=trail.tenant, deadline=deadline, rng=self.rng
         )
-        prompts = [item.request.prompt_ids for item in prepared]
-        shape = call.shape(head, prompts, serving.model.tokenizer)
+        prompts, created = [item.request.prompt_ids for item in prepared], int(time.time())
         outbox = Outbox(len(prepared))
-        flights = await self.dispatcher.start(prepared, outbox)
+        flights = await self.dispatcher.start(prepared, outbox, waits_until)
+        self.metrics.accepted(map(len, prompts))
         # From here on nothing is awaited outside of the try: a client that leaves ends its flights.
         timer = asyncio.get_running_loop().call_later(
             self.settings.request_timeout_s, self._too_late, flights
         )
+
+        def shape() -> Shape:
+            served = flights[0].prepared.serving
+            head = Head(
+                id=prefix + trail.id,
+                created=created,
+                model=served.name,
+                fingerprint=served.kind.fingerprint,
+            )
+            return call.shape(head, prompts, served.model.tokenizer)
+
         watch = Stopwatch(self.metrics, self.clock, trail.started)
         trail.answer = answer = Answer(call, shape, flights, outbox, watch)
         try:
-            if not call.options.stream:
-                return web.Response(body=await answer.whole(), content_type=JSON_TYPE)
-
-            def headers() -> dict[str, str]:
-                return {REQUEST_ID_HEADER: trail.id, PLACEMENT_HEADER: trail.placement() or ""}
-
-            response = await answer.stream(request, headers, self.settings.keepalive_s)
-            trail.failure = answer.failure
-            return response
+            if events is not None:
+                return await answer.stream(events)
+            return web.Response(body=await answer.whole(), content_type=JSON_TYPE)
         finally:
             timer.cancel()
             for flight in flights:
@@ -140,18 +165,13 @@ class Api:
     # --- the rest -------------------------------------------------------------------------------
 
     async def models(self, request: web.Request) -> web.Response:
-        name = self.fleet.known_name()
-        data = [self._model(name)] if name is not None else []
+        data = [self._model(name) for name in self.fleet.names()]
         return _json({"object": "list", "data": data})
 
     async def model(self, request: web.Request) -> web.Response:
-        wanted, name = request.match_info["model"], self.fleet.known_name()
-        if name is None or wanted != name:
-            raise NotFound(
-                f"model {wanted!r} does not exist; this pool serves {name!r}",
-                param="model",
-                code="model_not_found",
-            )
+        name = request.match_info["model"]
+        if name not in self.fleet.names():
+            raise self.fleet.no_model(name)
         return _json(self._model(name))
 
     async def health(self, request: web.Request) -> web.Response:
@@ -171,7 +191,7 @@ class Api:
             pool_json(
                 self.fleet.view,
                 name=self.settings.pool,
-                model=self.fleet.known_name(),
+                model=next(iter(self.fleet.names()), None),
                 store=self.store_state(),
                 unreachable=self.unreachable(),
                 running=len(self.dispatcher.flights),
@@ -181,15 +201,15 @@ class Api:
     def _unready(self) -> str | None:
         if self.draining:
             return "the router is shutting down"
-        return self.fleet.why_unready()
+        return None if self.waking.on else self.fleet.why_unready()
 
     def _model(self, name: str) -> dict[str, Any]:
-        lengths = [view.report.max_model_len for view in self.fleet.view.ready()]
+        lengths = [one.max_model_len for one in self.fleet.offered() if name in one.names]
         told = {"id": name, "object": "model", "created": 0, "owned_by": "baton"}
         return told | {"max_model_len": min(lengths, default=None)}
 
 
-async def _body(request: web.Request) -> bytes:
+async def body_of(request: web.Request) -> bytes:
     """Raise MalformedBody for one that its own content-encoding does not decode."""
     try:
         return await request.read()

@@ -1,4 +1,5 @@
-"""The aiohttp application: routes, and one middleware that shapes every error as OpenAI does.
+"""The aiohttp application: routes, and one middleware that asks for the API key and shapes every
+error as OpenAI does.
 
 In: the Api. Out: an application whose answers all carry x-baton-request-id, and whose generation
 answers carry x-baton-placement, errors included.
@@ -16,9 +17,11 @@ from aiohttp.typedefs import Handler, Middleware
 from baton_protocol.errors import BatonError, ErrorRecord, InternalError, openai_body
 from baton_router.access import Trail
 from baton_router.api import PLACEMENT_HEADER, REQUEST_ID_HEADER, TRAIL, Api
+from baton_router.drains import Drains
 from baton_router.errors import RequestFailed
 
 GENERATION = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
+KEYED = "/v1/"  # what is below it wants an API key, where keys are configured
 CLIENT_LEFT = 499
 RETRY_AFTER_S = 1
 _CODES = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
@@ -29,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 def build_app(api: Api) -> web.Application:
     app = web.Application(client_max_size=api.settings.max_body_bytes, middlewares=[_shaped(api)])
-    app.add_routes(api.routes())
+    app.add_routes([*api.routes(), *Drains(api.settings, api.fleet, api.clock).routes()])
     return app
 
 
@@ -39,7 +42,7 @@ def _shaped(api: Api) -> Middleware:
         request[TRAIL] = trail = Trail(uuid.uuid4().hex, api.clock())
         code = CLIENT_LEFT
         try:
-            response = await _answer(request, handler)
+            response = await _answer(api, request, handler)
             code = response.status if trail.failure is None else trail.failure.status
             return response
         finally:
@@ -51,8 +54,10 @@ def _shaped(api: Api) -> Middleware:
     return middleware
 
 
-async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def _answer(api: Api, request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
+        if request.path.startswith(KEYED):
+            request[TRAIL].tenant = api.tenants.who(request.headers.get("Authorization"))
         response = await handler(request)
     except ConnectionError:
         # The client is gone, and aiohttp would log an exception as our failure: it gets a response
@@ -107,5 +112,7 @@ def _error_response(request: web.Request, error: ErrorRecord) -> web.Response:
     if error.retryable:
         wait = error.retry_after if error.retry_after is not None else RETRY_AFTER_S
         response.headers["Retry-After"] = f"{max(1, round(wait))}"
+    if error.status == 401:
+        response.headers["WWW-Authenticate"] = "Bearer"
     request[TRAIL].failure = error
     return response

@@ -6,6 +6,10 @@ the call's outbox, frames to nodes. Finding a place, booking it and queueing the
 without an await. A request without a place waits in a task of its own, which ends with it: it looks
 again whenever the pool has changed.
 
+A request stays with its kind of nodes once its client has anything of it; before, it goes over to
+the kind that is served, where its own is no more. What cannot, and whose kind a roll-out has taken
+away for good, ends with the error `rolled_out`.
+
 A request that may be killing its nodes (see `ownership`) is on probation: of these only one has
 a place at a time, so that the guilty one takes none of the others with it.
 """
@@ -39,6 +43,7 @@ from baton_router.outbox import Outbox
 from baton_router.ownership import RequestRecord
 from baton_router.placement import Missing, Placement
 from baton_router.places import Places, Stored
+from baton_router.prepare import fits, renamed
 
 __all__ = ["Dispatcher", "Flight", "Prepared"]
 
@@ -69,19 +74,23 @@ class Dispatcher:
         self._suspect: RequestId | None = None  # whoever is on probation and has a place
         self.flights: dict[RequestId, Flight] = {}
 
-    async def start(self, prepared: Sequence[Prepared], outbox: Outbox) -> list[Flight]:
-        """Give each request of one call a place, or let it wait for one. Raise Unavailable where
-        that is not to be waited for."""
+    async def start(
+        self, prepared: Sequence[Prepared], outbox: Outbox, waits_until: float | None = None
+    ) -> list[Flight]:
+        """Give each request of one call a place, or let it wait for one, `waits_until` in any case
+        where that is said. Raise Unavailable where that is not to be waited for."""
         chunks = [name for item in prepared for name in item.chunks]
         stored = await self._places.stored(prepared[0].kind, chunks)
         flights: list[Flight] = []
         at = 0
+        if waits_until is None:
+            fails = self._places.policy.missing_role == "fail"
+            waits_until = self._clock() + (0.0 if fails else self._unready_wait_s)
         try:
             for slot, item in enumerate(prepared):
                 held = stored[at : at + len(item.chunks)]
                 at += len(item.chunks)
-                give_up_at = self._clock() + self._unready_wait_s
-                flight = Flight(RequestRecord(item.request), item, outbox, slot, give_up_at)
+                flight = Flight(RequestRecord(item.request), item, outbox, slot, waits_until)
                 flights.append(flight)
                 self._launch(flight, held)
         except BaseException:
@@ -134,6 +143,21 @@ class Dispatcher:
             self._log(logging.INFO, flight, node, "goes on: the link is back")
             self._apply(flight, flight.record.on_resumed(node))
 
+    def on_leaving(self, node: NodeId) -> None:
+        for flight in self._on(node):
+            if flight.task is not None and not flight.task.done():
+                continue  # its place is looked for already
+            if actions := flight.record.on_leaving(node):
+                self._apply(flight, actions)
+            elif self._places.served(flight.prepared.kind):
+                self._spawn(flight, partial(self._move, flight, node))
+            elif self._places.rolled_out(flight.prepared.kind):
+                self._apply(flight, flight.record.on_rolled_out(node))
+
+    def change(self) -> asyncio.Event:
+        """Set when the pool has changed next."""
+        return self._change
+
     def on_change(self) -> None:
         """Wake who waits for a place."""
         self._change.set()
@@ -145,7 +169,8 @@ class Dispatcher:
         self.flights[flight.id] = flight
         if self._seat(flight, stored):
             return
-        if self._places.policy.missing_role == "fail" or self._unready_wait_s <= 0:
+        superseded = self._fleet.superseded(flight.prepared.kind)
+        if self._clock() >= flight.give_up_at and not superseded:
             raise self._unavailable(flight)
         self._spawn(flight, partial(self._wait, flight))
 
@@ -180,12 +205,18 @@ class Dispatcher:
 
     async def _wait(self, flight: Flight) -> None:
         """Until the request has a place, or is over."""
-        record, item = flight.record, flight.prepared
+        record = flight.record
         while record.phase == "waiting":
             change = self._change  # taken before looking: what changes meanwhile is not missed
+            item = flight.prepared
             stored = await self._places.stored(item.kind, item.chunks)
             now = self._clock()  # before looking, too
             if self._seat(flight, stored):
+                return
+            if await self._inherited(flight):
+                continue
+            if revision := self._places.rolled_out(item.kind):
+                self.cancel(flight, _rolled_out(revision).record())
                 return
             limits = [until for until in flight.refused.values() if until > now]
             if record.attempt == 0:
@@ -195,6 +226,30 @@ class Dispatcher:
                     await change.wait()
             if record.attempt == 0 and self._clock() >= flight.give_up_at:
                 self.cancel(flight, self._unavailable(flight).record())
+
+    async def _inherited(self, flight: Flight) -> bool:
+        """As long as its client has nothing, the kind that is served now may do it."""
+        item, record = flight.prepared, flight.record
+        fitting = partial(fits, item)
+        heir = self._fleet.heir(item.kind, item.wanted, fitting) if record.untold else None
+        if heir is None:
+            return False
+        flight.prepared = await renamed(item, heir)
+        record.request = flight.prepared.request
+        told = f"goes over to what {heir.sample.revision or 'another kind of nodes'} serves"
+        self._log(logging.INFO, flight, None, told)
+        return True
+
+    async def _move(self, flight: Flight, leaving: NodeId) -> None:
+        """To another node, with the tokens that its client has by then. Where none can take it, it
+        goes on where it is: the node's next load asks again."""
+        item = flight.prepared
+        stored = await self._places.stored(item.kind, item.chunks)
+        found = self._places.find(flight, stored, self._clock())
+        if isinstance(found, Missing) or leaving in (found.decode, found.prefill):
+            return
+        self._lost(flight, Replace("drained", leaving))
+        self._take(flight, found)
 
     async def _regroup(self, flight: Flight, lost: NodeId) -> None:
         """Find another pair for a request whose prefill node is gone, or leave it to its decode
@@ -211,7 +266,7 @@ class Dispatcher:
         elif record.decode is not None and not self._places.reachable(record.decode):
             self._apply(flight, record.on_lost(record.decode, "link"))  # both went at once
         else:
-            self._apply(flight, record.no_first(f"prefill node {lost} is lost"))
+            self._apply(flight, record.no_first(f"prefill node {lost} is gone"))
 
     def _unavailable(self, flight: Flight) -> Unavailable:
         return Unavailable(f"no request can be served now: {flight.waits}")
@@ -275,7 +330,8 @@ class Dispatcher:
         if lost.cause == "refused":
             flight.refused[lost.node] = self._clock() + REFUSED_S
         told = f"lost ({lost.cause}) with {flight.record.tokens} tokens; it looks for another place"
-        self._log(logging.WARNING, flight, lost.node, told)
+        level = logging.INFO if lost.cause == "drained" else logging.WARNING
+        self._log(level, flight, lost.node, told)
 
     def _acquit(self, flight: Flight) -> None:
         """It has no place, or is not on probation any more: the next one may have its turn."""
@@ -318,3 +374,11 @@ class Dispatcher:
     def _log(self, level: int, flight: Flight, node: NodeId | None, told: str) -> None:
         extra = {"request": flight.id, "attempt": flight.record.attempt, "node": node}
         logger.log(level, "%s: %s", node or "-", told, extra=extra)
+
+
+def _rolled_out(revision: str) -> Unavailable:
+    return Unavailable(
+        f"the pool rolled out to revision {revision} while this request ran, and no stream crosses"
+        " over to it; send the request again",
+        code="rolled_out",
+    )

@@ -7,6 +7,7 @@ dispatcher, which hears of lost and of resumed nodes too.
                                   then goes on; nobody listens there, or another engine: lost
     pings unanswered              lost at once
     no engine step for long       lost, though its link is up; it gets nothing before it moves
+    draining, past the deadline   not lost: its requests are moved, where another node takes them
 
 Aborts for a node that cannot be reached are kept and go out first when the same engine is back:
 they free its blocks.
@@ -16,9 +17,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import aiohttp
@@ -35,11 +37,11 @@ from baton_protocol.link import (
     ToNode,
     ToRouter,
 )
-from baton_protocol.store import NodeReport
+from baton_protocol.store import Kind, NodeReport
 from baton_router.actions import Loss
 from baton_router.links import LATE_S, Link
 from baton_router.models import FetchError, ModelStore, PoolModel
-from baton_router.view import PoolView
+from baton_router.view import NodeView, PoolView
 from baton_text.artifacts import ArtifactError
 
 # A node whose artifacts could not be had is asked again after this long, while its link is up.
@@ -66,6 +68,10 @@ class RequestListener(Protocol):
         """The link is back, and the engine is the same."""
         ...
 
+    def on_leaving(self, node: NodeId) -> None:
+        """What runs there is to be moved. Said again with each of its loads."""
+        ...
+
     def on_change(self) -> None:
         """A request that found no place may find one now."""
         ...
@@ -73,13 +79,17 @@ class RequestListener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What the pool serves with now: a model, its name and limits, and one of its nodes."""
+    """One kind that the pool serves: a model, its limits, and one of its nodes. Of new requests it
+    gets a share by its `weight`, and answers them under `name`, one of its `names`."""
 
+    kind: Kind
     model: PoolModel
+    names: tuple[str, ...]
     name: str
     max_model_len: int
     vocab_size: int
     sample: NodeReport
+    weight: int
 
 
 class Fleet:
@@ -95,6 +105,7 @@ class Fleet:
         *,
         patience_s: float,
         stall_timeout_s: float,
+        rng: random.Random,
         clock: Callable[[], float],
     ) -> None:
         self.view = view
@@ -102,12 +113,13 @@ class Fleet:
         self._served_name = served_name
         self._patience_s = patience_s
         self._stall_timeout_s = stall_timeout_s
+        self._rng = rng
         self._clock = clock
         self._links: dict[NodeId, Link] = {}
         self._broken: dict[NodeId, asyncio.TimerHandle] = {}
         self._kept: deque[tuple[NodeId, Epoch, Abort]] = deque(maxlen=KEPT_ABORTS)
         self._admissions: set[asyncio.Task[None]] = set()
-        self._served: Serving | None = None
+        self._served: list[Serving] = []  # what was offered last
 
     # --- links ----------------------------------------------------------------------------------
 
@@ -182,6 +194,7 @@ class Fleet:
             self._lose(node, "link")
             del self._links[node]
             self.view.forget(node)
+            self.listener.on_change()  # who waits for nodes of its kind may wait in vain by now
 
     def send(self, node: NodeId, frame: ToNode) -> None:
         link, known = self._links.get(node), self.view.nodes.get(node)
@@ -217,38 +230,89 @@ class Fleet:
     # --- the model ------------------------------------------------------------------------------
 
     def serving(self, wanted: str | None) -> Serving:
-        """While no node is ready, what the last of them served with: a request may wait for one.
-        Raise Unavailable where there never was one, NotFound for another model's name."""
-        self._served = self._serving() or self._served
-        if self._served is None:
+        """What a new request is to be served with, `wanted` by that name. While no node is ready,
+        what the last of them served with: a request may wait for one. Raise Unavailable where there
+        never was one, NotFound for a name that no model has."""
+        self._note()
+        if not self._served:
             raise Unavailable(f"no request can be served now: {self.view.why_not_ready()}")
-        name = self._served.name
-        if wanted and wanted != name:
-            raise NotFound(
-                f"model {wanted!r} does not exist; this pool serves {name!r}",
-                param="model",
-                code="model_not_found",
-            )
-        return self._served
+        drawn = self._draw(self._served, wanted)
+        if drawn is None:
+            raise self.no_model(wanted)
+        return drawn
+
+    def check_name(self, wanted: str | None) -> None:
+        """Raise NotFound for a name that no model has, as far as any is known."""
+        if wanted and (names := self.names()) and wanted not in names:
+            raise self.no_model(wanted)
+
+    def heir(
+        self, kind: Kind, wanted: str | None, fits: Callable[[Serving], bool]
+    ) -> Serving | None:
+        """What a request of a kind that gets no new ones any more may be served with instead, as
+        long as its client has nothing of it."""
+        if not self.superseded(kind):
+            return None
+        return self._draw([one for one in self.offered() if fits(one)], wanted)
+
+    def superseded(self, kind: Kind) -> bool:
+        """New requests go to others, and to none of that kind any more."""
+        whole = self.view.whole()
+        return bool(whole) and kind not in whole
+
+    def offered(self) -> list[Serving]:
+        """What new requests may be served with: one kind, or two while a pool rolls out another;
+        none while no node is ready."""
+        return [one for nodes in self.view.whole().values() if (one := self._serving(nodes))]
 
     def why_unready(self) -> str | None:
         """What the pool waits for; None while a node is ready."""
-        return None if self._serving() is not None else self.view.why_not_ready()
+        return None if self.offered() else self.view.why_not_ready()
 
-    def known_name(self) -> str | None:
-        """The served model's name, also while its nodes are away."""
-        kind = self.view.kind()
-        named = (view.report.model for view in self.view.nodes.values() if view.kind == kind)
-        return self._served_name or next(named, None)
+    def names(self) -> list[str]:
+        """What the served models are called, also while their nodes are away."""
+        if self._served_name:
+            return [self._served_name]
+        served = self.offered() or self._served
+        return list(dict.fromkeys(name for one in served for name in one.names))
 
-    def _serving(self) -> Serving | None:
-        ready = [view.report for view in self.view.ready()]
-        model = self._models.ready(ready[0]) if ready else None
+    def no_model(self, wanted: str | None) -> NotFound:
+        """Nothing that is served has that name."""
+        names = " and ".join(map(repr, self.names())) or "nothing yet"
+        told = f"model {wanted!r} does not exist; this pool serves {names}"
+        return NotFound(told, param="model", code="model_not_found")
+
+    def _serving(self, nodes: Sequence[NodeView]) -> Serving | None:
+        """Of ready nodes of one kind."""
+        reports = [view.report for view in nodes]
+        model = self._models.ready(reports[0])
         if model is None:
             return None
-        name = self._served_name or ready[0].model
-        length = min(report.max_model_len for report in ready)
-        return Serving(model, name, length, ready[0].vocab_size, ready[0])
+        own = tuple(dict.fromkeys(report.model for report in reports))
+        names = (self._served_name,) if self._served_name else own
+        return Serving(
+            kind=nodes[0].kind,
+            model=model,
+            names=names,
+            name=names[0],
+            max_model_len=min(report.max_model_len for report in reports),
+            vocab_size=reports[0].vocab_size,
+            sample=reports[0],
+            weight=sum(report.role == "decode" for report in reports) or len(reports),
+        )
+
+    def _draw(self, offered: Sequence[Serving], wanted: str | None) -> Serving | None:
+        named = [one for one in offered if not wanted or wanted in one.names]
+        if not named:
+            return None
+        drawn = named[0]
+        if len(named) > 1:
+            [drawn] = self._rng.choices(named, [one.weight for one in named])
+        return replace(drawn, name=wanted or drawn.name)
+
+    def _note(self) -> None:
+        """What the pool serves with is noted while it can be seen: requests may wait for it."""
+        self._served = self.offered() or self._served
 
     async def _admit(self, link: Link, report: NodeReport) -> None:
         """Once its tokenizer is here, a node may get requests."""
@@ -284,16 +348,17 @@ class Fleet:
         return node if node is not None and self._links.get(node) is link else None
 
     def _changed(self) -> None:
-        """What the pool serves with is noted while it can be seen: requests may wait for it."""
-        self._served = self._serving() or self._served
+        self._note()
         self.listener.on_change()
 
     def _load(self, node: NodeId, frame: Load) -> None:
         view = self.view.nodes[node]
-        before = (view.ready, view.report.store)
+        before = (view.ready, view.report.store, view.report.replaced_by)
         self.view.load(node, frame)
-        if (view.ready, view.report.store) != before:
+        if (view.ready, view.report.store, view.report.replaced_by) != before:
             self._changed()
+        if frame.leaving and view.report.epoch == frame.epoch:
+            self.listener.on_leaving(node)
 
     def _moved(self, node: NodeId) -> None:
         stalled = self.view.nodes[node].stalled

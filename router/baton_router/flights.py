@@ -10,21 +10,29 @@ from dataclasses import dataclass, field
 
 from baton_protocol.ids import BlockHash, NodeId, RequestId
 from baton_protocol.request import Request
+from baton_protocol.store import Kind
 from baton_router.actions import Cause
+from baton_router.fleet import Serving
 from baton_router.outbox import Outbox
 from baton_router.ownership import RequestRecord
 from baton_router.placement import Placement
-from baton_router.view import Kind
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A request that is tokenized and hashed. `chunks` name its full chunks; only nodes of `kind`
-    can run it."""
+    can run it. `wanted` is the model's name, where its client gave one; with `fills` its answer may
+    be as long as the context leaves."""
 
     request: Request
     chunks: tuple[BlockHash, ...]
-    kind: Kind
+    serving: Serving
+    wanted: str | None
+    fills: bool
+
+    @property
+    def kind(self) -> Kind:
+        return self.serving.kind
 
 
 @dataclass(slots=True)
@@ -58,5 +66,6 @@ class Flight:
     def line(self) -> str:
         """The value of x-baton-placement, as of now."""
         if self.placement is not None:
-            return self.placement.line()
+            again = self.record.attempt > 1 and self.cause is not None
+            return self.placement.line() + (f"; placed again: {self.cause}" if again else "")
         return f"prefill=- decode=- reason=waiting: {self.waits}"

@@ -9,15 +9,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator
 
-import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from baton_protocol.store import NodeLoad
+from baton_protocol.link import RequestStats
 from baton_router.actions import Cause, Measured
+from baton_router.demand import Demand
 from baton_router.placement import Placement
-from baton_router.view import NodeView, PoolView, state_of
+from baton_router.view import LOAD_NUMBERS, NodeView, PoolView, state_of
 
 _SECONDS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10, 30, 60, 120)
 
@@ -30,22 +30,40 @@ _PUBLIC = {
     "fetched_chunks_total": "baton_kv_fetched_chunks_total",
     "reused_chunks_total": "baton_kv_chunks_reused_total",
     "lost_chunks_total": "baton_kv_chunks_lost_total",
+    "queried_blocks_total": "baton_kv_blocks_queried_total",
+    "matched_blocks_total": "baton_kv_blocks_matched_total",
+    "fetched_blocks_total": "baton_kv_blocks_fetched_total",
+    "used_blocks_total": "baton_kv_blocks_used_total",
+    "declined_blocks_total": "baton_kv_blocks_declined_total",
+    "host_stored_blocks_total": "baton_kv_host_blocks_stored_total",
+    "host_loaded_blocks_total": "baton_kv_host_blocks_loaded_total",
+    "host_evicted_blocks_total": "baton_kv_host_blocks_evicted_total",
+    "behind_chunks_total": "baton_kv_behind_chunks_total",
+    "behind_bytes_total": "baton_kv_behind_bytes_total",
+    "behind_skipped_total": "baton_kv_behind_skipped_total",
     "computed_prompt_tokens_total": "baton_prompt_tokens_computed_total",
     "cached_prompt_tokens_total": "baton_prompt_tokens_cached_total",
+    "host_prompt_tokens_total": "baton_prompt_tokens_host_total",
     "fetched_prompt_tokens_total": "baton_prompt_tokens_fetched_total",
+    "requests": "baton_requests",
     "waiting": "baton_requests_waiting",
     "running": "baton_requests_running",
     "parked": "baton_requests_parked",
     "free_blocks": "baton_kv_blocks_free",
     "cached_blocks": "baton_kv_blocks_cached",
     "total_blocks": "baton_kv_blocks",
+    "host_blocks": "baton_kv_host_blocks_held",
+    "host_bytes": "baton_kv_host_bytes_held",
+    "host_total_blocks": "baton_kv_host_blocks",
 }
 
 
 class RouterMetrics:
-    """The router's own. Times are seconds since the request's first byte was read."""
+    """The router's own. Times are seconds since the request's first byte was read. What is told of
+    demand is counted for the router's report too."""
 
-    def __init__(self, view: PoolView) -> None:
+    def __init__(self, view: PoolView, demand: Demand) -> None:
+        self._demand = demand
         self.registry = CollectorRegistry()
         self._requests = Counter(
             "baton_router_requests_total",
@@ -73,8 +91,26 @@ class RouterMetrics:
         self._recomputed = self._counter(
             "recomputed_tokens", "Prompt tokens that later attempts computed."
         )
-        self.ttft = self._histogram("time_to_first_token", "Request to its first token.")
-        self.itl = self._histogram("inter_token_latency", "Between deltas of one choice.")
+        self._kv = {
+            "matched_tokens": self._counter(
+                "matched_tokens", "Prompt tokens found in their node's cache or in the store."
+            ),
+            "fetched_tokens": self._counter("fetched_tokens", "Of those, brought from the store."),
+            "declined_tokens": self._counter(
+                "declined_tokens", "Of those, left in the store: cheaper to compute."
+            ),
+        }
+        self._predicted = {
+            "fetch_predicted_ms": self._histogram(
+                "fetch_predicted", "What fetching was predicted to take, where it was a choice."
+            ),
+            "compute_predicted_ms": self._histogram(
+                "compute_predicted", "What computing the same was predicted to take."
+            ),
+        }
+        self._fetch = self._histogram("fetch", "What fetching then took.")
+        self._ttft = self._histogram("time_to_first_token", "Request to its first token.")
+        self._itl = self._histogram("inter_token_latency", "Between deltas of one choice.")
         self.e2e = self._histogram("e2e_request_latency", "Request to its end.")
         self.pause = self._histogram("pause", "Last token before a loss to the next one.")
         self.queue = self._histogram("queue", "On a node, neither fetching nor computing.")
@@ -82,6 +118,11 @@ class RouterMetrics:
         self.running = Gauge(
             "baton_router_requests_running",
             "HTTP requests being answered by nodes.",
+            registry=self.registry,
+        )
+        self.held = Gauge(
+            "baton_router_requests_held",
+            "Requests that wait since no node can take them.",
             registry=self.registry,
         )
         tasks = Gauge("baton_asyncio_tasks", "Tasks of this process.", registry=self.registry)
@@ -92,17 +133,46 @@ class RouterMetrics:
         """`cause` of what is placed again; its client has so many tokens."""
         self._placements.labels(placement.reason).inc()
         self._attempts.inc()
-        if cause is not None:
+        if cause is None:
+            self._demand.placed(placement.uncached)
+        else:
             self._retries.labels(cause).inc()
         if tokens:
             self._resumed.inc()
             self._kept.inc(tokens)
 
+    def accepted(self, prompts: Iterable[int]) -> None:
+        """The requests of one call, each by its prompt's tokens."""
+        self._demand.accepted(prompts)
+
+    def first_token(self, seconds: float) -> None:
+        self._ttft.observe(seconds)
+        self._demand.first_token(seconds)
+
+    def later_token(self, seconds: float) -> None:
+        """Since the one before."""
+        self._itl.observe(seconds)
+        self._demand.later_token(seconds)
+
+    def delivered(self, tokens: int) -> None:
+        self._demand.delivered(tokens)
+
     def measured(self, told: Measured) -> None:
         if told.opening:
             self.queue.observe(told.stats.queue_ms / 1000)
+            self._found(told.stats)
         if told.attempt > 1:
             self._recomputed.inc(told.stats.computed_tokens)
+
+    def _found(self, stats: RequestStats) -> None:
+        """Of whom had to have the prompt: the prefill node, or the only one."""
+        for name, counter in self._kv.items():
+            counter.inc(getattr(stats, name))
+        if stats.fetch_predicted_ms > 0:
+            for name, histogram in self._predicted.items():
+                histogram.observe(getattr(stats, name) / 1000)
+        if stats.fetched_tokens:
+            self._fetch.observe(stats.fetch_ms / 1000)
 
     def answered(self, endpoint: str, code: int) -> None:
         self._requests.labels(endpoint, str(code)).inc()
@@ -130,8 +200,8 @@ class NodeFigures(Collector):
 
     def collect(self) -> Iterator[Metric]:
         nodes = list(self._view.nodes.values())
-        for field in msgspec.structs.fields(NodeLoad):
-            yield _family(field.name, nodes)
+        for name in LOAD_NUMBERS:
+            yield _family(name, nodes)
         up = GaugeMetricFamily(
             "baton_node_ready", "1 while the node may get requests.", labels=("node", "role")
         )

@@ -66,6 +66,7 @@ class ModelStore:
             self._models[key] = task
             while len(self._models) > KEPT_MODELS:
                 self._models.popitem(last=False)
+        self._models.move_to_end(key)
         try:
             return await asyncio.shield(task)
         except BaseException:

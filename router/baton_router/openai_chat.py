@@ -68,18 +68,12 @@ class ChatCall:
             bad_words=bad_words(fields),
             names={"prompt": "messages", "max_tokens": limit_field(fields)},
             messages=_messages(fields.raw("messages")),
-            template_kwargs=fields.mapping("chat_template_kwargs") or {},
+            template_kwargs=_template_kwargs(fields),
             add_generation_prompt=fields.boolean("add_generation_prompt", True),
             add_special_tokens=fields.boolean("add_special_tokens", False),
         )
 
     def prompts(self, model: PoolModel) -> list[Prompt]:
-        for name in ("messages", "tools", "add_generation_prompt"):
-            if name in self.template_kwargs:
-                raise InvalidRequest(
-                    f"chat_template_kwargs holds {name!r}; send it as a field of its own",
-                    param="chat_template_kwargs",
-                )
         text = model.template.render(
             self.messages,
             add_generation_prompt=self.add_generation_prompt,
@@ -159,6 +153,17 @@ class ChatShape:
         if self._ids:
             told["token_ids"] = choice.ids
         return told
+
+
+def _template_kwargs(fields: Fields) -> Json:
+    given = fields.mapping("chat_template_kwargs") or {}
+    for name in ("messages", "tools", "add_generation_prompt"):
+        if name in given:
+            raise InvalidRequest(
+                f"chat_template_kwargs holds {name!r}; send it as a field of its own",
+                param="chat_template_kwargs",
+            )
+    return given
 
 
 def _messages(value: Any) -> list[Json]:

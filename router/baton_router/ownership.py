@@ -1,7 +1,7 @@
 """Who owns a request: the router. One record per request over all its attempts, without sockets.
 
-    in     places that were found, what nodes say (deltas, PrefillDone, JobFailed), nodes lost,
-           links that are back, the client leaving
+    in     places that were found, what nodes say (deltas, PrefillDone, JobFailed), nodes lost or
+           leaving, links that are back, the client leaving
     out    actions: Emit to the client, Send to a node, Replace or Regroup (find a place), Measured,
            and Failed or Ended (one of them, once)
 
@@ -17,6 +17,9 @@ until its owner has found another pair or says no_first().
 Losses of nodes that served it without one new token, nor one more chunk of its prompt, are strikes;
 with MAX_STRIKES in a row the request is taken for their cause and ends. A node that had fallen
 silent before it got the request says nothing about it, but that too is believed MAX_ATTEMPTS times.
+
+A node that drains and is leaving is no loss. What decodes there is moved by placed(), and goes on
+where it is until then; a node that ends hands back what it still has, and that is no refusal.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ import msgspec
 from baton_protocol.errors import ErrorRecord, RequestKillsNodes
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import (
+    DRAINED,
     Abort,
     Delta,
     First,
@@ -75,6 +79,9 @@ class RequestRecord:
         self.prefill: NodeId | None = None
         self.outputs: list[list[int]] = [list(ids) for ids in request.outputs]
         self.open = set(range(request.params.n))
+        self.stats: RequestStats | None = (
+            None  # of the last attempt: of whom had to have the prompt
+        )
         self.strikes = 0
         self._losses = 0  # in a row without progress
         self._refusals = 0
@@ -162,6 +169,8 @@ class RequestRecord:
             return self.no_first(failed.error.message)
         if not self._serves(node) or failed.attempt != self.attempt:
             return []
+        if failed.error.code == DRAINED:
+            return self._replace("drained", node, aborted=False)
         if failed.error.retryable and (self.tokens or self._refusals < MAX_ATTEMPTS):
             self._refusals += 1
             return self._replace("refused", node, aborted=False)
@@ -183,6 +192,17 @@ class RequestRecord:
         if not self._regroups:  # else its pair is lost in one event, which is one strike
             self._strike(blamed)
         return self._replace(cause, node)
+
+    def on_leaving(self, node: NodeId) -> list[Action]:
+        """A prefill node is to be empty: another is to do its job. Nothing for any other node."""
+        if not self._from_prefill(node, self.attempt):
+            return []
+        self.prefill = None
+        return [Send(node, self._abort()), Regroup("drained", node)]
+
+    def on_rolled_out(self, node: NodeId) -> list[Action]:
+        """The decode node is to be empty, and no other of its kind is to come."""
+        return self._replace("drained", node) if self._serves(node) else []
 
     def on_resumed(self, node: NodeId) -> list[Action]:
         """The link is back and the node is the same engine: it gets its job again, in the same
@@ -209,13 +229,18 @@ class RequestRecord:
 
     @property
     def _regroups(self) -> bool:
-        """Its prefill node is lost, and what becomes of it is not decided yet."""
+        """Its prefill node is gone, and what becomes of it is not decided yet."""
         return self.phase == "handoff" and self.prefill is None
 
     @property
     def tokens(self) -> int:
         """How many ids the client has."""
         return sum(map(len, self.outputs))
+
+    @property
+    def untold(self) -> bool:
+        """The client has nothing yet."""
+        return not self.tokens and not self._prompt_told
 
     @property
     def asks_prompt_logprobs(self) -> bool:
@@ -273,9 +298,10 @@ class RequestRecord:
 
     def _measure(self, stats: RequestStats) -> list[Action]:
         if self._cached is None:
-            found = stats.cached_tokens + stats.fetched_tokens
+            found = stats.cached_tokens + stats.host_tokens + stats.fetched_tokens
             self._cached = found if self._undisturbed else min(found, self._findable)
         opening, self._measured = self._measured != self.attempt, self.attempt
+        self.stats = stats if opening else self.stats
         return [Measured(stats, self.attempt, opening)]
 
     # --- attempts ---------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ defaults. Out: complete parameters of one prompt, or an error that names field, 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -87,6 +88,12 @@ def check_scores(asked: Mapping[str, Any], prompt_tokens: int, names: Mapping[st
             f"(1 + {field}) x tokens x n may be at most {MAX_PROMPT_CANDIDATES}",
             param=field,
         )
+
+
+def check_alone(asked: Mapping[str, Any], default_max_tokens: int | None) -> None:
+    """Refuse what `complete` would refuse for any prompt and any model."""
+    limit = sys.maxsize if default_max_tokens is None else default_max_tokens
+    SamplingParams(**{"max_tokens": limit, **asked}).check()
 
 
 def complete(

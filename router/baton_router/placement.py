@@ -163,13 +163,15 @@ class _Chooser:
         return _Best(cost, decode, prefill)
 
     def placed(self, best: _Best, reason: Reason, why: str) -> Placement:
-        uncached = self.prices.uncached(best.prefill or best.decode)
+        closes = best.prefill or best.decode
+        uncached, fetchable = self.prices.uncached(closes), self.prices.fetchable(closes)
         total = self.prices.facts.prompt_tokens
+        store = f"; {fetchable}" if fetchable.chunks else ""
         return Placement(
             decode=best.decode.node,
             prefill=best.prefill.node if best.prefill else None,
             reason=reason,
-            explanation=f"uncached {uncached} of {total} tokens, {best.cost:.1f} ms; {why}",
+            explanation=f"uncached {uncached} of {total} tokens, {best.cost:.1f} ms{store}; {why}",
             predicted_ms=best.cost,
             uncached=uncached,
         )

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from baton_protocol.ids import BlockHash, Epoch, NodeId
+from baton_protocol.store import Kind
 from baton_router.flights import Flight
 from baton_router.markers import Markers
 from baton_router.placement import Missing, Placement, Policy, place
 from baton_router.prices import Facts
-from baton_router.view import Kind, PoolView
+from baton_router.view import PoolView
 
 Stored = Sequence[bool]
 
@@ -37,6 +38,14 @@ class Places:
         """Whether its link is up."""
         view = self.view.nodes.get(node)
         return view is not None and view.connected
+
+    def served(self, kind: Kind) -> bool:
+        """Whether any node is ready for requests of that kind."""
+        return next(self.view.ready(kind), None) is not None
+
+    def rolled_out(self, kind: Kind) -> str:
+        """The revision in whose favour all its nodes have gone; "" while one may come back."""
+        return self.view.rolled_out(kind)
 
     def existing(self, flight: Flight, stored: Stored) -> int:
         """How many of the prompt's chunks exist somewhere."""

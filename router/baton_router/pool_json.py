@@ -1,17 +1,18 @@
 """GET /pool: the pool as one JSON object, for people, the supervisor's table and tests.
 
-In: the view and the router's other parts. Out: plain JSON values; URLs never carry credentials.
+In: the view and the router's other parts. Out: plain JSON values; nothing that is secret.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 import msgspec
 
-from baton_protocol.store import NodeLoad
-from baton_router.view import NodeView, PoolView, state_of
+from baton_protocol.ids import NodeId
+from baton_protocol.store import DataInstance, Kind
+from baton_router.view import LOAD_NUMBERS, NodeView, PoolView, state_of
 
 Json = dict[str, Any]
 
@@ -25,23 +26,24 @@ def pool_json(
     unreachable: Mapping[str, str],
     running: int,
 ) -> Json:
-    """`totals` sums the nodes' loads, and counts what the router itself is doing."""
+    """`totals` sums the nodes' loads, and counts what the router itself is doing. `store` is what
+    the router knows of it; what the nodes say of its servers comes to that."""
     nodes = sorted(view.nodes.values(), key=lambda node: node.report.node)
-    kind = view.kind()
+    kind, used = view.kind(), view.whole()
     return {
         "pool": name,
         "model": model,
         "fingerprint": kind.fingerprint if kind is not None else None,
-        "nodes": [_node(node, view) for node in nodes],
+        "nodes": [_node(node, used) for node in nodes],
         "unreachable": [
             {"address": address, "reason": reason} for address, reason in unreachable.items()
         ],
-        "store": store,
+        "store": store | _store(view),
         "totals": _totals(nodes) | {"requests_running": running, "nodes": len(nodes)},
     }
 
 
-def _node(node: NodeView, view: PoolView) -> Json:
+def _node(node: NodeView, used: Container[Kind]) -> Json:
     report = node.report
     layout = report.layout
     return {
@@ -51,8 +53,10 @@ def _node(node: NodeView, view: PoolView) -> Json:
         "pid": report.pid,
         "epoch": report.epoch,
         "state": state_of(node),
+        "reason": report.reason,
+        "replaced_by": report.replaced_by,
         "store": report.store,
-        "in_use": node.ready and node.kind == view.kind(),
+        "in_use": node.ready and node.kind in used,
         "revision": report.revision,
         "model": report.model,
         "engine": report.engine,
@@ -63,14 +67,18 @@ def _node(node: NodeView, view: PoolView) -> Json:
             "chunk_bytes": layout.chunk_bytes,
             "chunk_tokens": layout.chunk_tokens,
             "block_bytes": layout.block_bytes,
+            "waste": layout.waste,
         },
         "speeds": msgspec.structs.asdict(report.speeds),
         "load": msgspec.structs.asdict(report.load),
+        "instances": [msgspec.structs.asdict(instance) for instance in report.instances],
         "cache": {
             "chunks": node.chunks,
             "total_blocks": report.load.total_blocks,
             "free_blocks": report.load.free_blocks,
             "cached_blocks": report.load.cached_blocks,
+            "host_blocks": report.load.host_blocks,
+            "host_total_blocks": report.load.host_total_blocks,
         },
         "booked": {
             "requests": len(node.booked),
@@ -80,8 +88,27 @@ def _node(node: NodeView, view: PoolView) -> Json:
     }
 
 
-def _totals(nodes: list[NodeView]) -> Json:
+def _store(view: PoolView) -> Json:
+    """`chunk_waste`: what a data server's allocator charges for a chunk beyond its payload, as a
+    share of the payload."""
+    sample = next((node for node in view.nodes.values() if node.kind == view.kind()), None)
     return {
-        field.name: sum(getattr(node.report.load, field.name) for node in nodes)
-        for field in msgspec.structs.fields(NodeLoad)
+        "chunk_waste": sample.report.layout.waste if sample is not None else None,
+        "instances": [_instance(seen) for seen in view.instances()],
     }
+
+
+def _instance(seen: Mapping[NodeId, DataInstance]) -> Json:
+    """Fill as the node says that was heard last; troubles are each node's own."""
+    latest = list(seen.values())[-1]
+    return {
+        "used_bytes": latest.used_bytes,
+        "limit_bytes": latest.limit_bytes,
+        "evicted_keys": latest.evicted_keys,
+        "trouble": {node: one.trouble for node, one in seen.items() if one.trouble},
+        "put_trouble": {node: one.put_trouble for node, one in seen.items() if one.put_trouble},
+    }
+
+
+def _totals(nodes: list[NodeView]) -> Json:
+    return {name: sum(getattr(node.report.load, name) for node in nodes) for name in LOAD_NUMBERS}

@@ -1,6 +1,7 @@
 """From a parsed call to requests that can be placed: tokenized once, hashed, parameters complete.
 
-In: the call, and what the pool serves. Out: one Prepared per prompt. Nobody tokenizes again.
+In: the call, and what the pool serves. Out: one Prepared per prompt. Nobody tokenizes again: where
+the pool has rolled out before a request begins, its chunks get new names, and its ids stay.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -18,10 +21,10 @@ from baton_protocol.ids import BlockHash, RequestId
 from baton_protocol.request import Request
 from baton_protocol.store import NodeReport
 from baton_router.calls import Call, Prompt, TextPrompt
-from baton_router.dispatch import Prepared
 from baton_router.fleet import Serving
+from baton_router.flights import Prepared
 from baton_router.parameters import check_scores, complete
-from baton_router.view import kind_of
+from baton_router.tenants import Tenant
 from baton_text.tokenizer import Tokenizer
 
 # Hashing a block takes 2 us; longer prompts are hashed in a thread.
@@ -30,7 +33,13 @@ SEED_BITS = 63
 
 
 async def prepare(
-    call: Call, serving: Serving, base_id: str, *, deadline: float, rng: random.Random
+    call: Call,
+    serving: Serving,
+    base_id: str,
+    *,
+    tenant: Tenant,
+    deadline: float,
+    rng: random.Random,
 ) -> list[Prepared]:
     """Raise InvalidRequest (PromptTooLong) before anything is placed."""
     prompts = call.prompts(serving.model)
@@ -59,10 +68,44 @@ async def prepare(
             params=params,
             outputs=((),) * params.n,
             deadline=deadline,
+            tenant=tenant.name,
+            salt=tenant.salt,
         )
-        chunks = await _chunks(ids, serving.sample)
-        prepared.append(Prepared(request, chunks, kind_of(serving.sample)))
+        chunks = await _chunks(ids, serving.sample, tenant.salt)
+        fills = sampling.get("max_tokens") is None and call.default_max_tokens is None
+        prepared.append(Prepared(request, chunks, serving, call.options.model, fills))
     return prepared
+
+
+def fits(item: Prepared, serving: Serving) -> bool:
+    """Whether the same ids may be served with that instead."""
+    request = item.request
+    params = request.params
+    room = serving.max_model_len - len(request.prompt_ids)
+    ids = chain(
+        request.prompt_ids,
+        params.stop_token_ids,
+        params.allowed_token_ids or (),
+        (token for token, _ in params.logit_bias),
+        *params.bad_words,
+    )
+    return (
+        item.kind.tokenizer == serving.kind.tokenizer
+        and room >= (max(1, params.min_tokens) if item.fills else params.max_tokens)
+        and max(ids) < serving.vocab_size
+    )
+
+
+async def renamed(item: Prepared, serving: Serving) -> Prepared:
+    """The same request for another kind that it fits."""
+    request = item.request
+    if item.fills:
+        room = serving.max_model_len - len(request.prompt_ids)
+        most = min(request.params.max_tokens, room)
+        params = msgspec.structs.replace(request.params, max_tokens=most)
+        request = msgspec.structs.replace(request, params=params)
+    chunks = await _chunks(request.prompt_ids, serving.sample, request.salt)
+    return replace(item, request=request, chunks=chunks, serving=serving)
 
 
 async def _ids(prompt: Prompt, serving: Serving) -> tuple[int, ...]:
@@ -108,15 +151,16 @@ def _spellings(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, .
     return tuple(found)
 
 
-async def _chunks(ids: tuple[int, ...], sample: NodeReport) -> tuple[BlockHash, ...]:
+async def _chunks(ids: tuple[int, ...], sample: NodeReport, salt: str) -> tuple[BlockHash, ...]:
     if len(ids) <= LONG_PROMPT:
-        return _chunk_names(ids, sample)
-    return await asyncio.to_thread(_chunk_names, ids, sample)
+        return _chunk_names(ids, sample, salt)
+    return await asyncio.to_thread(_chunk_names, ids, sample, salt)
 
 
-def _chunk_names(ids: tuple[int, ...], sample: NodeReport) -> tuple[BlockHash, ...]:
+def _chunk_names(ids: tuple[int, ...], sample: NodeReport, salt: str) -> tuple[BlockHash, ...]:
     layout = sample.layout
     if len(ids) < layout.chunk_tokens:
         return ()
-    hashes = extend_hashes(root_hash(sample.fingerprint), ids, layout.block_size)
+    root = root_hash(sample.fingerprint, salt=salt)
+    hashes = extend_hashes(root, ids, layout.block_size)
     return tuple(chunk_hashes(hashes, layout.chunk_blocks))

@@ -22,6 +22,7 @@ FALLBACK = Speeds(
     decode_step_ms=20.0,
     put_bytes_per_s=200e6,
     get_bytes_per_s=200e6,
+    get_latency_ms=1.0,
 )
 # A sequence that joins makes each other's step longer by about this share of it.
 JOIN_SHARE = 0.05
@@ -56,6 +57,26 @@ class Facts:
     prompt_logprobs: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Fetchable:
+    """What the store holds of the prompt and a node does not, and what each way to it takes. The
+    node decides again, with what it then knows."""
+
+    chunks: int
+    fetch_ms: float
+    compute_ms: float
+
+    @property
+    def fetched(self) -> int:
+        """Chunks that it is predicted to fetch: all, or none where computing them is cheaper."""
+        return self.chunks if self.fetch_ms < self.compute_ms else 0
+
+    def __str__(self) -> str:
+        many = "chunk" if self.chunks == 1 else "chunks"
+        ways = f"fetch {self.fetch_ms:.1f} ms, compute {self.compute_ms:.1f} ms"
+        return f"store has {self.chunks} {many}: {ways}"
+
+
 class Prices:
     """One request's costs on any node. Speeds must be above 0 (see with_fallbacks)."""
 
@@ -67,9 +88,18 @@ class Prices:
         self._tail = max(1, facts.prompt_tokens - self._chunks * facts.chunk_tokens)
 
     def uncached(self, node: Candidate) -> int:
-        """Prompt tokens that neither the node's cache nor the store holds."""
-        found = node.cached_chunks + self._fetchable(node)
+        """Prompt tokens that the node has to compute: neither in its cache nor worth fetching."""
+        found = node.cached_chunks + self.fetchable(node).fetched
         return self.facts.prompt_tokens - found * self.facts.chunk_tokens
+
+    def fetchable(self, node: Candidate) -> Fetchable:
+        """Holes between its chunks are computed."""
+        chunks = self._stored_before[-1] - self._stored_before[node.cached_chunks]
+        if not chunks or node.store != "up":
+            return Fetchable(0, 0.0, 0.0)
+        bytes_ms = 1000 * chunks * self.facts.chunk_bytes / node.speeds.get_bytes_per_s
+        compute_ms = _compute_ms(node, chunks * self.facts.chunk_tokens)
+        return Fetchable(chunks, node.speeds.get_latency_ms + bytes_ms, compute_ms)
 
     def alone_ms(self, node: Candidate) -> float:
         """The node does all of it, while the sequences that decode there wait for each piece."""
@@ -91,18 +121,14 @@ class Prices:
         chunk_ms = 1000 * self.facts.chunk_bytes / slower
         lacking = self._chunks - decode.cached_chunks
         exposed = max(lacking * chunk_ms - self._gap_ms(prefill), min(lacking, 1) * chunk_ms)
+        exposed += min(lacking, 1) * decode.speeds.get_latency_ms
         arrived = self.prefill_ms(prefill) + exposed
         return max(arrived, _queue_ms(decode)) + self.join_ms(decode)
 
-    def _fetchable(self, node: Candidate) -> int:
-        """Chunks that the store holds and the node does not; holes between them are computed."""
-        return self._stored_before[-1] - self._stored_before[node.cached_chunks]
-
     def _gap_ms(self, node: Candidate) -> float:
-        chunks = self._fetchable(node)
-        fetch_ms = 1000 * chunks * self.facts.chunk_bytes / node.speeds.get_bytes_per_s
-        closed = min(fetch_ms, _compute_ms(node, chunks * self.facts.chunk_tokens))
-        return closed + _compute_ms(node, self.uncached(node))
+        fetchable = self.fetchable(node)
+        fetch_ms = fetchable.fetch_ms if fetchable.fetched else 0.0
+        return fetch_ms + _compute_ms(node, self.uncached(node))
 
     def _joining_ms(self, node: Candidate) -> float:
         share = JOIN_SHARE * self.facts.sequences

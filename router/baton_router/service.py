@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import secrets
 import signal
+import socket
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -23,8 +25,10 @@ from baton_kvstore.index import Index
 from baton_kvstore.registry import Registry
 from baton_protocol.errors import Unavailable
 from baton_protocol.link import link_headers
+from baton_protocol.store import RouterReport
 from baton_router.api import Api
 from baton_router.app import build_app
+from baton_router.demand import Demand, held_among
 from baton_router.discovery import Discovery
 from baton_router.dispatch import Dispatcher
 from baton_router.errors import StartError
@@ -35,8 +39,11 @@ from baton_router.metrics import RouterMetrics
 from baton_router.models import ModelStore
 from baton_router.placement import Policy
 from baton_router.places import Places
+from baton_router.reporting import Reporting
 from baton_router.settings import RouterSettings
+from baton_router.tenants import Tenants
 from baton_router.view import PoolView
+from baton_router.waking import Waking
 
 # After a request is ended by force: time for its error event and its aborts to be written.
 FAREWELL_S = 0.5
@@ -55,9 +62,11 @@ class Router:
         self._rng = rng or random.Random()
         self._tasks: list[asyncio.Task[None]] = []
         self._runner: web.AppRunner | None = None
+        self._reporting: Reporting | None = None
 
     async def __aenter__(self) -> Router:
         settings, clock = self.settings, time.monotonic
+        tenants = Tenants.of_settings(settings)
         self._open_store()
         # One connection per node, however many there are: aiohttp's own limit is 100.
         self._session = aiohttp.ClientSession(
@@ -73,20 +82,27 @@ class Router:
             settings.served_model_name,
             patience_s=settings.link_patience_s,
             stall_timeout_s=settings.stall_timeout_s,
+            rng=self._rng,
             clock=clock,
         )
         self._markers = Markers(
             self._index, timeout_s=settings.lookup_timeout_ms / 1000, clock=clock
         )
-        metrics = RouterMetrics(self.view)
+        self._demand = Demand(f"{socket.gethostname()}-{secrets.token_hex(4)}", clock)
+        metrics = RouterMetrics(self.view, self._demand)
         self.dispatcher = Dispatcher(
             self.fleet,
             Places(self.view, self._markers, _policy(settings), self._rng),
             metrics,
-            unready_wait_s=settings.unready_wait_s,
+            # A pool that wakes may have a node, and none yet of the role that a request wants.
+            unready_wait_s=max(settings.unready_wait_s, settings.wake_wait_s),
             clock=clock,
         )
         self.fleet.listener = self.dispatcher
+        self._waking = Waking(
+            self.fleet, self.dispatcher.change, wait_s=settings.wake_wait_s, clock=clock
+        )
+        metrics.held.set_function(lambda: self.report().held)
         self._table = LinkTable(self._dial)
         self._discovery = Discovery(
             self._table,
@@ -97,8 +113,10 @@ class Router:
         )
         self.api = Api(
             settings=settings,
+            tenants=tenants,
             fleet=self.fleet,
             dispatcher=self.dispatcher,
+            waking=self._waking,
             metrics=metrics,
             rng=self._rng,
             clock=clock,
@@ -110,7 +128,10 @@ class Router:
         except BaseException:
             await self._close()
             raise
-        work = (self._discovery.run(), self.fleet.watch())
+        work = [self._discovery.run(), self.fleet.watch()]
+        if self._registry is not None:
+            self._reporting = Reporting(self._registry, self.report, clock)
+            work.append(self._reporting.run())
         self._tasks = [asyncio.create_task(each) for each in work]
         return self
 
@@ -159,6 +180,12 @@ class Router:
         reachable = None if known == (None, None) else False not in known
         return {"configured": self._index is not None, "reachable": reachable}
 
+    def report(self) -> RouterReport:
+        """What clients ask of this router, as of now."""
+        flights = self.dispatcher.flights
+        held = held_among(flights.values(), self.view)
+        return self._demand.report(len(flights) - held, self._waking.held + held)
+
     async def _listen(self) -> None:
         host, port = self.settings.host, self.settings.port
         self._runner = web.AppRunner(
@@ -183,6 +210,8 @@ class Router:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._reporting is not None:
+            await self._reporting.withdraw()
         await self._table.close()
         await self.fleet.close()
         await self._models.close()
@@ -194,6 +223,8 @@ class Router:
 
     async def _end_running(self) -> None:
         """What still runs ends with a retryable error, and its nodes are told."""
+        self._waking.end()
+        self.dispatcher.on_change()
         error = Unavailable("the router is shutting down; send the request again").record()
         for flight in list(self.dispatcher.flights.values()):
             self.dispatcher.cancel(flight, error)

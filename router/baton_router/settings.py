@@ -14,6 +14,7 @@ from baton_protocol.errors import InvalidRequest
 
 Handoff = Literal["auto", "always", "never"]
 MissingRole = Literal["aggregate", "queue", "fail"]
+Sharing = Literal["pool", "tenant"]
 MAX_PORT = 65535
 
 
@@ -28,7 +29,12 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     makes no step for `stall_timeout_s` is lost. `missing_role` says what becomes of a request whose
     role has no ready node: the other role does it, it waits, or it is refused. A request that waits
     for its first place does so for `unready_wait_s`; its client gets a sign of life each
-    `keepalive_s`.
+    `keepalive_s`. With `wake_wait_s` above 0 the pool may have no node at all: the router is ready
+    even so, and holds requests that long for one.
+
+    `api_keys` is a file (see `tenants`), "" asks nobody for a key. With `sharing` "tenant" no
+    tenant's KV serves another; their names' salts are derived from `tenant_secret`, which all
+    routers of a pool share.
     """
 
     host: str = "127.0.0.1"
@@ -38,6 +44,9 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     nodes: tuple[str, ...] = ()
     link_token: str = ""
     served_model_name: str | None = None
+    api_keys: str = ""
+    sharing: Sharing = "pool"
+    tenant_secret: str = ""
     handoff: Handoff = "auto"
     handoff_min_tokens: int = 128
     handoff_slack_ms: float = 20.0
@@ -51,12 +60,13 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     stall_timeout_s: float = 20.0
     link_patience_s: float = 1.0
     unready_wait_s: float = 30.0
+    wake_wait_s: float = 0.0
     keepalive_s: float = 15.0
     request_timeout_s: float = 600.0
     shutdown_deadline_s: float = 10.0
 
     def __repr__(self) -> str:
-        """Without URL and token: what is secret must not reach a log."""
+        """Without URL, token and secret: what is secret must not reach a log."""
         return f"RouterSettings(pool={self.pool!r}, port={self.port})"
 
     def check(self) -> None:
@@ -80,6 +90,24 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             value = getattr(self, name)
             if not value >= 0:
                 raise InvalidRequest(f"{name} is {value}; it must be 0 or more", param=name)
+        self._check_sharing()
+
+    def _check_sharing(self) -> None:
+        if self.sharing == "pool":
+            return
+        if not self.api_keys:
+            raise InvalidRequest(
+                "sharing is 'tenant', and nothing tells tenants apart: give a file of API keys"
+                " (--api-keys), or share in the pool (--sharing pool)",
+                param="sharing",
+            )
+        if not self.tenant_secret:
+            raise InvalidRequest(
+                "sharing is 'tenant', and no tenant_secret is there to derive salts from: give"
+                " all routers of the pool the same (BATON_TENANT_SECRET), or share in the pool"
+                " (--sharing pool)",
+                param="tenant_secret",
+            )
 
 
 _POSITIVE = (
@@ -98,5 +126,6 @@ _NOT_NEGATIVE = (
     "handoff_slack_share",
     "link_patience_s",
     "unready_wait_s",
+    "wake_wait_s",
     "shutdown_deadline_s",
 )

@@ -2,7 +2,8 @@
 
 A field that OpenAI or vLLM knows and that would change the answer is refused unless its value asks
 for nothing. One that changes nothing (`user`, `metadata`, `service_tier`, ...) is accepted, under
-OpenAI's rules for its value. Names nobody knows are ignored.
+OpenAI's rules for its value. Names nobody knows are ignored. Whose KV a request may use follows
+from its API key: fields that would name it are refused.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ _REFUSED: dict[str, Callable[[Any], bool]] = {
     "chat_template": _empty,
     "continue_final_message": _empty,
 }
+_DERIVED = ("cache_salt", "salt", "tenant", "adapter", "adapter_digest")
 
 
 def check_unserved(fields: Fields, *more: str) -> None:
@@ -71,6 +73,9 @@ def check_unserved(fields: Fields, *more: str) -> None:
         value = fields.raw(name)
         if value is not None and not harmless(value):
             raise wrong(name, value, "this server does not support it; leave it out")
+    for name in _DERIVED:
+        if not _empty(value := fields.raw(name)):
+            raise wrong(name, value, "no request may name it: the API key says it; leave it out")
     n, best_of = fields.integer("n") or 1, fields.integer("best_of")
     if best_of is not None and best_of != n:
         raise wrong("best_of", best_of, f"this server supports n only, which is {n}; leave it out")

@@ -14,24 +14,19 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from baton_protocol.ids import BlockHash, Fingerprint, NodeId, RequestId
+from baton_protocol.ids import BlockHash, NodeId, RequestId
 from baton_protocol.link import CacheEvents, Load
-from baton_protocol.store import NodeReport
+from baton_protocol.store import DataInstance, Kind, NodeLoad, NodeReport, kind_of
 from baton_router.chunks import ChunkIndex
 from baton_router.prices import Candidate
 
 # A booking this much older than a node's load report is surely counted in it.
 BOOKING_ARRIVES_S = 0.05
 
-TOKENIZER = "tokenizer.json"
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """Nodes of one kind may be paired: they share KV and they share token ids."""
-
-    fingerprint: Fingerprint
-    tokenizer: str
+# Fields of NodeLoad that can be summed and drawn.
+LOAD_NUMBERS = tuple(
+    field.name for field in msgspec.structs.fields(NodeLoad) if field.type in (int, float)
+)
 
 
 @dataclass(slots=True)
@@ -61,10 +56,10 @@ class NodeView:
     others_tokens: int = 0
     others_sequences: int = 0
     booked: dict[RequestId, Booking] = field(default_factory=dict)
+    kind: Kind = field(init=False)  # of one engine it never changes; each placement asks for it
 
-    @property
-    def kind(self) -> Kind:
-        return kind_of(self.report)
+    def __post_init__(self) -> None:
+        self.kind = kind_of(self.report)
 
     @property
     def ready(self) -> bool:
@@ -98,13 +93,14 @@ class NodeView:
 
 
 class PoolView:
-    """All nodes ever met and not forgotten, and which kind of them the pool serves with."""
+    """All nodes ever met and not forgotten, and which kinds of them the pool serves with."""
 
     def __init__(self, clock: Callable[[], float], max_chunks: int) -> None:
         self._clock = clock
         self.chunks = ChunkIndex(max_chunks)
         self.nodes: dict[NodeId, NodeView] = {}
         self._kind: Kind | None = None
+        self._rolled: dict[Kind, str] = {}  # what the last forgotten node of a kind said
 
     # --- what links say ---------------------------------------------------------------------
 
@@ -117,9 +113,11 @@ class PoolView:
             old.compare(now)
             return old
         if old is not None:
-            self.chunks.drop_slot(old.slot)
+            self._gone(old)
         node = NodeView(report, self.chunks.new_slot(), loaded_at=now, moved_at=now)
         node.compare(now)
+        if not report.replaced_by:
+            self._rolled.pop(node.kind, None)
         self.nodes[report.node] = node
         return node
 
@@ -130,7 +128,14 @@ class PoolView:
     def forget(self, node: NodeId) -> None:
         view = self.nodes.pop(node, None)
         if view is not None:
-            self.chunks.drop_slot(view.slot)
+            self._gone(view)
+
+    def _gone(self, view: NodeView) -> None:
+        self.chunks.drop_slot(view.slot)
+        if view.report.replaced_by:
+            self._rolled[view.kind] = view.report.replaced_by
+        else:
+            self._rolled.pop(view.kind, None)  # it may come back under another name
 
     def load(self, node: NodeId, frame: Load) -> None:
         """Loads of another epoch than the hello's are nobody's."""
@@ -139,7 +144,14 @@ class PoolView:
             return
         steps, load = view.report.load.engine_steps_total, frame.load
         view.report = msgspec.structs.replace(
-            view.report, state=frame.state, speeds=frame.speeds, load=load, store=frame.store
+            view.report,
+            state=frame.state,
+            speeds=frame.speeds,
+            load=load,
+            store=frame.store,
+            instances=frame.instances,
+            reason=frame.reason,
+            replaced_by=frame.replaced_by,
         )
         view.loaded_at = self._clock()
         view.compare(view.loaded_at)
@@ -197,19 +209,38 @@ class PoolView:
     # --- what placement sees ------------------------------------------------------------------
 
     def kind(self) -> Kind | None:
-        """The kind the pool serves with: kept while a ready node is of it, else that of most ready
-        nodes (the first met among equals); None before any node was ready."""
-        ready = [view.kind for view in self.nodes.values() if view.ready]
-        if ready and self._kind not in ready:
-            self._kind = Counter(ready).most_common(1)[0][0]
+        """The kind served longest: kept while a ready node is of it, else that of most ready nodes
+        (the first met among equals); None before any node was ready."""
+        self._by_kind()
         return self._kind
 
+    def whole(self) -> dict[Kind, list[NodeView]]:
+        """The ready nodes of each kind that new requests may be of. Such a kind has nodes of each
+        role of which the kind served longest has some: one stray node is no pool. None is without
+        decode nodes where another has them."""
+        kinds = self._by_kind()
+        if self._kind is None or not kinds:
+            return {}
+        roles = {kind: {view.report.role for view in nodes} for kind, nodes in kinds.items()}
+        whole = {kind: nodes for kind, nodes in kinds.items() if roles[self._kind] <= roles[kind]}
+        return {kind: whole[kind] for kind in whole if "decode" in roles[kind]} or whole
+
     def ready(self, kind: Kind | None = None) -> Iterator[NodeView]:
-        """Nodes that may get requests of that kind; by default, new requests."""
-        kind = kind or self.kind()
+        """Nodes that may get requests of that kind; by default, new requests of any."""
+        if kind is None:
+            return (view for nodes in self.whole().values() for view in nodes)
         return (view for view in self.nodes.values() if view.ready and view.kind == kind)
 
-    def candidates(self, hashes: Sequence[BlockHash], kind: Kind | None = None) -> list[Candidate]:
+    def rolled_out(self, kind: Kind) -> str:
+        """The revision that has taken the place of all nodes of that kind for good, by their own
+        last words; "" while one may come back, or as long as nothing else is seen to serve."""
+        words = [view.report.replaced_by for view in self.nodes.values() if view.kind == kind]
+        others = any(view.ready and view.kind != kind for view in self.nodes.values())
+        if not others or not all(words):
+            return ""
+        return words[-1] if words else self._rolled.get(kind, "")
+
+    def candidates(self, hashes: Sequence[BlockHash], kind: Kind) -> list[Candidate]:
         """Ready nodes with what they hold of the prompt whose chunks are `hashes`."""
         held = self.chunks.prefixes(hashes)
         return [
@@ -225,6 +256,29 @@ class PoolView:
             for view in self.ready(kind)
         ]
 
+    def instances(self) -> list[dict[NodeId, DataInstance]]:
+        """Each data server, in the order of the data URLs, as the pool's nodes see it: the node
+        that was heard of last comes last. Links that are down say nothing any more."""
+        kind = self.kind()
+        heard = [view for view in self.nodes.values() if view.connected and view.kind == kind]
+        seen: list[dict[NodeId, DataInstance]] = []
+        for view in sorted(heard, key=lambda view: view.loaded_at):
+            for number, instance in enumerate(view.report.instances):
+                if number == len(seen):
+                    seen.append({})
+                seen[number][view.report.node] = instance
+        return seen
+
+    def _by_kind(self) -> dict[Kind, list[NodeView]]:
+        """The ready nodes."""
+        kinds: dict[Kind, list[NodeView]] = {}
+        for view in self.nodes.values():
+            if view.ready:
+                kinds.setdefault(view.kind, []).append(view)
+        if kinds and self._kind not in kinds:
+            self._kind = max(kinds, key=lambda kind: len(kinds[kind]))
+        return kinds
+
     def states(self) -> str:
         """How many nodes are in which state, for people."""
         states = Counter(state_of(view) for view in self.nodes.values())
@@ -235,10 +289,6 @@ class PoolView:
         if not self.nodes:
             return "no node has connected yet"
         return f"none of {len(self.nodes)} nodes is ready ({self.states()})"
-
-
-def kind_of(report: NodeReport) -> Kind:
-    return Kind(report.fingerprint, report.artifacts.get(TOKENIZER, ""))
 
 
 def state_of(view: NodeView) -> str:

@@ -1,0 +1,137 @@
+"""POST /nodes/{node}/drain and /resume: by hand, or by who scales the pool.
+
+In: HTTP requests of who may, and what nodes then say of themselves. Out: DrainNode and ResumeNode
+frames; an answer once the node has done as it was told. Whichever router has told it, all of them
+know: the node itself says that it drains.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import re
+from collections.abc import Callable
+
+import msgspec
+from aiohttp import web
+
+from baton_protocol.errors import Forbidden, InvalidRequest, NotFound, Unauthorized, Unavailable
+from baton_protocol.ids import NodeId
+from baton_protocol.link import DRAIN_SINCE, DrainNode, ResumeNode, says_token
+from baton_protocol.store import NodeState
+from baton_router.api import body_of
+from baton_router.fields import Fields, wrong
+from baton_router.fleet import Fleet
+from baton_router.settings import RouterSettings
+from baton_router.view import NodeView, state_of
+
+ANSWER_S = 2.0  # for the node to say that it has done so: a round trip
+POLL_S = 0.01
+MAX_REASON = 200
+REVISION = re.compile(r"[a-z0-9-]{0,63}")
+
+logger = logging.getLogger(__name__)
+
+
+class Drains:
+    def __init__(self, settings: RouterSettings, fleet: Fleet, clock: Callable[[], float]) -> None:
+        self._settings = settings
+        self._fleet = fleet
+        self._clock = clock
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.post("/nodes/{node}/drain", self.drain),
+            web.post("/nodes/{node}/resume", self.resume),
+        ]
+
+    async def drain(self, request: web.Request) -> web.Response:
+        node = self._node(request)
+        words = drain_words(await body_of(request))
+        logger.info("%s is told to drain: %s", node, words.reason or "no reason given")
+        return await self._tell(node, words, "draining")
+
+    async def resume(self, request: web.Request) -> web.Response:
+        node = self._node(request)
+        logger.info("%s is told to take requests again", node)
+        return await self._tell(node, ResumeNode(), "ready")
+
+    def _node(self, request: web.Request) -> NodeId:
+        """Raise for who may not, for a node that is none, and for one that would not understand."""
+        admit(self._settings, request.headers.get("Authorization", ""))
+        node = NodeId(request.match_info["node"])
+        view = self._fleet.view.nodes.get(node)
+        if view is None:
+            known = ", ".join(sorted(self._fleet.view.nodes)) or "none yet"
+            raise NotFound(f"there is no node {node!r}; this router knows: {known}", param="node")
+        if view.report.protocol < DRAIN_SINCE:
+            raise InvalidRequest(
+                f"{node} speaks version {view.report.protocol} of the protocol, and this needs"
+                f" {DRAIN_SINCE}; it drains where it is ended with SIGTERM",
+                param="node",
+            )
+        return node
+
+    async def _tell(
+        self, node: NodeId, frame: DrainNode | ResumeNode, wanted: NodeState
+    ) -> web.Response:
+        self._fleet.send(node, frame)
+        until = self._clock() + ANSWER_S
+        view = self._view(node)
+        while not (view.connected and view.report.state == wanted):
+            if self._clock() > until:
+                raise Unavailable(
+                    f"{node} is not {wanted} but {state_of(view)}"
+                    + (f" ({view.report.reason})" if view.report.reason else "")
+                )
+            await asyncio.sleep(POLL_S)
+            view = self._view(node)
+        told = {"node": node, "state": wanted, "requests": view.report.load.requests}
+        return web.Response(body=msgspec.json.encode(told), content_type="application/json")
+
+    def _view(self, node: NodeId) -> NodeView:
+        view = self._fleet.view.nodes.get(node)
+        if view is None:
+            raise Unavailable(f"{node} has gone")
+        return view
+
+
+def admit(settings: RouterSettings, authorization: str) -> None:
+    """Whoever says the link token. Where there is none, whoever reaches a router that listens for
+    its own machine only. Raise Unauthorized, Forbidden."""
+    if not settings.link_token:
+        if not _is_loopback(settings.host):
+            raise Forbidden(
+                f"this router listens on {settings.host} and has no link token, so nobody may"
+                " drain nodes; give it and its nodes one (--link-token), and send it as"
+                " `Authorization: Bearer TOKEN`"
+            )
+        return
+    if not says_token(authorization, settings.link_token):
+        raise Unauthorized(
+            "draining nodes wants the pool's link token; send it as `Authorization: Bearer TOKEN`",
+            code="invalid_link_token",
+        )
+
+
+def drain_words(body: bytes) -> DrainNode:
+    """An empty body asks for the node's own deadline. Raise InvalidRequest, MalformedBody."""
+    fields = Fields.parse(body) if body.strip() else Fields({})
+    deadline_s, reason = fields.number("deadline_s"), fields.text("reason") or ""
+    if deadline_s is not None and deadline_s < 0:
+        raise wrong("deadline_s", deadline_s, "it must be 0 or more seconds")
+    if len(reason) > MAX_REASON or not reason.isprintable():
+        raise wrong("reason", reason, f"it may be one line of {MAX_REASON} characters")
+    replaced_by = fields.text("replaced_by") or ""
+    if not REVISION.fullmatch(replaced_by):
+        allowed = "it names a revision: at most 63 of a to z, 0 to 9 and -"
+        raise wrong("replaced_by", replaced_by, allowed)
+    return DrainNode(deadline_s, reason, replaced_by)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

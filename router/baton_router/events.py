@@ -1,0 +1,64 @@
+"""One call's server-sent events on their way to the client.
+
+In: bytes of events. Out: an HTTP response that begins with the first of them, so that what goes
+wrong before is an HTTP status that clients understand, and after it an event with the error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+from aiohttp import web
+
+from baton_protocol.errors import ErrorRecord, openai_body
+
+STREAM_HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",  # proxies must not collect tokens
+}
+WAITING = b": waiting\n\n"  # a comment: SSE clients skip it
+
+
+class EventStream:
+    """`headers` are asked for when they are sent. A stream without a token for `keepalive_s` is to
+    be told that it WAITs: clients and proxies give up connections that say nothing."""
+
+    def __init__(
+        self,
+        request: web.Request,
+        headers: Callable[[], Mapping[str, str]],
+        keepalive_s: float,
+    ) -> None:
+        self.keepalive_s = keepalive_s
+        self._request = request
+        self._headers = headers
+        self._response: web.StreamResponse | None = None
+
+    @property
+    def begun(self) -> bool:
+        return self._response is not None
+
+    async def write(self, data: bytes) -> None:
+        """Also nothing: then it only begins."""
+        response = await self._begin()
+        if data:
+            await response.write(data)
+
+    async def fail(self, error: ErrorRecord) -> web.StreamResponse:
+        """The last event; there is no [DONE] after it."""
+        await self.write(b"data: " + msgspec.json.encode(openai_body(error)) + b"\n\n")
+        return await self.end()
+
+    async def end(self) -> web.StreamResponse:
+        response = await self._begin()
+        await response.write_eof()
+        return response
+
+    async def _begin(self) -> web.StreamResponse:
+        if self._response is None:
+            response = web.StreamResponse(headers={**STREAM_HEADERS, **self._headers()})
+            await response.prepare(self._request)
+            self._response = response
+        return self._response

@@ -1,0 +1,77 @@
+"""Tells the index, once per second, what clients ask of this router.
+
+In: the router's report as of now. Out: announcements that expire soon after the last one. Nobody
+waits for them: a task of its own makes them, and where the index is away they are left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from baton_kvstore.errors import StoreError
+from baton_protocol.store import RouterReport
+
+EVERY_S = 1.0
+TTL_S = 5.0
+# The first request that is held may wake a pool that sleeps: it is told within this time. A look
+# takes about 0.3 us per request that runs.
+LOOK_S = 0.2
+
+logger = logging.getLogger(__name__)
+
+
+class ReportSink(Protocol):
+    """What the registry is to a router that reports."""
+
+    async def announce_router(self, report: RouterReport, ttl_s: float) -> None: ...
+
+    async def withdraw_router(self, router: str) -> None: ...
+
+
+class Reporting:
+    """`run()` until cancelled, then `withdraw()`."""
+
+    def __init__(
+        self, sink: ReportSink, report: Callable[[], RouterReport], clock: Callable[[], float]
+    ) -> None:
+        self._sink = sink
+        self._report = report
+        self._clock = clock
+        self._told: str | None = None  # by which name
+        self._away = False
+
+    async def run(self) -> None:
+        due = self._clock()
+        held = 0
+        while True:
+            report = self._report()
+            if self._clock() >= due or (report.held and not held):
+                due = self._clock() + EVERY_S
+                held = report.held
+                await self._announce(report)
+            await asyncio.sleep(LOOK_S)
+
+    async def withdraw(self) -> None:
+        """At a clean end. An index that is away forgets the report by itself."""
+        if self._told is None or self._away:
+            return
+        try:
+            await self._sink.withdraw_router(self._told)
+        except StoreError as error:
+            logger.info("this router's report is left to expire: %s", error)
+
+    async def _announce(self, report: RouterReport) -> None:
+        self._told = report.router
+        try:
+            await self._sink.announce_router(report, TTL_S)
+        except StoreError as error:
+            if not self._away:
+                logger.warning("the index does not take this router's reports: %s", error)
+            self._away = True
+        except Exception:
+            logger.exception("this router's report was not told")
+        else:
+            self._away = False
