@@ -30,11 +30,20 @@ from baton_operator.observed import ChildKey
 logger = logging.getLogger(__name__)
 
 Body = dict[str, Any]
-Verb = Literal["apply", "create", "delete", "get", "list", "update"]
+Verb = Literal["apply", "create", "delete", "get", "list", "patch", "update"]
 FIELD_MANAGER = "baton-operator"
 TIMEOUT_S = 15.0
-_METHODS = {"apply": "PATCH", "create": "POST", "delete": "DELETE", "update": "PUT"}
-_APPLY = "application/apply-patch+yaml"  # JSON is YAML
+_METHODS = {
+    "apply": "PATCH",
+    "create": "POST",
+    "delete": "DELETE",
+    "patch": "PATCH",
+    "update": "PUT",
+}
+_CONTENT = {
+    "apply": "application/apply-patch+yaml",  # JSON is YAML
+    "patch": "application/merge-patch+json",
+}
 _NO_PATH = "404 page not found"  # of a kind that is not installed
 _METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
@@ -113,6 +122,19 @@ class Api:
         """The whole object; Conflict where its resourceVersion is no longer the newest."""
         return await self._send("update", _path(body), body, {"fieldManager": FIELD_MANAGER})
 
+    async def set_replicas(self, key: ChildKey, uid: str, version: int, replicas: int) -> Body:
+        """Of one whose manifest is not known any more, and nothing else of it. Conflict where this
+        is not its newest version, or it is gone."""
+        path = kind_of(key).path(key.namespace, key.name)
+        metadata = {"uid": uid, "resourceVersion": str(version)}
+        body = {"metadata": metadata, "spec": {"replicas": replicas}}
+        try:
+            return await self._send("patch", path, body, {"fieldManager": FIELD_MANAGER})
+        except Refused as error:
+            if error.code == 404:
+                raise Conflict(f"{key.kind} {key.name} is gone, as the watch will show") from error
+            raise
+
     async def get(self, key: ChildKey) -> Body | None:
         """None where there is none, be it that a kind is missing which may be. Any other 404 is
         no answer: whoever is told that a thing is gone makes it again."""
@@ -188,7 +210,7 @@ class Api:
     ) -> tuple[int, Mapping[str, str], bytes]:
         headers = {
             "Accept": accept,
-            "Content-Type": _APPLY if verb == "apply" else "application/json",
+            "Content-Type": _CONTENT.get(verb, "application/json"),
             "User-Agent": self._client.user_agent,
         }
         settings = (await self._client.configuration.auth_settings()).values()

@@ -18,8 +18,11 @@ from typing import Any
 import kopf
 
 from baton_operator.api import TIMEOUT_S, Api
+from baton_operator.autoscaling.autoscaler import Autoscaler
 from baton_operator.cache import Cache, PoolKey
 from baton_operator.connection import load
+from baton_operator.drain.drainer import Drainer
+from baton_operator.drain.routers import Routers
 from baton_operator.index import IndexReader
 from baton_operator.index_asker import IndexAsker
 from baton_operator.lease import Lease
@@ -29,6 +32,7 @@ from baton_operator.queue import WorkQueue
 from baton_operator.reconcile import Reconciler
 from baton_operator.report import Reporter
 from baton_operator.resync import Resync
+from baton_operator.scaling import Scalers
 from baton_operator.settings import OperatorSettings
 from baton_operator.status.records import read_status
 from baton_operator.watch import watch_registry, watch_settings
@@ -103,8 +107,18 @@ class _Life:
         cache = Cache(queue.add, clock)
         asker = IndexAsker(api, IndexReader(clock), WorkQueue(clock), queue.add)
         reporter = Reporter(api, cache, _now, self._settings.identity)
+        routers = Routers()
+        drainer = Drainer(api, cache, routers, reporter.tell, _now)
         reconciler = Reconciler(
-            api, cache, asker, reporter, self._settings.installation, self._metrics
+            api,
+            cache,
+            asker,
+            Scalers(api, cache),
+            Autoscaler(cache, self._metrics, clock, _now),
+            drainer,
+            reporter,
+            self._settings.installation,
+            self._metrics,
         )
         workers = Workers(queue, reconciler, self._metrics, clock)
         resync = Resync(api, cache, queue, self._settings.namespaces, clock)
@@ -118,6 +132,7 @@ class _Life:
             acting = self._act(api, resync, workers, asker)
             await self._until_stopped(registry, acting, resync.run())
         finally:
+            await routers.close()
             await api.close()
 
     async def _until_stopped(

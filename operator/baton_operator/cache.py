@@ -14,16 +14,19 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from baton_operator.builders.scalers import SCALER_KIND
 from baton_operator.kinds import POOL, Kind, key_of
 from baton_operator.names import COMPONENT_LABEL, POOL_LABEL, REVISION_LABEL
 from baton_operator.observed import (
     ChildKey,
     ObservedPod,
     ObservedRoute,
+    ObservedScaler,
     ObservedWorkload,
     read_address,
     read_pod,
     read_route,
+    read_scaler,
     read_workload,
 )
 
@@ -57,6 +60,7 @@ class Child(msgspec.Struct, frozen=True, kw_only=True):
     workload: ObservedWorkload | None = None
     pod: ObservedPod | None = None
     route: ObservedRoute | None = None
+    scaler: ObservedScaler | None = None
     address: str = ""
 
     def differs(self, other: Child | None) -> bool:
@@ -112,14 +116,15 @@ class Cache:
             self._changed(key)
 
     def see_child(self, body: Body, *, listed: bool = False, ours: bool = False) -> Child:
-        """`ours`: the answer to a request of ours, which changes nothing that is to be acted on."""
+        """Returns what is known of it then. `ours`: the answer to a request of ours, which changes
+        nothing that is to be acted on; returns what that answer said, newer or not."""
         child = read_child(body)
         pool = _pool_of(body)
         known = self._children.get(pool, {}).get(child.key)
         if ours and pool not in self._pools:
             return child  # it goes with its pool, which was lost meanwhile
         if known is not None and child.version < known.version and not listed:
-            return known
+            return child if ours else known
         if ours:
             if known is None or known.version != child.version:
                 self._unseen[child.key] = (child.version, self._clock())
@@ -200,7 +205,22 @@ def read_child(body: Body) -> Child:
         workload=read_workload(body) if kind == "Deployment" else None,
         pod=read_pod(body) if kind == "Pod" else None,
         route=read_route(body) if kind in ("Ingress", "HTTPRoute") else None,
+        scaler=read_scaler(body) if kind == SCALER_KIND else None,
         address=read_address(body) if kind == "Service" else "",
+    )
+
+
+def pods_of(
+    children: Mapping[ChildKey, Child], component: str, revision: str
+) -> tuple[ObservedPod, ...]:
+    """A Deployment's, but those that are over."""
+    pods = (child.pod for child in children.values())
+    return tuple(
+        pod
+        for pod in pods
+        if pod is not None
+        and (pod.component, pod.revision) == (component, revision)
+        and pod.stage != "over"
     )
 
 

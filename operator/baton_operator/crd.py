@@ -1,27 +1,33 @@
-"""The CustomResourceDefinition of InferencePools, generated from the records of spec and status.
+"""The CustomResourceDefinitions of InferencePools and PoolScalers, generated from the records of
+spec and status.
 
-In: those records. Out: a manifest, and the chart's template that holds it:
+In: those records. Out: manifests, and the chart's templates that hold them:
 
-    python -m baton_operator.crd > charts/baton/templates/crd-inferencepools.yaml
+    python -m baton_operator.crd inferencepools > charts/baton/templates/crd-inferencepools.yaml
+    python -m baton_operator.crd poolscalers > charts/baton/templates/crd-poolscalers.yaml
 
-It is a template and not in the chart's crds/, since Helm never upgrades what lies there; and it is
-kept when the chart is uninstalled, since with the definition all pools would go.
+They are templates and not in the chart's crds/, since Helm never upgrades what lies there; and they
+are kept when the chart is uninstalled, since with the definition all pools would go.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import yaml
 
+from baton_operator.builders.scalers import SCALER_KIND
+from baton_operator.kinds import POOL, POOL_SCALER
 from baton_operator.pool import API_VERSION, KIND, LONGEST_NAME, NAME
 from baton_operator.schema import Schema, schema_of, validations
 from baton_operator.spec.records import PoolSpec
 from baton_operator.spec.rules import Rule, matches
+from baton_operator.spec.scaler import ScalerSpec, ScalerStatus
 from baton_operator.status.records import PoolStatus
 
 GROUP, VERSION = API_VERSION.split("/")
-PLURAL = "inferencepools"
+PLURAL, SCALERS = POOL.plural, POOL_SCALER.plural
 COLUMNS = {
     "Ready": '.status.conditions[?(@.type=="Ready")].status',
     "Reason": '.status.conditions[?(@.type=="Ready")].reason',
@@ -30,6 +36,7 @@ COLUMNS = {
     "Model": ".status.model.name",
     "URL": ".status.url",
 }
+SCALER_COLUMNS = {"Desired": ".spec.replicas", "Current": ".status.replicas"}
 _RULES = (
     # Not `required`: that would not say what to write.
     Rule(
@@ -47,40 +54,66 @@ _RULES = (
 
 
 def crd() -> dict[str, Any]:
-    """The manifest."""
-    columns = [{"name": name, "type": "string", "jsonPath": path} for name, path in COLUMNS.items()]
-    columns.append({"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"})
+    """That of InferencePools."""
+    resources: dict[str, Any] = {"status": {}}
+    return _definition(KIND, PLURAL, "bpool", COLUMNS, "string", resources, _resource())
+
+
+def scaler_crd() -> dict[str, Any]:
+    """That of PoolScalers."""
+    scale = {
+        "specReplicasPath": ".spec.replicas",
+        "statusReplicasPath": ".status.replicas",
+        "labelSelectorPath": ".status.selector",
+    }
+    resources: dict[str, Any] = {"status": {}, "scale": scale}
+    return _definition(
+        SCALER_KIND, SCALERS, "bscaler", SCALER_COLUMNS, "integer", resources, _scaler()
+    )
+
+
+def _definition(
+    kind: str,
+    plural: str,
+    short: str,
+    columns: dict[str, str],
+    of_type: str,
+    subresources: dict[str, Any],
+    schema: Schema,
+) -> dict[str, Any]:
+    shown = [{"name": name, "type": of_type, "jsonPath": path} for name, path in columns.items()]
+    shown.append({"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"})
     version = {
         "name": VERSION,
         "served": True,
         "storage": True,
-        "subresources": {"status": {}},
-        "additionalPrinterColumns": columns,
-        "schema": {"openAPIV3Schema": _resource()},
+        "subresources": subresources,
+        "additionalPrinterColumns": shown,
+        "schema": {"openAPIV3Schema": schema},
     }
     names = {
-        "kind": KIND,
-        "listKind": f"{KIND}List",
-        "plural": PLURAL,
-        "singular": KIND.lower(),
-        "shortNames": ["bpool"],
+        "kind": kind,
+        "listKind": f"{kind}List",
+        "plural": plural,
+        "singular": kind.lower(),
+        "shortNames": [short],
     }
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
         "metadata": {
-            "name": f"{PLURAL}.{GROUP}",
+            "name": f"{plural}.{GROUP}",
             "annotations": {"helm.sh/resource-policy": "keep"},
         },
         "spec": {"group": GROUP, "scope": "Namespaced", "names": names, "versions": [version]},
     }
 
 
-def helm_template() -> str:
-    """The manifest as a file of the chart."""
-    text = yaml.safe_dump(crd(), sort_keys=False, width=10_000)
+def helm_template(plural: str) -> str:
+    """One of the manifests as a file of the chart."""
+    text = yaml.safe_dump(DEFINITIONS[plural](), sort_keys=False, width=10_000)
     assert "{{" not in text, "Helm would read it as its own"
-    head = "{{- /* Written by `python -m baton_operator.crd`; do not edit. */ -}}\n"
+    head = f"{{{{- /* Written by `python -m baton_operator.crd {plural}`; do not edit. */ -}}}}\n"
     return f"{head}{{{{- if .Values.crds.install }}}}\n{text}{{{{- end }}}}\n"
 
 
@@ -104,5 +137,22 @@ def _resource() -> Schema:
     }
 
 
+def _scaler() -> Schema:
+    return {
+        "type": "object",
+        "description": "How many nodes of one role an InferencePool has, for autoscalers.",
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
+            "metadata": {"type": "object"},
+            "spec": schema_of(ScalerSpec, defaults=True),
+            "status": schema_of(ScalerStatus, defaults=False),
+        },
+    }
+
+
+DEFINITIONS = {PLURAL: crd, SCALERS: scaler_crd}
+
 if __name__ == "__main__":
-    print(helm_template(), end="")
+    sys.stdout.write(helm_template(sys.argv[1]))

@@ -1,4 +1,5 @@
-"""What only a pool's nodes know, asked of its Redis index: who they are and how far a fetch is.
+"""What only a pool's nodes and routers know, asked of its Redis index: who they are, how far a
+fetch is, what clients ask for.
 
 In: a pool, and the login that its nodes have. Out: an `Answer`, or None where the index was not
 asked or did not answer. Status gets by without: from outside the cluster, or behind a NetworkPolicy
@@ -20,17 +21,20 @@ import msgspec
 from baton_kvstore.endpoint import with_login
 from baton_kvstore.errors import StoreError
 from baton_kvstore.registry import Registry
-from baton_operator.builders.nodes import ROLES
 from baton_operator.builders.store_access import store_settings
 from baton_operator.observed import Observed
 from baton_operator.pool import Pool
 from baton_operator.status.conditions import READY
 from baton_operator.status.records import PoolStatus
-from baton_protocol.store import FetchReport, NodeReport
+from baton_protocol.store import ROLES, FetchReport, NodeReport, RouterReport
 
 logger = logging.getLogger(__name__)
 ANSWER_S = 2.0
-# How long an answer is good for: of a fetch, of a pool that is not as it should be, of others.
+# How long an answer is good for: while nodes drain, of a pool that sleeps (a request may wait), of
+# one whose nodes are planned for, of a fetch, of a pool that is not as it should be, of others.
+DRAINING_S = 2.0
+ASLEEP_S = 2.0
+LOOK_S = 5.0
 FETCHING_S = 5.0
 UNSETTLED_S = 15.0
 STEADY_S = 60.0
@@ -53,6 +57,7 @@ class Login(msgspec.Struct, frozen=True, kw_only=True):
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[NodeReport, ...]
     fetches: tuple[FetchReport, ...]
+    routers: tuple[RouterReport, ...] = ()
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -67,8 +72,13 @@ def pause_s(pool: Pool, observed: Observed, status: PoolStatus | None) -> float 
     managed = pool.spec.kv_store.external is None
     index = [pod for pod in observed.pods if pod.component == "kv-index" and pod.ready]
     nodes = [pod for pod in observed.pods if pod.component in ROLES]
-    if (managed and not index) or not nodes:
+    planned = _planned_s(pool)
+    if (managed and not index) or not (nodes or planned):
         return None
+    if observed.drains:
+        return (planned or UNSETTLED_S) if observed.held else DRAINING_S
+    if planned:
+        return planned
     if any(pod.fetch == "running" for pod in nodes):
         return FETCHING_S
     ready = status.condition(READY.name) if status is not None else None
@@ -76,15 +86,22 @@ def pause_s(pool: Pool, observed: Observed, status: PoolStatus | None) -> float 
     return STEADY_S if status is not None and settled and status.fingerprint else UNSETTLED_S
 
 
-def next_question(pause: float, asked: Asked | None) -> float:
-    """The moment at which to ask (again)."""
+def _planned_s(pool: Pool) -> float:
+    """0 where nobody plans."""
+    if pool.spec.autoscaling is None or not pool.spec.autoscaling.is_planned:
+        return 0.0
+    return LOOK_S if pool.spec.prefill.replicas + pool.spec.decode.replicas else ASLEEP_S
+
+
+def next_question(pause: float, asked: Asked | None, longest_s: float = LONGEST_RETRY_S) -> float:
+    """The moment at which to ask (again), `longest_s` after a failure at the latest."""
     if asked is None:
         return 0.0
     if not asked.failures:
         return asked.at + pause
     # 2 ** 10 is beyond the longest.
     retry = FIRST_RETRY_S * 2.0 ** min(asked.failures - 1, 10)
-    return asked.at + min(LONGEST_RETRY_S, retry)
+    return asked.at + min(longest_s, retry)
 
 
 class IndexReader:
@@ -101,7 +118,9 @@ class IndexReader:
         pause = pause_s(pool, observed, status)
         if pause is None:
             return None
-        return max(0.0, next_question(pause, self._asked.get(pool.uid)) - self._clock())
+        longest_s = FIRST_RETRY_S if _planned_s(pool) else LONGEST_RETRY_S
+        next_s = next_question(pause, self._asked.get(pool.uid), longest_s)
+        return max(0.0, next_s - self._clock())
 
     async def read(
         self, pool: Pool, observed: Observed, status: PoolStatus | None, login: Login | None = None
@@ -133,10 +152,11 @@ class IndexReader:
             with index_url_of(pool, login) as url:
                 async with asyncio.timeout(self._answer_s), Registry(url, pool.key) as registry:
                     nodes, fetches = await registry.nodes(), await registry.fetches()
+                    routers = await registry.routers() if _planned_s(pool) else []
         except (StoreError, OSError, TimeoutError) as error:
             logger.debug("index of pool %s: %s", pool.key, error)
             return None
-        return Answer(nodes=tuple(nodes), fetches=tuple(fetches))
+        return Answer(nodes=tuple(nodes), fetches=tuple(fetches), routers=tuple(routers))
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from baton_operator.builders.scalers import SCALER_KIND
 from baton_operator.observed import ChildKey
 from baton_operator.pool import API_VERSION, KIND
 
@@ -39,6 +40,7 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
 
 
 POOL = Kind(api_version=API_VERSION, kind=KIND, plural="inferencepools", made=False)
+POOL_SCALER = Kind(api_version=API_VERSION, kind=SCALER_KIND, plural="poolscalers", optional=True)
 SECRET = Kind(api_version="v1", kind="Secret", plural="secrets")
 POD = Kind(api_version="v1", kind="Pod", plural="pods", made=False)
 NETWORK_POLICY = Kind(
@@ -54,6 +56,8 @@ CHILDREN = (
     NETWORK_POLICY,
     Kind(api_version="networking.k8s.io/v1", kind="Ingress", plural="ingresses"),
     HTTP_ROUTE,
+    POOL_SCALER,
+    Kind(api_version="policy/v1", kind="PodDisruptionBudget", plural="poddisruptionbudgets"),
     POD,
 )
 EVENT = Kind(api_version="events.k8s.io/v1", kind="Event", plural="events")

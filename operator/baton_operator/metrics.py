@@ -13,6 +13,8 @@ from typing import Literal
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 from prometheus_client.process_collector import ProcessCollector
 
+from baton_operator.observed import Planned
+
 Result = Literal["done", "invalid", "refused", "conflict", "throttled", "unavailable", "error"]
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
@@ -65,13 +67,40 @@ class Metrics:
             registry=registry,
         )
 
+        self._desired = Gauge(
+            "baton_operator_desired_nodes",
+            "Nodes that the planner wants, or would want where it only advises",
+            ["pool", "role"],
+            registry=registry,
+        )
+        self._decisions = Counter(
+            "baton_operator_decisions",
+            "Looks of the planner, by pool and reason",
+            ["pool", "reason"],
+            registry=registry,
+        )
+        self._reasons: dict[str, set[str]] = {}
+
+    def decided(self, pool: str, planned: Planned) -> None:
+        self._desired.labels(pool, "prefill").set(planned.prefill)
+        self._desired.labels(pool, "decode").set(planned.decode)
+        self._decisions.labels(pool, planned.reason).inc()
+        self._reasons.setdefault(pool, set()).add(planned.reason)
+
+    def undecided(self, pool: str) -> None:
+        """Nobody plans for it any more."""
+        for role in ("prefill", "decode"):
+            self._desired.remove(pool, role)
+        for reason in self._reasons.pop(pool, set()):
+            self._decisions.remove(pool, reason)
+
     def reconciled(self, result: Result) -> None:
         self._reconciles.labels(result).inc()
 
     def requested(self, verb: str, code: str) -> None:
         self._requests.labels(verb, code).inc()
 
-    def wrote(self, act: Literal["apply", "delete"], kind: str) -> None:
+    def wrote(self, act: Literal["apply", "delete", "patch"], kind: str) -> None:
         self._children.labels(act, kind).inc()
 
     def leads(self, leads: bool) -> None:

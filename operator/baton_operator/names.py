@@ -17,6 +17,12 @@ COMPONENT_LABEL = f"{OWN_PREFIX}component"
 REVISION_LABEL = f"{OWN_PREFIX}revision"  # of nodes
 INSTANCE_LABEL = f"{OWN_PREFIX}instance"  # of servers for KV bytes
 CREDENTIALS_ANNOTATION = f"{OWN_PREFIX}credentials"
+# Of a node's pod that is to go: since when (RFC 3339, UTC), and why this one.
+DRAIN_SINCE_ANNOTATION = f"{OWN_PREFIX}drain-since"
+DRAIN_REASON_ANNOTATION = f"{OWN_PREFIX}drain-reason"
+# In a roll-out: how long its requests may take, and which revision takes its place.
+DRAIN_SECONDS_ANNOTATION = f"{OWN_PREFIX}drain-seconds"
+REPLACED_BY_ANNOTATION = f"{OWN_PREFIX}replaced-by"
 
 
 def child_name(pool: str, component: Component) -> str:

@@ -13,12 +13,25 @@ from typing import Any, Literal
 import msgspec
 
 from baton_operator.builders.model import FETCH
-from baton_operator.names import COMPONENT_LABEL, INSTANCE_LABEL, REVISION_LABEL
+from baton_operator.gpus import gpus_of_pod
+from baton_operator.names import (
+    COMPONENT_LABEL,
+    DRAIN_REASON_ANNOTATION,
+    DRAIN_SECONDS_ANNOTATION,
+    DRAIN_SINCE_ANNOTATION,
+    INSTANCE_LABEL,
+    REPLACED_BY_ANNOTATION,
+    REVISION_LABEL,
+)
 from baton_operator.pod_problems import Body, condition, problem_of
-from baton_protocol.store import FetchReport, NodeReport
+from baton_operator.spec.autoscaling import Mode
+from baton_protocol.store import FetchReport, NodeReport, Role
 
 # "" where the pod fetches no model.
 Fetch = Literal["", "waiting", "running", "done"]
+# unplaced: on no cluster node yet. pending: its containers are not all made. over: it has ended,
+# and its controller counts it no more.
+Stage = Literal["unplaced", "pending", "running", "over"]
 
 
 class ChildKey(msgspec.Struct, frozen=True, order=True):
@@ -33,7 +46,8 @@ class ChildKey(msgspec.Struct, frozen=True, order=True):
 class ObservedWorkload(msgspec.Struct, frozen=True, kw_only=True):
     """A Deployment. `instance`: which server for KV bytes. `pods`: how many it has, of old
     templates too; `updated`: of the newest. `current`: its controller has seen the newest spec.
-    `problem`: PodsRefused while its controller may not make pods; `message` is what it was told."""
+    `problem`: PodsRefused while its controller may not make pods; `message` is what it was told.
+    `gpus` of each of its pods."""
 
     name: str
     component: str
@@ -46,12 +60,17 @@ class ObservedWorkload(msgspec.Struct, frozen=True, kw_only=True):
     instance: str = ""
     problem: str = ""
     message: str = ""
+    gpus: int = 0
 
 
 class ObservedPod(msgspec.Struct, frozen=True, kw_only=True):
     """`problem` is a reason of `pod_problems` why it does not get ready ("" while nothing is
     wrong); `message` says more. `unprepared_since` is when the kubelet began, in vain so far, to
-    make volumes, secrets and network: it tells what is missing in events alone."""
+    make volumes, secrets and network: it tells what is missing in events alone. `drain_since` is
+    when it was marked to go ("" where it was not), `drain_reason` why it and no other; in a
+    roll-out `replaced_by` says for which revision, and `drain_seconds` how long its requests may
+    take ("" else). `unready_since` is "" while it is ready, or nobody has said anything;
+    `ready_since` while it is not."""
 
     name: str
     component: str
@@ -63,6 +82,29 @@ class ObservedPod(msgspec.Struct, frozen=True, kw_only=True):
     message: str = ""
     fetch: Fetch = ""
     unprepared_since: str = ""
+    stage: Stage = "running"
+    address: str = ""
+    drain_since: str = ""
+    drain_reason: str = ""
+    drain_seconds: str = ""
+    replaced_by: str = ""
+    unready_since: str = ""
+    ready_since: str = ""
+    created: str = ""
+    gpus: int = 0
+
+    @property
+    def ends(self) -> bool:
+        """It takes nothing new any more, or is about to."""
+        return self.terminating or bool(self.drain_since)
+
+
+class ObservedScaler(msgspec.Struct, frozen=True, kw_only=True):
+    """A PoolScaler. `wanted` is what somebody wrote into it, the rest what we did."""
+
+    wanted: int
+    replicas: int
+    selector: str
 
 
 class ObservedRoute(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,10 +123,45 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     message: str
 
 
+class Departure(msgspec.Struct, frozen=True):
+    """What keeps a role's surplus nodes from going, beside their requests; `held`: it does not pass
+    by itself."""
+
+    role: Role
+    words: str
+    held: bool
+
+
+class Roll(msgspec.Struct, frozen=True, kw_only=True):
+    """How it is with a pool's roll-out. `rolling`: nodes of older revisions serve. `no_room`: what
+    the GPU budget lacks for it. `short`: roles that get fewer nodes than wanted by that budget."""
+
+    rolling: bool = False
+    no_room: str = ""
+    short: tuple[Role, ...] = ()
+
+
+class Planned(msgspec.Struct, frozen=True, kw_only=True):
+    """What the planner decided last."""
+
+    mode: Mode
+    prefill: int
+    decode: int
+    reason: str
+    message: str
+    numbers: str = ""
+
+    def like(self, other: Planned) -> bool:
+        """The same counts for the same reason."""
+        counts, others = (self.prefill, self.decode), (other.prefill, other.decode)
+        return counts == others and self.reason == other.reason
+
+
 class Observed(msgspec.Struct, frozen=True, kw_only=True):
     """One pool's children at one moment. `nodes` and `fetches` are None where the index was not
     asked or did not answer; `silent` where it did not several times in a row.
-    `address` is that of the router's LoadBalancer, "" without one."""
+    `address` is that of the router's LoadBalancer, "" without one. `planned` is None where nobody
+    plans for the pool, or it is paused."""
 
     workloads: tuple[ObservedWorkload, ...] = ()
     pods: tuple[ObservedPod, ...] = ()
@@ -94,6 +171,19 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     routes: tuple[ObservedRoute, ...] = ()
     address: str = ""
     silent: bool = False
+    departures: tuple[Departure, ...] = ()
+    roll: Roll = Roll()
+    planned: Planned | None = None
+
+    @property
+    def drains(self) -> bool:
+        """Nodes are to go, or about to be chosen."""
+        return bool(self.departures) or any(pod.drain_since for pod in self.pods)
+
+    @property
+    def held(self) -> bool:
+        """Nodes are to go and cannot."""
+        return any(each.held for each in self.departures)
 
 
 def read_workload(body: Body) -> ObservedWorkload:
@@ -113,6 +203,7 @@ def read_workload(body: Body) -> ObservedWorkload:
         instance=_label(metadata, INSTANCE_LABEL),
         problem="PodsRefused" if fails else "",
         message=refused.get("message", "") if fails else "",
+        gpus=gpus_of_pod((body["spec"].get("template") or {}).get("spec") or {}),
     )
 
 
@@ -121,17 +212,29 @@ def read_pod(body: Body) -> ObservedPod:
     metadata, status = body["metadata"], body.get("status") or {}
     terminating = "deletionTimestamp" in metadata
     problem = None if terminating else problem_of(body)
+    ready = condition(status, "Ready")
+    is_ready = ready.get("status") == "True"
     return ObservedPod(
         name=metadata["name"],
         component=_label(metadata, COMPONENT_LABEL),
         revision=_label(metadata, REVISION_LABEL),
-        ready=condition(status, "Ready").get("status") == "True",
+        ready=is_ready,
         terminating=terminating,
         instance=_label(metadata, INSTANCE_LABEL),
         problem=problem.reason if problem else "",
         message=problem.message if problem else "",
         fetch=_fetch(body),
         unprepared_since="" if terminating or problem else _unprepared_since(status),
+        stage=_stage(body),
+        address=status.get("podIP") or "",
+        drain_since=_annotation(metadata, DRAIN_SINCE_ANNOTATION),
+        drain_reason=_annotation(metadata, DRAIN_REASON_ANNOTATION),
+        drain_seconds=_annotation(metadata, DRAIN_SECONDS_ANNOTATION),
+        replaced_by=_annotation(metadata, REPLACED_BY_ANNOTATION),
+        unready_since="" if is_ready else ready.get("lastTransitionTime") or "",
+        ready_since=ready.get("lastTransitionTime") or "" if is_ready else "",
+        created=metadata.get("creationTimestamp") or "",
+        gpus=gpus_of_pod(body["spec"]),
     )
 
 
@@ -146,6 +249,15 @@ def read_route(body: Body) -> ObservedRoute:
     return ObservedRoute(kind="Ingress", accepted=True if address else None, message=address)
 
 
+def read_scaler(body: Body) -> ObservedScaler:
+    status = body.get("status") or {}
+    return ObservedScaler(
+        wanted=body["spec"]["replicas"],
+        replicas=status.get("replicas", 0),
+        selector=status.get("selector", ""),
+    )
+
+
 def read_address(body: Body) -> str:
     """Of a Service: where its LoadBalancer listens, "" for another Service or while unknown."""
     balances = (body.get("spec") or {}).get("type") == "LoadBalancer"
@@ -155,6 +267,20 @@ def read_address(body: Body) -> str:
 def _label(metadata: Body, name: str) -> str:
     value: str = (metadata.get("labels") or {}).get(name, "")
     return value
+
+
+def _annotation(metadata: Body, name: str) -> str:
+    value: str = (metadata.get("annotations") or {}).get(name, "")
+    return value
+
+
+def _stage(body: Body) -> Stage:
+    phase = (body.get("status") or {}).get("phase")
+    if phase in ("Succeeded", "Failed"):
+        return "over"
+    if phase == "Running":
+        return "running"
+    return "pending" if body["spec"].get("nodeName") else "unplaced"
 
 
 def _address(status: Body) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from baton_operator.kinds import CHILDREN, EVENT, LEASE, POOL
+from baton_operator.kinds import CHILDREN, EVENT, LEASE, POD, POOL, POOL_SCALER, Kind
 
 
 class Rule(msgspec.Struct, frozen=True):
@@ -22,12 +22,22 @@ class Rule(msgspec.Struct, frozen=True):
 WATCHED = ("get", "list", "watch")
 # create: a server-side apply that makes an object needs both.
 MADE = (*WATCHED, "create", "patch", "delete")
+# To mark those that are to go.
+MARKED = (*WATCHED, "patch")
+
+
+def _verbs(kind: Kind) -> tuple[str, ...]:
+    if kind == POD:
+        return MARKED
+    return MADE if kind.made else WATCHED
+
 
 # In every namespace with pools.
 POOL_RULES = (
     Rule(POOL.group, POOL.plural, WATCHED),
     Rule(POOL.group, f"{POOL.plural}/status", ("patch",)),
-    *(Rule(kind.group, kind.plural, MADE if kind.made else WATCHED) for kind in CHILDREN),
+    *(Rule(kind.group, kind.plural, _verbs(kind)) for kind in CHILDREN),
+    Rule(POOL_SCALER.group, f"{POOL_SCALER.plural}/status", ("patch",)),
     Rule(EVENT.group, EVENT.plural, ("create",)),
 )
 # Where all namespaces are served, to notice a kind that is installed later.

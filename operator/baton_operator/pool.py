@@ -47,14 +47,15 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
 
     redis_password: str
     link_token: str
+    tenant_secret: str
 
     def __repr__(self) -> str:
         return "Credentials(...)"
 
-    @property
-    def digest(self) -> str:
-        """Names them without telling them: pods made with others are replaced."""
-        text = f"{self.redis_password}\n{self.link_token}"
+    def digest(self, *more: str) -> str:
+        """Names what every pod is made with, and `more` that only this one is, without telling it:
+        pods made with others are replaced."""
+        text = "\n".join((self.redis_password, self.link_token, *more))
         return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 

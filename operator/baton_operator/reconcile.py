@@ -23,19 +23,23 @@ from baton_operator.api import (
     ServerFailed,
     Unavailable,
 )
-from baton_operator.builders import Manifest, build_pool, credentials_of, new_credentials
+from baton_operator.autoscaling.autoscaler import Autoscaler
+from baton_operator.builders import build_pool, credentials_of, new_credentials
 from baton_operator.cache import Body, Cache, Child, PoolKey, read_child
-from baton_operator.index import Answer
+from baton_operator.drain.drainer import Drainer, Step
+from baton_operator.index import LOOK_S, Answer
 from baton_operator.index_asker import IndexAsker
 from baton_operator.kinds import NETWORK_POLICY, POOL, SECRET, kind_of
 from baton_operator.metrics import Metrics
 from baton_operator.names import child_name
-from baton_operator.observed import ChildKey, Observed, Refusal
-from baton_operator.plan import Act, Applied, Apply, Delete, Foreign, plan
+from baton_operator.observed import ChildKey, Observed, Planned, Refusal, Roll
+from baton_operator.plan import Act, Applied, Apply, Delete, Foreign, Lower, plan
 from baton_operator.pool import Credentials, Installation, Pool, read_pool
 from baton_operator.report import Reporter
+from baton_operator.scaling import Scalers
 from baton_operator.spec.read import SpecError
 from baton_operator.status.parts import refusal_words
+from baton_operator.status.records import PoolStatus, read_status
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +49,10 @@ _FOREIGN = "an object of this name is there and not the pool's; delete it, or re
 _FIRST = (SECRET.kind, NETWORK_POLICY.kind)
 # While it is not ready, what is to be said may change by time alone, or in the index.
 UNREADY_AGAIN_S = 30.0
+# While nodes drain: routers are told again, and a deadline passes. Where no router answers, a look
+# may take a worker 4 s. Of a roll-out all but a node's end as not ready comes by itself.
+DRAINING_AGAIN_S = 2.0
+HELD_AGAIN_S = 10.0
 
 
 class Incomplete(Exception):
@@ -68,6 +76,9 @@ class Reconciler:
         api: Api,
         cache: Cache,
         index: IndexAsker,
+        scalers: Scalers,
+        autoscaler: Autoscaler,
+        drainer: Drainer,
         reporter: Reporter,
         installation: Installation,
         metrics: Metrics,
@@ -75,6 +86,9 @@ class Reconciler:
         self._api = api
         self._cache = cache
         self._index = index
+        self._scalers = scalers
+        self._autoscaler = autoscaler
+        self._drainer = drainer
         self._reporter = reporter
         self._installation = installation
         self._metrics = metrics
@@ -88,27 +102,48 @@ class Reconciler:
             # Its owner references delete the children.
             self._memories.pop(key, None)
             self._index.forget(key)
+            self._autoscaler.forget(key)
             return None
         memory = self._memory(key, resource["metadata"]["uid"])
         credentials, refusals = await self._login(key, memory)
         try:
             pool = read_pool(resource, self._installation, credentials)
+            if not refusals:
+                pool = await self._scalers.follow(key, pool)
+            answer, silent = self._index.take_answer(key), self._index.silent(pool.uid)
+            seen = self._observed(key, (), answer, silent=silent)
+            pool, planned = self._autoscaler.follow(key, pool, seen, answer)
             desired = build_pool(pool)
         except SpecError as error:
             # What was made from an earlier, valid spec goes on as it is.
             generation = resource["metadata"].get("generation", 0)
             await self._reporter.report(key, generation, error, self._observed(key, (), None))
             return None
+        step = Step(desired)
         if not refusals and not pool.spec.paused:
-            refusals = await self._converge(key, pool, desired, memory)
-        observed = self._observed(key, refusals, self._index.take_answer(key))
-        observed = msgspec.structs.replace(observed, silent=self._index.silent(pool.uid))
+            seen = msgspec.structs.replace(seen, planned=planned)
+            if planned is not None and self._is_news(key, planned):
+                # Before anything is done: whoever is killed now is followed by one that knows it.
+                await self._reporter.report(key, pool.generation, pool, seen)
+            step = await self._drainer.step(key, pool, desired, seen)
+            refusals = await self._converge(key, pool, step, memory)
+            for event in () if refusals else step.ends:
+                await self._reporter.tell(key, pool.uid, event)
+        observed = self._observed(key, refusals, answer, silent=silent, step=step, planned=planned)
         status = await self._reporter.report(key, pool.generation, pool, observed)
         self._index.follow(key, pool, observed, status)
         if refusals:
             raise _incomplete(refusals)
-        ready = status.condition("Ready")
-        return None if ready is not None and ready.status == "True" else UNREADY_AGAIN_S
+        again_s = _again_s(observed, status)
+        return again_s if planned is None else min(again_s or LOOK_S, LOOK_S)
+
+    def _is_news(self, key: PoolKey, planned: Planned) -> bool:
+        """Other counts than the status says, which are to be acted on."""
+        status = read_status(self._cache.pool(key) or {})
+        said = status.autoscaling if status is not None else None
+        counts = (planned.mode, planned.prefill, planned.decode)
+        known = said and (said.mode, said.desired_prefill, said.desired_decode)
+        return planned.mode == "auto" and counts != known
 
     def _memory(self, key: PoolKey, uid: str) -> _Memory:
         memory = self._memories.get(key)
@@ -125,7 +160,7 @@ class Reconciler:
         except Refused as error:
             refusal = Refusal(child=_secret(key), code=error.code, message=error.message)
             logger.warning("pool %s: refused: %s", key, refusal_words(refusal))
-            return Credentials(redis_password="", link_token=""), (refusal,)
+            return Credentials(redis_password="", link_token="", tenant_secret=""), (refusal,)
 
     async def _credentials(self, key: PoolKey, memory: _Memory) -> Credentials:
         """Those in the pool's Secret. Where it is missing, those known from before, and new ones
@@ -138,22 +173,23 @@ class Reconciler:
         body = await self._api.get(place)
         if body is None and child is not None:
             raise Conflict(f"Secret {place.name} is gone, as the watch will show")
-        found, version = credentials_of(body), _version_of(body)
-        if found is None and memory.credentials is not None and memory.secret == version:
-            return memory.credentials  # new ones that are not yet in the cluster
+        version = _version_of(body)
+        if memory.credentials is not None and memory.secret == version:
+            return memory.credentials  # maybe new ones that are not yet in the cluster
+        found = credentials_of(body, os.urandom, memory.credentials)
         kept = memory.credentials if body is None else None
         memory.credentials, memory.secret = found or kept or new_credentials(os.urandom), version
         return memory.credentials
 
     async def _converge(
-        self, key: PoolKey, pool: Pool, desired: Sequence[Manifest], memory: _Memory
+        self, key: PoolKey, pool: Pool, step: Step, memory: _Memory
     ) -> tuple[Refusal, ...]:
         """Apply and delete what differs; returns what the API server would not take."""
         known = self._cache.children(key)
         memory.applied = {
             child: memory.applied[child] for child in known if child in memory.applied
         }
-        acts = plan(pool.uid, desired, known, memory.applied)
+        acts = plan(pool.uid, step.desired, known, memory.applied, step.lowers)
         if any(isinstance(act, Apply) and not act.seen for act in acts):
             await self._check_pool(key, pool.uid)
         refusals = []
@@ -173,6 +209,11 @@ class Reconciler:
         match act:
             case Foreign():
                 raise _foreign(act.owner, key)
+            case Lower():
+                body = await self._api.set_replicas(act.key, act.uid, act.version, act.replicas)
+                self._cache.see_child(body, ours=True)
+                self._metrics.wrote("patch", kind)
+                logger.info("pool %s: %s has %d replicas", key, act.key.name, act.replicas)
             case Delete():
                 await self._api.delete(act.key, act.uid)
                 self._metrics.wrote("delete", kind)
@@ -180,10 +221,8 @@ class Reconciler:
             case Apply():
                 if not act.seen:
                     await self._check_owner(act.key, key, pool.uid)
-                body = await self._api.apply(act.manifest)
-                # Not the cache's word: that may be what somebody made of it since.
-                child = read_child(body)
-                self._cache.see_child(body, ours=True)
+                # The answer, not what the cache may know of it since: that may be somebody's edit.
+                child = self._cache.see_child(await self._api.apply(act.manifest), ours=True)
                 memory.applied[act.key] = Applied(act.digest, child.uid, child.digest)
                 if kind == SECRET.kind:
                     memory.secret = (child.uid, child.version)
@@ -214,18 +253,38 @@ class Reconciler:
             raise _foreign(found.owner_name, key)
 
     def _observed(
-        self, key: PoolKey, refusals: tuple[Refusal, ...], answer: Answer | None
+        self,
+        key: PoolKey,
+        refusals: tuple[Refusal, ...],
+        answer: Answer | None,
+        *,
+        silent: bool = False,
+        step: Step | None = None,
+        planned: Planned | None = None,
     ) -> Observed:
         children = [child for _, child in sorted(self._cache.children(key).items())]
         return Observed(
             workloads=tuple(child.workload for child in children if child.workload is not None),
             pods=tuple(child.pod for child in children if child.pod is not None),
             refusals=refusals,
+            silent=silent,
             nodes=answer.nodes if answer is not None else None,
             fetches=answer.fetches if answer is not None else None,
             routes=tuple(child.route for child in children if child.route is not None),
             address=next((child.address for child in children if child.address), ""),
+            departures=step.departures if step is not None else (),
+            roll=step.roll if step is not None else Roll(),
+            planned=planned,
         )
+
+
+def _again_s(observed: Observed, status: PoolStatus) -> float | None:
+    if observed.drains:
+        return HELD_AGAIN_S if observed.held else DRAINING_AGAIN_S
+    if observed.roll.rolling:
+        return HELD_AGAIN_S
+    ready = status.condition("Ready")
+    return None if ready is not None and ready.status == "True" else UNREADY_AGAIN_S
 
 
 def _ours(body: Body) -> bool:

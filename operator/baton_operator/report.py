@@ -12,8 +12,6 @@ import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-import msgspec
-
 from baton_operator.api import FIELD_MANAGER, Api, ApiError, Body
 from baton_operator.cache import Cache, PoolKey
 from baton_operator.kinds import EVENT, POOL
@@ -49,7 +47,7 @@ class Reporter:
         if resource is not None and after != before:
             await self._write(key, resource, after)
             for event in events_between(before, after):
-                await self._post(key, resource["metadata"]["uid"], event)
+                await self.tell(key, resource["metadata"]["uid"], event)
         return after
 
     async def _write(self, key: PoolKey, resource: Body, status: PoolStatus) -> None:
@@ -64,12 +62,12 @@ class Reporter:
             "apiVersion": POOL.api_version,
             "kind": POOL.kind,
             "metadata": metadata,
-            "status": msgspec.to_builtins(status),
+            "status": status.written(),
         }
         self._cache.see_pool(await self._api.apply_status(body), ours=True)
 
-    async def _post(self, key: PoolKey, uid: str, event: PoolEvent) -> None:
-        """News, hence without a second try."""
+    async def tell(self, key: PoolKey, uid: str, event: PoolEvent) -> None:
+        """News, hence without a second try. `uid` is the pool's."""
         logger.info("pool %s: %s: %s", key, event.reason, event.message)
         body = {
             "apiVersion": EVENT.api_version,

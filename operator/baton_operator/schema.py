@@ -95,11 +95,11 @@ def _schema(kind: types.Type, defaults: bool) -> Schema:
 def _union(kind: types.UnionType, defaults: bool) -> Schema:
     """None stands for a field that is absent."""
     some = [_schema(each, defaults) for each in kind.types if not isinstance(each, types.NoneType)]
-    if sorted(each["type"] for each in some) == ["integer", "string"]:
-        [longest] = [each["maxLength"] for each in some if each["type"] == "string"]
-        return {"x-kubernetes-int-or-string": True, "maxLength": longest}
-    [only] = some
-    return only
+    if len(some) == 1:
+        return some[0]
+    assert sorted(each["type"] for each in some) == ["integer", "string"], kind
+    [longest] = [each["maxLength"] for each in some if each["type"] == "string"]
+    return {"x-kubernetes-int-or-string": True, "maxLength": longest}
 
 
 def _bounds(**bounds: int | float | None) -> Schema:

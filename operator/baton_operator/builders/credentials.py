@@ -1,7 +1,7 @@
 """The pool's own secrets: made once, kept in its Secret, read back from there.
 
-In: a source of random bytes, or the Secret as the API gives it. Out: `Credentials`, or the Secret's
-manifest: the only one that holds their values. Everybody else names a key of it.
+In: a source of random bytes, and the Secret as the API gives it. Out: `Credentials`, or the
+Secret's manifest: the only one that holds their values. Everybody else names a key of it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from baton_operator.pool import Credentials, Pool
 PASSWORD_KEY = "redis-password"
 ACL_KEY = "users.acl"
 TOKEN_KEY = "link-token"
+TENANT_KEY = "tenant-secret"
 SECRET_BYTES = 32
 _HEX = re.compile(rf"[0-9a-f]{{{2 * SECRET_BYTES}}}".encode())
 
@@ -26,17 +27,29 @@ _HEX = re.compile(rf"[0-9a-f]{{{2 * SECRET_BYTES}}}".encode())
 def new_credentials(random: Callable[[int], bytes]) -> Credentials:
     """`random` gives that many bytes nobody can guess, as os.urandom does."""
     return Credentials(
-        redis_password=random(SECRET_BYTES).hex(), link_token=random(SECRET_BYTES).hex()
+        redis_password=random(SECRET_BYTES).hex(),
+        link_token=random(SECRET_BYTES).hex(),
+        tenant_secret=random(SECRET_BYTES).hex(),
     )
 
 
-def credentials_of(secret: Mapping[str, Any] | None) -> Credentials | None:
-    """What the Secret holds; None where it is missing or is not as it was made."""
+def credentials_of(
+    secret: Mapping[str, Any] | None,
+    random: Callable[[int], bytes],
+    known: Credentials | None = None,
+) -> Credentials | None:
+    """What the Secret holds; None where it is missing or is not as it was made. One without the
+    tenants' secret keeps what its pods were started with, and gets the `known` one: with another
+    one tenants would not find what is stored. It gets a new one if it was made before there were
+    tenants."""
     data = (secret or {}).get("data") or {}
     password, token = _secret_text(data.get(PASSWORD_KEY)), _secret_text(data.get(TOKEN_KEY))
     if password is None or token is None:
         return None
-    return Credentials(redis_password=password, link_token=token)
+    tenants = _secret_text(data.get(TENANT_KEY))
+    if tenants is None:
+        tenants = known.tenant_secret if known is not None else random(SECRET_BYTES).hex()
+    return Credentials(redis_password=password, link_token=token, tenant_secret=tenants)
 
 
 def build_secret(pool: Pool) -> Manifest:
@@ -45,6 +58,7 @@ def build_secret(pool: Pool) -> Manifest:
         PASSWORD_KEY: pool.credentials.redis_password,
         ACL_KEY: acl_file(pool.credentials.redis_password),
         TOKEN_KEY: pool.credentials.link_token,
+        TENANT_KEY: pool.credentials.tenant_secret,
     }
     return {
         "apiVersion": "v1",
@@ -74,6 +88,11 @@ def secret_variable(
 def link_token_variable(pool: Pool) -> dict[str, Any]:
     """What routers and nodes know each other by."""
     return secret_variable("BATON_LINK_TOKEN", Child(pool, "auth").name, TOKEN_KEY)
+
+
+def tenant_secret_variable(pool: Pool) -> dict[str, Any]:
+    """What routers derive tenants' salts from."""
+    return secret_variable("BATON_TENANT_SECRET", Child(pool, "auth").name, TENANT_KEY)
 
 
 def _secret_text(encoded: Any) -> str | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import typing
 
 from baton_operator.builders.child import Child, Manifest
 from baton_operator.builders.credentials import link_token_variable
@@ -29,12 +28,12 @@ from baton_operator.builders.pods import (
     variables,
 )
 from baton_operator.builders.store_access import store_certificate, store_login, store_settings
+from baton_operator.gpus import gpus_of
 from baton_operator.pool import Pool
 from baton_operator.spec.quantity import quantity_bytes
 from baton_operator.spec.records import Resources, RoleSpec
-from baton_protocol.store import Role
+from baton_protocol.store import ROLES, Role
 
-ROLES: tuple[Role, ...] = typing.get_args(Role)
 PORT = 9000
 REVISION_DIGITS = 10
 # To its first /ready: the process and its kernels, then the weights from a slow disk, twice.
@@ -58,15 +57,15 @@ def build_nodes(pool: Pool, role: Role) -> Manifest:
     revision = revision_of(pool)
     child = Child(pool, role, revision)
     template = _template(pool, role, revision)
-    return child.deployment(template, replicas=_role(pool, role).replicas)
+    return child.deployment(template, replicas=role_spec(pool, role).replicas)
 
 
-def _role(pool: Pool, role: Role) -> RoleSpec:
+def role_spec(pool: Pool, role: Role) -> RoleSpec:
     return {"prefill": pool.spec.prefill, "decode": pool.spec.decode}[role]
 
 
 def _template(pool: Pool, role: Role, revision: str) -> Manifest:
-    spec = _role(pool, role)
+    spec = role_spec(pool, role)
     wanted, start_s = resources(spec.resources), _start_s(pool, spec.resources)
     token = link_token_variable(pool)
     place = model_place(pool, wanted)
@@ -127,12 +126,7 @@ def _device(pool: Pool, wanted: Resources) -> str | None:
 
 
 def _has_gpu(wanted: Resources) -> bool:
-    return any(_is_gpu(key) and str(amount) != "0" for key, amount in wanted.limits.items())
-
-
-def _is_gpu(resource: str) -> bool:
-    """nvidia.com/gpu, or a slice's or a shared one's name there, or amd.com/gpu."""
-    return resource.startswith("nvidia.com/") or resource.endswith("/gpu")
+    return gpus_of(wanted.limits) > 0
 
 
 def _start_s(pool: Pool, wanted: Resources) -> int:

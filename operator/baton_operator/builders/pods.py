@@ -57,15 +57,17 @@ def pod_template(
     grace_s: int,
     volumes: Sequence[Manifest] = (),
     init: Sequence[Manifest] = (),
+    own_secrets: Sequence[str] = (),
     **spec: Any,
 ) -> Manifest:
-    """No token for the API, no variables about the namespace's services, no root."""
+    """No token for the API, no variables about the namespace's services, no root. `own_secrets` are
+    those of the pool's that not every pod is made with."""
     secrets = child.pool.installation.pull_secrets
     built = {
         "metadata": {
             "labels": child.labels(),
             # Pods keep the variables that they started with: with other secrets, other pods.
-            "annotations": {CREDENTIALS_ANNOTATION: child.pool.credentials.digest},
+            "annotations": {CREDENTIALS_ANNOTATION: child.pool.credentials.digest(*own_secrets)},
         },
         "spec": {
             **({"imagePullSecrets": [{"name": name} for name in secrets]} if secrets else {}),

@@ -1,17 +1,18 @@
 """The OpenAI gateway: one Deployment that Kubernetes itself rolls, and the Service clients use.
 
 It finds its nodes through the registry on the index and mounts no model. Its /ready is that of the
-pool: the Service has no endpoint while nobody could answer.
+pool: the Service has no endpoint while nobody could answer. It alone knows API keys and tenants.
 """
 
 from __future__ import annotations
 
 from baton_operator.builders.child import Child, Manifest
-from baton_operator.builders.credentials import link_token_variable
+from baton_operator.builders.credentials import link_token_variable, tenant_secret_variable
 from baton_operator.builders.model import model_name
 from baton_operator.builders.pods import (
     DRAIN_S,
     STOP_S,
+    Mounts,
     flags,
     http_container,
     literal,
@@ -25,28 +26,34 @@ from baton_operator.pool import Pool
 PORT = 8000  # as on a laptop
 # Connections that were on their way when the pod left the Service still find it listening.
 LEAVE_S = 3
+# Of a pool that sleeps: so long a request waits for its first node.
+WAKE_WAIT_S = 900
+KEYS_FOLDER = "/etc/baton/api-keys"
 
 
 def build_router(pool: Pool) -> Manifest:
-    child, spec, certificate = Child(pool, "router"), pool.spec.router, store_certificate(pool)
-    token = link_token_variable(pool)
+    child, spec = Child(pool, "router"), pool.spec.router
+    mounts = store_certificate(pool) + _api_keys(pool)
+    apart = pool.spec.kv_store.sharing == "tenant"
+    tenants = (tenant_secret_variable(pool),) if apart else ()
     container = http_container(
         pool,
         "router",
         pool.installation.images.router,
         ["router", "--json-logs", *flags(_settings(pool)), *literal(spec.extra_args)],
         PORT,
-        env=variables(*store_login(pool), token),
+        env=variables(*store_login(pool), link_token_variable(pool), *tenants),
         resources=resources(spec.resources),
         lifecycle={"preStop": {"sleep": {"seconds": LEAVE_S}}},
-        volumeMounts=certificate.mounts,
+        volumeMounts=mounts.mounts,
     )
     template = pod_template(
         child,
         [container],
         spec.pod_template,
         grace_s=LEAVE_S + DRAIN_S + STOP_S,
-        volumes=certificate.volumes,
+        volumes=mounts.volumes,
+        own_secrets=(pool.credentials.tenant_secret,) if apart else (),
         # Also for one replica, so that a second one does not replace the first.
         affinity=_apart(child),
     )
@@ -60,6 +67,8 @@ def build_router_service(pool: Pool) -> Manifest:
 
 
 def _settings(pool: Pool) -> dict[str, str | int | None]:
+    keys, sharing = pool.spec.router.api_keys_secret, pool.spec.kv_store.sharing
+    scaling = pool.spec.autoscaling
     return {
         "host": "0.0.0.0",
         "port": PORT,
@@ -69,8 +78,24 @@ def _settings(pool: Pool) -> dict[str, str | int | None]:
         "served-model-name": model_name(pool),
         "handoff": pool.spec.handoff,
         "missing-role": pool.spec.missing_role_policy,
+        "api-keys": f"{KEYS_FOLDER}/{keys.key}" if keys is not None else None,
+        # Not said where it is the default: routers of older pools are left as they are.
+        "sharing": sharing if sharing != "pool" else None,
         "drain-timeout": DRAIN_S,
+        "wake-wait": WAKE_WAIT_S if scaling is not None and scaling.sleeps else None,
     }
+
+
+def _api_keys(pool: Pool) -> Mounts:
+    """The file of keys, and nothing else of that Secret."""
+    keys = pool.spec.router.api_keys_secret
+    if keys is None:
+        return Mounts()
+    secret = {"secretName": keys.name, "items": [{"key": keys.key, "path": keys.key}]}
+    return Mounts(
+        ({"name": "api-keys", "secret": secret},),
+        ({"name": "api-keys", "mountPath": KEYS_FOLDER, "readOnly": True},),
+    )
 
 
 def _apart(child: Child) -> Manifest:

@@ -7,7 +7,7 @@ commands and the index must never evict. Who reaches them needs the pool's passw
 
 from __future__ import annotations
 
-from baton_kvstore.embedded import INDEX_MEMORY, OPTIONAL_SETTINGS
+from baton_kvstore.embedded import INDEX_MEMORY, optional_settings
 from baton_kvstore.endpoint import DEFAULT_PORT
 from baton_operator.builders.child import Child, Manifest
 from baton_operator.builders.credentials import ACL_KEY
@@ -59,22 +59,29 @@ def _server(pool: Pool, maxmemory: int, policy: str, users: Mounts) -> Manifest:
         "appendonly": "no",
         "maxmemory": str(maxmemory),
         "maxmemory-policy": policy,
-        **OPTIONAL_SETTINGS,
+        **optional_settings(maxmemory, policy),
     }
-    # Above maxmemory: fragmentation, buffers of clients (a tenth at most), the process itself.
+    # Above maxmemory: fragmentation, the process itself, and for a moment what clients bring
+    # before the next eviction. Otherwise their buffers are part of maxmemory, up to a half of it
+    # where many of them fit in that (see kvstore's `care`), and chunks are evicted for them.
     most = f"{-(-maxmemory * 5 // (4 * MIB)) + 64}Mi"
     return container(
         pool,
         "redis",
         pool.installation.images.redis,
         command=["redis-server"],
-        args=[word for name, value in settings.items() for word in (f"--{name}", value)],
+        args=[word for name, value in settings.items() for word in (f"--{name}", *_words(value))],
         ports=[{"name": "redis", "protocol": "TCP", "containerPort": DEFAULT_PORT}],
         resources={"requests": {"memory": most}, "limits": {"memory": most}},
         livenessProbe=_probe(),
         readinessProbe=_probe(),
         volumeMounts=users.mounts,
     )
+
+
+def _words(value: str) -> list[str]:
+    """Redis takes each word of a setting as an argument, and an empty setting as an empty one."""
+    return value.split() or [value]
 
 
 def _users(pool: Pool) -> Mounts:

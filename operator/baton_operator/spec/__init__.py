@@ -2,6 +2,7 @@
 
 records   the fields: types, defaults, descriptions; the CRD is generated from them
 store     those of the KV store
+autoscaling  who says how many nodes there are
 record    what all records are
 values    kinds of values that are more than a text or a number
 rules     what the API server checks beyond types, with what to write instead

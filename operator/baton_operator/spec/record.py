@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from baton_operator.spec.rules import Rule
-from baton_operator.spec.values import Name
+from baton_operator.spec.values import Name, SecretKey
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -22,3 +22,10 @@ class SecretRef(Record, frozen=True, kw_only=True):
     """A Secret in the pool's namespace."""
 
     name: Annotated[Name, Meta(description="the Secret's name")]
+
+
+class SecretFile(Record, frozen=True, kw_only=True):
+    """One key of a Secret in the pool's namespace, read as a file."""
+
+    name: Annotated[Name, Meta(description="the Secret's name")]
+    key: Annotated[SecretKey, Meta(description="which of its keys")]

@@ -12,8 +12,10 @@ from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta, field
 
+from baton_operator.spec.autoscaling import AutoscalingSpec
 from baton_operator.spec.quantity import check_quantity
-from baton_operator.spec.record import Record, SecretRef
+from baton_operator.spec.record import Record, SecretFile, SecretRef
+from baton_operator.spec.rollout import RolloutSpec
 from baton_operator.spec.rules import Rule, both, given
 from baton_operator.spec.store import ExternalStore as ExternalStore
 from baton_operator.spec.store import KVStoreSpec
@@ -175,7 +177,9 @@ class Resources(Record, frozen=True, kw_only=True):
 class RoleSpec(Record, frozen=True, kw_only=True):
     """The nodes of one role."""
 
-    replicas: Annotated[int, Meta(ge=0, description="nodes of this role")] = 1
+    replicas: Annotated[
+        int, Meta(ge=0, description="nodes of this role; with `autoscaling` how many at first")
+    ] = 1
     resources: Annotated[
         Resources, Meta(description="of the container `node`; a GPU limit makes it use CUDA")
     ] = Resources()
@@ -245,6 +249,10 @@ class RouterSpec(Record, frozen=True, kw_only=True):
     http_route: Annotated[
         HTTPRouteSpec | None, Meta(description="needs the Gateway API's CRDs")
     ] = None
+    api_keys_secret: Annotated[
+        SecretFile | None,
+        Meta(description="lines of `TENANT KEY` or `TENANT sha256:HEX`; none: no key is asked for"),
+    ] = None
     extra_args: Annotated[
         tuple[RouterFlag, ...],
         Meta(max_length=64, description="more flags of `baton router`: --NAME=VALUE"),
@@ -293,6 +301,19 @@ class PoolSpec(Record, frozen=True, kw_only=True):
             " prefill.replicas",
             field=".missingRolePolicy",
         ),
+        Rule(
+            "self.missingRolePolicy == 'aggregate' || self.handoff == 'never'"
+            " || !has(self.autoscaling) || !has(self.autoscaling.prefill)"
+            " || self.autoscaling.prefill.min > 0",
+            "0, and missingRolePolicy may let requests wait or fail for ever; write at least 1, or"
+            " missingRolePolicy: aggregate",
+            field=".autoscaling.prefill",
+        ),
+        Rule(
+            "self.kvStore.sharing == 'pool' || has(self.router.apiKeysSecret)",
+            "nothing tells tenants apart; write router.apiKeysSecret, or sharing: pool",
+            field=".kvStore.sharing",
+        ),
     )
 
     model: ModelSpec = ModelSpec()
@@ -303,6 +324,10 @@ class PoolSpec(Record, frozen=True, kw_only=True):
     decode: Annotated[RoleSpec, Meta(description="nodes that generate answers")] = RoleSpec()
     router: RouterSpec = RouterSpec()
     kv_store: KVStoreSpec = KVStoreSpec()
+    autoscaling: Annotated[
+        AutoscalingSpec | None,
+        Meta(description="who says how many nodes there are; none: the roles' `replicas`"),
+    ] = None
     handoff: Annotated[
         Handoff, Meta(description="when a prefill node computes a decode node's prompt")
     ] = "auto"
@@ -314,6 +339,19 @@ class PoolSpec(Record, frozen=True, kw_only=True):
         ),
     ] = "aggregate"
     network_policy: NetworkPolicySpec = NetworkPolicySpec()
+    rollout: RolloutSpec = RolloutSpec()
+    gpu_budget: (
+        Annotated[
+            int,
+            Meta(
+                ge=1,
+                le=100_000,
+                description="GPUs that all nodes may hold together, in roll-outs too: those among"
+                " their limits, times nodes; default: no bound",
+            ),
+        ]
+        | None
+    ) = None
     paused: Annotated[
         bool, Meta(description="leave everything as it is until this is false again")
     ] = False

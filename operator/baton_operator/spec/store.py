@@ -6,7 +6,7 @@ too, and not only by the API server: they end up on command lines, which a login
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta, field
 
@@ -17,6 +17,8 @@ from baton_operator.spec.quantity import check_quantity, quantity_bytes
 from baton_operator.spec.record import Record, SecretRef
 from baton_operator.spec.rules import Rule, both
 from baton_operator.spec.values import PodTemplate, Quantity, RedisUrl
+
+Sharing = Literal["pool", "tenant"]
 
 _LOGIN = "given with a login, which all could read; leave it out and write secretRef instead"
 
@@ -56,8 +58,10 @@ class ExternalStore(Record, frozen=True, kw_only=True):
         Rule("!self.indexUrl.contains('@')", _LOGIN, field=".indexUrl"),
         Rule("self.dataUrls.all(url, !url.contains('@'))", _LOGIN, field=".dataUrls"),
         Rule(
-            "!(self.indexUrl in self.dataUrls)",
-            "the index is among them: chunks would evict markers; write another server or database",
+            # An address without its database. The default port is the record's to see.
+            "self.dataUrls.all(url, url.find('//[^/]*') != self.indexUrl.find('//[^/]*'))",
+            "the index's server is among them: one must not evict and the other must, which a"
+            " server does for all its databases; write another server",
             field=".dataUrls",
         ),
         Rule(
@@ -105,6 +109,10 @@ class KVStoreSpec(Record, frozen=True, kw_only=True):
 
     rules: ClassVar[tuple[Rule, ...]] = (both("managed", "external"),)
 
+    sharing: Annotated[
+        Sharing,
+        Meta(description="who may use the KV of a tenant's prompts: all, or only that tenant"),
+    ] = "pool"
     managed: ManagedStore | None = None
     external: ExternalStore | None = None
 

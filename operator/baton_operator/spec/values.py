@@ -16,6 +16,7 @@ from baton_operator.spec.rules import Rule, matches, quoted, ruled
 _LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _SUBDOMAIN = rf"{_LABEL}(\.{_LABEL})*"
 _NOT_A_NAME = "not a name of Kubernetes; write small letters, digits, '-' and '.', such as my-name"
+_NOT_A_KEY = "not a key of a Secret; write letters, digits and any of . _ -, such as api-keys"
 _NOT_A_HOST = "not a host name; write one such as llm.example.com or *.example.com, without a port"
 # As baton_protocol.model_source reads them; a test compares.
 _HUB_WORD = "[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?"
@@ -30,6 +31,13 @@ def _names(pattern: str, message: str, longest: int, optional: bool = False) -> 
 
 Name = Annotated[str, _names(_SUBDOMAIN, _NOT_A_NAME, 253)]
 MaybeName = Annotated[str, _names(_SUBDOMAIN, _NOT_A_NAME, 253, optional=True)]
+SecretKey = Annotated[
+    str,
+    ruled(
+        Rule(f"{matches('[-._a-zA-Z0-9]+')} && !self.startsWith('..') && self != '.'", _NOT_A_KEY),
+        max_length=253,
+    ),
+]
 HostName = Annotated[str, _names(rf"(\*\.)?{_SUBDOMAIN}", _NOT_A_HOST, 253)]
 
 Folder = Annotated[

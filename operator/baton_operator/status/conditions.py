@@ -1,24 +1,17 @@
 """Every type and every reason of a pool's conditions, with what it means and what to do.
 
-In: nothing. Out: constants; `derive` uses no others, and docs/conditions.md is checked against
-them. A reason has one status, so that a condition cannot contradict itself.
+In: nothing. Out: constants; `derive` uses no others. docs/conditions.md is checked against them.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from baton_operator.status.records import Truth
-
-
-class Reason(msgspec.Struct, frozen=True, kw_only=True):
-    """`waits`: it passes by itself, as far as anybody can tell."""
-
-    name: str
-    status: Truth
-    meaning: str
-    remedy: str = "nothing"
-    waits: bool = False
+from baton_operator.status.reasons import MODEL_FETCH_FAILING, POD_PROBLEMS, Reason
+from baton_operator.status.reasons import false as _false
+from baton_operator.status.reasons import true as _true
+from baton_operator.status.reasons import unknown as _unknown
+from baton_operator.status.reasons import wait as _wait
 
 
 class Kind(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,99 +24,7 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
     reasons: tuple[Reason, ...]
 
 
-def _true(name: str, meaning: str) -> Reason:
-    return Reason(name=name, status="True", meaning=meaning)
-
-
-def _wait(name: str, meaning: str, remedy: str, status: Truth = "False") -> Reason:
-    return Reason(name=name, status=status, meaning=meaning, remedy=remedy, waits=True)
-
-
-def _false(name: str, meaning: str, remedy: str) -> Reason:
-    return Reason(name=name, status="False", meaning=meaning, remedy=remedy)
-
-
-def _unknown(name: str, meaning: str, remedy: str) -> Reason:
-    return Reason(name=name, status="Unknown", meaning=meaning, remedy=remedy)
-
-
-# Of pods, worst first; the names are those of `pod_problems` and `observed`.
-PODS_REFUSED = _false(
-    "PodsRefused",
-    "Kubernetes lets no pod be made: a quota, a LimitRange, Pod Security or a webhook",
-    "the message says which; raise the quota, or change podTemplate or the namespace's labels",
-)
-OUT_OF_MEMORY = _false(
-    "OutOfMemory",
-    "a container was killed because it needed more memory than it may have",
-    "raise `resources.limits.memory`, or give the engine less (`engine.extraArgs`)",
-)
-MODEL_FETCH_FAILING = _false(
-    "ModelFetchFailing",
-    "the model cannot be fetched; Kubernetes tries again",
-    "check `model.uri`, the token in `model.secretRef`, the way to the hub, the room on the volume",
-)
-CRASHING = _false(
-    "Crashing",
-    "a container ended, and Kubernetes starts it again",
-    "the message has its last words; `kubectl logs --previous` has the rest",
-)
-CONTAINER_REFUSED = _false(
-    "ContainerRefused",
-    "the container runtime cannot make or start the container",
-    "the message is the runtime's; mostly the image or podTemplate is wrong",
-)
-CONFIG_MISSING = _false(
-    "ConfigMissing",
-    "a Secret or ConfigMap that a container names, or a key of it, is not there",
-    "create it in the pool's namespace",
-)
-IMAGE_PULL_FAILING = _false(
-    "ImagePullFailing",
-    "an image cannot be pulled; Kubernetes tries again",
-    "check the image's name, the way to its registry and the pull secrets",
-)
-VOLUME_MISSING = _false(
-    "VolumeMissing",
-    "a PersistentVolumeClaim is not there, not bound, or on another node",
-    "create the claim, or name another one in the pool",
-)
-NOT_PREPARED = _false(
-    "NotPrepared",
-    "for a minute the node could not make a pod's volumes, secrets or network",
-    "`kubectl describe pod` says what is missing: mostly a Secret that a volume names",
-)
-UNSCHEDULABLE = _false(
-    "Unschedulable",
-    "no node of the cluster has room for a pod; the message is the scheduler's",
-    "add nodes (GPUs), or ask for less in `resources`",
-)
-NODE_LOST = _false(
-    "NodeLost",
-    "a pod's node is silent; after 30 s the pod is made again elsewhere",
-    "look after the node",
-)
-EVICTED = _false(
-    "Evicted",
-    "a pod is over, since its node ran short of something or refused it; another one is made",
-    "the message says what was short; ask for it in `resources.requests`",
-)
-POD_PROBLEMS = (
-    PODS_REFUSED,
-    OUT_OF_MEMORY,
-    MODEL_FETCH_FAILING,
-    CRASHING,
-    CONTAINER_REFUSED,
-    CONFIG_MISSING,
-    IMAGE_PULL_FAILING,
-    VOLUME_MISSING,
-    NOT_PREPARED,
-    UNSCHEDULABLE,
-    NODE_LOST,
-    EVICTED,
-)
-
-ALL_READY = _true("AllReady", "every other condition but Updated and Serving is True")
+ALL_READY = _true("AllReady", "every condition that it sums up is True")
 SPEC_VALID = _true("SpecValid", "the spec can be obeyed")
 SPEC_INVALID = _false(
     "SpecInvalid",
@@ -191,7 +92,24 @@ FETCH_NOT_BEGUN = _wait(
     "FetchNotBegun", "no node has begun to fetch", "see PrefillReady and DecodeReady", "Unknown"
 )
 NODES_READY = _true("NodesReady", "as many nodes of the role are ready as the spec says")
-NONE_WANTED = _true("NoneWanted", "the spec says 0 replicas")
+NONE_WANTED = _true(
+    "NoneWanted", "no node of the role is wanted: the spec says 0 replicas, or the pool sleeps"
+)
+ASLEEP = _true(
+    "Asleep",
+    "the pool has no nodes, since nobody asked for anything for `scaleToZeroAfterSeconds`; a"
+    " request wakes it and is held meanwhile",
+)
+WAKING = _wait(
+    "Waking",
+    "nodes of a pool that may sleep are on their way, and requests are held until one is ready",
+    "wait; if it stays: see PrefillReady and DecodeReady",
+)
+GPU_BUDGET_REACHED = _false(
+    "GpuBudgetReached",
+    "`gpuBudget` leaves no room for more nodes of the role",
+    "raise `gpuBudget`, or want fewer nodes",
+)
 STARTING = _wait(
     "Starting", "pods are being made, start or load their model, and nothing is wrong", "wait"
 )
@@ -221,6 +139,42 @@ ONE_REVISION = _true("OneRevision", "all pods are made from what the spec says n
 ROLLING_OUT = _wait(
     "RollingOut", "pods made from an older spec are still there, and may serve", "wait"
 )
+NOT_ROLLING = _false("NotRolling", "no node of an older spec is left", "nothing")
+ROLLING = _false(
+    "Rolling",
+    "old nodes give way to new ones as these get ready; the message says how far it is",
+    "wait",
+)
+GPU_BUDGET_TOO_SMALL = _true(
+    "GpuBudgetTooSmall",
+    "`gpuBudget` leaves no room for one more node of each role, so the roll-out does not start, or"
+    " does not go on; the old nodes serve",
+    "raise `gpuBudget`, or want fewer nodes until it is over",
+)
+NEW_NODES_FAILING = _true(
+    "NewNodesFailing",
+    "new nodes do not get ready, so no more old ones go and these serve; the message says which"
+    " and why",
+    "mend what the message says, or set the spec back: then the new nodes go",
+)
+OLD_NODES_HELD = _true(
+    "OldNodesHeld",
+    "old nodes are to go and cannot be drained; they serve",
+    "as for `DrainHeld` of condition Scaled",
+)
+NONE_TOO_MANY = _true("NoneTooMany", "no role has more nodes than the spec says")
+DRAINING = _wait(
+    "Draining",
+    "nodes are too many: they take no new requests, end those they have or hand them on, and go;"
+    " the message says which and why they",
+    "wait",
+)
+DRAIN_HELD = _false(
+    "DrainHeld",
+    "nodes are too many and stay, since the operator cannot reach the index or a router to drain"
+    " them, or may not mark their pods; none is stopped with requests on it",
+    "the message says what is in the way: look after that, or after the NetworkPolicy before it",
+)
 ANSWERING = _true("Answering", "a router and the nodes that it needs are ready")
 NO_ROUTER = _false("NoRouter", "no router is ready: clients get no connection", "see RouterReady")
 NO_NODE = _false("NoNode", "no node is ready", "see PrefillReady and DecodeReady")
@@ -239,7 +193,8 @@ READY = Kind(
     name="Ready",
     absent="never",
     says="the pool is as its spec says, and all of it works",
-    source="all conditions but Updated and Serving: their first problem, else what they wait for",
+    source="all conditions but Updated, RolloutBlocked, Scaled and Serving: their first problem,"
+    " else what they wait for",
     reasons=(ALL_READY,),
 )
 VALID = Kind(
@@ -276,19 +231,19 @@ MODEL_READY = Kind(
     name="ModelReady",
     says="the nodes that are needed have their model",
     source="the nodes' init containers; how far they are is on the index",
-    reasons=(NOTHING_TO_FETCH, FETCHED, FETCHING, FETCH_NOT_BEGUN, MODEL_FETCH_FAILING),
+    reasons=(NOTHING_TO_FETCH, FETCHED, FETCHING, FETCH_NOT_BEGUN, ASLEEP, MODEL_FETCH_FAILING),
 )
 PREFILL_READY = Kind(
     name="PrefillReady",
     says="as many prefill nodes are ready as the spec says",
     source="the role's pods",
-    reasons=(NODES_READY, NONE_WANTED, STARTING, *POD_PROBLEMS),
+    reasons=(NODES_READY, NONE_WANTED, GPU_BUDGET_REACHED, STARTING, *POD_PROBLEMS),
 )
 DECODE_READY = Kind(
     name="DecodeReady",
     says="as many decode nodes are ready as the spec says",
     source="the role's pods",
-    reasons=(NODES_READY, NONE_WANTED, STARTING, *POD_PROBLEMS),
+    reasons=(NODES_READY, NONE_WANTED, GPU_BUDGET_REACHED, STARTING, *POD_PROBLEMS),
 )
 ROUTER_READY = Kind(
     name="RouterReady",
@@ -309,11 +264,31 @@ UPDATED = Kind(
     source="the revisions of the pods, and the router's and the store's workloads",
     reasons=(ONE_REVISION, ROLLING_OUT, *POD_PROBLEMS),
 )
+ROLLOUT_BLOCKED = Kind(
+    name="RolloutBlocked",
+    says="a roll-out has stopped, and the nodes of the older spec serve on",
+    source="the nodes' pods, `gpuBudget`, and what routers and index answer the operator",
+    reasons=(NOT_ROLLING, ROLLING, GPU_BUDGET_TOO_SMALL, NEW_NODES_FAILING, OLD_NODES_HELD),
+)
+SCALED = Kind(
+    name="Scaled",
+    says="no role has more nodes than the spec says",
+    source="the marks of the nodes' pods, and what routers and index answer the operator",
+    reasons=(NONE_TOO_MANY, DRAINING, DRAIN_HELD),
+)
 SERVING = Kind(
     name="Serving",
     says="clients get answers",
     source="the pods of routers and nodes, and `missingRolePolicy`",
-    reasons=(ANSWERING, NO_ROUTER, NO_NODE, NO_PREFILL_NODE, NO_DECODE_NODE),
+    reasons=(
+        ANSWERING,
+        ASLEEP,
+        WAKING,
+        NO_ROUTER,
+        NO_NODE,
+        NO_PREFILL_NODE,
+        NO_DECODE_NODE,
+    ),
 )
 # In the order in which they are written.
 KINDS = (
@@ -327,6 +302,8 @@ KINDS = (
     ROUTER_READY,
     ROUTE_READY,
     UPDATED,
+    ROLLOUT_BLOCKED,
+    SCALED,
     SERVING,
 )
 # What Ready sums up.

@@ -12,16 +12,20 @@ from datetime import datetime
 
 import msgspec
 
-from baton_operator.builders.nodes import ROLES
+from baton_operator.moments import stamp
 from baton_operator.observed import Observed
 from baton_operator.pool import Pool
 from baton_operator.spec.read import SpecError
 from baton_operator.status import conditions as c
 from baton_operator.status import parts
 from baton_operator.status.addresses import endpoint_of, url_of
+from baton_operator.status.autoscaling import autoscaling_status
 from baton_operator.status.progress import model_status
+from baton_operator.status.reasons import Reason
 from baton_operator.status.records import Condition, PoolStatus, RoleStatus
-from baton_operator.status.view import Finding, View, revision_now, stamp
+from baton_operator.status.rollout import rollout_blocked
+from baton_operator.status.view import Finding, View, revision_now
+from baton_protocol.store import ROLES
 
 LONGEST_MESSAGE = 1000
 
@@ -51,6 +55,7 @@ def derive(
         decode=_role(view, "decode"),
         router=_role(view, "router"),
         model=view.model,
+        autoscaling=autoscaling_status(view),
         endpoint=endpoint_of(valid) if valid else last.endpoint,
         url=url_of(valid, observed.address) if valid else last.url,
         revision=revision,
@@ -73,6 +78,8 @@ def _findings(view: View, error: str) -> dict[str, Finding]:
             c.ROUTER_READY.name: parts.router(view),
             c.ROUTE_READY.name: parts.route(view),
             c.UPDATED.name: parts.updated(view),
+            c.ROLLOUT_BLOCKED.name: rollout_blocked(view),
+            c.SCALED.name: parts.scaled(view),
             c.SERVING.name: parts.serving(view),
         }
     there = {name: finding for name, finding in found.items() if finding is not None}
@@ -93,7 +100,7 @@ def _ready(findings: dict[str, Finding]) -> Finding:
     return Finding(reason, f"{name}: {worst.message or worst.reason.meaning}")
 
 
-def _rank(reason: c.Reason) -> int:
+def _rank(reason: Reason) -> int:
     """What somebody must mend, what somebody wants so, what takes its time, what nobody knows."""
     return 2 * reason.waits + (reason.status == "Unknown")
 
@@ -120,7 +127,7 @@ def _role(view: View, component: str) -> RoleStatus:
         updated = sum(pod.ready and view.is_current(pod) for pod in pods)
     else:
         updated = min(ready, sum(item.updated for item in view.workloads(component)))
-    ending = [pod for pod in view.observed.pods if pod.component == component and pod.terminating]
+    ending = [pod for pod in view.observed.pods if pod.component == component and pod.ends]
     return RoleStatus(
         summary=f"{ready}/{desired}",
         desired=desired,

@@ -1,15 +1,17 @@
 """The few steps of a pool's life that a user wants to be told of. Pure.
 
 In: the status before and now. Out: Kubernetes events, only where something has changed, so that an
-operator which starts anew repeats none.
+operator which starts anew repeats none. Of draining nodes those who drain them tell.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 
+from baton_operator.planner.words import MOVE
 from baton_operator.status import conditions as c
 from baton_operator.status.parts import OLD_NODES
 from baton_operator.status.records import Condition, PoolStatus
@@ -34,10 +36,28 @@ def events_between(before: PoolStatus | None, after: PoolStatus) -> tuple[PoolEv
         _turned_false(last, after, c.APPLIED),
         _revision(last, after),
         _model(last, after),
+        _blocked(last, after),
         _rolled_out(last, after),
+        _planned(last, after),
         _ready(last, after),
     )
     return tuple(event for event in found if event is not None)
+
+
+def drain_begun(role: str, pod: str, why: str, replaced_by: str) -> PoolEvent:
+    """`replaced_by` is the revision whose nodes take its place, "" where none does."""
+    what = f"gives way to revision {replaced_by}" if replaced_by else "is one too many"
+    return _normal("Draining", f"{role} node {pod} {what} and drains: {why}")
+
+
+def drain_ended(nodes: str, replicas: int, fewer: int, pods: Sequence[str]) -> PoolEvent:
+    """`replicas` of such `nodes` there were, `fewer` there are to be."""
+    names = ", ".join(pods)
+    return _normal("Drained", f"{nodes}: {replicas} to {fewer} replicas, without {names}")
+
+
+def drain_undone(role: str, pod: str) -> PoolEvent:
+    return _normal("Resumed", f"{role} node {pod} is wanted again, and drains no more")
 
 
 def _normal(reason: str, message: str) -> PoolEvent:
@@ -80,12 +100,34 @@ def _model(before: PoolStatus, after: PoolStatus) -> PoolEvent | None:
     return _normal("ModelFetched", after.model.name)
 
 
+def _blocked(before: PoolStatus, after: PoolStatus) -> PoolEvent | None:
+    now = after.condition(c.ROLLOUT_BLOCKED.name)
+    if now is None or now.status != "True" or _status(before, c.ROLLOUT_BLOCKED) == "True":
+        return None
+    message = f"{now.reason}: {now.message}"
+    return PoolEvent(type="Warning", reason="RolloutBlocked", message=message)
+
+
 def _rolled_out(before: PoolStatus, after: PoolStatus) -> PoolEvent | None:
     """Of nodes: only they have revisions."""
     was, now = before.condition(c.UPDATED.name), after.condition(c.UPDATED.name)
     if was is None or now is None or OLD_NODES not in was.message or OLD_NODES in now.message:
         return None
     return _normal("RolledOut", f"all nodes are of revision {after.revision}")
+
+
+def _planned(before: PoolStatus, after: PoolStatus) -> PoolEvent | None:
+    """Where the planner's decision is acted on: its own reason."""
+    said, now = before.autoscaling, after.autoscaling
+    if now is None or now.mode != "auto" or not before.revision:
+        return None
+    was = before.prefill.desired, before.decode.desired
+    if said is not None and said.mode == "auto":
+        was = said.desired_prefill, said.desired_decode
+    # Where somebody else changed their role's count the planner did nothing.
+    if was == (now.desired_prefill, now.desired_decode) or MOVE not in now.message:
+        return None
+    return PoolEvent(type="Normal", reason=now.reason, message=now.message)
 
 
 def _ready(before: PoolStatus, after: PoolStatus) -> PoolEvent | None:

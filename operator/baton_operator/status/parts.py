@@ -6,15 +6,15 @@ In: a View. Out: a `Finding`, or None for a condition that does not apply.
 from __future__ import annotations
 
 from baton_operator.builders.model import model_source
-from baton_operator.builders.nodes import ROLES
 from baton_operator.builders.store_access import managed_store
 from baton_operator.names import STORE
 from baton_operator.observed import ObservedPod, Refusal
 from baton_operator.status import conditions as c
 from baton_operator.status.progress import fetching_pods
+from baton_operator.status.reasons import MODEL_FETCH_FAILING
 from baton_operator.status.view import Finding, View
 from baton_protocol.model_source import HubModel
-from baton_protocol.store import Role
+from baton_protocol.store import ROLES, Role
 
 OLD_NODES = "old nodes are left"
 _REFUSED = {403: c.APPLY_FORBIDDEN, 404: c.KIND_MISSING}
@@ -55,7 +55,7 @@ def _managed_store(view: View) -> Finding:
     made = [workload.component for workload in view.workloads(*STORE)]
     wanted, ready = view.desired(*STORE), view.ready(*STORE)
     if {*made} == {*STORE} and len(made) >= wanted and view.suffices(*STORE):
-        return Finding(c.STORE_ANSWERS, _count(ready, wanted))
+        return Finding(c.STORE_ANSWERS, count_words(ready, wanted))
     trouble = view.trouble(view.unready(*STORE), *STORE)
     return _counted(trouble or Finding(c.STARTING), ready, wanted)
 
@@ -98,9 +98,11 @@ def model(view: View) -> Finding:
         return Finding(c.NOTHING_TO_FETCH)
     if view.suffices(*ROLES) and view.ready(*ROLES):
         return Finding(c.FETCHED)
-    failing = [pod for pod in pods if pod.problem == c.MODEL_FETCH_FAILING.name]
+    if view.asleep:
+        return Finding(c.ASLEEP)
+    failing = [pod for pod in pods if pod.problem == MODEL_FETCH_FAILING.name]
     if failing:
-        return Finding(c.MODEL_FETCH_FAILING, f"{failing[0].name}: {failing[0].message}")
+        return Finding(MODEL_FETCH_FAILING, f"{failing[0].name}: {failing[0].message}")
     if fetching_pods(view):
         return Finding(c.FETCHING, view.model.progress)
     return Finding(c.FETCHED if any(pod.fetch == "done" for pod in pods) else c.FETCH_NOT_BEGUN)
@@ -119,16 +121,19 @@ def role(view: View, name: Role) -> Finding:
     if wanted == 0:
         return Finding(c.NONE_WANTED)
     if ready >= wanted:
-        return Finding(c.NODES_READY, _count(ready, wanted))
+        return Finding(c.NODES_READY, count_words(ready, wanted))
     trouble = view.trouble(view.unready(name), name)
-    return _counted(trouble or Finding(c.STARTING), ready, wanted)
+    short = name in view.observed.roll.short
+    otherwise = Finding(c.GPU_BUDGET_REACHED if short else c.STARTING)
+    return _counted(trouble or otherwise, ready, wanted)
 
 
 def router(view: View) -> Finding:
     wanted, ready = view.desired("router"), view.ready("router")
     if wanted and ready >= wanted:
-        return Finding(c.ROUTERS_READY, _count(ready, wanted))
-    waits = c.STARTING if view.ready(*ROLES) else c.WAITING_FOR_NODES
+        return Finding(c.ROUTERS_READY, count_words(ready, wanted))
+    alone = view.may_sleep or view.ready(*ROLES)
+    waits = c.STARTING if alone else c.WAITING_FOR_NODES
     trouble = view.trouble(view.unready("router"), "router")
     return _counted(trouble or Finding(waits), ready, wanted)
 
@@ -159,14 +164,14 @@ def route(view: View) -> Finding | None:
 
 def updated(view: View) -> Finding:
     """Old nodes count to their end. Routers and Redis are rolled by Kubernetes itself."""
-    old, rolling = _old_nodes(view), _rolling(view)
+    old, rolling = old_nodes(view), _rolling(view)
     if not old and not rolling:
         return Finding(c.ONE_REVISION)
     fresh = [pod for pod in view.pods(*ROLES) if view.is_current(pod)]
     words = []
     if old:
         ready = sum(pod.ready for pod in fresh)
-        words.append(f"{old} {OLD_NODES}; {_count(ready, view.desired(*ROLES))}")
+        words.append(f"{old} {OLD_NODES}; {count_words(ready, view.desired(*ROLES))}")
     if rolling:
         words.append("new pods for " + ", ".join(rolling))
     if view.model.progress:
@@ -177,7 +182,7 @@ def updated(view: View) -> Finding:
     return Finding(found.reason, "; ".join([*words, *filter(None, [found.message])]))
 
 
-def _old_nodes(view: View) -> int:
+def old_nodes(view: View) -> int:
     """Those there are, or those that a Deployment would make again."""
     pods = [pod for pod in view.observed.pods if pod.component in ROLES]
     workloads = [item for item in view.observed.workloads if item.component in ROLES]
@@ -192,12 +197,24 @@ def _rolling(view: View) -> list[str]:
     return sorted(item.name for item in there if not item.current or item.pods > item.updated)
 
 
+def scaled(view: View) -> Finding:
+    """Who is to go is at the pods, so it can be said also of a pool that is paused."""
+    held = [each for each in view.observed.departures if each.held]
+    others = [each for each in view.observed.departures if not each.held]
+    marked = [pod for pod in view.observed.pods if pod.drain_since and not pod.terminating]
+    words = [f"{each.role}: {each.words}" for each in (*held, *others)]
+    words += [f"{pod.name} since {pod.drain_since}: {pod.drain_reason}" for pod in marked]
+    if not words:
+        return Finding(c.NONE_TOO_MANY)
+    return Finding(c.DRAIN_HELD if held else c.DRAINING, "; ".join(words))
+
+
 def serving(view: View) -> Finding:
     """With an invalid spec nobody knows the policy; a ready router says that somebody answers."""
     spec = view.pool.spec if view.pool else None
     ready = {name: view.ready(name) for name in ROLES}
     if not any(ready.values()):
-        return Finding(c.NO_NODE)
+        return _without_nodes(view)
     if spec is not None and spec.missing_role_policy != "aggregate":
         then = {"queue": "new requests wait", "fail": "new requests fail"}
         what = then[spec.missing_role_policy]
@@ -210,10 +227,18 @@ def serving(view: View) -> Finding:
     return Finding(c.ANSWERING)
 
 
-def _count(ready: int, wanted: int) -> str:
+def _without_nodes(view: View) -> Finding:
+    if not view.may_sleep:
+        return Finding(c.NO_NODE)
+    if not view.ready("router"):
+        return Finding(c.NO_ROUTER)
+    return Finding(c.ASLEEP if view.asleep else c.WAKING)
+
+
+def count_words(ready: int, wanted: int) -> str:
     return f"{ready} of {wanted} ready"
 
 
 def _counted(finding: Finding, ready: int, wanted: int) -> Finding:
-    words = [_count(ready, wanted), finding.message]
+    words = [count_words(ready, wanted), finding.message]
     return Finding(finding.reason, "; ".join(word for word in words if word))

@@ -6,14 +6,12 @@ costs a write: its progress is said anew every 5 s at most.
 
 from __future__ import annotations
 
-from datetime import datetime
-
 from baton_operator.builders.model import model_name
-from baton_operator.builders.nodes import ROLES
+from baton_operator.moments import is_fresh, stamp
 from baton_operator.observed import ObservedPod
 from baton_operator.status.records import ModelStatus
-from baton_operator.status.view import View, stamp
-from baton_protocol.store import FetchReport
+from baton_operator.status.view import View
+from baton_protocol.store import ROLES, FetchReport
 
 SAY_EVERY_S = 5.0
 _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
@@ -45,20 +43,13 @@ def _progress(view: View) -> tuple[str, str]:
     held = view.before.model.progress, view.before.model.progress_time
     if not names:
         return "", ""
-    if view.observed.fetches is None or _is_fresh(held[1], view.now):
+    if view.observed.fetches is None or is_fresh(held[1], view.now, SAY_EVERY_S):
         return held
     reports = [report for report in view.observed.fetches if report.node in names]
     if not reports:
         return "", ""
     words = progress_words(min(reports, key=_share))
     return held if words == held[0] else (words, stamp(view.now))
-
-
-def _is_fresh(since: str, now: datetime) -> bool:
-    """Not where the clock was set back since."""
-    if not since:
-        return False
-    return 0 <= (now - datetime.fromisoformat(since)).total_seconds() < SAY_EVERY_S
 
 
 def _share(report: FetchReport) -> float:

@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from baton_operator.spec.autoscaling import Mode
+
 Truth = Literal["True", "False", "Unknown"]
 
 
@@ -33,7 +35,7 @@ class RoleStatus(_Record, frozen=True, kw_only=True):
     desired: Annotated[int, Meta(description="how many the spec wants")] = 0
     ready: Annotated[int, Meta(description="those that serve")] = 0
     updated: Annotated[int, Meta(description="ready ones of the current revision")] = 0
-    draining: Annotated[int, Meta(description="those that are ending")] = 0
+    draining: Annotated[int, Meta(description="those that drain or end")] = 0
 
 
 class ModelStatus(_Record, frozen=True, kw_only=True):
@@ -43,6 +45,23 @@ class ModelStatus(_Record, frozen=True, kw_only=True):
     progress: Annotated[str, Meta(description="of the slowest fetch, while there is one")] = ""
     progress_time: Annotated[
         str, Meta(description="as of when; RFC 3339, UTC, seconds; said anew every 5 s at most")
+    ] = ""
+
+
+class AutoscalingStatus(_Record, frozen=True, kw_only=True):
+    """What the planner decided last; there while `autoscaling.mode` is auto or advise."""
+
+    mode: Annotated[Mode, Meta(description="auto: it is done; advise: it is only said")]
+    desired_prefill: Annotated[int, Meta(description="prefill nodes")]
+    desired_decode: Annotated[int, Meta(description="decode nodes")]
+    reason: Annotated[str, Meta(description="why, in one CamelCase word")]
+    message: Annotated[str, Meta(description="the same for people, role by role")]
+    numbers: Annotated[str, Meta(description="what it rests on: names and values")] = ""
+    since: Annotated[
+        str, Meta(description="when counts or reason changed; RFC 3339, UTC, seconds")
+    ] = ""
+    time: Annotated[
+        str, Meta(description="as of when message and numbers are; said anew once a minute")
     ] = ""
 
 
@@ -57,10 +76,15 @@ class PoolStatus(_Record, frozen=True, kw_only=True):
     decode: Annotated[RoleStatus, Meta(description="its decode nodes")] = RoleStatus()
     router: Annotated[RoleStatus, Meta(description="its routers")] = RoleStatus()
     model: ModelStatus = ModelStatus()
+    autoscaling: AutoscalingStatus | None = None
     endpoint: Annotated[str, Meta(description="the OpenAI API inside the cluster")] = ""
     url: Annotated[str, Meta(description="the same from outside where there is a route")] = ""
     revision: Annotated[str, Meta(description="of the nodes' template")] = ""
     fingerprint: Annotated[str, Meta(description="of the KV of the current revision's nodes")] = ""
+
+    def written(self) -> dict[str, Any]:
+        """As the API takes it: what is not there is left out."""
+        return {name: part for name, part in msgspec.to_builtins(self).items() if part is not None}
 
     def condition(self, kind: str) -> Condition | None:
         """The condition of that type."""

@@ -7,15 +7,16 @@ numbers and pods. Without a valid spec the children say what was wanted last.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import UTC, datetime
+from datetime import datetime
 
 import msgspec
 
 from baton_operator.builders.nodes import revision_of
 from baton_operator.builders.store_access import data_servers, managed_store
+from baton_operator.moments import elapsed_s
 from baton_operator.observed import Observed, ObservedPod, ObservedWorkload
 from baton_operator.pool import Pool
-from baton_operator.status.conditions import NOT_PREPARED, POD_PROBLEMS, PODS_REFUSED, Reason
+from baton_operator.status.reasons import NOT_PREPARED, POD_PROBLEMS, PODS_REFUSED, Reason
 from baton_operator.status.records import Condition, ModelStatus, PoolStatus
 from baton_protocol.store import NodeReport
 
@@ -72,7 +73,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         found = [
             pod
             for pod in self.observed.pods
-            if pod.component in components and not pod.terminating and self._is_wanted(pod)
+            if pod.component in components and not pod.ends and self._is_wanted(pod)
         ]
         return sorted(found, key=lambda pod: (not self.is_current(pod), pod.name))
 
@@ -91,6 +92,15 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
     def unready(self, *components: str) -> list[ObservedPod]:
         return [pod for pod in self.pods(*components) if not pod.ready]
+
+    @property
+    def may_sleep(self) -> bool:
+        scaling = self.pool.spec.autoscaling if self.pool is not None else None
+        return scaling is not None and scaling.sleeps
+
+    @property
+    def asleep(self) -> bool:
+        return self.may_sleep and not self.desired("prefill", "decode")
 
     def suffices(self, *components: str) -> bool:
         """Each has as many ready pods as it shall have, of whatever revision."""
@@ -120,8 +130,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
             return Finding(_REASONS[pod.problem], f"{pod.name}: {pod.message}")
         if not pod.unprepared_since:
             return None
-        waited = self.now - datetime.fromisoformat(pod.unprepared_since)
-        if waited.total_seconds() < PREPARING_S:
+        if elapsed_s(pod.unprepared_since, self.now) < PREPARING_S:
             return None
         return Finding(NOT_PREPARED, f"{pod.name}: volumes, secrets or network are not there yet")
 
@@ -130,7 +139,3 @@ def revision_now(pool: Pool | None, observed: Observed, before: PoolStatus) -> s
     """What nothing is made from does not become the current revision: nor without the Secret."""
     refused = any(refusal.child.kind == "Secret" for refusal in observed.refusals)
     return before.revision if pool is None or pool.spec.paused or refused else revision_of(pool)
-
-
-def stamp(now: datetime) -> str:
-    return now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,230 @@
+"""One look at an autoscaled pool: the planner is asked, the pool gets its counts.
+
+In: a pool, what was observed of it, what its index answered. Out: the pool with as many replicas as
+are wanted, and what is to be said about that. What is wanted is in the pool's status; memory holds
+what was seen, which a new operator sees again. Where the index does not answer the planner looks
+all the same: what is known grows old, and then it holds and says so.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from baton_operator.autoscaling import demand, gauges
+from baton_operator.autoscaling.desired import desired_now
+from baton_operator.autoscaling.fleet import nodes_of, start_s
+from baton_operator.autoscaling.policy import policy_of
+from baton_operator.builders.nodes import revision_of
+from baton_operator.cache import Cache, PoolKey
+from baton_operator.index import LOOK_S, Answer
+from baton_operator.metrics import Metrics
+from baton_operator.observed import Observed, Planned
+from baton_operator.planner.learn import Learnt, NodeSample, begin, capability, learn
+from baton_operator.planner.memory import Memory
+from baton_operator.planner.plan import plan
+from baton_operator.planner.records import Decision, Policy, Situation
+from baton_operator.pool import Pool
+from baton_operator.scaling import with_replicas
+from baton_operator.spec.autoscaling import AutoscalingSpec
+from baton_operator.spec.quantity import quantity_bytes
+from baton_operator.status.records import PoolStatus, read_status
+from baton_protocol.store import ROLES, Role
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True)
+class _Memory:
+    """Of one pool. `starting` names pods that were seen before they were ready; `planned` is the
+    last decision, made at `looked_s` of that generation of the spec."""
+
+    uid: str
+    history: demand.History = field(default_factory=demand.History)
+    gauges: gauges.Gauges = field(default_factory=dict)
+    learnt: Learnt | None = None
+    starting: set[str] = field(default_factory=set)
+    planner: Memory = field(default_factory=Memory)
+    planned: Planned | None = None
+    looked_s: float = 0.0
+    generation: int = 0
+
+
+class Autoscaler:
+    """One event loop's. `clock` tells seconds and never goes back, `now` is the time of day."""
+
+    def __init__(
+        self,
+        cache: Cache,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        now: Callable[[], datetime],
+    ) -> None:
+        self._cache = cache
+        self._metrics = metrics
+        self._clock = clock
+        self._now = now
+        self._memories: dict[PoolKey, _Memory] = {}
+
+    def follow(
+        self, key: PoolKey, pool: Pool, observed: Observed, answer: Answer | None
+    ) -> tuple[Pool, Planned | None]:
+        """None where nobody plans. Raise SpecError for bounds that nothing obeys."""
+        spec = pool.spec.autoscaling
+        if spec is None or not spec.is_planned:
+            self.forget(key)
+            return pool, None
+        status = read_status(self._cache.pool(key) or {}) or PoolStatus()
+        desired = desired_now(pool, spec, status.autoscaling, observed.workloads)
+        if pool.spec.paused:
+            return with_replicas(pool, desired), None
+        memory = self._memory(key, pool.uid)
+        self._learn(memory, observed, answer)
+        planned = memory.planned
+        if planned is None or answer is not None or self._is_due(memory, pool):
+            planned = self._plan(key, pool, spec, desired, observed, memory)
+        if spec.mode != "auto":
+            return pool, planned
+        counts: dict[Role, int] = {"prefill": planned.prefill, "decode": planned.decode}
+        own = {role: count for role, count in counts.items() if not spec.is_external(role)}
+        return with_replicas(pool, own), planned
+
+    def forget(self, key: PoolKey) -> None:
+        """Nobody plans for it any more."""
+        if self._memories.pop(key, None) is not None:
+            self._metrics.undecided(str(key))
+
+    def _memory(self, key: PoolKey, uid: str) -> _Memory:
+        memory = self._memories.get(key)
+        if memory is None or memory.uid != uid:
+            memory = self._memories[key] = _Memory(uid=uid)
+        return memory
+
+    def _is_due(self, memory: _Memory, pool: Pool) -> bool:
+        late = self._clock() - memory.looked_s >= LOOK_S
+        return late or memory.generation != pool.generation
+
+    def _learn(self, memory: _Memory, observed: Observed, answer: Answer | None) -> None:
+        before, found = memory.gauges, _starts(memory, observed)
+        if answer is not None:
+            at_s = self._clock()
+            ready = [
+                pod
+                for pod in observed.pods
+                if pod.component == "router" and pod.ready and not pod.terminating
+            ]
+            memory.history = demand.heard(memory.history, answer.routers, len(ready), at_s)
+            memory.gauges = gauges.heard(before, answer.nodes, at_s)
+            found += gauges.samples(before, memory.gauges)
+        there = {pod.name for pod in observed.pods}
+        memory.gauges = {name: one for name, one in memory.gauges.items() if name in there}
+        if memory.learnt is None and (prior := gauges.prior_of(memory.gauges)) is not None:
+            memory.learnt = begin(prior)
+        if memory.learnt is not None:
+            memory.learnt = learn(memory.learnt, found)
+
+    def _plan(
+        self,
+        key: PoolKey,
+        pool: Pool,
+        spec: AutoscalingSpec,
+        desired: dict[Role, int],
+        observed: Observed,
+        memory: _Memory,
+    ) -> Planned:
+        policy = policy_of(pool, spec, self._now())
+        situation = self._situation(policy, _rolls(pool, observed), desired, observed, memory)
+        situation = _with_store(situation, spec, memory.gauges)
+        decision, memory.planner = plan(situation, policy, memory.planner)
+        planned = _planned(spec, decision)
+        self._metrics.decided(str(key), planned)
+        before = memory.planned
+        if before is None or not planned.like(before):
+            logger.info("pool %s: %s: %s", key, planned.reason, planned.message)
+        memory.planned = planned
+        memory.looked_s, memory.generation = situation.at_s, pool.generation
+        return planned
+
+    def _situation(
+        self,
+        policy: Policy,
+        rolling: bool,
+        desired: dict[Role, int],
+        observed: Observed,
+        memory: _Memory,
+    ) -> Situation:
+        now_s = self._clock()
+        nodes = nodes_of(
+            observed.pods,
+            memory.gauges,
+            desired,
+            rolling=rolling,
+            now=self._now(),
+            now_s=now_s,
+        )
+        asked = demand.demand_of(
+            memory.history,
+            now_s,
+            policy.percentile,
+            # Who wants to go down fast wants no longer memory of what was.
+            longest_s=min(demand.WINDOW_S, policy.down_stabilisation_s),
+            asleep=not any(desired.values()),
+        )
+        return Situation(
+            at_s=now_s,
+            nodes=nodes,
+            desired=desired,
+            demand=asked,
+            capability=capability(memory.learnt) if memory.learnt is not None else None,
+            rolling=rolling,
+        )
+
+
+def _with_store(situation: Situation, spec: AutoscalingSpec, seen: gauges.Gauges) -> Situation:
+    """What its owner says that the store gives, and what is read of it."""
+    asked, able, most = situation.demand, situation.capability, spec.store_read_per_second
+    if asked is None or able is None or most is None:
+        return situation
+    return replace(
+        situation,
+        demand=replace(asked, store_read_bytes=gauges.store_read(seen)),
+        capability=replace(able, store_read_limit=float(quantity_bytes(most))),
+    )
+
+
+def _starts(memory: _Memory, observed: Observed) -> list[NodeSample]:
+    """Of pods that became ready since the last look."""
+    found = []
+    for pod in observed.pods:
+        if pod.component not in ROLES:
+            continue
+        if not pod.ready:
+            memory.starting.add(pod.name)
+        elif pod.name in memory.starting:
+            memory.starting.remove(pod.name)
+            found.append(NodeSample(start_s=start_s(pod)))
+    memory.starting &= {pod.name for pod in observed.pods}
+    return found
+
+
+def _rolls(pool: Pool, observed: Observed) -> bool:
+    """Nodes of an older revision are there, or would be made again."""
+    revision = revision_of(pool)
+    made = {one.revision for one in observed.workloads if one.component in ROLES and one.desired}
+    there = {
+        pod.revision for pod in observed.pods if pod.component in ROLES and pod.stage != "over"
+    }
+    return bool((made | there) - {revision})
+
+
+def _planned(spec: AutoscalingSpec, decision: Decision) -> Planned:
+    return Planned(
+        mode=spec.mode,
+        prefill=decision.prefill,
+        decode=decision.decode,
+        reason=str(decision.reason),
+        message=decision.message,
+        numbers=", ".join(f"{name} {value:g}" for name, value in decision.numbers.items()),
+    )

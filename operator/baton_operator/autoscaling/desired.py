@@ -1,0 +1,40 @@
+"""How many nodes are wanted now, before the planner says anything new. Pure.
+
+In: the pool, its status, its Deployments. Out: a count per role. What was decided last is in the
+status, where the next operator finds it; where nothing was decided yet, there are as many nodes as
+there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from baton_operator.builders.nodes import role_spec
+from baton_operator.observed import ObservedWorkload
+from baton_operator.pool import Pool
+from baton_operator.spec.autoscaling import AutoscalingSpec
+from baton_operator.status.records import AutoscalingStatus
+from baton_protocol.store import ROLES, Role
+
+
+def desired_now(
+    pool: Pool,
+    spec: AutoscalingSpec,
+    said: AutoscalingStatus | None,
+    workloads: Sequence[ObservedWorkload],
+) -> dict[Role, int]:
+    """`spec` is the pool's own. Of a role that somebody else scales, and where the planner only
+    advises, what the pool says."""
+    own = {role: role_spec(pool, role).replicas for role in ROLES}
+    if spec.mode != "auto":
+        return own
+    if said is not None and said.mode == "auto":
+        known = {"prefill": said.desired_prefill, "decode": said.desired_decode}
+    else:
+        known = {role: _there(role, workloads, own[role]) for role in ROLES}
+    return {role: own[role] if spec.is_external(role) else known[role] for role in ROLES}
+
+
+def _there(role: Role, workloads: Sequence[ObservedWorkload], otherwise: int) -> int:
+    made = [item.desired for item in workloads if item.component == role]
+    return sum(made) if made else otherwise

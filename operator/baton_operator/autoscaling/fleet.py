@@ -1,0 +1,88 @@
+"""A pool's pods as the planner's nodes. Pure.
+
+In: pods as observed, gauges, how many nodes are wanted. Out: `NodeView`s, and how long starts took.
+A pod that ends still holds its GPUs, so it counts as one that drains, as does one that was drained
+by hand, and one too many that nobody has chosen yet: it is as good as gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+
+from baton_operator.autoscaling.gauges import Gauge, Gauges, kv_capacity, kv_tokens
+from baton_operator.moments import elapsed_s
+from baton_operator.observed import ObservedPod
+from baton_operator.planner.records import NodeView, Phase
+from baton_protocol.store import ROLES, Role
+
+
+def nodes_of(
+    pods: Iterable[ObservedPod],
+    gauges: Gauges,
+    desired: Mapping[Role, int],
+    *,
+    rolling: bool,
+    now: datetime,
+    now_s: float,
+) -> tuple[NodeView, ...]:
+    """`now` is the time of day that the API server's stamps are of, `now_s` that of the gauges.
+    While a roll-out runs there are more than are wanted, and none is too many."""
+    there = [pod for pod in pods if pod.component in ROLES and pod.stage != "over"]
+    found: list[NodeView] = []
+    for role in ROLES:
+        own = [
+            _view(pod, role, gauges.get(pod.name), now, now_s)
+            for pod in there
+            if pod.component == role
+        ]
+        found += own if rolling else _without_surplus(own, desired[role])
+    return tuple(found)
+
+
+def start_s(pod: ObservedPod) -> float | None:
+    """From its creation to its first request; None while nobody knows."""
+    if not pod.ready or not pod.created or not pod.ready_since:
+        return None
+    begun, ready = datetime.fromisoformat(pod.created), datetime.fromisoformat(pod.ready_since)
+    return (ready - begun).total_seconds()
+
+
+def _view(
+    pod: ObservedPod, role: Role, gauge: Gauge | None, now: datetime, now_s: float
+) -> NodeView:
+    view = NodeView(name=pod.name, role=role, phase=_phase(pod, gauge), since_s=_since_s(pod, now))
+    if gauge is None:
+        return view
+    report, load = gauge.report, gauge.report.load
+    return replace(
+        view,
+        age_s=max(0.0, now_s - gauge.at_s),
+        queued_tokens=load.queued_tokens,
+        running=load.running,
+        waiting=load.waiting,
+        kv_tokens=kv_tokens(report),
+        kv_capacity=kv_capacity(report),
+        busy=gauge.busy,
+    )
+
+
+def _phase(pod: ObservedPod, gauge: Gauge | None) -> Phase:
+    if pod.ends or (gauge is not None and gauge.report.state == "draining"):
+        return Phase.DRAINING
+    if pod.ready:
+        return Phase.READY
+    return Phase.PENDING if pod.stage == "unplaced" else Phase.STARTING
+
+
+def _since_s(pod: ObservedPod, now: datetime) -> float:
+    return elapsed_s(pod.drain_since or (pod.ready_since if pod.ready else pod.created), now)
+
+
+def _without_surplus(views: Sequence[NodeView], desired: int) -> list[NodeView]:
+    """Those that are not ready go first, as they do in the cluster."""
+    staying = [view for view in views if view.phase != Phase.DRAINING]
+    ranked = sorted(staying, key=lambda view: (view.phase == Phase.READY, view.name))
+    going = {view.name for view in ranked[: max(0, len(staying) - desired)]}
+    return [replace(view, phase=Phase.DRAINING) if view.name in going else view for view in views]

@@ -1,0 +1,214 @@
+"""One look at the nodes of one pool that are to go: mark them, drain them, let them go.
+
+In: the manifests of the pool's current revision, what was observed. Out: the same manifests and the
+Deployments of older revisions, with as many replicas as may be asked for now; what is in the way.
+How many there shall be of which revision is `rollout`'s to say. Level-triggered: who is to go is at
+the pods (`marks`), how far they are is on the index, and routers are told at each look anew. So
+an operator that is killed anywhere is followed by one that goes on. A mark comes before its drain,
+and goes after the node is used again: no node drains that nobody knows of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
+
+import msgspec
+
+from baton_operator.api import Api, Refused, ServerFailed
+from baton_operator.builders import Manifest
+from baton_operator.cache import Cache, Child, PoolKey
+from baton_operator.drain.look import Look, Nodes, current_nodes, leave_for, look_at, old_nodes
+from baton_operator.drain.marks import Leave, leave_of, mark, unmark
+from baton_operator.drain.routers import Routers
+from baton_operator.drain.steps import Wait, allowed_replicas, leavers, wait_of
+from baton_operator.drain.victims import Victim, choose_victims, is_served
+from baton_operator.moments import elapsed_s
+from baton_operator.observed import Departure, Observed, ObservedPod, Roll
+from baton_operator.plan import Lower
+from baton_operator.pool import Pool
+from baton_operator.rollout.look import goal_of
+from baton_operator.status.events import PoolEvent, drain_begun, drain_ended, drain_undone
+
+Tell = Callable[[PoolKey, str, PoolEvent], Awaitable[None]]
+
+
+class Step(msgspec.Struct, frozen=True):
+    """`lowers` are Deployments of older revisions. `ends` are to be told once all is applied."""
+
+    desired: Sequence[Manifest]
+    lowers: tuple[Lower, ...] = ()
+    departures: tuple[Departure, ...] = ()
+    ends: tuple[PoolEvent, ...] = ()
+    roll: Roll = Roll()
+
+
+class _Done(msgspec.Struct, frozen=True):
+    """Of one Deployment."""
+
+    replicas: int
+    departures: tuple[Departure, ...] = ()
+    ends: tuple[PoolEvent, ...] = ()
+
+
+class Drainer:
+    """One event loop's. `tell` posts an event, `now` is the time of day."""
+
+    def __init__(
+        self, api: Api, cache: Cache, routers: Routers, tell: Tell, now: Callable[[], datetime]
+    ) -> None:
+        self._api = api
+        self._cache = cache
+        self._routers = routers
+        self._tell = tell
+        self._now = now
+
+    async def step(
+        self, key: PoolKey, pool: Pool, desired: Sequence[Manifest], observed: Observed
+    ) -> Step:
+        """Raise Conflict where a pod is another one by now, Unavailable without an answer."""
+        look = look_at(key, pool, self._cache.children(key), observed, self._now())
+        goal = goal_of(pool, desired, look.children, look.now)
+        done: list[_Done] = []
+        manifests: list[Manifest] = []
+        for manifest in goal.desired:
+            if (nodes := current_nodes(look, manifest)) is not None:
+                done.append(await self._deployment(look, nodes))
+                replicas = {"replicas": done[-1].replicas}
+                manifest = manifest | {"spec": manifest["spec"] | replicas}
+            manifests.append(manifest)
+        lowers: list[Lower] = []
+        for old in goal.old:
+            if (nodes := old_nodes(look, old)) is not None:
+                done.append(await self._deployment(look, nodes))
+                if done[-1].replicas < nodes.current:
+                    lowers.append(_lower(old.child, done[-1].replicas))
+        return Step(
+            manifests,
+            tuple(lowers),
+            tuple(each for one in done for each in one.departures),
+            tuple(each for one in done for each in one.ends),
+            goal.roll,
+        )
+
+    async def _deployment(self, look: Look, nodes: Nodes) -> _Done:
+        surplus = len(nodes.pods) - nodes.wanted
+        lowers = nodes.current > nodes.wanted
+        # Whether a new node can go on with its requests nobody knows before all have said theirs.
+        patient = bool(nodes.replaced_by) and not look.unasked
+        reports = None if patient and look.unheard else look.reports
+        victims = [
+            victim
+            for victim in choose_victims(nodes.pods, reports, surplus, patient=patient)
+            # Once it is lowered Kubernetes chooses, and those with a mark first.
+            if lowers or victim.pod.drain_since
+        ]
+        going = {victim.pod.name for victim in victims}
+        back = [pod for pod in nodes.pods if pod.drain_since and pod.name not in going]
+        held = await self._resume(look, nodes, back)
+        if not lowers:
+            return _Done(max(nodes.current, nodes.wanted), held)
+        waits = await self._drain(look, nodes, victims)
+        held += tuple(
+            Departure(nodes.role, f"{name}: {wait.words}", held=True)
+            for name, wait in waits.items()
+            if wait.words
+        )
+        if surplus > len(victims):
+            held += (_unchosen(look, nodes, surplus - len(victims)),)
+        leaving = leavers(victims, waits.keys())
+        replicas = allowed_replicas(nodes.current, nodes.wanted, len(nodes.pods), len(leaving))
+        return _Done(replicas, held, _ends(nodes, replicas, leaving))
+
+    async def _resume(
+        self, look: Look, nodes: Nodes, pods: Sequence[ObservedPod]
+    ) -> tuple[Departure, ...]:
+        """They are wanted again. A node that no router knows starts anew, as any other."""
+        token = look.pool.credentials.link_token
+        told = await asyncio.gather(
+            *(self._routers.resume(look.routers, token, pod.name) for pod in pods)
+        )
+        held = []
+        for pod, answer in zip(pods, told, strict=True):
+            untold = answer.outcome in ("failed", "unable")
+            words = answer.words if untold else await self._unmark(look, pod)
+            if words:
+                again = f"{pod.name} is wanted again: {words}"
+                held.append(Departure(nodes.role, again, held=True))
+            else:
+                await self._tell(look.key, look.pool.uid, drain_undone(nodes.role, pod.name))
+        return tuple(held)
+
+    async def _drain(self, look: Look, nodes: Nodes, victims: Sequence[Victim]) -> dict[str, Wait]:
+        """Who has to wait, by name. All are told at once: one that does not answer delays none."""
+        going = {victim.pod.name for victim in victims}
+        served = [victim for victim in victims if is_served(victim.pod)]
+        fresh = {
+            victim.pod.name: leave_for(look, nodes, victim.pod, going)
+            for victim in served
+            if not nodes.is_marked(victim.pod)
+        }
+        refused = {
+            victim.pod.name: wait
+            for victim in served
+            if victim.pod.name in fresh
+            and (wait := await self._mark(look, nodes, victim, fresh[victim.pod.name])) is not None
+        }
+        marked = [victim.pod for victim in served if victim.pod.name not in refused]
+        leaves = [fresh.get(pod.name) or leave_of(pod) for pod in marked]
+        token = look.pool.credentials.link_token
+        told = await asyncio.gather(
+            *(
+                self._routers.drain(look.routers, token, pod.name, leave)
+                for pod, leave in zip(marked, leaves, strict=True)
+            )
+        )
+        waits = {}
+        for pod, leave, answer in zip(marked, leaves, told, strict=True):
+            drained_s = 0.0 if pod.name in fresh else elapsed_s(pod.drain_since, look.now)
+            waits[pod.name] = wait_of(pod, answer, look.reports, drained_s, leave.seconds)
+        return refused | {name: wait for name, wait in waits.items() if wait is not None}
+
+    async def _mark(self, look: Look, nodes: Nodes, victim: Victim, leave: Leave) -> Wait | None:
+        child = _pod_child(look, victim.pod)
+        words = await self._annotate(mark(child.key, child.uid, look.now, victim.why, leave))
+        if words:
+            return Wait(words)
+        event = drain_begun(nodes.role, victim.pod.name, victim.why, leave.replaced_by)
+        await self._tell(look.key, look.pool.uid, event)
+        return None
+
+    async def _unmark(self, look: Look, pod: ObservedPod) -> str:
+        child = _pod_child(look, pod)
+        return await self._annotate(unmark(child.key, child.uid))
+
+    async def _annotate(self, body: Manifest) -> str:
+        """Why the API server did not take it, "" where it did."""
+        try:
+            self._cache.see_child(await self._api.apply(body), ours=True)
+        except (Refused, ServerFailed) as error:
+            return f"its mark cannot be written: {error}"
+        return ""
+
+
+def _lower(child: Child, replicas: int) -> Lower:
+    return Lower(key=child.key, uid=child.uid, version=child.version, replicas=replicas)
+
+
+def _pod_child(look: Look, pod: ObservedPod) -> Child:
+    return next(child for child in look.children.values() if child.pod == pod)
+
+
+def _unchosen(look: Look, nodes: Nodes, count: int) -> Departure:
+    words = look.unasked or "the index is asked"
+    if nodes.replaced_by and look.reports is not None and look.unheard:
+        words = f"nothing is heard yet of {', '.join(look.unheard)}"
+    return Departure(nodes.role, f"{count} too many: {words}", held=bool(look.unasked))
+
+
+def _ends(nodes: Nodes, replicas: int, leaving: Sequence[Victim]) -> tuple[PoolEvent, ...]:
+    names = [victim.pod.name for victim in leaving if is_served(victim.pod)]
+    if replicas == nodes.current or not names:
+        return ()
+    return (drain_ended(nodes.title, nodes.current, replicas, names),)

@@ -1,0 +1,95 @@
+"""Tells a pool's routers to drain one of its nodes, or to use it again.
+
+In: addresses of router pods, the pool's link token. Out: one `Told` of all their answers. Telling
+one is enough, as the node itself tells the others; all are told, since one may have no link to it.
+Saying the same again changes nothing, so nobody has to remember whether it was said: the deadline
+counts from when the node first heard it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import aiohttp
+
+from baton_operator.builders.router import PORT
+from baton_operator.drain.marks import Leave
+from baton_operator.drain.steps import Outcome, Told
+
+# A router answers when the node has done it, or after 2 s.
+CONNECT_S = 2.0
+ANSWER_S = 4.0
+LONGEST_WORDS = 200
+_OUTCOMES: dict[int, Outcome] = {
+    200: "taken",
+    400: "unknown",
+    404: "unknown",
+    503: "unable",
+}
+# Of several answers the first that came of these counts: one that got through is enough, and who
+# could not be asked may have the node.
+_RANK = ("taken", "failed", "unable", "unknown")
+
+
+class Routers:
+    """For one event loop; `close` it in the end."""
+
+    def __init__(self, port: int = PORT, answer_s: float = ANSWER_S) -> None:
+        timeout = aiohttp.ClientTimeout(total=answer_s, sock_connect=CONNECT_S)
+        self._session = aiohttp.ClientSession(timeout=timeout, trust_env=False)
+        self._port = port
+        self._answer_s = answer_s
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def drain(self, addresses: Sequence[str], token: str, node: str, leave: Leave) -> Told:
+        """What runs there longer than `leave` says moves to others."""
+        words = {"deadline_s": leave.seconds, "reason": "scale-down"}
+        if leave.replaced_by:
+            words |= {"reason": "roll-out", "replaced_by": leave.replaced_by}
+        return await self._tell(addresses, token, f"/nodes/{node}/drain", words)
+
+    async def resume(self, addresses: Sequence[str], token: str, node: str) -> Told:
+        return await self._tell(addresses, token, f"/nodes/{node}/resume", {})
+
+    async def _tell(
+        self, addresses: Sequence[str], token: str, path: str, words: Mapping[str, Any]
+    ) -> Told:
+        if not addresses:
+            return Told("failed", "no router is ready to be told")
+        answers = await asyncio.gather(
+            *(self._ask(address, token, path, words) for address in addresses)
+        )
+        return min(answers, key=lambda answer: _RANK.index(answer.outcome))
+
+    async def _ask(self, address: str, token: str, path: str, words: Mapping[str, Any]) -> Told:
+        host = f"[{address}]" if ":" in address else address
+        where = f"the router at {host}:{self._port}"
+        body: dict[str, Any] = {"json": words} if words else {}
+        try:
+            async with self._session.post(
+                f"http://{host}:{self._port}{path}",
+                headers={"Authorization": f"Bearer {token}"},
+                allow_redirects=False,
+                **body,
+            ) as answer:
+                outcome: Outcome = _OUTCOMES.get(answer.status, "failed")
+                said = _words(await answer.text(errors="replace"))
+                return Told(outcome, f"{where} answered {answer.status}: {said}")
+        except TimeoutError:
+            return Told("failed", f"{where} did not answer within {self._answer_s:g} s")
+        except (aiohttp.ClientError, OSError) as error:
+            return Told("failed", f"{where}: {error}")
+
+
+def _words(text: str) -> str:
+    """The message of an error in OpenAI's shape, else what came; one line."""
+    try:
+        said = str(json.loads(text)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        said = text
+    return " ".join(said.split())[:LONGEST_WORDS]

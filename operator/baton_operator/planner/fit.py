@@ -1,0 +1,87 @@
+"""The best pair of numbers within bounds, ratio and budget.
+
+In: what is wanted, the box, the rules. Out: a pair, or None where no pair obeys them. Best is who
+leaves the worse served role best served (its share of what it wants), then the other, then who
+costs fewest GPUs. Without scarcity that is the wanted pair; where the ratio does not fit, the role
+that has too few grows, and where that is at its maximum the other shrinks; where the budget does
+not reach, both get about the same share.
+
+Budget: what is there holds its GPUs until it is gone. A pair under which a role grows must fit the
+budget together with everything that is still there, drained ones included: shrink first, then grow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, floor
+
+Pair = tuple[int, int]  # prefill, decode
+TINY = 1e-9
+MOST = 1_000_000  # nodes that need no GPU
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """`there` are the nodes that stay if nothing shrinks, `draining` those that go."""
+
+    gpus: Pair
+    budget: int | None = None
+    ratio_min: float | None = None
+    ratio_max: float | None = None
+    there: Pair = (0, 0)
+    draining: Pair = (0, 0)
+
+
+def gpus_of(pair: Pair, rules: Rules) -> int:
+    return pair[0] * rules.gpus[0] + pair[1] * rules.gpus[1]
+
+
+def share(pair: Pair, want: Pair) -> tuple[float, float]:
+    """How much of what they want the roles get: the worse served, and both together."""
+    parts = [
+        min(1.0, have / asked) if asked > 0 else 1.0 for have, asked in zip(pair, want, strict=True)
+    ]
+    return round(min(parts), 9), round(sum(parts), 9)
+
+
+def fit(want: Pair, low: Pair, high: Pair, rules: Rules) -> Pair | None:
+    best: tuple[tuple[float, float, int], Pair] | None = None
+    for prefill in range(low[0], high[0] + 1):
+        least, most = _decode_range(prefill, low[1], high[1], rules)
+        if least > most:
+            continue
+        pair = (prefill, max(least, min(most, want[1])))
+        key = (*share(pair, want), -gpus_of(pair, rules))
+        if best is None or key > best[0]:
+            best = (key, pair)
+    return None if best is None else best[1]
+
+
+def _decode_range(prefill: int, low: int, high: int, rules: Rules) -> Pair:
+    """Decode nodes that may stand beside so many prefill nodes."""
+    if rules.ratio_max:
+        low = max(low, ceil(prefill / rules.ratio_max - TINY))
+    if rules.ratio_min:
+        high = min(high, floor(prefill / rules.ratio_min + TINY))
+    if rules.budget is not None:
+        high = min(high, _affordable(prefill, rules, rules.budget))
+    return low, high
+
+
+def _affordable(prefill: int, rules: Rules, budget: int) -> int:
+    """The most decode nodes that the budget allows beside so many prefill nodes; -1 for none."""
+    gpus_p, gpus_d = rules.gpus
+    there_p, there_d = rules.there
+    kept = max(prefill, there_p) + rules.draining[0]
+    growing = _fitting(budget - kept * gpus_p, gpus_d) - rules.draining[1]
+    if growing >= there_d:
+        return growing
+    # Prefill may not grow: beside it there is no room for the decode nodes that are there.
+    steady = _fitting(budget - prefill * gpus_p, gpus_d)
+    return -1 if prefill > there_p else min(steady, there_d)
+
+
+def _fitting(budget: int, gpus: int) -> int:
+    if gpus == 0:
+        return MOST if budget >= 0 else -1
+    return budget // gpus
