@@ -128,6 +128,7 @@ def _generate(
             kv_blocks=options.kv_blocks,
             max_model_len=options.max_model_len,
             threads=options.threads,
+            kernels=options.kernels,
         )
     except EngineError as error:
         raise CommandError(str(error)) from error

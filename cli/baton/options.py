@@ -4,8 +4,14 @@ CommonOptions
 |-- EngineOptions         what an engine is told
 |   |-- NodeOptions       `baton prefill`, `baton decode`
 |   `-- UpOptions         `baton up`
+|-- ExchangeOptions       what a node is told about the store
+|   |-- NodeOptions
+|   `-- UpOptions
 |-- ServingOptions        what a router is told about requests
 |   |-- RouterOptions     `baton router`
+|   `-- UpOptions
+|-- TenantOptions         who may ask a router, and what its tenants share
+|   |-- RouterOptions
 |   `-- UpOptions
 |-- StoreLoginOptions     who logs in to a Redis of the user's
 |   |-- NodeOptions, RouterOptions, UpOptions
@@ -30,8 +36,12 @@ from baton.sizes import ByteSize
 Engine = Literal["torch", "sim"]
 DType = Literal["auto", "float32", "bfloat16"]
 Device = Literal["cpu", "cuda"]
+Kernels = Literal["auto", "torch", "triton"]
 Handoff = Literal["auto", "always", "never"]
 MissingRole = Literal["aggregate", "queue", "fail"]
+Sharing = Literal["pool", "tenant"]
+Fetch = Literal["auto", "always", "never"]
+StoreCare = Literal["apply", "check"]
 PullPolicy = Literal["Always", "IfNotPresent", "Never"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -101,9 +111,22 @@ class EngineOptions(SimOptions):
         least=1,
         excludes="kv_memory",
     )
+    host_kv_memory: ByteSize = flag(
+        ByteSize(0),
+        "host memory of each engine for KV blocks that its cache evicts; 0 keeps none",
+        least=0,
+    )
     block_size: int = flag(16, "tokens per KV block", least=1)
     chunk_blocks: int | None = flag(
-        None, "KV blocks moved as one value (default: the fewest that make 1 MiB)", least=1
+        None,
+        "KV blocks moved as one chunk (default: so many that a value has 1 to 4 MiB and Redis'"
+        " allocator wastes least)",
+        least=1,
+    )
+    kv_shards: int = flag(
+        1,
+        "values per chunk, split by KV heads, which it must divide; for readers of some heads",
+        least=1,
     )
     max_batched_tokens: int | None = flag(
         None, "tokens computed in one step (default: 256 on cpu, 2048 on cuda)", least=1
@@ -115,13 +138,37 @@ class EngineOptions(SimOptions):
     threads: int | None = flag(
         None, "CPU threads of each engine (default: the cores, divided among the engines)", least=1
     )
+    kernels: Kernels = flag(
+        "auto",
+        "auto: triton on cuda, torch on cpu; triton on cpu is for tests, under TRITON_INTERPRET=1",
+    )
     chat_template: str = flag(
         "", "a Jinja file instead of the model's own template", metavar="FILE"
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodeOptions(EngineOptions, StoreLoginOptions, ChildOptions):
+class ExchangeOptions(CommonOptions):
+    TITLE = "KV exchange"
+
+    fetch: Fetch = flag(
+        "auto", "KV that the store holds: auto fetches it where computing it would take longer"
+    )
+    write_behind_bandwidth: ByteSize | None = flag(
+        None,
+        "bytes per second for KV that nobody waits for, such as an answer's, so that another node"
+        " finds it; 0 writes none (default: a tenth of the measured link)",
+        least=0,
+    )
+    store_settings: StoreCare = flag(
+        "apply",
+        "Redis servers that persist, or evict wrongly: set them right where they let us, or only"
+        " check and warn",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeOptions(EngineOptions, ExchangeOptions, StoreLoginOptions, ChildOptions):
     TITLE = "node"
 
     node: str = flag("", "the node's name in its pool (default: role and pid)", metavar="NAME")
@@ -181,7 +228,25 @@ class ServingOptions(CommonOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RouterOptions(ServingOptions, StoreLoginOptions, ChildOptions):
+class TenantOptions(CommonOptions):
+    TITLE = "tenants"
+
+    api_keys: str = flag(
+        "",
+        "lines of TENANT KEY or TENANT sha256:HEX; without it nobody is asked for a key",
+        metavar="FILE",
+    )
+    sharing: Sharing = flag("pool", "who may use the KV of a tenant's prompts: all, or only itself")
+    tenant_secret: str = flag(
+        "",
+        "what --sharing tenant derives salts from, one per pool (by the variable)",
+        metavar="WORD",
+        secret=True,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouterOptions(ServingOptions, TenantOptions, StoreLoginOptions, ChildOptions):
     TITLE = "router"
 
     host: str = flag("127.0.0.1", "address to listen on")
@@ -195,11 +260,19 @@ class RouterOptions(ServingOptions, StoreLoginOptions, ChildOptions):
     served_model_name: str = flag(
         "", "the model's name for clients (default: the nodes' word)", metavar="NAME"
     )
+    wake_wait: float = flag(
+        0.0,
+        "the pool may have no nodes: so long are requests held for the first one; 0: it has some",
+        metavar="SECONDS",
+        least=0,
+    )
     drain_timeout: float = flag(10.0, "seconds that running streams get after SIGTERM", least=0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class UpOptions(EngineOptions, ServingOptions, StoreLoginOptions, ChildOptions):
+class UpOptions(
+    EngineOptions, ExchangeOptions, ServingOptions, TenantOptions, StoreLoginOptions, ChildOptions
+):
     TITLE = "pool"
 
     # The table says who is ready; a newcomer's screen needs no more.
@@ -210,6 +283,9 @@ class UpOptions(EngineOptions, ServingOptions, StoreLoginOptions, ChildOptions):
     port: int = flag(8000, "port the router listens on; 0 takes a free one", least=0, most=MAX_PORT)
     store_memory: ByteSize = flag(
         ByteSize(1 << 30), "memory of the embedded KV store", least=1 << 20
+    )
+    store_instances: int = flag(
+        1, "data servers of the embedded KV store, which share its memory", least=1
     )
     redis_index: str = flag("", "your Redis for markers and registry", metavar="URL", secret=True)
     redis_data: tuple[str, ...] = flag(
@@ -247,6 +323,10 @@ class GenerateOptions(CommonOptions):
     kv_blocks: int | None = flag(None, "size of the KV cache in blocks", least=1)
     max_model_len: int | None = flag(None, "longest prompt + answer in tokens", least=1)
     threads: int | None = flag(None, "CPU threads (default: all cores)", least=1)
+    kernels: Kernels = flag(
+        "auto",
+        "auto: triton on cuda, torch on cpu; triton on cpu is for tests, under TRITON_INTERPRET=1",
+    )
     n: int = flag(1, "answers per prompt", least=1)
     temperature: float | None = flag(
         None, "0 is greedy (default: the model's own, else 1)", least=0

@@ -9,10 +9,15 @@ from __future__ import annotations
 import http.client
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from baton.errors import CommandError
+from baton_node.chunk_line import chunk_line
+from baton_protocol.layout import KVLayout
 
 POLL_TIMEOUT_S = 2.0
 ANSWER_TIMEOUT_S = 600.0
@@ -33,11 +38,13 @@ class NodeView:
 
 @dataclass(frozen=True)
 class PoolView:
-    """`ready` is /ready's word: a request would be served now. `requests` are the router's."""
+    """`ready` is /ready's word: a request would be served now. `requests` are the router's,
+    `chunks` says how the nodes' KV travels."""
 
     ready: bool
     requests: int
     nodes: tuple[NodeView, ...]
+    chunks: str = ""
 
 
 @dataclass(frozen=True)
@@ -81,8 +88,9 @@ def look(router: RouterAddress) -> PoolView | None:
             ready=ready,
             requests=state["totals"]["requests_running"],
             nodes=tuple(_node(item) for item in state["nodes"]),
+            chunks=_chunks(state["nodes"]),
         )
-    except (OSError, http.client.HTTPException, ValueError, KeyError):
+    except (OSError, http.client.HTTPException, ValueError, KeyError, msgspec.ValidationError):
         return None
 
 
@@ -143,6 +151,11 @@ def _node(item: dict[str, Any]) -> NodeView:
         address=item["address"],
         requests=sum(load.get(key, 0) for key in ("running", "waiting", "parked")),
     )
+
+
+def _chunks(nodes: Sequence[dict[str, Any]]) -> str:
+    """The same of all of them: only then may they exchange KV."""
+    return chunk_line(msgspec.convert(nodes[0]["layout"], KVLayout)) if nodes else ""
 
 
 def _read_answer(response: http.client.HTTPResponse, start: float) -> Answer:

@@ -1,4 +1,4 @@
-"""The pool's KV store: the user's Redis, checked, or two embedded servers that end with the pool.
+"""The pool's KV store: the user's Redis, checked, or embedded servers that end with the pool.
 
 In: UpOptions. Out: URLs for the children, while the context lasts, and servers that are started
 again should somebody kill them.
@@ -76,7 +76,11 @@ def open_store(options: UpOptions) -> Iterator[OpenStore]:
         return
     from baton_kvstore.embedded import EmbeddedStore
 
-    store = EmbeddedStore(store_memory=options.store_memory, pool=options.pool)
+    store = EmbeddedStore(
+        store_memory=options.store_memory,
+        data_instances=options.store_instances,
+        pool=options.pool,
+    )
     try:
         store.start()
     except StoreError as error:

@@ -83,6 +83,11 @@ class Supervisor:
         self._nodes = [self._child(spec) for spec in plan.nodes]
         self._router = self._child(plan.router)
 
+    @property
+    def chunks(self) -> str:
+        """How the nodes' KV travels, once they are ready."""
+        return self._view.chunks if self._view is not None else ""
+
     async def run(self) -> None:
         """Until the user stops it; raise CommandError if the pool could not start."""
         everyone = [*self._nodes, self._router]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import socket
 import sys
 import time
@@ -26,9 +27,11 @@ from baton.model_folder import find_model, read_config, weight_bytes
 from baton.options import (
     CommonOptions,
     EngineOptions,
+    ExchangeOptions,
     NodeOptions,
     RouterOptions,
     ServingOptions,
+    TenantOptions,
     UpOptions,
 )
 from baton.pool_client import Answer, RouterAddress, ask
@@ -70,7 +73,9 @@ def settle(options: UpOptions) -> UpOptions:
             "--redis-username and --redis-password log in to a Redis of yours: give --redis-index"
             " and --redis-data too, or leave them (and their variables) out"
         )
-    options = replace(options, chat_template=check_template(options.chat_template) or "")
+    options = replace(
+        settle_tenants(options), chat_template=check_template(options.chat_template) or ""
+    )
     if options.engine == "sim" and not options.model:
         return options
     found = find_model(options.model, weights=options.engine == "torch")
@@ -79,6 +84,30 @@ def settle(options: UpOptions) -> UpOptions:
         dtype = decide_dtype(dtype, options.device, read_config(found.path), cpu_flags())
     name = options.served_model_name or found.name
     return replace(options, model=str(found.path), served_model_name=name, dtype=dtype)
+
+
+def settle_tenants(options: UpOptions) -> UpOptions:
+    """Read the keys once, so that a wrong file is found now. A secret is made where none is given:
+    what then outlives the pool in a Redis of the user's, nobody will find again."""
+    if options.sharing == "tenant" and not options.api_keys:
+        raise CommandError(
+            "--sharing tenant, and nothing tells tenants apart: give --api-keys FILE, or"
+            " --sharing pool"
+        )
+    if not options.api_keys:
+        return options
+    if options.once or options.ask:
+        raise CommandError("--once and --ask say no API key: leave them out, or --api-keys")
+    from baton_router.errors import StartError
+    from baton_router.tenants import read_keys
+
+    try:
+        read_keys(options.api_keys)
+    except StartError as error:
+        raise CommandError(str(error)) from error
+    if options.sharing == "tenant" and not options.tenant_secret:
+        return replace(options, tenant_secret=secrets.token_hex(32))
+    return options
 
 
 def reserve_port(host: str, port: int) -> socket.socket:
@@ -149,7 +178,11 @@ def share_machine(options: UpOptions, environment: Mapping[str, str]) -> list[No
 
 
 def node_options(options: UpOptions, store: StoreUrls, name: str, share: NodeShare) -> NodeOptions:
-    shared = {item.name: getattr(options, item.name) for item in fields(EngineOptions)}
+    shared = {
+        item.name: getattr(options, item.name)
+        for record in (EngineOptions, ExchangeOptions)
+        for item in fields(record)
+    }
     shared |= {"threads": share.threads, "kv_memory": share.kv_memory}
     return NodeOptions(
         **shared,
@@ -164,7 +197,11 @@ def node_options(options: UpOptions, store: StoreUrls, name: str, share: NodeSha
 
 def router_options(options: UpOptions, store: StoreUrls) -> RouterOptions:
     return RouterOptions(
-        **{item.name: getattr(options, item.name) for item in fields(ServingOptions)},
+        **{
+            item.name: getattr(options, item.name)
+            for record in (ServingOptions, TenantOptions)
+            for item in fields(record)
+        },
         host=options.host,
         port=options.port,
         pool=options.pool,
@@ -224,7 +261,7 @@ async def _greet(
             display.note(f"\n> {options.ask}\n{show_answer(answer, ready_s)}\n")
         except CommandError as error:
             display.note(f"{options.ask!r}: {error}")
-    display.note(show_ready(options, address, ready_s))
+    display.note(show_ready(options, address, ready_s, supervisor.chunks))
 
 
 def show_answer(answer: Answer, ready_s: float) -> str:
@@ -243,12 +280,16 @@ def show_answer(answer: Answer, ready_s: float) -> str:
     )
 
 
-def show_ready(options: UpOptions, address: RouterAddress, ready_s: float) -> str:
+def show_ready(options: UpOptions, address: RouterAddress, ready_s: float, chunks: str) -> str:
     model = options.served_model_name or options.engine
+    headers = "-H 'content-type: application/json'"
+    if options.api_keys:
+        headers += ' -H "Authorization: Bearer KEY"'
     return "\n".join(
         [
             f"ready after {ready_s:.1f} s: {address.url}/v1 serves {model}; Ctrl-C stops it",
-            f"try: curl {address.url}/v1/chat/completions -H 'content-type: application/json' \\",
+            *([chunks] if chunks else []),
+            f"try: curl {address.url}/v1/chat/completions {headers} \\",
             """          -d '{"messages": [{"role": "user", "content": "Hello"}]}'""",
         ]
     )

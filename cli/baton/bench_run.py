@@ -1,0 +1,143 @@
+"""Drives an engine through requests, and notes when what came out of it.
+
+In: an engine, requests, a clock. Out: a Trace. Reading the figures out of it is bench_figures'
+business; here stands only what must happen while the clock runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from baton_engine.api import Engine, StepResult
+from baton_protocol.ids import RequestId
+from baton_protocol.request import Request
+
+STEP_LIMIT = 10_000_000
+# Asking an engine for its load walks over its requests: 0.2 ms for 256. A prime, or requests of one
+# length would always be looked at with their last block equally full.
+LOOK_EVERY = 13
+
+
+@dataclass(slots=True)
+class Live:
+    """One request: when its tokens came, and, until the first of them, how much of its prompt had
+    KV in how many blocks."""
+
+    prompt_len: int
+    times: list[float] = field(default_factory=list)
+    seen: int = -1  # the last step that computed something for it
+    computed: int = 0
+    blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """When a step ended, in seconds since the start, and what it computed."""
+
+    end: float
+    prompt_tokens: int
+    new_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The KV cache within a step, in tokens: room that requests hold, and how much of it holds
+    nothing. `steady`: no prompt was being computed."""
+
+    allocated: int
+    empty: int
+    steady: bool
+
+
+@dataclass(slots=True)
+class Trace:
+    """Seconds since the start. Of the prompts, `cached_tokens` came from the prefix cache and
+    `host_tokens` from the host tier."""
+
+    lives: dict[RequestId, Live]
+    steps: list[Step] = field(default_factory=list)
+    looks: list[Look] = field(default_factory=list)
+    cached_tokens: int = 0
+    host_tokens: int = 0
+    preemptions: int = 0
+    elapsed: float = 0.0
+
+    @property
+    def output_tokens(self) -> int:
+        return sum(len(live.times) for live in self.lives.values())
+
+
+def drive(
+    engine: Engine,
+    requests: Sequence[Request],
+    *,
+    clock: Callable[[], float],
+    progress: Callable[[int], None] | None = None,
+) -> Trace:
+    """Submit all, then step until all have ended; the clock runs from the first submission on.
+    `progress` hears of each step's new tokens."""
+    before = engine.load().preemptions_total
+    trace = Trace({each.id: Live(len(each.prompt_ids)) for each in requests})
+    began = clock()
+    try:
+        for request in requests:
+            engine.submit(request, track=True)
+        _step_all(engine, trace, lambda: clock() - began, progress)
+    finally:  # after an error nothing must go on running in the background
+        for request in requests:
+            engine.abort(request.id)
+    trace.preemptions = engine.load().preemptions_total - before
+    return trace
+
+
+def _step_all(
+    engine: Engine,
+    trace: Trace,
+    now: Callable[[], float],
+    progress: Callable[[int], None] | None,
+) -> None:
+    for number in range(STEP_LIMIT):
+        if not engine.has_work():
+            return
+        result = engine.step()
+        if not result.num_tokens:  # it only reported ends
+            continue
+        trace.elapsed = now()
+        _note(trace, result, number)
+        if number % LOOK_EVERY == 0:
+            trace.looks.append(_look(engine, trace, result, number))
+        if progress is not None:
+            progress(len(result.tokens))
+    raise RuntimeError(f"not done after {STEP_LIMIT} steps")
+
+
+def _note(trace: Trace, result: StepResult, number: int) -> None:
+    trace.steps.append(Step(trace.elapsed, result.num_prompt_tokens, len(result.tokens)))
+    for use in result.prompts:
+        trace.cached_tokens += use.cached
+        trace.host_tokens += use.host
+    for told in result.progress:
+        live = trace.lives[told.request]
+        live.seen, live.computed, live.blocks = number, told.computed, len(told.blocks)
+    for token in result.tokens:
+        live = trace.lives[token.request]
+        live.seen = number
+        live.times.append(trace.elapsed)
+
+
+def _look(engine: Engine, trace: Trace, result: StepResult, number: int) -> Look:
+    """Blocks that requests share are full, so each request's emptiness is its own. Those that ended
+    in this step still hold theirs: they were tracked."""
+    size, load = engine.info.layout.block_size, engine.load()
+    empty = sum(_empty(live, size) for live in trace.lives.values() if live.seen == number)
+    allocated = (load.total_blocks - load.free_blocks) * size
+    return Look(allocated, empty, steady=result.num_prompt_tokens == 0)
+
+
+def _empty(live: Live, size: int) -> int:
+    """Tokens that a request's blocks have room for and do not hold. One that generates has KV of
+    all its tokens but the last, and no block more than that takes."""
+    if not live.times:
+        return live.blocks * size - live.computed
+    return -(live.prompt_len + len(live.times) - 1) % size
