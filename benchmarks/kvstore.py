@@ -1,12 +1,16 @@
-"""Put and get of KV-sized values: baton_kvstore's DataPlane beside redis-py, in the same run.
+"""Put and get of KV-sized values: the whole library beside LMCache, redis-py and bare sockets.
 
-    python benchmarks/kvstore.py [--url URL] [--rounds 7] [--values 32]
+    python -m benchmarks.kvstore [--quick] [--unix] [--server PROGRAM]
 
-Both write and read the same number of values on the same server (an embedded one unless --url names
-another), interleaved round by round, after one warm-up round each: fresh keys pay page faults that
-overwritten ones do not. redis-py runs in as many threads as the data plane, each with a connection
-of its own; it neither checksums nor writes into a given buffer, which the data plane does. Printed:
-median GB/s of the rounds, payload bytes over wall time, with the quartiles, and the ratio.
+Claims, for 1, 2 and 4 MiB, checksum included: at least LMCache's C++ client, 1.5 times
+redis-py's gets, 0.8 times a bare socket loop with as many threads and connections. All put and get
+the same number of values of one server over TCP, in turns, after one pass that warms up: fresh keys
+pay page faults that overwritten ones do not. Then the library on two data servers beside one.
+
+"staged" is the library with memory that sockets cannot reach, as a GPU's: it copies each value.
+
+Printed: GB/s of payload, median and range of the passes; how many times it the library is.
+LMCache, and redis-py with hiredis, take part where `make peers` has installed them.
 """
 
 from __future__ import annotations
@@ -14,210 +18,155 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
-import statistics
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from importlib import metadata
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
 
 import redis
 
-from baton_kvstore.data import DataPlane
-from baton_kvstore.embedded import EmbeddedStore
-from baton_kvstore.operations import GetResult, PutResult
-from baton_protocol.ids import BlockHash, Epoch, Fingerprint
-from baton_protocol.layout import KVLayout
-from baton_protocol.store import Marker
+from baton_kvstore.data import DEFAULT_THREADS
+from baton_protocol.ids import BlockHash
+from benchmarks.support.figures import Verdict, at_least, exit_code, machine, ratio, rotated, spread
+from benchmarks.support.peers import Peer, Worker, peers
+from benchmarks.support.servers import Server, data_servers, empty, version
+from benchmarks.support.sides import MIB, Act, Bare, Plane, RedisPy, Side
 
-MIB = 1 << 20
-PATIENCE_S = 120.0
-Rates = list[float]
-
-
-def layout_of(mib: int) -> KVLayout:
-    """A layout whose chunk is `mib` MiB: 16 tokens x 32 layers x 8 heads x 64 in bfloat16 is 1."""
-    return KVLayout(
-        num_layers=32,
-        num_kv_heads=8,
-        head_dim=64,
-        block_size=16,
-        dtype="bfloat16",
-        chunk_blocks=mib,
-    )
+SIZES = (1, 2, 4)
+OURS = "baton"
+CORES_FOR_TWO = 4  # two servers, and on our side as much work as they have
 
 
-class Countdown:
-    """Waits for a number of calls."""
+@dataclass(frozen=True)
+class Contender:
+    """`goals`: so many times it the library should be, per act."""
 
-    def __init__(self, count: int) -> None:
-        self._left = count
-        self._lock = threading.Lock()
-        self._done = threading.Event()
-
-    def tick(self) -> None:
-        with self._lock:
-            self._left -= 1
-            if not self._left:
-                self._done.set()
-
-    def wait(self) -> None:
-        if not self._done.wait(PATIENCE_S):
-            raise SystemExit("a transfer never settled")
+    side: Side
+    goals: dict[Act, float]
 
 
-class OurSide:
-    """DataPlane: source and destination are one pool of bytes, as in a node."""
-
-    def __init__(self, url: str, mib: int, names: Sequence[BlockHash], threads: int) -> None:
-        layout = layout_of(mib)
-        self._names = names
-        self._tokens = layout.chunk_tokens
-        self._pool = bytearray(os.urandom(layout.chunk_bytes)) * 2
-        self._source = memoryview(self._pool)[: layout.chunk_bytes]
-        self._target = memoryview(self._pool)[layout.chunk_bytes :]
-        self._markers: dict[BlockHash, Marker] = {}
-        self._plane = DataPlane(
-            [url],
-            layout,
-            Fingerprint("b" * 32),
-            Epoch("bench"),
-            threads_per_instance=threads,
-        )
-        self._plane.start()
-
-    def put(self) -> None:
-        countdown = Countdown(len(self._names))
-
-        def fill(view: memoryview) -> None:
-            view[:] = self._source
-
-        def done(result: PutResult) -> None:
-            if result.marker is None:
-                raise SystemExit(f"put failed: {result.reason}")
-            self._markers[result.hash] = result.marker
-            countdown.tick()
-
-        for depth, name in enumerate(self._names):
-            self._plane.submit_put(name, self._tokens, depth, fill, lambda: None, done)
-        countdown.wait()
-
-    def get(self) -> None:
-        countdown = Countdown(len(self._names))
-        failures: list[str] = []
-
-        def sink(view: memoryview) -> None:
-            self._target[:] = view
-
-        def done(result: GetResult) -> None:
-            failures.append(result.reason)
-            countdown.tick()
-
-        for depth, name in enumerate(self._names):
-            self._plane.submit_get(name, self._markers[name], depth, sink, done)
-        countdown.wait()
-        if any(failures):
-            raise SystemExit(f"get failed: {next(filter(None, failures))}")
-
-    def close(self) -> None:
-        self._plane.close()
+def sides(
+    server: Server, worker: Worker | None, mib: int, options: argparse.Namespace
+) -> list[Contender]:
+    names, threads, url = names_of(options.values), options.threads, address(server, options)
+    python_client = f"redis-py {redis.__version__}, {threads} threads"
+    found = [
+        Contender(Plane(OURS, [url], mib, names, threads), {}),
+        Contender(Bare("bare sockets", url, mib, names, threads), {"put": 0.8, "get": 0.8}),
+        Contender(Plane("baton, staged", [url], mib, names, threads, staged=True), {}),
+        Contender(RedisPy(python_client, url, mib, names, threads), {"get": 1.5}),
+    ]
+    if worker is not None:
+        goals: dict[str, dict[Act, float]] = {
+            "lmcache": {"put": 1.0, "get": 1.0},
+            "redis-py": {"get": 1.5},
+        }
+        found += [
+            Contender(Peer(worker, key, mib, options.values), goals[key]) for key in worker.peers
+        ]
+    return found
 
 
-class TheirSide:
-    """redis-py, one client per thread; each value got is dropped at once."""
-
-    def __init__(self, url: str, mib: int, names: Sequence[BlockHash], threads: int) -> None:
-        self._keys = [b"redis-py:" + name for name in names]
-        self._value = os.urandom(mib * MIB)
-        self._clients = [redis.Redis.from_url(url, protocol=2) for _ in range(threads)]
-        self._threads = ThreadPoolExecutor(threads)
-
-    def put(self) -> None:
-        self._each(lambda client, key: client.set(key, self._value, px=3_600_000))
-
-    def get(self) -> None:
-        self._each(lambda client, key: client.getex(key, px=3_600_000))
-
-    def _each(self, act: Callable[[redis.Redis, bytes], object]) -> None:
-        def lane(number: int) -> None:
-            for key in self._keys[number :: len(self._clients)]:
-                if not act(self._clients[number], key):
-                    raise SystemExit("redis-py got nothing")
-
-        list(self._threads.map(lane, range(len(self._clients))))
-
-    def close(self) -> None:
-        self._threads.shutdown()
-        for client in self._clients:
-            client.close()
+def address(server: Server, options: argparse.Namespace) -> str:
+    return server.unix if options.unix else server.tcp
 
 
-def timed(act: Callable[[], None], size: int) -> float:
-    """GB/s."""
-    started = time.perf_counter()
-    act()
-    return size / (time.perf_counter() - started) / 1e9
+def names_of(count: int) -> list[BlockHash]:
+    return [BlockHash(hashlib.sha256(b"%d" % n).digest()[:16]) for n in range(count)]
 
 
-def show(word: str, mib: int, ours: Rates, theirs: Rates) -> None:
-    def text(rates: Rates) -> str:
-        low, middle, high = statistics.quantiles(rates, n=4)
-        return f"{middle:5.2f} [{low:.2f}-{high:.2f}]"
-
-    ratio = statistics.median(ours) / statistics.median(theirs)
-    print(f"{mib:>3} MiB {word}   {text(ours):>18}   {text(theirs):>18}   {ratio:5.2f}x")
-
-
-def compare(url: str, mib: int, arguments: argparse.Namespace) -> None:
-    count = arguments.values
-    names = [BlockHash(hashlib.sha256(b"%d" % n).digest()[:16]) for n in range(count)]
-    sides = [side(url, mib, names, arguments.threads) for side in (OurSide, TheirSide)]
-    rates: dict[str, tuple[Rates, Rates]] = {"put": ([], []), "get": ([], [])}
-    for turn in range(arguments.rounds + 1):
-        for number, side in enumerate(sides):
-            for word, act in (("put", side.put), ("get", side.get)):
-                rate = timed(act, count * mib * MIB)
-                if turn:  # the first one warms up
-                    rates[word][number].append(rate)
-    for word, (ours, theirs) in rates.items():
-        show(word, mib, ours, theirs)
-    for side in sides:
-        side.close()
+def measure(
+    contenders: Sequence[Side], size: int, passes: int
+) -> dict[tuple[str, Act], list[float]]:
+    """GB/s of each, pass by pass, the first one left out."""
+    rates: dict[tuple[str, Act], list[float]] = {}
+    acts: tuple[Act, ...] = ("put", "get")
+    for turn in range(passes + 1):
+        for side in rotated(contenders, turn):
+            for act in acts:
+                seconds = side.seconds(act)
+                if turn:
+                    rates.setdefault((side.name, act), []).append(size / seconds / 1e9)
+    return rates
 
 
-@contextmanager
-def server(url: str | None) -> Iterator[str]:
-    if url is not None:
-        yield url
-        return
-    with EmbeddedStore(2 << 30) as store:
-        yield store.data_urls[0]
+def compare(
+    server: Server, worker: Worker | None, mib: int, options: argparse.Namespace
+) -> list[Verdict]:
+    contenders = sides(server, worker, mib, options)
+    size = options.values * mib * MIB
+    rates = measure([each.side for each in contenders], size, options.passes)
+    verdicts = []
+    for act in ("put", "get"):
+        ours = rates[OURS, act]
+        print(f"{mib} MiB {act}  {OURS:44} {spread(ours):>18}")
+        for each in contenders[1:]:
+            theirs = rates[each.side.name, act]
+            said = f"{ratio(ours, theirs):5.2f}x"
+            if act in each.goals:
+                verdict = at_least(ours, theirs, each.goals[act])
+                verdicts.append(verdict)
+                said = verdict.text
+            print(f"{'':10} {each.side.name:44} {spread(theirs):>18}  {said}")
+    for each in contenders:
+        each.side.close()
+    empty([server.tcp])
+    return verdicts
+
+
+def compare_servers(servers: Sequence[Server], options: argparse.Namespace) -> list[Verdict]:
+    """Two data servers beside one: a goal only where there are cores for them."""
+    cores = os.cpu_count() or 1
+    able = cores >= CORES_FOR_TWO
+    why = "goal 1.5x" if able else "no goal, one server and its client keep them busy"
+    print(f"\ntwo data servers beside one: {cores} cores, {why}")
+    verdicts = []
+    names, urls = names_of(options.values), [address(server, options) for server in servers]
+    for mib in SIZES:
+        both = Plane("two", urls, mib, names, options.threads)
+        one = Plane("one", urls[:1], mib, names, options.threads)
+        rates = measure([both, one], options.values * mib * MIB, options.passes)
+        for act in ("put", "get"):
+            two_rates, one_rates = rates["two", act], rates["one", act]
+            said = f"{ratio(two_rates, one_rates):5.2f}x"
+            if able:
+                verdict = at_least(two_rates, one_rates, 1.5)
+                verdicts.append(verdict)
+                said = verdict.text
+            print(f"{mib} MiB {act}  two {spread(two_rates)}  one {spread(one_rates)}  {said}")
+        both.close()
+        one.close()
+        empty(urls)
+    return verdicts
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--url", help="an unused Redis; default: an embedded one")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--values", type=int, default=32, help="values per round")
-    parser.add_argument("--threads", type=int, default=2, help="on both sides")
-    parser.add_argument("--quick", action="store_true", help="3 rounds of 8 values")
-    arguments = parser.parse_args()
-    if arguments.quick:
-        arguments.rounds, arguments.values = 3, 8
-    try:
-        parsing = f"with hiredis {metadata.version('hiredis')}"
-    except metadata.PackageNotFoundError:
-        parsing = "without hiredis"
-    with server(arguments.url) as url, redis.Redis.from_url(url, protocol=2) as client:
-        version = client.info("server")["redis_version"]
-        print(f"server {version} at {url.split('@')[-1]}, {os.cpu_count()} CPUs")
-        print(f"redis-py {redis.__version__} {parsing}, {arguments.threads} threads on both sides")
-        print(f"{'':11}   {'DataPlane GB/s':>18}   {'redis-py GB/s':>18}   ratio")
-        for mib in (1, 2, 4):
-            compare(url, mib, arguments)
-    return 0
+    parser.add_argument("--passes", type=int, default=9)
+    parser.add_argument("--values", type=int, default=32, help="values per pass")
+    parser.add_argument(
+        "--threads", type=int, default=DEFAULT_THREADS, help="of ours, per server, and of redis-py"
+    )
+    parser.add_argument(
+        "--unix", action="store_true", help="unix sockets, but for the peers: they know TCP only"
+    )
+    parser.add_argument("--server", type=Path, help="redis-server to start, default: the bundled")
+    parser.add_argument("--quick", action="store_true", help="3 passes of 8 values")
+    options = parser.parse_args()
+    if options.quick:
+        options.passes, options.values = 3, 8
+    with ExitStack() as stack:
+        servers = stack.enter_context(data_servers(2, 3 << 30, options.server))
+        worker = stack.enter_context(peers(servers[0].port))
+        way = "unix socket (peers: TCP)" if options.unix else "TCP"
+        print(f"{version(servers[0].tcp)}, {way}; {machine()}")
+        print(f"{options.passes} passes of {options.values} values in turns, warm; GB/s of payload")
+        verdicts = []
+        for mib in SIZES:
+            verdicts += compare(servers[0], worker, mib, options)
+        verdicts += compare_servers(servers, options)
+    return exit_code(verdicts, quick=options.quick)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 """The operator with 100 pools: how soon a change is in the children, and what it costs meanwhile.
 
-    python benchmarks/operator_scale.py [--pools 100] [--changes 100] [--idle 60]
+    python -m benchmarks.operator_scale [--pools 100] [--changes 100] [--idle 60]
 
 A control plane of its own (etcd, API server, controllers; the tests' programs, built by
 `make cluster-tools`), one operator process, and at first a proxy between the two that counts. Pools
-have a simulated engine and a store of their own: 14 children each. Printed:
+have a simulated engine and a store of their own: 17 children each. Printed:
 
     create   from the creation of all pools to the last child of each
     change   an edit of nodes, router and store of one pool after the other, until all four
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from tests.cluster.fault_proxy import FaultProxy
     from tests.cluster.operators import Operator, Window
 
-CHILDREN = 14
+CHILDREN = 17
 PATIENCE_S = 900.0
 IDLE_S, IDLE_PERCENT = 5.0, 10.0
 NAMESPACE = "default"

@@ -9,7 +9,7 @@ There are as many nodes as clients: a client has one to itself, directly, and th
 requests over them. With fewer, requests wait for each other's 20 ms steps, and whether two of them
 catch the same step is worth more than all that the router does.
 
-    python benchmarks/router_ttft.py [--clients 8] [--requests 800] [--limit-ms 3] [--quick]
+    python -m benchmarks.router_ttft [--clients 8] [--requests 800] [--limit-ms 3] [--quick]
 
 Prints medians and tails of both and the difference of the medians; exit 1 if it is over the limit.
 """

@@ -1,0 +1,120 @@
+"""What the CPU benchmark asks of every side, and the random model that it asks.
+
+In: a seed. Out: prompts and how many tokens to generate; a folder in Qwen3's shape. Random ids and
+no end of text, so that all sides compute the same number of tokens.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+# The first whose standard prompts have 3,013 tokens in all, as those that the rivals were first
+# measured with.
+SEED = 1850
+VOCAB = 8192
+SHARED_TOKENS = 1000
+
+
+@dataclass(frozen=True)
+class Workload:
+    prompts: list[list[int]]
+    new_tokens: int
+    shared: int = 0  # first tokens that all prompts have in common
+
+    @property
+    def output_tokens(self) -> int:
+        return len(self.prompts) * self.new_tokens
+
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens whose KV must be computed if what is shared is computed once."""
+        own = sum(len(prompt) - self.shared for prompt in self.prompts)
+        return self.shared + own + len(self.prompts) * (self.new_tokens - 1)
+
+    def shortened(self, prompt_tokens: int, new_tokens: int) -> Workload:
+        return Workload([prompt[:prompt_tokens] for prompt in self.prompts], new_tokens)
+
+
+def _ids(draw: random.Random, count: int) -> list[int]:
+    return [draw.randrange(VOCAB) for _ in range(count)]
+
+
+def standard(draw: random.Random) -> Workload:
+    """16 prompts of 64 to 256 ids, 64 new tokens each."""
+    lengths = [draw.randint(64, 256) for _ in range(16)]
+    return Workload([_ids(draw, length) for length in lengths], 64)
+
+
+def decode_heavy(draw: random.Random) -> Workload:
+    """32 prompts of 32 ids, 256 new tokens each."""
+    return Workload([_ids(draw, 32) for _ in range(32)], 256)
+
+
+def shared_prefix(draw: random.Random) -> Workload:
+    """16 prompts of 64 ids behind 1,000 that all share, 64 new tokens each."""
+    shared = _ids(draw, SHARED_TOKENS)
+    return Workload([[*shared, *_ids(draw, 64)] for _ in range(16)], 64, SHARED_TOKENS)
+
+
+WORKLOADS: dict[str, Callable[[random.Random], Workload]] = {
+    "standard": standard,
+    "decode-heavy": decode_heavy,
+    "shared-prefix": shared_prefix,
+}
+
+
+@dataclass(frozen=True)
+class Shape:
+    hidden: int
+    layers: int
+    mlp: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+    @property
+    def layer_weights(self) -> int:
+        """Weights that every token is multiplied with."""
+        attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
+        return self.layers * (attention + 3 * self.hidden * self.mlp)
+
+    def operations(self, work: Workload) -> float:
+        """Of the matrix products alone: two per weight and token, the head for tokens that come
+        out."""
+        return 2.0 * (
+            self.layer_weights * work.computed_tokens + self.hidden * VOCAB * work.output_tokens
+        )
+
+
+MID = Shape(hidden=768, layers=16, mlp=2304, heads=12, kv_heads=4, head_dim=64)  # 116M parameters
+TINY = Shape(hidden=256, layers=4, mlp=768, heads=8, kv_heads=2, head_dim=32)
+
+
+def save_model(folder: Path, shape: Shape) -> int:
+    """Write the random model, in fp32; its number of parameters."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    config = Qwen3Config(
+        vocab_size=VOCAB,
+        hidden_size=shape.hidden,
+        num_hidden_layers=shape.layers,
+        intermediate_size=shape.mlp,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        eos_token_id=None,
+    )
+    model = Qwen3ForCausalLM(config)
+    noise = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" not in name:
+                parameter.normal_(0.0, 0.08, generator=noise)
+    model.save_pretrained(folder)
+    return sum(parameter.numel() for parameter in model.parameters())

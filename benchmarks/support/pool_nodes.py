@@ -1,0 +1,196 @@
+"""Nodes of a simulated pool: how long prompts and answers take, solved and not stepped through.
+
+A prefill node computes prompts one after another, `prefill_tokens` uncached tokens per second.
+
+A decode node generates in one batch. With b sequences that hold K tokens of KV a step takes
+`base + b * per_seq + K * per_kv_token`, and gives each sequence one token, so K grows by b per
+step. Between two changes of the batch, x steps therefore take
+
+    t(x) = (base + b * per_seq + K * per_kv_token) * x  +  (b * per_kv_token / 2) * x^2
+
+which is solved for x (how far the batch is now) and for t (when the next sequence ends). Steps are
+a continuous number: it is wrong by less than one step at either end of an answer. A request joins
+the batch when the KV it will have at its end fits beside that of all others there; so nothing is
+ever preempted, which costs about half an answer's length of capacity for each sequence.
+
+In: requests and times. Out: when their parts end, and the gauges a node reports.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from baton_operator.planner.records import Capability, Phase
+from baton_protocol.store import Role
+
+# Steps, of rounding: a batch has made at most 1e7 when a day ends, and a float has 16 digits.
+WHOLE = 1e-6
+
+
+class Ask(NamedTuple):
+    """One request, as the load has it. Tokens; of the prompt, `uncached` must be computed."""
+
+    at_s: float
+    prompt: int
+    uncached: int
+    output: int
+
+
+@dataclass(slots=True, eq=False)
+class Answer:
+    """What became of it. `ends` counts, so that a test can see that nothing ends twice."""
+
+    ask: Ask
+    first_s: float | None = None
+    end_s: float | None = None
+    ends: int = 0
+
+    @property
+    def ttft_s(self) -> float | None:
+        return None if self.first_s is None else self.first_s - self.ask.at_s
+
+    @property
+    def itl_s(self) -> float | None:
+        """The mean over its tokens after the first, waiting for a place in the batch included."""
+        if self.first_s is None or self.end_s is None:
+            return None
+        return (self.end_s - self.first_s) / (self.ask.output - 1)
+
+
+@dataclass(slots=True, eq=False)
+class Life:
+    """What both kinds of node have in common."""
+
+    name: str
+    born_s: float
+    truth: Capability
+    phase: Phase = Phase.STARTING
+    since_s: float = 0.0
+    gone_s: float | None = None
+
+    def enter(self, phase: Phase, now_s: float) -> None:
+        self.phase, self.since_s = phase, now_s
+
+    def gpu_s(self, until_s: float) -> float:
+        """From its creation until it was gone."""
+        end = until_s if self.gone_s is None else min(self.gone_s, until_s)
+        return max(0.0, end - self.born_s)
+
+
+@dataclass(slots=True, eq=False)
+class PrefillNode(Life):
+    known: int = 0  # prompts that it has and that are not done
+    free_s: float = 0.0  # when the last of them will be
+    work_s: float = 0.0  # all that it was ever given
+    role: Role = "prefill"
+
+    def take(self, uncached: int, now_s: float) -> float:
+        """When this prompt will be done."""
+        work = uncached / self.truth.prefill_tokens
+        self.known += 1
+        self.work_s += work
+        self.free_s = max(now_s, self.free_s) + work
+        return self.free_s
+
+    def queue_s(self, now_s: float) -> float:
+        return max(0.0, self.free_s - now_s)
+
+    def busy_s(self, now_s: float) -> float:
+        """Computed so far."""
+        return self.work_s - self.queue_s(now_s)
+
+    @property
+    def empty(self) -> bool:
+        return self.known == 0
+
+
+@dataclass(slots=True, eq=False)
+class DecodeNode(Life):
+    turn: int = 0  # changes of the batch: an end foreseen before the last one is void
+    at_s: float = 0.0
+    steps: float = 0.0
+    tokens: float = 0.0
+    kv: float = 0.0
+    reserved: int = 0  # of the batch, at its end
+    promised: int = 0  # the same, with those that wait
+    worked_s: float = 0.0
+    batch: list[tuple[float, int, Answer]] = field(default_factory=list)
+    waiting: deque[Answer] = field(default_factory=deque)
+    role: Role = "decode"
+
+    @property
+    def step_s(self) -> float:
+        truth = self.truth
+        return (
+            truth.step_base_s
+            + len(self.batch) * truth.step_per_seq_s
+            + self.kv * truth.step_per_kv_token_s
+        )
+
+    def advance(self, now_s: float) -> None:
+        """Everything up to now, in a batch that does not change."""
+        passed, self.at_s = now_s - self.at_s, now_s
+        b = len(self.batch)
+        if not b or passed <= 0.0:
+            return
+        step, bend = self.step_s, b * self.truth.step_per_kv_token_s
+        # The root that stays exact when bend is 0 or tiny.
+        steps = 2.0 * passed / (step + math.sqrt(step * step + 2.0 * bend * passed))
+        self.steps += steps
+        self.tokens += b * steps
+        self.kv += b * steps
+        self.worked_s += passed
+
+    def next_end_s(self) -> float:
+        """When the first of the batch will have ended; the batch is not empty."""
+        left = max(0.0, self.batch[0][0] - self.steps)
+        bend = len(self.batch) * self.truth.step_per_kv_token_s
+        return self.at_s + left * (self.step_s + bend * left / 2.0)
+
+    def take(self, answer: Answer) -> None:
+        self.promised += _kv_at_end(answer.ask)
+        self.waiting.append(answer)
+
+    def admit(self) -> None:
+        """From those that wait, in order, whoever fits. Call `advance` first."""
+        capacity = self.truth.kv_capacity
+        while self.waiting:
+            need = _kv_at_end(self.waiting[0].ask)
+            if self.batch and capacity is not None and self.reserved + need > capacity:
+                return
+            answer = self.waiting.popleft()
+            self.turn += 1
+            self.reserved += need
+            self.kv += answer.ask.prompt + 1
+            end = self.steps + answer.ask.output - 1
+            heapq.heappush(self.batch, (end, self.turn, answer))
+
+    def ended(self) -> list[Answer]:
+        """Takes those out of the batch that have all their tokens. Call `advance` first."""
+        done = []
+        while self.batch and self.batch[0][0] <= self.steps + WHOLE:
+            answer = heapq.heappop(self.batch)[2]
+            need = _kv_at_end(answer.ask)
+            self.reserved -= need
+            self.promised -= need
+            self.kv -= need
+            done.append(answer)
+        self.turn += 1
+        if not self.batch:
+            self.kv = 0.0  # what rounding has left
+        return done
+
+    @property
+    def empty(self) -> bool:
+        return not self.batch and not self.waiting
+
+
+Node = PrefillNode | DecodeNode
+
+
+def _kv_at_end(ask: Ask) -> int:
+    return ask.prompt + ask.output
