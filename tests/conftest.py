@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.support.needs import NEEDS
 from tests.support.tiny_models import make_tiny_model
 
 SPREAD = ("tests/e2e/test_exactness.py",)
@@ -18,6 +19,9 @@ TOGETHER = ("tests/cluster/test_node_",)
 
 # Before anybody loads torch: idle threads that spin take the cores from other workers and pools.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# Before anybody loads triton, which looks then: without a GPU kernels run in its interpreter.
+if not NEEDS["gpu"].present():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(scope="session")
@@ -49,7 +53,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print what tests counted: differences are accepted, and faults survived, only so."""
-    for title in ("exactness", "chaos"):
+    for title in ("exactness", "chaos", "soak", "scaling"):
         lines = [
             str(value)
             for report in terminalreporter.getreports("passed")

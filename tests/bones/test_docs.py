@@ -64,7 +64,7 @@ def test_a_documented_command_works(name: str, block: str, url: str, tmp_path: P
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, f"{name}: {done.stdout}{done.stderr}"

@@ -167,7 +167,7 @@ def make_images(folder: Path, builders: dict[str, str], *words: str) -> tuple[in
         env={**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     return done.returncode, done.stdout + done.stderr

@@ -49,7 +49,7 @@ def test_the_operator_folder_does_not_shadow_python_s_operator() -> None:
         cwd=ROOT / "operator",
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     assert done.stdout.strip() == "3"

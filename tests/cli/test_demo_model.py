@@ -170,7 +170,7 @@ def test_a_second_caller_waits_for_the_first_and_takes_what_it_made(
         assert second.is_alive()
         assert lines == []
         hidden.rename(copied)
-    second.join(60)
+    second.join(120)
     assert not second.is_alive()
     assert len(lines) == 1
     assert "unchanged" in lines[0]

@@ -23,9 +23,10 @@ POISON = 7  # as a character: the simulated engine's tokens are bytes
 FLAGS = ["--engine", "sim", "--chunk-blocks", "1", "--kv-blocks", "200", "--handoff", "always"]
 FLAGS += ["--prefill", "1", "--decode", "2", "--sim-decode-ms", "20"]
 FLAGS += [f"--sim-poison-token={POISON}", "--log-level", "info", "--json-logs"]
+TOKENS = 200  # four seconds, in which a node is found and killed
 STREAM: Json = {
     "prompt": f"{WORD}, as told by {WORD}: ",
-    "max_tokens": 60,
+    "max_tokens": TOKENS,
     "ignore_eos": True,
     "temperature": 0.8,
     "seed": 5,
@@ -152,7 +153,7 @@ def refusals(pool: Pool) -> list[int]:
 
 def test_a_stream_goes_on_exactly_when_the_nodes_below_it_die(story: Story) -> None:
     assert story.disturbed == story.undisturbed
-    assert len(story.disturbed.ids) == 60
+    assert len(story.disturbed.ids) == TOKENS
     assert story.innocent == story.undisturbed
 
 
@@ -198,7 +199,7 @@ def test_a_request_can_be_followed_through_its_attempts(story: Story) -> None:
         if "attempts" in record and lost[0]["request"].startswith(record["request"])
     ]
     assert (answered["attempts"], answered["status"]) == (2, 200)
-    assert answered["completion_tokens"] == 60
+    assert answered["completion_tokens"] == TOKENS
 
 
 def test_no_log_holds_what_a_client_wrote(story: Story) -> None:

@@ -25,7 +25,7 @@ def generate(*words: str, given: str = "") -> subprocess.CompletedProcess[str]:
         input=given,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
 

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,18 +31,10 @@ from tests.support.model_fetch import (
     fetch,
     fetch_of,
     interrupt,
-    model_hub,
     start,
     wait,
 )
 from tests.support.stub_hub import StubHub
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[StubHub]:
-    with model_hub(monkeypatch) as running:
-        yield running
-
 
 # --- what is fetched ------------------------------------------------------------------------------
 

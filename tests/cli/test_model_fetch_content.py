@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -25,18 +25,10 @@ from tests.support.model_fetch import (
     fetch,
     fetch_of,
     interrupt,
-    model_hub,
     start,
     wait,
 )
 from tests.support.stub_hub import StubHub
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[StubHub]:
-    with model_hub(monkeypatch) as running:
-        yield running
-
 
 # --- what is wrong --------------------------------------------------------------------------------
 

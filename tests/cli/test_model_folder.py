@@ -52,7 +52,7 @@ def refusing_hub() -> Iterator[str]:
     thread.start()
     yield f"http://127.0.0.1:{server.server_address[1]}"
     server.shutdown()
-    thread.join(10)
+    thread.join(120)
     server.server_close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from baton.sizes import ByteSize
 from baton.store import StoreUrls
 from baton.supervisor import Plan
 from baton.up import make_plan, settle, show_answer, show_ready
+from baton_node.settings import NodeSettings
 from baton_node.settings import SimOptions as NodeSim
 from baton_router.settings import RouterSettings
 
@@ -72,6 +74,33 @@ def test_a_node_hears_of_store_pool_engine_and_its_supervisor() -> None:
     assert told.supervisor_pid == os.getpid()
 
 
+def test_a_node_hears_how_its_kv_travels() -> None:
+    options = replace(
+        SIM,
+        kv_shards=2,
+        fetch="always",
+        write_behind_bandwidth=ByteSize(5 * 10**7),
+        store_settings="check",
+    )
+    _, told = child_options(plan_of(options).nodes[0])
+    assert isinstance(told, NodeOptions)
+    settings = node_settings(told, "prefill")
+    assert (settings.kv_shards, settings.fetch) == (2, "always")
+    assert (settings.write_behind_bandwidth, settings.store_settings) == (50_000_000, "check")
+
+
+def test_the_flags_of_a_node_begin_with_the_defaults_of_its_settings() -> None:
+    settings, plain = node_settings(NodeOptions(engine="sim"), "decode"), NodeSettings
+    for name in ("kv_shards", "fetch", "write_behind_bandwidth", "store_settings"):
+        assert getattr(settings, name) == getattr(plain(node="n", role="decode"), name), name
+
+
+def test_no_bandwidth_at_all_may_be_given_to_write_behind() -> None:
+    _, told = read_command(["decode", "--engine", "sim", "--write-behind-bandwidth", "0"], {})
+    assert isinstance(told, NodeOptions)
+    assert node_settings(told, "decode").write_behind_bandwidth == 0
+
+
 def test_the_router_hears_where_to_listen_and_when_to_hand_over() -> None:
     options = replace(SIM, handoff="always", handoff_min_tokens=7, served_model_name="m")
     words, told = child_options(plan_of(options).router)
@@ -100,6 +129,10 @@ def test_the_router_hears_how_long_each_thing_may_take_and_what_a_missing_role_m
     assert settings.missing_role == "queue"
     assert (settings.unready_wait_s, settings.request_timeout_s) == (1, 2)
     assert (settings.stall_timeout_s, settings.link_patience_s, settings.keepalive_s) == (3, 4, 5)
+
+
+def test_a_router_hears_how_long_requests_wait_for_a_pool_that_sleeps() -> None:
+    assert router_settings(RouterOptions(nodes=("http://n",), wake_wait=9)).wake_wait_s == 9
 
 
 def test_the_flags_of_a_router_begin_with_the_defaults_of_its_settings() -> None:
@@ -192,6 +225,15 @@ def test_an_answer_is_shown_with_placement_and_timings() -> None:
 
 
 def test_the_ready_line_holds_a_curl_to_copy() -> None:
-    shown = show_ready(replace(SIM, served_model_name="m"), RouterAddress("127.0.0.1", 8123), 1.0)
+    options, address = replace(SIM, served_model_name="m"), RouterAddress("127.0.0.1", 8123)
+    shown = show_ready(options, address, 1.0, "chunks: such and such")
+    assert "\nchunks: such and such\n" in shown
     assert "ready after 1.0 s: http://127.0.0.1:8123/v1 serves m;" in shown
     assert "curl http://127.0.0.1:8123/v1/chat/completions" in shown
+    assert "Authorization" not in shown
+
+
+def test_the_curl_to_copy_says_where_a_key_goes() -> None:
+    options, address = replace(SIM, api_keys="keys.txt"), RouterAddress("127.0.0.1", 8123)
+    shown = show_ready(options, address, 1.0, "")
+    assert shlex.split(shown.partition("try: ")[2])[4:6] == ["-H", "Authorization: Bearer KEY"]

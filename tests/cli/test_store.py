@@ -7,11 +7,14 @@ import os
 import signal
 
 import psutil
+import pytest
 
-from baton.store import OpenStore, StoreUrls
+from baton.options import UpOptions
+from baton.sizes import ByteSize
+from baton.store import OpenStore, StoreUrls, open_store
 from baton_kvstore.embedded import EmbeddedStore
 from baton_kvstore.errors import ServerMissing
-from tests.support.kvstore import wait_until
+from tests.support.kvstore import plain_client, wait_until
 from tests.support.pool import Pool
 from tests.support.waiting import until
 
@@ -24,8 +27,24 @@ def guardian_of(store: EmbeddedStore) -> psutil.Process:
     return parent
 
 
+def store_limit(url: str) -> int:
+    with plain_client(url) as client:
+        return int(client.config_get("maxmemory")["maxmemory"])
+
+
 def open_embedded(store: EmbeddedStore) -> OpenStore:
     return OpenStore(StoreUrls(store.index_url, store.data_urls), store)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_embedded_store_has_as_many_data_servers_as_asked_and_they_share_its_memory(
+    count: int,
+) -> None:
+    options = UpOptions(store_memory=ByteSize(96 << 20), store_instances=count)
+    with open_store(options) as store:
+        assert len(store.urls.data) == count
+        limits = [store_limit(url) for url in store.urls.data]
+    assert limits == [(96 << 20) // count] * count
 
 
 async def test_a_killed_store_is_started_again_as_often_as_it_is_killed() -> None:
@@ -66,8 +85,16 @@ def test_a_pool_whose_store_was_killed_uses_it_again() -> None:
         [guardian] = [one for one in pool.processes() if "guardian.py" in " ".join(one.cmdline())]
         servers = guardian.children()
         os.kill(guardian.pid, signal.SIGKILL)
-        psutil.wait_procs(servers, timeout=30)
+        psutil.wait_procs(servers, timeout=120)
         pool.wait(lambda: "the store was killed" in pool.log(), "notice it")
         back = "the store's index can be used again"
         pool.wait(lambda: pool.log().count(back) >= 2, "use it again in both nodes")
         wait_until(lambda: len(pool.pool()["nodes"]) == 2, "both nodes")
+
+
+def test_a_pool_with_two_data_servers_says_at_its_start_what_a_chunk_is() -> None:
+    with Pool([*SIM, "--prefill", "0", "--decode", "1", "--store-instances", "2"]) as pool:
+        line = "chunks: 1 block of 16 tokens, 8 KiB, 25.0 % lost to the store's allocator"
+        assert line in pool.log().splitlines()
+        [node] = pool.pool()["nodes"]
+        assert len(node["instances"]) == 2

@@ -18,7 +18,7 @@ from baton.errors import CommandError
 from baton.pool_client import NodeView, PoolView, RouterAddress
 from baton.supervisor import Plan, Stop, Supervisor
 
-WAIT_S = 30.0
+WAIT_S = 180.0
 # A child that registers its pid, and takes SLOW seconds to end after SIGTERM.
 NODE = """
 import os, pathlib, signal, sys, time

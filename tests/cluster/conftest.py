@@ -3,8 +3,16 @@
     control_plane         etcd, API server, controllers, scheduler: everything but running pods
     fresh_control_plane   the same, one for each module that asks: to be broken
     namespace             an empty namespace of control_plane, one for each test
+    window                the API of control_plane by HTTP, for as long as a module runs
+    proxy                 the same, by way of a proxy that makes faults, with our definition
+    index                 the port of a Redis with a login, that stands for a pool's
+    router                what stands for all routers of a pool whose nodes are made up
+    plane                 control_plane with our definition, for as long as a module runs
+    pool                  a pool that may be made there, one for each test
     cluster               a control plane with two nodes that run pods, and the images for them
     pod_namespace         an empty namespace of cluster, one for each test
+    calm                  `baton up` with simulated nodes: what it answers is right
+    pod_model             the folder of a real, tiny model that pods may read
 
 They live while tests of this folder run in a worker, and end before the tests of the next one.
 With BATON_TEST_KUBECONFIG (`make test-cluster KUBECONFIG=...`) the same fixtures hand out that
@@ -15,11 +23,17 @@ Files that use `cluster` are named test_node_*.py: one worker runs them all (tes
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from baton_operator.crd import crd
+from tests.cluster.drain_stage import Router, standing_router
+from tests.cluster.fault_proxy import FaultProxy
+from tests.cluster.installed import definition
 from tests.cluster.machine.client import Kubernetes
 from tests.cluster.machine.cluster import Cluster
 from tests.cluster.machine.control_plane import ControlPlane
@@ -28,8 +42,23 @@ from tests.cluster.machine.images import write_baton_image
 from tests.cluster.machine.packages import install_needed
 from tests.cluster.machine.programs import built_programs, say
 from tests.cluster.machine.sweep import free_slot
+from tests.cluster.operators import Pool, Window
+from tests.operator.test_operator_index import redis_server
 from tests.support.cluster_operator import NAMESPACE, uninstall_operator
+from tests.support.cluster_specs import SIM_UP
 from tests.support.needs import needs
+from tests.support.pool import Pool as CalmPool
+
+# Of a whole test: the first ones boot what the others share.
+LONGEST_S = 900
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Here are all items, not only those of this folder."""
+    for item in items:
+        ours = item.path.is_relative_to(Path(__file__).parent)
+        if ours and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(LONGEST_S))
 
 
 @pytest.fixture(scope="package")
@@ -67,6 +96,53 @@ def namespace(control_plane: Kubernetes) -> Iterator[str]:
     control_plane.delete_namespace(name)
 
 
+@pytest.fixture(scope="module")
+def window(
+    control_plane: Kubernetes, programs: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Window]:
+    folder = tmp_path_factory.mktemp("window")
+    with Window(control_plane.kubeconfig, programs, folder) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def proxy(
+    control_plane: Kubernetes, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[FaultProxy]:
+    with (
+        definition(control_plane, crd()),
+        FaultProxy(control_plane.kubeconfig, tmp_path_factory.mktemp("proxy")) as one,
+    ):
+        yield one
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """The port of a Redis with a login."""
+    with redis_server(tmp_path_factory.mktemp("redis")) as port:
+        yield port
+
+
+@pytest.fixture
+def router() -> Iterator[Router]:
+    with standing_router() as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def plane(control_plane: Kubernetes) -> Iterator[Kubernetes]:
+    with definition(control_plane, crd()):
+        yield control_plane
+
+
+@pytest.fixture
+def pool(plane: Kubernetes, programs: Path, namespace: str, tmp_path: Path) -> Iterator[Pool]:
+    with Window(plane.kubeconfig, programs, tmp_path) as window:
+        one = Pool(plane, window, namespace)
+        yield one
+        one.delete()
+
+
 @pytest.fixture(scope="package")
 def cluster(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubernetes]:
     folder = tmp_path_factory.mktemp("cluster")
@@ -86,8 +162,27 @@ def cluster(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield one
 
 
+@pytest.fixture(scope="package")
+def calm() -> Iterator[CalmPool]:
+    with CalmPool(SIM_UP) as running:
+        yield running
+
+
 @pytest.fixture
 def pod_namespace(cluster: Kubernetes) -> Iterator[str]:
     name = cluster.new_namespace()
     yield name
     cluster.delete_namespace(name)
+
+
+@pytest.fixture(scope="module")
+def pod_model(tiny_model: Callable[[str], Path]) -> Iterator[Path]:
+    """Pods are not the user who saved it."""
+    copy = Path(tempfile.mkdtemp(prefix="shelf-", dir="/tmp"))
+    copy.chmod(0o755)
+    for path in tiny_model("llama-gqa2-tied").iterdir():
+        if path.is_file():
+            (copy / path.name).write_bytes(path.read_bytes())
+            (copy / path.name).chmod(0o644)
+    yield copy
+    shutil.rmtree(copy)

@@ -19,6 +19,7 @@ from tests.cluster.crd_cases import (
     resources,
     router,
 )
+from tests.cluster.crd_scaling_cases import scaled
 
 
 class Good(NamedTuple):
@@ -35,14 +36,17 @@ DEFAULTS: Spec = {
     "prefill": {"replicas": 1},
     "decode": {"replicas": 1},
     "router": {"replicas": 1, "service": {"type": "ClusterIP", "port": 8000}},
+    "kvStore": {"sharing": "pool"},
     "handoff": "auto",
     "missingRolePolicy": "aggregate",
     "networkPolicy": {"enabled": True},
+    "rollout": {"surge": 1},
     "paused": False,
 }
 
 GOOD: tuple[Good, ...] = (
     Good("simulated nodes", SIM, DEFAULTS),
+    Good("roll-outs within a budget", SIM | {"rollout": {"maxDrainSeconds": 1}, "gpuBudget": 1}),
     Good("a model in the image", model(path="/models/m"), {"engine": {"kind": "torch"}}),
     Good("a model on a claim", model(uri="pvc://models/qwen/0.6B")),
     Good("a claim's root", model(uri="pvc://models")),
@@ -61,6 +65,45 @@ GOOD: tuple[Good, ...] = (
         | {"router": {"extraArgs": ["--request-timeout=60"]}},
     ),
     Good("null is nothing", engine(maxModelLen=None) | {"prefill": None}, DEFAULTS),
+    Good(
+        "counts that somebody else says",
+        prefill(replicas=2) | {"autoscaling": {"mode": "external"}},
+    ),
+    Good(
+        "counts by what users feel",
+        scaled(),
+        {
+            "autoscaling": {
+                "mode": "auto",
+                "targets": {"ttftMs": 2000, "itlMs": 50, "percentile": 99},
+                "prefill": {"min": 1, "max": 4},
+                "scaleUp": {"stabilizationSeconds": 0, "factor": 2},
+                "scaleDown": {"stabilizationSeconds": 300, "nodes": 1},
+                "headroomPercent": 20,
+                "staleAfterSeconds": 30,
+            }
+        },
+    ),
+    Good(
+        "one count of each kind",
+        scaled(decode={"mode": "external"}, ratio={"min": "0.25", "max": 2}),
+    ),
+    Good(
+        "a pool that sleeps at night",
+        scaled(
+            prefill={"min": 0, "max": 4},
+            scaleToZeroAfterSeconds=600,
+            schedules=[
+                {
+                    "days": ["Mon", "Fri"],
+                    "from": "08:00",
+                    "to": "18:00",
+                    "timeZone": "Europe/Berlin",
+                    "decode": {"min": 2},
+                }
+            ],
+        ),
+    ),
     Good("no prefill nodes", prefill(replicas=0), {"decode": {"replicas": 1}}),
     Good(
         "no prefill nodes, and none needed",
@@ -129,10 +172,20 @@ GOOD: tuple[Good, ...] = (
         "somebody's store",
         external("rediss://[fd00::1]:6380/2", secretRef={"name": "l"}, caSecretRef={"name": "ca"}),
     ),
-    Good("one server, two databases", external("redis://kv-0:6379/1", ["redis://kv-0:6379/0"])),
+    Good("one host, two servers", external("redis://kv-0:6379/1", ["redis://kv-0:6380/1"])),
     Good(
         "clients by label",
         clients({"podSelector": {"matchLabels": {"a": "b"}}}, {"ipBlock": {"cidr": "10.0.0.0/8"}}),
+    ),
+    Good(
+        "keys, and KV that all share",
+        router(apiKeysSecret={"name": "tenants", "key": "api-keys"}),
+        {"kvStore": {"sharing": "pool"}},
+    ),
+    Good(
+        "tenants that share no KV",
+        router(apiKeysSecret={"name": "tenants", "key": "keys_1.txt"})
+        | {"kvStore": {"sharing": "tenant"}},
     ),
     Good("the longest name", SIM, name="a" * 40),
 )

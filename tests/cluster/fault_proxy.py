@@ -29,7 +29,7 @@ from tests.cluster.machine.certificates import write_kubeconfig
 from tests.support.needs import needs
 
 T = TypeVar("T")
-CALL_S = 30.0
+CALL_S = 120.0
 _HOP_BY_HOP = {"connection", "transfer-encoding", "content-length", "host", "keep-alive"}
 
 
@@ -160,6 +160,8 @@ class FaultProxy:
         call = Call(request.method, request.path, dict(request.query), time.monotonic())
         self._open[id(request)] = request
         try:
+            # All of it: whoever is killed by `watch` sends no more.
+            body = await request.read()
             fault = RESET if self._down else self._seen(call)
             if fault == SILENCE:
                 await asyncio.sleep(CALL_S)
@@ -168,7 +170,7 @@ class FaultProxy:
                 return web.Response(status=502)
             if isinstance(fault, Answer):
                 return web.json_response(fault.body(), status=fault.status, headers=fault.headers)
-            return await self._forward(request, lost=fault == ANSWERED_RESET)
+            return await self._forward(request, body, lost=fault == ANSWERED_RESET)
         except (aiohttp.ClientError, ConnectionError):
             _abort(request)
             return web.Response(status=502)
@@ -179,12 +181,14 @@ class FaultProxy:
         self.calls.append(call)
         return self._watch(call) if self._watch is not None else None
 
-    async def _forward(self, request: web.BaseRequest, lost: bool) -> web.StreamResponse:
+    async def _forward(
+        self, request: web.BaseRequest, body: bytes, *, lost: bool
+    ) -> web.StreamResponse:
         headers = {k: v for k, v in request.headers.items() if k.lower() not in _HOP_BY_HOP}
         async with self._session.request(
             request.method,
             URL(self._url + request.raw_path, encoded=True),
-            data=await request.read() or None,
+            data=body or None,
             headers=headers,
             skip_auto_headers=("Content-Type",),
         ) as upstream:

@@ -20,8 +20,37 @@ ROUTER, SERVICE = ("Deployment", "router"), ("Service", "router")
 INGRESS, ROUTE = ("Ingress", "router"), ("HTTPRoute", "router")
 INDEX, DATA = ("Deployment", "kv-index"), ("Deployment", "kv-data")
 NODES = (PREFILL, DECODE)
-# Of its own test: it reaches nothing.
-PAUSED = "paused"
+# They reach no child by themselves: `paused` has a test of its own, the rest is what the planner
+# is told, whose tests are in tests/operator/autoscaling, and a roll-out (test_reconcile_rollout).
+INWARD = frozenset(
+    {
+        "paused",
+        "autoscaling.prefill.max",
+        "autoscaling.decode.max",
+        "autoscaling.targets.ttftMs",
+        "autoscaling.targets.itlMs",
+        "autoscaling.targets.percentile",
+        "autoscaling.ratio.min",
+        "autoscaling.ratio.max",
+        "autoscaling.scaleUp.stabilizationSeconds",
+        "autoscaling.scaleUp.factor",
+        "autoscaling.scaleDown.stabilizationSeconds",
+        "autoscaling.scaleDown.nodes",
+        "autoscaling.headroomPercent",
+        "autoscaling.staleAfterSeconds",
+        "autoscaling.storeReadPerSecond",
+        "autoscaling.schedules.days",
+        "autoscaling.schedules.from",
+        "autoscaling.schedules.to",
+        "autoscaling.schedules.timeZone",
+        "autoscaling.schedules.prefill.min",
+        "autoscaling.schedules.prefill.max",
+        "autoscaling.schedules.decode.min",
+        "autoscaling.schedules.decode.max",
+        "rollout.maxDrainSeconds",
+        "rollout.surge",
+    }
+)
 
 
 class Edit(NamedTuple):
@@ -54,6 +83,11 @@ def _route(parent: Spec, **route: Any) -> Spec:
     return _router(httpRoute={"parentRefs": [{"name": "gate", **parent}], **route})
 
 
+def _tenants(sharing: str, **keys: Any) -> Spec:
+    keys = {"name": "tenants", "key": "api-keys"} | keys
+    return {"router": {"apiKeysSecret": keys}, "kvStore": {"sharing": sharing}}
+
+
 def _external(**external: Any) -> Spec:
     urls = {"indexUrl": "redis://index.far", "dataUrls": ["redis://data.far"]}
     return {"kvStore": {"external": urls | external}}
@@ -80,6 +114,20 @@ def _role_edits(name: str, where: Where) -> tuple[Edit, ...]:
             '"memory": "777Mi"',
         ),
         Edit(f"{name}.podTemplate", {name: _template(f"{name}-mark")}, (where,), f'"{name}-mark"'),
+    )
+
+
+def _scaled(**autoscaling: Any) -> Spec:
+    bounds = {"prefill": {"max": 4}, "decode": {"max": 4}}
+    return {"autoscaling": {"mode": "auto", **bounds, **autoscaling}}
+
+
+def _scaled_edits(name: str, where: Where) -> tuple[Edit, ...]:
+    external = _scaled(**{name: {"mode": "external"}})
+    least = _scaled(**{name: {"min": 4, "max": 4}})
+    return (
+        Edit(f"autoscaling.{name}.mode", external, (("PoolScaler", name),), '"PoolScaler"'),
+        Edit(f"autoscaling.{name}.min", least, (where,), '"replicas": 4'),
     )
 
 
@@ -113,7 +161,21 @@ EDITS = (
         "--max-num-seqs=7",
     ),
     *_role_edits("prefill", PREFILL),
+    *_scaled_edits("prefill", PREFILL),
     *_role_edits("decode", DECODE),
+    *_scaled_edits("decode", DECODE),
+    Edit(
+        "autoscaling.mode",
+        {"autoscaling": {"mode": "external"}},
+        (("PoolScaler", "prefill"), ("PoolScaler", "decode")),
+        '"PoolScaler"',
+    ),
+    Edit(
+        "autoscaling.scaleToZeroAfterSeconds",
+        _scaled(scaleToZeroAfterSeconds=60),
+        (ROUTER,),
+        "--wake-wait=900",
+    ),
     *_role_edits("router", ROUTER),
     Edit("router.service.type", _router(service={"type": "NodePort"}), (SERVICE,), '"NodePort"'),
     Edit("router.service.port", _router(service={"port": 8123}), (SERVICE,), '"port": 8123'),
@@ -149,6 +211,19 @@ EDITS = (
         '"b.example.org"',
     ),
     Edit("router.extraArgs", _router(extraArgs=["--keepalive=3"]), (ROUTER,), "--keepalive=3"),
+    Edit(
+        "router.apiKeysSecret.name",
+        _tenants("pool", name="my-keys"),
+        (ROUTER,),
+        '"secretName": "my-keys"',
+    ),
+    Edit(
+        "router.apiKeysSecret.key",
+        _tenants("pool", key="other.txt"),
+        (ROUTER,),
+        "--api-keys=/etc/baton/api-keys/other.txt",
+    ),
+    Edit("kvStore.sharing", _tenants("tenant"), (ROUTER,), "--sharing=tenant"),
     Edit(
         "kvStore.managed.memory",
         {"kvStore": {"managed": {"memory": "128Mi"}}},
@@ -193,6 +268,15 @@ EDITS = (
     ),
     Edit("handoff", {"handoff": "never"}, (ROUTER,), "--handoff=never"),
     Edit("missingRolePolicy", {"missingRolePolicy": "queue"}, (ROUTER,), "--missing-role=queue"),
+    Edit(
+        "gpuBudget",
+        {
+            "gpuBudget": 2,
+            "decode": {"replicas": 9, "resources": {"limits": {"nvidia.com/gpu": 1}}},
+        },
+        (DECODE,),
+        '"replicas": 2',
+    ),
     Edit(
         "networkPolicy.clients",
         {"networkPolicy": {"clients": [{"podSelector": {"matchLabels": {"app": "shop"}}}]}},

@@ -7,14 +7,18 @@ objects go, so never on a cluster that is not ours.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import yaml
 
-from tests.cluster.machine.client import Kubernetes
+from tests.cluster.machine.client import CommandFailed, Kubernetes
 from tests.support.needs import needs
+
+CLEAN_S = 30.0
+GONE_S = 120.0
 
 
 @contextmanager
@@ -23,7 +27,27 @@ def definition(cluster: Kubernetes, manifest: Mapping[str, Any]) -> Iterator[Non
     name = f"crd/{manifest['metadata']['name']}"
     cluster.kubectl("create", "-f", "-", stdin=yaml.safe_dump(dict(manifest)))
     try:
-        cluster.kubectl("wait", "--for=condition=Established", name, "--timeout=60s")
+        cluster.kubectl("wait", "--for=condition=Established", name, "--timeout=180s")
         yield
     finally:
-        cluster.kubectl("delete", name, "--timeout=60s")
+        remove_definitions(cluster, name)
+
+
+def remove_definitions(cluster: Kubernetes, *names: str) -> None:
+    """With all their objects, also where there are none. The server's own clean-up has been seen to
+    take over two minutes; what it leaves goes without, as it is nothing that a test looks at."""
+    cluster.kubectl("delete", "--ignore-not-found", "--wait=false", *names)
+    for left in _left(cluster, names, CLEAN_S):
+        with suppress(CommandFailed):  # it went in this very moment
+            cluster.kubectl("patch", left, "--type=merge", '-p={"metadata":{"finalizers":null}}')
+    assert not _left(cluster, names, GONE_S), "definitions are still there"
+
+
+def _left(cluster: Kubernetes, names: Sequence[str], wait_s: float) -> list[str]:
+    """Those that are there after so long."""
+    until = time.monotonic() + wait_s
+    while left := cluster.kubectl("get", *names, "--ignore-not-found", "-o", "name").split():
+        if time.monotonic() > until:
+            break
+        time.sleep(0.2)
+    return left

@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -26,7 +27,7 @@ from tests.cluster.machine.processes import Processes
 from tests.support.needs import needs
 
 Body = dict[str, Any]
-WAIT_S = 30.0
+WAIT_S = 120.0
 LOG_TAIL = 6000
 NAME = "operator"
 SYSTEM = "baton-system"
@@ -101,15 +102,12 @@ class Operator:
     def kill(self) -> None:
         self._processes.stop(NAME)
 
-    def terminate(self) -> float:
-        """SIGTERM; returns how many seconds it took to end."""
-        begun = time.monotonic()
+    def terminate(self) -> None:
+        """SIGTERM; returns when it has ended by that."""
         process = psutil.Process(self.pid)
         process.send_signal(signal.SIGTERM)
         process.wait(WAIT_S)
-        took = time.monotonic() - begun
         self._processes.stop(NAME)
-        return took
 
     def log(self) -> str:
         return self._log.read_text(errors="replace") if self._log.exists() else ""
@@ -142,7 +140,20 @@ class Window:
         self._held.close()
 
     def get(self, path: str) -> Body:
-        return self.send("GET", path)
+        """Also while the server makes room for a definition that was just installed: until then it
+        answers 429."""
+        found: list[Body] = []
+
+        def answered() -> bool:
+            try:
+                found.append(self.send("GET", path))
+            except HTTPError as error:
+                if error.code != HTTPStatus.TOO_MANY_REQUESTS:
+                    raise
+            return bool(found)
+
+        until(answered, f"an answer to {path}")
+        return found[0]
 
     def send(self, method: str, path: str, body: Body | None = None, kind: str = "json") -> Body:
         """Raise HTTPError."""
@@ -255,13 +266,12 @@ class Pool:
         return found
 
 
-def until(done: Callable[[], object], what: str, wait_s: float = WAIT_S) -> float:
-    """How many seconds it took until `done()` was true."""
-    begun = time.monotonic()
+def until(done: Callable[[], object], what: str, wait_s: float = WAIT_S) -> None:
+    """Return once `done()` is true."""
+    end = time.monotonic() + wait_s
     while not done():
-        assert time.monotonic() - begun < wait_s, f"{what}: not within {wait_s:g} s"
+        assert time.monotonic() < end, f"{what}: not within {wait_s:g} s"
         time.sleep(0.1)
-    return time.monotonic() - begun
 
 
 def tell(operator: Operator) -> None:

@@ -116,6 +116,7 @@ def test_without_the_crd_the_roles_of_its_users_are_left_out_too(control_plane: 
 
     assert kinds() - kinds("--set=crds.install=false") == {
         ("CustomResourceDefinition", "inferencepools.baton.dev"),
+        ("CustomResourceDefinition", "poolscalers.baton.dev"),
         ("ClusterRole", "baton-pools-edit"),
         ("ClusterRole", "baton-pools-view"),
     }

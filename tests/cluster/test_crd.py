@@ -20,6 +20,7 @@ from baton_operator.status.records import Condition, ModelStatus, PoolStatus, Ro
 from baton_protocol.model_source import parse_source
 from tests.cluster.crd_cases import BAD, SIM, Bad, managed, model
 from tests.cluster.crd_good import GOOD, Good
+from tests.cluster.crd_scaling_cases import BAD_SCALING
 from tests.cluster.installed import definition
 from tests.cluster.machine.client import CommandFailed, Kubernetes
 
@@ -68,7 +69,7 @@ def contains(whole: Any, part: Any) -> bool:
     return bool(whole == part)
 
 
-@pytest.mark.parametrize("case", BAD, ids=[case.title for case in BAD])
+@pytest.mark.parametrize("case", [*BAD, *BAD_SCALING], ids=lambda case: case.title)
 def test_a_bad_pool_is_refused_by_field_and_remedy(cluster: Kubernetes, case: Bad) -> None:
     with pytest.raises(CommandFailed) as caught:
         judged(cluster, case.spec, case.name)

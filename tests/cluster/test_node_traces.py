@@ -29,7 +29,7 @@ with Cluster(Path(sys.argv[1]), Path(sys.argv[2]), slot):
 """
 # Where containerd, kubelet and the network plugins write if nobody covers it.
 FIXED_PLACES = ("/var/lib/kubelet", "/var/lib/cni", "/var/log/pods", "/run/containerd")
-DEATH_S = 30.0
+DEATH_S = 120.0
 
 
 def settings() -> list[str]:

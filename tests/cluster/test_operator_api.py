@@ -42,7 +42,7 @@ async def api(control_plane: Kubernetes, counted: list[tuple[str, str]]) -> Asyn
 
 
 async def client(
-    kubeconfig: Path, counted: list[tuple[str, str]] | None = None, timeout_s: float = 10.0
+    kubeconfig: Path, counted: list[tuple[str, str]] | None = None, timeout_s: float = 60.0
 ) -> Api:
     config = await load({"KUBECONFIG": str(kubeconfig)})
     seen: list[tuple[str, str]] = [] if counted is None else counted
@@ -53,6 +53,28 @@ def service(namespace: str, port: int = 80, **metadata: Any) -> dict[str, Any]:
     own = {"name": "one", "namespace": namespace, "labels": {"mine": "yes"}, **metadata}
     spec = {"selector": {"a": "b"}, "ports": [{"name": "http", "port": port}]}
     return {"apiVersion": "v1", "kind": "Service", "metadata": own, "spec": spec}
+
+
+def deployment(namespace: str) -> dict[str, Any]:
+    """Nobody makes its pods: it is paused."""
+    labels = {"mine": "yes"}
+    container = {"name": "c", "image": "i"}
+    template = {"metadata": {"labels": labels}, "spec": {"containers": [container]}}
+    own = {"name": "one", "namespace": namespace}
+    spec = {"replicas": 1, "paused": True, "selector": {"matchLabels": labels}}
+    body = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": own}
+    return body | {"spec": spec | {"template": template}}
+
+
+async def settled(api: Api, key: ChildKey) -> dict[str, Any]:
+    """A Deployment once its controller has seen it: until then its version may change."""
+    async with asyncio.timeout(120.0):
+        while True:
+            found = await api.get(key)
+            assert found is not None
+            if found.get("status", {}).get("observedGeneration") == found["metadata"]["generation"]:
+                return found
+            await asyncio.sleep(0.05)
 
 
 async def test_apply_makes_and_changes_under_its_own_name(
@@ -93,6 +115,26 @@ async def test_delete_takes_this_very_object_only(api: Api, namespace: str) -> N
     await api.delete(key, made["metadata"]["uid"])
     assert await api.get(key) is None
     await api.delete(key, made["metadata"]["uid"])
+
+
+async def test_replicas_alone_are_set_and_of_this_very_version_only(
+    api: Api, namespace: str, counted: list[tuple[str, str]]
+) -> None:
+    made = await settled(api, key_of(await api.apply(deployment(namespace))))
+    uid, version = made["metadata"]["uid"], int(made["metadata"]["resourceVersion"])
+    lowered = await api.set_replicas(key_of(made), uid, version, 0)
+    assert lowered["spec"] == made["spec"] | {"replicas": 0}
+    with pytest.raises(Conflict):
+        await api.set_replicas(key_of(made), uid, version, 2)
+    newest = int(lowered["metadata"]["resourceVersion"])
+    with pytest.raises(Conflict):
+        await api.set_replicas(key_of(made), "another", newest, 2)
+    assert [verb for verb, _ in counted if verb != "get"] == ["apply", "patch", "patch", "patch"]
+
+
+async def test_replicas_of_what_is_gone_are_a_conflict(api: Api, namespace: str) -> None:
+    with pytest.raises(Conflict, match="is gone"):
+        await api.set_replicas(key_of(deployment(namespace)), "any", 1, 0)
 
 
 async def test_a_listing_is_of_metadata_and_by_label(api: Api, namespace: str) -> None:
@@ -180,7 +222,7 @@ async def test_nobody_who_answers_is_unavailable(
 async def test_a_silent_server_is_unavailable_after_the_timeout(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         api = await client(kubeconfig(tmp_path, silent.getsockname()[1]), timeout_s=0.2)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             with pytest.raises(Unavailable, match=r"no answer within 0\.2 s"):
                 await api.get(ChildKey("v1", "Service", "default", "one"))
         await api.close()

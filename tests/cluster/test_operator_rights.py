@@ -4,34 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from baton_operator.crd import crd
 from baton_operator.permissions import CLUSTER_RULES, LEASE_RULES, POOL_RULES, Rule
-from tests.cluster.installed import definition
 from tests.cluster.machine.client import Kubernetes
-from tests.cluster.operators import SIM, Operator, Pool, Window, until
+from tests.cluster.operators import SIM, Operator, Pool, until
 
 ACCOUNT = "operator"
-CHILDREN = 14
-
-
-@pytest.fixture(scope="module")
-def plane(control_plane: Kubernetes) -> Iterator[Kubernetes]:
-    with definition(control_plane, crd()):
-        yield control_plane
-
-
-@pytest.fixture
-def pool(plane: Kubernetes, programs: Path, namespace: str, tmp_path: Path) -> Iterator[Pool]:
-    with Window(plane.kubeconfig, programs, tmp_path) as window:
-        one = Pool(plane, window, namespace)
-        yield one
-        one.delete()
+CHILDREN = 17
 
 
 def rules(given: Sequence[Rule]) -> list[dict[str, Any]]:
@@ -77,8 +59,11 @@ def served(operator: Operator, pool: Pool) -> None:
     assert len(pool.children()) == CHILDREN
     pool.kubectl("delete", "service", "pool-router", "--wait=false")
     until(lambda: pool.child("Service", "router"), "the repair")
-    events = pool.kubectl("get", "events.events.k8s.io", "-o", "json")
-    assert "baton.dev/baton-operator" in events
+
+    def events() -> str:
+        return pool.kubectl("get", "events.events.k8s.io", "-o", "json")
+
+    until(lambda: "baton.dev/baton-operator" in events(), "its events")
     assert refusals(operator) == []
 
 

@@ -23,7 +23,8 @@ def pool(tiny_model: Callable[[str], Path]) -> Iterator[Pool]:
     flags = [
         *("--model", str(tiny_model("llama-gqa4")), "--dtype", "float32", "--threads", "1"),
         *("--prefill", "2", "--decode", "2", "--chunk-blocks", "1", "--kv-blocks", "800"),
-        *("--handoff", "always"),
+        # A model so small is computed sooner than fetched.
+        *("--handoff", "always", "--fetch", "always", "--write-behind-bandwidth", "0"),
     ]
     with Pool(flags) as running:
         yield running

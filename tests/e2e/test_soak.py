@@ -30,7 +30,7 @@ SIM = [
 TIGHT_BLOCKS = 46
 # Connections of pools grow with what was in flight at most; a leak grows with each request.
 SPARE_FDS = 16
-SETTLE_S = 20.0
+SETTLE_S = 120.0
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from tests.support.one_role import role, wait_ready
 
 SIM = ("--engine", "sim", "--chunk-blocks", "1", "--sim-decode-ms", "5")
 TOKEN = "t0ken-of-the-pool"
-WAIT_S = 30.0
+WAIT_S = 180.0
 
 
 class Routers(NamedTuple):
@@ -99,3 +99,36 @@ def test_a_router_that_ends_takes_only_its_own_requests_with_it(routers: Routers
             not any(one["load"][name] for one in nodes for name in ("running", "waiting", "parked"))
         ),
     )
+
+
+def test_a_node_that_one_router_drains_is_left_by_the_requests_of_both(routers: Routers) -> None:
+    fields: Json = {"max_tokens": 1500, "temperature": 1.0, "seed": 1, "ignore_eos": True}
+    prompt = [32 + i % 90 for i in range(100)]
+    alone = complete(routers.urls[0], prompt, **fields).body["choices"]
+    tell(routers.urls[0], "decode-1", "drain")
+    for url in routers.urls:
+        wait_for(url, lambda nodes: state_of(nodes, "decode-1") == ("draining", 0))
+    with ThreadPoolExecutor(8) as threads:
+        asked = [threads.submit(complete, url, prompt, **fields) for url in routers.urls * 4]
+        wait_for(routers.urls[0], lambda nodes: state_of(nodes, "decode-0") == ("ready", 8))
+        tell(routers.urls[1], "decode-1", "resume")
+        tell(routers.urls[1], "decode-0", "drain")
+        for url in routers.urls:
+            wait_for(url, lambda nodes: state_of(nodes, "decode-0") == ("draining", 0))
+        answers = [one.result() for one in asked]
+    assert [answer.body["choices"] for answer in answers] == [alone] * 8
+    placed = [answer.headers["x-baton-placement"] for answer in answers]
+    assert all("decode=decode-1" in one for one in placed)
+    assert all(one.endswith("placed again: drained") for one in placed)
+
+
+def tell(url: str, node: str, act: str) -> None:
+    """At once; only who says the token may."""
+    path, words = f"/nodes/{node}/{act}", {"deadline_s": 0}
+    assert exchange(url, path, words).status == 401
+    assert exchange(url, path, words, {"Authorization": f"Bearer {TOKEN}"}).status == 200
+
+
+def state_of(nodes: list[Json], name: str) -> tuple[str, int]:
+    [node] = [one for one in nodes if one["id"] == name]
+    return node["state"], node["load"]["requests"]

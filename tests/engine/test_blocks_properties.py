@@ -14,6 +14,7 @@ from hypothesis.stateful import (
 
 from baton_engine.blocks import BlockPool
 from baton_protocol.ids import BlockHash, BlockId
+from tests.support.cache_reports import follow
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -81,11 +82,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule()
     def report(self) -> None:
-        changes = self.pool.take_changes()
-        assert not set(changes.stored) & self.reported
-        assert set(changes.evicted) <= self.reported
-        self.reported = self.reported - set(changes.evicted) | set(changes.stored)
-        assert self.reported == set(self.pool.cached_chunks())
+        self.reported = follow(self.pool, self.reported)
 
     @invariant()
     def the_books_balance(self) -> None:

@@ -364,7 +364,7 @@ def test_importing_the_engine_loads_no_torch() -> None:
         "assert 'LLM' in baton_engine.__all__; "
         "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=240).returncode == 0
 
 
 def test_the_package_has_no_other_names() -> None:

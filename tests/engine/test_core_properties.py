@@ -1,8 +1,9 @@
-"""Whatever the requests, the pool and the budget: all finish, nothing leaks, and the ids are those
-of each request alone."""
+"""Whatever the requests, the pool, the host tier and the budget: all finish, nothing leaks, and the
+ids are those of each request alone."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,21 +13,16 @@ from hypothesis import strategies as st
 
 from baton_engine.api import Reservation
 from baton_engine.core import EngineCore
-from baton_engine.sim import SimSettings, build_sim
 from baton_protocol.errors import PromptTooLong
 from baton_protocol.ids import BlockId, RequestId
 from baton_protocol.request import Request
 from tests.support.engine_core import Run, drive, make_request, run_all, step_once
+from tests.support.landing import BLOCK, host_bytes, land, sim, watched_sim
 
-BLOCK = 4
 MAX_STEPS = 4000
-
-
-def sim(**changes: Any) -> EngineCore:
-    sizes = {"num_blocks": 400, "max_model_len": 40} | changes
-    return build_sim(
-        SimSettings(layers=1, kv_heads=1, head_dim=4, block_size=BLOCK, chunk_blocks=2, **sizes)
-    )
+LANDED = st.sets(st.integers(0, 9))  # blocks
+# Blocks of the host tier: none, fewer than a request's, about the pool's, more than there are.
+HOST = st.sampled_from([0, 1, 3, 12, 400]).map(host_bytes)
 
 
 @st.composite
@@ -79,14 +75,17 @@ def alone(wanted: list[Request]) -> dict[tuple[str, int], list[int]]:
 @given(
     wanted=requests(),
     blocks=st.integers(10, 40),
+    host=HOST,
     budget=st.sampled_from([1, 3, 7, 64]),
     seqs=st.integers(1, 8),
 )
-@settings(max_examples=80, deadline=None)
-def test_ids_do_not_depend_on_pool_budget_or_company(
-    wanted: list[Request], blocks: int, budget: int, seqs: int
+@settings(max_examples=100, deadline=None)
+def test_ids_do_not_depend_on_pool_host_tier_budget_or_company(
+    wanted: list[Request], blocks: int, host: int, budget: int, seqs: int
 ) -> None:
-    engine = sim(num_blocks=blocks, max_batched_tokens=budget, max_num_seqs=seqs)
+    engine = sim(
+        num_blocks=blocks, host_kv_memory=host, max_batched_tokens=budget, max_num_seqs=seqs
+    )
     run = Run()
     for request in wanted:
         engine.submit(request, track=len(request.prompt_ids) % 2 == 0)
@@ -94,7 +93,7 @@ def test_ids_do_not_depend_on_pool_budget_or_company(
     assert run.all_ids() == alone(wanted)
     assert sorted(run.finished) == sorted(request.id for request in wanted)
     for request in wanted:
-        assert sum(run.use(request.id)) == len(request.prompt_ids)
+        assert sum(run.use(request.id)) + run.from_host(request.id) == len(request.prompt_ids)
         if request.params.prompt_logprobs is not None:
             told = run_all(sim(), [request]).prompt_logprobs(request.id)
             assert run.prompt_logprobs(request.id) == told
@@ -103,13 +102,13 @@ def test_ids_do_not_depend_on_pool_budget_or_company(
     assert (load.running, load.waiting, load.free_blocks) == (0, 0, blocks)
 
 
-@given(wanted=requests(), cut=st.integers(0, 20), blocks=st.integers(10, 40))
+@given(wanted=requests(), cut=st.integers(0, 20), blocks=st.integers(10, 40), host=HOST)
 @settings(max_examples=60, deadline=None)
 def test_a_request_placed_again_with_the_tokens_it_has_goes_on_as_if_undisturbed(
-    wanted: list[Request], cut: int, blocks: int
+    wanted: list[Request], cut: int, blocks: int, host: int
 ) -> None:
     whole = alone(wanted)
-    engine = sim(num_blocks=blocks, max_batched_tokens=9)
+    engine = sim(num_blocks=blocks, host_kv_memory=host, max_batched_tokens=9)
     known = {}
     for request in wanted:
         # Choices are cut at different places; some have nothing yet, some are complete.
@@ -153,26 +152,21 @@ class World:
         else:
             self.parked.append(Parked(request, reservation))
 
-    def submit(self, parked: Parked, landed: int) -> None:
-        """`landed` blocks at most: as many as the donor still has."""
+    def submit(self, parked: Parked, wanted: Iterable[int]) -> None:
+        """Of the wanted blocks those land that the donor still has; the others are holes."""
         self.parked.remove(parked)
-        reservation = parked.reservation
-        source = self.donor.reserve(parked.request)
-        assert source is not None
-        count = max(reservation.cached, min(landed, source.cached))
-        for index in range(reservation.cached, count):
-            data = memoryview(bytearray(self.engine.info.layout.block_bytes))
-            self.donor.memory.read(source.blocks[index : index + 1], data)
-            self.engine.memory.write(reservation.blocks[index : index + 1], data)
-        self.donor.release(source)
-        self.engine.submit(parked.request, reservation=reservation, landed=count, track=True)
+        request, reservation = parked.request, parked.reservation
+        landed = land(self.engine, reservation, self.donor, request, wanted)
+        self.engine.submit(
+            request, reservation=reservation, landed=landed, track=True, report_filled=True
+        )
 
     def step(self) -> None:
         result = step_once(self.engine, self.run)
         for progress in result.progress:
-            blocks = list(progress.blocks[: progress.computed // BLOCK])
-            self.engine.hold(blocks)
-            self.held.append(blocks)
+            self.hold(progress.blocks[: progress.computed // BLOCK])
+        for filled in result.filled:
+            self.hold(filled.blocks)
         if self.engine.starved():
             if self.parked:
                 youngest = self.parked.pop()
@@ -181,12 +175,16 @@ class World:
             elif self.held:
                 self.engine.unhold(self.held.pop(0))
 
+    def hold(self, blocks: Sequence[BlockId]) -> None:
+        self.engine.hold(blocks)
+        self.held.append(list(blocks))
+
     def settle(self) -> None:
         for _ in range(MAX_STEPS):
             if not (self.parked or self.unparked or self.engine.has_work()):
                 break
             for parked in list(self.parked):
-                self.submit(parked, 99)
+                self.submit(parked, range(99))
             for request in self.unparked:
                 self.engine.submit(request)
             self.unparked.clear()
@@ -196,22 +194,25 @@ class World:
         self.engine.check_integrity()
 
 
-@given(wanted=requests(), blocks=st.integers(10, 24), data=st.data())
-@settings(max_examples=80, deadline=None)
+@given(wanted=requests(), blocks=st.integers(10, 24), host=HOST, data=st.data())
+@settings(max_examples=100, deadline=None)
 def test_reservations_transfers_and_aborts_in_any_order_change_no_ids_and_leak_nothing(
-    wanted: list[Request], blocks: int, data: st.DataObject
+    wanted: list[Request], blocks: int, host: int, data: st.DataObject
 ) -> None:
     whole = alone(wanted)
     donor = sim()
     run_all(donor, wanted)
-    world = World(sim(num_blocks=blocks, max_batched_tokens=8, max_num_seqs=4), donor)
+    engine, _ = watched_sim(
+        num_blocks=blocks, host_kv_memory=host, max_batched_tokens=8, max_num_seqs=4
+    )
+    world = World(engine, donor)
     todo = list(wanted)
     for _ in range(data.draw(st.integers(0, 25))):
         act = data.draw(st.sampled_from(["park", "submit", "step", "abort", "unhold"]))
         if act == "park" and todo:
             world.park(todo.pop(0))
         elif act == "submit" and world.parked:
-            world.submit(data.draw(st.sampled_from(world.parked)), data.draw(st.integers(0, 6)))
+            world.submit(data.draw(st.sampled_from(world.parked)), data.draw(LANDED))
         elif act == "abort":
             name = data.draw(st.sampled_from([request.id for request in wanted]))
             if name not in [parked.request.id for parked in world.parked]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from baton_engine.api import Reservation
 from baton_engine.core import EngineCore
 from baton_protocol.ids import RequestId
 from baton_protocol.request import Request
-from tests.support.engine_core import Run, drive, make_request, run_all, scripted, step_once
+from tests.support.engine_core import EOS, Run, drive, make_request, run_all, scripted, step_once
 
 
 def reserve(engine: EngineCore, request: Request) -> Reservation:
@@ -94,7 +96,7 @@ def test_nothing_is_owed_to_a_request_that_went_away() -> None:
 def test_landed_blocks_are_not_computed_but_found_by_the_next_request() -> None:
     engine, runner = scripted()
     request = make_request("a", 14, max_tokens=1)
-    engine.submit(request, reservation=reserve(engine, request), landed=3)
+    engine.submit(request, reservation=reserve(engine, request), landed=[(0, 3)])
     engine.check_integrity()
     assert engine.cached_blocks(engine.block_hashes(request)) == 3
     assert engine.cache_changes().stored == (engine.block_hashes(request)[1],)
@@ -111,7 +113,7 @@ def test_cached_and_landed_blocks_are_told_apart() -> None:
     run_all(engine, [make_request("first", request.prompt_ids[:4], max_tokens=1)])
     reservation = reserve(engine, request)
     assert reservation.cached == 1
-    engine.submit(request, reservation=reservation, landed=3)
+    engine.submit(request, reservation=reservation, landed=[(0, 3)])
     assert drive(engine).use("a") == (4, 8, 5)
 
 
@@ -126,7 +128,7 @@ def test_what_is_cached_counts_even_if_nothing_landed() -> None:
 def test_a_wholly_landed_prompt_computes_its_last_token_in_its_own_block() -> None:
     engine, runner = scripted()
     request = make_request("a", 8, max_tokens=2)
-    engine.submit(request, reservation=reserve(engine, request), landed=2)
+    engine.submit(request, reservation=reserve(engine, request), landed=[(0, 2)])
     # Nobody may share the block that is still to be written into.
     assert engine.cached_blocks(engine.block_hashes(request)) == 1
     run = drive(engine)
@@ -143,7 +145,7 @@ def test_a_wholly_cached_prompt_does_not_write_into_the_shared_block(length: int
     run_all(engine, [make_request("first", request.prompt_ids, max_tokens=1)])
     runner.steps.clear()
     reservation = reserve(engine, request)
-    engine.submit(request, reservation=reservation, landed=length // 4)
+    engine.submit(request, reservation=reservation, landed=[(0, length // 4)])
     run = drive(engine)
     assert runner.work()[0] == [(length - 4, 4)]
     assert runner.steps[0][0].blocks[-1] != reservation.blocks[-1]
@@ -155,7 +157,7 @@ def test_with_a_first_token_known_the_whole_prompt_may_have_landed() -> None:
     request = make_request("a", 8, max_tokens=3)
     reservation = reserve(engine, request)
     first = make_request("a", 8, ((50,),), max_tokens=3)
-    engine.submit(first, reservation=reservation, landed=2)
+    engine.submit(first, reservation=reservation, landed=[(0, 2)])
     run = drive(engine)
     assert runner.work() == [[(8, 1)], [(9, 1)]]
     assert run.use("a") == (0, 8, 0)
@@ -167,7 +169,7 @@ def test_choices_share_what_landed() -> None:
     request = make_request("a", 10, n=2)
     reservation = reserve(engine, request)
     known = make_request("a", 10, ((50,), (51,)), n=2)
-    engine.submit(known, reservation=reservation, landed=2)
+    engine.submit(known, reservation=reservation, landed=[(0, 2)])
     run = drive(engine)
     assert [work for step in runner.work()[:2] for work in step] == [(8, 3), (11, 1), (8, 3)]
     assert run.use("a") == (0, 8, 2)
@@ -177,7 +179,7 @@ def test_choices_share_what_landed() -> None:
 def test_a_reservation_whose_choices_have_all_ended_is_given_back() -> None:
     engine, _ = scripted()
     request = make_request("a", 10, ((1,),))
-    engine.submit(request, reservation=reserve(engine, request), landed=2, finished=(0,))
+    engine.submit(request, reservation=reserve(engine, request), landed=[(0, 2)], finished=(0,))
     engine.check_integrity()
     assert engine.load().free_blocks == 16
     assert drive(engine).finished == ["a"]
@@ -187,8 +189,8 @@ def test_a_submit_that_fails_leaves_the_reservation_with_its_owner() -> None:
     engine, _ = scripted()
     request = make_request("a", 10)
     reservation = reserve(engine, request)
-    with pytest.raises(ValueError, match="3 blocks landed; the prompt has 2 full ones"):
-        engine.submit(request, reservation=reservation, landed=3)
+    with pytest.raises(ValueError, match=r"\[0, 3\) is not a run of the 2 full ones"):
+        engine.submit(request, reservation=reservation, landed=[(0, 3)])
     with pytest.raises(ValueError, match="does not own this reservation"):
         engine.submit(make_request("b", 10), reservation=reservation)
     engine.check_integrity()
@@ -205,7 +207,7 @@ def test_a_queued_request_gives_its_reservation_to_a_running_one_and_finds_it_ag
     request = make_request("queued", 17)
     reservation = reserve(engine, request)
     assert len(reservation.blocks) == 5
-    engine.submit(request, reservation=reservation, landed=4)
+    engine.submit(request, reservation=reservation, landed=[(0, 4)])
     step_once(engine, run)
     assert engine.starved()
     assert engine.load().preemptions_total == 1
@@ -229,3 +231,57 @@ def test_parked_blocks_starve_a_running_request_only_until_they_are_given_back()
     engine.release(parked)
     drive(engine, into=run)
     assert run.ids("a") == [8, 9, 10, 11, 12, 13]
+
+
+# --- begun elsewhere ----------------------------------------------------------------------------
+
+
+def begun(outputs: tuple[int, ...], **params: Any) -> Request:
+    return make_request("a", 10, (outputs,), max_tokens=12, **params)
+
+
+def test_blocks_are_named_and_reserved_over_the_outputs_of_a_request_begun_elsewhere() -> None:
+    engine, _ = scripted()
+    outputs = tuple(range(50, 57))
+    as_prompt = make_request("p", [*begun(()).prompt_ids, *outputs])
+    reservation = reserve(engine, begun(outputs))
+    assert reservation.hashes == engine.block_hashes(as_prompt)
+    assert (len(reservation.hashes), len(reservation.blocks)) == (4, 5)
+    choices = make_request("b", 10, (outputs, outputs), n=2, max_tokens=12)
+    assert len(engine.block_hashes(choices)) == 2
+    assert len(reserve(engine, choices).blocks) == 3
+
+
+def test_what_landed_of_the_outputs_is_not_computed_and_counts_for_no_prompt() -> None:
+    engine, runner = scripted()
+    request = begun(tuple(range(50, 57)))
+    reservation = reserve(engine, request)
+    engine.submit(request, reservation=reservation, landed=[(0, 1), (2, 4)], track=True)
+    run = drive(engine)
+    assert runner.work()[:2] == [[(4, 4)], [(16, 1)]]
+    assert run.use("a") == (0, 6, 4)
+    assert [each.computed for each in run.progress] == [16, 17]
+    assert [(token.offset, token.id) for token in run.tokens] == [(i, 10 + i) for i in range(7, 12)]
+    assert run.last("a").finish == "length"
+
+
+def test_stops_and_minimum_look_at_all_outputs_of_a_request_begun_elsewhere() -> None:
+    engine, runner = scripted()
+    request = begun((50, 51, 52), min_tokens=5, stop_token_ids=(14, 16))
+    engine.submit(request, reservation=reserve(engine, request), landed=[(0, 3)])
+    run = drive(engine)
+    banned = [step[0].samples[0].banned for step in runner.steps]
+    assert banned == [(EOS, 14, 16), (EOS, 14, 16), (), ()]
+    assert run.ids("a") == [13, 14, 15, 16]
+    assert (run.last("a").finish, run.last("a").stop_id) == ("stop", 16)
+
+
+def test_a_request_that_fills_the_pool_and_needs_no_more_kv_finds_its_reservation() -> None:
+    engine, _ = scripted(num_blocks=4)
+    request = make_request("a", 10, (tuple(range(7)),), max_tokens=50)
+    reservation = reserve(engine, request)
+    assert (len(reservation.blocks), len(reservation.hashes)) == (4, 4)
+    engine.submit(request, reservation=reservation)
+    run = drive(engine)
+    assert (run.finished, [end.finish for end in run.complete]) == (["a"], ["length"])
+    assert engine.load().free_blocks == 4

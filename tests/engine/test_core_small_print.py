@@ -221,7 +221,7 @@ def test_its_reservation_shares_nothing_and_what_landed_there_is_computed_again(
     reservation = engine.reserve(request)
     assert reservation is not None
     assert reservation.cached == 0
-    engine.submit(request, reservation=reservation, landed=3)
+    engine.submit(request, reservation=reservation, landed=[(0, 3)])
     run = drive(engine)
     assert run.use("a") == (0, 0, 13)
     assert told(run, "a") == expected(request)

@@ -21,6 +21,9 @@ LLAMA: dict[str, Any] = {
     "max_position_embeddings": 1024,
     "rope_theta": 500000.0,
 }
+MISTRAL: dict[str, Any] = {"architectures": ["MistralForCausalLM"]}
+QWEN3: dict[str, Any] = {"architectures": ["Qwen3ForCausalLM"]}
+SWITCHED: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 512}
 LLAMA3 = {
     "factor": 8.0,
     "low_freq_factor": 1.0,
@@ -94,6 +97,12 @@ def test_dtype_auto_is_the_checkpoints_and_float16_runs_in_float32(tmp_path: Pat
         ({"partial_rotary_factor": 0.5}, "0.5"),
         ({"sliding_window": 512}, "512"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
+        ({"layer_types": ["chunked_attention"] * 2}, "chunked_attention"),
+        (
+            {**MISTRAL, "sliding_window": 512, "layer_types": ["full_attention"] * 2},
+            "full_attention.*512",
+        ),
+        ({**QWEN3, "layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
         ({"quantization_config": {"quant_method": "fp8"}}, "fp8"),
         ({"dtype": "int4"}, "int4"),
         ({"num_key_value_heads": 3}, "3"),
@@ -115,12 +124,55 @@ def test_what_we_do_not_compute_is_refused_by_name(
         {"sliding_window": None},
         {"sliding_window": 512, "use_sliding_window": False},
         {"layer_types": ["full_attention", "full_attention"]},
+        {**MISTRAL, "sliding_window": None},
+        {**MISTRAL, "sliding_window": 1024},
+        MISTRAL,  # its config class assumes 4096, which is above max_position_embeddings
+        {**QWEN3, "sliding_window": 512},  # the switch is off unless it is on
+        {**QWEN3, "sliding_window": 512, "use_sliding_window": True},  # from layer 28 on
+        {**QWEN3, "layer_types": ["full_attention"] * 2},
     ],
 )
 def test_a_sliding_window_that_is_not_in_use_is_no_obstacle(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    assert config_of(tmp_path, **changes).num_layers == 2
+    config = config_of(tmp_path, **changes)
+    assert config.windows == (None, None)
+    assert config.canonical() == config.rope.canonical()
+
+
+@pytest.mark.parametrize(
+    ("changes", "windows"),
+    [
+        ({**MISTRAL, "sliding_window": 512}, (512, 512)),
+        ({**MISTRAL, "max_position_embeddings": 8192}, (4096, 4096)),
+        ({**QWEN3, **SWITCHED, "max_window_layers": 1}, (None, 512)),
+        ({**QWEN3, **SWITCHED, "max_window_layers": 0}, (512, 512)),
+        (
+            {**QWEN3, **SWITCHED, "layer_types": ["sliding_attention", "full_attention"]},
+            (512, None),
+        ),
+        (
+            {**SWITCHED, "architectures": ["Qwen2ForCausalLM"], "max_window_layers": 1},
+            (None, 512),
+        ),
+    ],
+)
+def test_sliding_windows_are_read_per_layer(
+    tmp_path: Path, changes: dict[str, Any], windows: tuple[int | None, ...]
+) -> None:
+    assert config_of(tmp_path, **changes).windows == windows
+
+
+def test_other_windows_are_another_text_of_the_fingerprint(tmp_path: Path) -> None:
+    """The same tokens get other KV: it must not be exchanged."""
+    texts = {
+        config_of(tmp_path, **MISTRAL, sliding_window=window).canonical()
+        for window in (None, 256, 512)
+    } | {
+        config_of(tmp_path, **QWEN3, **SWITCHED, layer_types=kinds).canonical()
+        for kinds in (["sliding_attention", "full_attention"], ["full_attention"] * 2)
+    }
+    assert len(texts) == 4
 
 
 @pytest.mark.parametrize(
@@ -130,6 +182,9 @@ def test_a_sliding_window_that_is_not_in_use_is_no_obstacle(
         ({"vocab_size": "many"}, "vocab_size is 'many'"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
         ({"rope_theta": -1}, "rope_theta is -1"),
+        ({"layer_types": ["full_attention"]}, "layer_types has 1 entries for 2 layers"),
+        ({**MISTRAL, "sliding_window": -1}, "sliding_window is -1"),
+        ({**QWEN3, **SWITCHED, "max_window_layers": "all"}, "max_window_layers is 'all'"),
     ],
 )
 def test_a_missing_or_senseless_number_is_named(

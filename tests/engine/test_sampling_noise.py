@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton_engine.api import Sample
-from baton_engine.noise import W_MAX, gumbel, noise_keys
+from baton_engine.noise import W_MAX, gumbel, keys_of, noise_keys
 from baton_engine.sampling import sample
 from baton_protocol.sampling import SamplingParams
 
@@ -51,6 +51,22 @@ def test_seed_choice_and_position_each_change_the_keys() -> None:
         for position in range(50)
     }
     assert len(keys) == 4 * 4 * 50
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(0, 127), st.integers(0, 2**20)),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_keys_computed_together_are_those_computed_one_by_one(
+    parts: list[tuple[int, int, int]],
+) -> None:
+    samples = [
+        Sample(choice, position, SamplingParams(seed=seed)) for seed, choice, position in parts
+    ]
+    assert keys_of(samples).tolist() == [list(noise_keys(*each)) for each in parts]
 
 
 def test_the_noise_is_finite_for_every_token_of_a_large_vocabulary() -> None:

@@ -32,7 +32,7 @@ class Desk:
             request,
             arrival=self.arrivals,
             root=ROOT,
-            prompt_hashes=extend_hashes(ROOT, request.prompt_ids, BLOCK),
+            given_hashes=extend_hashes(ROOT, request.prompt_ids, BLOCK),
             block_size=BLOCK,
             prefill_only=False,
             track=False,
@@ -48,7 +48,7 @@ class Desk:
         """A sequence that comes with blocks of its own, as from a reservation."""
         sequence = self.sequence(name, prompt)
         count = blocks_for(prompt, BLOCK) if blocks is None else blocks
-        sequence.place(self.pool.allocate(count), computed=0, registered=0)
+        sequence.place(self.pool.allocate(count))
         self.scheduler.add(sequence)
         return sequence
 
@@ -61,7 +61,7 @@ class Desk:
 
     def compute(self, piece: Piece) -> None:
         sequence = piece.sequence
-        sequence.computed += piece.count
+        sequence.advance(piece.count)
         full = sequence.computed // BLOCK
         for index in range(sequence.registered, full):
             hash = sequence.hashes_of(full)[index]

@@ -71,7 +71,7 @@ def test_a_foreign_block_changes_the_ids(foreign: int) -> None:
     blocks = list(reservation.blocks)
     copy_blocks(source, target, [(1, blocks[0]), (2, blocks[1]), (3, blocks[2])])
     copy_blocks(donor, target, [(foreign + 1, blocks[foreign])])
-    target.submit(request, reservation=reservation, landed=3)
+    target.submit(request, reservation=reservation, landed=[(0, 3)])
     assert drive(target).ids("a") != right
 
 
@@ -88,7 +88,7 @@ def test_one_wrong_byte_anywhere_in_a_block_changes_the_ids() -> None:
         reservation = target.reserve(request)
         assert reservation is not None
         target.memory.write(reservation.blocks[:1], memoryview(wrong))
-        target.submit(request, reservation=reservation, landed=1)
+        target.submit(request, reservation=reservation, landed=[(0, 1)])
         assert drive(target).ids("a") != right, position
 
 
@@ -107,7 +107,7 @@ def test_landed_blocks_give_the_ids_of_computed_ones(length: int, seed: int | No
     reservation = target.reserve(request)
     assert reservation is not None
     target.memory.write(reservation.blocks[:full], memoryview(data))
-    target.submit(request, reservation=reservation, landed=full)
+    target.submit(request, reservation=reservation, landed=[(0, full)])
     run = drive(target)
     assert run.ids("a") == right
     assert run.use("a")[1] == min(4 * full, length - 1)
@@ -120,7 +120,7 @@ def test_what_is_computed_after_landed_blocks_has_the_bytes_of_an_undisturbed_ru
     reservation = target.reserve(request)
     assert reservation is not None
     copy_blocks(source, target, [(1, reservation.blocks[0])])
-    target.submit(request, reservation=reservation, landed=1)
+    target.submit(request, reservation=reservation, landed=[(0, 1)])
     drive(target)
     blocks = [BlockId(id) for id in range(1, 6)]
     contents = []
@@ -129,6 +129,56 @@ def test_what_is_computed_after_landed_blocks_has_the_bytes_of_an_undisturbed_ru
         engine.memory.read(blocks, memoryview(data))
         contents.append(data)
     assert contents[0] == contents[1]
+
+
+@pytest.mark.parametrize("shards", [1, 2, 4])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_shards_written_one_by_one_are_the_blocks_that_were_read(shards: int, dtype: str) -> None:
+    request = make_request("a", 14, max_tokens=8)
+    source, target = (sim(kv_heads=4, kv_shards=shards, dtype=dtype) for _ in range(2))
+    right = ids_of(source, request)
+    assert right == ids_of(sim(kv_heads=4, dtype=dtype), request)
+    reservation = target.reserve(request)
+    assert reservation is not None
+    data = bytearray(source.info.layout.block_bytes * 3 // shards)
+    for shard in reversed(range(shards)):
+        source.memory.read([BlockId(id) for id in (1, 2, 3)], memoryview(data), shard)
+        target.memory.write(reservation.blocks[:3], memoryview(data), shard)
+    target.submit(request, reservation=reservation, landed=[(0, 3)])
+    run = drive(target)
+    assert run.use("a") == (0, 12, 2)
+    assert run.ids("a") == right
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_shard_that_is_missing_changes_the_ids(missing: int) -> None:
+    request = make_request("a", 14, max_tokens=8)
+    source, target = (sim(kv_shards=2) for _ in range(2))
+    right = ids_of(source, request)
+    reservation = target.reserve(request)
+    assert reservation is not None
+    data = bytearray(source.info.layout.block_bytes * 3 // 2)
+    source.memory.read([BlockId(id) for id in (1, 2, 3)], memoryview(data), 1 - missing)
+    target.memory.write(reservation.blocks[:3], memoryview(data), 1 - missing)
+    target.submit(request, reservation=reservation, landed=[(0, 3)])
+    assert drive(target).ids("a") != right
+
+
+def test_a_shard_is_its_heads_of_each_layers_k_and_v() -> None:
+    whole, cut = (build_sim(SimSettings(kv_heads=4, kv_shards=shards)) for shards in (1, 2))
+    request = make_request("a", 17, max_tokens=1)
+    for engine in (whole, cut):
+        run_all(engine, [request])
+    layout = whole.info.layout
+    data, parts = bytearray(layout.block_bytes), []
+    whole.memory.read([BlockId(1)], memoryview(data))
+    for shard in range(2):
+        part = bytearray(layout.block_bytes // 2)
+        cut.memory.read([BlockId(1)], memoryview(part), shard)
+        parts.append(part)
+    two_heads = 2 * layout.block_size * layout.head_dim * 4
+    pieces = [data[at : at + two_heads] for at in range(0, len(data), two_heads)]
+    assert [b"".join(pieces[::2]), b"".join(pieces[1::2])] == [bytes(part) for part in parts]
 
 
 def test_choices_differ_when_sampled_and_agree_when_greedy() -> None:
@@ -275,6 +325,7 @@ def test_engines_of_equal_geometry_may_exchange_kv_and_others_may_not() -> None:
         {"block_size": 8},
         {"dtype": "bfloat16"},
         {"chunk_blocks": 3},
+        {"kv_shards": 2},
         {"vocab_size": 300},
     ]
     assert len({fingerprint(**each) for each in ({}, *changes)}) == len(changes) + 1
@@ -299,6 +350,8 @@ def test_the_length_is_never_more_than_the_pool_holds() -> None:
         ({"decode_ms": -1.0}, "sim decode_ms is -1.0; it must be at least 0"),
         ({"prefill_base_ms": float("nan")}, "sim prefill_base_ms is nan"),
         ({"chunk_blocks": 0}, "sim chunk_blocks is 0"),
+        ({"kv_shards": 0}, "sim kv_shards is 0; it must be at least 1"),
+        ({"kv_shards": 4}, "sim kv_shards is 4; it must divide kv_heads, 2"),
         ({"dtype": "int3"}, "sim dtype is 'int3'; use one of float32"),
         ({"head_dim": 3}, "sim head_dim is 3; in float32 it must be a multiple of 2"),
         ({"end_id": 300}, r"sim says ids in \[32, 300\); they must be within \[0, 259\)"),

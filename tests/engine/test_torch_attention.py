@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from baton_engine.api import Row
-from baton_engine.attention import MAX_GROUP_BLOCKS, SMALL_ROW_BLOCKS, TorchAttention, TorchStep
+from baton_engine.attention import MAX_GROUP_BLOCKS, SMALL_ROW_BLOCKS, TorchAttention
 from baton_engine.torch_memory import TorchMemory
 from baton_protocol.ids import BlockId
 from baton_protocol.layout import KVLayout
@@ -17,13 +17,13 @@ from baton_protocol.layout import KVLayout
 LAYERS, BLOCK, DIM, POOL = 2, 4, 8, 400
 
 
-def memory_of(kv_heads: int) -> TorchMemory:
+def memory_of(kv_heads: int, dtype: str = "float32") -> TorchMemory:
     layout = KVLayout(
         num_layers=LAYERS,
         num_kv_heads=kv_heads,
         head_dim=DIM,
         block_size=BLOCK,
-        dtype="float32",
+        dtype=dtype,
         chunk_blocks=1,
     )
     memory = TorchMemory(layout, POOL, torch.device("cpu"))
@@ -43,17 +43,23 @@ def rows_of(spans: Sequence[tuple[int, int]], seed: int = 0) -> list[Row]:
 
 
 def expected_of(
-    memory: TorchMemory, layer: int, row: Row, q_TNH: torch.Tensor, group: int
+    memory: TorchMemory,
+    layer: int,
+    row: Row,
+    q_TNH: torch.Tensor,
+    group: int,
+    window: int | None,
 ) -> torch.Tensor:
-    """softmax(q k / sqrt(H)) v over the row's past, one query and one head at a time."""
+    """softmax(q k / sqrt(H)) v over what a query sees, one query and one head at a time."""
     table = memory.pool[list(row.blocks), layer].double()  # [M, 2, K, B, H]
     k_SKH, v_SKH = table.permute(1, 0, 3, 2, 4).reshape(2, -1, *table.shape[2:3], DIM)
     out_TNH = torch.empty(q_TNH.shape, dtype=torch.float64)
     for index in range(q_TNH.shape[0]):
         end = row.start + index + 1
+        seen = slice(max(0, end - window) if window else 0, end)
         for head in range(q_TNH.shape[1]):
-            scores_S = k_SKH[:end, head // group] @ q_TNH[index, head].double() / DIM**0.5
-            out_TNH[index, head] = scores_S.softmax(0) @ v_SKH[:end, head // group]
+            scores_S = k_SKH[seen, head // group] @ q_TNH[index, head].double() / DIM**0.5
+            out_TNH[index, head] = scores_S.softmax(0) @ v_SKH[seen, head // group]
     return out_TNH
 
 
@@ -67,26 +73,38 @@ SPANS = {
 }
 
 
+# One per layer: none at all, in all layers, in one, two of unlike length; with 1, itself alone.
+WINDOWS: list[tuple[int | None, ...]] = [(), (6, 6), (None, 16), (1, 40)]
+
+
+# In fp32 keys and values are read where they lie, in bf16 from a copy.
+@pytest.mark.parametrize(("dtype", "near"), [("float32", 1e-5), ("bfloat16", 1e-2)])
+@pytest.mark.parametrize("windows", WINDOWS, ids=str)
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2), (4, 1), (6, 2)])
 @pytest.mark.parametrize("name", SPANS)
-def test_attention_equals_the_definition(name: str, heads: tuple[int, int]) -> None:
+def test_attention_equals_the_definition(
+    name: str, heads: tuple[int, int], windows: tuple[int | None, ...], dtype: str, near: float
+) -> None:
     num_heads, kv_heads = heads
-    memory, rows = memory_of(kv_heads), rows_of(SPANS[name])
+    memory, rows = memory_of(kv_heads, dtype), rows_of(SPANS[name])
     before = memory.pool.clone()
     tokens = sum(len(row.tokens) for row in rows)
     noise = torch.Generator().manual_seed(2)
-    step = TorchAttention(memory, num_heads).begin(rows)
+    step = TorchAttention(memory, num_heads, windows).begin(rows)
     for layer in range(LAYERS):
         q, k, v = (
-            torch.randn(tokens, count, DIM, generator=noise)
+            torch.randn(tokens, count, DIM, generator=noise).to(memory.pool.dtype)
             for count in (num_heads, kv_heads, kv_heads)
         )
         out_TNH = step.attend(layer, q, k, v)
         begin = 0
         for row in rows:
             end = begin + len(row.tokens)
-            expected = expected_of(memory, layer, row, q[begin:end], num_heads // kv_heads)
-            torch.testing.assert_close(out_TNH[begin:end].double(), expected, rtol=1e-4, atol=1e-5)
+            window = windows[layer] if windows else None
+            group = num_heads // kv_heads
+            expected = expected_of(memory, layer, row, q[begin:end], group, window)
+            found = out_TNH[begin:end].double()
+            torch.testing.assert_close(found, expected, rtol=near, atol=near)
             for index, position in enumerate(range(row.start, row.start + len(row.tokens))):
                 block, slot = row.blocks[position // BLOCK], position % BLOCK
                 assert torch.equal(memory.pool[block, layer, 0, :, slot], k[begin + index])
@@ -96,11 +114,28 @@ def test_attention_equals_the_definition(name: str, heads: tuple[int, int]) -> N
     assert torch.equal(memory.pool, before)  # no other slot was touched
 
 
+def test_a_decode_row_reads_nothing_but_the_keys_that_it_sees() -> None:
+    """Blocks that were somebody else's may hold anything; here, NaN."""
+    memory, rows = memory_of(2), rows_of(SPANS["decode rows of many lengths"])
+    for layer, window in enumerate(windows := (None, 16)):
+        seen = torch.zeros(POOL + 1, BLOCK, dtype=torch.bool)
+        for row in rows:
+            first = max(0, row.start + 1 - window) if window else 0
+            for position in range(first, row.start + 1):
+                seen[row.blocks[position // BLOCK], position % BLOCK] = True
+        memory.pool[:, layer].masked_fill_(~seen[:, None, None, :, None], torch.nan)
+    step = TorchAttention(memory, 4, windows).begin(rows)
+    noise = torch.Generator().manual_seed(3)
+    for layer in range(LAYERS):
+        q, k, v = (torch.randn(len(rows), n, DIM, generator=noise) for n in (4, 2, 2))
+        assert step.attend(layer, q, k, v).isfinite().all()
+
+
 def groups_of(lengths: Sequence[int]) -> list[int]:
     """Sizes of the groups that decode rows with so many blocks fall into."""
     rows = [Row([0], blocks * BLOCK - 1, [BlockId(1)] * blocks) for blocks in lengths]
-    step = TorchStep(memory_of(1), 1, rows)
-    return [group.end - group.begin for group in step._groups]
+    step = TorchAttention(memory_of(1), 1).begin(rows)
+    return [group.end - group.begin for group in step._divisions[0].groups]
 
 
 def test_rows_of_unlike_length_are_not_padded_to_each_other() -> None:

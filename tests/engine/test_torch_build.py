@@ -40,6 +40,13 @@ def test_one_gib_of_kv_and_chunks_of_a_mib_or_8_blocks_are_the_defaults(folder: 
     assert info.layout.dtype == "float32"
 
 
+def test_head_shards_are_part_of_the_layout_and_of_the_fingerprint(folder: Path) -> None:
+    one, two = (small_engine(folder, kv_shards=shards) for shards in (1, 2))
+    assert (one.info.layout.kv_shards, two.info.layout.kv_shards) == (1, 2)
+    assert two.memory.layout == two.info.layout
+    assert one.info.fingerprint != two.info.fingerprint
+
+
 def test_kv_memory_is_in_bytes_and_holds_whole_blocks(folder: Path) -> None:
     block = small_engine(folder).info.layout.block_bytes
     assert small_engine(folder, kv_blocks=None, kv_memory=100 * block - 1).info.num_blocks == 99
@@ -69,6 +76,10 @@ def test_threads_are_set(folder: Path) -> None:
         ({"threads": -1}, "--threads is -1"),
         ({"max_model_len": 4096}, "--max-model-len 4096 .* 1024"),
         ({"kv_blocks": None, "kv_memory": 100}, "raise --kv-memory"),
+        ({"host_kv_memory": -1}, "--host-kv-memory is -1"),
+        ({"host_kv_memory": 100}, "--host-kv-memory 100 holds no block of"),
+        ({"kv_shards": 0}, "--kv-shards is 0"),
+        ({"kv_shards": 3}, "--kv-shards 3 does not divide the model's 2 KV heads; use one of 1, 2"),
     ],
 )
 def test_a_setting_that_cannot_work_is_named(
@@ -100,4 +111,4 @@ def test_settings_and_configs_are_read_without_torch() -> None:
     """Flags are checked by processes that never load it."""
     modules = "baton_engine, baton_engine.config, baton_engine.torch_settings, baton_engine.digest"
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=240)

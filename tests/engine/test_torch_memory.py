@@ -11,7 +11,7 @@ import torch
 from baton_engine.errors import SettingsError
 from baton_engine.torch_memory import TorchMemory
 from baton_protocol.ids import BlockId
-from baton_protocol.layout import KVLayout
+from baton_protocol.layout import ITEM_BYTES, KVLayout
 
 CPU = torch.device("cpu")
 DEVICES = [
@@ -26,9 +26,15 @@ DEVICES = [
 ]
 
 
-def layout_of(dtype: str = "float32") -> KVLayout:
+def layout_of(dtype: str = "float32", heads: int = 2, shards: int = 1) -> KVLayout:
     return KVLayout(
-        num_layers=3, num_kv_heads=2, head_dim=8, block_size=4, dtype=dtype, chunk_blocks=2
+        num_layers=3,
+        num_kv_heads=heads,
+        head_dim=8,
+        block_size=4,
+        dtype=dtype,
+        chunk_blocks=2,
+        kv_shards=shards,
     )
 
 
@@ -61,6 +67,90 @@ def test_a_block_is_layer_then_k_and_v_then_head_then_token_then_dim(device: str
     assert not memory.pool[2].any()
 
 
+# --- head shards --------------------------------------------------------------------------------
+
+# KV heads of models with grouped queries, and how many shards they are cut into.
+CUTS = [(1, 1), (2, 1), (2, 2), (8, 1), (8, 2), (3, 3), (6, 2)]
+
+
+def shards_of(layout: KVLayout, block: bytes) -> list[bytes]:
+    """A block's shards, cut out with nothing but slices of bytes."""
+    head = layout.block_size * layout.head_dim * ITEM_BYTES[layout.dtype]
+    share = layout.num_kv_heads // layout.kv_shards * head
+    pieces = [block[at : at + share] for at in range(0, len(block), share)]
+    return [b"".join(pieces[shard :: layout.kv_shards]) for shard in range(layout.kv_shards)]
+
+
+def read(memory: TorchMemory, blocks: list[BlockId], shard: int) -> bytes:
+    layout = memory.layout
+    found = bytearray(len(blocks) * layout.block_bytes // layout.kv_shards)
+    memory.read(blocks, memoryview(found), shard)
+    return bytes(found)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("heads", "shards"), CUTS)
+def test_a_shard_is_its_heads_of_each_layers_k_and_v(
+    device: str, dtype: str, heads: int, shards: int
+) -> None:
+    layout = layout_of(dtype, heads, shards)
+    plain = TorchMemory(layout_of(dtype, heads), 10, torch.device(device))
+    memory = TorchMemory(layout, 10, torch.device(device))
+    size = layout.block_bytes
+    data = os.urandom(3 * size)
+    plain.write(blocks_of(7, 2, 10), memoryview(data))
+    memory.pool.copy_(plain.pool)
+    cut = [shards_of(layout, data[at : at + size]) for at in range(0, 3 * size, size)]
+    for shard in range(shards):
+        wanted = b"".join(cut[index][shard] for index in (2, 0, 1))
+        assert read(memory, blocks_of(10, 7, 2), shard) == wanted
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("heads", "shards"), CUTS)
+def test_shards_that_were_gathered_and_scattered_are_the_whole_blocks(
+    device: str, dtype: str, heads: int, shards: int
+) -> None:
+    layout = layout_of(dtype, heads, shards)
+    source, target = (TorchMemory(layout, 10, torch.device(device)) for _ in range(2))
+    plain = TorchMemory(layout_of(dtype, heads), 10, torch.device(device))
+    data = os.urandom(3 * layout.block_bytes)
+    plain.write(blocks_of(4, 9, 1), memoryview(data))
+    source.pool.copy_(plain.pool)
+    for shard in reversed(range(shards)):
+        part = read(source, blocks_of(4, 9, 1), shard)
+        target.write(blocks_of(3, 8, 5), memoryview(part), shard)
+    plain.pool.copy_(target.pool)
+    assert read(plain, blocks_of(3, 8, 5), 0) == data
+    assert not plain.pool[[0, 1, 2, 4, 6, 7, 9, 10]].any()
+
+
+def test_views_are_the_blocks_themselves_in_the_order_asked_for() -> None:
+    layout = layout_of("bfloat16")
+    memory = TorchMemory(layout, 10, CPU)
+    views = memory.views(blocks_of(7, 2))
+    assert views is not None
+    seventh, second = (os.urandom(layout.block_bytes) for _ in range(2))
+    views[0][:], views[1][:] = seventh, second
+    assert read(memory, blocks_of(2, 7), 0) == second + seventh
+    assert not memory.pool[[0, 1, 3, 4, 5, 6, 8, 9, 10]].any()
+    memory.clear(blocks_of(2))
+    assert views[0] == seventh
+    assert not any(views[1])
+
+
+def test_head_shards_have_no_views() -> None:
+    assert TorchMemory(layout_of(shards=2), 4, CPU).views(blocks_of(1)) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs: gpu")
+def test_memory_of_a_gpu_has_no_views() -> None:
+    assert TorchMemory(layout_of(), 4, torch.device("cuda")).views(blocks_of(1)) is None
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_clear_zeroes_whole_blocks_and_no_others(device: str) -> None:
     layout = layout_of()
@@ -71,26 +161,31 @@ def test_clear_zeroes_whole_blocks_and_no_others(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_threads_may_read_and_write_their_own_blocks_at_once(device: str) -> None:
-    layout = layout_of()
-    memory = TorchMemory(layout, 16, torch.device(device))
+@pytest.mark.parametrize("shards", [1, 2])
+def test_threads_may_read_and_write_their_own_shards_of_a_block_at_once(
+    device: str, shards: int
+) -> None:
+    layout = layout_of(shards=shards)
+    memory = TorchMemory(layout, 8, torch.device(device))
     wrong: list[int] = []
 
-    def work(first: int) -> None:
+    def work(first: int, shard: int) -> None:
         mine = blocks_of(*range(first, first + 4))
-        found = bytearray(4 * layout.block_bytes)
         for _ in range(50):
-            data = os.urandom(4 * layout.block_bytes)
-            memory.write(mine, memoryview(data))
-            memory.read(mine, memoryview(found))
-            if found != data:
+            data = os.urandom(4 * layout.block_bytes // shards)
+            memory.write(mine, memoryview(data), shard)
+            if read(memory, mine, shard) != data:
                 wrong.append(first)
 
-    threads = [threading.Thread(target=work, args=(first,)) for first in (1, 5, 9, 13)]
+    threads = [
+        threading.Thread(target=work, args=(first, shard))
+        for first in (1, 5)
+        for shard in range(shards)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(timeout=240)
     assert not wrong
     assert not any(thread.is_alive() for thread in threads)
 

@@ -12,6 +12,8 @@ from tests.support.cluster import SIM, Cluster
 # Slow enough that a fault's moment lies between two steps, not between two lines of code.
 SLOW_PREFILL = ("--sim-prefill-ms-per-token=1", "--max-batched-tokens=32")
 SLOW_DECODE = ("--sim-decode-ms=10",)
+# Shorter than a stream: what a node that ends still has is moved.
+HASTY = "--drain-timeout=0.05"
 # What a table's row waits for when only an engine stands still.
 STALL = "--stall-timeout=4"
 TORCH_MODEL = "llama-gqa4"
@@ -29,8 +31,8 @@ def pool() -> Iterator[Cluster]:
     """Two nodes of each role, always with a hand-off."""
     cluster = Cluster(
         *(2, 2),
-        prefill_flags=SLOW_PREFILL,
-        decode_flags=SLOW_DECODE,
+        prefill_flags=[*SLOW_PREFILL, HASTY],
+        decode_flags=[*SLOW_DECODE, HASTY],
         router_flags=["--handoff=always", STALL],
     )
     with cluster:
@@ -62,6 +64,7 @@ def torch_pool(torch_flags: list[str]) -> Iterator[Cluster]:
         *(1, 2),
         flags=torch_flags,
         prefill_flags=["--max-batched-tokens=32"],
+        decode_flags=[HASTY],
         router_flags=["--handoff=always", STALL],
     )
     with cluster:

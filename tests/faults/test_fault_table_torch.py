@@ -27,6 +27,7 @@ SHORT: tuple[Row, ...] = (
     Row("prefill", "half published", "kill", "two"),
     Row("decode", "mid-stream", "kill", "stop"),
     Row("decode", "mid-stream", "freeze", "greedy"),
+    Row("decode", "mid-stream", "drain", "seeded"),
 )
 LONG: tuple[Row, ...] = (
     Row("prefill", "job sent", "kill", "seeded"),
@@ -39,6 +40,8 @@ LONG: tuple[Row, ...] = (
     Row("decode", "mid-stream", "kill engine", "two"),
     Row("decode", "mid-stream", "hold", "seeded"),
     Row("decode", "one left", "kill", "seeded"),
+    Row("prefill", "half published", "drain", "greedy"),
+    Row("decode", "mid-stream", "end", "two"),
     Row("decode", "last lost", "kill", "greedy"),
     Row("decode", "last lost", "blip", "stop"),
     Row("all decode", "mid-stream", "kill", "greedy"),

@@ -23,7 +23,7 @@ FAULTS: dict[str, Callable[[FaultyStore, Which], None]] = {
     "frozen": FaultyStore.freeze,
     "full": FaultyStore.fill,
 }
-MANY = 60
+MANY = 500
 
 
 class Asker:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
+from baton_kvstore.care import CareMode
 from baton_kvstore.data import DataPlane, Tuning
 from baton_kvstore.embedded import EmbeddedServers, EmbeddedStore, ServerSpec
+from baton_protocol.layout import KVLayout
 from tests.support.kvstore import EPOCH, FINGERPRINT, LAYOUT, Transfers
 
 MakeTransfers = Callable[..., Transfers]
@@ -32,8 +35,8 @@ def make_servers() -> Iterator[Callable[..., EmbeddedServers]]:
     """Start servers of any settings."""
     with ExitStack() as stack:
 
-        def make(*specs: ServerSpec) -> EmbeddedServers:
-            return stack.enter_context(EmbeddedServers(specs))
+        def make(*specs: ServerSpec, binary: Path | None = None) -> EmbeddedServers:
+            return stack.enter_context(EmbeddedServers(specs, binary=binary))
 
         yield make
 
@@ -49,18 +52,23 @@ def make_transfers() -> Iterator[MakeTransfers]:
             threads: int = 2,
             tuning: Tuning | None = None,
             inflight: int = 64 << 20,
+            layout: KVLayout = LAYOUT,
+            write_behind_bandwidth: float | None = None,
+            settings: CareMode | None = None,
         ) -> Transfers:
             plane = DataPlane(
                 urls,
-                LAYOUT,
+                layout,
                 FINGERPRINT,
                 EPOCH,
                 threads_per_instance=threads,
                 max_inflight_bytes=inflight,
+                write_behind_bandwidth=write_behind_bandwidth,
+                settings=settings,
                 tuning=tuning,
             )
             plane.start()
             stack.callback(plane.close)
-            return Transfers(plane)
+            return Transfers(plane, layout)
 
         yield make

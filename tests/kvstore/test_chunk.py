@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,21 +33,21 @@ SPEC = ChunkSpec(
 
 def sealed(spec: ChunkSpec, payload: bytes) -> bytearray:
     value = bytearray(HEADER_BYTES) + bytearray(payload)
-    seal(memoryview(value), spec, epoch_digest(EPOCH))
+    seal([memoryview(value)], spec, epoch_digest(EPOCH))
     return value
 
 
 def test_a_sealed_value_is_accepted_and_its_payload_is_untouched() -> None:
     payload = bytes(range(256)) + bytes(44)
     value = sealed(SPEC, payload)
-    assert verify(memoryview(value), SPEC) == ""
+    assert verify([memoryview(value)], SPEC) == ""
     assert value[HEADER_BYTES:] == payload
 
 
 def test_the_spec_of_a_layout_is_that_of_a_full_chunk() -> None:
     spec = chunk_spec(LAYOUT, fingerprint_digest(FINGERPRINT), chunk_name(3))
     assert (spec.tokens, spec.payload_bytes) == (LAYOUT.chunk_tokens, LAYOUT.chunk_bytes)
-    assert verify(memoryview(sealed(spec, payload_of(chunk_name(3)))), spec) == ""
+    assert verify([memoryview(sealed(spec, payload_of(chunk_name(3))))], spec) == ""
 
 
 @pytest.mark.parametrize(
@@ -64,48 +65,60 @@ def test_a_value_of_another_spec_is_corrupt_and_says_in_what(
     change: dict[str, object], word: str
 ) -> None:
     asked = dataclasses.replace(SPEC, **change)  # type: ignore[arg-type]
-    reason = verify(memoryview(sealed(SPEC, bytes(300))), asked)
+    reason = verify([memoryview(sealed(SPEC, bytes(300)))], asked)
     assert reason.startswith("corrupt: ")
     assert word in reason
+
+
+def test_each_shard_of_a_layout_is_a_value_of_its_own() -> None:
+    layout = msgspec.structs.replace(LAYOUT, kv_shards=2)
+    first, second = (
+        chunk_spec(layout, fingerprint_digest(FINGERPRINT), chunk_name(3), shard=shard)
+        for shard in (0, 1)
+    )
+    assert first.payload_bytes == second.payload_bytes == layout.chunk_bytes // 2
+    value = sealed(second, bytes(second.payload_bytes))
+    assert verify([memoryview(value)], second) == ""
+    assert verify([memoryview(value)], first) == "corrupt: shard 1, expected 0"
 
 
 def test_a_size_that_lies_in_the_header_is_corrupt() -> None:
     value = sealed(SPEC, bytes(300))
     value[16] ^= 1
-    assert verify(memoryview(value), SPEC) == "corrupt: payload bytes 301, expected 300"
+    assert verify([memoryview(value)], SPEC) == "corrupt: payload bytes 301, expected 300"
 
 
 def test_a_foreign_magic_is_corrupt() -> None:
     value = sealed(SPEC, bytes(300))
     value[:4] = b"HELO"
-    assert "magic" in verify(memoryview(value), SPEC)
+    assert "magic" in verify([memoryview(value)], SPEC)
 
 
 @given(position=st.integers(0, HEADER_BYTES + 299), bit=st.integers(0, 7))
 def test_any_flipped_bit_is_noticed(position: int, bit: int) -> None:
     value = sealed(SPEC, bytes(300))
     value[position] ^= 1 << bit
-    assert verify(memoryview(value), SPEC).startswith("corrupt: ")
+    assert verify([memoryview(value)], SPEC).startswith("corrupt: ")
 
 
 @given(length=st.integers(0, HEADER_BYTES + 299))
 def test_any_truncation_is_noticed(length: int) -> None:
     value = sealed(SPEC, bytes(300))
-    assert verify(memoryview(value)[:length], SPEC).startswith("corrupt: ")
+    assert verify([memoryview(value)[:length]], SPEC).startswith("corrupt: ")
 
 
 def test_the_writer_is_recorded_and_does_not_matter_to_readers() -> None:
     value = bytearray(HEADER_BYTES + 300)
-    seal(memoryview(value), SPEC, epoch_digest(Epoch("another start")))
-    assert verify(memoryview(value), SPEC) == ""
+    seal([memoryview(value)], SPEC, epoch_digest(Epoch("another start")))
+    assert verify([memoryview(value)], SPEC) == ""
     assert value != sealed(SPEC, bytes(300))
 
 
 def test_sealing_a_payload_of_the_wrong_size_is_our_bug() -> None:
     with pytest.raises(ValueError, match="payload of 300"):
-        seal(memoryview(bytearray(HEADER_BYTES + 299)), SPEC, epoch_digest(EPOCH))
+        seal([memoryview(bytearray(HEADER_BYTES + 299))], SPEC, epoch_digest(EPOCH))
 
 
 def test_a_hash_of_another_length_never_fits_the_header() -> None:
     short = dataclasses.replace(SPEC, hash=BlockHash(b"short"))
-    assert "chunk hash" in verify(memoryview(sealed(SPEC, bytes(300))), short)
+    assert "chunk hash" in verify([memoryview(sealed(SPEC, bytes(300)))], short)

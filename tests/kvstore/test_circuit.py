@@ -1,9 +1,9 @@
-"""Circuit and rate meter, by a clock that stands still."""
+"""Circuit and averages, by a clock that stands still."""
 
 from __future__ import annotations
 
 from baton_kvstore.circuit import Circuit
-from baton_kvstore.rate import RateMeter
+from baton_kvstore.rate import Average, RateMeter
 
 
 class Clock:
@@ -63,6 +63,32 @@ def test_a_failure_that_began_before_a_success_opens_nothing() -> None:
     assert circuit.reason == "now"
 
 
+def test_a_circuit_on_trial_pauses_longer_each_time_until_an_operation_has_worked() -> None:
+    clock = Clock()
+    circuit = Circuit(0.5, 4.0, clock)
+    pauses = []
+    for turn in range(5):
+        circuit.fail("full", clock.now)
+        assert not circuit.on_trial
+        pauses.append(circuit.wait_s())
+        clock.now += 10.0
+        circuit.succeed(trial=True)
+        assert (circuit.reason, circuit.on_trial) == ("", True)
+        if turn == 3:
+            assert circuit.prove()
+            assert not circuit.prove()
+        clock.now += 1.0
+    assert pauses == [0.5, 1.0, 2.0, 4.0, 0.5]
+
+
+def test_what_works_without_a_trial_proves_nothing() -> None:
+    circuit = Circuit(0.5, 4.0, Clock())
+    assert not circuit.prove()
+    circuit.fail("gone", 100.0)
+    circuit.succeed()
+    assert not circuit.prove()
+
+
 def test_a_rate_is_bytes_over_the_time_something_ran() -> None:
     clock = Clock()
     meter = RateMeter(clock)
@@ -108,3 +134,27 @@ def test_a_link_that_is_never_idle_is_measured_too() -> None:
         clock.now += 1.0
         meter.end(700)
     assert meter.bytes_per_s == 700.0
+
+
+def test_what_two_meters_count_their_total_counts_together() -> None:
+    clock = Clock()
+    total = RateMeter(clock)
+    one, other = RateMeter(clock, total), RateMeter(clock, total)
+    one.begin()
+    other.begin()
+    clock.now += 1.0
+    one.end(1000)
+    clock.now += 1.0
+    other.end(3000)
+    assert (one.bytes_per_s, other.bytes_per_s) == (1000.0, 1500.0)
+    # It was folded in when the first one ended, after 1 s, and then when the second did.
+    assert total.bytes_per_s == 1000.0 + 0.25 * (3000.0 - 1000.0)
+
+
+def test_an_average_begins_with_its_first_sample_and_follows_the_next() -> None:
+    average = Average()
+    assert average.value == 0.0
+    average.add(4.0)
+    assert average.value == 4.0
+    average.add(8.0)
+    assert average.value == 5.0

@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
 import pytest
 
 from baton_kvstore.chunk import HEADER_BYTES
@@ -13,7 +14,7 @@ from baton_kvstore.data import DataPlane, Tuning, rendezvous
 from baton_kvstore.embedded import EmbeddedStore
 from baton_kvstore.errors import StoreMisconfigured
 from baton_kvstore.keys import chunk_key, ttl_ms
-from baton_protocol.layout import KVLayout
+from baton_protocol.store import Priority
 from tests.kvstore.conftest import MakeTransfers
 from tests.support.kvstore import (
     EPOCH,
@@ -28,7 +29,7 @@ from tests.support.kvstore import (
 ONE = chunk_name(1)
 
 
-def nothing() -> None:
+def nothing(*_: object) -> None:
     pass
 
 
@@ -45,6 +46,14 @@ def test_a_chunk_comes_back_byte_for_byte(
     result, payload = transfers.get(ONE, put.marker)
     assert (result.ok, result.reason, result.bytes) == (True, "", LAYOUT.chunk_bytes)
     assert payload == payload_of(ONE)
+
+
+def test_the_same_chunk_put_twice_has_two_markers(
+    single: EmbeddedStore, make_transfers: MakeTransfers
+) -> None:
+    """Else who drops the first, found wrong, drops the second with it."""
+    transfers = make_transfers(single.data_urls)
+    assert transfers.stored(ONE) != transfers.stored(ONE)
 
 
 def test_the_stored_value_is_one_key_with_header_and_payload(
@@ -139,7 +148,7 @@ def test_the_source_is_released_before_the_put_is_done(
     calls: list[str] = []
     ended = threading.Event()
 
-    def fill(view: memoryview) -> None:
+    def fill(view: memoryview, shard: int) -> None:
         calls.append("fill")
 
     def done(_: object) -> None:
@@ -147,11 +156,11 @@ def test_the_source_is_released_before_the_put_is_done(
         ended.set()
 
     plane.submit_put(ONE, 16, 0, fill, lambda: calls.append("copied"), done)
-    assert ended.wait(30)
+    assert ended.wait(120)
     assert calls == ["fill", "copied", "done"]
 
 
-def test_gets_overtake_puts_and_nothing_blocks_the_caller(
+def test_what_somebody_waits_for_overtakes_the_rest_and_nothing_blocks_the_caller(
     single: EmbeddedStore, make_transfers: MakeTransfers
 ) -> None:
     transfers = make_transfers(single.data_urls, threads=1)
@@ -159,24 +168,29 @@ def test_gets_overtake_puts_and_nothing_blocks_the_caller(
     order: list[str] = []
     gate, ended = threading.Event(), threading.Event()
 
-    def fill_slowly(_: memoryview) -> None:
-        gate.wait(30)
+    def fill_slowly(*_: object) -> None:
+        gate.wait(120)
 
     def note(word: str) -> None:
         order.append(word)
-        if len(order) == 4:
+        if len(order) == 5:
             ended.set()
+
+    def put(number: int, priority: Priority, word: str) -> None:
+        name = chunk_name(number)
+        plane.submit_put(name, 16, 0, nothing, nothing, lambda _: note(word), priority)
 
     plane = transfers.plane
     plane.submit_put(chunk_name(2), 16, 0, fill_slowly, nothing, lambda _: note("first put"))
     wait_until(lambda: plane.queued == 0, "the first put to begin")
-    plane.submit_put(chunk_name(3), 16, 0, lambda _: None, nothing, lambda _: note("put"))
-    plane.submit_get(ONE, marker, 0, lambda _: None, lambda _: note("get"))
-    plane.submit_get(ONE, marker, 0, lambda _: None, lambda _: note("get"))
-    assert plane.queued == 3
+    put(3, Priority.BEHIND, "behind")
+    put(4, Priority.PREFIX, "prefix put")
+    plane.submit_get(ONE, marker, 0, nothing, lambda _: note("prefix get"), Priority.PREFIX)
+    put(5, Priority.HANDOFF, "hand-off put")
+    assert plane.queued == 4
     gate.set()
-    assert ended.wait(30)
-    assert order == ["first put", "get", "get", "put"]
+    assert ended.wait(120)
+    assert order == ["first put", "hand-off put", "prefix put", "prefix get", "behind"]
 
 
 def test_no_more_buffers_than_the_bound_allows_are_in_use(
@@ -188,9 +202,9 @@ def test_no_more_buffers_than_the_bound_allows_are_in_use(
     filling: list[int] = []
     results: list[object] = []
 
-    def fill(_: memoryview) -> None:
+    def fill(*_: object) -> None:
         filling.append(1)
-        gate.wait(30)
+        gate.wait(120)
 
     def done(result: object) -> None:
         results.append(result)
@@ -202,24 +216,19 @@ def test_no_more_buffers_than_the_bound_allows_are_in_use(
     wait_until(lambda: plane.queued == 3, "five threads to take five puts")
     assert len(filling) <= 2
     gate.set()
-    assert ended.wait(30)
+    assert ended.wait(120)
     assert len(filling) == 8
 
 
 def test_what_cannot_be_moved_is_refused_at_once() -> None:
     with pytest.raises(StoreMisconfigured, match="no data URL"):
         DataPlane((), LAYOUT, FINGERPRINT, EPOCH)
-    sharded = KVLayout(
-        num_layers=1,
-        num_kv_heads=2,
-        head_dim=8,
-        block_size=16,
-        dtype="float32",
-        chunk_blocks=1,
-        kv_shards=2,
-    )
-    with pytest.raises(StoreMisconfigured, match="kv_shards is 2"):
-        DataPlane(("unix:///x",), sharded, FINGERPRINT, EPOCH)
+    for shards in (0, 3, 8):
+        sharded = msgspec.structs.replace(LAYOUT, kv_shards=shards)
+        with pytest.raises(
+            StoreMisconfigured, match=f"kv_shards is {shards}; give a divisor of the 4 KV heads"
+        ):
+            DataPlane(("unix:///x",), sharded, FINGERPRINT, EPOCH)
 
 
 def test_connections_are_there_before_the_first_transfer(

@@ -165,11 +165,11 @@ def test_a_server_that_is_not_there_fails_fast_and_is_used_when_it_comes(
     wait_until(lambda: bool(transfers.plane.troubles[0]), "the first connection to fail")
     assert not transfers.plane.wait_connected(0.01)
     started = time.monotonic()
-    results = [transfers.put(ONE) for _ in range(50)]
-    assert time.monotonic() - started < 10  # 50 deadlines would be more
+    results = [transfers.put(ONE) for _ in range(300)]
+    assert time.monotonic() - started < 60  # 300 deadlines would be more
     assert {result.ok for result in results} == {False}
     assert "data instance 0 is down: cannot reach Redis at unix://" in results[0].reason
-    assert transfers.copied == [ONE] * 50
+    assert transfers.copied == [ONE] * 300
     result, _ = transfers.get(ONE, NOWHERE)
     assert (result.ok, result.gone) == (False, False)
     away.rename(servers.folder / "one.sock")
@@ -250,12 +250,12 @@ def test_a_failing_callback_is_logged_and_costs_its_own_operation_only(
     puts: list[PutResult] = []
     gets: list[GetResult] = []
 
-    def explode(_: object) -> None:
+    def explode(*_: object) -> None:
         raise RuntimeError("boom")
 
     transfers.plane.submit_put(TWO, 16, 0, explode, lambda: None, puts.append)
     transfers.plane.submit_get(ONE, marker, 0, explode, gets.append)
-    transfers.plane.submit_get(ONE, marker, 0, lambda _: None, explode)
+    transfers.plane.submit_get(ONE, marker, 0, lambda *_: None, explode)
     transfers.stored(chunk_name(3))  # after all of them
     assert transfers.get(ONE, marker)[1] == payload_of(ONE)
     assert "boom" in puts[0].reason
@@ -271,8 +271,8 @@ def test_what_waits_too_long_for_a_slow_store_is_given_up(
     gate = threading.Event()
     done: list[PutResult] = []
 
-    def fill_slowly(_: memoryview) -> None:
-        gate.wait(30)
+    def fill_slowly(*_: object) -> None:
+        gate.wait(120)
 
     transfers.plane.submit_put(ONE, 16, 0, fill_slowly, lambda: None, done.append)
     wait_until(lambda: transfers.plane.queued == 0, "the first put to begin")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
+import redis
 
 from baton_kvstore.data import DataPlane, Tuning
 from baton_kvstore.embedded import EmbeddedServers, EmbeddedStore, ServerSpec
@@ -24,6 +26,7 @@ from tests.support.kvstore import (
     plain_client,
     wait_until,
 )
+from tests.support.redis_builds import BUILDS, redis_server
 
 ONE, TWO = chunk_name(1), chunk_name(2)
 QUICK = Tuning(deadline_base_s=0.5, connect_timeout_s=0.5, backoff_limit_s=0.2, idle_check_s=0.05)
@@ -94,7 +97,7 @@ def test_what_a_frozen_server_says_too_late_reaches_nobody(
                 ONE,
                 marker,
                 0,
-                lambda view: arrived.append(bytes(view)),
+                lambda view, _: arrived.append(bytes(view)),
                 lambda result: settled.append(result.reason),
             )
         wait_until(lambda: len(settled) == 4, "their deadlines")
@@ -120,12 +123,14 @@ def test_chunks_go_to_the_instances_that_take_them(
     assert {transfers.stored(name).instance for name in names} == {0, 1, 2}
 
 
+@pytest.mark.parametrize("build", BUILDS)
 def test_a_full_server_refuses_puts_serves_gets_and_is_used_again_when_it_has_room(
     make_servers: Callable[..., EmbeddedServers],
     make_transfers: MakeTransfers,
     caplog: pytest.LogCaptureFixture,
+    build: str,
 ) -> None:
-    servers = make_servers(ServerSpec("tiny", 3 * MIB, "noeviction"))
+    servers = make_servers(ServerSpec("tiny", 3 * MIB, "noeviction"), binary=redis_server(build))
     transfers = make_transfers((servers.url("tiny"),), tuning=QUICK)
     marker = transfers.stored(ONE)
     results = [transfers.put(chunk_name(number)) for number in range(2, 62)]
@@ -136,7 +141,9 @@ def test_a_full_server_refuses_puts_serves_gets_and_is_used_again_when_it_has_ro
     assert transfers.get(ONE, marker)[1] == payload_of(ONE)
     assert "data instance 0 takes no chunks: store full" in transfers.put(TWO).reason
     with plain_client(servers.url("tiny")) as client:
-        wait_until(lambda: _refusals(client.info("errorstats")) > 4, "probes to be refused")
+        refused = _refusals(client.info("errorstats"))
+        wait_until(lambda: _refusals(client.info("errorstats")) > refused + 4, "refused probes")
+        assert not usable(transfers)
         client.flushall()
     wait_until(lambda: usable(transfers), "the room to be noticed")
     assert transfers.put(TWO).ok
@@ -158,10 +165,50 @@ def _wide(url: str) -> Transfers:
     return Transfers(plane, WIDE)
 
 
-def test_a_chunk_bigger_than_the_server_is_refused_until_the_server_is_bigger(
+def _let_clients_be(url: str) -> None:
+    """Where the server bounds what clients' buffers take: it would drop who brings a chunk."""
+    with plain_client(url) as client, suppress(redis.ResponseError):
+        client.config_set("maxmemory-clients", 0)
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_a_server_at_its_limit_stays_out_of_use_though_it_has_room_for_one_more(
     make_servers: Callable[..., EmbeddedServers],
+    make_transfers: MakeTransfers,
+    caplog: pytest.LogCaptureFixture,
+    build: str,
 ) -> None:
-    servers = make_servers(ServerSpec("tiny", 2 * MIB, "volatile-ttl"))
+    servers = make_servers(ServerSpec("tiny", 64 * MIB, "noeviction"), binary=redis_server(build))
+    _let_clients_be(servers.url("tiny"))
+    transfers = make_transfers((servers.url("tiny"),), tuning=QUICK)
+    with plain_client(servers.url("tiny")) as client:
+        names = iter(chunk_name(number) for number in range(10_000))
+
+        def leave_room_for(chunks: float) -> None:
+            used = client.info("memory")["used_memory"]
+            client.config_set("maxmemory", int(used + chunks * transfers.layout.chunk_bytes))
+
+        leave_room_for(0)
+        wait_until(lambda: not transfers.put(next(names)).ok, "it to be full")
+        seen: set[bool] = set()
+        leave_room_for(2)  # one, and what a probe's own connection takes meanwhile
+        refused = _refusals(client.info("errorstats"))
+        wait_until(lambda: _refusals(client.info("errorstats")) > refused + 4, "refused probes")
+        for _ in range(100):
+            seen.add(usable(transfers))
+            transfers.put(next(names))
+        assert seen == {False}
+        leave_room_for(20)
+        wait_until(lambda: transfers.put(next(names)).ok, "the room to be noticed")
+    wait_until(lambda: len(warnings(caplog)) == 2, "both lines")
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_a_chunk_bigger_than_the_server_is_refused_until_the_server_is_bigger(
+    make_servers: Callable[..., EmbeddedServers], build: str
+) -> None:
+    servers = make_servers(ServerSpec("tiny", 2 * MIB, "volatile-ttl"), binary=redis_server(build))
+    _let_clients_be(servers.url("tiny"))
     transfers = _wide(servers.url("tiny"))
     try:
         assert transfers.put(ONE).reason == "store full"
@@ -205,7 +252,7 @@ def test_only_what_is_in_flight_waits_for_the_deadline_of_a_frozen_server(
     transfers = make_transfers(single.data_urls, tuning=QUICK)
     transfers.stored(ONE)
     with frozen(single.pid("data0")):
-        puts = [transfers.put_later(chunk_name(number), payload_of(ONE)) for number in range(200)]
-        # 100 deadlines one after the other (two threads) would be longer than a wait may be.
+        puts = [transfers.put_later(chunk_name(number), payload_of(ONE)) for number in range(1000)]
+        # 500 deadlines one after the other (two threads) would be longer than a wait may be.
         assert not any(put().ok for put in puts)
-        assert len(transfers.copied) == 201
+        assert len(transfers.copied) == 1001

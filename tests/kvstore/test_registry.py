@@ -12,10 +12,17 @@ import pytest
 
 from baton_kvstore.embedded import EmbeddedStore
 from baton_kvstore.errors import StoreUnavailable
-from baton_kvstore.keys import fetch_key, fetches_key, node_key, nodes_key
+from baton_kvstore.keys import (
+    fetch_key,
+    fetches_key,
+    node_key,
+    nodes_key,
+    router_key,
+    routers_key,
+)
 from baton_kvstore.registry import Registry
 from baton_protocol.ids import Epoch, NodeId
-from baton_protocol.store import FetchReport
+from baton_protocol.store import FetchReport, RouterReport
 from tests.support.kvstore import frozen, held_down, node_report, plain_client
 
 
@@ -119,7 +126,7 @@ async def test_a_node_can_register_again_when_the_index_is_back(
             return False
         return True
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while not await registered():
             await asyncio.sleep(0.01)
     assert await registry.nodes() == [node_report("a")]
@@ -130,7 +137,7 @@ async def test_leaving_a_frozen_index_takes_no_longer_than_one_answer(
 ) -> None:
     await registry.register(node_report("a"), 60.0)
     with frozen(single.pid("index")):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             with pytest.raises(StoreUnavailable, match="did not answer in time"):
                 await registry.unregister(NodeId("a"), Epoch("epoch-1"))
 
@@ -163,3 +170,40 @@ async def test_a_fetch_nobody_tells_of_any_more_expires_and_leaves_nothing(
     with plain_client(single.index_url) as client:
         assert client.zrange(fetches_key("pool"), 0, -1) == [b"b"]
         assert client.pttl(fetch_key("pool", NodeId("b"))) > 30_000
+
+
+def router_report(router: str, held: int = 0) -> RouterReport:
+    return RouterReport(router=router, uptime_s=9.5, requests_total=3, held=held, itl_counts=(1, 2))
+
+
+async def test_routers_are_listed_by_name_as_they_were_last_told(registry: Registry) -> None:
+    assert await registry.routers() == []
+    for report in (router_report("b"), router_report("a"), router_report("b", 5)):
+        await registry.announce_router(report, 60.0)
+    assert await registry.routers() == [router_report("a"), router_report("b", 5)]
+    assert (await registry.nodes(), await registry.fetches()) == ([], [])
+
+
+async def test_a_router_that_withdraws_is_gone_at_once_and_the_others_stay(
+    registry: Registry, single: EmbeddedStore
+) -> None:
+    for name in ("a", "b"):
+        await registry.announce_router(router_report(name), 60.0)
+    for _ in range(2):
+        await registry.withdraw_router("a")
+        assert await registry.routers() == [router_report("b")]
+    with plain_client(single.index_url) as client:
+        assert client.zrange(routers_key("pool"), 0, -1) == [b"b"]
+        assert not client.exists(router_key("pool", "a"))
+
+
+async def test_a_router_that_fell_silent_expires_and_leaves_nothing(
+    registry: Registry, single: EmbeddedStore
+) -> None:
+    await registry.announce_router(router_report("a"), 0.05)
+    await asyncio.sleep(0.2)
+    assert await registry.routers() == []
+    await registry.announce_router(router_report("b"), 60.0)
+    with plain_client(single.index_url) as client:
+        assert client.zrange(routers_key("pool"), 0, -1) == [b"b"]
+        assert client.pttl(router_key("pool", "b")) > 30_000

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
-import ssl
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,7 +26,8 @@ from baton_kvstore.errors import (
 from baton_kvstore.resp import RespConnection
 from baton_kvstore.settings import check_reachable
 from tests.support.kvstore import PATIENCE_S, plain_client
-from tests.support.needs import needs
+from tests.support.tls import make_certificate, tls_before
+from tests.support.wire import WireLoop
 
 INFO_TEXT = b"# Server\r\nredis_version:6.2.0\r\nrun_id:" + b"a" * 40 + b"\r\n"
 INFO = b"$%d\r\n%b\r\n" % (len(INFO_TEXT), INFO_TEXT)
@@ -77,10 +77,10 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
 def test_a_value_goes_in_from_a_buffer_and_comes_back_into_one(server: str) -> None:
     connection = opened(server)
     value = bytes(range(256)) * 20_000
-    connection.put(soon(), b"k", memoryview(value), 60_000)
-    into = bytearray(len(value) + 2)
-    assert connection.get(soon(), b"k", memoryview(into), 60_000) == len(value)
-    assert into[:-2] == value
+    connection.put(soon(), b"k", [memoryview(value)], 60_000)
+    into = bytearray(len(value))
+    assert connection.get(soon(), b"k", [memoryview(into)], 60_000) == len(value)
+    assert into == value
     with plain_client(server) as client:
         assert client.get("k") == value
     connection.close()
@@ -90,17 +90,40 @@ def test_a_value_goes_in_from_a_buffer_and_comes_back_into_one(server: str) -> N
 def test_values_of_every_small_size_arrive_whole(server: str, size: int) -> None:
     connection = opened(server)
     value = b"\r\n$"[:size].ljust(size, b"x")
-    connection.put(soon(), b"k", memoryview(value), 60_000)
-    into = memoryview(bytearray(size + 2))
-    assert connection.get(soon(), b"k", into, 60_000) == size
-    assert into[:size] == value
+    connection.put(soon(), b"k", [memoryview(value)], 60_000)
+    into = memoryview(bytearray(size))
+    assert connection.get(soon(), b"k", [into], 60_000) == size
+    assert into == value
     assert connection.command(soon(), b"PING") == b"PONG"
+    connection.close()
+
+
+@pytest.mark.parametrize("sizes", [(0, 5, 0, 1), (1,) * 3000, (96, 70_000, 70_000, 3)])
+def test_a_value_in_pieces_is_one_value(server: str, sizes: tuple[int, ...]) -> None:
+    """Also of more pieces than the kernel takes at a time."""
+    connection = opened(server)
+    pieces = [memoryview(os.urandom(size)) for size in sizes]
+    connection.put(soon(), b"k", pieces, 60_000)
+    into = [memoryview(bytearray(size)) for size in sizes]
+    assert connection.get(soon(), b"k", into, 60_000) == sum(sizes)
+    assert into == pieces
+    with plain_client(server) as client:
+        assert client.get("k") == b"".join(pieces)
+    connection.close()
+
+
+def test_a_shorter_value_leaves_the_rest_of_the_pieces_alone(server: str) -> None:
+    connection = opened(server)
+    connection.put(soon(), b"k", [memoryview(b"x" * 150)], 60_000)
+    into = [memoryview(bytearray(100)) for _ in range(3)]
+    assert connection.get(soon(), b"k", into, 60_000) == 150
+    assert b"".join(into) == b"x" * 150 + bytes(150)
     connection.close()
 
 
 def test_what_is_not_there_is_none(server: str) -> None:
     connection = opened(server)
-    assert connection.get(soon(), b"nothing", memoryview(bytearray(10)), 60_000) is None
+    assert connection.get(soon(), b"nothing", [memoryview(bytearray(10))], 60_000) is None
     connection.close()
 
 
@@ -120,16 +143,16 @@ def test_a_refusal_leaves_the_connection_open(server: str) -> None:
     assert caught.value.code == "ERR"
     connection.command(soon(), b"LPUSH", b"list", b"x")
     with pytest.raises(ServerRefused, match="WRONGTYPE"):
-        connection.get(soon(), b"list", memoryview(bytearray(10)), 1000)
+        connection.get(soon(), b"list", [memoryview(bytearray(10))], 1000)
     assert connection.command(soon(), b"PING") == b"PONG"
     connection.close()
 
 
 def test_a_value_longer_than_asked_for_is_not_read(server: str) -> None:
     connection = opened(server)
-    connection.put(soon(), b"k", memoryview(bytes(101)), 60_000)
+    connection.put(soon(), b"k", [memoryview(bytes(101))], 60_000)
     with pytest.raises(ValueTooLong, match="101 bytes, expected 100"):
-        connection.get(soon(), b"k", memoryview(bytearray(102)), 60_000)
+        connection.get(soon(), b"k", [memoryview(bytearray(100))], 60_000)
     assert not connection.is_open
     connection.close()
 
@@ -165,7 +188,7 @@ def test_a_server_that_never_answers_costs_the_timeout_only() -> None:
 def test_nonsense_closes_the_connection(serve: Serve, answer: bytes) -> None:
     connection = opened(serve(answer))
     with pytest.raises(ProtocolBroken):
-        connection.get(soon(), b"k", memoryview(bytearray(100)), 1000)
+        connection.get(soon(), b"k", [memoryview(bytearray(100))], 1000)
     assert not connection.is_open
 
 
@@ -180,7 +203,7 @@ def test_more_than_was_asked_for_closes_the_connection(serve: Serve) -> None:
 def test_a_connection_that_ends_in_a_value_is_broken(serve: Serve) -> None:
     connection = opened(serve(b"$100\r\nhalf<end>"))
     with pytest.raises(LinkBroken, match="closed the connection"):
-        connection.get(soon(), b"k", memoryview(bytearray(102)), 1000)
+        connection.get(soon(), b"k", [memoryview(bytearray(100))], 1000)
     assert connection.run_id == ""
 
 
@@ -205,7 +228,7 @@ def test_a_deadline_counts_for_the_whole_value_not_for_each_packet() -> None:
         thread.start()
         connection = opened(f"redis://127.0.0.1:{listener.getsockname()[1]}")
         with pytest.raises(LinkTimeout):
-            connection.get(soon(0.5), b"k", memoryview(bytearray(100_002)), 1000)
+            connection.get(soon(0.5), b"k", [memoryview(bytearray(100_000))], 1000)
         thread.join(PATIENCE_S)
         assert not thread.is_alive()
 
@@ -226,7 +249,7 @@ def test_abort_wakes_a_waiting_thread(serve: Serve) -> None:
     timer = threading.Timer(0.1, connection.abort)
     timer.start()
     with pytest.raises(LinkBroken):
-        connection.get(soon(), b"k", memoryview(bytearray(102)), 1000)
+        connection.get(soon(), b"k", [memoryview(bytearray(100))], 1000)
     timer.join()
 
 
@@ -264,70 +287,18 @@ def test_a_server_with_a_password_wants_it(
     assert "s3cret" not in caplog.text
 
 
-@pytest.fixture
-def certificate(tmp_path: Path) -> Path:
-    needs("openssl")
-    made = tmp_path / "server.pem"
-    subprocess.run(
-        f"openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 "
-        f"-subj /CN=localhost -addext subjectAltName=DNS:localhost -keyout {made} -out {made}",
-        shell=True,
-        check=True,
-        capture_output=True,
-        timeout=PATIENCE_S,
-    )
-    return made
-
-
-def _pump(source: socket.socket, target: socket.socket) -> None:
+def test_tls_moves_values_and_checks_the_certificate(server: str, tmp_path: Path) -> None:
+    certificate, loop = make_certificate(tmp_path), WireLoop()
     try:
-        while data := source.recv(1 << 16):
-            target.sendall(data)
-    except OSError:
-        pass
+        with tls_before(loop, server, certificate) as place:
+            with pytest.raises(StoreUnavailable, match="certificate verify failed"):
+                check_reachable(f"rediss://{place}")
+            connection = opened(f"rediss://{place}?ssl_ca_certs={certificate}")
+            value = bytes(range(256)) * 4000
+            connection.put(soon(), b"k", [memoryview(value)], 60_000)
+            into = memoryview(bytearray(len(value)))
+            assert connection.get(soon(), b"k", [into], 60_000) == len(value)
+            assert into == value
+            connection.close()
     finally:
-        for end in (source, target):
-            try:
-                end.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                continue
-
-
-def test_tls_moves_values_and_checks_the_certificate(server: str, certificate: Path) -> None:
-    # The bundled redis-server has no TLS, so a terminating proxy stands before it.
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate)
-    with socket.create_server(("localhost", 0)) as listener, ExitStack() as stack:
-
-        def accept() -> None:
-            raw, _ = listener.accept()
-            inner = stack.enter_context(socket.socket(socket.AF_UNIX))
-            inner.connect(parse_endpoint(server).path)
-            try:
-                outer = stack.enter_context(context.wrap_socket(raw, server_side=True))
-            except ssl.SSLError:
-                raw.close()
-                return
-            back = threading.Thread(target=_pump, args=(inner, outer), daemon=True)
-            back.start()
-            _pump(outer, inner)
-            back.join(PATIENCE_S)
-
-        def accept_two() -> None:
-            accept()
-            accept()
-
-        thread = threading.Thread(target=accept_two, daemon=True)
-        thread.start()
-        url = f"rediss://localhost:{listener.getsockname()[1]}"
-        with pytest.raises(StoreUnavailable, match="certificate verify failed"):
-            check_reachable(url)
-        connection = opened(f"{url}?ssl_ca_certs={certificate}")
-        value = bytes(range(256)) * 4000
-        connection.put(soon(), b"k", memoryview(value), 60_000)
-        into = memoryview(bytearray(len(value) + 2))
-        assert connection.get(soon(), b"k", into, 60_000) == len(value)
-        assert into[:-2] == value
-        connection.close()
-        thread.join(PATIENCE_S)
-        assert not thread.is_alive()
+        loop.close()

@@ -27,7 +27,15 @@ def test_memory_in_bytes_becomes_blocks() -> None:
     assert info.num_blocks == (1 << 20) // info.layout.block_bytes
 
 
-@pytest.mark.parametrize("bad", [{"kv_blocks": 0}, {"chunk_blocks": 0}, {"block_size": -1}])
+def test_host_memory_in_bytes_becomes_blocks_of_the_host_tier() -> None:
+    engine = build_engine(settings(host_kv_memory=1 << 20))
+    assert engine.load().host_total_blocks == (1 << 20) // engine.info.layout.block_bytes
+    assert build_engine(settings()).load().host_total_blocks == 0
+
+
+@pytest.mark.parametrize(
+    "bad", [{"kv_blocks": 0}, {"chunk_blocks": 0}, {"block_size": -1}, {"host_kv_memory": 9}]
+)
 def test_a_setting_that_cannot_be_is_one_clear_line(bad: dict[str, int]) -> None:
     with pytest.raises(SetupError, match=str(next(iter(bad.values())))) as caught:
         build_engine(settings(**bad))
@@ -46,17 +54,43 @@ def test_the_self_benchmark_measures_and_leaves_no_trace(blocks: int) -> None:
     engine.check_integrity()
 
 
-def test_the_measured_transfer_leaves_no_chunk_in_the_store(store: EmbeddedStore) -> None:
-    info = build_engine(settings()).info
+def test_head_shards_are_part_of_what_makes_kv_interchangeable() -> None:
+    one, two = (build_engine(settings(kv_shards=shards)).info for shards in (1, 2))
+    assert (one.layout.kv_shards, two.layout.kv_shards) == (1, 2)
+    assert one.fingerprint != two.fingerprint
+
+
+def test_head_shards_that_do_not_divide_the_heads_are_refused() -> None:
+    with pytest.raises(SetupError, match="3"):
+        build_engine(settings(kv_shards=3))
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_the_measured_transfer_leaves_no_chunk_in_the_store(
+    store: EmbeddedStore, shards: int
+) -> None:
+    info = build_engine(settings(kv_shards=shards)).info
     plane = DataPlane(store.data_urls, info.layout, info.fingerprint, Epoch("e"))
     plane.start()
     try:
-        rates = measure_transfers(
-            plane, store.data_urls, info.fingerprint, info.layout.chunk_tokens
+        put, get, latency_ms = measure_transfers(
+            plane, store.data_urls, info.fingerprint, info.layout
         )
+        assert all(each.get_bytes_per_s > 0 for each in plane.instances())
     finally:
         plane.close()
-    assert min(rates) > 0
+    assert min(put, get, latency_ms) > 0
     for url in store.data_urls:
         with plain_client(url) as client:
             assert client.dbsize() == 0
+
+
+def test_a_store_that_is_away_measures_nothing_and_is_no_error() -> None:
+    info = build_engine(settings()).info
+    urls = ("unix:///nowhere/data0.sock",)
+    plane = DataPlane(urls, info.layout, info.fingerprint, Epoch("e"))
+    plane.start()
+    try:
+        assert measure_transfers(plane, urls, info.fingerprint, info.layout) == (0.0, 0.0, 0.0)
+    finally:
+        plane.close()

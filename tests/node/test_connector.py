@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from baton_engine.api import Copied, Fetched, LookedUp, Published
+from baton_engine.api import Copied, LookedUp, Published
+from baton_engine.sim import SimSettings
 from baton_kvstore.embedded import EmbeddedStore
-from baton_kvstore.index import Index
+from baton_kvstore.index import INBOX_START, Index
+from baton_kvstore.keys import marker_key
 from baton_node.jobs import PADDING
-from baton_protocol.ids import BlockId, RequestId
-from baton_protocol.store import InboxEntry, Marker
-from tests.support.connectors import Harness, ref
-from tests.support.kvstore import plain_client, wait_until
+from baton_node.settings import StoreCare
+from baton_protocol.ids import BlockId, Epoch, NodeId, RequestId
+from baton_protocol.store import InboxEntry, Marker, Priority
+from tests.support.connectors import PATIENCE_S, Harness, ref
+from tests.support.kvstore import frozen, plain_client, wait_until
 
 
 @pytest.fixture
@@ -33,7 +37,7 @@ def test_a_published_chunk_comes_back_into_other_blocks(harness: Harness) -> Non
 
 
 def test_the_source_is_free_before_the_chunk_is_published(harness: Harness) -> None:
-    harness.connector.publish(ref(b"chunk"), [BlockId(block) for block in (1, 2, 3, 4)])
+    harness.put(b"chunk")
     harness.until(lambda: harness.last(Published) is not None)
     assert [type(event) for event in harness.events] == [Copied, Published]
 
@@ -43,10 +47,29 @@ def test_blocks_that_hold_kv_already_are_not_written(harness: Harness) -> None:
         harness.fill(block, block)
     harness.fill(11, 77)
     marker = harness.publish(b"chunk", [1, 2, 3, 4])
-    blocks = [PADDING, PADDING, BlockId(12), BlockId(13)]
-    harness.connector.fetch(ref(b"chunk"), marker, blocks)
-    harness.until(lambda: harness.last(Fetched) is not None)
+    assert harness.fetch(b"chunk", marker, [PADDING, PADDING, 12, 13]).ok
     assert [harness.read(block) for block in (11, 12, 13)] == [{77}, {3}, {4}]
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_each_head_shard_comes_back_to_where_it_was(store: EmbeddedStore, shards: int) -> None:
+    harness = Harness(store, SimSettings(chunk_blocks=4, num_blocks=32, kv_shards=shards))
+    try:
+        size = harness.block_bytes
+        blocks = {block: bytes((block + i) % 251 for i in range(size)) for block in range(1, 5)}
+        for block, data in blocks.items():
+            for shard in range(shards):
+                half = size // shards
+                piece = memoryview(bytearray(data[shard * half : (shard + 1) * half]))
+                harness.memory.write([BlockId(block)], piece, shard)
+        marker = harness.publish(b"chunk")
+        assert marker.shards == shards
+        assert harness.fetch(b"chunk", marker, [PADDING, 12, 13, 14]).ok
+        for block, there in ((2, 12), (3, 13), (4, 14)):
+            assert harness.raw(there) == harness.raw(block)
+        assert harness.read(11) == {0}
+    finally:
+        harness.close()
 
 
 def test_a_lookup_finds_what_was_published_and_nothing_else(harness: Harness) -> None:
@@ -66,6 +89,131 @@ def test_a_chunk_that_is_gone_loses_its_marker(harness: Harness, store: Embedded
     wait_until(lambda: harness.look_up(b"chunk") == (None,), "the marker to be dropped")
 
 
+@pytest.mark.parametrize(("care", "policy"), [("apply", "noeviction"), ("check", "allkeys-lru")])
+def test_an_index_that_would_evict_markers_is_set_right_or_warned_of(
+    care: StoreCare, policy: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def told() -> list[str]:
+        return [text for text in caplog.messages if "maxmemory-policy" in text]
+
+    with EmbeddedStore(64 << 20) as store, plain_client(store.index_url) as client:
+        client.config_set("maxmemory-policy", "allkeys-lru")
+        with caplog.at_level("INFO"):
+            harness = Harness(store, care=care)
+            try:
+                wait_until(lambda: bool(told()), "the line")
+            finally:
+                harness.close()
+        assert client.config_get("maxmemory-policy")["maxmemory-policy"] == policy
+
+
+def lifetime_ms(store: EmbeddedStore, harness: Harness, name: bytes) -> int:
+    """How long its marker has to live."""
+    with plain_client(store.index_url) as client:
+        key = marker_key(harness.engine.info.fingerprint, ref(name).hash)
+        return int(client.pttl(key))
+
+
+def test_a_marker_lives_on_when_its_chunk_is_fetched_and_not_when_it_is_found(
+    harness: Harness, store: EmbeddedStore
+) -> None:
+    names = (b"fetched", b"declined", b"gone")
+    markers = {name: harness.publish(name) for name in names}
+    with plain_client(store.index_url) as client:
+        for name in names:
+            key = marker_key(harness.engine.info.fingerprint, ref(name).hash)
+            assert client.pexpire(key, 60_000)
+    for url in store.data_urls:
+        with plain_client(url) as client:
+            for key in client.scan_iter():
+                if ref(b"gone").hash.hex().encode() in key:
+                    client.delete(key)
+    assert harness.look_up(*names) == tuple(markers.values())
+    assert not harness.fetch(b"gone", markers[b"gone"], (5, 6, 7, 8)).ok
+    assert harness.fetch(b"fetched", markers[b"fetched"], (5, 6, 7, 8)).ok
+    wait_until(lambda: lifetime_ms(store, harness, b"fetched") > 60_000, "the marker to live on")
+    assert 0 < lifetime_ms(store, harness, b"declined") <= 60_000
+    wait_until(lambda: lifetime_ms(store, harness, b"gone") < 0, "the marker to be dropped")
+
+
+# --- the order of things -------------------------------------------------------------------------
+
+
+def keys_of(url: str, what: bytes) -> list[bytes]:
+    with plain_client(url) as client:
+        return [key for key in client.scan_iter() if what in key]
+
+
+@pytest.fixture
+def single() -> Iterator[EmbeddedStore]:
+    """One index, one data server: they are frozen."""
+    with EmbeddedStore(64 << 20) as running:
+        yield running
+
+
+def test_no_marker_is_written_before_the_bytes_are_acknowledged(single: EmbeddedStore) -> None:
+    harness = Harness(single)
+    try:
+        harness.publish(b"before")
+        with frozen(single.pid("data0")):
+            harness.put(b"chunk")
+            harness.until(lambda: harness.last(Copied) is not None)
+            assert keys_of(single.index_url, ref(b"chunk").hash.hex().encode()) == []
+            assert harness.last(Published) is None
+        assert harness.next(Published).chunk == ref(b"chunk")
+    finally:
+        harness.close()
+
+
+def test_a_chunk_is_not_published_before_its_marker_is_written(single: EmbeddedStore) -> None:
+    harness = Harness(single)
+    try:
+        harness.publish(b"before")
+        (data,) = single.data_urls
+        with frozen(single.pid("index")):
+            harness.put(b"chunk")
+            name = ref(b"chunk").hash.hex().encode()
+            wait_until(lambda: bool(keys_of(data, name)), "the value")
+            harness.events += harness.connector.poll()
+            assert harness.last(Published) is None  # so that nobody announces it
+    finally:
+        harness.close()
+
+
+def test_markers_of_many_chunks_are_all_written_and_each_chunk_is_settled_once(
+    harness: Harness,
+) -> None:
+    names = [b"%d" % number for number in range(64)]
+    for name in names:
+        harness.put(name)
+    harness.until(lambda: sum(isinstance(e, Published) for e in harness.events) == len(names))
+    published = [event for event in harness.events if isinstance(event, Published)]
+    known = dict(zip(names, harness.look_up(*names), strict=True))
+    assert {event.chunk.hash: event.marker for event in published} == {
+        ref(name).hash: marker for name, marker in known.items()
+    }
+    assert None not in known.values()
+
+
+def test_what_a_hand_off_waits_for_goes_before_what_is_written_behind(
+    single: EmbeddedStore,
+) -> None:
+    harness = Harness(single)
+    try:
+        harness.publish(b"before")
+        with frozen(single.pid("data0")):
+            for number in range(8):
+                harness.put(b"behind %d" % number, priority=Priority.BEHIND)
+            harness.until(lambda: harness.last(Copied) is not None)
+            harness.put(b"hand-off")
+        harness.until(lambda: sum(isinstance(e, Published) for e in harness.events) == 9)
+        order = [event.chunk for event in harness.events if isinstance(event, Published)]
+        # Those that were on their way already are not called back: as many as there are threads.
+        assert order.index(ref(b"hand-off")) <= 2
+    finally:
+        harness.close()
+
+
 def test_announcements_arrive_in_order_and_once(harness: Harness) -> None:
     me = ("n0", "e0")
     marker = Marker(0, "run", 1, 1, 0)
@@ -79,6 +227,31 @@ def test_announcements_arrive_in_order_and_once(harness: Harness) -> None:
     assert len(harness.events) == 601
 
 
+def test_who_waits_for_a_chunk_hears_of_it_while_its_writer_is_in_a_step(
+    store: EmbeddedStore, harness: Harness
+) -> None:
+    """A step may take longer than the transfer: nothing of it may wait for the step's end."""
+    names = (b"one", b"two")
+    for name in names:
+        harness.put(name, inbox=("decode", "e1"))
+
+    async def hear() -> list[InboxEntry]:
+        last = INBOX_START
+        heard: list[InboxEntry] = []
+        async with Index(store.index_url, "default") as index:
+            while len(heard) < len(names):
+                last, entries = await index.read_inbox(NodeId("decode"), Epoch("e1"), last, 1000)
+                heard += entries
+        return heard
+
+    heard = asyncio.run(asyncio.wait_for(hear(), PATIENCE_S))  # and nobody polls
+    published = [harness.next(Published) for _ in names]
+    assert sorted(entry.markers[0].stamp for entry in heard) == sorted(
+        event.marker.stamp for event in published if event.marker is not None
+    )
+    assert {(entry.request, entry.attempt, entry.kind) for entry in heard} == {("r", 1, "chunks")}
+
+
 def test_a_lookup_is_answered_although_the_index_is_away() -> None:
     with EmbeddedStore(64 << 20) as store:
         harness = Harness(store)
@@ -87,7 +260,7 @@ def test_a_lookup_is_answered_although_the_index_is_away() -> None:
             harness.connector.lookup(RequestId("r"), 1, [ref(b"x").hash, ref(b"y").hash])
             harness.until(lambda: harness.last(LookedUp) is not None)
             assert harness.last(LookedUp) == LookedUp(RequestId("r"), 1, (None, None))
-            harness.connector.publish(ref(b"x"), [BlockId(b) for b in (1, 2, 3, 4)])
+            harness.put(b"x")
             harness.until(lambda: harness.last(Published) is not None)
             assert harness.last(Copied) is not None
             event = harness.last(Published)
@@ -130,6 +303,6 @@ def test_an_unforeseen_error_of_the_index_neither_stops_the_inbox_nor_swallows_a
 
 def test_closing_twice_and_with_work_in_flight_ends(harness: Harness) -> None:
     for number in range(20):
-        harness.connector.publish(ref(b"%d" % number), [BlockId(b) for b in (1, 2, 3, 4)])
+        harness.put(b"%d" % number)
     harness.connector.close()
     harness.connector.close()

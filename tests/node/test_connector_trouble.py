@@ -64,7 +64,7 @@ def entry(number: int) -> InboxEntry:
 def refused_at_once(harness: Harness) -> None:
     """A publish settles inside the call: nobody is asked."""
     blocks = tuple(BlockId(block) for block in (1, 2, 3, 4))
-    harness.connector.publish(ref(b"refused"), blocks)
+    harness.put(b"refused", blocks)
     copied, published = harness.connector.poll()
     assert copied == Copied(ref(b"refused"), blocks)
     assert isinstance(published, Published)
@@ -95,7 +95,8 @@ def test_an_index_that_is_gone_costs_nobody_time_and_is_used_again(
     assert harness.next(InboxEntry) == entry(2)
     told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert_said_once(told)
-    assert "the store's index cannot be used: Redis at unix://" in told[0]
+    assert "the store's index cannot be used: " in told[0]
+    assert "unix://" in told[0]
     assert told[1] == "the store's index can be used again"
 
 
@@ -184,7 +185,7 @@ def test_frozen_data_servers_cost_one_deadline_and_write_nothing_late(
         harness.fill(block, block)
     marker = harness.publish(b"chunk")
     with frozen(single.pid("data0")):
-        harness.connector.publish(ref(b"other"), [BlockId(block) for block in (1, 2, 3, 4)])
+        harness.put(b"other")
         assert not harness.fetch(b"chunk", marker, (5, 6, 7, 8)).ok
         assert harness.next(Published).marker is None
         sick(harness)
@@ -268,8 +269,8 @@ def test_closing_does_not_wait_for_a_frozen_store(single: EmbeddedStore) -> None
     harness = Harness(single)
     marker = harness.publish(b"chunk")
     with frozen(single.pid("index")), frozen(single.pid("data0")):
-        harness.connector.publish(ref(b"other"), [BlockId(block) for block in (1, 2, 3, 4)])
-        harness.connector.fetch(ref(b"chunk"), marker, [BlockId(b) for b in (5, 6, 7, 8)])
+        harness.put(b"other")
+        harness.get(b"chunk", marker, (5, 6, 7, 8))
         harness.connector.lookup(RequestId("r"), 1, [ref(b"chunk").hash])
         harness.close()
 

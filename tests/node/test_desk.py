@@ -10,7 +10,7 @@ import pytest
 
 from baton_engine.sim import SimSettings
 from baton_kvstore.embedded import EmbeddedStore
-from baton_node.frames import Drain, Drained, FinishChoice
+from baton_node.frames import Drain, Drained, FinishChoice, Saved
 from baton_node.nostore import NoStore
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import Abort, CacheEvents, First, Load, PrefillJob, RunJob
@@ -167,6 +167,7 @@ def test_draining_is_answered_when_the_last_request_has_ended(node: DeskNode) ->
     request = make_request("r", PROMPT, max_tokens=50)
     node.take(RunJob(request), Drain())
     node.desk.turn()
+    assert Saved() in node.port.said  # without a store there is nothing to wait for
     assert Drained() not in node.port.said
     spin([node], lambda: Drained() in node.port.said, "the answer")
     assert len(node.ids("r")) == 50

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import random
 import signal
+from typing import Any
 
+import msgspec
 import pytest
 
 from baton_engine.sim import SimSettings
@@ -20,7 +22,7 @@ from tests.support.nodes import make_request
 
 SMALL = SimSettings(chunk_blocks=1, num_blocks=40, max_batched_tokens=48)
 PREFIXES = [bytes(range(32 + 3 * i, 122)) for i in range(4)]
-WAITS = {"first_wait_s": 0.2, "blocks_wait_s": 1.0}
+WAITS: dict[str, Any] = {"lookup_wait_s": 0.1, "first_wait_s": 0.2, "blocks_wait_s": 1.0}
 
 
 class Router:
@@ -109,10 +111,16 @@ def finish(router: Router) -> None:
     router.check()
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_random_requests_aborts_and_damage_leak_nothing(store: EmbeddedStore, seed: int) -> None:
-    prefill = store_node("p0", store, SMALL, **WAITS)
-    decode = store_node("d0", store, SMALL, **WAITS)
+@pytest.mark.parametrize(
+    ("seed", "host_blocks"), [*((seed, 0) for seed in range(6)), (6, 20), (7, 20), (8, 2000)]
+)
+def test_random_requests_aborts_and_damage_leak_nothing(
+    store: EmbeddedStore, seed: int, host_blocks: int
+) -> None:
+    room = host_blocks * SMALL.layout().block_bytes
+    settings = msgspec.structs.replace(SMALL, host_kv_memory=room)
+    prefill = store_node("p0", store, settings, **WAITS)
+    decode = store_node("d0", store, settings, **WAITS)
     router = Router(seed, prefill, decode)
     try:
         for _ in range(8):
@@ -123,6 +131,8 @@ def test_random_requests_aborts_and_damage_leak_nothing(store: EmbeddedStore, se
                         client.setrange(key, router.draw.randrange(8000), b"\xff\x00\xff")
         finish(router)
         assert len(router.running) > 5
+        came_back = [node.engine.load().host_loaded_blocks_total for node in (prefill, decode)]
+        assert (sum(came_back) > 0) == (host_blocks > 0)
     finally:
         prefill.close()
         decode.close()

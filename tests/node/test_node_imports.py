@@ -19,4 +19,4 @@ build_engine(NodeSettings(node="n", role="decode", engine="sim"))
 @pytest.mark.parametrize("code", [SERVER, SIM_ENGINE])
 def test_torch_is_not_imported(code: str) -> None:
     check = "import sys; assert not {'torch', 'transformers'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", f"{code}\n{check}"], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", f"{code}\n{check}"], check=True, timeout=240)

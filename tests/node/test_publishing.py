@@ -44,6 +44,7 @@ class World:
                 self.failed |= not ok
                 if ok:
                     self.stored.add(chunk)
+                    self.announced.append(chunk)  # by who has put it
         self.state, actions = publishing.step(self.state, event)
         for action in actions:
             assert not self.ended, "an action came after the end"

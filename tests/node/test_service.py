@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import pytest
 
 from baton_decode_node import DecodeRole
 from baton_node.engine_process import EngineProcess
-from baton_node.frames import Ready, Step, ToEngine
+from baton_node.frames import Drain, Drained, Ready, Saved, Step, ToEngine, Undrain
 from baton_node.identity import Identity
 from baton_node.metrics import NodeMetrics
 from baton_node.service import MAX_UNREAD_BYTES, Service
 from baton_node.settings import NodeSettings
-from baton_protocol.ids import Epoch, NodeId
-from baton_protocol.link import Hello, JobFailed, Load, RunJob
+from baton_protocol.ids import Epoch, NodeId, RequestId
+from baton_protocol.link import Abort, DrainNode, Hello, JobFailed, Load, ResumeNode, RunJob
 from baton_protocol.store import NodeLoad, Speeds
 from tests.support.kvstore import FINGERPRINT, LAYOUT
 from tests.support.nodes import make_request
 from tests.support.tables import TOKENIZER, Pipe, tokens_of
+from tests.support.waiting import until
 
 
 class Engine(EngineProcess):
@@ -41,10 +45,14 @@ def engine() -> Engine:
 
 @pytest.fixture
 def service(engine: Engine) -> Service:
+    return make_service(engine)
+
+
+def make_service(engine: Engine, **settings: Any) -> Service:
     ready = Ready("sim", FINGERPRINT, LAYOUT, 100, 259, (), Speeds(), NodeLoad(), store="down")
-    settings = NodeSettings(node="n", role="decode")
-    identity = Identity(settings, Epoch("e"), ready, "http://127.0.0.1:1", {})
-    metrics = NodeMetrics(NodeId("n"), lambda: (NodeLoad(), Speeds()))
+    told = NodeSettings(node="n", role="decode", **settings)
+    identity = Identity(told, Epoch("e"), ready, "http://127.0.0.1:1", {})
+    metrics = NodeMetrics(NodeId("n"), lambda: Load(Epoch("e"), "ready", Speeds(), NodeLoad()))
     return Service(identity, engine, TOKENIZER, DecodeRole(), metrics)
 
 
@@ -80,12 +88,130 @@ async def test_a_draining_node_refuses_what_is_new_and_knows_its_own(
     request = make_request("r", b"p", max_tokens=3)
     first, second = Pipe(), Pipe()
     service.heard(first, RunJob(request))
-    assert not await service.drain(deadline_s=0.0)
+    service.heard(first, DrainNode(60.0, "scale-down"))
     service._said(Step(tuple(tokens_of(request, 0, b"abc"))))
     service.heard(second, RunJob(make_request("late", b"p")))
     service.heard(second, RunJob(request))
     assert refusals(second) == [("draining", True)]
     assert [delta.text for delta in second.deltas()] == ["a", "b", "c"]
+
+
+async def test_a_draining_node_says_so_why_and_what_is_left(service: Service) -> None:
+    service.heard(Pipe(), RunJob(make_request("r", b"p")))
+    service.heard(Pipe(), DrainNode(60.0, "scale-down"))
+    for told in (service.load, service.report()):
+        assert (told.state, told.reason, told.load.requests) == ("draining", "scale-down", 1)
+    assert not service.load.leaving
+
+
+async def test_a_draining_node_says_what_replaces_it_until_it_resumes(service: Service) -> None:
+    service.heard(Pipe(), DrainNode(60.0, "roll-out", "r2"))
+    assert (service.load.replaced_by, service.report().replaced_by) == ("r2", "r2")
+    service.heard(Pipe(), DrainNode(60.0, "roll-out"))
+    assert service.load.replaced_by == ""
+    service.heard(Pipe(), DrainNode(60.0, "roll-out", "r3"))
+    service.heard(Pipe(), ResumeNode())
+    assert (service.load.replaced_by, service.report().replaced_by) == ("", "")
+
+
+async def test_a_draining_node_has_its_chunks_published_while_requests_still_run(
+    service: Service, engine: Engine
+) -> None:
+    service.heard(Pipe(), RunJob(make_request("r", b"p")))
+    service.heard(Pipe(), DrainNode())
+    assert service.requests == 1
+    assert engine.heard[-1] == Drain()
+
+
+async def test_the_same_words_again_change_nothing_and_others_count(
+    service: Service, engine: Engine
+) -> None:
+    for _ in range(2):
+        service.heard(Pipe(), DrainNode(60.0, "roll-out"))
+    assert engine.heard == [Drain()]
+    service.heard(Pipe(), DrainNode(0.0, "spot"))
+    await until(lambda: len(engine.heard) == 3)
+    service._said(Saved())
+    assert (service.load.reason, service.load.leaving) == ("spot", True)
+    service.heard(Pipe(), DrainNode(60.0, "later"))
+    assert not service.load.leaving
+
+
+async def test_past_its_deadline_a_node_is_leaving_once_its_chunks_are_saved(
+    service: Service, engine: Engine
+) -> None:
+    service.heard(Pipe(), RunJob(make_request("r", b"p")))
+    service.heard(Pipe(), DrainNode(0.0))
+    service._said(Saved())  # of what it had at the start: more may have come since
+    await until(lambda: engine.heard[1:] == [Drain(), Drain()])
+    assert not service.load.leaving
+    service._said(Saved())
+    assert (service.load.leaving, service.requests) == (True, 1)
+
+
+async def test_a_node_that_is_told_no_deadline_has_that_of_its_own_end(engine: Engine) -> None:
+    service = make_service(engine, drain_s=0.0)
+    service.heard(Pipe(), DrainNode())
+    await until(lambda: len(engine.heard) == 2)
+    service._said(Saved())
+    assert service.load.leaving
+
+
+async def test_a_store_that_saves_nothing_does_not_keep_a_node(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("baton_node.draining.SAVE_S", 0.01)
+    service.heard(Pipe(), DrainNode(0.0))
+    await until(lambda: service.load.leaving)
+
+
+async def test_a_node_that_resumes_takes_requests_and_publishes_as_before(
+    service: Service, engine: Engine
+) -> None:
+    link = Pipe()
+    service.heard(link, DrainNode(0.0, "by mistake"))
+    await until(lambda: len(engine.heard) == 2)
+    service.heard(link, ResumeNode())
+    service._said(Saved())
+    assert (service.state, service.load.reason, service.load.leaving) == ("ready", "", False)
+    job = RunJob(make_request("r", b"p"))
+    service.heard(link, job)
+    assert (refusals(link), engine.heard[2:]) == ([], [Undrain(), job])
+    service.heard(link, DrainNode(60.0, "by mistake"))
+    assert service.state == "draining"
+
+
+async def test_a_node_that_ends_hands_back_what_nobody_took_and_is_not_called_back(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("baton_node.service.MOVING_S", 0.05)
+    service, link = make_service(engine, drain_s=0.0), Pipe()
+    request = make_request("r", b"p")
+    service.heard(link, RunJob(request))
+    ending = asyncio.create_task(service.drain())
+    await until(lambda: engine.heard[1:] == [Drain(), Drain()])
+    service.heard(link, ResumeNode())
+    service._said(Saved())
+    await until(lambda: service.requests == 0)
+    assert refusals(link) == [("drained", True)]
+    assert engine.heard[3:] == [Abort(request.id, request.attempt)]
+    assert not ending.done()
+    service._said(Drained())
+    await ending
+
+
+async def test_a_node_that_ends_has_no_longer_than_it_was_given_before(engine: Engine) -> None:
+    service = make_service(engine, drain_s=600.0)
+    service.heard(Pipe(), RunJob(make_request("r", b"p")))
+    service.heard(Pipe(), DrainNode(0.0, "scale-down"))
+    await until(lambda: len(engine.heard) == 3)
+    service._said(Saved())
+    ending = asyncio.create_task(service.drain())
+    await until(lambda: len(engine.heard) > 3)
+    assert (service.load.leaving, service.load.reason) == (True, "scale-down")
+    service.heard(Pipe(), Abort(RequestId("r"), 1))  # a router has moved it
+    service._said(Drained())
+    await ending
 
 
 def test_a_refusal_is_logged_with_request_and_attempt(

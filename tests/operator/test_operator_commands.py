@@ -6,6 +6,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -159,6 +160,38 @@ def test_the_router_is_told_where_nodes_register_and_when_to_split(name: str) ->
     assert router.served_model_name == model_name(sample_pool(name))
 
 
+def test_the_router_alone_is_told_who_the_tenants_are() -> None:
+    router = dict(commands("hub"))["router"]
+    assert isinstance(router, RouterOptions)
+    assert (router.sharing, router.tenant_secret) == ("tenant", CREDENTIALS.tenant_secret)
+    told = {}
+    for name, template in templates(build_pool(sample_pool("hub"))).items():
+        pod = template["spec"]
+        mounts = {one["name"]: one["mountPath"] for one in pod["containers"][0]["volumeMounts"]}
+        for volume in pod["volumes"]:
+            if volume.get("secret", {}).get("secretName") == "tenants":
+                [item] = volume["secret"]["items"]
+                told[name] = f"{mounts[volume['name']]}/{item['path']}"
+        names = {one["name"] for one in pod["containers"][0].get("env", ())}
+        assert ("BATON_TENANT_SECRET" in names) == (name == "hub-router")
+    assert told == {"hub-router": router.api_keys}
+
+
+@pytest.mark.parametrize("name", sorted({*SAMPLES} - {"hub"}))
+def test_a_router_without_keys_asks_nobody_for_one(name: str) -> None:
+    router = dict(commands(name))["router"]
+    assert isinstance(router, RouterOptions)
+    assert (router.api_keys, router.sharing, router.tenant_secret) == ("", "pool", "")
+
+
+def test_keys_are_asked_for_also_by_a_pool_that_shares() -> None:
+    keys = {"apiKeysSecret": {"name": "tenants", "key": "keys.txt"}}
+    router = dict(commands("sim", router=keys))["router"]
+    assert isinstance(router, RouterOptions)
+    assert router.api_keys == "/etc/baton/api-keys/keys.txt"
+    assert (router.sharing, router.tenant_secret) == ("pool", "")
+
+
 def test_a_dollar_in_a_path_is_not_a_variable() -> None:
     found = dict(commands("torch", model={"path": "/models/$(POD_IP)/$$x"}))
     options = found["decode"]
@@ -182,6 +215,22 @@ def test_a_pool_made_of_its_manifests_commands_hands_over_and_answers(
     assert running.pod_name("decode") in placement
     [node, _] = exchange(running.url_of("router"), "/pool").body["nodes"]
     assert node["revision"] == revision_of(sample_pool("sim"))
+
+
+def test_a_pool_with_tenants_lets_in_who_has_a_key_of_its_secret(tmp_path: Path) -> None:
+    keys = {"apiKeysSecret": {"name": "tenants", "key": "keys.txt"}}
+    pool = sample_pool("sim", router=keys, kvStore={"sharing": "tenant"})
+    key = USER_SECRETS["tenants"]["keys.txt"].split()[1]
+    with ManifestPool(pool, tmp_path) as tenants:
+        url, body = tenants.url_of("router"), {"prompt": PROMPT, "max_tokens": 2}
+        statuses = [
+            exchange(url, "/v1/completions", body, headers).status
+            for headers in ({}, {"Authorization": f"Bearer {key}"})
+        ]
+        shown = tenants.command_line("router") + tenants.log("router")
+    assert statuses == [401, 200]
+    assert key not in shown
+    assert CREDENTIALS.tenant_secret not in shown
 
 
 @pytest.mark.parametrize("component", ["kv-index", "kv-data"])
@@ -214,7 +263,7 @@ def test_a_managed_server_takes_nobody_without_the_pool_s_password(
 def test_a_node_links_to_nobody_without_the_pool_s_token(running: ManifestPool) -> None:
     node = running.url_of("decode")
     with pytest.raises(urllib.error.HTTPError, match="401"):
-        urllib.request.urlopen(f"{node}/link", timeout=10)
+        urllib.request.urlopen(f"{node}/link", timeout=120)
     assert exchange(node, "/health").status == 200
 
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from baton_operator.crd import COLUMNS, crd, helm_template
+from baton_operator.crd import COLUMNS, DEFINITIONS, SCALER_COLUMNS, crd, helm_template, scaler_crd
 from baton_operator.schema import Schema
 from baton_operator.spec.read import read_spec
 from baton_operator.spec.records import PoolSpec
 
 ROOT = Path(__file__).resolve().parents[2]
-TEMPLATE = ROOT / "charts" / "baton" / "templates" / "crd-inferencepools.yaml"
+TEMPLATES = ROOT / "charts" / "baton" / "templates"
 # What may have any content: Kubernetes checks it where it is used.
 OPEN = re.compile(r".*\.podTemplate\.(metadata|spec)|spec\.networkPolicy\.\w+\[\]\.\w+")
 SIM = {"engine": {"kind": "sim"}}
@@ -43,17 +43,34 @@ NODES = [
 ]
 
 
-def test_the_charts_copy_is_the_generated_one() -> None:
-    assert TEMPLATE.read_text() == helm_template(), (
-        "write it anew: python -m baton_operator.crd >"
-        " charts/baton/templates/crd-inferencepools.yaml"
+@pytest.mark.parametrize("plural", DEFINITIONS)
+def test_the_charts_copy_is_the_generated_one(plural: str) -> None:
+    copy = f"crd-{plural}.yaml"
+    assert (TEMPLATES / copy).read_text() == helm_template(plural), (
+        f"write it anew: python -m baton_operator.crd {plural} > charts/baton/templates/{copy}"
     )
 
 
-def test_the_definition_outlives_the_chart_and_is_optional() -> None:
-    assert crd()["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
-    _, condition, *_, end = helm_template().splitlines()
+@pytest.mark.parametrize("plural", DEFINITIONS)
+def test_the_definition_outlives_the_chart_and_is_optional(plural: str) -> None:
+    metadata = DEFINITIONS[plural]()["metadata"]
+    assert metadata["name"] == f"{plural}.baton.dev"
+    assert metadata["annotations"]["helm.sh/resource-policy"] == "keep"
+    _, condition, *_, end = helm_template(plural).splitlines()
     assert (condition, end) == ("{{- if .Values.crds.install }}", "{{- end }}")
+
+
+def test_a_scalers_paths_and_columns_are_fields_of_it() -> None:
+    [version] = scaler_crd()["spec"]["versions"]
+    schema = version["schema"]["openAPIV3Schema"]
+    paths = {
+        f".{path}"
+        for part in ("spec", "status")
+        for path, _ in walk(schema["properties"][part], part)
+    }
+    scale = version["subresources"]["scale"]
+    assert {*scale.values(), *SCALER_COLUMNS.values()} <= paths
+    assert schema["properties"]["spec"]["required"] == ["replicas"]
 
 
 def test_the_schema_is_structural() -> None:

@@ -23,6 +23,7 @@ from baton_kvstore.endpoint import with_login
 from baton_kvstore.registry import Registry
 from baton_operator.builders.credentials import acl_file
 from baton_operator.index import (
+    FIRST_RETRY_S,
     LONGEST_RETRY_S,
     Asked,
     IndexReader,
@@ -31,8 +32,9 @@ from baton_operator.index import (
     next_question,
     pause_s,
 )
-from baton_operator.observed import Observed
+from baton_operator.observed import Departure, Observed
 from baton_operator.pool import Pool
+from baton_protocol.store import RouterReport
 from tests.support import observations as o
 from tests.support.manifests import CREDENTIALS, sample_pool
 from tests.support.needs import needs
@@ -40,7 +42,8 @@ from tests.support.observations import DEMO, HUB, observed, status_of
 
 PASSWORD = "pass:word@with/signs%"
 LOGIN = Login(password=PASSWORD)
-START_S = 20.0
+START_S = 120.0
+PATIENT_S = 60.0  # for an answer that is to come
 
 
 class Clock:
@@ -51,9 +54,26 @@ class Clock:
         return self.now
 
 
+def scaled(mode: str, nodes: int = 1, **more: Any) -> Pool:
+    bounds = {"prefill": {"max": 4}, "decode": {"max": 4}}
+    count = {"replicas": nodes}
+    scaling = {"mode": mode, **bounds, **more}
+    return sample_pool("sim", autoscaling=scaling, prefill=count, decode=count)
+
+
+PLANNED, ADVISED, SCALED = scaled("auto"), scaled("advise"), scaled("external")
+ASLEEP = scaled("auto", 0, scaleToZeroAfterSeconds=60)
+
+
 def external(url: str, **store: Any) -> Pool:
     told = {"indexUrl": url, "dataUrls": ["redis://data.example"]} | store
     return sample_pool("sim", kvStore={"external": told})
+
+
+def planned(url: str) -> Pool:
+    store = {"external": {"indexUrl": url, "dataUrls": ["redis://data.example"]}}
+    bounds = {"prefill": {"max": 4}, "decode": {"max": 4}}
+    return sample_pool("sim", kvStore=store, autoscaling={"mode": "auto", **bounds})
 
 
 @contextmanager
@@ -102,7 +122,7 @@ async def register(url: str, pool: Pool) -> None:
 
 
 async def test_nodes_and_fetches_are_read_with_the_login_of_the_store(url: str) -> None:
-    pool, reader = external(url), IndexReader(Clock())
+    pool, reader = external(url), IndexReader(Clock(), PATIENT_S)
     await register(with_login(url, "", PASSWORD), pool)
     answer = await reader.read(pool, observed(pool), None, LOGIN)
     assert answer is not None
@@ -110,8 +130,30 @@ async def test_nodes_and_fetches_are_read_with_the_login_of_the_store(url: str) 
     assert answer.fetches == (o.fetch(pool, "prefill", 1, 9),)
 
 
+async def test_routers_are_read_where_nodes_are_planned_for(url: str) -> None:
+    told = RouterReport(router="router-a", uptime_s=3.0, requests_total=7)
+    for pool, routers in ((external(url), ()), (planned(url), (told,))):
+        async with Registry(with_login(url, "", PASSWORD), pool.key) as registry:
+            await registry.announce_router(told, 60.0)
+        answer = await IndexReader(Clock(), PATIENT_S).read(pool, observed(pool), None, LOGIN)
+        assert answer is not None
+        assert answer.routers == routers
+
+
+async def test_an_index_that_is_silent_is_asked_on_where_nodes_are_planned_for() -> None:
+    clock = Clock()
+    for pool, longest_s in ((DEMO, LONGEST_RETRY_S), (PLANNED, FIRST_RETRY_S)):
+        reader = IndexReader(clock)
+        for _ in range(12):
+            assert await reader.read(pool, observed(pool), None) is None
+            due_s = reader.due_in(pool, observed(pool), None)
+            assert due_s is not None
+            clock.now += due_s
+        assert due_s == longest_s
+
+
 async def test_the_connection_is_closed_after_use(url: str) -> None:
-    pool, reader = external(url), IndexReader(Clock())
+    pool, reader = external(url), IndexReader(Clock(), PATIENT_S)
     with redis.Redis.from_url(with_login(url, "", PASSWORD)) as client:
         assert await reader.read(pool, observed(pool), None, LOGIN) is not None
         async with asyncio.timeout(START_S):
@@ -153,14 +195,14 @@ async def test_a_store_by_tls_is_asked_with_the_certificate_of_its_secret(
     async with tls_before(url, certificate, key) as port:
         pool = external(f"rediss://127.0.0.1:{port}", caSecretRef={"name": "redis-ca"})
         known = Login(password=PASSWORD, certificate=certificate.read_text())
-        answer = await IndexReader(Clock()).read(pool, observed(pool), None, known)
+        answer = await IndexReader(Clock(), PATIENT_S).read(pool, observed(pool), None, known)
         assert answer is not None
         assert answer.nodes == ()
-        assert await IndexReader(Clock()).read(pool, observed(pool), None, LOGIN) is None
+        assert await IndexReader(Clock(), PATIENT_S).read(pool, observed(pool), None, LOGIN) is None
 
 
 async def test_a_wrong_login_is_no_answer(url: str) -> None:
-    reader = IndexReader(Clock())
+    reader = IndexReader(Clock(), PATIENT_S)
     assert await reader.read(external(url), observed(), None, Login(password="no")) is None
 
 
@@ -168,7 +210,7 @@ async def test_a_frozen_index_costs_no_longer_than_the_time_for_an_answer() -> N
     with socket.create_server(("127.0.0.1", 0)) as mute:
         pool = external(f"redis://127.0.0.1:{mute.getsockname()[1]}")
         reader = IndexReader(Clock(), answer_s=0.2)
-        async with asyncio.timeout(1.0):
+        async with asyncio.timeout(START_S):
             assert await reader.read(pool, observed(pool), None) is None
 
 
@@ -238,11 +280,20 @@ BROKEN = status_of(observed(decode=()), before=SETTLED)
         (DEMO, observed(), BROKEN, 15.0),
         (DEMO, observed(), None, 15.0),
         (HUB, observed(HUB, decode=o.role_pods(HUB, "decode", fetch="running")), SETTLED, 5.0),
+        (DEMO, observed(decode=o.role_pods(DEMO, "decode", drain_since="t")), SETTLED, 2.0),
+        (DEMO, observed(departures=(Departure("decode", "", held=False),)), SETTLED, 2.0),
+        (DEMO, observed(departures=(Departure("decode", "", held=True),)), SETTLED, 15.0),
         (DEMO, observed(others=()), UNKNOWN, None),
         (DEMO, observed(others=(o.pod("kv-index", ready=False),)), UNKNOWN, None),
         (DEMO, observed(prefill=(), decode=()), UNKNOWN, None),
         (external("redis://index.example"), observed(others=()), UNKNOWN, 15.0),
         (DEMO, Observed(), None, None),
+        (PLANNED, observed(PLANNED), SETTLED, 5.0),
+        (ADVISED, observed(ADVISED), SETTLED, 5.0),
+        (SCALED, observed(SCALED), SETTLED, 60.0),
+        (ASLEEP, observed(ASLEEP), SETTLED, 2.0),
+        (ASLEEP, observed(ASLEEP, others=()), SETTLED, None),
+        (PLANNED, observed(departures=(Departure("decode", "", held=True),)), SETTLED, 5.0),
     ],
     ids=[
         "all is well",
@@ -250,11 +301,20 @@ BROKEN = status_of(observed(decode=()), before=SETTLED)
         "not ready",
         "nothing said yet",
         "fetching",
+        "draining",
+        "nodes are too many",
+        "nothing lets them go",
         "no index",
         "the index is not ready",
         "no nodes",
         "an external index",
         "nothing there",
+        "nodes are planned for",
+        "the planner advises",
+        "somebody else plans",
+        "asleep",
+        "asleep without an index",
+        "planned for, and nothing lets nodes go",
     ],
 )
 def test_how_long_an_answer_is_good_for(

@@ -226,6 +226,30 @@ def test_how_far_the_init_container_is(init: tuple[Body, ...], fetch: str) -> No
     assert read_pod(pod(container(waiting("PodInitializing")), init=init)).fetch == fetch
 
 
+@pytest.mark.parametrize(
+    ("phase", "node", "stage"),
+    [
+        ("Pending", "", "unplaced"),
+        ("Pending", "worker-1", "pending"),
+        ("Running", "worker-1", "running"),
+        ("Succeeded", "worker-1", "over"),
+        ("Failed", "", "over"),
+    ],
+)
+def test_how_far_a_pod_is(phase: str, node: str, stage: str) -> None:
+    body = pod(status={"phase": phase})
+    body["spec"]["nodeName"] = node
+    assert read_pod(body).stage == stage
+
+
+def test_a_pod_says_that_it_was_marked_to_go_and_where_it_listens() -> None:
+    notes = {"baton.dev/drain-since": b.THEN, "baton.dev/drain-reason": "it is idle"}
+    found = read_pod(pod(container(b.RUNNING, ready=True), annotations=notes))
+    assert (found.drain_since, found.drain_reason, found.ends) == (b.THEN, "it is idle", True)
+    found = read_pod(pod(container(b.RUNNING, ready=True), status={"podIP": "10.0.0.7"}))
+    assert (found.drain_since, found.address, found.ends) == ("", "10.0.0.7", False)
+
+
 def test_what_the_kubelet_cannot_prepare_is_timed_from_the_pods_placement() -> None:
     stuck = b.conditions(PodReadyToStartContainers="False", PodScheduled="True")
     assert read_pod(pod(container(b.CREATING), status={"conditions": stuck})).unprepared_since == (

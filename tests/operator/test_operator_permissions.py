@@ -13,9 +13,10 @@ def test_no_resource_is_listed_twice() -> None:
     assert len(rules) == len(set(rules))
 
 
-def test_pools_and_pods_are_never_written() -> None:
+def test_pools_are_never_written_and_pods_only_marked() -> None:
     rules = {rule.resource: set(rule.verbs) for rule in POOL_RULES}
-    assert rules["inferencepools"] == rules["pods"] == {"get", "list", "watch"}
+    assert rules["inferencepools"] == {"get", "list", "watch"}
+    assert rules["pods"] == {"get", "list", "watch", "patch"}
 
 
 def test_nothing_is_allowed_by_a_wildcard() -> None:

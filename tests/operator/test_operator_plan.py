@@ -8,7 +8,7 @@ from baton_operator.builders import Manifest, build_pool
 from baton_operator.cache import Child, read_child
 from baton_operator.kinds import key_of
 from baton_operator.observed import ChildKey
-from baton_operator.plan import Act, Applied, Apply, Delete, Foreign, manifest_digest, plan
+from baton_operator.plan import Act, Applied, Apply, Delete, Foreign, Lower, manifest_digest, plan
 from baton_operator.pool import Pool
 from tests.support.manifests import sample_pool
 
@@ -138,6 +138,22 @@ def old_nodes(**status: Any) -> list[Manifest]:
     return nodes
 
 
+def lower(node: Manifest) -> Manifest:
+    """With no replicas."""
+    return {**node, "spec": {**node["spec"], "replicas": 0}}
+
+
+def pod_of(node: Manifest, **status: Any) -> Manifest:
+    metadata = {**node["metadata"], "ownerReferences": [], "name": f"{key_of(node).name}-x"}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": metadata,
+        "spec": {"containers": []},
+        "status": status,
+    }
+
+
 def _labels(manifest: Manifest) -> dict[str, str]:
     labels: dict[str, str] = manifest["metadata"]["labels"]
     return labels
@@ -148,7 +164,9 @@ def deleted(*bodies: Manifest) -> list[str]:
     return [act.key.name for act in acts if isinstance(act, Delete)]
 
 
-PROVEN = {"conditions": [{"type": "Progressing", "reason": "NewReplicaSetAvailable"}]}
+PROVEN: dict[str, Any] = {
+    "conditions": [{"type": "Progressing", "reason": "NewReplicaSetAvailable"}]
+}
 
 
 def test_old_nodes_that_serve_stay_while_new_ones_are_not_ready() -> None:
@@ -161,22 +179,41 @@ def test_old_nodes_that_once_served_stay_though_they_are_not_ready_now() -> None
     assert deleted(*now, *old_nodes(**PROVEN)) == []
 
 
-def test_old_nodes_stay_while_only_one_role_of_the_new_ones_is_ready() -> None:
-    now = [
-        live(manifest, readyReplicas=1 if "prefill" in manifest["metadata"]["name"] else 0)
-        for manifest in DESIRED
-    ]
-    assert deleted(*now, *old_nodes(readyReplicas=1)) == []
-
-
-def test_old_nodes_go_when_all_new_ones_are_ready() -> None:
+def test_old_nodes_are_not_deleted_for_new_ones_that_are_ready_but_drained() -> None:
     now = [live(manifest, readyReplicas=1) for manifest in DESIRED]
-    assert len(deleted(*now, *old_nodes(readyReplicas=1))) == 2
-
-
-def test_new_nodes_whose_controller_has_not_looked_yet_are_not_ready() -> None:
-    now = [live(manifest, readyReplicas=1, observedGeneration=0) for manifest in DESIRED]
     assert deleted(*now, *old_nodes(readyReplicas=1)) == []
+
+
+def test_a_deployment_of_old_nodes_goes_with_its_last_pod() -> None:
+    now = [live(manifest) for manifest in DESIRED]
+    lowered = [lower(node) for node in old_nodes(**PROVEN)]
+    pods = [pod_of(node) for node in lowered]
+    assert deleted(*now, *lowered, *pods) == []
+    assert len(deleted(*now, *lowered, pods[0])) == 1
+    assert len(deleted(*now, *lowered)) == 2
+
+
+def test_a_pod_that_is_over_keeps_no_deployment() -> None:
+    now = [live(manifest) for manifest in DESIRED]
+    lowered = [lower(node) for node in old_nodes(**PROVEN)]
+    pods = [pod_of(node, phase="Failed") for node in lowered]
+    assert len(deleted(*now, *lowered, *pods)) == 2
+
+
+def test_old_nodes_of_which_only_a_pod_says_that_it_is_ready_stay() -> None:
+    now = [live(manifest) for manifest in DESIRED]
+    old = old_nodes()
+    ready = {"conditions": [{"type": "Ready", "status": "True"}]}
+    assert len(deleted(*now, *old, pod_of(old[0], **ready))) == 1
+
+
+def test_old_nodes_are_lowered_after_all_is_applied_and_before_anything_is_deleted() -> None:
+    old, never = old_nodes(readyReplicas=1)[0], old_nodes()[1]
+    key = key_of(old)
+    one = Lower(key=key, uid="u", version=1, replicas=0)
+    acts = plan(POOL.uid, DESIRED, known(old, never), {}, [one])
+    kinds = [type(act) for act in acts]
+    assert kinds == [Apply] * len(DESIRED) + [Lower, Delete]
 
 
 def test_old_nodes_that_never_served_go_at_once() -> None:
@@ -199,13 +236,12 @@ def deleted_without_store(*bodies: Manifest) -> set[str]:
 
 
 def test_the_store_of_old_nodes_stays_as_long_as_they_do() -> None:
-    now = [live(manifest) for manifest in DESIRED]
-    ready = [live(manifest, readyReplicas=1) for manifest in DESIRED]
-    old = old_nodes(readyReplicas=1)
-    assert deleted_without_store(*now, *old) == set()
+    now = [live(manifest, readyReplicas=1) for manifest in DESIRED]
+    old = [lower(node) for node in old_nodes(**PROVEN)]
+    assert deleted_without_store(*now, *old, pod_of(old[1])) == {key_of(old[0]).name}
     store = {one["metadata"]["name"] for one in STORE}
     assert store == {"demo-kv-index", "demo-kv-data", "demo-kv-data-0"}
-    assert deleted_without_store(*ready, *old) == store | {one["metadata"]["name"] for one in old}
+    assert deleted_without_store(*now, *old) == store | {one["metadata"]["name"] for one in old}
 
 
 def test_a_store_that_no_old_node_uses_goes_at_once() -> None:

@@ -72,6 +72,12 @@ REFUSED: list[tuple[str, Any, str]] = [
     ),
     ("a wrong kind", {"engine": {"kind": "vllm"}}, "spec.engine.kind: 'vllm' is wrong"),
     ("what kinds there are", {"engine": {"kind": "vllm"}}, "; write torch or sim"),
+    ("another sharing", SIM | {"kvStore": {"sharing": "user"}}, "; write pool or tenant"),
+    (
+        "keys of no key",
+        SIM | {"router": {"apiKeysSecret": {"name": "tenants"}}},
+        "spec.router.apiKeysSecret.key: missing",
+    ),
     (
         "a list for a number",
         SIM | {"prefill": {"resources": {"limits": {"cpu": [1]}}}},
@@ -93,6 +99,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("no data", external("redis://i"), "spec.kvStore.external.dataUrls: [] is wrong"),
     ("no URL", external("index:6379", "redis://d"), "spec.kvStore.external.indexUrl: Redis URL"),
     ("one for both", external("redis://i", "redis://i:6379/0"), "external.dataUrls: index and"),
+    ("one server, two databases", external("redis://i/1", "redis://i/2"), "write another server"),
     ("a number as URL", external("redis://i", "redis://d", 3), "external.dataUrls[1]: 3 is wrong"),
     ("a socket", external("unix:///run/r", "redis://d"), "external.indexUrl: not the URL of one"),
     ("options", external("rediss://i?ssl_cert_reqs=none", "redis://d"), "write redis://HOST"),

@@ -32,6 +32,8 @@ def test_a_pool_that_is_as_specified_is_ready_and_serves() -> None:
         "DecodeReady": "True",
         "RouterReady": "True",
         "Updated": "True",
+        "RolloutBlocked": "False",
+        "Scaled": "True",
         "Serving": "True",
     }
     assert verdict(status, "Ready") == ("True", "AllReady")

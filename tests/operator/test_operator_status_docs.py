@@ -10,7 +10,8 @@ import msgspec
 
 from baton_operator import pod_problems
 from baton_operator.status import events
-from baton_operator.status.conditions import KINDS, PARTS, POD_PROBLEMS, READY, Kind, Reason
+from baton_operator.status.conditions import KINDS, PARTS, READY, Kind
+from baton_operator.status.reasons import POD_PROBLEMS, Reason
 from baton_operator.status.records import PoolStatus
 
 ROOT = Path(__file__).resolve().parents[2]

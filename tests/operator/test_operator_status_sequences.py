@@ -13,10 +13,11 @@ from baton_operator.builders.nodes import revision_of
 from baton_operator.observed import Observed, ObservedPod, ObservedRoute, ObservedWorkload
 from baton_operator.pool import Pool
 from baton_operator.spec.read import SpecError
-from baton_operator.status.conditions import KINDS, PARTS, POD_PROBLEMS
+from baton_operator.status.conditions import KINDS, PARTS
 from baton_operator.status.derive import derive
 from baton_operator.status.events import events_between
 from baton_operator.status.parts import OLD_NODES
+from baton_operator.status.reasons import POD_PROBLEMS
 from baton_operator.status.records import PoolStatus
 from baton_protocol.ids import Fingerprint
 from tests.support import observations as o
@@ -195,6 +196,7 @@ def check_events(before: PoolStatus | None, after: PoolStatus) -> None:
         "KindMissing": "Applied",
         "ApplyRefused": "Applied",
         "ModelFetched": "ModelReady",
+        "RolloutBlocked": "RolloutBlocked",
         "Ready": "Ready",
         "NotReady": "Ready",
     }

@@ -214,7 +214,7 @@ def test_blocks_from_elsewhere_are_named_once_they_are_here_O_BLK_10b() -> None:
     assert reservation is not None
     assert (len(reservation.blocks), reservation.cached) == (7, 2)
     assert engine.cached_blocks(names) == 2  # none of what is still on its way
-    engine.submit(request, reservation=reservation, landed=5)
+    engine.submit(request, reservation=reservation, landed=[(0, 5)])
     assert engine.cached_blocks(names) == 5
     run = drive(engine)
     assert run.use("whole") == (32, 48, 20)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from baton_engine.api import Row
-from baton_engine.attention import StepAttention, TorchAttention
+from baton_engine.attention import KVSlots, StepAttention, TorchAttention
 from baton_engine.config import ModelConfig, RopeConfig, read_config
 from baton_engine.models.decoder import Decoder, DecoderLayer
 from baton_engine.models.layers import GatedMLP, Linear, RMSNorm
@@ -264,9 +264,19 @@ def test_q_times_k_depends_on_the_distance_alone_O_MDL_9b() -> None:
 class Averaging:
     """Attention that needs no cache: each token gets the mean of v so far."""
 
+    def slots(self) -> KVSlots:
+        raise AssertionError("there is no pool")
+
     def attend(
-        self, layer: int, q_TNH: torch.Tensor, k_TKH: torch.Tensor, v_TKH: torch.Tensor
+        self,
+        layer: int,
+        q_TNH: torch.Tensor,
+        k_TKH: torch.Tensor,
+        v_TKH: torch.Tensor,
+        *,
+        stored: bool = False,
     ) -> torch.Tensor:
+        assert not stored
         counts = torch.arange(1, v_TKH.shape[0] + 1)[:, None, None]
         return (v_TKH.cumsum(0) / counts).repeat_interleave(q_TNH.shape[1] // v_TKH.shape[1], dim=1)
 

@@ -56,7 +56,7 @@ def test_of_a_prompt_that_came_whole_from_elsewhere_one_token_is_computed_O_PFX_
     request = make_request("a", 32, max_tokens=1)
     parked = engine.reserve(request)
     assert parked is not None
-    engine.submit(request, reservation=parked, landed=2)
+    engine.submit(request, reservation=parked, landed=[(0, 2)])
     assert drive(engine).use("a") == (0, 31, 1)
     assert runner.work() == [[(31, 1)]]
 

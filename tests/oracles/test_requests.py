@@ -46,7 +46,7 @@ def test_a_request_whose_kv_is_on_its_way_is_parked_until_it_is_submitted_O_REQ_
     parked = engine.reserve(request)
     assert parked is not None
     assert (queues(engine), engine.has_work()) == ((0, 0), False)
-    engine.submit(request, reservation=parked, landed=2)
+    engine.submit(request, reservation=parked, landed=[(0, 2)])
     assert queues(engine) == (1, 0)
     drive(engine)
 

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from baton_protocol.fingerprint import TensorDigest, fingerprint
-from baton_protocol.layout import KVLayout, default_chunk_blocks
+from baton_protocol.layout import KVLayout
 
 SMOLLM = KVLayout(
     num_layers=30, num_kv_heads=3, head_dim=64, block_size=16, dtype="bfloat16", chunk_blocks=3
@@ -20,15 +20,6 @@ def test_sizes_of_the_demo_model() -> None:
     assert SMOLLM.block_bytes == 368_640
     assert SMOLLM.chunk_bytes == 1_105_920
     assert SMOLLM.chunk_tokens == 48
-
-
-@pytest.mark.parametrize(
-    ("block_bytes", "blocks"), [(368_640, 3), (1 << 20, 1), ((1 << 20) - 1, 2), (100, 8), (1, 8)]
-)
-def test_a_chunk_is_the_fewest_blocks_of_a_mebibyte_at_most_eight(
-    block_bytes: int, blocks: int
-) -> None:
-    assert default_chunk_blocks(block_bytes) == blocks
 
 
 def test_the_order_of_tensors_does_not_matter() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -28,11 +28,13 @@ class Client:
             headers = {name.lower(): value for name, value in response.headers.items()}
             return response.status, await response.json(), headers
 
-    async def post(self, path: str, body: Any) -> tuple[int, Any, dict[str, str]]:
+    async def post(
+        self, path: str, body: Any, headers: Mapping[str, str] | None = None
+    ) -> tuple[int, Any, dict[str, str]]:
         data = {"data": body} if isinstance(body, bytes) else {"json": body}
-        async with self.session.post(self.url + path, **data) as response:
-            headers = {name.lower(): value for name, value in response.headers.items()}
-            return response.status, await response.json(), headers
+        async with self.session.post(self.url + path, headers=headers, **data) as response:
+            told = {name.lower(): value for name, value in response.headers.items()}
+            return response.status, await response.json(), told
 
     async def ready(self, nodes: int) -> None:
         view = self.router.view

@@ -136,10 +136,10 @@ def test_a_final_failure_of_the_decode_job_is_the_clients_error_and_ends_the_pre
 def test_the_last_choices_end_is_the_requests() -> None:
     rec = record(2, split=False)
     assert rec.on_delta(DECODE, delta(1, 0, 5, finish="stop"))[1:] == []
-    stats = RequestStats(prompt_tokens=2, cached_tokens=1, fetched_tokens=1)
+    stats = RequestStats(prompt_tokens=3, cached_tokens=1, host_tokens=1, fetched_tokens=1)
     actions = rec.on_delta(DECODE, delta(0, 0, 5, finish="stop", stats=stats))
     assert actions[1:] == [Measured(stats, 1, opening=True), Ended()]
-    assert rec.cached_tokens == 2
+    assert rec.cached_tokens == 3
 
 
 def test_strangers_and_older_attempts_are_not_heard() -> None:

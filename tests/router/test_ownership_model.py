@@ -1,8 +1,8 @@
 """The request's record against a model of its pool: whatever happens in whatever order, each token
 reaches the client once and in order, and the request ends once.
 
-Frames wait on links that break, arrive late, twice or not at all; nodes die, freeze, refuse or give
-up; the client leaves.
+Frames wait on links that break, arrive late, twice or not at all; nodes die, freeze, refuse, drain
+or give up; the client leaves.
 """
 
 from __future__ import annotations
@@ -16,7 +16,17 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from baton_protocol.errors import ErrorRecord
 from baton_protocol.ids import Epoch, NodeId
-from baton_protocol.link import Abort, Delta, JobFailed, NoFirst, PrefillDone, PrefillJob, RunJob
+from baton_protocol.link import (
+    DRAINED,
+    Abort,
+    Delta,
+    First,
+    JobFailed,
+    NoFirst,
+    PrefillDone,
+    PrefillJob,
+    RunJob,
+)
 from baton_protocol.request import Request
 from baton_protocol.sampling import SamplingParams
 from baton_router.actions import Action, Emit, Ended, Failed, Regroup, Replace, Send
@@ -28,6 +38,7 @@ DECODES = [NodeId(f"decode-{n}") for n in range(3)]
 PREFILLS = [NodeId(f"prefill-{n}") for n in range(2)]
 FINAL = ErrorRecord("too long", "context_length_exceeded", status=400)
 BUSY = ErrorRecord("no room", "busy", status=503, retryable=True)
+HANDED_BACK = ErrorRecord("it has ended", DRAINED, status=503, retryable=True)
 LATE = ErrorRecord("too late", "deadline_exceeded", status=504)
 
 decodes = st.sampled_from(DECODES)
@@ -89,6 +100,22 @@ class Pool(RuleBasedStateMachine):
             self.regrouping = False
             self.take(self.record.no_first("nobody else"))
 
+    @precondition(lambda self: self.record.phase == "running")
+    @rule(decode=decodes)
+    def move(self, decode: NodeId) -> None:
+        """Its node is leaving, and another one takes it."""
+        if decode not in self.serving[self.record.attempt]:
+            self.put(decode, None)
+
+    @rule(name=prefills)
+    def leave_prefill(self, name: NodeId) -> None:
+        self.take(self.record.on_leaving(name))
+
+    @rule(name=decodes)
+    def roll_out(self, name: NodeId) -> None:
+        """The node is leaving, and no other of its kind is to come."""
+        self.take(self.record.on_rolled_out(name))
+
     def put(self, decode: NodeId, prefill: NodeId | None) -> None:
         self.regrouping = False
         pair = {decode} if prefill is None else {decode, prefill}
@@ -116,7 +143,7 @@ class Pool(RuleBasedStateMachine):
             self.hear(node.name, node.said.pop(0))
 
     @precondition(lambda self: self.busy())
-    @rule(pick=which, error=st.sampled_from([BUSY, BUSY, BUSY, FINAL]))
+    @rule(pick=which, error=st.sampled_from([BUSY, BUSY, BUSY, HANDED_BACK, FINAL]))
     def fail(self, pick: int, error: ErrorRecord) -> None:
         chosen(self.busy(), pick).fail(error)
 
@@ -206,7 +233,7 @@ class Pool(RuleBasedStateMachine):
             elif isinstance(action, Replace | Regroup):
                 if action.cause == "refused":
                     self.refusals += 1
-                elif not self.regrouping:
+                elif action.cause != "drained" and not self.regrouping:
                     self.strikes = 0 if self.progress else self.strikes + 1
                     self.progress = False
                 self.regrouping = isinstance(action, Regroup)
@@ -244,6 +271,7 @@ class Pool(RuleBasedStateMachine):
             assert frame.request.attempt == attempt
             assert [list(ids) for ids in frame.request.outputs] == self.told
         else:
+            assert isinstance(frame, First | NoFirst)
             assert frame.attempt == attempt
             assert not (isinstance(frame, NoFirst) and any(self.told))
         assert send.node in self.serving[attempt]

@@ -18,7 +18,11 @@ from baton_router.prices import FALLBACK, Candidate, Facts, Prices, with_fallbac
 
 CHUNK = 16
 SPEEDS = Speeds(
-    prefill_tokens_per_s=1000.0, decode_step_ms=20.0, put_bytes_per_s=1e9, get_bytes_per_s=1e9
+    prefill_tokens_per_s=1000.0,
+    decode_step_ms=20.0,
+    put_bytes_per_s=1e9,
+    get_bytes_per_s=1e9,
+    get_latency_ms=1.0,
 )
 
 
@@ -185,11 +189,59 @@ def test_in_a_large_pool_the_idle_pair_is_still_found() -> None:
     assert (placement.prefill, placement.decode) == ("p1", "d1")
 
 
-def test_a_slow_store_is_recomputed_instead() -> None:
-    slow = speeds_with(get_bytes_per_s=1e3)
-    here = replace(D0, speeds=slow)
+SLOW = [{"get_bytes_per_s": 1e3}, {"get_latency_ms": 512.0}]
+
+
+@pytest.mark.parametrize("slow", SLOW)
+def test_a_slow_store_is_recomputed_instead_and_booked_as_that(slow: dict[str, float]) -> None:
+    here = replace(D0, speeds=speeds_with(**slow))
     price = Prices(prompt(512, stored=32))
-    assert price.alone_ms(here) == 512.0
+    assert (price.alone_ms(here), price.uncached(here)) == (512.0, 512)
+    assert chosen(prompt(512, stored=32), [here]).uncached == 512
+
+
+def test_fetching_costs_a_round_trip_and_the_bytes() -> None:
+    bytes_ms = 1000 * 32 * (1 << 20) / 1e9
+    assert Prices(prompt(512, stored=32)).prefill_ms(D0) == pytest.approx(1.0 + bytes_ms)
+    far = replace(D0, speeds=speeds_with(get_latency_ms=30.0))
+    assert Prices(prompt(512, stored=32)).prefill_ms(far) == pytest.approx(30.0 + bytes_ms)
+    assert Prices(prompt(512)).prefill_ms(far) == 512.0  # there is nothing to fetch
+
+
+def test_a_hand_off_exposes_a_round_trip_of_who_fetches_unless_it_has_all() -> None:
+    far = replace(D0, speeds=speeds_with(get_latency_ms=31.0))
+    price = Prices(prompt(512))
+    assert price.split_ms(P0, far) - price.split_ms(P0, D0) == pytest.approx(30.0)
+    warm, warm_far = (replace(each, cached_chunks=32) for each in (D0, far))
+    assert price.split_ms(P0, warm) == price.split_ms(P0, warm_far)
+
+
+def test_what_the_store_holds_is_explained_with_both_ways_to_it() -> None:
+    told = chosen(prompt(512, stored=12), [D0], handoff="never").explanation
+    assert told == (
+        "uncached 320 of 512 tokens, 333.6 ms; store has 12 chunks: fetch 13.6 ms, compute"
+        " 192.0 ms; hand-off is off"
+    )
+    lacking = replace(D0, cached_chunks=11)
+    told = chosen(prompt(512, stored=12), [lacking], handoff="never").explanation
+    assert "; store has 1 chunk: fetch 2.0 ms, compute 16.0 ms; " in told
+    # What the prefill node lacks is what counts where one computes.
+    pair = chosen(prompt(512, stored=12), [P0, replace(D0, cached_chunks=12)], handoff="always")
+    assert "; store has 12 chunks: fetch 13.6 ms, compute 192.0 ms; " in pair.explanation
+
+
+@pytest.mark.parametrize(
+    ("facts", "here"),
+    [
+        (prompt(512), D0),
+        (prompt(512, stored=12), replace(D0, cached_chunks=12)),
+        (prompt(512, stored=12), replace(D0, store="down")),
+    ],
+)
+def test_where_there_is_nothing_to_fetch_nothing_is_said_of_the_store(
+    facts: Facts, here: Candidate
+) -> None:
+    assert "store" not in chosen(facts, [here], handoff="never").explanation
 
 
 def speeds_with(**changes: float) -> Speeds:
@@ -212,6 +264,7 @@ speeds = st.builds(
     decode_step_ms=st.sampled_from([0.0, 5.0, 50.0]),
     put_bytes_per_s=st.sampled_from([0.0, 1e6, 1e9]),
     get_bytes_per_s=st.sampled_from([0.0, 1e6, 1e9]),
+    get_latency_ms=st.sampled_from([0.0, 0.1, 50.0]),
 )
 
 

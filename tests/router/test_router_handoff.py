@@ -166,16 +166,16 @@ async def test_a_stream_says_each_token_once_then_usage_then_done(
         assert [e["choices"][0]["finish_reason"] for e in tokens] == [None] * 4 + ["length"]
 
 
-async def test_nodes_of_another_fingerprint_and_draining_nodes_get_nothing(
-    running: Any, decode: FakeNode
+async def test_a_stray_node_of_another_fingerprint_and_draining_nodes_get_nothing(
+    running: Any, decode: FakeNode, prefill: FakeNode
 ) -> None:
     stranger = FakeNode("decode-1", "decode", fingerprint=Fingerprint("0" * 32))
     async with FakeNode("decode-2", "decode") as draining, stranger:
-        async with running(decode, draining) as client:
+        async with running(decode, prefill, draining) as client:
             client.router._table.ensure(stranger.address)
             await until(lambda: stranger.links == 1)
             await draining.say_load("draining")
-            await client.ready(1)
+            await client.ready(2)
             for _ in range(20):
                 assert (await completion(client))[0] == 200
         assert draining.got_of(RunJob) == stranger.got_of(RunJob) == []

@@ -7,11 +7,14 @@ import logging
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 from aiohttp import web
 
 from baton_protocol.link import CacheEvents, RunJob
+from baton_protocol.store import DataInstance
 from tests.support.fake_node import LAYOUT, FakeNode
+from tests.support.waiting import until
 
 COMPLETIONS = "/v1/completions"
 
@@ -125,13 +128,62 @@ async def test_pool_shows_nodes_loads_caches_and_totals(
             "total_blocks": 9,
             "free_blocks": 0,
             "cached_blocks": 0,
+            "host_blocks": 0,
+            "host_total_blocks": 0,
         }
         assert node["layout"]["chunk_bytes"] == LAYOUT.chunk_bytes
         assert node["speeds"]["prefill_tokens_per_s"] == 10_000.0
         assert pool["fingerprint"] == "f" * 32
         assert pool["totals"]["published_bytes_total"] == 8
         assert pool["totals"]["nodes"] == 2
-        assert pool["store"] == {"configured": False, "reachable": None}
+        assert pool["store"] == {
+            "configured": False,
+            "reachable": None,
+            "chunk_waste": LAYOUT.waste,
+            "instances": [],
+        }
+
+
+async def test_pool_shows_the_data_servers_as_their_nodes_see_them(
+    running: Any, decode: FakeNode, prefill: FakeNode
+) -> None:
+    first, full, cut = (
+        DataInstance(used_bytes=1, limit_bytes=8, get_bytes_per_s=1e9, get_latency_ms=0.2),
+        DataInstance(used_bytes=8, limit_bytes=8, evicted_keys=3, put_trouble="full"),
+        DataInstance(trouble="connection refused", put_trouble="connection refused"),
+    )
+    async with running(decode, prefill) as client:
+        view = client.router.view.nodes
+        await prefill.say_load(instances=(first, cut))
+        await until(lambda: view["prefill-0"].report.instances)
+        await decode.say_load(instances=(first, full))
+        await until(lambda: view["decode-0"].report.instances)
+        _, pool, _ = await client.get("/pool")
+        shown = {node["id"]: node["instances"] for node in pool["nodes"]}
+        assert shown["decode-0"][0] == msgspec.structs.asdict(first)
+        assert [one["trouble"] for one in shown["prefill-0"]] == ["", "connection refused"]
+        # Fill as the last of them said; troubles are each node's own.
+        assert pool["store"]["instances"] == [
+            {
+                "used_bytes": 1,
+                "limit_bytes": 8,
+                "evicted_keys": 0,
+                "trouble": {},
+                "put_trouble": {},
+            },
+            {
+                "used_bytes": 8,
+                "limit_bytes": 8,
+                "evicted_keys": 3,
+                "trouble": {"prefill-0": "connection refused"},
+                "put_trouble": {"prefill-0": "connection refused", "decode-0": "full"},
+            },
+        ]
+        decode.cut_links()
+        await decode.stop()
+        await until(lambda: not view["decode-0"].connected)
+        _, pool, _ = await client.get("/pool")
+        assert [one["used_bytes"] for one in pool["store"]["instances"]] == [1, 0]
 
 
 async def test_metrics_hold_the_routers_own_and_its_nodes_counters(

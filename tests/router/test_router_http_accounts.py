@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from baton_protocol.ids import RequestId
-from baton_protocol.link import Delta, RunJob
+from baton_protocol.link import Delta, RequestStats, RunJob
 from baton_router.answer import Stopwatch
+from baton_router.demand import Demand
 from baton_router.metrics import RouterMetrics
 from baton_router.view import PoolView
 from tests.support.fake_node import FakeNode
@@ -47,6 +48,64 @@ async def test_an_answer_has_one_line_of_numbers(
     assert line["levelno"] == logging.INFO
     told = [str(vars(record)) for record in caplog.records]
     assert SECRET not in "".join(told)
+
+
+KV = RequestStats(
+    prompt_tokens=64,
+    matched_tokens=48,
+    fetched_tokens=16,
+    declined_tokens=24,
+    cached_tokens=8,
+    computed_tokens=40,
+    fetch_predicted_ms=8.04,
+    compute_predicted_ms=30.0,
+    fetch_ms=9.0,
+)
+
+
+async def test_a_line_says_what_the_node_found_and_what_it_left(
+    running: Any, decode: FakeNode, lines: Any
+) -> None:
+    decode.script.stats = KV
+    async with running(decode) as client:
+        await client.post("/v1/completions", {"prompt": ["a", "b"], "max_tokens": 2})
+        body = {"prompt": "a", "stream": True}
+        async with client.session.post(client.url + "/v1/completions", json=body) as response:
+            await response.read()
+        page = await (await client.session.get(client.url + "/metrics")).text()
+    both, one = lines()
+    names = ("matched_tokens", "fetched_tokens", "declined_tokens")
+    assert [both[name] for name in names] == [96, 32, 48]
+    assert [one[name] for name in names] == [48, 16, 24]
+    assert (one["fetch_predicted_ms"], one["compute_predicted_ms"]) == (8.0, 30.0)
+    for line in (
+        "baton_router_matched_tokens_total 144.0",
+        "baton_router_fetched_tokens_total 48.0",
+        "baton_router_declined_tokens_total 72.0",
+        "baton_router_fetch_predicted_seconds_count 3.0",
+        "baton_router_compute_predicted_seconds_sum 0.09",
+        "baton_router_fetch_seconds_count 3.0",
+    ):
+        assert line + "\n" in page, line
+
+
+async def test_of_a_hand_off_the_prefill_node_is_who_had_to_have_the_prompt(
+    running: Any, decode: FakeNode, prefill: FakeNode, lines: Any
+) -> None:
+    prefill.script.stats = KV
+    async with running(decode, prefill, handoff="always") as client:
+        await client.post("/v1/completions", {"prompt": "a", "max_tokens": 3})
+        page = await (await client.session.get(client.url + "/metrics")).text()
+    assert (lines()[0]["matched_tokens"], lines()[0]["declined_tokens"]) == (48, 24)
+    assert "baton_router_matched_tokens_total 48.0\n" in page
+
+
+async def test_without_a_choice_nothing_is_predicted(running: Any, decode: FakeNode) -> None:
+    async with running(decode) as client:
+        await client.post("/v1/completions", {"prompt": "a", "max_tokens": 3})
+        page = await (await client.session.get(client.url + "/metrics")).text()
+    assert "baton_router_fetch_predicted_seconds_count 0.0\n" in page
+    assert "baton_router_fetch_seconds_count 0.0\n" in page
 
 
 async def test_a_refused_request_has_a_line_too(running: Any, decode: FakeNode, lines: Any) -> None:
@@ -103,7 +162,7 @@ async def test_a_request_that_changed_its_node_is_one_request(
 def observed(moments: Iterable[tuple[float, tuple[int, ...]]]) -> dict[str, tuple[float, float]]:
     """Count and sum of each histogram after deltas of one choice: (when, ids)."""
     now = 0.0
-    metrics = RouterMetrics(PoolView(lambda: now, 10))
+    metrics = RouterMetrics(PoolView(lambda: now, 10), Demand("router-1", lambda: now))
     watch = Stopwatch(metrics, lambda: now, 0.0)
     for moment, ids in moments:
         now = moment

@@ -45,7 +45,7 @@ async def test_a_broken_link_is_dialled_again_and_its_chunks_are_listed_anew(
         decode.chunks = tuple(CHUNKS[:1])
         await decode.drop_links()
         await until(lambda: decode.links == 2 and node.ready and node.chunks == 1)
-        (candidate,) = client.router.view.candidates(CHUNKS)
+        (candidate,) = client.router.view.candidates(CHUNKS, client.router.view.kind())
         assert candidate.cached_chunks == 1
 
 

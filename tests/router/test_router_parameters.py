@@ -12,16 +12,12 @@ from hypothesis import strategies as st
 
 from baton_protocol.errors import InvalidRequest, PromptTooLong
 from baton_protocol.sampling import SamplingParams
-from baton_router.fleet import Serving
-from baton_router.models import PoolModel
 from baton_router.openai_chat import ChatCall
 from baton_router.openai_completions import CompletionCall
 from baton_router.parameters import check_scores, complete
 from baton_router.prepare import prepare
-from baton_text.chat import ChatTemplate
-from baton_text.tokenizer import Tokenizer
-from tests.support.fake_node import make_report
-from tests.support.text_models import byte_level_artifacts
+from baton_router.tenants import Tenant
+from tests.support.servings import make_serving
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 
@@ -129,15 +125,13 @@ def test_all_sampling_fields_reach_the_parameters() -> None:
 
 
 async def test_bad_words_are_banned_as_they_are_and_after_a_space() -> None:
-    artifacts = byte_level_artifacts()
-    tokenizer = Tokenizer.from_artifacts(artifacts)
-    model = PoolModel(tokenizer, ChatTemplate.from_artifacts(artifacts), {})
-    serving = Serving(model, "m", 100, tokenizer.vocab_size, make_report("d", "decode"))
+    serving = make_serving()
     call = completion(bad_words=["the", "fox", " end", "x"])
-    [made] = await prepare(call, serving, "r", deadline=0.0, rng=random.Random(0))
+    [made] = await prepare(call, serving, "r", tenant=Tenant(), deadline=0.0, rng=random.Random(0))
     banned = made.request.params.bad_words
     # "x" has one spelling: after a space it is the same token.
-    assert [tokenizer.decode(ids) for ids in banned] == ["the", " the", "fox", " fox", " end", "x"]
+    told = [serving.model.tokenizer.decode(ids) for ids in banned]
+    assert told == ["the", " the", "fox", " fox", " end", "x"]
 
 
 def test_an_echo_with_logprobs_asks_for_the_prompts() -> None:
@@ -238,10 +232,7 @@ def test_prompts_are_too_long_for_so_many_logprobs(body: dict[str, Any], param: 
 
 
 async def test_the_logprobs_of_all_prompts_of_a_call_count_together() -> None:
-    artifacts = byte_level_artifacts()
-    tokenizer = Tokenizer.from_artifacts(artifacts)
-    model = PoolModel(tokenizer, ChatTemplate.from_artifacts(artifacts), {})
-    serving = Serving(model, "m", 9_000, tokenizer.vocab_size, make_report("d", "decode"))
+    serving = make_serving(9_000)
     call = completion(prompt=[[1] * 5_000] * 2, prompt_logprobs=20)
     with pytest.raises(InvalidRequest, match="for 10000 tokens"):
-        await prepare(call, serving, "r", deadline=0.0, rng=random.Random(0))
+        await prepare(call, serving, "r", tenant=Tenant(), deadline=0.0, rng=random.Random(0))

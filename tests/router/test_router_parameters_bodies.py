@@ -129,6 +129,16 @@ def test_a_known_field_we_do_not_obey_is_refused_by_name(
     assert caught.value.param == field
 
 
+@pytest.mark.parametrize("field", ["cache_salt", "salt", "tenant", "adapter", "adapter_digest"])
+@pytest.mark.parametrize("parse", [chat, completion])
+def test_whose_kv_is_used_is_not_the_bodys_to_say(parse: Any, field: str) -> None:
+    for value in ("mine", 5, ["x"], {"of": "x"}, True):
+        with pytest.raises(InvalidRequest, match="the API key says it; leave it out") as caught:
+            parse(**{field: value})
+        assert caught.value.param == field
+    parse(**{field: None})
+
+
 def test_echo_is_refused_in_a_chat() -> None:
     with pytest.raises(InvalidRequest, match="does not support") as caught:
         chat(echo=True)

@@ -14,7 +14,7 @@ import aiohttp
 from baton_protocol.link import Abort, RunJob
 from tests.support.fake_node import FakeNode
 
-WAIT_S = 30.0
+WAIT_S = 180.0
 CODE = """
 import asyncio, sys
 from baton_router import RouterSettings, serve
@@ -60,6 +60,13 @@ async def running_stream(node: FakeNode, url: str) -> asyncio.Task[str]:
     return task
 
 
+async def is_ready(session: aiohttp.ClientSession, url: str) -> bool:
+    try:
+        return (await session.get(url + "/ready")).status == 200
+    except aiohttp.ClientConnectionError:  # it listens no more
+        return False
+
+
 async def test_an_idle_router_ends_at_the_first_signal(decode: FakeNode) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         async with process(decode, 60.0) as (child, _):
@@ -82,12 +89,14 @@ async def test_the_second_signal_ends_at_once_with_an_error_and_an_abort(decode:
     decode.script.run = "half"
     async with process(decode, 3600.0) as (child, url):
         task = await running_stream(decode, url)
-        await asyncio.sleep(0.2)
         child.send_signal(signal.SIGINT)
-        await asyncio.sleep(0.2)
+        async with asyncio.timeout(WAIT_S), aiohttp.ClientSession() as session:
+            while await is_ready(session, url):
+                await asyncio.sleep(0.02)
         assert child.returncode is None
         child.send_signal(signal.SIGINT)
         async with asyncio.timeout(WAIT_S):
             assert await child.wait() == 0
-        assert '"code":"unavailable"' in await task
-        assert decode.got_of(Abort)
+            assert '"code":"unavailable"' in await task
+            while not decode.got_of(Abort):
+                await asyncio.sleep(0.01)

@@ -29,6 +29,7 @@ def test_a_router_with_nodes_or_an_index_may_start() -> None:
         ({"keepalive_s": 0.0}, "keepalive_s"),
         ({"link_patience_s": -1.0}, "link_patience_s"),
         ({"unready_wait_s": -1.0}, "unready_wait_s"),
+        ({"wake_wait_s": -1.0}, "wake_wait_s"),
         ({"handoff_min_tokens": -1}, "handoff_min_tokens"),
         ({"handoff_slack_ms": float("nan")}, "handoff_slack_ms"),
     ],

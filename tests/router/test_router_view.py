@@ -1,4 +1,4 @@
-"""What the router believes: prefixes per node, bookings, epochs, one kind of nodes."""
+"""What the router believes: prefixes per node, bookings, epochs."""
 
 from __future__ import annotations
 
@@ -40,8 +40,13 @@ def meet(view: PoolView, name: str = "decode-0", role: Role = "decode", **change
     return node
 
 
+def seen(view: PoolView, *hashes: BlockHash) -> list[Candidate]:
+    """The candidates of all kinds that new requests may be of."""
+    return [each for kind in view.whole() for each in view.candidates(hashes, kind)]
+
+
 def only(view: PoolView, *hashes: BlockHash) -> Candidate:
-    (candidate,) = view.candidates(hashes)
+    (candidate,) = seen(view, *hashes)
     return candidate
 
 
@@ -145,7 +150,7 @@ def test_the_same_epoch_keeps_its_chunks_over_a_broken_link() -> None:
     meet(view)
     view.cache(NODE, CacheEvents(EPOCH, stored=(A,)))
     view.lost(NODE)
-    assert view.candidates([A]) == []
+    assert seen(view, A) == []
     meet(view)
     assert only(view, A).cached_chunks == 1
 
@@ -213,15 +218,15 @@ def test_bookings_end_with_the_prefill_and_with_the_request() -> None:
 def test_nodes_that_are_not_ready_are_no_candidates() -> None:
     view = a_view()
     node = meet(view)
-    assert len(view.candidates([])) == 1
+    assert len(seen(view)) == 1
     view.load(NODE, Load(EPOCH, "draining", Speeds(), NodeLoad()))
-    assert (view.candidates([]), state_of(node)) == ([], "draining")
+    assert (seen(view), state_of(node)) == ([], "draining")
     view.load(NODE, Load(EPOCH, "ready", Speeds(), NodeLoad()))
     node.usable = False
-    assert (view.candidates([]), state_of(node)) == ([], "starting")
+    assert (seen(view), state_of(node)) == ([], "starting")
     node.usable = True
     view.lost(NODE)
-    assert (view.candidates([]), state_of(node)) == ([], "lost")
+    assert (seen(view), state_of(node)) == ([], "lost")
     assert "1 lost" in view.why_not_ready()
 
 
@@ -241,7 +246,7 @@ def test_a_node_whose_engine_makes_no_step_is_stalled_until_it_does() -> None:
     clock.now += 3
     assert view.standing(10.0) == [NODE]
     assert view.standing(10.0) == []
-    assert (view.candidates([]), state_of(node)) == ([], "stalled")
+    assert (seen(view), state_of(node)) == ([], "stalled")
     step(view, 7, running=1)
     assert not node.ready
     step(view, 8, running=1)
@@ -298,29 +303,8 @@ def test_a_request_goes_to_its_own_kind_even_when_the_pool_serves_another() -> N
     assert view.kind() == old.kind
     meet(view, "decode-1", fingerprint=Fingerprint("0" * 32))
     view.lost(NODE)
-    assert [c.node for c in view.candidates([])] == ["decode-1"]
+    assert [c.node for c in seen(view)] == ["decode-1"]
     assert view.candidates([], old.kind) == []
-
-
-def test_nodes_of_another_kind_are_never_paired_with_the_pools() -> None:
-    view = a_view()
-    assert view.kind() is None
-    meet(view, "decode-0")
-    meet(view, "decode-1", fingerprint=Fingerprint("0" * 32))
-    meet(view, "prefill-0", "prefill")
-    meet(view, "prefill-1", "prefill", artifacts={"tokenizer.json": "other"})
-    assert {c.node for c in view.candidates([])} == {"decode-0", "prefill-0"}
-
-
-def test_the_pools_kind_stays_while_a_node_of_it_is_ready() -> None:
-    view = a_view()
-    meet(view, "decode-0")
-    assert len(view.candidates([])) == 1
-    for number in range(1, 4):
-        meet(view, f"decode-{number}", fingerprint=Fingerprint("0" * 32))
-    assert {c.node for c in view.candidates([])} == {"decode-0"}
-    view.lost(NODE)
-    assert len(view.candidates([])) == 3
 
 
 def test_a_forgotten_node_leaves_nothing() -> None:

@@ -123,8 +123,17 @@ class Breaker:
     def _hit_store(self, fault: Fault) -> None:
         store = self._cluster.store
         assert store is not None
-        acts = {"kill": store.kill, "freeze": store.freeze, "fill": store.fill}
-        acts.get(fault.how, store.take_away)(which(fault.what))
+        acts = {
+            "kill": store.kill,
+            "freeze": store.freeze,
+            "fill": store.fill,
+            "take away": store.take_away,
+            "slow link": store.slow_link,
+            "stall link": store.stall_link,
+            "cut link": store.cut_link,
+            "lossy link": store.lose_on_link,
+        }
+        acts[fault.how](which(fault.what))
 
     def _mend(self, nodes: list[Node]) -> None:
         for node in nodes:

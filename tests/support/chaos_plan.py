@@ -1,8 +1,9 @@
 """What will go wrong in a chaos run: a pure function of its seed.
 
-In: a seed, a duration, the nodes' names. Out: faults in order of time. One fault comes every few
-seconds, sometimes to all decode nodes at once. Else, while a decode node is hit the others are
-mostly spared, and the store has one fault at a time.
+In: a seed, a duration, the names of nodes and data servers. Out: faults in order of time. One fault
+comes every few seconds, sometimes to all decode nodes at once. Else, while a decode node is hit the
+others are mostly spared, and the store has one fault at a time: of a server or of the link to it,
+mostly one data server's.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# Relative frequency of each way to hit a node or the store, and for how many seconds, at most.
+# Relative frequency of each way to hit a node or the store, and for how many seconds, at most. Of a
+# link: slow, stalled, cut, or lossy.
 NODE_FAULTS: tuple[tuple[str, int, float], ...] = (
     ("kill", 6, 1.0),  # then it is started again
     ("kill engine", 2, 1.0),
@@ -26,11 +28,15 @@ STORE_FAULTS: tuple[tuple[str, int, float], ...] = (
     ("freeze", 1, 3.0),
     ("fill", 2, 3.0),
     ("take away", 1, 3.0),
+    ("slow link", 2, 4.0),
+    ("stall link", 2, 4.0),
+    ("cut link", 2, 3.0),
+    ("lossy link", 2, 4.0),
 )
 ALL_DECODE = "all decode"
 FIRST_S = 1.5
 GAP_S = (1.2, 3.0)
-STORE_SHARE = 0.25
+STORE_SHARE = 0.35
 ALL_SHARE = 0.08
 CRUEL_SHARE = 0.2  # of faults that hit a decode node while another is hit
 RECOVERY_S = 2.5  # from the end of a fault until its node counts as whole
@@ -38,7 +44,8 @@ RECOVERY_S = 2.5  # from the end of a fault until its node counts as whole
 
 @dataclass(frozen=True)
 class Fault:
-    """`what` is a node's name, ALL_DECODE, or "index", "data" or "both" of the store."""
+    """`what` is a node's name, ALL_DECODE, "index", a data server's name, "data" for all of those,
+    or "both" for the whole store."""
 
     at: float
     what: str
@@ -49,14 +56,16 @@ class Fault:
         return f"{self.how} {self.what} for {self.lasts:.1f} s"
 
 
-def make_plan(seed: int, duration_s: float, nodes: Sequence[str]) -> tuple[Fault, ...]:
+def make_plan(
+    seed: int, duration_s: float, nodes: Sequence[str], data: Sequence[str]
+) -> tuple[Fault, ...]:
     """Faults in [FIRST_S, duration_s)."""
     rng = random.Random(f"chaos {seed}")
     busy = dict.fromkeys((*nodes, "store"), 0.0)
     faults: list[Fault] = []
     now = FIRST_S
     while now < duration_s:
-        hit = _choose(rng, now, busy)
+        hit = _choose(rng, now, busy, data)
         if hit is not None:
             what, how, most = hit
             lasts = round(rng.uniform(0.2, 1.0) * most, 2)
@@ -74,13 +83,13 @@ def _hit_by(what: str, nodes: Sequence[str]) -> list[str]:
 
 
 def _choose(
-    rng: random.Random, now: float, busy: dict[str, float]
+    rng: random.Random, now: float, busy: dict[str, float], data: Sequence[str]
 ) -> tuple[str, str, float] | None:
     """Whom and how; None where all are busy."""
     free = [name for name, until in busy.items() if until <= now]
     hit = [name for name in busy if name not in free]
     if "store" in free and rng.random() < STORE_SHARE:
-        return rng.choice(("index", "data", "both")), *_way(rng, STORE_FAULTS)
+        return rng.choice((*data, "index", "data", "both")), *_way(rng, STORE_FAULTS)
     nodes = [name for name in free if name != "store"]
     decode_hit = any(name.startswith("decode") for name in hit)
     if not decode_hit and rng.random() < ALL_SHARE:

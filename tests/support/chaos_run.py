@@ -22,7 +22,7 @@ from tests.support.mix import Asked, Mix, Result
 from tests.support.streams import Told, ask
 
 AROUND_S = 12.0
-PATIENCE_S = 120.0  # from one event of a stream to the next
+PATIENCE_S = 240.0  # from one event of a stream to the next
 PENALIZED_SHARE = 0.2
 PENALTIES: Json = {
     **{"frequency_penalty": 0.5, "presence_penalty": 0.3, "repetition_penalty": 1.2},

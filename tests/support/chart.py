@@ -17,6 +17,7 @@ from tests.cluster.machine.client import Kubernetes
 CHART = Path(__file__).resolve().parents[2] / "charts" / "baton"
 OPERATOR = "baton-operator"
 CRD = "inferencepools.baton.dev"
+SCALERS = "poolscalers.baton.dev"
 Manifest = dict[str, Any]
 
 

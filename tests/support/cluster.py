@@ -19,14 +19,14 @@ from typing import Any
 import psutil
 
 from tests.support.http import Json, exchange
-from tests.support.pool import mark_of
+from tests.support.pool import GONE_S, mark_of
 from tests.support.role_process import RoleProcess
 from tests.support.store_faults import FaultyStore
 from tests.support.wire import Watch, Wire, WireLoop
 from tests.support.witness import Witness
 
-READY_S = 120.0
-WAIT_S = 60.0
+READY_S = 280.0
+WAIT_S = 180.0
 POLL_S = 0.02
 SIM = ("--engine", "sim", "--chunk-blocks", "1", "--kv-blocks", "400", "--max-model-len", "2048")
 
@@ -72,7 +72,8 @@ class Node(RoleProcess):
 
 
 class Cluster:
-    """`with Cluster(2, 2) as cluster:`. `static` gives the router a list of its nodes, too."""
+    """`with Cluster(2, 2) as cluster:`. `store`: one of its own with one data server, none, or the
+    one given, which it starts and stops. `static` gives the router a list of its nodes, too."""
 
     def __init__(
         self,
@@ -83,12 +84,12 @@ class Cluster:
         prefill_flags: Sequence[str] = (),
         decode_flags: Sequence[str] = (),
         router_flags: Sequence[str] = (),
-        store: bool = True,
+        store: bool | FaultyStore = True,
         static: bool = False,
         watch_answers: bool = True,
     ) -> None:
         self._watch_answers = watch_answers
-        self.store = FaultyStore() if store else None
+        self.store = FaultyStore() if store is True else store or None
         self.witness = Witness()
         self._wires = WireLoop()
         self._mark = uuid.uuid4().hex
@@ -96,10 +97,13 @@ class Cluster:
         if self.store is not None:
             self.store.start()
         told = self.store.flags() if self.store is not None else []
-        each = {"prefill": (prefill, prefill_flags), "decode": (decode, decode_flags)}
+        self._words = {
+            "prefill": ["prefill", *flags, *prefill_flags, *told],
+            "decode": ["decode", *flags, *decode_flags, *told],
+        }
         self.nodes = {
-            name: self._node(name, [role, *flags, *more, *told])
-            for role, (count, more) in each.items()
+            name: self._node(name, self._words[role])
+            for role, count in (("prefill", prefill), ("decode", decode))
             for name in (f"{role}-{number}" for number in range(count))
         }
         addresses = ",".join(node.wire.url for node in self.nodes.values())
@@ -131,8 +135,26 @@ class Cluster:
             self.store.stop()
         self._wires.close()
         shutil.rmtree(self._folder, ignore_errors=True)
-        left = [one for one in psutil.process_iter() if mark_of(one) == self._mark]
-        assert left == [], f"processes left: {left}"
+        until = time.monotonic() + GONE_S
+        while left := [one for one in psutil.process_iter() if mark_of(one) == self._mark]:
+            assert time.monotonic() < until, f"processes left: {left}"
+            time.sleep(POLL_S)
+
+    # --- nodes that come and go -------------------------------------------------------------------
+
+    def join(self, name: str, role: str, *flags: str) -> None:
+        """One more node starts, with flags of its own."""
+        self.nodes[name] = self._node(name, [*self._words[role], *flags])
+        self.nodes[name].start()
+
+    def leave(self, name: str) -> None:
+        """SIGTERM; it is nobody's any more once it has ended."""
+        node = self.nodes[name]
+        node.end()
+        self.wait(lambda: not node.alive, f"end {name}")
+        del self.nodes[name]
+        node.close()
+        assert node.returncode == 0, node.log_tail()
 
     # --- what it consists of ----------------------------------------------------------------------
 

@@ -48,7 +48,7 @@ def install_operator(kubernetes: Kubernetes) -> None:
     if not OWN and kubernetes.kubectl("get", CRD, "-o", "name", "--ignore-not-found"):
         values.append("--set=crds.install=false")
     try:
-        kubernetes.helm(*words, "--wait", "--timeout=90s", *values)
+        kubernetes.helm(*words, "--wait", "--timeout=300s", *values)
     except CommandFailed as error:
         error.add_note(operator_log(kubernetes))
         raise
@@ -57,7 +57,7 @@ def install_operator(kubernetes: Kubernetes) -> None:
 def uninstall_operator(kubernetes: Kubernetes) -> None:
     """Also where there is none."""
     words = ("uninstall", RELEASE, "--namespace", NAMESPACE, "--ignore-not-found")
-    kubernetes.helm(*words, "--wait", "--timeout=60s")
+    kubernetes.helm(*words, "--wait", "--timeout=300s")
 
 
 def kill_operator(kubernetes: Kubernetes) -> None:

@@ -10,17 +10,18 @@ from __future__ import annotations
 import json
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import NamedTuple
+from urllib.error import URLError
 
 from tests.cluster.machine.client import CommandFailed, Kubernetes
 from tests.support.cluster_operator import operator_log
 from tests.support.http import Json
 
-HTTP_S = 30.0
-READY_S = 180.0
+HTTP_S = 120.0
+READY_S = 400.0
 POLL_S = 0.2
 LOG_LINES = 40
 
@@ -88,11 +89,11 @@ class ClusterPool:
 
     def delete(self) -> None:
         """Until it and all that it owned is gone."""
-        self.kubectl("delete", "bpool", self.name, "--timeout=60s")
+        self.kubectl("delete", "bpool", self.name, "--timeout=300s")
         self.wait(lambda: not self._owned(), "be gone with all its objects")
 
     def _owned(self) -> str:
-        kinds = "deployments,replicasets,pods,services,secrets,networkpolicies"
+        kinds = "deployments,replicasets,pods,services,secrets,networkpolicies,pdb"
         return self.kubectl("get", kinds, "-l", self._label(), "-o", "name")
 
     # --- what kubectl shows -----------------------------------------------------------------------
@@ -137,11 +138,45 @@ class ClusterPool:
             told: Json = json.loads(response.read())
         return told
 
+    def ready_nodes(self) -> list[str]:
+        """Those that its router uses. None where the Service leads nowhere: after an outage of the
+        API server the cluster may take its machines for lost, until they have reported again."""
+        try:
+            nodes = self.state()["nodes"]
+        except URLError:
+            return []
+        return [node["id"] for node in nodes if node["state"] == "ready"]
+
+    def busiest(self, role: str) -> Pod:
+        """The pod of the role's node that has most to do, once one has."""
+        found: list[str] = []
+
+        def busy() -> bool:
+            nodes = [node for node in self.state()["nodes"] if node["role"] == role]
+            most = max(nodes, key=_work)
+            found[:] = [most["id"]]
+            return _work(most) > 0
+
+        self.wait(busy, f"have work for a {role} node", timeout_s=60)
+        return next(pod for pod in self.pods(role) if pod.name == found[0])
+
     def router_log(self) -> list[Json]:
         """Its lines about requests."""
         text = self.kubectl("logs", "-l", self._label("router"), "--tail=-1")
         lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
         return [line for line in lines if "attempts" in line]
+
+    def moved(self, requests: Sequence[str]) -> int:
+        """How many of these, which were answered, were placed more than once."""
+        asked, lines = set(requests), list[Json]()
+
+        def told() -> bool:
+            lines[:] = [line for line in self.router_log() if line["request"] in asked]
+            return len(lines) == len(asked)
+
+        # It is written after an answer's last word.
+        self.wait(told, "log all of these requests", timeout_s=60)
+        return sum(line["attempts"] > 1 for line in lines)
 
     # --- waiting ----------------------------------------------------------------------------------
 
@@ -185,6 +220,12 @@ class ClusterPool:
             return self.kubectl(*words)
         except CommandFailed as error:
             return str(error)
+
+
+def _work(node: Json) -> int:
+    """Requests that the router has booked there, and those that the node says it runs."""
+    work: int = node["booked"]["requests"] + node["load"]["running"]
+    return work
 
 
 def _pod(body: Json) -> Pod:

@@ -2,6 +2,7 @@
 
 In: what a test wants beside one small node of each role. Out: an InferencePool's `spec`, to be
 changed freely. All hand every prompt over, in chunks of one block, so that KV really travels.
+Where pods are to run is said by parts of pod templates.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from tests.support.http import Json
 NODE_MEMORY = {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "1Gi"}}
 SAME = ("--prefill", "1", "--decode", "1", "--handoff", "always", "--chunk-blocks", "1")
 SIM_UP = ("--engine", "sim", *SAME)
+HOSTS = "kubernetes.io/hostname"
 
 
 def sim_spec(
@@ -47,3 +49,29 @@ def _spec(engine: Json, role: Json, prefill: int, decode: int) -> Json:
         "decode": {"replicas": decode, "resources": NODE_MEMORY, **role},
         "kvStore": {"managed": {"memory": "64Mi"}},
     }
+
+
+# --- on which of the cluster's nodes --------------------------------------------------------------
+
+
+def spread(role: str) -> Json:
+    """The role's pods evenly, as far as that can be."""
+    constraint = {
+        "maxSkew": 1,
+        "topologyKey": HOSTS,
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": {"baton.dev/component": role}},
+    }
+    return {"spec": {"topologySpreadConstraints": [constraint]}}
+
+
+def only_on(host: str) -> Json:
+    return {"spec": {"nodeSelector": {HOSTS: host}}}
+
+
+def rather_on(host: str) -> Json:
+    """Elsewhere, while that one is gone."""
+    term = {"matchExpressions": [{"key": HOSTS, "operator": "In", "values": [host]}]}
+    wished = [{"weight": 100, "preference": term}]
+    affinity = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": wished}}
+    return {"spec": {"affinity": affinity}}

@@ -20,8 +20,8 @@ from tests.support.mix import CHAT, COMPLETIONS, END_ID, FIRST_ID, Result, Said,
 from tests.support.pool import Pool
 from tests.support.streams import Told, ask
 
-CLIENT_S = 60.0
-STREAM_S = 120.0
+CLIENT_S = 240.0
+STREAM_S = 240.0
 # More than the 128 tokens below which nobody hands over, in every tokenizer of these tests.
 LONG_TEXT = "the prefill node computes the prompt and the decode node generates the answer; " * 8
 PROMPT_TOKENS = 200
@@ -35,10 +35,10 @@ class Question:
     body: Json
 
 
-def completion(number: int, **fields: Any) -> Question:
+def completion(number: int, *, prompt_tokens: int = PROMPT_TOKENS, **fields: Any) -> Question:
     """The prompt is made of ids that every tokenizer has, others for each number."""
     draw = random.Random(number)
-    prompt = [draw.randrange(FIRST_ID, END_ID) for _ in range(PROMPT_TOKENS)]
+    prompt = [draw.randrange(FIRST_ID, END_ID) for _ in range(prompt_tokens)]
     return Question(COMPLETIONS, {"prompt": prompt, "return_token_ids": True, **fields})
 
 
@@ -133,9 +133,8 @@ class Streams:
         return ask(self._url, question.path, question.body, heard, STREAM_S)
 
     def wait_tokens(self, least: int) -> None:
-        """Until every stream has so many, none of them at its end."""
+        """Until every stream has so many. The first may be over when the last one begins."""
         self._wait(lambda: min(self._heard) >= least, f"each have {least} tokens")
-        assert not any(one.done() for one in self._asked), f"one ended before: {self._heard}"
 
     def _wait(self, done: Callable[[], bool], what: str) -> None:
         until = time.monotonic() + STREAM_S

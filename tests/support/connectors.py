@@ -14,19 +14,26 @@ from baton_engine.api import ChunkRef, ConnectorEvent, Fetched, LookedUp, Publis
 from baton_engine.sim import SimSettings, build_sim
 from baton_kvstore.embedded import EmbeddedStore
 from baton_node.connector import StoreAddress, StoreConnector
+from baton_node.settings import StoreCare
 from baton_protocol.ids import BlockHash, BlockId, Epoch, NodeId, RequestId
-from baton_protocol.store import Marker
+from baton_protocol.store import Marker, Priority
 
 SETTINGS = SimSettings(chunk_blocks=4, num_blocks=32)
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 E = TypeVar("E", bound=ConnectorEvent)
 
 
 class Harness:
     """A connector over the pool of a simulated engine, and the events it gave."""
 
-    def __init__(self, store: EmbeddedStore) -> None:
-        self.engine = build_sim(SETTINGS)
+    def __init__(
+        self,
+        store: EmbeddedStore,
+        settings: SimSettings = SETTINGS,
+        *,
+        care: StoreCare = "apply",
+    ) -> None:
+        self.engine = build_sim(settings)
         self.memory = self.engine.memory
         self.block_bytes = self.memory.layout.block_bytes
         self.connector = StoreConnector(
@@ -37,6 +44,7 @@ class Harness:
                 node=NodeId("n0"),
                 epoch=Epoch("e0"),
                 fingerprint=self.engine.info.fingerprint,
+                settings=care,
             ),
             self.memory,
         )
@@ -60,9 +68,17 @@ class Harness:
         self.memory.write([BlockId(block)], memoryview(data))
 
     def read(self, block: int) -> set[int]:
+        return set(self.raw(block))
+
+    def raw(self, block: int) -> bytes:
+        """The block's bytes, one head shard after the other."""
+        shards = self.memory.layout.kv_shards
         data = bytearray(self.block_bytes)
-        self.memory.read([BlockId(block)], memoryview(data))
-        return set(data)
+        size = self.block_bytes // shards
+        for shard in range(shards):
+            piece = memoryview(data)[shard * size : (shard + 1) * size]
+            self.memory.read([BlockId(block)], piece, shard)
+        return bytes(data)
 
     def next(self, kind: type[E]) -> E:
         """Wait for an event of this kind and take it."""
@@ -72,8 +88,18 @@ class Harness:
         return found
 
     def try_publish(self, name: bytes, blocks: Sequence[int] = (1, 2, 3, 4)) -> Published:
-        self.connector.publish(ref(name), [BlockId(block) for block in blocks])
+        self.put(name, blocks)
         return self.next(Published)
+
+    def put(
+        self,
+        name: bytes,
+        blocks: Sequence[int] = (1, 2, 3, 4),
+        priority: Priority = Priority.HANDOFF,
+        inbox: tuple[str, str] | None = None,
+    ) -> None:
+        """Ask for it, and wait for nothing."""
+        self.connector.publish(ref(name), [BlockId(block) for block in blocks], priority, inbox)
 
     def publish(self, name: bytes, blocks: Sequence[int] = (1, 2, 3, 4)) -> Marker:
         event = self.try_publish(name, blocks)
@@ -81,8 +107,12 @@ class Harness:
         return event.marker
 
     def fetch(self, name: bytes, marker: Marker, blocks: Sequence[int]) -> Fetched:
-        self.connector.fetch(ref(name), marker, [BlockId(block) for block in blocks])
+        self.get(name, marker, blocks)
         return self.next(Fetched)
+
+    def get(self, name: bytes, marker: Marker, blocks: Sequence[int]) -> None:
+        targets = [BlockId(block) for block in blocks]
+        self.connector.fetch(ref(name), marker, targets, Priority.PREFIX)
 
     def look_up(self, *names: bytes) -> tuple[Marker | None, ...]:
         self.connector.lookup(RequestId("r"), 1, [ref(name).hash for name in names])

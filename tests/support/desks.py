@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from baton_engine.core import EngineCore
 from baton_engine.sim import SimSettings, build_sim
@@ -20,7 +21,7 @@ from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import First, JobFailed, PrefillJob, RunJob
 from baton_protocol.request import Request
 
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 
 
 class FakePort:
@@ -42,26 +43,31 @@ class FakePort:
 
 
 class DeskNode:
-    """One node without its server. `unix` is what it takes for the time of day."""
+    """One node without its server; its engine is a simulated one unless it is given. `unix` is what
+    it takes for the time of day, `ahead` by how many seconds its clock is. It fetches whatever the
+    store has: a simulated engine computes for nothing."""
 
     def __init__(
         self,
         name: str,
         connect: Callable[[EngineCore], Connector],
         settings: SimSettings | None = None,
-        **options: float,
+        engine: EngineCore | None = None,
+        **options: Any,
     ) -> None:
         self.name = NodeId(name)
         self.epoch = Epoch(f"epoch-of-{name}")
-        self.engine = build_sim(settings or SimSettings(chunk_blocks=1))
+        self.engine = engine or build_sim(settings or SimSettings(chunk_blocks=1))
         self.connector = connect(self.engine)
         self.port = FakePort()
         self.unix = 1e9
+        self.ahead = 0.0
         self.desk = Desk(
             self.engine,
             self.connector,
             self.port,
-            DeskOptions(epoch=self.epoch, **options),  # type: ignore[arg-type]
+            DeskOptions(epoch=self.epoch, **{"fetch": "always", **options}),
+            clock=lambda: time.monotonic() + self.ahead,
             wall=lambda: self.unix,
         )
 
@@ -95,12 +101,19 @@ class DeskNode:
 
 
 def store_node(
-    name: str, store: EmbeddedStore, settings: SimSettings | None = None, **options: float
+    name: str,
+    store: EmbeddedStore,
+    settings: SimSettings | None = None,
+    *,
+    write_behind: int = 0,
+    kind: type[StoreConnector] = StoreConnector,
+    **options: Any,
 ) -> DeskNode:
-    """A node on a real store; the test closes it."""
+    """A node on a real store; the test closes it. It writes nothing behind unless it is given a
+    bandwidth. `kind` of connector: one that takes notes."""
 
     def connect(engine: EngineCore) -> StoreConnector:
-        connector = StoreConnector(
+        connector = kind(
             StoreAddress(
                 index_url=store.index_url,
                 data_urls=store.data_urls,
@@ -108,13 +121,16 @@ def store_node(
                 node=NodeId(name),
                 epoch=Epoch(f"epoch-of-{name}"),
                 fingerprint=engine.info.fingerprint,
+                write_behind_bandwidth=write_behind,
             ),
             engine.memory,
         )
         connector.start()
         return connector
 
-    return DeskNode(name, connect, settings, **options)
+    # A busy machine is no reason to compute what the store holds.
+    patient = {"lookup_wait_s": PATIENCE_S}
+    return DeskNode(name, connect, settings, **{**patient, **options})
 
 
 def spin(nodes: Sequence[DeskNode], condition: Callable[[], bool], what: str) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from baton_engine.api import (
     Complete,
     EngineInfo,
+    Filled,
     KVMemory,
     Progress,
     PromptUse,
@@ -38,10 +41,13 @@ class NoMemory:
     def __init__(self, layout: KVLayout = LAYOUT) -> None:
         self.layout = layout
 
-    def read(self, blocks: Sequence[BlockId], into: memoryview) -> None:
+    def read(self, blocks: Sequence[BlockId], into: memoryview, shard: int = 0) -> None:
         raise NotImplementedError
 
-    def write(self, blocks: Sequence[BlockId], data: memoryview) -> None:
+    def write(self, blocks: Sequence[BlockId], data: memoryview, shard: int = 0) -> None:
+        raise NotImplementedError
+
+    def views(self, blocks: Sequence[BlockId]) -> None:
         raise NotImplementedError
 
 
@@ -75,12 +81,13 @@ class ScriptedRunner:
 def _copy(row: Row) -> Row:
     """What the engine goes on changing is copied."""
     samples = tuple(
-        replace(each, seen=Seen(tuple(each.seen.prompt), dict(each.seen.outputs)))
+        msgspec.structs.replace(each, seen=Seen(tuple(each.seen.prompt), dict(each.seen.outputs)))
         if each.seen
         else each
         for each in row.samples
     )
-    return replace(row, tokens=list(row.tokens), blocks=list(row.blocks), samples=samples)
+    tokens, blocks = list(row.tokens), list(row.blocks)
+    return msgspec.structs.replace(row, tokens=tokens, blocks=blocks, samples=samples)
 
 
 def _told(row: Row) -> tuple[PositionLogprobs, ...]:
@@ -143,6 +150,7 @@ class Run:
 
     tokens: list[TokenOut] = field(default_factory=list)
     progress: list[Progress] = field(default_factory=list)
+    filled: list[Filled] = field(default_factory=list)
     prompts: list[PromptUse] = field(default_factory=list)
     complete: list[Complete] = field(default_factory=list)
     finished: list[str] = field(default_factory=list)
@@ -159,10 +167,15 @@ class Run:
         return {key: self.ids(*key) for key in keys}
 
     def use(self, request: str) -> tuple[int, int, int]:
-        """(cached, fetched, computed) prompt tokens of a request."""
+        """(cached, fetched, computed) prompt tokens of a request; what is left is the host's."""
         (use,) = [each for each in self.prompts if each.request == request]
-        assert use.cached + use.fetched + use.computed == use.prompt
+        assert use.cached + use.host + use.fetched + use.computed == use.prompt
         return use.cached, use.fetched, use.computed
+
+    def from_host(self, request: str) -> int:
+        """Prompt tokens of a request that came from the host tier."""
+        (use,) = [each for each in self.prompts if each.request == request]
+        return use.host
 
     def prompt_logprobs(self, request: str) -> tuple[PositionLogprobs, ...]:
         (use,) = [each for each in self.prompts if each.request == request]
@@ -191,6 +204,7 @@ def step_once(engine: EngineCore, run: Run) -> StepResult:
     run.steps.append(result)
     run.tokens += result.tokens
     run.progress += result.progress
+    run.filled += result.filled
     run.prompts += result.prompts
     run.complete += result.complete
     run.finished += result.finished

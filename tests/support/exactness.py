@@ -71,6 +71,19 @@ def compare(reference: Reference, ids: Sequence[int], tally: Tally, label: str =
         return
 
 
+def rounding_explains(
+    folder: Path, prompt: Sequence[int], expected: Sequence[int], got: Sequence[int]
+) -> bool:
+    """Whether the first other id of a greedy answer is as likely, by transformers' logits."""
+    exact = reference(folder, prompt, len(expected))
+    for position, (one, other) in enumerate(zip(expected, got, strict=False)):
+        if one != other:
+            gaps = exact.gap(position, one), exact.gap(position, other)
+            print(f"position {position} is {other}, not {one}: logit gaps {gaps}")
+            return max(gaps) <= LOGIT_TOLERANCE
+    return False
+
+
 def reference(folder: Path, prompt: Sequence[int], new_tokens: int) -> Reference:
     """What transformers' greedy generate gives for a prompt in fp32, EOS ignored."""
     name = hashlib.sha256(json.dumps([list(prompt), new_tokens]).encode()).hexdigest()[:24]

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import msgspec
 from aiohttp import WSMsgType, web
 
+from baton_protocol import PROTOCOL_VERSION
 from baton_protocol.errors import ErrorRecord
 from baton_protocol.ids import BlockHash, Epoch, Fingerprint, NodeId, RequestId
 from baton_protocol.layout import KVLayout
@@ -23,6 +24,7 @@ from baton_protocol.link import (
     CacheEvents,
     Delta,
     Deltas,
+    DrainNode,
     First,
     Hello,
     JobFailed,
@@ -31,6 +33,7 @@ from baton_protocol.link import (
     PrefillDone,
     PrefillJob,
     RequestStats,
+    ResumeNode,
     RunJob,
     ToNode,
     ToRouter,
@@ -38,14 +41,26 @@ from baton_protocol.link import (
     to_router_codec,
 )
 from baton_protocol.request import PositionLogprobs, Request, TokenLogprob
-from baton_protocol.store import NodeLoad, NodeReport, NodeState, Role, Speeds, StoreHealth
+from baton_protocol.store import (
+    DataInstance,
+    NodeLoad,
+    NodeReport,
+    NodeState,
+    Role,
+    Speeds,
+    StoreHealth,
+)
 from baton_text.artifacts import byte_artifacts, digest
 
 LAYOUT = KVLayout(
     num_layers=1, num_kv_heads=1, head_dim=2, block_size=4, dtype="float32", chunk_blocks=2
 )
 SPEEDS = Speeds(
-    prefill_tokens_per_s=10_000.0, decode_step_ms=5.0, put_bytes_per_s=1e9, get_bytes_per_s=1e9
+    prefill_tokens_per_s=10_000.0,
+    decode_step_ms=5.0,
+    put_bytes_per_s=1e9,
+    get_bytes_per_s=1e9,
+    get_latency_ms=0.01,
 )
 VOCAB = 259
 Doing = Literal["answer", "fail", "silent", "half"]
@@ -59,6 +74,7 @@ class Script:
     prefill: Doing = "answer"
     run: Doing = "answer"
     token_s: float = 0.0
+    stats: RequestStats | None = None  # in place of what it says by itself
     failure: ErrorRecord = field(
         default_factory=lambda: ErrorRecord("the engine said no", "engine_error", status=500)
     )
@@ -81,6 +97,7 @@ def make_report(name: str, role: Role, **changes: Any) -> NodeReport:
         "vocab_size": VOCAB,
         "artifacts": {},
         "speeds": SPEEDS,
+        "protocol": PROTOCOL_VERSION,
     }
     return NodeReport(**(facts | changes))
 
@@ -88,7 +105,8 @@ def make_report(name: str, role: Role, **changes: Any) -> NodeReport:
 class FakeNode:
     """`async with FakeNode(...) as node`: listens at node.address. `got` are all frames received,
     `report` is what the next hello says; without `pongs` it answers no pings. It keeps no state of
-    a job: one that is sent again goes on behind the outputs it came with."""
+    a job: one that is sent again goes on behind the outputs it came with. `obeys`: told to drain or
+    to resume, it says that it does."""
 
     def __init__(self, name: str, role: Role, script: Script | None = None, **report: Any) -> None:
         self.script = script or Script()
@@ -101,6 +119,7 @@ class FakeNode:
         self.token = ""  # "" lets every router in
         self.refused = 0
         self.pongs = True
+        self.obeys = True
         self._sockets: dict[web.WebSocketResponse, asyncio.Transport | None] = {}
         self._awake = asyncio.Event()
         self._awake.set()
@@ -180,13 +199,26 @@ class FakeNode:
                 await socket.send_bytes(data)
 
     async def say_load(
-        self, state: NodeState = "ready", store: StoreHealth = "up", **load: int
+        self,
+        state: NodeState = "ready",
+        store: StoreHealth = "up",
+        instances: tuple[DataInstance, ...] = (),
+        leaving: bool = False,
+        **load: int,
     ) -> None:
         self.report = msgspec.structs.replace(
-            self.report, state=state, store=store, load=NodeLoad(**load)
+            self.report, state=state, store=store, load=NodeLoad(**load), instances=instances
         )
         report = self.report
-        await self.say(Load(report.epoch, state, report.speeds, report.load, store))
+        told = Load(report.epoch, state, report.speeds, report.load, store, instances)
+        await self.say(
+            msgspec.structs.replace(
+                told,
+                reason=report.reason if state != "ready" else "",
+                leaving=leaving,
+                replaced_by=report.replaced_by if state != "ready" else "",
+            )
+        )
 
     def _admit(self, request: web.Request) -> None:
         if self.token and request.headers.get("Authorization") != f"Bearer {self.token}":
@@ -214,14 +246,16 @@ class FakeNode:
                 if message.type is WSMsgType.PING and self.pongs:
                     await socket.pong(message.data)
                 elif message.type is WSMsgType.BINARY:
-                    self._receive(self._decoder.decode(message.data))
+                    await self._receive(self._decoder.decode(message.data))
         finally:
             self._sockets.pop(socket, None)
         return socket
 
-    def _receive(self, frame: ToNode) -> None:
+    async def _receive(self, frame: ToNode) -> None:
         self.got.append(frame)
-        if isinstance(frame, RunJob):
+        if isinstance(frame, DrainNode | ResumeNode):
+            await self._obey(frame)
+        elif isinstance(frame, RunJob):
             if frame.await_first:
                 self._firsts[frame.request.id] = asyncio.get_running_loop().create_future()
             self._start(frame.request.id, self._run(frame))
@@ -232,6 +266,15 @@ class FakeNode:
                 self._jobs.pop(frame.request).cancel()
         elif not self._firsts[frame.request].done():
             self._firsts[frame.request].set_result(frame)
+
+    async def _obey(self, frame: DrainNode | ResumeNode) -> None:
+        if self.obeys:
+            drains = isinstance(frame, DrainNode)
+            words = frame if isinstance(frame, DrainNode) else DrainNode()
+            self.report = msgspec.structs.replace(
+                self.report, reason=words.reason, replaced_by=words.replaced_by
+            )
+            await self.say_load("draining" if drains else "ready", requests=len(self._jobs))
 
     def _start(self, request: RequestId, work: Coroutine[Any, Any, None]) -> None:
         if request in self._jobs:
@@ -245,7 +288,7 @@ class FakeNode:
             return
         firsts = tuple(self._delta(request, choice, 0) for choice in range(request.params.n))
         stats = RequestStats(prompt_tokens=len(request.prompt_ids), cached_tokens=8)
-        await self.say(PrefillDone(request.id, request.attempt, firsts, stats))
+        await self.say(PrefillDone(request.id, request.attempt, firsts, self.script.stats or stats))
 
     async def _run(self, job: RunJob) -> None:
         request, outputs, ended = job.request, job.request.outputs, set(job.finished)
@@ -282,7 +325,7 @@ class FakeNode:
             text=chr(token),
             logprobs=_logprobs(token, request.params.logprobs),
             finish=None if not last else ("stop" if whole else "length"),
-            stats=stats if last and choice + 1 == request.params.n else None,
+            stats=self.script.stats or stats if last and choice + 1 == request.params.n else None,
             prompt_logprobs=_prompt_logprobs(request) if offset == choice == 0 else (),
         )
 

@@ -33,6 +33,8 @@ How = Literal[
     "blip",  # connections reset once
     "hold",  # nothing flows until the request is on another node
     "stutter",  # nothing flows for a second
+    "drain",  # by hand and at once; resumed when the request is on another node
+    "end",  # SIGTERM; what outlives its short deadline moves
     "fill",  # maxmemory reached
     "take away",  # killed, and it stays away until the request is over
 ]
@@ -65,7 +67,7 @@ class Row:
     @property
     def loses_attempt(self) -> bool:
         """Whether the request cannot go on where it was: what is short may pass unnoticed."""
-        if self.on_store or self.how in ("blink", "blip", "stutter"):
+        if self.on_store or self.how in ("blink", "blip", "stutter", "drain", "end"):
             return False
         return not (self.what == "prefill" and self.when in ("first seen", "mid-stream"))
 
@@ -80,7 +82,9 @@ STORE_WHENS: tuple[When, ...] = (
 )
 # Moments of requests that are not split, too.
 UNSPLIT: tuple[When, ...] = ("parked", "first seen", "mid-stream", "one left", "last lost")
-NODE_HOWS: tuple[How, ...] = ("kill", "freeze", "cut", "blip", "blink", "hold", "stutter")
+NODE_HOWS: tuple[How, ...] = (
+    *("kill", "freeze", "cut", "blip", "blink", "hold", "stutter", "drain", "end"),
+)
 STORE_HOWS: tuple[How, ...] = ("kill", "freeze", "fill", "take away")
 
 
@@ -94,10 +98,10 @@ def _places() -> list[tuple[What, When, How]]:
     places += [("prefill", "half published", "freeze engine")]
     places += [("decode", "mid-stream", "freeze engine")]
     places += [("all decode", when, "kill") for when in ("parked", "first seen", "mid-stream")]
-    places += [("all decode", "mid-stream", how) for how in ("freeze", "cut", "hold")]
+    places += [("all decode", "mid-stream", how) for how in ("freeze", "cut", "hold", "drain")]
     places += [(what, when, how) for what in STORE for when in STORE_WHENS for how in STORE_HOWS]
     # A frame cannot be lost from a connection that stays: these acts need it to break.
-    gentle = ("freeze", "blink", "hold", "stutter")
+    gentle = ("freeze", "blink", "hold", "stutter", "drain", "end")
     lost = ("first computed", "first told", "last lost")
     return [place for place in places if not (place[1] in lost and place[2] in gentle)]
 
@@ -131,6 +135,11 @@ SHORT_ROWS: tuple[Row, ...] = (
     Row("decode", "mid-stream", "freeze engine", "two"),
     Row("decode", "mid-stream", "blip", "penalties"),
     Row("decode", "mid-stream", "blink", "stop"),
+    Row("prefill", "half published", "drain", "two"),
+    Row("decode", "parked", "drain", "stop"),
+    Row("decode", "mid-stream", "drain", "penalties"),
+    Row("decode", "mid-stream", "end", "seeded"),
+    Row("all decode", "mid-stream", "drain", "logprobs"),
     Row("decode", "one left", "kill", "greedy"),
     Row("decode", "last lost", "kill", "stop"),
     Row("decode", "last lost", "blip", "two"),

@@ -7,6 +7,7 @@ client, never a time.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,6 +19,7 @@ from baton_protocol.link import Deltas, First, PrefillDone, PrefillJob, RunJob, 
 from tests.support.cluster import Cluster, Node
 from tests.support.fault_cases import PATH, Case
 from tests.support.fault_rows import Row
+from tests.support.http import exchange
 from tests.support.store_faults import which
 from tests.support.streams import Told, ask
 from tests.support.witness import Role, Trap
@@ -25,8 +27,10 @@ from tests.support.witness import Role, Trap
 POLL_S = 0.002
 SHORT_S = 1.0
 QUICK_S = 0.5  # half of the router's patience with a broken link
-LIMIT_S = 90.0
-AGAIN = ("freeze", "freeze engine", "cut", "hold")
+LIMIT_S = 240.0
+TURNS = 10  # at most, until one meets its moment
+CALM_S = 0.2  # between two of our looks: a machine that is slower than that breaks links itself
+AGAIN = ("freeze", "freeze engine", "cut", "hold", "drain")
 
 
 class Missed(Exception):
@@ -41,9 +45,12 @@ class FaultRun:
         self._row = row
         self._cases = cases
         self._target = cases[0]
+        self._began = time.monotonic()
+        self._longest_look_s = 0.0
         self._struck_at = 0.0
         self._mended_at = 0.0
         self._problem: Exception | None = None
+        self._drains: list[threading.Thread] = []
         self.struck: set[str] = set()  # names of nodes
 
     def run(self) -> None:
@@ -119,13 +126,17 @@ class FaultRun:
         """Watch the index for the moment and the wires for the end of the fault."""
         until = time.monotonic() + LIMIT_S
         keys = self._marker_keys() if self._row.when == "half published" else []
+        looked_at = time.monotonic()
         while not all(answer.done() for answer in asked):
             assert time.monotonic() < until, f"{self._row}: no end after {LIMIT_S:g} s"
             if keys and not self._struck_at:
                 keys = self._watch_markers(keys)
             if self._struck_at and not self._mended_at and self._is_over(asked[0].done()):
                 self._mend()
+                looked_at = time.monotonic()
             time.sleep(POLL_S)
+            looked_at, before = time.monotonic(), looked_at
+            self._longest_look_s = max(self._longest_look_s, looked_at - before)
 
     def _marker_keys(self) -> list[bytes]:
         node = self._cluster.pool()["nodes"][0]
@@ -164,7 +175,26 @@ class FaultRun:
             return
         for node in self._nodes():
             self.struck.add(node.name)
-            _hit_node(node, row.how)
+            if row.how == "drain":
+                self._begin_drain(node)
+            else:
+                _hit_node(node, row.how)
+
+    def _begin_drain(self, node: Node) -> None:
+        """Elsewhere: the answer comes over the wires, in whose thread this may be."""
+
+        def drain() -> None:
+            try:
+                self._tell(node.name, "drain", b'{"deadline_s": 0, "reason": "test"}')
+            except Exception as error:  # in a thread of its own
+                self._problem = error
+
+        self._drains.append(threading.Thread(target=drain))
+        self._drains[-1].start()
+
+    def _tell(self, node: str, act: str, body: bytes = b"") -> None:
+        answer = exchange(self._cluster.url, f"/nodes/{node}/{act}", body)
+        assert answer.status == 200, answer.body
 
     def _nodes(self) -> list[Node]:
         if self._row.what == "all decode":
@@ -183,8 +213,12 @@ class FaultRun:
 
     def _mend(self) -> None:
         self._mended_at = self._mended_at or time.monotonic()
+        for drain in self._drains:
+            drain.join()
         for name in self.struck:
             self._cluster.nodes[name].mend()
+            if self._row.how == "drain":
+                self._tell(name, "resume")
         if self._row.on_store and self._cluster.store is not None:
             self._cluster.store.mend()
 
@@ -195,7 +229,9 @@ class FaultRun:
             placed = self._cluster.witness.placements(case.prompt)
             first = {one.role: one.node for one in placed if one.attempt == 1}
             # A job sent into a wire that was cut is not seen.
-            if "decode" in first and not self.struck & set(first.values()):
+            known = "decode" in first and ("prefill" in first or self._row.what != "prefill")
+            nodes = set(first.values())
+            if known and not self.struck & nodes and not self._was_slow(nodes):
                 attempts = {one.attempt for one in placed}
                 assert attempts == {1}, f"{case.kind} had no part in the fault, but: {placed}"
         target = self._cluster.witness.placements(self._target.prompt)
@@ -204,11 +240,16 @@ class FaultRun:
         if self._should_go_on():
             assert target[-1].attempt == 1, f"it was short, and yet: {target}"
 
+    def _was_slow(self, nodes: set[str]) -> bool:
+        """Whether the machine itself may have moved requests, or broke links of these nodes."""
+        again = [self._cluster.witness.linked_again(node, self._began) for node in nodes]
+        return self._longest_look_s > CALM_S or any(at is not None for at in again)
+
     def _should_go_on(self) -> bool:
         """Whether so little was amiss that the request stays where it is: the link was back, or
         the node awake, well before anybody gives up."""
         if self._row.how in ("blink", "stutter"):
-            return self._mended_at - self._struck_at < 1.5 * SHORT_S
+            return self._mended_at - self._struck_at < 1.5 * SHORT_S and not self._was_slow(set())
         if self._row.how != "blip":
             return False
         [node] = self.struck
@@ -227,17 +268,18 @@ def _hit_node(node: Node, how: str) -> None:
         "blip": node.wire.blip,
         "hold": node.wire.hold,
         "stutter": node.wire.hold,
+        "end": node.end,
     }
     acts[how]()
 
 
 def run_row(cluster: Cluster, row: Row, cases_for: Callable[[int], list[Case]]) -> FaultRun:
     """Run a row; once more with other prompts where its moment had passed already."""
-    for turn in range(3):
+    for turn in range(TURNS):
         run = FaultRun(cluster, row, cases_for(turn))
         try:
             run.run()
         except Missed:
             continue
         return run
-    raise AssertionError(f"{row}: its moment was missed three times")
+    raise AssertionError(f"{row}: its moment was missed {TURNS} times")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
@@ -30,23 +30,35 @@ def _connect(url: str) -> http.client.HTTPConnection:
     return http.client.HTTPConnection(parts.hostname, parts.port, timeout=TIMEOUT_S)
 
 
-def _send(link: http.client.HTTPConnection, path: str, body: Json | bytes | None) -> None:
+def _send(
+    link: http.client.HTTPConnection,
+    path: str,
+    body: Json | bytes | None,
+    more: Mapping[str, str] | None = None,
+) -> None:
     data = json.dumps(body).encode() if isinstance(body, dict) else body
-    headers = {"content-type": "application/json", "connection": "close"}
+    headers = {"content-type": "application/json", "connection": "close", **(more or {})}
     link.request("POST" if data is not None else "GET", path, data, headers)
 
 
-def _open(url: str, path: str, body: Json | bytes | None) -> http.client.HTTPResponse:
+def _open(
+    url: str, path: str, body: Json | bytes | None, headers: Mapping[str, str] | None = None
+) -> http.client.HTTPResponse:
     link = _connect(url)
-    _send(link, path, body)
+    _send(link, path, body, headers)
     return link.getresponse()
 
 
-def exchange(url: str, path: str, body: Json | bytes | None = None) -> Answer:
+def exchange(
+    url: str,
+    path: str,
+    body: Json | bytes | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Answer:
     """POST `body` (or GET without one) and read the JSON answer, whatever its status."""
-    with _open(url, path, body) as response:
-        headers = {name.lower(): value for name, value in response.getheaders()}
-        return Answer(response.status, headers, json.loads(response.read()))
+    with _open(url, path, body, headers) as response:
+        told = {name.lower(): value for name, value in response.getheaders()}
+        return Answer(response.status, told, json.loads(response.read()))
 
 
 def text_of(url: str, path: str) -> str:

@@ -21,11 +21,11 @@ from baton_kvstore.endpoint import parse_endpoint
 from baton_kvstore.operations import GetResult, PutResult
 from baton_protocol.ids import BlockHash, Epoch, Fingerprint, NodeId
 from baton_protocol.layout import KVLayout
-from baton_protocol.store import Marker, NodeReport
+from baton_protocol.store import Marker, NodeReport, Priority
 
 FINGERPRINT = Fingerprint("0123456789abcdef0123456789abcdef")
 EPOCH = Epoch("epoch-1")
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 # 64 KiB per chunk: big enough to need many packets, small enough for thousands.
 LAYOUT = KVLayout(
     num_layers=4, num_kv_heads=4, head_dim=32, block_size=16, dtype="float32", chunk_blocks=1
@@ -110,12 +110,17 @@ class Transfers:
         self._settled = 0
 
     def put_later(
-        self, chunk: BlockHash, payload: bytes, depth: int = 0
+        self,
+        chunk: BlockHash,
+        payload: bytes,
+        depth: int = 0,
+        priority: Priority = Priority.PREFIX,
     ) -> Callable[[], PutResult]:
         results: list[PutResult] = []
+        size = self.layout.shard_bytes
 
-        def fill(view: memoryview) -> None:
-            view[:] = payload
+        def fill(view: memoryview, shard: int) -> None:
+            view[:] = payload[shard * size : (shard + 1) * size]
 
         self.plane.submit_put(
             chunk,
@@ -124,22 +129,35 @@ class Transfers:
             fill,
             lambda: self.copied.append(chunk),
             lambda result: self._settle(results, result),
+            priority,
         )
         return lambda: self._wait(results)
 
     def get_later(
-        self, chunk: BlockHash, marker: Marker, depth: int = 0
+        self,
+        chunk: BlockHash,
+        marker: Marker,
+        depth: int = 0,
+        priority: Priority = Priority.PREFIX,
     ) -> Callable[[], tuple[GetResult, bytes]]:
         results: list[GetResult] = []
-        received: list[bytes] = []
+        received: dict[int, bytes] = {}
+
+        def sink(view: memoryview, shard: int) -> None:
+            received[shard] = bytes(view)
+
         self.plane.submit_get(
             chunk,
             marker,
             depth,
-            lambda view: received.append(bytes(view)),
+            sink,
             lambda result: self._settle(results, result),
+            priority,
         )
-        return lambda: (self._wait(results), b"".join(received))
+        return lambda: (
+            self._wait(results),
+            b"".join(received[shard] for shard in sorted(received)),
+        )
 
     def put(self, chunk: BlockHash, payload: bytes | None = None, depth: int = 0) -> PutResult:
         data = payload_of(chunk, self.layout) if payload is None else payload

@@ -16,7 +16,7 @@ from tests.support.cluster import Cluster, Node
 from tests.support.http import Json, exchange, text_of
 from tests.support.role_process import RoleProcess
 
-SETTLE_S = 20.0
+SETTLE_S = 120.0
 _METRIC = re.compile(r"^(\w+)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 
 

@@ -26,9 +26,15 @@ from baton_kvstore.binary import find_redis_server
 from baton_operator.builders import Manifest, build_pool
 from baton_operator.pool import Pool
 from tests.support.http import exchange
-from tests.support.manifests import environment, expanded, secret_values, template_of
+from tests.support.manifests import (
+    USER_SECRETS,
+    environment,
+    expanded,
+    secret_values,
+    template_of,
+)
 
-WAIT_S = 60.0
+WAIT_S = 200.0
 LOG_TAIL = 4000
 
 
@@ -49,7 +55,7 @@ class ManifestPool:
             for manifest in build_pool(pool)
             if template_of(manifest) is not None
         }
-        self._secrets = secret_values(build_pool(pool))
+        self._secrets = secret_values(build_pool(pool)) | USER_SECRETS
 
     def __enter__(self) -> ManifestPool:
         with self._stack:
@@ -182,10 +188,11 @@ class ManifestPool:
 
 
 def _moved(text: str, folders: dict[str, str]) -> str:
-    """A path below a mount, as it is called on this machine."""
+    """A path below a mount, as it is called on this machine; also as a flag's value."""
+    flag, equals, value = text.partition("=") if text.startswith("--") else ("", "", text)
     for path, folder in folders.items():
-        if text == path or text.startswith(f"{path}/"):
-            return folder + text.removeprefix(path)
+        if value == path or value.startswith(f"{path}/"):
+            return flag + equals + folder + value.removeprefix(path)
     return text
 
 

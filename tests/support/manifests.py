@@ -27,11 +27,14 @@ IMAGES = Images(
     redis="registry.example/redis:7.2.5",
 )
 INSTALLATION = Installation(images=IMAGES, namespace="baton-system")
-CREDENTIALS = Credentials(redis_password="5ec1e7aa" * 8, link_token="70ce7bb0" * 8)
+CREDENTIALS = Credentials(
+    redis_password="5ec1e7aa" * 8, link_token="70ce7bb0" * 8, tenant_secret="7e7a7700" * 8
+)
 # The Secrets that users made, by name, as the samples name them.
 USER_SECRETS = {
     "redis-login": {"username": "reader-writer", "password": "pass:word@with/signs"},
     "hub-login": {"token": "hf_of-nobody"},
+    "tenants": {"keys.txt": "acme key-of-acme\n"},
 }
 
 

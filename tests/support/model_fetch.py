@@ -41,7 +41,7 @@ UNREAD = {
     "onnx/config.json": b"{}",
     ".x.json": b"{}",
 }
-DEADLINE_S = 30.0
+DEADLINE_S = 180.0
 
 
 @contextlib.contextmanager

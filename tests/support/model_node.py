@@ -13,11 +13,13 @@ from baton_protocol.ids import NodeId, RequestId
 from baton_protocol.link import (
     Abort,
     Delta,
+    DrainNode,
     First,
     JobFailed,
     PrefillDone,
     PrefillJob,
     RequestStats,
+    ResumeNode,
     RunJob,
     ToNode,
 )
@@ -74,6 +76,8 @@ class ModelNode:
                 [len(ids) for ids in frame.request.outputs],
                 set(range(len(self.lengths))) - set(ended),
             )
+        elif isinstance(frame, DrainNode | ResumeNode):
+            raise AssertionError("no request's record says that")
         elif self.job is not None and self.job.attempt == frame.attempt:
             if isinstance(frame, Abort):
                 self.job = None

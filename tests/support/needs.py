@@ -32,6 +32,11 @@ def _can_install() -> bool:
     return os.geteuid() == 0 and shutil.which("apt-get") is not None
 
 
+def _has_apt() -> bool:
+    """It fetches packages for whoever asks; only to install them takes root."""
+    return all(shutil.which(name) for name in ("apt-get", "apt-cache", "dpkg"))
+
+
 def _never() -> bool:
     return False
 
@@ -63,6 +68,7 @@ def _command(name: str) -> Need:
 NEEDS = {
     "gpu": Need(_has_gpu, _never, "a CUDA device"),
     "root": Need(lambda: os.geteuid() == 0, _never, "to be root"),
+    "apt": Need(_has_apt, _never, "apt and dpkg, to unpack the distribution's Redis"),
     "go": _command("go"),
     "openssl": _command("openssl"),
     "make": _command("make"),

@@ -37,7 +37,7 @@ from baton_protocol.request import Request
 from baton_protocol.sampling import SamplingParams
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 
 
 def free_port() -> int:
@@ -127,6 +127,13 @@ def is_alive(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return state != "Z" and os.path.exists(f"/proc/{pid}")
+
+
+async def gone(pid: int) -> None:
+    """What was killed takes a moment to be."""
+    async with asyncio.timeout(PATIENCE_S):
+        while is_alive(pid):
+            await asyncio.sleep(0.01)
 
 
 @asynccontextmanager

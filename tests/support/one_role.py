@@ -18,7 +18,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-WAIT_S = 60.0
+WAIT_S = 200.0
 # A namespace with services called `baton`, `baton-router` and `baton-node`.
 KUBERNETES = {
     "BATON_PORT": "tcp://10.0.0.1:8000",

@@ -21,7 +21,7 @@ from baton.up import reserve_port
 from tests.support.pool import MARK
 from tests.support.wire import WireLoop
 
-END_S = 30.0
+END_S = 120.0
 LOG_TAIL = 3000
 
 
@@ -54,6 +54,10 @@ class RoleProcess:
     def alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def returncode(self) -> int | None:
+        return self._process.poll() if self._process is not None else None
+
     def start(self) -> None:
         assert not self.alive, f"{self.name} runs already"
         end = f"--supervisor-pid={os.getpid()}"
@@ -81,6 +85,11 @@ class RoleProcess:
         self._signal(signal.SIGKILL)
         if self._process is not None:
             self._process.wait(END_S)
+
+    def end(self) -> None:
+        """SIGTERM to the server, as Kubernetes does; it ends when it is ready to."""
+        if self._process is not None:
+            self._process.terminate()
 
     def kill_engine(self) -> None:
         for engine in self._engines():

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from tests.support.http import Json
 from tests.support.mix import Result
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 240.0
 
 
 @dataclass

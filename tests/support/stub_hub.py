@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 COMMIT = "c" * 40
-WAIT_S = 30.0
+WAIT_S = 180.0
 POLL_S = 0.02  # how long closing a server takes
 
 

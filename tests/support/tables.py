@@ -17,7 +17,7 @@ from baton_node.links import Link
 from baton_node.metrics import NodeMetrics
 from baton_node.table import Table
 from baton_protocol.ids import Epoch, NodeId
-from baton_protocol.link import Delta, Deltas, PrefillJob, RunJob, ToRouter
+from baton_protocol.link import Delta, Deltas, Load, PrefillJob, RunJob, ToRouter
 from baton_protocol.request import Request
 from baton_protocol.store import NodeLoad, Speeds
 from baton_text.artifacts import byte_artifacts
@@ -49,7 +49,9 @@ class TableNode:
     def __init__(self) -> None:
         self.sent: list[ToEngine] = []
         self.now = 100.0
-        self.metrics = NodeMetrics(NodeId("n"), lambda: (NodeLoad(), Speeds()))
+        self.metrics = NodeMetrics(
+            NodeId("n"), lambda: Load(Epoch("e"), "ready", Speeds(), NodeLoad())
+        )
         self.table = Table(
             TOKENIZER, self.sent.append, self.metrics, GRACE_S, clock=lambda: self.now
         )

@@ -64,8 +64,9 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 256,
 }
 
-# Together: Llama and Qwen3; GQA 1, 2 and 4; tied and untied; with bias; head_dim other than
-# hidden / heads; Llama 3 rope scaling.
+# Together: Llama, Qwen3 and Mistral; GQA 1, 2 and 4; tied and untied; with bias; head_dim other
+# than hidden / heads; Llama 3 rope scaling; a window shorter than most prompts, no multiple of a
+# block.
 TINY_MODELS: dict[str, Tiny] = {
     "llama-gqa1": Tiny("llama", 0.15, _sizes(4, 4, layers=3)),
     "llama-gqa2-tied": Tiny("llama", 0.2, {**_sizes(4, 2), "tie_word_embeddings": True}),
@@ -75,11 +76,24 @@ TINY_MODELS: dict[str, Tiny] = {
     "llama3-rope": Tiny("llama", 0.2, {**_sizes(4, 2, layers=3), "rope_parameters": LLAMA3_ROPE}),
     "qwen3-gqa2": Tiny("qwen3", 0.3, {**_sizes(4, 2), "head_dim": 32, "tie_word_embeddings": True}),
     "qwen3-gqa4": Tiny("qwen3", 0.15, {**_sizes(8, 2, hidden=96), "head_dim": 16}),
+    "mistral-window": Tiny("mistral", 0.2, {**_sizes(4, 2), "sliding_window": 40}),
 }
 # Families and settings that the engine's own tests cover beyond those.
 MORE_MODELS: dict[str, Tiny] = {
     "qwen2": Tiny("qwen2", 0.2, {**_sizes(4, 2), "tie_word_embeddings": True}),
     "mistral": Tiny("mistral", 0.2, {**_sizes(4, 2), "head_dim": 24, "sliding_window": None}),
+    # A window in one layer of two.
+    "qwen3-window": Tiny(
+        "qwen3",
+        0.2,
+        {
+            **_sizes(4, 2),
+            "head_dim": 16,
+            "use_sliding_window": True,
+            "sliding_window": 32,
+            "max_window_layers": 1,
+        },
+    ),
     "qwen3-bias-linear-rope": Tiny(
         "qwen3",
         0.2,

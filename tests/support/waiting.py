@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-WAIT_S = 20.0
+WAIT_S = 120.0
 
 
 async def until(done: Callable[[], object]) -> None:

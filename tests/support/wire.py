@@ -28,7 +28,7 @@ from tests.support.ws_frames import Piece, Splitter
 T = TypeVar("T")
 State = Literal["open", "held", "broken", "refused"]
 READ_BYTES = 1 << 16
-CALL_S = 20.0
+CALL_S = 120.0
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close() sends RST
 
 

@@ -71,7 +71,7 @@ def test_a_long_text_is_encoded_while_other_threads_run() -> None:
         time.sleep(0.001)
         turns += 1
     # One or two where the library keeps the interpreter to itself, however long it takes.
-    assert turns > 10
+    assert turns > 4
 
 
 def test_vocabulary_eos_and_special_tokens_equal_those_of_transformers(

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 ROOT = Path("/sys/fs/cgroup")
-REMOVE_S = 10.0
+REMOVE_S = 60.0
 
 
 def hierarchies() -> list[Path]:

@@ -10,14 +10,16 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from tests.support.needs import needs
 
-COMMAND_TIMEOUT_S = 120.0
+COMMAND_TIMEOUT_S = 400.0
 
 
 class CommandFailed(Exception):
@@ -42,6 +44,27 @@ class Kubernetes:
         """What it printed. `stdin` is for `apply -f -`."""
         return _run(self._words(*words), stdin, {"KUBERC": "off"}, timeout_s)
 
+    @contextmanager
+    def following(self, *words: str) -> Iterator[list[str]]:
+        """The lines that kubectl has printed by now. It ends by itself, or when it is left."""
+        lines: list[str] = []
+
+        def read(printed: IO[str]) -> None:
+            for line in printed:
+                lines.append(line.rstrip("\n"))
+
+        with subprocess.Popen(
+            self._words(*words), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            reader = threading.Thread(target=read, args=(process.stdout,))
+            reader.start()
+            try:
+                yield lines
+            finally:
+                process.kill()
+                reader.join()
+
     def helm(
         self, *words: str, stdin: str | None = None, timeout_s: float = COMMAND_TIMEOUT_S
     ) -> str:
@@ -59,7 +82,9 @@ class Kubernetes:
         if labels:
             pairs = [f"{key}={value}" for key, value in labels.items()]
             self.kubectl("label", "namespace", name, *pairs)
-        self.kubectl("wait", "--for=create", "serviceaccount/default", "-n", name, "--timeout=60s")
+        # Whatever controllers put into each: afterwards it stays as it is.
+        made = ("serviceaccount/default", "configmap/kube-root-ca.crt")
+        self.kubectl("wait", "--for=create", *made, "-n", name, "--timeout=180s")
         return name
 
     def delete_namespace(self, name: str) -> None:

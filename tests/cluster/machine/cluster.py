@@ -112,7 +112,7 @@ class Cluster(ControlPlane):
 
     def _wait_ready(self, name: str) -> None:
         self._wait_for(
-            f"node {name}", "wait", "--for=condition=Ready", f"node/{name}", "--timeout=10s"
+            f"node {name}", "wait", "--for=condition=Ready", f"node/{name}", "--timeout=60s"
         )
 
     def _last_report(self, name: str) -> str:
@@ -131,6 +131,7 @@ def _site(slot: Slot) -> Site:
         first_service_address=addresses.first_service,
         enter=slot.network.enter(CORE),
         holders=tuple(node_holder(name, addresses.node(at)) for at, name in enumerate(NODES, 1)),
-        # By their defaults a dead node would be noticed after 50 s.
-        controller_flags=("--node-monitor-grace-period=10s", "--node-monitor-period=1s"),
+        # By their defaults a dead node would be noticed after 50 s. One whose kubelet gets no turn
+        # for 10 s is not dead.
+        controller_flags=("--node-monitor-grace-period=20s", "--node-monitor-period=1s"),
     )

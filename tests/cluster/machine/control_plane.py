@@ -26,7 +26,7 @@ from tests.cluster.machine.certificates import (
 from tests.cluster.machine.client import CommandFailed, Kubernetes
 from tests.cluster.machine.processes import Processes
 
-BOOT_S = 120.0
+BOOT_S = 300.0
 _AGGREGATION = {
     "--requestheader-allowed-names": "front-proxy-client",
     "--requestheader-extra-headers-prefix": "X-Remote-Extra-",
@@ -119,9 +119,10 @@ class ControlPlane(Kubernetes):
         self._until(what, answered)
 
     def _until(self, what: str, problem: Callable[[], str]) -> None:
-        """Return once `problem()` is ""; raise with what it said, and with logs of the dead."""
+        """Return once `problem()` is "" and everything runs; raise with what it said, and with logs
+        of the dead."""
         deadline = time.monotonic() + BOOT_S
-        while said := problem():
+        while (said := problem()) or self._processes.ended():
             ended = self._processes.ended()
             if ended or time.monotonic() > deadline:
                 logs = "".join(f"\n--- {name}\n{self._processes.log_tail(name)}" for name in ended)

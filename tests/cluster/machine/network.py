@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.cluster.machine.addresses import Addresses
 
 CORE = "core"
-REMOVE_S = 10.0
+REMOVE_S = 60.0
 # Worse than any other, so that it counts only while there is no other.
 _LAST = ("metric", "9999")
 

@@ -23,8 +23,8 @@ from tests.cluster.machine.cgroups import make_group, members, remove_groups
 from tests.cluster.machine.network import Network
 from tests.cluster.machine.processes import Processes, kill_all
 
-START_S = 60.0
-IMPORT_S = 120.0
+START_S = 200.0
+IMPORT_S = 400.0
 CONTAINERD_FOLDER = "containerd"
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 
 MARK = "CLUSTER_UNDER_TEST"
-END_S = 30.0
+END_S = 120.0
 LOG_TAIL = 2000
 
 
@@ -68,9 +68,14 @@ class Processes:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, MARK: self._mark},
+                env={**os.environ, "PATH": _search_path(), MARK: self._mark},
                 start_new_session=True,
             )
+
+
+def _search_path() -> str:
+    """Where nft, runc and ip are: not all users' PATH says so, root's by `env -i` for one."""
+    return os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"
 
 
 def _children(pid: int) -> list[psutil.Process]:

@@ -1,0 +1,61 @@
+"""Loads are what they say, and depend on nothing but their seed."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+
+from benchmarks.support.loads import ANSWER_HEAVY, CHAT, PROMPT_HEAVY, Load, loads
+from benchmarks.support.pool_nodes import Ask
+
+LOADS = {load.name: load for load in loads(quick=True)}
+
+
+def rate(asks: tuple[Ask, ...], from_s: float, to_s: float) -> float:
+    return sum(from_s <= ask.at_s < to_s for ask in asks) / (to_s - from_s)
+
+
+@pytest.mark.parametrize("load", LOADS.values(), ids=LOADS)
+def test_one_seed_gives_one_load_and_another_seed_another(load: Load) -> None:
+    first = load.asks(1)
+    assert first == load.asks(1)
+    assert first != load.asks(2)
+    assert [ask.at_s for ask in first] == sorted(ask.at_s for ask in first)
+    assert all(0 < ask.uncached <= ask.prompt and ask.output > 1 for ask in first)
+
+
+def test_a_day_has_a_night_and_two_peaks() -> None:
+    load = LOADS["day"]
+    asks, hour_s = load.asks(1), load.length_s / 24
+    night, morning, noon, evening = (
+        rate(asks, (hour - 1) * hour_s, (hour + 1) * hour_s) for hour in (2.0, 10.5, 14.5, 19.0)
+    )
+    assert night < 2.5
+    assert morning == pytest.approx(11.0, rel=0.15)
+    assert noon < morning
+    assert evening == pytest.approx(14.5, rel=0.15)
+
+
+def test_a_burst_is_ten_times_what_is_before_and_after() -> None:
+    asks = LOADS["burst"].asks(1)
+    before, high, after = rate(asks, 0, 600), rate(asks, 630, 1200), rate(asks, 1230, 2100)
+    assert high / before == pytest.approx(10.0, rel=0.2)
+    assert high / after == pytest.approx(10.0, rel=0.2)
+
+
+def test_the_mix_shifts_in_the_middle_and_the_rate_does_not() -> None:
+    load = LOADS["shift"]
+    asks, middle_s = load.asks(1), load.length_s / 2
+    early = [ask for ask in asks if ask.at_s < middle_s - 150]
+    late = [ask for ask in asks if ask.at_s > middle_s + 150]
+    for part, mix in ((early, PROMPT_HEAVY), (late, ANSWER_HEAVY)):
+        assert statistics.fmean(ask.prompt for ask in part) == pytest.approx(mix.prompt, rel=0.05)
+        assert statistics.fmean(ask.output for ask in part) == pytest.approx(mix.output, rel=0.05)
+    assert len(early) == pytest.approx(len(late), rel=0.25)  # slow noise
+
+
+def test_a_part_of_the_prompts_is_cached() -> None:
+    asks = LOADS["steady"].asks(1)
+    uncached = sum(ask.uncached for ask in asks) / sum(ask.prompt for ask in asks)
+    assert uncached == pytest.approx(1 - CHAT.next_turns * CHAT.cached, rel=0.03)

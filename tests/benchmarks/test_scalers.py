@@ -1,0 +1,100 @@
+"""The rivals decide what their documents say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from baton_operator.planner.records import Demand, NodeView, Phase, Situation
+from baton_protocol.store import Role
+from benchmarks.support.scalers import STALE_S, Hpa, Kpa, Scaler, hpa_count, kpa_count
+
+TARGETS: Mapping[Role, float] = {"prefill": 1.0, "decode": 10.0}
+LIMITS = (1, 20)
+
+
+def situation(
+    at_s: float, decode: int, requests: int | None, *, age_s: float = 3.0, held: int = 0
+) -> Situation:
+    """One quiet prefill node, and decode nodes with that many requests in all."""
+    prefill = NodeView(name="p", role="prefill", phase=Phase.READY, running=1, waiting=0)
+    nodes = [
+        NodeView(
+            name=f"d{number}",
+            role="decode",
+            phase=Phase.READY,
+            running=(requests or 0) if number == 0 else 0,
+            waiting=0,
+        )
+        for number in range(decode)
+    ]
+    demand = None if requests is None else Demand(window_s=60.0, age_s=age_s, held=held)
+    return Situation(
+        at_s=at_s,
+        nodes=(prefill, *nodes),
+        desired={"prefill": 1, "decode": decode},
+        demand=demand,
+        capability=None,
+    )
+
+
+def follow(scaler: Scaler, decode: int, requests: list[int]) -> list[int]:
+    """One decision per 15 s, each obeyed at once."""
+    found = []
+    for tick, load in enumerate(requests):
+        decode = scaler.decide(situation(15.0 * tick, decode, load))["decode"]
+        found.append(decode)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("value", "have", "wanted"),
+    [(100.0, 10, 10), (109.0, 10, 10), (111.0, 10, 12), (91.0, 10, 10), (85.0, 10, 9), (0.0, 3, 0)],
+)
+def test_hpa_asks_for_the_value_over_the_target_outside_its_tolerance(
+    value: float, have: int, wanted: int
+) -> None:
+    assert hpa_count(value, 10.0, have) == wanted
+
+
+def test_hpa_goes_up_by_four_pods_or_twice_at_most() -> None:
+    assert follow(Hpa(TARGETS, LIMITS), 1, [500, 500, 500]) == [5, 10, 20]
+
+
+def test_hpa_goes_down_once_nothing_higher_was_recommended_for_300_s() -> None:
+    found = follow(Hpa(TARGETS, LIMITS), 5, [50] + [10] * 25)
+    assert found[:21] == [5] * 21
+    assert found[21:] == [1] * 5
+
+
+@pytest.mark.parametrize("rival", [Hpa, Kpa])
+def test_both_hold_without_a_fresh_number(rival: type[Hpa] | type[Kpa]) -> None:
+    scaler = rival(TARGETS, LIMITS)
+    assert scaler.decide(situation(0.0, 4, None))["decode"] == 4
+    assert scaler.decide(situation(0.0, 4, 0, age_s=STALE_S + 1.0))["decode"] == 4
+
+
+@pytest.mark.parametrize("rival", [Hpa, Kpa])
+def test_both_count_what_routers_hold(rival: type[Hpa] | type[Kpa]) -> None:
+    wanted = rival(TARGETS, LIMITS).decide(situation(0.0, 0, 0, held=5))
+    assert wanted["decode"] >= 1
+
+
+def test_kpa_goes_at_most_to_twice_and_half_the_ready_nodes() -> None:
+    assert [kpa_count(value, 10.0, 4) for value in (500.0, 60.0, 10.0)] == [8, 6, 2]
+
+
+def test_kpa_panics_when_a_minute_asks_for_twice_the_nodes_and_then_does_not_go_down() -> None:
+    quiet, burst = [20] * 12, [80] * 4
+    found = follow(Kpa(TARGETS, LIMITS), 2, quiet + burst + [20] * 11)
+    assert found[:12] == [2] * 12
+    peak = max(found)
+    assert peak >= 4
+    assert found[found.index(peak) :] == [peak] * (len(found) - found.index(peak))
+
+
+def test_kpa_goes_down_after_300_s_of_quiet() -> None:
+    found = follow(Kpa(TARGETS, LIMITS), 6, [20] * 30)
+    assert found[:20] == [6] * 20
+    assert found[-1] < 6

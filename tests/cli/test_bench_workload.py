@@ -1,0 +1,141 @@
+"""What a bench asks: the published workload, random prompts, conversations out of a file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.bench_engine import read_tokenizer
+from baton.bench_options import ThroughputOptions
+from baton.bench_sharegpt import MOST_PROMPT_TOKENS, sharegpt
+from baton.bench_workload import Workload, check_flags, nano_vllm, random_prompts, synthetic
+from baton.errors import CommandError, UsageError
+
+VOCAB = 20_000
+
+
+def lengths(workload: Workload) -> list[tuple[int, int]]:
+    return [(len(ask.prompt), ask.new_tokens) for ask in workload.asks]
+
+
+def test_the_preset_has_the_totals_that_were_published() -> None:
+    whole = nano_vllm(VOCAB)
+    assert len(whole.asks) == 256
+    assert (whole.prompt_tokens, whole.output_tokens) == (142_827, 133_966)
+    assert whole.longest_answer == 1_024
+    assert max(prompt + new for prompt, new in lengths(whole)) == 2_011
+    assert whole.requests(0)[0].params.temperature == 0.6
+
+
+def test_a_part_of_the_preset_is_its_first_requests() -> None:
+    part = synthetic(ThroughputOptions(preset="nano-vllm", num_prompts=3), VOCAB)
+    assert part.asks == nano_vllm(VOCAB).asks[:3]
+
+
+def test_the_preset_is_refused_for_a_vocabulary_that_lacks_its_ids() -> None:
+    assert nano_vllm(10_001).asks
+    with pytest.raises(CommandError, match="draws ids up to 10000; this model has 10000"):
+        nano_vllm(10_000)
+
+
+def test_random_prompts_have_the_lengths_asked_for() -> None:
+    options = ThroughputOptions(num_prompts=5, input_len=7, output_len=3)
+    assert lengths(synthetic(options, 50)) == [(7, 3)] * 5
+    assert len(synthetic(ThroughputOptions(input_len=1), 50).asks) == 1000
+
+
+def test_random_lengths_vary_within_their_ratio_behind_one_prefix() -> None:
+    found = random_prompts(
+        50, count=200, input_len=10, output_len=20, range_ratio=0.5, prefix_len=4, seed=1
+    )
+    assert {prompt for prompt, _ in lengths(found)} == set(range(4 + 5, 4 + 15 + 1))
+    assert {new for _, new in lengths(found)} == set(range(10, 30 + 1))
+    assert len({ask.prompt[:4] for ask in found.asks}) == 1
+    assert all(0 <= id < 50 for ask in found.asks for id in ask.prompt)
+
+
+def test_a_seed_gives_the_same_prompts_and_another_seed_others() -> None:
+    def drawn(seed: int) -> Workload:
+        return random_prompts(50, count=3, input_len=10, output_len=1, seed=seed)
+
+    assert drawn(1) == drawn(1)
+    assert drawn(1) != drawn(2)
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        ({"preset": "nano-vllm", "input_len": 9}, "give --preset or --input-len, not both"),
+        ({"preset": "nano-vllm", "num_prompts": 300}, "--num-prompts 300: .* has 256"),
+        ({"dataset_name": "sharegpt"}, "--dataset-path FILE belong together"),
+        ({"dataset_path": "x.json"}, "--dataset-path FILE belong together"),
+        (
+            {"dataset_name": "sharegpt", "dataset_path": "x", "random_prefix_len": 1},
+            "--random-prefix-len is for --dataset-name random",
+        ),
+    ],
+)
+def test_flags_of_which_one_would_do_nothing_are_refused(
+    flags: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(UsageError, match=problem):
+        check_flags(ThroughputOptions(**flags))
+
+
+def conversations(path: Path, pairs: Sequence[Sequence[str]]) -> Path:
+    turns = [[{"from": "human", "value": each} for each in pair] for pair in pairs]
+    path.write_text(json.dumps([{"id": "x", "conversations": each} for each in turns]))
+    return path
+
+
+def read(path: Path, count: int = 100, output_len: int | None = None, seed: int = 0) -> Workload:
+    tokenizer = read_tokenizer(None)  # a byte is a token
+    return sharegpt(path, tokenizer, count=count, output_len=output_len, seed=seed)
+
+
+def test_a_conversation_s_first_turn_is_the_prompt_and_the_second_says_how_many(
+    tmp_path: Path,
+) -> None:
+    path = conversations(tmp_path / "f", [["hello there", "general", "more"]])
+    [ask] = read(path).asks
+    assert bytes(ask.prompt) == b"hello there"
+    assert ask.new_tokens == len("general")
+    assert read(path, output_len=3).asks[0].new_tokens == 3
+
+
+def test_conversations_too_short_or_too_long_are_left_out(tmp_path: Path) -> None:
+    much = "x" * MOST_PROMPT_TOKENS
+    left_out = [["hi!", "answer"], ["prompt", "no"], ["alone"], [much + "x", "answer"]]
+    left_out.append([much, much + "x"])
+    path = conversations(tmp_path / "f", [*left_out, [much, much], ["four", "four"]])
+    assert sorted(lengths(read(path))) == [(4, 4), (1024, 1024)]
+
+
+def test_the_seed_decides_which_conversations_are_taken(tmp_path: Path) -> None:
+    path = conversations(tmp_path / "f", [[f"prompt {n}", "answer"] for n in range(20)])
+    assert len(read(path, count=4).asks) == 4
+    assert read(path, count=4) == read(path, count=4)
+    assert read(path, count=4) != read(path, count=4, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("[]", "holds no conversation of two turns"),
+        ("[{", "--dataset-path .*: .*truncated"),
+        ('{"conversations": []}', "--dataset-path .*: Expected `array`"),
+        (None, "--dataset-path .*: .*No such file"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named(
+    content: str | None, problem: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "f"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(CommandError, match=problem):
+        read(path)

@@ -1,0 +1,142 @@
+"""A pool that scales itself by what its clients feel: pods move from one role to the other, go when
+nobody asks, all of them where that is allowed, and come back for a request that is held meanwhile.
+
+Each answer must have the ids that `baton up` gives undisturbed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.cluster.load import Shape
+from tests.cluster.machine.client import Kubernetes
+from tests.cluster.scale_stage import ROLES, Loads, Report, nodes_of, scaled_pool
+from tests.support.cluster_pool import ClusterPool
+from tests.support.cluster_specs import NODE_MEMORY, sim_spec
+from tests.support.http import Json
+from tests.support.needs import needs
+from tests.support.pool import Pool
+
+pytestmark = pytest.mark.timeout(1200)
+
+GPU = "nvidia.com/gpu"
+BUDGET, MOST = 4, 3  # GPUs of the pool, nodes of a role
+# A prefill node computes 500 tokens/s, and so less than one of these prompts in a second; a decode
+# node holds the target for tokens with four of those answers at once.
+TIMES = ("--sim-prefill-ms-per-token=2", "--sim-decode-ms=10", "--sim-decode-ms-per-seq=20")
+TARGETS = {"ttftMs": 2000, "itlMs": 100}
+PROMPTS = Shape(clients=6, prompt=600, tokens=8)
+ANSWERS = Shape(clients=9, prompt=40, tokens=80)
+ONE = Shape(clients=1, tokens=24)
+# So long a load is remembered, and fewer nodes would do before one goes.
+WINDOW_S = 10
+
+
+@pytest.fixture(scope="module")
+def gpus(cluster: Kubernetes) -> Iterator[None]:
+    needs("own_cluster")
+    for node in cluster.nodes:
+        cluster.set_gpus(node, BUDGET)
+    yield
+    for node in cluster.nodes:
+        cluster.set_gpus(node, 0)
+
+
+@pytest.fixture(scope="module")
+def pool(cluster: Kubernetes, gpus: None) -> Iterator[ClusterPool]:
+    spec = sim_spec()
+    spec["engine"]["extraArgs"] = list(TIMES)
+    for role in ROLES:
+        limits = {**NODE_MEMORY["limits"], GPU: "1"}
+        spec[role]["resources"] = {**NODE_MEMORY, "limits": limits}
+    spec["gpuBudget"] = BUDGET
+    spec["autoscaling"] = {
+        "mode": "auto",
+        "targets": TARGETS,
+        **{role: {"min": 1, "max": MOST} for role in ROLES},
+        "scaleDown": {"stabilizationSeconds": WINDOW_S, "nodes": 2},
+    }
+    with scaled_pool(cluster, "auto", spec) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def loads(pool: ClusterPool, calm: Pool) -> Loads:
+    return Loads(pool, [calm.url])
+
+
+def decided(pool: ClusterPool) -> Json:
+    """What the planner said last."""
+    found: Json = pool.read("bpool", pool.name)["status"]["autoscaling"]
+    return found
+
+
+def held_gpus(pool: ClusterPool) -> int:
+    """Of all nodes' pods that have a place and are not over."""
+    words = ("pods", "-l", f"baton.dev/pool={pool.name},baton.dev/component in (prefill,decode)")
+    pods = pool.read(*words)["items"]
+    return sum(
+        "nodeName" in pod["spec"] and pod["status"]["phase"] in ("Pending", "Running")
+        for pod in pods
+    )
+
+
+def wait_for(pool: ClusterPool, prefill: int, decode: int) -> list[str]:
+    """Until it has so many nodes, never more than the budget; the planner's reasons by then."""
+    reasons: list[str] = []
+
+    def there() -> bool:
+        assert held_gpus(pool) <= BUDGET, pool.describe()
+        said = decided(pool)
+        assert said["message"], said
+        if said["reason"] not in reasons[-1:]:
+            reasons.append(said["reason"])
+        return nodes_of(pool) == {"prefill": prefill, "decode": decode}
+
+    try:
+        pool.wait(there, f"have {prefill} prefill and {decode} decode nodes")
+    except AssertionError as error:
+        error.add_note(f"the planner's reasons by then: {reasons}")
+        raise
+    return reasons
+
+
+def test_pods_move_from_prefill_to_decode_as_load_does_and_go_when_it_ends(
+    pool: ClusterPool, loads: Loads, record_property: Report
+) -> None:
+    with loads.running("auto: heavy prompts", record_property, PROMPTS):
+        reasons = wait_for(pool, MOST, BUDGET - MOST)
+    with loads.running("auto: long answers", record_property, ANSWERS):
+        reasons += wait_for(pool, BUDGET - MOST, MOST)
+    reasons += wait_for(pool, 1, 1)
+    record_property("scaling", f"auto: reasons {', '.join(reasons)}")
+
+
+def held_to_be_ready(pool: ClusterPool) -> bool:
+    """A pool that sleeps is not broken."""
+    conditions = pool.conditions()
+    return all(conditions[kind]["status"] == "True" for kind in ("Ready", "Serving"))
+
+
+@contextmanager
+def sleepy(pool: ClusterPool) -> Iterator[None]:
+    """Without a request for so long it has no nodes."""
+    pool.patch({"autoscaling": {"scaleToZeroAfterSeconds": WINDOW_S}})
+    try:
+        yield
+    finally:
+        pool.patch({"autoscaling": {"scaleToZeroAfterSeconds": None}})
+
+
+def test_an_idle_pool_scales_to_zero_and_the_next_request_is_held_and_answered(
+    pool: ClusterPool, loads: Loads, record_property: Report
+) -> None:
+    with sleepy(pool):
+        wait_for(pool, 0, 0)
+        pool.wait(lambda: held_gpus(pool) == 0, "have no pod left")
+        pool.wait(lambda: held_to_be_ready(pool), "be ready and served")
+        with loads.running("auto: a request to a pool without nodes", record_property, ONE):
+            pool.wait(lambda: min(nodes_of(pool).values()) > 0, "have nodes of both roles again")

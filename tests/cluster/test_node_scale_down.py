@@ -1,0 +1,218 @@
+"""Nodes that go, whoever sends them away, cost clients neither a token nor an error.
+
+Clients stream all the time; each answer must have the ids that `baton up` gives undisturbed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from itertools import cycle, islice
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.external_metrics import external_metrics
+from tests.cluster.load import Shape
+from tests.cluster.machine.client import Kubernetes
+from tests.cluster.scale_stage import (
+    DECODE_MS,
+    PREFILL_MS_PER_TOKEN,
+    ROLES,
+    Loads,
+    Report,
+    nodes_of,
+    scaled_pool,
+    settle,
+)
+from tests.support.cluster_pool import ClusterPool
+from tests.support.cluster_specs import sim_spec
+from tests.support.needs import needs
+from tests.support.pool import Pool
+
+pytestmark = pytest.mark.timeout(1200)
+
+# From two nodes of each role to one; and two decode nodes once more.
+SHORT = ("decode", "prefill", "decode")
+LONG_ROUNDS, LONG_LOADS = 10, 5
+SHAPE = Shape(clients=6, tokens=80)
+# Longer than a drain waits for them: 60 s.
+ENDLESS = Shape(clients=4, tokens=3200)
+SCALER = "bscaler/shrinks-decode"
+PER_NODE = 10  # of what the autoscaler goes by
+
+
+@pytest.fixture(scope="module")
+def pool(cluster: Kubernetes) -> Iterator[ClusterPool]:
+    needs("own_cluster")
+    spec = sim_spec(
+        prefill=2, decode=2, decode_ms=DECODE_MS, prefill_ms_per_token=PREFILL_MS_PER_TOKEN
+    )
+    with scaled_pool(cluster, "shrinks", spec) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def loads(pool: ClusterPool, calm: Pool) -> Loads:
+    return Loads(pool, [calm.url])
+
+
+@pytest.fixture
+def whole(pool: ClusterPool) -> ClusterPool:
+    settle(pool, 2, 2)
+    return pool
+
+
+def shrink_and_grow(pool: ClusterPool, roles: Iterable[str]) -> None:
+    """One role after the other loses a node by the pool's own number, and gets one back, which may
+    come while the next one shrinks."""
+    for role in roles:
+        wait_for_two(pool, role)
+        before = names(pool, role)
+        pool.patch({role: {"replicas": 1}})
+        wait_for_one(pool, role)
+        [gone] = before - names(pool, role)
+        wait_for_choice(pool, gone)
+        pool.patch({role: {"replicas": 2}})
+
+
+def wait_for_two(pool: ClusterPool, role: str) -> None:
+    pool.wait(lambda: nodes_of(pool)[role] == 2, f"have two {role} nodes")
+
+
+def wait_for_one(pool: ClusterPool, role: str) -> None:
+    pool.wait(lambda: len(names(pool, role)) == 1, f"have one {role} node")
+
+
+def wait_for_choice(pool: ClusterPool, gone: str) -> None:
+    """Else Kubernetes took another one than was drained."""
+    pool.wait(lambda: gone in chosen(pool), f"say that {gone} was chosen to go", 60)
+
+
+def names(pool: ClusterPool, role: str) -> set[str]:
+    return {pod.name for pod in pool.pods(role)}
+
+
+def chosen(pool: ClusterPool) -> list[str]:
+    """Names of the nodes that the operator has chosen to go, by its events."""
+    events = pool.read("events.events.k8s.io")["items"]
+    notes = [one["note"] for one in events if one["reason"] == "Draining"]
+    return [note.split(" node ")[1].split()[0] for note in notes]
+
+
+def test_scaling_down_costs_no_token(
+    whole: ClusterPool, loads: Loads, record_property: Report
+) -> None:
+    with loads.running(f"scaled down {len(SHORT)} times", record_property, SHAPE):
+        shrink_and_grow(whole, SHORT)
+
+
+def test_draining_a_cluster_node_costs_no_token(
+    cluster: Kubernetes, whole: ClusterPool, loads: Loads, record_property: Report
+) -> None:
+    safe, drained = cluster.nodes
+    words = ("--ignore-daemonsets", "--delete-emptydir-data", "--timeout=390s")
+    assert drained in hosts(whole), "there is nothing to be drained"
+    try:
+        with loads.running("kubectl drain", record_property, SHAPE):
+            cluster.kubectl("drain", drained, *words)
+            settle(whole, 2, 2)
+            assert hosts(whole) == {safe}
+    finally:
+        cluster.kubectl("uncordon", drained)
+
+
+def hosts(pool: ClusterPool) -> set[str]:
+    """The cluster's nodes that its nodes and its store run on."""
+    components = (*ROLES, "kv-index", "kv-data")
+    return {pod.host for component in components for pod in pool.pods(component)}
+
+
+def test_pods_that_are_told_to_end_cost_no_token(
+    whole: ClusterPool, loads: Loads, record_property: Report
+) -> None:
+    with loads.running("SIGTERM to pods", record_property, SHAPE):
+        victims = [whole.busiest(role).name for role in ROLES]
+        whole.kubectl("delete", "pods", *victims)  # returns when they are gone
+
+
+@pytest.fixture
+def scaled_by_others(whole: ClusterPool) -> Iterator[ClusterPool]:
+    """The numbers of its nodes are its PoolScalers', and two each at first."""
+    whole.patch({"autoscaling": {"mode": "external"}})
+    whole.wait(lambda: bool(whole.kubectl("get", SCALER, "--ignore-not-found")), "have a scaler")
+    yield whole
+    whole.patch({"autoscaling": None})
+
+
+def test_kubectl_scale_costs_no_token(
+    scaled_by_others: ClusterPool, loads: Loads, record_property: Report
+) -> None:
+    pool = scaled_by_others
+    with loads.running("kubectl scale", record_property, SHAPE):
+        pool.kubectl("scale", SCALER, "--replicas=1")
+        settle(pool, 2, 1)
+
+
+def test_an_autoscaler_that_goes_by_an_external_metric_costs_no_token(
+    cluster: Kubernetes,
+    scaled_by_others: ClusterPool,
+    loads: Loads,
+    record_property: Report,
+    tmp_path: Path,
+) -> None:
+    pool = scaled_by_others
+    with external_metrics(cluster, pool.namespace, tmp_path) as metrics:
+        metrics.value = 2 * PER_NODE
+        pool.kubectl("create", "-f", "-", stdin=json.dumps(autoscaler()))
+        try:
+            with loads.running("an HPA on an external metric", record_property, SHAPE):
+                metrics.value = PER_NODE
+                settle(pool, 2, 1)
+            assert metrics.asked > 0
+        finally:
+            pool.kubectl("delete", "hpa", "outside", "--ignore-not-found")
+
+
+def autoscaler() -> dict[str, object]:
+    target = {"apiVersion": "baton.dev/v1alpha1", "kind": "PoolScaler", "name": "shrinks-decode"}
+    external = {
+        "metric": {"name": "waiting"},
+        "target": {"type": "AverageValue", "averageValue": str(PER_NODE)},
+    }
+    return {
+        "apiVersion": "autoscaling/v2",
+        "kind": "HorizontalPodAutoscaler",
+        "metadata": {"name": "outside"},
+        "spec": {
+            "scaleTargetRef": target,
+            "minReplicas": 1,
+            "maxReplicas": 2,
+            "metrics": [{"type": "External", "external": external}],
+            "behavior": {"scaleDown": {"stabilizationWindowSeconds": 0}},
+        },
+    }
+
+
+@pytest.mark.long
+@pytest.mark.timeout(7200)
+def test_scaling_down_fifty_times_costs_no_token(
+    whole: ClusterPool, loads: Loads, record_property: Report
+) -> None:
+    for number in range(LONG_LOADS):
+        what = f"scaled down {LONG_ROUNDS} times, {number + 1} of {LONG_LOADS}"
+        with loads.running(what, record_property, SHAPE):
+            shrink_and_grow(whole, islice(cycle(ROLES), LONG_ROUNDS))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_streams_that_outlast_a_drain_move_and_lose_no_token(
+    whole: ClusterPool, loads: Loads, record_property: Report
+) -> None:
+    with loads.running("scaled down under endless streams", record_property, ENDLESS) as load:
+        whole.patch({"decode": {"replicas": 1}})
+        wait_for_one(whole, "decode")
+        load.wait_tokens()
+    assert whole.moved(load.requests()) > 0
+    whole.patch({"decode": {"replicas": 2}})

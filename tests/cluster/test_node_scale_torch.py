@@ -1,0 +1,69 @@
+"""Scale-down and roll-out once more, with nodes that run a real model: no token is lost there
+either. Answers are greedy; one that differs must do so by rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.load import Shape
+from tests.cluster.machine.client import Kubernetes
+from tests.cluster.machine.torch_pods import torch_pod_overrides
+from tests.cluster.scale_stage import ROLES, Loads, Report, scaled_pool, settle
+from tests.support.cluster_pool import ClusterPool
+from tests.support.cluster_specs import torch_spec, torch_up
+from tests.support.cluster_streams import Question
+from tests.support.exactness import rounding_explains
+from tests.support.mix import Result
+from tests.support.needs import needs
+from tests.support.pool import Pool
+
+pytestmark = pytest.mark.timeout(1200)
+
+SHAPE = Shape(clients=3, prompt=160, tokens=120, greedy=True)
+
+
+@pytest.fixture(scope="module")
+def pool(cluster: Kubernetes, pod_model: Path) -> Iterator[ClusterPool]:
+    needs("own_cluster")
+    spec = torch_spec(str(pod_model), torch_pod_overrides(pod_model))
+    spec["decode"]["replicas"] = 2
+    # The environment and the model come by hostPath, which `restricted` does not allow.
+    with scaled_pool(cluster, "torch", spec, labels={}) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def loads(pool: ClusterPool, pod_model: Path) -> Iterator[Loads]:
+    def as_good(question: Question, right: Result, told: Result) -> bool:
+        expected, got = right.choices[0].ids, told.choices[0].ids
+        return rounding_explains(pod_model, question.body["prompt"], expected, got)
+
+    with Pool(torch_up(pod_model)) as calm:
+        yield Loads(pool, [calm.url], as_good)
+
+
+@pytest.mark.long
+def test_scaling_a_real_model_down_costs_no_token(
+    pool: ClusterPool, loads: Loads, record_property: Report
+) -> None:
+    settle(pool, 1, 2)
+    with loads.running("torch: scaled down", record_property, SHAPE):
+        pool.patch({"decode": {"replicas": 1}})
+        settle(pool, 1, 1)
+
+
+@pytest.mark.long
+def test_rolling_a_real_model_out_costs_no_token(
+    pool: ClusterPool, loads: Loads, record_property: Report
+) -> None:
+    pool.patch({"decode": {"replicas": 1}})
+    settle(pool, 1, 1)
+    before = {pod.name for role in ROLES for pod in pool.pods(role)}
+    notes = {"metadata": {"annotations": {"example.com/roll": "1"}}}
+    with loads.running("torch: rolled out", record_property, SHAPE):
+        pool.patch({role: {"podTemplate": notes} for role in ROLES})
+        settle(pool, 1, 1)
+    assert not before & {pod.name for role in ROLES for pod in pool.pods(role)}

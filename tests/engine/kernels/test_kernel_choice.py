@@ -1,0 +1,99 @@
+"""Which kernels an engine computes with, and what it says where they cannot compute."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from baton.options import NodeOptions
+from baton.roles import node_settings
+from baton_engine.errors import SettingsError
+from baton_engine.kernels.choice import choose_kernels
+from baton_engine.torch_engine import build_runner
+from baton_engine.torch_settings import TorchSettings
+from baton_node.build import build_engine
+from baton_node.settings import SetupError
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+def test_auto_is_torch_on_a_cpu_and_triton_on_a_gpu() -> None:
+    assert choose_kernels("auto", CPU, "bfloat16") == "torch"
+    assert choose_kernels("auto", CUDA, "float32") == "triton"
+
+
+def test_what_is_asked_for_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert choose_kernels("torch", CUDA, "bfloat16") == "torch"
+    assert choose_kernels("triton", CPU, "float32") == "triton"
+
+
+def test_triton_on_a_cpu_wants_its_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(SettingsError, match=r"--kernels triton on cpu .* set TRITON_INTERPRET=1"):
+        choose_kernels("triton", CPU, "float32")
+
+
+def test_the_interpreter_refuses_what_it_computes_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with pytest.raises(SettingsError, match=r"--dtype bfloat16 .* use --dtype float32"):
+        choose_kernels("triton", CPU, "bfloat16")
+
+
+@pytest.mark.parametrize("asked", ["auto", "triton"])
+def test_a_machine_without_triton_is_told_so(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def find_nothing(name: str) -> None:
+        return None
+
+    monkeypatch.setattr("baton_engine.kernels.choice.find_spec", find_nothing)
+    with pytest.raises(SettingsError, match=rf"--kernels {asked} on cuda needs triton"):
+        choose_kernels(asked, CUDA, "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kernels": "cutlass"}, "--kernels cutlass is unknown; use auto, torch, triton"),
+        ({"kernels": "triton", "dtype": "bfloat16"}, "--dtype bfloat16"),
+    ],
+)
+def test_an_engine_is_refused_before_its_weights_are_read(
+    settings: dict[str, Any],
+    message: str,
+    tiny_model: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with pytest.raises(SettingsError, match=message):
+        build_runner(TorchSettings(model=tiny_model("llama-gqa4"), kv_blocks=8, **settings))
+
+
+def test_the_flag_reaches_a_node_s_engine(
+    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    folder = str(tiny_model("llama-gqa4"))
+    options = NodeOptions(model=folder, kernels="triton", dtype="bfloat16")
+    with pytest.raises(SetupError, match="--dtype bfloat16 is computed wrongly"):
+        build_engine(node_settings(options, "decode"))
+
+
+def test_the_flag_reaches_generate(tiny_model: Callable[[str], Path]) -> None:
+    words = ["generate", "--model", str(tiny_model("llama-gqa4")), "--prompt", "a"]
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    done = subprocess.run(
+        [sys.executable, "-m", "baton", *words, "--kernels", "triton"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 1
+    assert "--kernels triton on cpu runs in triton's interpreter alone" in done.stderr

@@ -1,0 +1,23 @@
+"""What the interpreter does not show: kernels compile with the arguments that they are given."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+SMALL_KERNELS = {"_add_norm", "_draw", "_pick", "_rotate_store", "_shape", "_silu_mul"}
+
+
+def test_kernels_compile_as_a_models_layers_and_the_sampler_launch_them(tmp_path: Path) -> None:
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+    environment.pop("TRITON_INTERPRET", None)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.kernel_launches"],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert set(done.stdout.split()) >= SMALL_KERNELS

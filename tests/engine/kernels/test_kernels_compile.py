@@ -1,0 +1,27 @@
+"""What the interpreter does not show: kernels compile, and fit a GPU's shared memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+# Of a program on the smallest of the GPUs since Ampere.
+SHARED_BYTES = 99 << 10
+
+
+def test_kernels_compile_and_fit_the_shared_memory_of_gpus(tmp_path: Path) -> None:
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+    environment.pop("TRITON_INTERPRET", None)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.kernel_compiler"],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert len(found) == 13
+    assert {name: size for name, size in found.items() if size > SHARED_BYTES} == {}

@@ -1,0 +1,120 @@
+"""Both Ops over the same attention and in the same model, and the slots of a step."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from baton_engine.api import Row
+from baton_engine.attention import TorchAttention
+from baton_engine.config import RopeConfig, read_config
+from baton_engine.kernels.ops import TORCH_OPS, HeadNorm, Ops, ops_for
+from baton_engine.loader import load_weights
+from baton_engine.models.registry import build_model
+from baton_engine.models.rope import Rope
+from baton_engine.models.slots import WeightSlots
+from baton_engine.torch_memory import TorchMemory
+from baton_protocol.ids import BlockId
+from baton_protocol.layout import KVLayout
+from tests.support.kernels import DEVICE, assert_close, noise
+from tests.support.tiny_models import prompt_of
+
+N, K, H, BLOCK, LAYERS = 4, 2, 16, 4, 2
+# A decode row, a piece with a past and a prompt, their blocks scattered over the pool.
+ROWS = [
+    Row([0], 9, [BlockId(7), BlockId(2), BlockId(11)]),
+    Row([0] * 3, 3, [BlockId(4), BlockId(9)]),
+    Row([0] * 6, 0, [BlockId(1), BlockId(12)]),
+]
+POSITIONS = [9, 3, 4, 5, 0, 1, 2, 3, 4, 5]
+# Block * BLOCK + place in the block.
+SLOTS = [45, 19, 36, 37, 4, 5, 6, 7, 48, 49]
+
+
+def memory_of(kv_heads: int, dim: int, layers: int) -> TorchMemory:
+    layout = KVLayout(
+        num_layers=layers,
+        num_kv_heads=kv_heads,
+        head_dim=dim,
+        block_size=BLOCK,
+        dtype="float32",
+        chunk_blocks=1,
+    )
+    memory = TorchMemory(layout, 12, DEVICE)
+    memory.pool.copy_(noise(*memory.pool.shape, seed=3))
+    return memory
+
+
+def test_a_steps_slots_are_where_its_tokens_kv_stands() -> None:
+    memory = memory_of(K, H, LAYERS)
+    step = TorchAttention(memory, N).begin(ROWS)
+    assert step.slots().slots_T.tolist() == SLOTS
+    k, v = noise(len(SLOTS), K, H, seed=1), noise(len(SLOTS), K, H, seed=2)
+    step.attend(1, noise(len(SLOTS), N, H), k, v)
+    for token, slot in enumerate(SLOTS):
+        block, place = divmod(slot, BLOCK)
+        found = step.slots().pool[block, 1, :, :, place]
+        assert torch.equal(found, torch.stack([k[token], v[token]]))
+
+
+def test_kv_that_a_kernel_has_stored_is_not_stored_again() -> None:
+    memory = memory_of(K, H, LAYERS)
+    before = memory.pool.clone()
+    q, k, v = (noise(len(SLOTS), heads, H) for heads in (N, K, K))
+    TorchAttention(memory, N).begin(ROWS).attend(0, q, k, v, stored=True)
+    assert torch.equal(memory.pool, before)
+
+
+@pytest.mark.parametrize("normed", [False, True], ids=["Llama", "Qwen3"])
+def test_attention_and_the_pool_are_the_same_by_kernels_and_by_torch(normed: bool) -> None:
+    norm = HeadNorm(noise(N + K, H, seed=5), 1e-6) if normed else None
+    rope = Rope(RopeConfig(type="default", theta=1e4), H, torch.float32, DEVICE)
+    tables = rope.tables(torch.tensor(POSITIONS, device=DEVICE))
+    found = []
+    for ops in (TORCH_OPS, ops_for("triton")):
+        memory = memory_of(K, H, LAYERS)
+        step = TorchAttention(memory, N).begin(ROWS)
+        heads = noise(len(SLOTS), N + 2 * K, H, seed=6)
+        out_TNH = ops.attend(heads, N, norm, tables, 1, step)
+        found.append((out_TNH, memory.pool))
+    assert_close(found[1][0], found[0][0])
+    assert_close(found[1][1], found[0][1])
+
+
+@pytest.mark.parametrize("name", ["llama3-rope", "qwen3-gqa4"])
+def test_a_models_logits_are_the_same_by_kernels_and_by_torch(
+    name: str, tiny_model: Callable[[str], Path]
+) -> None:
+    folder = tiny_model(name)
+    config = read_config(folder)
+    tokens, positions = torch.tensor(prompt_of(9, seed=1)), torch.arange(9)
+    row = Row(tokens.tolist(), 0, [BlockId(5), BlockId(3), BlockId(8)])
+
+    def logits(ops: Ops) -> torch.Tensor:
+        slots = WeightSlots(torch.float32, DEVICE, ops)
+        model = build_model(config, slots)
+        load_weights(folder, config, slots)
+        slots.finish()
+        memory = memory_of(config.num_kv_heads, config.head_dim, config.num_layers)
+        step = TorchAttention(memory, config.num_heads).begin([row])
+        return model.logits(model.forward(tokens.to(DEVICE), positions.to(DEVICE), step))
+
+    with torch.inference_mode():
+        torch.testing.assert_close(logits(ops_for("triton")), logits(TORCH_OPS), rtol=0, atol=1e-4)
+
+
+def test_an_engine_that_computes_by_torch_never_loads_triton() -> None:
+    """Torch wheels for CPUs bring none."""
+    script = """
+import sys
+import baton_engine.torch_engine
+from baton_engine.kernels.ops import ops_for
+ops_for("torch")
+sys.exit("triton" in sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", script]).returncode == 0

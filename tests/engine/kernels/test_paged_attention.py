@@ -1,0 +1,146 @@
+"""The paged attention kernels against attention by its definition."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from baton_engine.kernels.paged_attention import (
+    MAX_SPLITS,
+    PagedRows,
+    paged_attention,
+    splits_for,
+)
+from tests.support.kernels import DEVICE, poisoned
+from tests.support.needs import needs
+from tests.support.paged import Case, Inputs, assert_near, attention_of, make_inputs
+
+# Rows as (start, tokens).
+DECODE = [(82, 1), (17, 1), (63, 1), (64, 1), (0, 1)]
+MIXED = [(82, 1), (0, 1), (13, 5), (0, 18), (42, 37)]
+
+
+def attend(inputs: Inputs, window: int | None = None, splits: int = 1) -> torch.Tensor:
+    q_TNH = inputs.q_TNH
+    with poisoned():
+        out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype, device=DEVICE)
+        paged_attention(
+            *(q_TNH, inputs.layer_P2KBH, inputs.rows, out_TNH), window=window, splits=splits
+        )
+    return out_TNH
+
+
+CASES = {
+    "one-token rows": Case(spans=DECODE),
+    "a mix": Case(spans=MIXED),
+    "a prompt longer than a tile of queries": Case(spans=[(0, 70)], heads=(4, 1)),
+    "pieces that begin and end in mid-block": Case(spans=[(3, 7), (31, 2), (30, 3)]),
+    "as many kv heads as heads": Case(spans=MIXED, heads=(4, 4)),
+    "four heads per kv head": Case(spans=MIXED, heads=(8, 2)),
+    "five heads per kv head": Case(spans=MIXED, heads=(5, 1)),
+    "five heads per kv head, one-token rows": Case(spans=DECODE, heads=(5, 1)),
+    "more heads per kv head than a tile's rows": Case(spans=DECODE, heads=(20, 1)),
+    "head_dim 64": Case(spans=MIXED, dim=64),
+    "head_dim 128": Case(spans=MIXED, dim=128),
+    "head_dim 24": Case(spans=MIXED, dim=24),
+    "head_dim 8": Case(spans=MIXED, dim=8),
+    "blocks of 7 tokens": Case(spans=MIXED, block=7),
+    "blocks longer than a tile of keys": Case(spans=MIXED, block=80),
+    "a window, one-token rows": Case(spans=DECODE, window=20),
+    "a window, a mix": Case(spans=MIXED, window=20),
+    "a window of one": Case(spans=[(5, 1), (0, 9)], window=1),
+    "a window that ends with the tile": Case(spans=[(127, 1), (100, 30)], window=64),
+    "a window longer than all rows": Case(spans=MIXED, window=500),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_attention_in_float32_equals_the_definition(name: str) -> None:
+    inputs = make_inputs(CASES[name])
+    assert_near(attend(inputs, CASES[name].window), inputs.expected_TNH)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "one-token rows",
+        "a mix",
+        "a prompt longer than a tile of queries",
+        "head_dim 128",
+        "a window, a mix",
+    ],
+)
+def test_attention_in_float16_equals_the_definition(name: str) -> None:
+    case = replace(CASES[name], dtype=torch.float16)
+    inputs = make_inputs(case)
+    assert_near(attend(inputs, case.window), inputs.expected_TNH)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CASES)
+def test_attention_in_bfloat16_equals_the_definition(name: str) -> None:
+    needs("gpu")
+    case = replace(CASES[name], dtype=torch.bfloat16)
+    inputs = make_inputs(case)
+    for splits in (1, 4):
+        assert_near(attend(inputs, case.window, splits), inputs.expected_TNH)
+
+
+@pytest.mark.parametrize("window", [None, 200])
+@pytest.mark.parametrize("splits", [2, 8])
+def test_divided_keys_give_the_definition(splits: int, window: int | None) -> None:
+    spans = [(470, 1), (256, 1), (128, 1), (127, 1), (0, 1)]  # most have splits without keys
+    inputs = make_inputs(Case(spans=spans, heads=(2, 1), window=window))
+    assert_near(attend(inputs, window, splits), inputs.expected_TNH)
+
+
+def test_the_keys_of_one_token_rows_are_divided_beside_longer_rows() -> None:
+    case = Case(spans=[(0, 19), (300, 1), (290, 3), (150, 1)], heads=(2, 1), dtype=torch.float16)
+    inputs = make_inputs(case)
+    assert_near(attend(inputs, splits=4), inputs.expected_TNH)
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+def test_rows_of_length_0_are_padding(splits: int) -> None:
+    inputs = make_inputs(Case(spans=[(140, 1), (9, 1), (200, 1)]))
+    lengths_R = inputs.rows.lengths_R.clone()
+    lengths_R[1] = 0
+    found = attend(replace(inputs, rows=replace(inputs.rows, lengths_R=lengths_R)), splits=splits)
+    assert found[1].isnan().all()
+    assert_near(found[[0, 2]], inputs.expected_TNH[[0, 2]])
+
+
+def test_a_pool_may_have_more_elements_than_32_bits_count() -> None:
+    kv_heads, block, dim, stride = 1, 16, 32, 1 << 30
+    noise = torch.Generator().manual_seed(1)
+    # On a CPU nothing but the blocks touched takes memory.
+    size = 3 * stride
+    flat = torch.from_numpy(np.zeros(size, np.float16)) if DEVICE.type == "cpu" else None
+    if flat is None:
+        flat = torch.zeros(size, dtype=torch.float16, device=DEVICE)
+    shape = (3, 2, kv_heads, block, dim)
+    pool = flat.as_strided(shape, (stride, block * dim, block * dim, dim, 1))
+    kv = torch.randn(2, kv_heads, 20, dim, generator=noise).half()
+    pool[2], pool[1, :, :, :4] = kv[:, :, :16].to(DEVICE), kv[:, :, 16:].to(DEVICE)
+    q = torch.randn(1, 2, dim, generator=noise).half()
+    where = ([0, 1], [20], [[2, 1]])
+    starts, lengths, table = (torch.tensor(each).int().to(DEVICE) for each in where)
+    inputs = Inputs(
+        q.to(DEVICE),
+        pool,
+        PagedRows(starts, lengths, table, one_token=True),
+        attention_of(q, kv[0], kv[1], 19, None),
+    )
+    assert_near(attend(inputs), inputs.expected_TNH)
+
+
+def test_keys_are_divided_only_where_rows_are_too_few_for_the_device() -> None:
+    assert splits_for(rows=256, kv_heads=8, longest=4096, processors=132) == 1
+    assert splits_for(rows=32, kv_heads=8, longest=4096, processors=132) == 2
+    assert splits_for(rows=8, kv_heads=8, longest=4096, processors=132) == 8
+    assert splits_for(rows=1, kv_heads=8, longest=100_000, processors=132) == MAX_SPLITS
+    assert splits_for(rows=1, kv_heads=8, longest=256, processors=132) == 2
+    assert splits_for(rows=1, kv_heads=8, longest=1, processors=132) == 1

@@ -1,0 +1,32 @@
+"""The plain store of K and V against its definition."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from baton_engine.attention import KVSlots
+from baton_engine.kernels.store_kv import store_kv
+from tests.support.kernels import DEVICE, DTYPES, can_compute, noise
+
+LAYERS, BLOCK = 3, 16
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("kv_heads", "dim"), [(1, 24), (2, 32), (4, 128)])
+def test_tokens_go_to_their_slots_and_nothing_else_is_touched(
+    kv_heads: int, dim: int, dtype: torch.dtype
+) -> None:
+    can_compute(dtype)
+    pool = noise(6, LAYERS, 2, kv_heads, BLOCK, dim, dtype=dtype)
+    expected = pool.clone()
+    slots = [3 * BLOCK + 5, 16, 5 * BLOCK + 15, -1, 31]  # the fourth has no place
+    # Slices of a wider tensor, as a model's projections give them.
+    qkv = noise(len(slots), 3 * kv_heads, dim, dtype=dtype, seed=1)
+    k_TKH, v_TKH = qkv[:, kv_heads : 2 * kv_heads], qkv[:, 2 * kv_heads :]
+    for token, slot in enumerate(slots):
+        if slot >= 0:
+            expected[slot // BLOCK, 1, 0, :, slot % BLOCK] = k_TKH[token]
+            expected[slot // BLOCK, 1, 1, :, slot % BLOCK] = v_TKH[token]
+    store_kv(KVSlots(pool, torch.tensor(slots, device=DEVICE)), 1, k_TKH, v_TKH)
+    assert torch.equal(pool, expected)

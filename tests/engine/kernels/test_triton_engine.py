@@ -1,0 +1,35 @@
+"""A whole engine on kernels: its greedy ids are those of transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.support.exactness import Tally, compare, reference
+from tests.support.kernels import DEVICE
+from tests.support.tiny_models import prompt_of
+from tests.support.torch_engines import GREEDY, generate_ids, small_engine
+
+NEW_TOKENS = 4
+PROMPTS = [prompt_of(length, seed=9) for length in (3, 50)]
+
+Report = Callable[[str, object], None]
+
+
+@pytest.mark.parametrize("name", ["llama-gqa4", "qwen3-window", "mistral-window"])
+def test_ids_equal_those_of_transformers_in_pieces_and_from_the_cache(
+    name: str, tiny_model: Callable[[str], Path], record_property: Report
+) -> None:
+    folder, tally = tiny_model(name), Tally()
+    engine = small_engine(folder, kernels="triton", device=DEVICE.type, max_batched_tokens=24)
+    params = msgspec.structs.replace(GREEDY, max_tokens=NEW_TOKENS)
+    for label in ("cold", "warm"):
+        found = generate_ids(engine, PROMPTS, params)
+        for prompt, ids in zip(PROMPTS, found, strict=True):
+            compare(reference(folder, prompt, NEW_TOKENS), ids, tally, f"{label}, {len(prompt)}")
+    assert engine.load().cached_prompt_tokens_total > 0
+    record_property("exactness", f"{name}, kernels: {tally}")
+    tally.check()

@@ -1,0 +1,55 @@
+"""The torch engine's greedy ids are those of transformers also where KV goes through host memory.
+
+A pool of 44 blocks holds one prompt of 600 tokens with its answer and little else, so that on the
+way through the prompts everything is evicted; the second round finds it in the host tier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.exactness import Tally, compare, reference
+from tests.support.tiny_models import prompt_of
+from tests.support.torch_engines import generate_ids, small_engine
+
+NEW_TOKENS = 64
+PROMPTS = [prompt_of(length, seed=seed) for length in (17, 600, 33) for seed in (1, 2)]
+ENOUGH = 1 << 26  # bytes: more than all blocks of a tiny model
+Report = Callable[[str, object], None]
+
+
+def check(folder: Path, found: list[list[int]], tally: Tally, label: str) -> None:
+    for prompt, ids in zip(PROMPTS, found, strict=True):
+        expected = reference(folder, prompt, NEW_TOKENS)
+        compare(expected, ids, tally, f"{label}, prompt of {len(prompt)}")
+
+
+@pytest.mark.parametrize(
+    ("name", "tier"),
+    [
+        ("llama-gqa4", "off"),
+        ("llama-gqa4", "of 30 blocks"),
+        ("llama-gqa4", "of all blocks"),
+        ("qwen3-gqa2", "of all blocks"),
+        ("mistral-window", "of all blocks"),
+    ],
+)
+def test_ids_equal_those_of_transformers_in_a_pool_so_small_that_all_goes_through_the_host(
+    name: str, tier: str, tiny_model: Callable[[str], Path], record_property: Report
+) -> None:
+    folder, tally = tiny_model(name), Tally()
+    block = small_engine(folder, kv_blocks=1).info.layout.block_bytes
+    room = {"off": 0, "of 30 blocks": 30 * block, "of all blocks": ENOUGH}[tier]
+    engine = small_engine(folder, kv_blocks=44, host_kv_memory=room)
+    check(folder, generate_ids(engine, PROMPTS), tally, f"tier {tier}, first")
+    check(folder, generate_ids(engine, PROMPTS), tally, f"tier {tier}, again")
+    load = engine.load()
+    assert (load.host_loaded_blocks_total > 0) == bool(room)
+    if tier == "of all blocks":
+        assert load.host_evicted_blocks_total == 0
+        assert load.host_prompt_tokens_total > 1000
+    record_property("exactness", f"{name}, tier {tier}: {tally}")
+    tally.check()

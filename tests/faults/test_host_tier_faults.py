@@ -1,0 +1,64 @@
+"""Rows of the fault table in a pool whose nodes keep what their small caches evict in host memory.
+
+20 blocks hold the target of a row, whose prompt has 16, and little beside it; the prompts of the
+six requests around it have 3 each. Together they do not fit into the cache of the one prefill node:
+asked again, what is missing there comes from host memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.faults.conftest import HASTY, SLOW_DECODE, SLOW_PREFILL, STALL
+from tests.support.cluster import SIM, Cluster
+from tests.support.fault_cases import PATH, Case, Sizes, make_cases
+from tests.support.fault_rows import Row
+from tests.support.fault_runs import run_row
+from tests.support.leaks import metrics_of, settle
+from tests.support.streams import ask
+
+ROWS = (
+    Row("prefill", "half published", "kill", "seeded"),
+    Row("decode", "mid-stream", "freeze", "greedy"),
+)
+
+
+@pytest.fixture
+def small_pool() -> Iterator[Cluster]:
+    cluster = Cluster(
+        *(1, 2),
+        flags=[*SIM, "--kv-blocks=20", "--max-model-len=320", "--host-kv-memory=1MiB"],
+        prefill_flags=[*SLOW_PREFILL, HASTY],
+        decode_flags=[*SLOW_DECODE, HASTY],
+        router_flags=["--handoff=always", STALL],
+    )
+    with cluster:
+        yield cluster
+
+
+def cases_of(row: Row, calm: Cluster, turn: int = 0) -> list[Case]:
+    return make_cases(calm.url, row.kind, row.when, f"host/{row}/{turn}", Sizes())
+
+
+def run(row: Row, pool: Cluster, calm: Cluster) -> None:
+    try:
+        run_row(pool, row, lambda turn: cases_of(row, calm, turn))
+    except AssertionError as error:
+        error.add_note(pool.logs() + calm.logs())
+        raise
+    finally:
+        pool.repair()
+    settle(pool)
+
+
+def test_a_fault_changes_no_answer_where_kv_goes_through_host_memory(
+    small_pool: Cluster, calm: Cluster
+) -> None:
+    for row in ROWS:
+        run(row, small_pool, calm)
+    for case in cases_of(ROWS[-1], calm) * 2:
+        assert ask(small_pool.url, PATH, case.body).result == case.reference.result
+    settle(small_pool)
+    assert metrics_of(small_pool.url)["baton_prompt_tokens_host_total"] > 0

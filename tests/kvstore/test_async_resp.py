@@ -1,0 +1,227 @@
+"""The asyncio connection for lookups: replies in any pieces, and servers that misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+
+import pytest
+
+from baton_kvstore.async_resp import AsyncResp, ReplyReader, pack
+from baton_kvstore.embedded import EmbeddedStore
+from baton_kvstore.endpoint import parse_endpoint
+from baton_kvstore.errors import LinkBroken, LinkTimeout, ProtocolBroken, ServerRefused
+from tests.support.kvstore import frozen, held_down, plain_client, wait_until
+
+Open = Callable[..., AsyncResp]
+Serve = Callable[..., Awaitable[str]]
+
+
+@pytest.fixture
+async def answering() -> AsyncIterator[Serve]:
+    """Start servers that give each request the next of these answers; b"" hangs up."""
+    handlers: list[asyncio.Task[None]] = []
+
+    async def serve(
+        answers: list[bytes], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        while await reader.read(1 << 16) and answers and (answer := answers.pop(0)):
+            writer.write(answer)
+        writer.close()
+        await writer.wait_closed()
+
+    async with AsyncExitStack() as stack:
+
+        async def start(*answers: bytes) -> str:
+            left = list(answers)
+
+            def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                handlers.append(asyncio.create_task(serve(left, reader, writer)))
+
+            listening = await asyncio.start_server(connected, "127.0.0.1", 0)
+            server = await stack.enter_async_context(listening)
+            return f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+        yield start
+        async with asyncio.timeout(120):
+            await asyncio.gather(*handlers, return_exceptions=True)
+
+
+@pytest.fixture
+async def opened(answering: Serve) -> AsyncIterator[Open]:
+    """Connections; they are closed at the end, before the servers."""
+    made: list[AsyncResp] = []
+
+    def make(url: str, timeout_s: float = 20.0) -> AsyncResp:
+        link = AsyncResp(parse_endpoint(url), timeout_s=timeout_s, connect_timeout_s=timeout_s)
+        made.append(link)
+        return link
+
+    yield make
+    for link in made:
+        link.close()
+
+
+@pytest.mark.parametrize(
+    ("data", "reply"),
+    [
+        (b"+OK\r\n", b"OK"),
+        (b"$-1\r\n", None),
+        (b"$0\r\n\r\n", b""),
+        (b"$6\r\na\r\n$-1\r\n", b"a\r\n$-1"),
+        (b"*0\r\n", []),
+        (b"*2\r\n$-1\r\n$-1\r\n", [None, None]),
+        (b"*4\r\n$2\r\nab\r\n$2\r\n\r\n\r\n$-1\r\n$2\r\n$2\r\n", [b"ab", b"\r\n", None, b"$2"]),
+        (
+            b"*3\r\n$1\r\na\r\n$12\r\n$1\r\nb\r\n$1\r\nc\r\n$1\r\nd\r\n",
+            [b"a", b"$1\r\nb\r\n$1\r\nc", b"d"],
+        ),
+    ],
+)
+def test_a_reply_is_the_same_in_whatever_pieces_it_comes(data: bytes, reply: object) -> None:
+    for first in range(len(data) + 1):
+        for second in range(first, len(data) + 1):
+            reader = ReplyReader("label")
+            pieces = [data[:first], data[first:second], data[second:]]
+            ends = [reader.feed(piece) for piece in pieces if piece]
+            assert ends == [False] * (len(ends) - 1) + [True]
+            assert reader.reply == reply
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"HTTP/1.1 400 Bad Request\r\n",
+        b"*x\r\n",
+        b"*-1\r\n",
+        b"*9999999999\r\n",
+        b"$9999999999\r\n",
+        b"*1\r\n:1\r\n",
+        b"*1\r\n$x\r\n",
+        b"+OK\r\n+OK\r\n",
+        b"*1\r\n$1\r\na\r\n$1\r\n",
+    ],
+)
+def test_what_is_no_reply_is_refused(data: bytes) -> None:
+    with pytest.raises(ProtocolBroken, match="label"):
+        ReplyReader("label").feed(data)
+
+
+def test_an_error_reply_is_a_refusal_with_its_code() -> None:
+    with pytest.raises(ServerRefused, match=r"OOM full \[label\]") as caught:
+        ReplyReader("label").feed(b"-OOM full\r\n")
+    assert caught.value.code == "OOM"
+
+
+async def test_a_refusal_keeps_the_connection(opened: Open, single: EmbeddedStore) -> None:
+    link = opened(single.index_url)
+    await link.command(b"CLIENT", b"SETNAME", b"lookups")
+    with pytest.raises(ServerRefused, match="unknown command"):
+        await link.command(b"NO-SUCH")
+    assert await link.command(b"CLIENT", b"GETNAME") == b"lookups"
+
+
+async def test_a_connection_that_died_while_idle_costs_its_caller_nothing(
+    opened: Open, single: EmbeddedStore
+) -> None:
+    link = opened(single.index_url)
+    assert await link.command(b"ECHO", b"1") == b"1"
+    with plain_client(single.index_url) as client:
+        client.client_kill_filter(_type="normal", skipme=True)
+    assert await link.command(b"ECHO", b"2") == b"2"
+
+
+async def test_a_server_that_is_gone_is_an_error_and_is_used_when_it_is_back(
+    opened: Open, single: EmbeddedStore
+) -> None:
+    link = opened(single.index_url)
+    await link.command(b"ECHO", b"1")
+    with held_down(single, "index"), pytest.raises(LinkBroken, match="cannot reach Redis at unix"):
+        await link.command(b"ECHO", b"2")
+    wait_until(lambda: single.pid("index") > 0, "the index to be started")
+    for _ in range(2000):
+        try:
+            assert await link.command(b"ECHO", b"3") == b"3"
+            return
+        except LinkBroken:
+            await asyncio.sleep(0.05)
+    pytest.fail("it was not used again")
+
+
+async def test_who_leaves_takes_the_answer_with_them(opened: Open, single: EmbeddedStore) -> None:
+    link = opened(single.index_url)
+    await link.command(b"ECHO", b"1")
+    with frozen(single.pid("index")):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await link.command(b"ECHO", b"2")
+        waiting = [asyncio.create_task(link.command(b"ECHO", b"%d" % n)) for n in range(3, 9)]
+        await asyncio.sleep(0.05)
+        waiting[0].cancel()
+        waiting[3].cancel()
+    answers = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [answers[place] for place in (1, 2, 4, 5)] == [b"4", b"5", b"7", b"8"]
+    assert {type(answers[0]), type(answers[3])} == {asyncio.CancelledError}
+
+
+async def test_all_callers_of_a_frozen_server_are_told_in_one_timeout(
+    opened: Open, single: EmbeddedStore
+) -> None:
+    link = opened(single.index_url, timeout_s=0.5)
+    await link.command(b"ECHO", b"1")
+    with frozen(single.pid("index")):
+        async with asyncio.timeout(120):  # one after the other would be 50 s
+            answers = await asyncio.gather(
+                *(link.command(b"ECHO", b"2") for _ in range(100)), return_exceptions=True
+            )
+    assert {type(answer) for answer in answers} == {LinkTimeout}
+
+
+async def test_closing_ends_who_waits_and_nothing_is_opened_after(
+    opened: Open, single: EmbeddedStore
+) -> None:
+    link = opened(single.index_url)
+    await link.command(b"ECHO", b"1")
+    with frozen(single.pid("index")):
+        waiting = [asyncio.create_task(link.command(b"ECHO", b"2")) for _ in range(3)]
+        await asyncio.sleep(0.05)
+        link.close()
+        async with asyncio.timeout(120):
+            answers = await asyncio.gather(*waiting, return_exceptions=True)
+    assert {type(answer) for answer in answers} == {LinkBroken}
+
+
+async def test_a_login_is_given_and_a_refused_one_says_so_without_the_password(
+    opened: Open, single: EmbeddedStore
+) -> None:
+    with plain_client(single.index_url) as client:
+        client.acl_setuser(
+            "me", enabled=True, passwords=["+right"], keys=["*"], categories=["+@all"]
+        )
+        client.config_set("requirepass", "alone")
+    path = single.index_url.removeprefix("unix://")
+    assert await opened(f"unix://me:right@{path}?db=2").command(b"ACL", b"WHOAMI") == b"me"
+    assert await opened(f"unix://:alone@{path}").command(b"ACL", b"WHOAMI") == b"default"
+    with pytest.raises(ServerRefused, match="WRONGPASS") as caught:
+        await opened(f"unix://me:wr0ng@{path}").command(b"ECHO", b"1")
+    assert "wr0ng" not in str(caught.value)
+
+
+async def test_nonsense_closes_the_connection_and_the_next_request_has_a_new_one(
+    opened: Open, answering: Serve
+) -> None:
+    link = opened(await answering(b"+OK\r\n", b"rubbish\r\n", b"+YES\r\n"))
+    assert await link.request(pack(b"A")) == b"OK"
+    with pytest.raises(ProtocolBroken):
+        await link.request(pack(b"B"))
+    assert await link.request(pack(b"C")) == b"YES"
+
+
+async def test_a_server_that_hangs_up_on_each_request_is_asked_twice_and_no_more(
+    opened: Open, answering: Serve
+) -> None:
+    link = opened(await answering(b"+OK\r\n", b"", b"", b"+LATE\r\n"))
+    assert await link.request(pack(b"A")) == b"OK"
+    with pytest.raises(LinkBroken, match="closed the connection"):
+        await link.request(pack(b"B"))

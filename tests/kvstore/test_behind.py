@@ -1,0 +1,220 @@
+"""What may be written behind: a rate that holds, and when there is none."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from baton_kvstore.behind import SHARE, UNMEASURED_BYTES_PER_S, TokenBucket, WriteBehind
+from baton_kvstore.data import Tuning
+from baton_kvstore.embedded import EmbeddedStore
+from baton_protocol.store import Priority
+from tests.kvstore.conftest import MakeTransfers
+from tests.support.kvstore import (
+    LAYOUT,
+    Transfers,
+    chunk_name,
+    frozen,
+    payload_of,
+    plain_client,
+    wait_until,
+)
+
+MIB = 1 << 20
+QUICK = Tuning(deadline_base_s=0.5, connect_timeout_s=0.5, idle_check_s=0.02)
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def asked(
+    behind: WriteBehind,
+    put_bytes_per_s: float = 0.0,
+    *,
+    fullest: float = 0.0,
+    others: bool = False,
+) -> bool:
+    """For 1 MiB."""
+    return behind.take(MIB, put_bytes_per_s=put_bytes_per_s, fullest=fullest, others=others)
+
+
+@pytest.mark.parametrize("size", [64 << 10, MIB, 5 * MIB])
+def test_a_rate_holds_on_average_for_chunks_of_any_size(size: int) -> None:
+    clock = Clock()
+    bucket = TokenBucket(clock)
+    moved = 0
+    for _ in range(10_000):
+        clock.now += 0.01
+        while bucket.take(size, 10.0 * MIB):
+            moved += size
+    assert 100 * 10.0 * MIB - size <= moved <= 100 * 10.0 * MIB + size
+
+
+def test_an_idle_time_saves_up_a_second_and_no_more() -> None:
+    clock = Clock()
+    bucket = TokenBucket(clock)
+    clock.now += 1000.0
+    assert sum(bucket.take(MIB, 10.0 * MIB) for _ in range(100)) == 10
+
+
+def test_a_rate_of_nothing_lets_nothing_through() -> None:
+    clock = Clock()
+    bucket = TokenBucket(clock)
+    clock.now += 1000.0
+    assert not bucket.take(1, 0.0)
+
+
+def test_without_a_rate_it_is_a_tenth_of_what_puts_reach() -> None:
+    clock = Clock()
+    behind = WriteBehind(None, clock)
+    moved = 0
+    for _ in range(1000):
+        clock.now += 0.1
+        moved += MIB * asked(behind, put_bytes_per_s=50.0 * MIB)
+    assert moved == pytest.approx(100.0 * SHARE * 50.0 * MIB, rel=0.01)
+
+
+def test_until_a_put_has_measured_the_link_it_is_taken_for_a_slow_one() -> None:
+    clock = Clock()
+    behind = WriteBehind(None, clock)
+    moved = 0
+    for _ in range(1000):
+        clock.now += 0.1
+        moved += MIB * asked(behind)
+    assert moved == pytest.approx(100.0 * SHARE * UNMEASURED_BYTES_PER_S, rel=0.02)
+
+
+def test_a_given_rate_needs_no_measurement_and_zero_is_off() -> None:
+    clock = Clock()
+    given, off = WriteBehind(MIB, clock), WriteBehind(0, clock)
+    clock.now += 1.0
+    assert asked(given)
+    assert not asked(off, put_bytes_per_s=1e9)
+
+
+@pytest.mark.parametrize(("fullest", "others"), [(0.0, True), (0.51, False)])
+def test_nothing_goes_while_others_wait_or_the_fullest_server_is_over_half_full(
+    fullest: float, others: bool
+) -> None:
+    clock = Clock()
+    behind = WriteBehind(MIB, clock)
+    clock.now += 1.0
+    assert not asked(behind, fullest=fullest, others=others)
+    assert asked(behind, fullest=0.5)
+
+
+# --- on a data plane ----------------------------------------------------------------------------
+
+
+def unlimited(make_transfers: MakeTransfers, store: EmbeddedStore, threads: int = 2) -> Transfers:
+    """But for what the servers say."""
+    transfers = make_transfers(
+        store.data_urls, tuning=QUICK, threads=threads, write_behind_bandwidth=1e15
+    )
+    assert transfers.plane.wait_connected(30)
+    wait_until(
+        lambda: all(each.limit_bytes for each in transfers.plane.instances()), "their limits"
+    )
+    return transfers
+
+
+def test_a_store_that_is_over_half_full_gets_nothing_and_then_again(
+    store: EmbeddedStore, make_transfers: MakeTransfers
+) -> None:
+    plane = unlimited(make_transfers, store).plane
+    assert plane.take_behind(LAYOUT.chunk_bytes)
+    with plain_client(store.data_urls[1]) as client:
+        client.config_set("maxmemory", int(client.info("memory")["used_memory"] * 1.5))
+        wait_until(lambda: not plane.take_behind(LAYOUT.chunk_bytes), "its fill to be noticed")
+        client.config_set("maxmemory", 0)
+        wait_until(lambda: plane.take_behind(LAYOUT.chunk_bytes), "that it has no bound")
+
+
+def test_a_server_in_trouble_stops_it_and_a_drain_goes_on(
+    store: EmbeddedStore, make_transfers: MakeTransfers
+) -> None:
+    plane = unlimited(make_transfers, store).plane
+    with frozen(store.pid("data1")):
+        wait_until(lambda: bool(plane.troubles[1]), "the trouble to be noticed")
+        seen = plane.instances()[1]
+        assert seen.trouble == seen.put_trouble == plane.troubles[1]
+        assert not plane.take_behind(LAYOUT.chunk_bytes)
+        plane.draining = True
+        assert plane.take_behind(LAYOUT.chunk_bytes)
+
+
+def test_a_plane_that_has_measured_nothing_writes_behind_by_default(
+    make_transfers: MakeTransfers,
+) -> None:
+    with EmbeddedStore(64 << 20) as store:
+        transfers = make_transfers(store.data_urls, tuning=QUICK)
+        assert transfers.plane.wait_connected(30)
+        assert transfers.plane.put_bytes_per_s == 0.0
+        wait_until(lambda: transfers.plane.take_behind(LAYOUT.chunk_bytes), "leave to write")
+
+
+def test_a_full_server_is_in_trouble_for_puts_only(make_transfers: MakeTransfers) -> None:
+    with EmbeddedStore(64 << 20) as store, plain_client(store.data_urls[0]) as client:
+        transfers = unlimited(make_transfers, store)
+        marker = transfers.stored(chunk_name(1))
+        client.config_set("maxmemory-policy", "noeviction")
+        client.config_set("maxmemory", 1)
+        assert not transfers.put(chunk_name(2)).ok
+        (seen,) = transfers.plane.instances()
+        assert (seen.trouble, bool(seen.put_trouble)) == ("", True)
+        assert not transfers.plane.take_behind(LAYOUT.chunk_bytes)
+        assert transfers.get(chunk_name(1), marker)[0].ok
+
+
+def test_it_waits_for_puts_that_are_queued_and_not_for_its_own(
+    single: EmbeddedStore, make_transfers: MakeTransfers
+) -> None:
+    transfers = unlimited(make_transfers, single, threads=1)
+    plane = transfers.plane
+    gate = threading.Event()
+
+    def fill_slowly(*_: object) -> None:
+        gate.wait(120)
+
+    plane.submit_put(chunk_name(1), 16, 0, fill_slowly, lambda: None, lambda _: None)
+    wait_until(lambda: plane.queued == 0, "the first put to begin")
+    pending = [transfers.put_later(chunk_name(2), payload_of(chunk_name(2)), 0, Priority.BEHIND)]
+    assert plane.take_behind(LAYOUT.chunk_bytes)
+    pending.append(transfers.put_later(chunk_name(3), payload_of(chunk_name(3))))
+    assert not plane.take_behind(LAYOUT.chunk_bytes)
+    gate.set()
+    assert all(put().ok for put in pending)
+    assert plane.take_behind(LAYOUT.chunk_bytes)
+
+
+def test_write_behind_holds_up_nobody_on_a_real_link(
+    single: EmbeddedStore, make_transfers: MakeTransfers
+) -> None:
+    transfers = make_transfers(single.data_urls)
+    marker = transfers.stored(chunk_name(1))
+    gate = threading.Event()
+    filling: list[int] = []
+
+    def fill_slowly(*_: object) -> None:
+        filling.append(1)
+        gate.wait(120)
+
+    results: list[object] = []
+    for number in range(2, 6):
+        transfers.plane.submit_put(
+            chunk_name(number), 16, 0, fill_slowly, lambda: None, results.append, Priority.BEHIND
+        )
+    wait_until(lambda: bool(filling), "write-behind to begin")
+    for _ in range(20):  # one thread is stuck in write-behind; the other one serves all the rest
+        assert transfers.get(chunk_name(1), marker)[0].ok
+        assert transfers.put(chunk_name(9)).ok
+    assert len(filling) == 1
+    gate.set()
+    wait_until(lambda: len(results) == 4, "write-behind to end")
+    with plain_client(single.data_urls[0]) as client:
+        assert client.dbsize() == 6

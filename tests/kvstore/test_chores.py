@@ -1,0 +1,228 @@
+"""What a node learns of its data servers, and what it sees to at each of their starts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+import redis
+
+from baton_kvstore.chores import BUSY_CHECK_S, Chores, Shared
+from baton_kvstore.data import Tuning
+from baton_kvstore.embedded import EmbeddedServers, EmbeddedStore, ServerSpec
+from baton_kvstore.endpoint import parse_endpoint
+from baton_kvstore.health import Health
+from baton_kvstore.rate import RateMeter
+from baton_kvstore.resp import RespConnection
+from baton_kvstore.staging import StagingPool
+from baton_protocol.store import DataInstance
+from tests.kvstore.conftest import MakeTransfers
+from tests.support.kvstore import (
+    FINGERPRINT,
+    chunk_name,
+    frozen,
+    payload_of,
+    plain_client,
+    wait_until,
+)
+
+ONE = chunk_name(1)
+QUICK = Tuning(deadline_base_s=0.5, connect_timeout_s=0.5, idle_check_s=0.02)
+MIB = 1 << 20
+MakeServers = Callable[..., EmbeddedServers]
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_nothing_is_known_of_a_server_that_was_never_met(make_transfers: MakeTransfers) -> None:
+    plane = make_transfers(("unix:///nowhere",), tuning=QUICK).plane
+    wait_until(lambda: bool(plane.troubles[0]), "the first attempt")
+    trouble = plane.troubles[0]
+    assert plane.instances() == (DataInstance(trouble=trouble, put_trouble=trouble),)
+
+
+def test_each_server_tells_how_full_and_how_far_it_is_without_traffic(
+    store: EmbeddedStore, make_transfers: MakeTransfers
+) -> None:
+    plane = make_transfers(store.data_urls, tuning=QUICK).plane
+    wait_until(lambda: all(each.used_bytes for each in plane.instances()), "what is used")
+    for each in plane.instances():
+        assert each.limit_bytes == (256 * MIB) // 3
+        assert 0 < each.get_latency_ms < 1000
+        assert (each.evicted_keys, each.trouble) == (0, "")
+        assert (each.put_bytes_per_s, each.get_bytes_per_s) == (0.0, 0.0)
+
+
+def test_rates_are_told_of_the_servers_that_moved_something(
+    store: EmbeddedStore, make_transfers: MakeTransfers
+) -> None:
+    transfers = make_transfers(store.data_urls, tuning=QUICK)
+    marker = transfers.stored(ONE)
+    assert transfers.get(ONE, marker)[0].ok
+    plane = transfers.plane
+    for number, each in enumerate(plane.instances()):
+        here = number == marker.instance
+        assert (each.put_bytes_per_s > 0, each.get_bytes_per_s > 0) == (here, here)
+        if here:  # two clocks were read, one after the other
+            assert plane.put_bytes_per_s == pytest.approx(each.put_bytes_per_s, rel=0.5)
+            assert plane.get_bytes_per_s == pytest.approx(each.get_bytes_per_s, rel=0.5)
+
+
+def test_evictions_are_told_and_asked_for_under_load_too(
+    make_servers: MakeServers, make_transfers: MakeTransfers
+) -> None:
+    servers = make_servers(ServerSpec("small", 4 * MIB, "volatile-ttl"))
+    transfers = make_transfers((servers.url("small"),), threads=1, tuning=QUICK)
+    stop = threading.Event()
+    numbers = iter(range(1_000_000))
+
+    def keep_busy() -> None:
+        while not stop.is_set():  # always something queued
+            pending = [
+                transfers.put_later(chunk_name(next(numbers)), payload_of(ONE)) for _ in range(20)
+            ]
+            for put in pending:
+                put()
+
+    feeder = threading.Thread(target=keep_busy)
+    feeder.start()
+    try:
+        plane = transfers.plane
+        wait_until(lambda: plane.instances()[0].evicted_keys > 0, "evictions to be told")
+        assert plane.instances()[0].limit_bytes == 4 * MIB
+    finally:
+        stop.set()
+        feeder.join()
+
+
+def test_a_slow_answer_is_seen_in_the_latency(
+    single: EmbeddedStore, make_transfers: MakeTransfers
+) -> None:
+    patient = Tuning(idle_check_s=0.4, connect_timeout_s=10.0, deadline_base_s=10.0)
+    plane = make_transfers(single.data_urls, tuning=patient).plane
+    wait_until(lambda: plane.instances()[0].get_latency_ms > 0, "the first answer")
+    ended = threading.Event()
+    with frozen(single.pid("data0")):
+        ended.wait(1.2)
+    # Forgotten by a quarter at each look, 0.4 s apart.
+    wait_until(lambda: plane.instances()[0].get_latency_ms > 30, "the slow answer")
+
+
+def test_a_server_that_has_work_is_looked_at_less_often_and_nobody_spins_meanwhile(
+    single: EmbeddedStore,
+) -> None:
+    link = RespConnection(parse_endpoint(single.data_urls[0]))
+    health = Health(0, 0.1, 0.5, lambda: None)
+    shared = Shared(
+        staging=StagingPool(100, 1),
+        fingerprint=FINGERPRINT,
+        value_bytes=100,
+        shards=1,
+        puts=RateMeter(),
+        gets=RateMeter(),
+        tuning=Tuning(idle_check_s=0.02),
+        settings=None,
+    )
+    clock = Clock()
+    chores = Chores([link], health, shared, clock)
+    chores.reopen(link)
+    first = chores.next(link, idle=False)
+    assert first is not None
+    first(link)
+    clock.now += 0.25
+    assert chores.next(link, idle=True) == first
+    assert chores.pause_s(link, idle=True) == 0.0
+    assert chores.next(link, idle=False) is None
+    assert chores.pause_s(link, idle=False) == BUSY_CHECK_S - 0.25
+    clock.now += 0.75
+    assert chores.next(link, idle=False) == first
+    link.close()
+
+
+def test_a_server_that_refuses_to_be_looked_at_is_used_all_the_same(
+    make_servers: MakeServers, make_transfers: MakeTransfers
+) -> None:
+    url = make_servers(ServerSpec("one", 64 * MIB, "volatile-ttl")).url("one")
+    with plain_client(url) as admin:
+        admin.acl_setuser("me", enabled=True, passwords=["+p"], keys=["*"], categories=["+@all"])
+        transfers = make_transfers((url.replace("unix://", "unix://me:p@"),), tuning=QUICK)
+        marker = transfers.stored(ONE)
+        admin.execute_command("ACL", "SETUSER", "me", "-ping")
+        before = _no_permission(admin)
+        wait_until(lambda: _no_permission(admin) > before + 2, "some looks that were refused")
+    assert transfers.plane.troubles == ("",)
+    assert transfers.get(ONE, marker)[0].ok
+
+
+def _no_permission(client: redis.Redis) -> int:
+    return int(client.info("errorstats").get("errorstat_NOPERM", {"count": 0})["count"])
+
+
+# --- the servers' settings ----------------------------------------------------------------------
+
+
+def _policy(url: str) -> str:
+    with plain_client(url) as client:
+        return str(client.config_get("maxmemory-policy")["maxmemory-policy"])
+
+
+def test_a_servers_settings_are_seen_to_at_each_start_of_it(
+    make_servers: MakeServers, make_transfers: MakeTransfers
+) -> None:
+    servers = make_servers(ServerSpec("one", 64 * MIB, "noeviction"))
+    url = servers.url("one")
+    make_transfers((url,), tuning=QUICK, settings="apply")
+    wait_until(lambda: _policy(url) == "volatile-ttl", "the first start")
+    with plain_client(url) as client:
+        client.config_set("maxmemory-policy", "allkeys-lru")
+        client.client_kill_filter(_type="normal", skipme=True)
+        threading.Event().wait(0.2)  # connected again, to the same start
+        assert _policy(url) == "allkeys-lru"
+    os.kill(servers.pid("one"), signal.SIGKILL)
+    wait_until(lambda: _alive(url), "the second start")
+    wait_until(lambda: _policy(url) == "volatile-ttl", "its settings")
+
+
+def _alive(url: str) -> bool:
+    with suppress(redis.RedisError):
+        return _policy(url) != ""
+    return False
+
+
+@pytest.mark.parametrize("settings", ["check", None])
+def test_settings_are_left_alone_unless_they_may_be_changed(
+    make_servers: MakeServers,
+    make_transfers: MakeTransfers,
+    caplog: pytest.LogCaptureFixture,
+    settings: str | None,
+) -> None:
+    servers = make_servers(ServerSpec("one", 64 * MIB, "noeviction"))
+    transfers = make_transfers((servers.url("one"),), tuning=QUICK, settings=settings)
+    assert transfers.get(ONE, transfers.stored(ONE))[1] == payload_of(ONE)
+    assert _policy(servers.url("one")) == "noeviction"
+    if settings is None:
+        assert "maxmemory-policy" not in caplog.text
+    else:
+        wait_until(lambda: "maxmemory-policy" in caplog.text, "the warning")
+
+
+def test_one_link_sees_to_the_settings_of_a_server_that_many_use(
+    make_servers: MakeServers, make_transfers: MakeTransfers, caplog: pytest.LogCaptureFixture
+) -> None:
+    servers = make_servers(ServerSpec("one", 64 * MIB, "noeviction"))
+    transfers = make_transfers((servers.url("one"),), threads=4, tuning=QUICK, settings="check")
+    with plain_client(servers.url("one")) as client:
+        wait_until(lambda: len(client.client_list()) == 5, "all links")
+    pending = [transfers.put_later(chunk_name(number), payload_of(ONE)) for number in range(100)]
+    assert all(put().ok for put in pending)
+    wait_until(lambda: "maxmemory-policy" in caplog.text, "the warning")
+    assert len([line for line in caplog.messages if "maxmemory-policy" in line]) == 1

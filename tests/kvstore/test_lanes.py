@@ -1,0 +1,130 @@
+"""Who goes first, and that write-behind takes nobody's thread; by a clock that stands still."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from baton_kvstore.lanes import Lanes
+from baton_kvstore.operations import Format, Get, Put
+from baton_protocol.store import Marker, Priority
+from tests.support.kvstore import EPOCH, FINGERPRINT, LAYOUT, PATIENCE_S, chunk_name
+
+FORMAT = Format(LAYOUT, FINGERPRINT, EPOCH, 3600.0)
+MARKER = Marker(instance=0, run_id="r", payload_bytes=LAYOUT.chunk_bytes, shards=1, depth=0)
+HANDOFF, PREFIX, BEHIND = Priority.HANDOFF, Priority.PREFIX, Priority.BEHIND
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def nothing(*_: object) -> None:
+    pass
+
+
+def put(priority: Priority, number: int = 0) -> Put:
+    return Put(FORMAT, chunk_name(number), 16, 0, nothing, nothing, nothing, priority)
+
+
+def get(priority: Priority) -> Get:
+    return Get(FORMAT, chunk_name(0), MARKER, 0, nothing, nothing, priority)
+
+
+def filled(lanes: Lanes, *priorities: Priority) -> Lanes:
+    for number, priority in enumerate(priorities):
+        assert lanes.push(put(priority, number))
+    return lanes
+
+
+def taken(lanes: Lanes) -> Priority | None:
+    """At once."""
+    operation = lanes.take(lanes.changes, 0.0)
+    return None if operation is None else operation.priority
+
+
+def test_hand_off_goes_before_prefix_before_write_behind_and_each_in_its_order() -> None:
+    lanes = filled(Lanes(1, 30.0, Clock()), BEHIND, PREFIX, HANDOFF, BEHIND, PREFIX, HANDOFF)
+    assert lanes.queued == 6
+    order = []
+    for _ in range(6):
+        operation = lanes.take(lanes.changes, 0.0)
+        assert isinstance(operation, Put)
+        order.append((operation.priority, operation.hash))
+        lanes.give_back()
+    assert order == [
+        (priority, chunk_name(number))
+        for priority, number in zip(
+            (HANDOFF, HANDOFF, PREFIX, PREFIX, BEHIND, BEHIND), (2, 5, 1, 4, 0, 3), strict=True
+        )
+    ]
+
+
+@pytest.mark.parametrize(("threads", "most"), [(1, 1), (2, 1), (3, 2), (5, 4)])
+def test_write_behind_never_takes_the_last_free_thread(threads: int, most: int) -> None:
+    lanes = filled(Lanes(threads, 30.0, Clock()), *[BEHIND] * 9)
+    assert [taken(lanes) for _ in range(threads)].count(BEHIND) == most
+    lanes.give_back()
+    assert taken(lanes) is BEHIND
+    assert taken(lanes) is None
+
+
+def test_write_behind_waits_while_the_other_thread_has_work_of_any_kind() -> None:
+    lanes = filled(Lanes(2, 30.0, Clock()), PREFIX, BEHIND)
+    assert taken(lanes) is PREFIX
+    assert taken(lanes) is None
+    filled(lanes, HANDOFF)
+    assert taken(lanes) is HANDOFF
+    lanes.give_back()
+    assert taken(lanes) is None
+    lanes.give_back()
+    assert taken(lanes) is BEHIND
+
+
+def test_what_waited_too_long_is_given_out_first_whatever_else_there_is() -> None:
+    clock = Clock()
+    lanes = filled(Lanes(2, 30.0, clock), BEHIND, PREFIX)
+    clock.now += 31.0
+    filled(lanes, HANDOFF, HANDOFF)
+    assert [taken(lanes) for _ in range(4)] == [PREFIX, BEHIND, HANDOFF, HANDOFF]
+
+
+def test_puts_that_somebody_waits_for_are_counted_and_others_not() -> None:
+    lanes = filled(Lanes(2, 30.0, Clock()), BEHIND)
+    lanes.push(get(HANDOFF))
+    assert not lanes.puts_wait
+    filled(lanes, PREFIX)
+    assert lanes.puts_wait
+    assert [taken(lanes), lanes.puts_wait] == [HANDOFF, True]
+    assert [taken(lanes), lanes.puts_wait] == [PREFIX, False]
+
+
+def test_once_closed_it_takes_nothing_and_gives_all_it_has() -> None:
+    lanes = filled(Lanes(2, 30.0, Clock()), BEHIND, BEHIND, BEHIND)
+    lanes.close()
+    assert not lanes.push(put(HANDOFF))
+    assert [taken(lanes) for _ in range(4)] == [BEHIND, BEHIND, BEHIND, None]
+
+
+@pytest.mark.parametrize("news", ["push", "wake", "close"])
+def test_a_taker_that_waits_learns_what_happens(news: str) -> None:
+    lanes = Lanes(2, 30.0)
+    found: list[object] = []
+    seen = lanes.changes
+    taker = threading.Thread(target=lambda: found.append(lanes.take(seen, None)))
+    taker.start()
+    operation = put(PREFIX)
+    {"push": lambda: lanes.push(operation), "wake": lanes.wake, "close": lanes.close}[news]()
+    taker.join(PATIENCE_S)
+    assert found == [operation if news == "push" else None]
+
+
+def test_what_changed_before_a_taker_waits_is_not_missed() -> None:
+    lanes = Lanes(2, 30.0)
+    seen = lanes.changes
+    lanes.wake()
+    assert lanes.take(seen, None) is None  # it would wait for ever

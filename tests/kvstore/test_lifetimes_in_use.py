@@ -1,0 +1,86 @@
+"""A chain that is used outlives its lifetime, marker and value; one that is not dies with it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from baton_kvstore.data import Tuning
+from baton_kvstore.embedded import EmbeddedStore
+from baton_kvstore.index import Index
+from baton_kvstore.keys import ttl_ms
+from baton_protocol.ids import BlockHash
+from baton_protocol.store import Marker
+from tests.kvstore.conftest import MakeTransfers
+from tests.support.kvstore import (
+    FINGERPRINT,
+    PATIENCE_S,
+    Transfers,
+    chunk_name,
+    payload_of,
+    plain_client,
+)
+
+BASE_S = 10.0  # a turn of the loop below takes a hundredth of it, on a busy machine a tenth
+READ = [chunk_name(number) for number in range(4)]
+LEFT = [chunk_name(number) for number in range(10, 14)]
+
+
+async def publish(transfers: Transfers, index: Index, chain: list[BlockHash]) -> None:
+    markers = [transfers.stored(chunk, depth) for depth, chunk in enumerate(chain)]
+    await index.mark_all(
+        FINGERPRINT,
+        [
+            (chunk, marker, ttl_ms(marker.depth, BASE_S))
+            for chunk, marker in zip(chain, markers, strict=True)
+        ],
+    )
+
+
+async def look_up(index: Index, chain: list[BlockHash]) -> list[Marker]:
+    """As a node does with what it then fetches: it lives on."""
+    found = await index.lookup(FINGERPRINT, chain)
+    assert None not in found
+    markers = [marker for marker in found if marker is not None]
+    hits = [
+        (chunk, ttl_ms(marker.depth, BASE_S)) for chunk, marker in zip(chain, markers, strict=True)
+    ]
+    await index.refresh(FINGERPRINT, hits)
+    return markers
+
+
+async def test_a_chain_read_again_and_again_outlives_its_lifetime_and_another_does_not(
+    single: EmbeddedStore, make_transfers: MakeTransfers
+) -> None:
+    transfers = make_transfers(single.data_urls, tuning=Tuning(ttl_base_s=BASE_S))
+    async with Index(single.index_url, "pool") as index:
+        await publish(transfers, index, READ)
+        await publish(transfers, index, LEFT)
+        began = time.monotonic()
+        unread = await index.lookup(FINGERPRINT, LEFT)
+        while time.monotonic() - began < 1.6 * BASE_S:
+            for chunk, marker in zip(READ, await look_up(index, READ), strict=True):
+                result, payload = transfers.get(chunk, marker, marker.depth)
+                assert result.ok, result.reason
+                assert payload == payload_of(chunk)
+            await asyncio.sleep(0.02)
+        assert await index.lookup(FINGERPRINT, LEFT) == [None] * 4
+        for chunk, before in zip(LEFT, unread, strict=True):
+            assert before is not None
+            result, _ = transfers.get(chunk, before, before.depth)
+            assert (result.ok, result.gone, result.reason) == (False, True, "missing")
+    with plain_client(single.data_urls[0]) as client:
+        assert sum(1 for key in client.scan_iter() if b"{" in key) == len(READ)
+
+
+async def test_what_is_put_lives_as_long_as_its_depth_says_on_both_sides(
+    single: EmbeddedStore, make_transfers: MakeTransfers
+) -> None:
+    transfers = make_transfers(single.data_urls, tuning=Tuning(ttl_base_s=1000.0))
+    async with Index(single.index_url, "pool") as index:
+        marker = transfers.stored(READ[0], depth=64)
+        await index.mark_all(FINGERPRINT, [(READ[0], marker, ttl_ms(64, 1000.0))])
+    for url in (single.index_url, single.data_urls[0]):
+        with plain_client(url) as client:
+            (key,) = client.keys("*" + READ[0].hex() + "*")
+            assert 750_000 - PATIENCE_S * 1000 < client.pttl(key) <= 750_000

@@ -1,0 +1,159 @@
+"""Both roles over TLS, as users that may do little: what a shared Redis gives a pool."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from baton_kvstore.data import Tuning
+from baton_kvstore.embedded import EmbeddedStore
+from baton_kvstore.endpoint import with_login
+from baton_kvstore.errors import StoreUnavailable
+from baton_kvstore.index import INBOX_START, Index
+from baton_kvstore.registry import Registry
+from baton_protocol.ids import RequestId
+from baton_protocol.store import InboxEntry
+from tests.kvstore.conftest import MakeTransfers
+from tests.support.kvstore import (
+    EPOCH,
+    FINGERPRINT,
+    chunk_name,
+    node_report,
+    payload_of,
+    plain_client,
+    wait_until,
+)
+from tests.support.tls import make_certificate, tls_before
+from tests.support.wire import WireLoop
+
+ONE = chunk_name(1)
+HASTY = Tuning(deadline_base_s=2.0, connect_timeout_s=2.0, backoff_limit_s=0.2, idle_check_s=0.05)
+# What each role needs, and no more; the names are those of docs and charts.
+DATA_COMMANDS = ["+set", "+getex", "+del", "+ping", "+info", "+select"]
+INDEX_CATEGORIES = ["+@all", "-@dangerous"]
+PASSWORD = "pa$s:w@rd/1"
+
+
+@pytest.fixture
+def loop() -> Iterator[WireLoop]:
+    loop = WireLoop()
+    yield loop
+    loop.close()
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    return make_certificate(tmp_path)
+
+
+@pytest.fixture
+def guarded(single: EmbeddedStore) -> EmbeddedStore:
+    """Nobody gets in but the two users."""
+    with plain_client(single.data_urls[0]) as client:
+        client.acl_setuser(
+            "kv", enabled=True, passwords=[f"+{PASSWORD}"], keys=["kv1:*"], commands=DATA_COMMANDS
+        )
+        client.config_set("requirepass", "somebody else's")
+    with plain_client(single.index_url) as client:
+        client.acl_setuser(
+            "ix",
+            enabled=True,
+            passwords=[f"+{PASSWORD}"],
+            keys=["kv1:*", "h1:*", "n1:*"],
+            categories=INDEX_CATEGORIES,
+            commands=["+info"],
+        )
+        client.config_set("requirepass", "somebody else's")
+    return single
+
+
+def test_chunks_go_over_tls_as_a_user_that_may_do_little(
+    guarded: EmbeddedStore,
+    loop: WireLoop,
+    certificate: Path,
+    make_transfers: MakeTransfers,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    with tls_before(loop, guarded.data_urls[0], certificate) as place:
+        url = with_login(f"rediss://{place}?ssl_ca_certs={certificate}", "kv", PASSWORD)
+        transfers = make_transfers((url,), tuning=HASTY, settings="apply")
+        names = [chunk_name(number) for number in range(20)]
+        markers = [transfers.stored(name) for name in names]
+        for name, marker in zip(names, markers, strict=True):
+            assert transfers.get(name, marker)[1] == payload_of(name)
+        wait_until(lambda: transfers.plane.instances()[0].used_bytes > 0, "its fill")
+        transfers.plane.close()
+    assert PASSWORD not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("user", "password", "authority", "words"),
+    [
+        ("kv", "wr0ng", True, "WRONGPASS"),
+        ("", "", True, "NOAUTH"),
+        ("kv", PASSWORD, False, "certificate verify failed"),
+    ],
+)
+def test_a_wrong_login_and_an_unknown_certificate_are_reasons_without_the_password(
+    guarded: EmbeddedStore,
+    loop: WireLoop,
+    certificate: Path,
+    make_transfers: MakeTransfers,
+    caplog: pytest.LogCaptureFixture,
+    user: str,
+    password: str,
+    authority: bool,
+    words: str,
+) -> None:
+    with tls_before(loop, guarded.data_urls[0], certificate) as place:
+        option = f"?ssl_ca_certs={certificate}" if authority else ""
+        url = with_login(f"rediss://{place}{option}", user, password)
+        transfers = make_transfers((url,), tuning=HASTY)
+        reason = transfers.put(ONE).reason
+        assert words in reason
+        assert not password or password not in reason + caplog.text
+        transfers.plane.close()
+
+
+def test_a_user_that_may_not_write_is_told_so_and_only_puts_are_refused(
+    single: EmbeddedStore, make_transfers: MakeTransfers
+) -> None:
+    marker = make_transfers(single.data_urls).stored(ONE)
+    with plain_client(single.data_urls[0]) as client:
+        may_read = [command for command in DATA_COMMANDS if command != "+set"]
+        client.acl_setuser(
+            "kv", enabled=True, passwords=[f"+{PASSWORD}"], keys=["kv1:*"], commands=may_read
+        )
+    transfers = make_transfers((with_login(single.data_urls[0], "kv", PASSWORD),), tuning=HASTY)
+    assert "NOPERM" in transfers.put(ONE).reason
+    assert "NOPERM" in transfers.plane.put_troubles[0]
+    assert transfers.plane.troubles == ("",)
+    assert transfers.get(ONE, marker)[1] == payload_of(ONE)
+
+
+async def test_markers_inboxes_and_reports_go_over_tls_as_a_user_that_may_do_little(
+    guarded: EmbeddedStore, loop: WireLoop, certificate: Path
+) -> None:
+    report = node_report()
+    entry = InboxEntry(request=RequestId("r"), attempt=1, kind="end")
+    with tls_before(loop, guarded.index_url, certificate) as place:
+        url = with_login(f"rediss://{place}?ssl_ca_certs={certificate}", "ix", PASSWORD)
+        async with Index(url, "pool") as index, Registry(url, "pool") as registry:
+            await index.ping()
+            assert await index.lookup(FINGERPRINT, [ONE]) == [None]
+            await index.announce(report.node, EPOCH, [entry])
+            assert (await index.read_inbox(report.node, EPOCH, INBOX_START))[1] == [entry]
+            await registry.register(report)
+            assert [found.node for found in await registry.nodes()] == [report.node]
+        wrong = with_login(f"rediss://{place}?ssl_ca_certs={certificate}", "ix", "wr0ng")
+        async with Index(wrong, "pool") as index:
+            with pytest.raises(StoreUnavailable) as caught:
+                await index.ping()
+            assert "wr0ng" not in str(caught.value)
+            with pytest.raises(StoreUnavailable) as caught:
+                await index.lookup(FINGERPRINT, [ONE])
+            assert "wr0ng" not in str(caught.value)

@@ -1,0 +1,191 @@
+"""A chunk lost in mid-prefix is a hole: the rest is fetched and used, the hole is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import msgspec
+import pytest
+
+from baton_engine.sim import SimSettings
+from baton_kvstore.embedded import EmbeddedStore
+from baton_kvstore.keys import chunk_key
+from baton_node.nostore import NoStore
+from baton_protocol.hashing import chunk_hashes
+from baton_protocol.link import Abort, PrefillJob, RunJob
+from baton_protocol.request import Request
+from tests.support.desks import DeskNode, alone, hand_off, settle, spin, store_node
+from tests.support.kvstore import frozen, plain_client
+from tests.support.nodes import make_request
+
+SETTINGS = SimSettings(chunk_blocks=2, max_batched_tokens=48)
+CHUNK = 32  # tokens
+PROMPT = bytes((i * 7) % 95 + 32 for i in range(5 * CHUNK + 9))
+
+
+@pytest.fixture
+def pair(store: EmbeddedStore) -> Iterator[tuple[DeskNode, DeskNode]]:
+    """One that has put PROMPT's chunks into the store, and one that knows nothing."""
+    with ExitStack() as stack:
+        filler = store_node("filler", store, SETTINGS)
+        stack.callback(filler.close)
+        reader = store_node("reader", store, SETTINGS)
+        stack.callback(reader.close)
+        put(filler, make_request("filling", PROMPT), 5)
+        yield filler, reader
+
+
+def put(node: DeskNode, request: Request, chunks: int) -> None:
+    """Have a prefill job put all chunks of a request."""
+    before = node.desk.counters.published_chunks
+    node.take(PrefillJob(request, node.name, node.epoch))
+    spin([node], lambda: node.desk.counters.published_chunks == before + chunks, "the puts")
+    settle([node])
+
+
+def lose(store: EmbeddedStore, node: DeskNode, *chunks: int) -> None:
+    """Delete chunks of PROMPT; their markers stay."""
+    hashes = chunk_hashes(node.engine.block_hashes(make_request("r", PROMPT)), 2)
+    for chunk in chunks:
+        key, found = chunk_key(node.engine.info.fingerprint, hashes[chunk]), 0
+        for url in store.data_urls:
+            with plain_client(url) as client:
+                found += client.delete(key)
+        assert found == 1, f"chunk {chunk} was not there"
+
+
+def expected(request: Request) -> list[list[int]]:
+    node = DeskNode("undisturbed", lambda _: NoStore(), SETTINGS)
+    try:
+        return alone(node, request)
+    finally:
+        node.close()
+
+
+def test_of_five_chunks_one_is_lost_and_four_are_used(
+    pair: tuple[DeskNode, DeskNode], store: EmbeddedStore
+) -> None:
+    filler, reader = pair
+    lose(store, filler, 2)
+    request = make_request("r", PROMPT, max_tokens=24)
+    assert alone(reader, request) == expected(request)
+    settle(pair)
+    stats, count = reader.prompted("r").stats, reader.desk.counters
+    assert (stats.matched_tokens, stats.fetched_tokens) == (5 * CHUNK, 4 * CHUNK)
+    assert stats.computed_tokens == CHUNK + 9
+    assert stats.declined_tokens == 0
+    assert (count.queried_blocks, count.matched_blocks) == (10, 10)
+    assert (count.fetched_blocks, count.used_blocks, count.declined_blocks) == (8, 8, 0)
+    assert (count.fetched_chunks, count.reused_chunks, count.lost_chunks) == (4, 4, 1)
+
+
+@pytest.mark.parametrize("lost", [(0,), (4,), (0, 2, 4), (0, 1, 2, 3, 4)])
+def test_wherever_the_holes_are_the_tokens_are_right(
+    pair: tuple[DeskNode, DeskNode], store: EmbeddedStore, lost: tuple[int, ...]
+) -> None:
+    filler, reader = pair
+    lose(store, filler, *lost)
+    request = make_request("r", PROMPT, n=2, temperature=1.0, seed=5, max_tokens=16)
+    assert alone(reader, request) == expected(request)
+    settle(pair)
+    assert reader.prompted("r").stats.fetched_tokens == (5 - len(lost)) * CHUNK
+
+
+def test_a_hand_off_goes_on_without_the_lost_chunk(
+    pair: tuple[DeskNode, DeskNode], store: EmbeddedStore
+) -> None:
+    filler, reader = pair
+    lose(store, filler, 1)
+    request = make_request("r", PROMPT, max_tokens=16)
+    hand_off(filler, reader, request)
+    spin(pair, lambda: len(reader.ids("r")) == 15, "the request's end")
+    settle(pair)
+    assert [filler.ids("r") + reader.ids("r")] == expected(request)
+    assert reader.prompted("r").stats.fetched_tokens == 4 * CHUNK
+    assert reader.desk.counters.lost_chunks == 1
+
+
+def test_a_lost_chunk_is_found_again_once_another_has_put_it(
+    pair: tuple[DeskNode, DeskNode], store: EmbeddedStore
+) -> None:
+    filler, reader = pair
+    lose(store, filler, 2)
+    alone(reader, make_request("finds the hole", PROMPT))
+    settle(pair)
+    put(filler, make_request("filling again", PROMPT), 1)
+    other = store_node("other", store, SETTINGS)
+    try:
+        request = make_request("r", PROMPT)
+        assert alone(other, request) == expected(request)
+        assert other.prompted("r").stats.fetched_tokens == 5 * CHUNK
+        settle([other])
+    finally:
+        other.close()
+
+
+def test_others_run_while_a_request_fetches_and_what_came_is_used(
+    pair: tuple[DeskNode, DeskNode], store: EmbeddedStore
+) -> None:
+    filler, reader = pair
+    lose(store, filler, 2)
+    running = make_request("running", b"another prompt", max_tokens=1000)
+    reader.take(RunJob(running))
+    spin([reader], lambda: len(reader.ids("running")) > 2, "some tokens")
+    request = make_request("r", PROMPT)
+    with frozen(store.pid("data0")), frozen(store.pid("data1")):
+        reader.take(RunJob(request))
+        free = reader.engine.load().free_blocks
+        spin([reader], lambda: reader.engine.load().free_blocks < free - 10, "its blocks")
+        had = len(reader.ids("running"))
+        spin([reader], lambda: len(reader.ids("running")) >= had + 100, "tokens of the other")
+        assert not reader.tokens("r")
+    spin([reader], lambda: len(reader.ids("r")) == 8, "the request's end")
+    assert reader.prompted("r").stats.fetched_tokens == 4 * CHUNK
+    spin([reader], lambda: len(reader.ids("running")) == 1000, "the other's end")
+    settle(pair)
+    assert [reader.ids("r")] == expected(request)
+    assert [reader.ids("running")] == expected(running)
+
+
+def test_a_request_that_goes_on_elsewhere_fetches_what_covers_its_answer_too(
+    pair: tuple[DeskNode, DeskNode],
+) -> None:
+    filler, reader = pair
+    request = make_request("r", PROMPT, max_tokens=2 * CHUNK + 20)
+    (ids,) = expected(request)
+    begun = tuple(ids[: 2 * CHUNK])
+    # The same tokens as a prompt have the same names.
+    known = msgspec.structs.replace(request, id="known", prompt_ids=request.prompt_ids + begun)
+    put(filler, known, 2)
+    resumed = msgspec.structs.replace(request, outputs=(begun,), attempt=2)
+    reader.take(RunJob(resumed))
+    spin([reader], lambda: len(reader.ids("r")) == 20, "the request's end")
+    settle(pair)
+    assert reader.ids("r") == ids[2 * CHUNK :]
+    count = reader.desk.counters
+    assert (count.fetched_chunks, count.reused_chunks) == (7, 7)
+    assert (count.queried_blocks, count.matched_blocks, count.used_blocks) == (14, 14, 14)
+    stats = reader.prompted("r").stats
+    assert (stats.prompt_tokens, stats.matched_tokens) == (len(PROMPT), len(PROMPT))
+
+
+def test_each_request_is_counted_once_however_it_ends(
+    pair: tuple[DeskNode, DeskNode], store: EmbeddedStore
+) -> None:
+    reader = pair[1]
+    with frozen(store.pid("data0")), frozen(store.pid("data1")):
+        aborted = make_request("aborted", PROMPT)
+        reader.take(RunJob(aborted))
+        spin([reader], lambda: not reader.freed, "blocks for the fetch")
+        assert reader.desk.counters.queried_blocks == 0
+        reader.take(Abort(aborted.id, 1))
+    settle(pair)
+    count = reader.desk.counters
+    assert (count.queried_blocks, count.matched_blocks, count.used_blocks) == (10, 10, 0)
+    alone(reader, make_request("fetches", PROMPT))
+    settle(pair)
+    assert (count.queried_blocks, count.matched_blocks, count.used_blocks) == (20, 20, 10)
+    alone(reader, make_request("has it", PROMPT))
+    settle(pair)
+    assert (count.queried_blocks, count.matched_blocks, count.used_blocks) == (30, 30, 10)

@@ -1,0 +1,62 @@
+"""What autoscaling makes of a pool's children beside the nodes' number."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from baton_operator.builders.disruption import build_budgets
+from baton_operator.builders.router import build_router
+from baton_operator.pool import Pool
+from tests.support.manifests import sample_pool
+
+BOUNDS: dict[str, Any] = {"prefill": {"max": 4}, "decode": {"max": 4}}
+
+
+def scaled(mode: str = "auto", replicas: int = 1, **autoscaling: Any) -> Pool:
+    count = {"replicas": replicas}
+    scaling = {"mode": mode, **BOUNDS, **autoscaling}
+    return sample_pool("sim", autoscaling=scaling, prefill=count, decode=count)
+
+
+def router_args(pool: Pool) -> list[str]:
+    [container] = build_router(pool)["spec"]["template"]["spec"]["containers"]
+    args: list[str] = container["args"]
+    return [word for word in args if word.startswith("--wake-wait")]
+
+
+def kept(pool: Pool, role: str) -> int:
+    [budget] = [one for one in build_budgets(pool) if one["metadata"]["name"] == f"demo-{role}"]
+    count: int = budget["spec"]["minAvailable"]
+    return count
+
+
+def test_a_router_holds_requests_for_a_pool_that_may_sleep_and_for_no_other() -> None:
+    assert router_args(scaled(scaleToZeroAfterSeconds=60)) == ["--wake-wait=900"]
+    assert router_args(scaled("advise", scaleToZeroAfterSeconds=60)) == []
+    assert router_args(scaled()) == []
+    assert router_args(sample_pool("sim")) == []
+
+
+def test_who_says_how_many_nodes_there_are_is_no_reason_for_other_routers() -> None:
+    assert build_router(scaled(replicas=3)) == build_router(sample_pool("sim"))
+
+
+@pytest.mark.parametrize(
+    ("least", "replicas", "count"),
+    [(1, 1, 0), (1, 3, 1), (2, 4, 2), (2, 3, 2), (2, 2, 1), (3, 0, 0)],
+)
+def test_an_eviction_leaves_as_many_as_the_minimum_while_there_are_more(
+    least: int, replicas: int, count: int
+) -> None:
+    assert kept(scaled(replicas=replicas, decode={"min": least, "max": 4}), "decode") == count
+
+
+def test_of_prefill_nodes_that_need_not_be_all_may_be_evicted() -> None:
+    assert kept(scaled(replicas=3, prefill={"min": 0, "max": 4}), "prefill") == 0
+
+
+@pytest.mark.parametrize("mode", ["advise", "external"])
+def test_a_minimum_that_nobody_keeps_is_no_budget(mode: str) -> None:
+    assert kept(scaled(mode, replicas=3, decode={"min": 2, "max": 4}), "decode") == 1

@@ -1,0 +1,321 @@
+"""Look after look at one pool: who decides, what it rests on, what a new operator does."""
+
+from __future__ import annotations
+
+import logging
+import re
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+from baton_operator.autoscaling.autoscaler import Autoscaler
+from baton_operator.autoscaling.desired import desired_now
+from baton_operator.builders.nodes import revision_of
+from baton_operator.cache import Cache, PoolKey
+from baton_operator.index import LOOK_S, Answer
+from baton_operator.metrics import Metrics
+from baton_operator.observed import Observed, Planned
+from baton_operator.pool import Pool
+from baton_operator.spec.read import SpecError
+from baton_operator.status.derive import derive
+from baton_operator.status.records import AutoscalingStatus, PoolStatus
+from baton_protocol.store import NodeLoad, Role, RouterReport
+from tests.support.manifests import sample, sample_pool
+from tests.support.observations import NOW, OLD, observed, report, workload
+
+KEY = PoolKey("serving", "demo")
+BOUNDS = {"prefill": {"max": 4}, "decode": {"max": 4}}
+AUTO: dict[str, Any] = {"mode": "auto", **BOUNDS}
+HEAVY = 25_000.0  # prompt tokens per second; a node computes 10,000
+
+
+class Operator:
+    """One that looks each LOOK_S; `start` makes a new one beside the same cluster."""
+
+    def __init__(self, **spec: Any) -> None:
+        self.pool = sample_pool("sim", **({"autoscaling": AUTO} | spec))
+        self.seconds = 1000.0
+        self.uncached = 0.0
+        self.status = PoolStatus()
+        self.cache = Cache(lambda _: None, lambda: self.seconds)
+        self.start()
+
+    def start(self) -> None:
+        self.autoscaler = Autoscaler(
+            self.cache,
+            Metrics(),
+            lambda: self.seconds,
+            lambda: NOW + timedelta(seconds=self.seconds),
+        )
+
+    def observed(self) -> Observed:
+        return observed(self.counted)
+
+    @property
+    def counted(self) -> Pool:
+        """With as many pods as were wanted last."""
+        said = self.status.autoscaling
+        if said is None or said.mode != "auto":
+            return self.pool
+        spec = self.pool.spec
+        prefill = msgspec.structs.replace(spec.prefill, replicas=said.desired_prefill)
+        decode = msgspec.structs.replace(spec.decode, replicas=said.desired_decode)
+        counted = msgspec.structs.replace(spec, prefill=prefill, decode=decode)
+        return msgspec.structs.replace(self.pool, spec=counted)
+
+    def answer(self, held: int = 0, idle_s: float = 0.0, fetched: float = 0.0) -> Answer:
+        """Each node has read `fetched` bytes per second of the store."""
+        total = int(self.uncached)
+        asked = RouterReport(
+            router="a",
+            uptime_s=self.seconds,
+            requests_total=1 + total // 1000,
+            prompt_tokens_total=total,
+            uncached_tokens_total=total,
+            held=held,
+            idle_s=idle_s,
+        )
+        counts: dict[Role, int] = {
+            "prefill": self.counted.spec.prefill.replicas,
+            "decode": self.counted.spec.decode.replicas,
+        }
+        load = NodeLoad(fetched_bytes_total=int(fetched * self.seconds))
+        nodes = tuple(
+            msgspec.structs.replace(report(self.pool, role, number), load=load)
+            for role, count in counts.items()
+            for number in range(count)
+        )
+        return Answer(nodes=nodes, fetches=(), routers=(asked,))
+
+    def look(self, answer: Answer | None, **changes: Any) -> tuple[Pool, Planned | None]:
+        """Its result is written to the status."""
+        self.cache.see_pool(
+            sample("sim")
+            | {
+                "metadata": sample("sim")["metadata"] | {"uid": "u", "resourceVersion": "1"},
+                "status": self.status.written(),
+            },
+            listed=True,
+        )
+        seen = msgspec.structs.replace(self.observed(), **changes)
+        pool, planned = self.autoscaler.follow(KEY, self.pool, seen, answer)
+        said = msgspec.structs.replace(seen, planned=planned)
+        now = NOW + timedelta(seconds=self.seconds)
+        self.status = derive(pool, 1, said, self.status, now)
+        return pool, planned
+
+    def looks(self, count: int, rate: float = 0.0, **answer: Any) -> tuple[int, int]:
+        """The counts after that many looks with clients that ask for `rate` tokens/s."""
+        for _ in range(count):
+            self.seconds += LOOK_S
+            self.uncached += rate * LOOK_S
+            pool, _ = self.look(self.answer(**answer))
+        return pool.spec.prefill.replicas, pool.spec.decode.replicas
+
+    def silence(self, count: int) -> tuple[int, int]:
+        for _ in range(count):
+            self.seconds += LOOK_S
+            pool, _ = self.look(None)
+        return pool.spec.prefill.replicas, pool.spec.decode.replicas
+
+    @property
+    def said(self) -> AutoscalingStatus:
+        assert self.status.autoscaling is not None
+        return self.status.autoscaling
+
+
+def test_prompts_bring_prefill_nodes_in_auto() -> None:
+    operator = Operator()
+    assert operator.looks(2) == (1, 1)
+    assert operator.looks(16, HEAVY) == (4, 1)
+    assert (operator.said.mode, operator.said.desired_prefill) == ("auto", 4)
+
+
+def test_near_what_the_store_gives_prompts_bring_no_prefill_nodes() -> None:
+    operator = Operator(autoscaling=AUTO | {"storeReadPerSecond": "10G"})
+    assert operator.looks(2, fetched=4.5e9) == (1, 1)
+    assert operator.looks(16, HEAVY, fetched=4.5e9) == (1, 1)
+    assert operator.said.reason == "StoreLimited"
+    assert "9.00 of 10.00 GB/s" in operator.said.message
+    assert operator.looks(16, HEAVY, fetched=1e9)[0] > 1
+
+
+def test_an_adviser_leaves_the_pool_as_it_is() -> None:
+    operator = Operator(autoscaling=AUTO | {"mode": "advise"})
+    assert operator.looks(8, HEAVY) == (1, 1)
+    assert operator.said.mode == "advise"
+    assert operator.said.desired_prefill > 1
+
+
+@pytest.mark.parametrize("scaling", [None, {"mode": "external"}])
+def test_where_nobody_plans_nothing_is_said(scaling: Any) -> None:
+    operator = Operator(autoscaling=scaling)
+    pool, planned = operator.look(operator.answer())
+    assert (pool, planned) == (operator.pool, None)
+    assert operator.status.autoscaling is None
+
+
+def test_an_index_without_an_answer_makes_it_hold_and_say_so() -> None:
+    operator = Operator()
+    operator.looks(16, HEAVY)
+    assert operator.silence(20) == (4, 1)
+    assert operator.said.reason == "DemandStale"
+    assert re.search("last heard [0-9]+ s ago, over 30 s", operator.said.message)
+
+
+def test_routers_that_are_silent_make_it_hold_and_say_so() -> None:
+    operator = Operator()
+    operator.looks(16, HEAVY)
+    for _ in range(20):
+        operator.seconds += LOOK_S
+        operator.look(msgspec.structs.replace(operator.answer(), routers=()))
+    assert (operator.said.reason, operator.said.desired_prefill) == ("DemandStale", 4)
+
+
+def test_what_was_never_heard_is_said_and_changes_nothing() -> None:
+    operator = Operator(prefill={"replicas": 3})
+    assert operator.silence(30) == (3, 1)
+    assert operator.said.reason == "DemandUnknown"
+
+
+def test_a_new_operator_goes_on_from_the_status() -> None:
+    operator = Operator()
+    operator.looks(16, HEAVY)
+    operator.start()
+    assert operator.silence(1) == (4, 1)
+    assert operator.looks(40) == (4, 1)  # it has not watched for a whole window
+    assert operator.looks(60)[0] < 4
+
+
+def test_less_load_takes_one_node_after_the_other_away() -> None:
+    operator = Operator()
+    operator.looks(16, HEAVY)
+    seen = [operator.looks(1)[0] for _ in range(120)]
+    assert seen[-1] == 1
+    assert [count for at, count in enumerate(seen) if seen[at - 1] != count or not at] == [
+        4,
+        3,
+        2,
+        1,
+    ]
+
+
+def test_a_decision_is_said_again_without_another_look_until_one_is_due() -> None:
+    operator = Operator()
+    operator.looks(16, HEAVY)
+    before = operator.look(None)
+    operator.seconds += LOOK_S / 2
+    assert operator.look(None) == before
+
+
+def test_of_a_role_that_somebody_else_scales_the_count_is_theirs() -> None:
+    scaling = AUTO | {"decode": {"mode": "external"}}
+    operator = Operator(autoscaling=scaling, decode={"replicas": 7})
+    assert operator.looks(16, HEAVY) == (4, 7)
+    operator.pool = sample_pool("sim", autoscaling=scaling, decode={"replicas": 2})
+    pool, _ = operator.look(None)
+    assert pool.spec.decode.replicas == 2
+
+
+def test_a_paused_pool_keeps_what_was_wanted() -> None:
+    operator = Operator()
+    operator.looks(16, HEAVY)
+    operator.pool = sample_pool("sim", autoscaling=AUTO, paused=True)
+    pool, planned = operator.look(operator.answer())
+    assert planned is None
+    assert pool.spec.prefill.replicas == 4
+    assert operator.said.desired_prefill == 4
+
+
+def test_a_pool_sleeps_and_wakes() -> None:
+    operator = Operator(autoscaling=AUTO | {"scaleToZeroAfterSeconds": 60})
+    operator.looks(4, 1000.0)
+    assert operator.looks(3, idle_s=50.0) == (1, 1)
+    assert operator.looks(1, idle_s=61.0) == (0, 0)
+    assert operator.said.reason == "Idle"
+    assert operator.looks(1, idle_s=66.0) == (0, 0)
+    assert operator.said.reason == "Asleep"
+    assert operator.silence(20) == (0, 0)
+    assert operator.looks(1, held=1) == (1, 1)
+    assert operator.said.reason == "Woken"
+
+
+def test_a_new_operator_wakes_a_pool_at_its_first_look() -> None:
+    operator = Operator(autoscaling=AUTO | {"scaleToZeroAfterSeconds": 60})
+    operator.looks(4, 1000.0)
+    operator.looks(1, idle_s=61.0)
+    operator.start()
+    assert operator.looks(1, held=1) == (1, 1)
+
+
+def test_in_a_roll_out_no_role_shrinks() -> None:
+    operator = Operator(autoscaling=AUTO | {"scaleDown": {"stabilizationSeconds": 0}})
+    operator.looks(16, HEAVY)
+    old = (workload("demo-prefill-old", "prefill", 1, OLD),)
+    for _ in range(30):
+        operator.seconds += LOOK_S
+        operator.look(operator.answer(), workloads=(*operator.observed().workloads, *old))
+    assert (operator.said.reason, operator.said.desired_prefill) == ("RollOutRunning", 4)
+    assert operator.looks(5)[0] < 4
+
+
+def test_what_no_count_obeys_is_an_invalid_spec() -> None:
+    gpu = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
+    operator = Operator(prefill=gpu, decode=gpu, gpuBudget=1)
+    with pytest.raises(SpecError, match="gpuBudget 1"):
+        operator.look(None)
+
+
+def test_a_change_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    operator = Operator()
+    operator.looks(30)
+    first = [record.message for record in caplog.records]
+    assert len(first) == len({message.split(":")[1] for message in first})
+    assert all(message.startswith("pool serving/demo: ") for message in first)
+
+
+def said(mode: Any, prefill: int, decode: int) -> AutoscalingStatus:
+    return AutoscalingStatus(
+        mode=mode, desired_prefill=prefill, desired_decode=decode, reason="Steady", message=""
+    )
+
+
+WORKLOADS = (
+    workload("a", "prefill", 2, "x"),
+    workload("b", "prefill", 1, "y"),
+    workload("c", "decode", 5, "x"),
+    workload("d", "router", 9),
+)
+CASES: list[tuple[dict[str, Any], AutoscalingStatus | None, tuple[Any, ...], tuple[int, int]]] = [
+    (AUTO, None, (), (3, 3)),
+    (AUTO, None, WORKLOADS, (3, 5)),
+    (AUTO, said("auto", 0, 0), WORKLOADS, (0, 0)),
+    (AUTO, said("advise", 4, 4), WORKLOADS, (3, 5)),
+    (AUTO | {"mode": "advise"}, said("auto", 4, 4), WORKLOADS, (3, 3)),
+    (AUTO | {"prefill": {"mode": "external"}}, said("auto", 1, 2), WORKLOADS, (3, 2)),
+]
+
+
+@pytest.mark.parametrize(("scaling", "status", "workloads", "counts"), CASES)
+def test_what_is_wanted_now_is_what_was_decided_last_or_what_there_is(
+    scaling: dict[str, Any],
+    status: AutoscalingStatus | None,
+    workloads: tuple[Any, ...],
+    counts: tuple[int, int],
+) -> None:
+    three = {"replicas": 3}
+    pool = sample_pool("sim", autoscaling=scaling, prefill=three, decode=three)
+    assert pool.spec.autoscaling is not None
+    found = desired_now(pool, pool.spec.autoscaling, status, workloads)
+    assert (found["prefill"], found["decode"]) == counts
+
+
+def test_counts_make_no_new_revision() -> None:
+    operator = Operator()
+    before = revision_of(operator.pool)
+    operator.looks(16, HEAVY)
+    pool, _ = operator.look(None)
+    assert revision_of(pool) == before

@@ -1,0 +1,154 @@
+"""The spec as the planner's rules: bounds, schedules in their time zones, what nothing obeys."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from baton_operator.autoscaling.policy import policy_of
+from baton_operator.planner.records import Bounds, Policy
+from baton_operator.planner.schedule import Range, ranges
+from baton_operator.pool import Pool
+from baton_operator.spec.read import SpecError
+from baton_protocol.store import Role
+from tests.support.manifests import sample_pool
+
+BERLIN, TOKYO = "Europe/Berlin", "Asia/Tokyo"
+GPU = {"resources": {"limits": {"nvidia.com/gpu": 2}}}
+# A Tuesday.
+NOON = datetime(2026, 5, 5, 12, 0, tzinfo=ZoneInfo("UTC"))
+
+
+def pool(autoscaling: dict[str, Any] | None = None, **spec: Any) -> Pool:
+    bounds = {"mode": "auto", "prefill": {"max": 3}, "decode": {"min": 2, "max": 5}}
+    return sample_pool("sim", autoscaling=bounds | (autoscaling or {}), **spec)
+
+
+def policy(found: Pool, now: datetime = NOON) -> Policy:
+    assert found.spec.autoscaling is not None
+    return policy_of(found, found.spec.autoscaling, now)
+
+
+def at(schedule: dict[str, Any], now: datetime, **autoscaling: Any) -> dict[Any, Range]:
+    found = policy(pool({"schedules": [schedule], **autoscaling}), now)
+    return ranges(found, 0)
+
+
+def test_what_is_left_out_is_the_planners_own_default() -> None:
+    bounds: dict[Role, Bounds] = {
+        "prefill": Bounds(minimum=1, maximum=3, gpus=0),
+        "decode": Bounds(minimum=2, maximum=5, gpus=0),
+    }
+    assert policy(pool()) == Policy(bounds=bounds)
+
+
+def test_each_field_reaches_the_planner() -> None:
+    more = {
+        "targets": {"ttftMs": 500, "itlMs": 20, "percentile": 90},
+        "ratio": {"min": "0.25", "max": 2},
+        "scaleToZeroAfterSeconds": 60,
+        "scaleUp": {"stabilizationSeconds": 15, "factor": "1.5"},
+        "scaleDown": {"stabilizationSeconds": 30, "nodes": 2},
+        "headroomPercent": 10,
+        "staleAfterSeconds": 45,
+    }
+    found = policy(pool(more, prefill=GPU, decode=GPU, gpuBudget=12))
+    assert (found.ttft_s, found.itl_s, found.percentile) == (0.5, 0.02, 0.9)
+    assert (found.ratio_min, found.ratio_max) == (0.25, 2.0)
+    assert found.scale_to_zero_after_s == 60
+    assert (found.up_stabilisation_s, found.up_step) == (15, 1.5)
+    assert (found.down_stabilisation_s, found.down_step) == (30, 2)
+    assert (found.headroom, found.stale_after_s) == (0.1, 45)
+    assert (found.gpu_budget, found.bounds["prefill"].gpus) == (12, 2)
+
+
+def test_a_role_that_somebody_else_scales_is_fixed_at_its_count() -> None:
+    found = policy(pool({"prefill": {"mode": "external", "max": 9}}, prefill={"replicas": 4}))
+    assert found.bounds["prefill"] == Bounds(minimum=4, maximum=4, gpus=0)
+
+
+def test_somebody_elses_count_over_the_budget_is_not_the_specs_fault() -> None:
+    more = {"prefill": {"mode": "external"}}
+    found = policy(pool(more, prefill=GPU | {"replicas": 9}, decode=GPU, gpuBudget=6))
+    assert found.bounds["prefill"].minimum == 9
+
+
+def test_minima_over_the_budget_are_refused_with_what_to_do() -> None:
+    with pytest.raises(SpecError, match="gpuBudget 5 is less than the minima need: 6; raise it"):
+        policy(pool(prefill=GPU, decode=GPU, gpuBudget=5))
+
+
+HOURS = {"from": "08:00", "to": "18:00", "decode": {"min": 4}}
+
+
+@pytest.mark.parametrize(
+    ("zone", "hour", "minute", "holds"),
+    [
+        (BERLIN, 7, 59, False),
+        (BERLIN, 8, 0, True),
+        (BERLIN, 17, 59, True),
+        (BERLIN, 18, 0, False),
+        (TOKYO, 12, 0, False),
+        (TOKYO, 2, 0, True),
+    ],
+)
+def test_a_schedule_holds_by_the_clocks_of_its_own_zone(
+    zone: str, hour: int, minute: int, holds: bool
+) -> None:
+    now = datetime(2026, 5, 5, hour, minute, tzinfo=ZoneInfo(BERLIN))
+    assert (at(HOURS | {"timeZone": zone}, now)["decode"].minimum == 4) == holds
+
+
+def test_clocks_that_are_set_forward_take_the_schedule_with_them() -> None:
+    winter = datetime(2026, 3, 27, 6, 30, tzinfo=ZoneInfo("UTC"))
+    summer = datetime(2026, 3, 30, 6, 30, tzinfo=ZoneInfo("UTC"))
+    berlin = HOURS | {"timeZone": BERLIN}
+    assert at(berlin, winter)["decode"].minimum == 2
+    assert at(berlin, summer)["decode"].minimum == 4
+
+
+@pytest.mark.parametrize(("day", "holds"), [(4, False), (5, True), (6, True), (7, False)])
+def test_a_window_over_midnight_belongs_to_the_day_on_which_it_begins(
+    day: int, holds: bool
+) -> None:
+    """A Tuesday's, looked at one in the morning and at eleven in the evening."""
+    night = {"days": ["Tue"], "from": "22:00", "to": "02:00", "decode": {"min": 4}}
+    hour = 23 if day == 5 else 1
+    now = datetime(2026, 5, day, hour, 0, tzinfo=ZoneInfo("UTC"))
+    assert (at(night, now)["decode"].minimum == 4) == holds
+
+
+def test_of_two_schedules_the_later_one_counts_side_by_side() -> None:
+    both = [HOURS | {"prefill": {"max": 2}}, HOURS | {"decode": {"min": 3}}]
+    found = ranges(policy(pool({"schedules": both})), 0)
+    assert (found["decode"].minimum, found["prefill"].maximum) == (3, 2)
+
+
+def test_no_schedule_says_anything_of_a_role_that_somebody_else_scales() -> None:
+    more = {"decode": {"mode": "external"}, "schedules": [HOURS | {"decode": {"max": 1}}]}
+    found = ranges(policy(pool(more, decode={"replicas": 3})), 0)
+    assert (found["decode"].minimum, found["decode"].maximum) == (3, 3)
+
+
+BAD = [
+    (
+        {"schedules": [HOURS | {"timeZone": "Mars/Olympus"}]},
+        "schedules[0].timeZone: 'Mars/Olympus'",
+    ),
+    ({"schedules": [HOURS | {"from": "8:00 am"}]}, "schedules[0].from: '8:00 am'"),
+    ({"schedules": [HOURS | {"to": "24:00"}]}, "schedules[0].to: '24:00'"),
+    ({"ratio": {"max": "much"}}, "ratio.max: 'much'"),
+    ({"scaleUp": {"factor": "x"}}, "scaleUp.factor: 'x'"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "words"), BAD)
+def test_what_an_older_definition_let_in_is_refused_by_name(
+    wrong: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(SpecError) as raised:
+        pool(wrong)
+    assert str(raised.value).startswith(f"spec.autoscaling.{words}")

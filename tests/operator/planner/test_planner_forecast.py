@@ -1,0 +1,120 @@
+"""What demand will be: jumps within a window, growth that is sure, answers still to come."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from baton_operator.planner.fleet import fleet_of
+from baton_operator.planner.forecast import Outlook, jump_of, outlook
+from baton_operator.planner.memory import Memory, Seen
+from baton_operator.planner.records import Demand, Situation
+from baton_operator.planner.trend import grown, slope_of
+from tests.support.planner_looks import NODE, NOW, demand, look
+
+WINDOW_S, TICK_S = 60.0, 15.0
+
+
+def seen(requests: list[float], output: float = 200.0) -> Memory:
+    """The newest is as of NOW."""
+    first_s = NOW - TICK_S * (len(requests) - 1)
+    looks = (
+        Seen(
+            at_s=first_s + TICK_S * turn,
+            requests=rate,
+            prompt=900.0 * rate,
+            output=output * rate,
+            live=rate,
+        )
+        for turn, rate in enumerate(requests)
+    )
+    return Memory(since_s=0.0, seen=tuple(looks))
+
+
+def forecast(asked: Demand, memory: Memory, of: Situation | None = None) -> Outlook:
+    of = look(2, 2, demand=asked) if of is None else of
+    prefill, decode = (fleet_of(role, of, 30.0) for role in ("prefill", "decode"))
+    return outlook(asked, prefill, decode, memory, NODE.start_s)
+
+
+def test_a_jump_is_seen_in_the_newest_part_of_the_window() -> None:
+    # 2 requests/s, and 20 in the newest 15 of 60 s: the mean is 6.5.
+    assert jump_of(seen([2.0] * 6 + [6.5]), WINDOW_S) == pytest.approx(20.0 / 6.5)
+    # 15 s later two quarters of the window have 20.
+    assert jump_of(seen([2.0] * 6 + [6.5, 11.0]), WINDOW_S) == pytest.approx(20.0 / 11.0)
+
+
+def test_noise_a_fall_and_windows_that_do_not_overlap_are_no_jumps() -> None:
+    random = Random(5)
+    noise = [10.0 * random.uniform(0.97, 1.03) for _ in range(200)]
+    assert {jump_of(seen(noise[: turn + 6]), WINDOW_S) for turn in range(194)} == {1.0}
+    assert jump_of(seen([20.0] * 6 + [6.0]), WINDOW_S) == 1.0
+    assert jump_of(seen([2.0] * 6 + [20.0]), TICK_S) == 1.0
+    assert jump_of(seen([2.0, 6.5]), WINDOW_S) == 1.0
+
+
+def test_a_jump_holds_for_prompts_and_for_the_answers_they_will_have() -> None:
+    asked = demand(6.5, output_tokens=420.0, window_s=WINDOW_S)
+    view = forecast(asked, seen([2.0] * 6 + [6.5]))
+    assert view.prompt == pytest.approx(20.0 * 900.0)
+    assert view.output == pytest.approx(20.0 * 200.0)
+    assert view.prompt_mean == pytest.approx(900.0)
+
+
+def test_what_is_generated_counts_where_it_is_more_than_requests_explain() -> None:
+    view = forecast(demand(2.0, output_tokens=9_000.0), seen([2.0] * 7))
+    assert view.output == 9_000.0
+
+
+def test_growth_is_extrapolated_from_the_middle_of_the_window_over_the_start_up() -> None:
+    line = [(15.0 * turn, 100.0 + 15.0 * turn) for turn in range(20)]
+    assert grown(385.0, line, 60.0, WINDOW_S) == pytest.approx(385.0 + 60.0 + 30.0)
+    assert grown(385.0, line, 600.0, WINDOW_S) == pytest.approx(2 * 385.0)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [10.0] * 20,
+        [10.0, 12.0] * 10,
+        [20.0 - turn for turn in range(20)],
+        [2.0] * 10 + [20.0] * 10,  # a jump is over when it is over
+        [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],  # a pool that has just begun to fill
+    ],
+    ids=["flat", "zigzag", "fall", "jump", "begin"],
+)
+def test_what_is_no_growth_is_not_extrapolated(values: list[float]) -> None:
+    points = [(15.0 * turn, value) for turn, value in enumerate(values)]
+    assert grown(values[-1], points, 60.0, WINDOW_S) == values[-1]
+
+
+def test_growth_that_has_just_begun_is_seen_when_half_of_the_time_shows_it() -> None:
+    values = [10.0] * 10 + [10.0 + 4.0 * turn for turn in range(1, 10)]
+    points = [(15.0 * turn, value) for turn, value in enumerate(values)]
+    found = grown(values[-1], points, 60.0, WINDOW_S)
+    assert found is not None
+    assert found > 1.2 * values[-1]
+
+
+def test_a_slope_has_an_error_and_too_few_points_have_neither() -> None:
+    line = [(float(t), 3.0 + 2.0 * t) for t in range(10)]
+    assert slope_of(line) == pytest.approx((2.0, 0.0), abs=1e-9)
+    zigzag = [(float(t), 5.0 + (-1.0) ** t) for t in range(10)]
+    slope, error = slope_of(zigzag)
+    assert abs(slope) < error
+    assert slope_of(line[:5]) == (0.0, 0.0)
+    assert slope_of([(1.0, 2.0)] * 8) == (0.0, 0.0)
+
+
+def test_waiting_requests_count_once_whoever_counts_them() -> None:
+    calm = look(2, 2, 10.0)
+    waiting = tuple(
+        replace(node, waiting=5, running=10) if node.role == "decode" else node
+        for node in calm.nodes
+    )
+    situation = replace(calm, nodes=waiting)
+    for live, expected in ((20, 30.0), (30, 30.0), (40, 40.0), (None, 30.0)):
+        view = forecast(demand(10.0, live_requests=live), seen([10.0] * 7), situation)
+        assert view.live == expected

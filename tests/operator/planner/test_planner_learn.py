@@ -1,0 +1,136 @@
+"""What a node can do is learnt from noisy samples, not from a few, and not from outliers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton_operator.planner.learn import Learnt, NodeSample, begin, capability, learn
+from baton_operator.planner.records import Capability
+
+# A self-benchmark knows one step of one sequence, and prompts of one length.
+PRIOR = Capability(prefill_tokens=8_000.0, step_base_s=0.02, kv_capacity=100_000, start_s=60.0)
+BASE, PER_SEQ, PER_KV = 0.012, 2e-4, 1.5e-7
+
+
+def sample(random: Random, noise: float = 0.05, slower: float = 1.0) -> NodeSample:
+    batch = random.randint(1, 128)
+    kv = batch * random.uniform(200.0, 4_000.0)
+    true = slower * (BASE + batch * PER_SEQ + kv * PER_KV)
+    return NodeSample(
+        batch=batch,
+        kv_tokens=kv,
+        step_s=true * random.uniform(1.0 - noise, 1.0 + noise),
+        prefill_tokens_per_s=20_000.0 / slower * random.uniform(1.0 - noise, 1.0 + noise),
+        start_s=90.0,
+        kv_capacity=150_000,
+    )
+
+
+def seconds(of: Capability, batch: float, kv: float) -> float:
+    return of.step_base_s + batch * of.step_per_seq_s + kv * of.step_per_kv_token_s
+
+
+def after(count: int, state: Learnt | None = None, **changes: float) -> Learnt:
+    random = Random(3)
+    return learn(state or begin(PRIOR), (sample(random, **changes) for _ in range(count)))
+
+
+def test_nothing_learnt_is_the_prior() -> None:
+    found = capability(begin(PRIOR))
+    assert found.start_s == pytest.approx(PRIOR.start_s)
+    assert found.prefill_tokens == pytest.approx(PRIOR.prefill_tokens)
+    times = {"start_s": PRIOR.start_s, "prefill_tokens": PRIOR.prefill_tokens}
+    assert replace(found, **times) == PRIOR  # type: ignore[arg-type]
+    assert learn(begin(PRIOR), []) == begin(PRIOR)
+
+
+def test_many_samples_give_what_is_true_and_the_noise_does_not_matter() -> None:
+    found = capability(after(600))
+    assert found.prefill_tokens == pytest.approx(20_000.0, rel=0.03)
+    assert found.step_base_s == pytest.approx(BASE, rel=0.1)
+    assert found.step_per_seq_s == pytest.approx(PER_SEQ, rel=0.1)
+    assert found.step_per_kv_token_s == pytest.approx(PER_KV, rel=0.1)
+    assert found.start_s == pytest.approx(90.0, rel=0.03)
+    assert (found.kv_capacity, found.samples) == (150_000, 600)
+
+
+def test_two_samples_move_the_prior_and_do_not_replace_it() -> None:
+    found = capability(after(2))
+    assert PRIOR.prefill_tokens < found.prefill_tokens < 15_000.0
+
+
+def test_one_outlier_in_twenty_moves_a_prediction_by_little() -> None:
+    random, wild = Random(3), Random(4)
+    state = begin(PRIOR)
+    for turn in range(600):
+        one = sample(random)
+        if turn % 20 == 0:
+            factor = wild.choice([0.05, 20.0])
+            one = replace(
+                one,
+                step_s=(one.step_s or 0.0) * factor,
+                prefill_tokens_per_s=(one.prefill_tokens_per_s or 0.0) * factor,
+            )
+        state = learn(state, [one])
+    found = capability(state)
+    assert seconds(found, 64, 100_000) == pytest.approx(seconds(truth(), 64, 100_000), rel=0.05)
+    assert found.prefill_tokens == pytest.approx(20_000.0, rel=0.05)
+
+
+def truth() -> Capability:
+    return replace(PRIOR, step_base_s=BASE, step_per_seq_s=PER_SEQ, step_per_kv_token_s=PER_KV)
+
+
+def test_a_change_that_stays_is_learnt_although_it_looked_like_outliers() -> None:
+    found = capability(after(800, after(300), slower=2.0))
+    assert found.prefill_tokens == pytest.approx(10_000.0, rel=0.05)
+    assert seconds(found, 64, 100_000) == pytest.approx(
+        2.0 * seconds(truth(), 64, 100_000), rel=0.05
+    )
+
+
+def test_batches_that_are_all_alike_are_predicted_though_nobody_can_tell_the_parts_apart() -> None:
+    true = BASE + 32 * PER_SEQ + 40_000 * PER_KV
+    same = NodeSample(batch=32.0, kv_tokens=40_000.0, step_s=true)
+    found = capability(learn(begin(PRIOR), [same] * 300))
+    assert seconds(found, 32, 40_000) == pytest.approx(true, rel=0.02)
+    assert min(found.step_base_s, found.step_per_seq_s, found.step_per_kv_token_s) >= 0.0
+
+
+ANY = st.none() | st.floats(allow_nan=True, allow_infinity=True)
+SAMPLES = st.builds(
+    NodeSample,
+    batch=ANY | st.floats(0.5, 500.0),
+    kv_tokens=ANY | st.floats(0.0, 1e6),
+    step_s=ANY | st.floats(1e-3, 1.0),
+    prefill_tokens_per_s=ANY | st.floats(1.0, 1e6),
+    start_s=ANY,
+    kv_capacity=st.none() | st.integers(-5, 10**6),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(SAMPLES, max_size=30))
+def test_whatever_nodes_say_what_is_learnt_are_sane_numbers(samples: list[NodeSample]) -> None:
+    found = capability(learn(begin(PRIOR), samples))
+    for value in (found.prefill_tokens, found.step_base_s, found.start_s):
+        assert math.isfinite(value)
+        assert value > 0.0
+    for value in (found.step_per_seq_s, found.step_per_kv_token_s):
+        assert math.isfinite(value)
+        assert value >= 0.0
+    assert found.kv_capacity is not None
+    assert found.kv_capacity > 0
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(SAMPLES, max_size=10), st.integers(0, 10))
+def test_learning_in_parts_is_learning_at_once(samples: list[NodeSample], cut: int) -> None:
+    parts = learn(learn(begin(PRIOR), samples[:cut]), samples[cut:])
+    assert parts == learn(begin(PRIOR), samples)

@@ -1,0 +1,125 @@
+"""The planner in a closed loop with a pool of numbers: steady, in time, within its budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from random import Random
+
+import pytest
+
+from baton_operator.planner.memory import Memory
+from baton_operator.planner.plan import plan
+from baton_operator.planner.records import Bounds, Decision, Policy, Reason
+from baton_protocol.store import ROLES
+from tests.support.planner_looks import ANSWER, POLICY
+from tests.support.planner_plant import TICK_S, Plant
+
+HOUR = round(3_600.0 / TICK_S)
+Load = Callable[[int], tuple[float, float]]  # turn -> requests per second, tokens of an answer
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    found: Decision
+    ttft_s: float
+    gpus: int  # of all nodes that are there
+
+    @property
+    def pair(self) -> tuple[int, int]:
+        return self.found.prefill, self.found.decode
+
+
+def run(
+    load: Load, turns: int, policy: Policy = POLICY, begin: tuple[int, int] = (2, 2)
+) -> list[Turn]:
+    """One GPU per node; the planner acts each turn, on a fixed sequence of clients."""
+    plant, memory, told = Plant(Random(7)).begin(*begin), Memory(), []
+    for turn in range(turns):
+        look = plant.look(*load(turn))
+        found, memory = plan(look, policy, memory)
+        plant.act(found)
+        measured = look.demand.ttft_s if look.demand is not None else None
+        told.append(Turn(found, measured or 0.0, len(plant.views)))
+    return told
+
+
+def moves(turns: list[Turn], role: str) -> int:
+    """How often a role's number changed."""
+    return sum(
+        getattr(one.found, role) != getattr(other.found, role) for one, other in pairwise(turns)
+    )
+
+
+@pytest.mark.parametrize("requests", [4.0, 9.0, 14.0, 18.0, 26.0, 31.0, 40.0])
+def test_constant_load_with_noise_does_not_make_it_swing(requests: float) -> None:
+    """Among 360 looks there may be one that is over the headroom: a node comes, and goes again."""
+    settled = run(lambda _: (requests, ANSWER), 2 * HOUR)[HOUR // 2 :]
+    for role in ROLES:
+        numbers = {getattr(turn.found, role) for turn in settled}
+        assert moves(settled, role) <= 2
+        assert max(numbers) - min(numbers) <= 1
+
+
+def test_a_burst_is_met_in_a_few_turns_and_its_nodes_stay_for_the_window() -> None:
+    turns = run(lambda turn: (50.0 if 40 <= turn < 100 else 5.0, ANSWER), 200)
+    before, after = turns[39].pair, turns[99].pair
+    assert before == (1, 1)
+    assert after[0] >= 6
+    assert [turn.pair[0] for turn in turns[40:43]] == [2, 4, 8]
+    window = round(POLICY.down_stabilisation_s / TICK_S)
+    assert min(turn.pair[0] for turn in turns[99 : 99 + window]) >= 6
+    assert turns[-1].pair == (1, 1)
+    assert turns[99].ttft_s < POLICY.ttft_s
+
+
+def test_growth_that_lasts_is_met_before_it_hurts() -> None:
+    turns = run(lambda turn: (8.0 + 0.3 * turn, ANSWER), 160)
+    assert max(turn.ttft_s for turn in turns[10:]) < POLICY.ttft_s
+    assert Reason.TREND_ROSE in {turn.found.reason for turn in turns}
+
+
+def test_a_shift_from_prompts_to_answers_moves_nodes_within_the_budget() -> None:
+    policy = replace(POLICY, gpu_budget=8)
+    turns = run(lambda turn: (30.0, 60.0) if turn < 120 else (8.0, 2_500.0), 300, policy, (4, 2))
+    assert turns[119].pair[0] >= 4
+    assert turns[-1].pair[0] <= 2
+    assert turns[-1].pair[1] >= 5
+    assert max(turn.gpus for turn in turns) <= 8
+    first = next(at for at, turn in enumerate(turns[120:]) if turn.pair[1] > turns[119].pair[1])
+    assert first * TICK_S < POLICY.down_stabilisation_s
+
+
+def test_a_budget_holds_while_nodes_drain() -> None:
+    policy = replace(
+        POLICY,
+        gpu_budget=7,
+        down_stabilisation_s=30.0,
+        bounds={"prefill": Bounds(maximum=6), "decode": Bounds(maximum=6)},
+    )
+    turns = run(
+        lambda turn: (35.0, 50.0) if turn // 40 % 2 else (6.0, 3_000.0), 400, policy, (3, 3)
+    )
+    assert max(turn.gpus for turn in turns) <= 7
+    assert {turn.pair[0] for turn in turns} >= {2, 4}
+
+
+def test_a_pool_that_nobody_uses_sleeps_and_one_request_wakes_it() -> None:
+    policy = replace(POLICY, scale_to_zero_after_s=120.0)
+    turns = run(lambda turn: (0.0 if 20 <= turn < 60 else 10.0, ANSWER), 100, policy)
+    pairs = [turn.pair for turn in turns]
+    asleep = pairs.index((0, 0))
+    assert turns[asleep].found.reason == Reason.IDLE
+    assert 120.0 <= (asleep - 20 + 1) * TICK_S <= 150.0
+    assert turns[asleep + 1].found.reason == Reason.ASLEEP
+    assert turns[60].found.reason == Reason.WOKEN
+    assert min(turns[60].pair) >= 1
+    assert (0, 0) not in pairs[60:]
+
+
+def test_an_operator_that_starts_anew_watches_a_whole_window_before_it_scales_down() -> None:
+    turns = run(lambda _: (5.0, ANSWER), 60, begin=(4, 4))
+    lower = next(at for at, turn in enumerate(turns) if turn.pair != (4, 4))
+    assert lower * TICK_S == POLICY.down_stabilisation_s
+    assert {turn.found.reason for turn in turns[:lower]} == {Reason.DOWN_STABILISING}

@@ -1,0 +1,233 @@
+"""The planner's single rules: waits, schedules, pairs, steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import exp
+from typing import Any
+
+import pytest
+
+from baton_operator.planner.fit import Pair, Rules, fit
+from baton_operator.planner.memory import Memory
+from baton_operator.planner.plan import plan
+from baton_operator.planner.queueing import servers_for
+from baton_operator.planner.records import Bounds, Phase, Policy, Reason, Schedule
+from baton_operator.planner.schedule import active, ranges
+from tests.support.planner_looks import (
+    NOW,
+    POLICY,
+    bounded,
+    decide,
+    demand,
+    look,
+    node,
+    nodes,
+)
+
+DAY = 24 * 60
+
+
+def test_one_server_holds_as_long_as_the_formula_for_one_says() -> None:
+    # M/M/1: P(wait > t) = a exp(-(1 - a) t / S); with t = S one server holds 95 % up to a = 0.116.
+    for load in (0.05, 0.1, 0.13, 0.5):
+        expected = load * exp(-(1.0 - load)) <= 0.05
+        assert (servers_for(load, 1.0, 1.0, 0.95) == 1) == expected
+
+
+def test_servers_agree_with_a_table_of_erlang_c() -> None:
+    # C(5, 4) = 0.5541, C(6, 4) = 0.2848, C(7, 4) = 0.1351, C(8, 4) = 0.0590: no wait at all.
+    assert servers_for(4.0, 1.0, 0.0, 0.44) == 5
+    assert servers_for(4.0, 1.0, 0.0, 0.45) == 6
+    assert servers_for(4.0, 1.0, 0.0, 0.865) == 8
+    assert servers_for(4.0, 1.0, 0.0, 0.86) == 7
+
+
+def test_more_load_needs_no_fewer_servers_and_no_load_needs_none() -> None:
+    found = [servers_for(0.1 * step, 0.3, 0.5, 0.95) for step in range(400)]
+    assert found == sorted(found)
+    assert found[0] == 0
+    assert all(number > 0.1 * step for step, number in enumerate(found) if step)
+
+
+@pytest.mark.parametrize(
+    ("minute", "inside"),
+    [(22 * 60, True), (22 * 60 - 1, False), (DAY + 6 * 60 - 1, True), (DAY + 6 * 60, False)],
+)
+def test_a_schedule_over_midnight_belongs_to_the_day_it_begins(minute: int, inside: bool) -> None:
+    night = Schedule(days=frozenset({0}), from_minute=22 * 60, to_minute=6 * 60)
+    assert active(night, minute) == inside
+
+
+def test_sundays_night_ends_on_monday() -> None:
+    night = Schedule(days=frozenset({6}), from_minute=22 * 60, to_minute=6 * 60)
+    assert active(night, 0)
+    assert not active(night, DAY)
+
+
+def test_a_schedule_that_ends_where_it_begins_lasts_a_day() -> None:
+    day = Schedule(days=frozenset({1}), from_minute=480, to_minute=480)
+    assert active(day, DAY + 480)
+    assert active(day, 2 * DAY + 479)
+    assert not active(day, DAY + 479)
+    assert not active(day, 2 * DAY + 480)
+
+
+def test_of_two_schedules_the_later_wins_each_side_by_itself() -> None:
+    days = frozenset(range(7))
+    first = Schedule(
+        days=days, from_minute=0, to_minute=DAY, minimum={"decode": 5}, maximum={"decode": 7}
+    )
+    second = Schedule(days=days, from_minute=0, to_minute=60, minimum={"decode": 2})
+    policy = bounded((1, 9), (1, 9), schedules=(first, second))
+    both, alone = ranges(policy, 30)["decode"], ranges(policy, 90)["decode"]
+    assert (both.minimum, both.maximum) == (2, 7)
+    assert (alone.minimum, alone.maximum) == (5, 7)
+
+
+def test_a_schedule_raises_minima_and_lowers_maxima_and_never_the_other_way() -> None:
+    days = frozenset(range(7))
+    wide = Schedule(
+        days=days, from_minute=0, to_minute=0, minimum={"prefill": 1}, maximum={"prefill": 50}
+    )
+    found = ranges(bounded((3, 5), (1, 9), schedules=(wide,)), 0)["prefill"]
+    assert (found.minimum, found.maximum) == (3, 5)
+
+
+def test_a_minimum_over_the_maximum_gives_way() -> None:
+    days = frozenset(range(7))
+    narrow = Schedule(days=days, from_minute=0, to_minute=0, maximum={"prefill": 2})
+    found = ranges(bounded((3, 5), (1, 9), schedules=(narrow,)), 0)["prefill"]
+    assert (found.minimum, found.maximum) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("want", "rules", "expected"),
+    [
+        ((4, 4), {}, (4, 4)),
+        ((1, 6), {"ratio_min": 0.5}, (3, 6)),
+        ((6, 1), {"ratio_max": 2.0}, (6, 3)),
+        ((9, 2), {"ratio_max": 1.0}, (6, 6)),  # decode saturates at 6: prefill is lowered
+        ((2, 6), {"ratio_min": 2.0}, (8, 4)),  # prefill saturates at 8: decode is lowered
+        ((6, 6), {"budget": 6}, (3, 3)),
+        ((8, 4), {"budget": 6}, (4, 2)),
+        ((4, 4), {"budget": 8, "there": (6, 2)}, (4, 2)),  # shrink first
+        ((4, 4), {"budget": 8, "there": (4, 2), "draining": (2, 0)}, (4, 2)),
+        ((4, 4), {"budget": 8, "there": (4, 2), "draining": (1, 0)}, (4, 3)),
+        ((4, 4), {"budget": 8, "there": (4, 2)}, (4, 4)),
+        ((8, 1), {"budget": 4, "ratio_max": 2.0}, (2, 1)),
+        ((4, 4), {"budget": 1}, None),
+        ((1, 1), {"ratio_min": 9.0}, None),
+    ],
+)
+def test_the_best_pair_obeys_ratio_and_budget(
+    want: Pair, rules: dict[str, float], expected: Pair | None
+) -> None:
+    made = replace(Rules(gpus=(1, 1)), **rules)  # type: ignore[arg-type]
+    assert fit(want, (1, 1), (8, 6), made) == expected
+
+
+def test_nodes_on_their_way_are_not_asked_for_twice() -> None:
+    started = (*nodes(demand(20.0), 2, 2), node("prefill", 2, Phase.PENDING, since_s=0.0))
+    first = decide(look(2, 2, 20.0))
+    second = decide(look(3, 2, 20.0, nodes=started))
+    assert (first.prefill, second.prefill) == (3, 3)
+    assert not second.acts
+
+
+def test_requests_before_prefill_nodes_are_answered_soon_and_counted_by_decode() -> None:
+    calm = look(8, 2, 20.0)
+    queue = tuple(
+        replace(one, queued_tokens=60_000) if one.role == "prefill" else one for one in calm.nodes
+    )
+    assert decide(calm).decode == 2
+    assert decide(replace(calm, nodes=queue)).decode > 2
+
+
+def test_a_held_request_wakes_at_least_the_minimum_pair_whatever_is_not_known() -> None:
+    policy = bounded((2, 9), (3, 9), scale_to_zero_after_s=300.0)
+    found = decide(look(0, 0, demand=demand(0.0, held=1, idle_s=0.0), capability=None), policy)
+    assert (found.prefill, found.decode, found.reason) == (2, 3, Reason.WOKEN)
+
+
+def test_a_pool_sleeps_on_while_nothing_is_known_and_wakes_for_a_schedule() -> None:
+    policy = replace(POLICY, scale_to_zero_after_s=300.0)
+    found = decide(look(0, 0, demand=None), policy)
+    assert (found.prefill, found.decode, found.reason) == (0, 0, Reason.DEMAND_UNKNOWN)
+    day = Schedule(days=frozenset({0}), from_minute=0, to_minute=DAY, minimum={"decode": 1})
+    found = decide(look(0, 0, demand=None), replace(policy, schedules=(day,)))
+    assert (found.prefill, found.decode, found.reason) == (1, 1, Reason.WOKEN)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"held": 1}, {"held": None}, {"live_requests": 1}, {"idle_s": 299.0}, {"idle_s": None}],
+)
+def test_a_pool_goes_to_sleep_only_if_nothing_waits_or_runs(change: dict[str, Any]) -> None:
+    policy = replace(POLICY, scale_to_zero_after_s=300.0)
+    found = decide(look(2, 2, demand=demand(0.0, **change)), policy)
+    assert min(found.prefill, found.decode) >= 1
+
+
+def test_a_pool_without_prefill_nodes_has_no_ratio() -> None:
+    policy = bounded((0, 0), (1, 9), ratio_min=0.5, ratio_max=2.0)
+    found = decide(look(0, 2, 10.0), policy)
+    assert (found.prefill, found.decode) == (0, 1)
+
+
+def test_both_roles_are_told_with_their_numbers() -> None:
+    found = decide(look(2, 2, 20.0))
+    assert found.message == (
+        "prefill 2 -> 3 (DemandRose: 18,000 uncached prompt tokens/s, a node computes 10,000/s, "
+        "3 needed for TTFT 2 s); decode 2 (Steady: 4,000 output tokens/s, 67 live requests with "
+        "1,015 tokens of KV each, a node holds 198 at ITL 50 ms, 2 needed)"
+    )
+    assert found.numbers["prefill_tokens_per_s"] == 18_000.0
+    assert found.numbers["decode_live_requests"] == 67.0
+    assert found.numbers["prefill_needed"] == 3.0
+
+
+@pytest.mark.parametrize(
+    ("asked", "gauges", "says"),
+    [
+        ({}, {"busy": 0.6}, "1 would be busy 120 % of the time"),
+        ({}, {"queued_tokens": 15_000}, "what is queued would keep 1 busy for 3.0 s"),
+        ({"ttft_s": 2.5}, {}, "TTFT 2.50 s is over 2 s now"),
+        ({"ttft_s": None}, {"busy": None, "queued_tokens": None}, "neither queues nor TTFT"),
+    ],
+)
+def test_prefill_nodes_stay_where_the_survivors_would_miss_a_target(
+    asked: dict[str, Any], gauges: dict[str, Any], says: str
+) -> None:
+    """The rates alone need one node of each role."""
+    calm = look(2, 1, demand=demand(2.0, 1, **asked))
+    nodes_ = tuple(replace(one, **gauges) if one.role == "prefill" else one for one in calm.nodes)
+    found = decide(replace(calm, nodes=nodes_))
+    assert (found.prefill, found.reason) == (2, Reason.CONSOLIDATION_REFUSED)
+    assert says in found.message
+
+
+def test_an_observation_that_several_looks_find_is_one_observation() -> None:
+    """A gathering failed: the next look sees the same numbers, older."""
+    _, memory = plan(look(2, 2, demand=demand(10.0, age_s=3.0)), POLICY, Memory())
+    again = replace(look(2, 2, demand=demand(10.0, age_s=18.0)), at_s=NOW + 15.0)
+    _, memory = plan(again, POLICY, memory)
+    assert [one.at_s for one in memory.seen] == [NOW - 3.0]
+    assert [one.at_s for one in memory.wished] == [NOW, NOW + 15.0]
+
+
+def test_a_target_missed_is_remembered_and_the_node_stays() -> None:
+    """One more node for a missed ITL; the model still sees no use for it afterwards."""
+    policy = Policy(
+        bounds={"prefill": Bounds(maximum=9), "decode": Bounds(maximum=9)},
+        down_stabilisation_s=60.0,
+    )
+    memory, decode, itl_s = Memory(), 2, 0.08
+    for turn in range(14):
+        asked = demand(20.0, decode, itl_s=itl_s)
+        found, memory = plan(
+            replace(look(3, decode, demand=asked), at_s=15.0 * turn), policy, memory
+        )
+        itl_s = 0.08 if found.decode < 3 else 0.02
+        decode = found.decode
+    assert decode == 3

@@ -1,0 +1,377 @@
+"""What holds for every look: bounds, budget, ratio, monotony, and that nothing unknown is zero."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from baton_operator.planner.memory import Memory, Miss, Wished
+from baton_operator.planner.plan import plan
+from baton_operator.planner.records import (
+    Bounds,
+    Capability,
+    Decision,
+    Demand,
+    NodeView,
+    Phase,
+    Policy,
+    Schedule,
+    Situation,
+)
+from baton_operator.planner.schedule import problems, ranges
+from baton_protocol.store import ROLES, Role
+from tests.support.planner_looks import NOW, nodes
+
+COUNTS = st.integers(0, 6)
+RATES = st.integers(0, 60_000)
+
+
+def maybe(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.none() | strategy
+
+
+DEMANDS = st.builds(
+    Demand,
+    window_s=st.just(30.0),
+    age_s=st.sampled_from([0.0, 5.0, 29.0, 31.0]),
+    requests=maybe(st.integers(0, 60)),
+    prompt_tokens=maybe(RATES),
+    uncached_prompt_tokens=maybe(RATES),
+    output_tokens=maybe(RATES),
+    live_requests=maybe(st.integers(0, 1_000)),
+    live_kv_tokens=maybe(st.integers(0, 2_000_000)),
+    held=maybe(st.integers(0, 5)),
+    idle_s=maybe(st.sampled_from([0.0, 100.0, 1_000.0])),
+    store_read_bytes=maybe(st.sampled_from([0.0, 5e9, 1e10])),
+    ttft_s=maybe(st.sampled_from([0.1, 5.0])),
+    itl_s=maybe(st.sampled_from([0.01, 0.2])),
+)
+NODES = st.builds(
+    NodeView,
+    name=st.just("node"),
+    role=st.sampled_from(ROLES),
+    phase=st.sampled_from(Phase),
+    since_s=st.sampled_from([0.0, 30.0, 1_000.0]),
+    age_s=maybe(st.sampled_from([1.0, 31.0])),
+    queued_tokens=maybe(st.integers(0, 100_000)),
+    running=maybe(st.integers(0, 300)),
+    waiting=maybe(st.integers(0, 10)),
+    kv_tokens=maybe(st.integers(0, 400_000)),
+    busy=maybe(st.floats(0.0, 1.0)),
+)
+CAPABILITIES = st.builds(
+    Capability,
+    prefill_tokens=st.sampled_from([100.0, 5_000.0, 40_000.0]),
+    step_base_s=st.sampled_from([0.005, 0.04, 0.2]),
+    step_per_seq_s=st.sampled_from([0.0, 1e-4]),
+    step_per_kv_token_s=st.sampled_from([0.0, 1e-7]),
+    kv_capacity=maybe(st.sampled_from([10_000, 400_000])),
+    store_read_limit=maybe(st.just(1e10)),
+)
+
+
+@st.composite
+def policies(draw: st.DrawFn) -> Policy:
+    bounds: dict[Role, Bounds] = {}
+    for role in ROLES:
+        least = draw(st.integers(0 if role == "prefill" else 1, 3))
+        most = draw(st.integers(max(1, least), 8))
+        bounds[role] = Bounds(minimum=least, maximum=most, gpus=draw(st.integers(0, 2)))
+    ratio = sorted(draw(st.tuples(*[st.sampled_from([0.25, 0.5, 1.0, 2.0, 3.0])] * 2)))
+    schedule = Schedule(
+        days=frozenset({0, 3}),
+        from_minute=draw(st.sampled_from([0, 600, 1_200])),
+        to_minute=draw(st.sampled_from([0, 600, 1_200])),
+        minimum={draw(st.sampled_from(ROLES)): draw(st.integers(0, 4))},
+        maximum={draw(st.sampled_from(ROLES)): draw(st.integers(1, 4))},
+    )
+    policy = Policy(
+        bounds=bounds,
+        gpu_budget=draw(maybe(st.integers(0, 16))),
+        ratio_min=draw(maybe(st.just(ratio[0]))),
+        ratio_max=draw(maybe(st.just(ratio[1]))),
+        scale_to_zero_after_s=draw(maybe(st.just(300.0))),
+        up_stabilisation_s=draw(st.sampled_from([0.0, 60.0])),
+        down_stabilisation_s=draw(st.sampled_from([0.0, 300.0])),
+        up_step=draw(st.sampled_from([1.0, 2.0, 10.0])),
+        down_step=draw(st.integers(1, 3)),
+        schedules=draw(st.sampled_from([(), (schedule,)])),
+    )
+    assume(not problems(policy))
+    return policy
+
+
+MEMORIES = st.builds(
+    Memory,
+    since_s=st.sampled_from([NOW - 5_000.0, NOW - 100.0, NOW]),
+    wished=st.lists(
+        st.builds(
+            Wished,
+            at_s=st.sampled_from([NOW - 400.0, NOW - 50.0, NOW - 5.0]),
+            prefill=COUNTS,
+            decode=COUNTS,
+        ),
+        max_size=4,
+    ).map(tuple),
+    misses=st.lists(
+        st.builds(
+            Miss, at_s=st.just(NOW - 60.0), role=st.sampled_from(ROLES), load=st.just(5_000.0)
+        ),
+        max_size=1,
+    ).map(tuple),
+)
+SITUATIONS = st.builds(
+    Situation,
+    at_s=st.just(NOW),
+    nodes=st.lists(NODES, max_size=8).map(tuple),
+    desired=st.fixed_dictionaries({"prefill": COUNTS, "decode": COUNTS}),
+    demand=maybe(DEMANDS),
+    capability=maybe(CAPABILITIES),
+    minute_of_week=st.sampled_from([0, 660, 1_500, 5_000]),
+    rolling=st.booleans(),
+)
+examples = settings(max_examples=150, deadline=None)
+
+
+def count(situation: Situation, role: Role, *phases: Phase) -> int:
+    return sum(1 for node in situation.nodes if node.role == role and node.phase in phases)
+
+
+def there(situation: Situation, role: Role) -> int:
+    alive = count(situation, role, Phase.PENDING, Phase.STARTING, Phase.READY)
+    return max(situation.desired[role], alive)
+
+
+def of(found: Decision, role: Role) -> int:
+    return found.prefill if role == "prefill" else found.decode
+
+
+def gpus(policy: Policy, pair: dict[Role, int]) -> int:
+    return sum(policy.bounds[role].gpus * number for role, number in pair.items())
+
+
+def in_ratio(policy: Policy, prefill: int, decode: int) -> bool:
+    low, high = policy.ratio_min, policy.ratio_max
+    return (low is None or prefill >= low * decode - 1e-6) and (
+        high is None or prefill <= high * decode + 1e-6
+    )
+
+
+@examples
+@given(SITUATIONS, policies(), MEMORIES)
+def test_bounds_and_budget_always_hold_and_the_decision_says_why(
+    situation: Situation, policy: Policy, memory: Memory
+) -> None:
+    found, _ = plan(situation, policy, memory)
+    bounds = ranges(policy, situation.minute_of_week)
+    decided: dict[Role, int] = {"prefill": found.prefill, "decode": found.decode}
+    held = {
+        role: max(decided[role], there(situation, role)) + count(situation, role, Phase.DRAINING)
+        for role in ROLES
+    }
+    grows = any(
+        decided[role] > there(situation, role) and policy.bounds[role].gpus for role in ROLES
+    )
+    if policy.gpu_budget is not None:
+        assert gpus(policy, decided) <= policy.gpu_budget
+        assert not grows or gpus(policy, held) <= policy.gpu_budget
+    for role in ROLES:
+        assert decided[role] <= bounds[role].maximum
+    asleep = policy.scale_to_zero_after_s is not None and found.prefill == found.decode == 0
+    if policy.gpu_budget is None and not asleep:
+        assert all(decided[role] >= bounds[role].minimum for role in ROLES)
+    assert found.acts == any(decided[role] != situation.desired[role] for role in ROLES)
+    assert all(f"{role} " in found.message or asleep for role in ROLES)
+    assert all(number == number for number in found.numbers.values())
+
+
+@examples
+@given(SITUATIONS, policies(), MEMORIES)
+def test_a_pair_within_the_ratio_is_followed_by_one(
+    situation: Situation, policy: Policy, memory: Memory
+) -> None:
+    bounds = ranges(policy, situation.minute_of_week)
+    inside = {role: bounds[role].clamp(situation.desired[role]) for role in ROLES}
+    assume(policy.gpu_budget is None or gpus(policy, inside) <= policy.gpu_budget)
+    assume(in_ratio(policy, inside["prefill"], inside["decode"]))
+    situation = replace(situation, desired=inside)
+    found, _ = plan(situation, policy, memory)
+    assert in_ratio(policy, found.prefill, found.decode)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.integers(0, 60),
+    st.integers(10, 2_000),
+    st.integers(1, 8),
+    st.integers(1, 8),
+    policies(),
+)
+def test_the_ratio_is_reached_where_bounds_and_budget_allow(
+    requests: int, answer: int, prefill: int, decode: int, policy: Policy
+) -> None:
+    policy = replace(
+        policy, scale_to_zero_after_s=None, down_stabilisation_s=0.0, up_stabilisation_s=0.0
+    )
+    bounds = ranges(policy, 0)
+    possible = any(
+        in_ratio(policy, one, other)
+        and (
+            policy.gpu_budget is None
+            or gpus(policy, {"prefill": one, "decode": other}) <= policy.gpu_budget
+        )
+        for one in range(bounds["prefill"].minimum, bounds["prefill"].maximum + 1)
+        for other in range(bounds["decode"].minimum, bounds["decode"].maximum + 1)
+    )
+    memory = Memory()
+    for turn in range(40):
+        situation = steady(requests, answer, prefill, decode, NOW + 15.0 * turn)
+        found, memory = plan(situation, policy, memory)
+        prefill, decode = found.prefill, found.decode
+    assert in_ratio(policy, prefill, decode) or not possible
+
+
+def steady(
+    requests: int, answer: int, prefill: int, decode: int, at_s: float = NOW, factor: int = 1
+) -> Situation:
+    """Known in all, with the nodes' gauges as they are for the demand before `factor`."""
+    demand = Demand(
+        window_s=30.0,
+        age_s=0.0,
+        requests=requests * factor,
+        prompt_tokens=900 * requests * factor,
+        uncached_prompt_tokens=900 * requests * factor,
+        output_tokens=answer * requests * factor,
+        live_requests=requests * factor,
+        live_kv_tokens=1_000 * requests * factor,
+        held=0,
+        idle_s=0.0,
+        ttft_s=0.2,
+        itl_s=0.02,
+    )
+    calm = replace(demand, live_requests=requests, live_kv_tokens=1_000 * requests)
+    return Situation(
+        at_s=at_s,
+        nodes=nodes(calm, prefill, decode),
+        desired={"prefill": prefill, "decode": decode},
+        demand=demand,
+        capability=Capability(
+            prefill_tokens=10_000.0,
+            step_base_s=0.01,
+            step_per_seq_s=1e-4,
+            step_per_kv_token_s=1e-7,
+            kv_capacity=400_000,
+        ),
+    )
+
+
+@examples
+@given(
+    st.integers(0, 40),
+    st.integers(1, 1_000),
+    COUNTS,
+    st.integers(1, 6),
+    st.integers(1, 5),
+    policies(),
+    MEMORIES,
+)
+def test_more_demand_never_gives_a_role_fewer_nodes(
+    requests: int,
+    answer: int,
+    prefill: int,
+    decode: int,
+    factor: int,
+    policy: Policy,
+    memory: Memory,
+) -> None:
+    """Without a budget or a ratio, which make one role's need another's limit."""
+    policy = replace(policy, gpu_budget=None, ratio_min=None, ratio_max=None)
+    less, _ = plan(steady(requests, answer, prefill, decode), policy, memory)
+    more, _ = plan(steady(requests, answer, prefill, decode, factor=factor), policy, memory)
+    assert more.prefill >= less.prefill
+    assert more.decode >= less.decode
+
+
+@examples
+@given(SITUATIONS, policies(), MEMORIES, st.data())
+def test_what_is_not_known_never_scales_down(
+    situation: Situation, policy: Policy, memory: Memory, data: st.DataObject
+) -> None:
+    """But for what the owner sets: bounds and budget hold at once."""
+    policy = replace(policy, gpu_budget=None, ratio_min=None, ratio_max=None)
+    hidden = data.draw(st.sampled_from(["demand", "age", "capability", "prompt", "live", "nodes"]))
+    demand = situation.demand
+    roles: tuple[Role, ...] = ROLES
+    if hidden == "demand":
+        situation = replace(situation, demand=None)
+    elif hidden == "capability":
+        situation = replace(situation, capability=None)
+        demand = None  # a pool may go to sleep without knowing how fast its nodes are
+        policy = replace(policy, scale_to_zero_after_s=None)
+    elif hidden == "nodes":
+        assume(all(count(situation, role, Phase.READY) for role in ROLES))
+        policy = replace(policy, scale_to_zero_after_s=None)
+        situation = replace(
+            situation, nodes=tuple(replace(node, age_s=None) for node in situation.nodes)
+        )
+    elif demand is not None:
+        change: dict[str, Any] = {"age_s": 31.0}
+        if hidden == "prompt":
+            change, roles = {"uncached_prompt_tokens": None, "idle_s": None}, ("prefill",)
+        elif hidden == "live":
+            change, roles = {"output_tokens": None, "idle_s": None}, ("decode",)
+        situation = replace(situation, demand=replace(demand, **change))
+    found, _ = plan(situation, policy, memory)
+    bounds = ranges(policy, situation.minute_of_week)
+    for role in roles:
+        assert of(found, role) >= min(situation.desired[role], bounds[role].maximum)
+
+
+@examples
+@given(SITUATIONS, policies(), MEMORIES)
+def test_asking_again_at_the_same_time_changes_nothing(
+    situation: Situation, policy: Policy, memory: Memory
+) -> None:
+    found, after = plan(situation, policy, memory)
+    assert plan(situation, policy, memory) == (found, after)
+    assert plan(situation, policy, after) == (found, after)
+
+
+def test_memory_is_bounded_and_forgets_when_the_clock_goes_back() -> None:
+    policy = replace(STEADY_POLICY, down_stabilisation_s=1e9)
+    memory = Memory()
+    for turn in range(1100):
+        _, memory = plan(steady(10, 200, 2, 2, NOW + turn), policy, memory)
+    assert len(memory.wished) <= 1024
+    assert len(memory.seen) <= 1024
+    _, memory = plan(steady(10, 200, 2, 2, 5.0), policy, memory)
+    assert memory.since_s == 5.0
+    assert [one.at_s for one in memory.wished] == [5.0]
+
+
+STEADY_POLICY = Policy(bounds={"prefill": Bounds(maximum=9), "decode": Bounds(maximum=9)})
+
+
+@pytest.mark.parametrize("bad", ["minimum", "budget", "ratio", "none"])
+def test_a_policy_that_nobody_can_obey_is_named(bad: str) -> None:
+    policies_ = {
+        "minimum": replace(
+            STEADY_POLICY,
+            bounds={"prefill": Bounds(minimum=5, maximum=2), "decode": Bounds()},
+        ),
+        "budget": replace(STEADY_POLICY, gpu_budget=1),
+        "ratio": replace(STEADY_POLICY, ratio_min=2.0, ratio_max=1.0),
+        "none": replace(STEADY_POLICY, ratio_max=0.0),
+    }
+    said = {
+        "minimum": "prefill: minimum 5 is over maximum 2; lower the minimum",
+        "budget": "gpuBudget 1 is less than the minima need: 2; raise it or lower a minimum",
+        "ratio": "ratio: minimum 2 is over maximum 1; lower the minimum",
+        "none": "ratio: maximum 0 allows no prefill node; it must be over 0",
+    }
+    assert problems(policies_[bad]) == (said[bad],)
+    assert problems(STEADY_POLICY) == ()

@@ -1,0 +1,138 @@
+"""Routers are told over HTTP, by real servers that stand for them."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
+
+import pytest
+from aiohttp import web
+
+from baton_operator.drain.marks import Leave
+from baton_operator.drain.routers import Routers
+from baton_operator.drain.steps import Outcome, Told
+
+TOKEN = "70ce7bb0"
+
+
+class Heard(NamedTuple):
+    path: str
+    token: str
+    body: Any
+
+
+class Stand:
+    """For all routers: they listen on addresses of their own and on one port."""
+
+    def __init__(self) -> None:
+        self.heard: list[Heard] = []
+        self.statuses: dict[str, int] = {}
+
+    async def answer(self, request: web.Request) -> web.Response:
+        text = await request.text()
+        token = request.headers["Authorization"]
+        self.heard.append(Heard(request.path, token, json.loads(text) if text else None))
+        status = self.statuses.get(str(request.url.host), 200)
+        return web.json_response({"error": {"message": "words  of\nit"}}, status=status)
+
+
+@asynccontextmanager
+async def standing(*hosts: str) -> AsyncIterator[tuple[Stand, Routers]]:
+    stand, app = Stand(), web.Application()
+    app.router.add_post("/nodes/{node}/{act}", stand.answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = int(free.getsockname()[1])
+    for host in hosts:
+        await web.TCPSite(runner, host, port).start()
+    routers = Routers(port, answer_s=20.0)
+    try:
+        yield stand, routers
+    finally:
+        await routers.close()
+        await runner.cleanup()
+
+
+async def test_every_router_is_told_with_the_link_token_and_the_deadline() -> None:
+    hosts = ("127.0.0.1", "127.0.0.2")
+    async with standing(*hosts) as (stand, routers):
+        assert (await routers.drain(hosts, TOKEN, "node-1", Leave())).outcome == "taken"
+    words = {"deadline_s": 60, "reason": "scale-down"}
+    assert stand.heard == [Heard("/nodes/node-1/drain", f"Bearer {TOKEN}", words)] * 2
+
+
+async def test_an_old_node_is_told_what_takes_its_place() -> None:
+    async with standing("127.0.0.1") as (stand, routers):
+        await routers.drain(["127.0.0.1"], TOKEN, "node-1", Leave(600, "0a1b2c"))
+    words = {"deadline_s": 600, "reason": "roll-out", "replaced_by": "0a1b2c"}
+    assert stand.heard == [Heard("/nodes/node-1/drain", f"Bearer {TOKEN}", words)]
+
+
+async def test_a_node_is_told_to_serve_again() -> None:
+    async with standing("127.0.0.1") as (stand, routers):
+        assert (await routers.resume(["127.0.0.1"], TOKEN, "node-1")).outcome == "taken"
+    assert stand.heard == [Heard("/nodes/node-1/resume", f"Bearer {TOKEN}", None)]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "outcome"),
+    [
+        (200, 404, "taken"),
+        (500, 200, "taken"),
+        (404, 404, "unknown"),
+        (400, 404, "unknown"),
+        (404, 503, "unable"),
+        (403, 404, "failed"),
+        (503, 500, "failed"),
+        (302, 302, "failed"),
+    ],
+)
+async def test_of_several_answers_the_best_counts(
+    first: int, second: int, outcome: Outcome
+) -> None:
+    async with standing("127.0.0.1", "127.0.0.2") as (stand, routers):
+        stand.statuses = {"127.0.0.1": first, "127.0.0.2": second}
+        told = [
+            await routers.drain(["127.0.0.1", "127.0.0.2"], TOKEN, "node-1", Leave()),
+            await routers.resume(["127.0.0.1", "127.0.0.2"], TOKEN, "node-1"),
+        ]
+    assert [one.outcome for one in told] == [outcome, outcome]
+
+
+async def test_a_refusal_is_told_in_the_routers_words_and_in_one_line() -> None:
+    async with standing("127.0.0.1") as (stand, routers):
+        stand.statuses = {"127.0.0.1": 403}
+        told = await routers.drain(["127.0.0.1"], TOKEN, "node-1", Leave())
+    assert told.words.startswith("the router at 127.0.0.1:")
+    assert told.words.endswith("answered 403: words of it")
+
+
+async def test_without_a_router_nobody_is_told() -> None:
+    routers = Routers()
+    assert await routers.drain([], TOKEN, "node-1", Leave()) == Told(
+        "failed", "no router is ready to be told"
+    )
+    await routers.close()
+
+
+async def test_a_router_that_is_silent_is_not_waited_for() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        port = int(mute.getsockname()[1])
+        routers = Routers(port, answer_s=0.2)
+        told = await routers.drain(["127.0.0.1"], TOKEN, "node-1", Leave())
+        await routers.close()
+    assert told == Told("failed", f"the router at 127.0.0.1:{port} did not answer within 0.2 s")
+
+
+async def test_a_router_that_is_gone_is_told_of_by_its_address() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = int(free.getsockname()[1])
+    routers = Routers(port)
+    told = await routers.drain(["127.0.0.1"], TOKEN, "node-1", Leave())
+    await routers.close()
+    assert told.outcome == "failed"
+    assert told.words.startswith(f"the router at 127.0.0.1:{port}: ")

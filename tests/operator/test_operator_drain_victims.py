@@ -1,0 +1,151 @@
+"""Of nodes that are too many those with least to lose are chosen, each with a reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from baton_operator.drain.victims import Victim, choose_victims, live_requests
+from baton_operator.observed import ObservedPod
+from baton_protocol.store import NodeLoad, NodeReport
+from tests.support.fake_node import make_report
+
+SINCE = "2026-05-04T11:59:30Z"
+
+
+def node(name: str, **changes: Any) -> ObservedPod:
+    facts: dict[str, Any] = {"component": "decode", "revision": "1", "ready": True}
+    return ObservedPod(name=name, terminating=False, **(facts | changes))
+
+
+def load(name: str, running: int = 0, cached: int = 0, **changes: Any) -> NodeReport:
+    facts: dict[str, Any] = {"load": NodeLoad(running=running, cached_blocks=cached)}
+    return make_report(name, "decode", **(facts | changes))
+
+
+def chosen(
+    pods: list[ObservedPod], surplus: int, *reports: NodeReport, asked: bool = True
+) -> list[str]:
+    return [victim.pod.name for victim in _choose(pods, surplus, *reports, asked=asked)]
+
+
+def _choose(
+    pods: list[ObservedPod], surplus: int, *reports: NodeReport, asked: bool = True
+) -> list[Victim]:
+    by_name = {str(report.node): report for report in reports}
+    return choose_victims(pods, by_name if asked else None, surplus)
+
+
+BUSY = (load("a", 3), load("b", 1), load("c", 2))
+
+
+@pytest.mark.parametrize(
+    ("pods", "reports", "expected"),
+    [
+        ([node("a"), node("b"), node("c")], BUSY, ["b", "c"]),
+        (
+            [node("a"), node("b"), node("c")],
+            (load("a", 1, 30), load("b", 1, 10), load("c", 1, 20)),
+            ["b", "c"],
+        ),
+        ([node("a"), node("b"), node("c")], (load("b"), load("a"), load("c")), ["a", "b"]),
+        ([node("a", ready=False), node("b"), node("c")], BUSY, ["a", "b"]),
+        (
+            [node("a", ready=False), node("b"), node("c", ready=False, stage="pending")],
+            BUSY,
+            ["c", "a"],
+        ),
+        (
+            [node("a", ready=False, stage="unplaced"), node("b", ready=False, stage="pending")],
+            (),
+            ["a", "b"],
+        ),
+        ([node("a", drain_since=SINCE), node("b"), node("c")], BUSY, ["a", "b"]),
+        (
+            [node("a", drain_since=SINCE), node("b", ready=False), node("c")],
+            BUSY,
+            ["b", "a"],
+        ),
+        (
+            [node("a"), node("b"), node("c")],
+            (load("a", 3, state="draining"), load("b", 1), load("c", 2)),
+            ["a", "b"],
+        ),
+        ([node("a"), node("b"), node("c")], (load("b", 9), load("c", 7)), ["c", "b"]),
+    ],
+    ids=[
+        "fewest live requests",
+        "then fewest cached blocks",
+        "then by name",
+        "not ready before the idlest",
+        "not started before not ready",
+        "without a place before without containers",
+        "a mark is kept, whatever the loads are by now",
+        "but not where another one has nothing to lose",
+        "drained by hand",
+        "one that says nothing may be the busiest",
+    ],
+)
+def test_who_has_least_to_lose_goes_first(
+    pods: list[ObservedPod], reports: tuple[NodeReport, ...], expected: list[str]
+) -> None:
+    assert chosen(pods, 2, *reports) == expected
+
+
+def test_nobody_is_chosen_where_none_is_too_many() -> None:
+    assert chosen([node("a"), node("b")], 0, *BUSY) == []
+    assert chosen([node("a"), node("b")], -1, *BUSY) == []
+
+
+def test_without_an_answer_of_the_index_only_those_go_whose_load_does_not_matter() -> None:
+    pods = [node("a"), node("b"), node("c", ready=False), node("d", drain_since=SINCE)]
+    assert chosen(pods, 3, asked=False) == ["c", "d"]
+    assert chosen(pods, 1, asked=False) == ["c"]
+
+
+def test_without_an_answer_all_go_where_none_is_to_stay() -> None:
+    assert chosen([node("b"), node("a")], 2, asked=False) == ["a", "b"]
+
+
+def test_whoever_is_patient_waits_for_an_answer_also_where_none_is_to_stay() -> None:
+    pods = [node("b"), node("a", ready=False), node("c", drain_since=SINCE)]
+    patient = choose_victims(pods, None, 3, patient=True)
+    assert [victim.pod.name for victim in patient] == ["a", "c"]
+
+
+@pytest.mark.parametrize(
+    ("pod", "reports", "surplus", "why"),
+    [
+        (node("a"), BUSY, 3, "least to lose: 3 live requests, 0 cached blocks"),
+        (node("a"), BUSY, 4, "no node of its role is to stay"),
+        (node("a"), (), 3, "nothing is known of it, nor of the others"),
+        (node("a", ready=False), (), 3, "it is not ready"),
+        (node("a", ready=False, stage="pending"), (), 3, "it has not started"),
+        (
+            node("a"),
+            (load("a", 1, 7, state="draining"),),
+            3,
+            "drained by hand, with 1 live requests, 7 cached blocks",
+        ),
+        (
+            node("a", drain_since=SINCE, drain_reason="it was so then"),
+            BUSY,
+            3,
+            "it was so then",
+        ),
+    ],
+    ids=["load", "all", "unknown", "unready", "pending", "by hand", "marked"],
+)
+def test_each_choice_has_a_reason(
+    pod: ObservedPod, reports: tuple[NodeReport, ...], surplus: int, why: str
+) -> None:
+    others = [node(name) for name in ("b", "c", "d")]
+    [victim] = [one for one in _choose([pod, *others], surplus, *reports) if one.pod == pod]
+    assert victim.why == why
+
+
+def test_requests_count_that_only_the_engine_or_only_the_server_knows() -> None:
+    old = load("a", load=NodeLoad(running=1, waiting=2, parked=3))
+    assert live_requests(old) == 6
+    assert live_requests(load("a", load=NodeLoad(running=1, requests=2))) == 2

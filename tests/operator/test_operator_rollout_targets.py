@@ -1,0 +1,222 @@
+"""How many nodes of which revision there shall be, case by case."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from baton_operator.rollout.records import OldNodes, RoleNodes, Targets
+from baton_operator.rollout.targets import targets
+from baton_protocol.store import Role
+
+
+def old(desired: int, revision: str = "old", **changes: Any) -> OldNodes:
+    """All of them serve."""
+    facts: dict[str, Any] = {"alive": desired, "holding": desired, "gpus": 1}
+    return OldNodes(revision=revision, desired=desired, **(facts | changes))
+
+
+def nodes(role: Role, wanted: int, new: int = 0, *older: OldNodes, **changes: Any) -> RoleNodes:
+    """`new` ones are there and ready."""
+    facts: dict[str, Any] = {"desired": new, "alive": new, "ready": new, "gpus": 1}
+    return RoleNodes(role=role, wanted=wanted, old=older, **(facts | changes))
+
+
+def decided(
+    prefill: RoleNodes, decode: RoleNodes, surge: int = 1, budget: int | None = None
+) -> Targets:
+    return targets([prefill, decode], surge, budget)
+
+
+def counts(found: Targets, revision: str = "old") -> tuple[int, int, int, int]:
+    """New prefill, new decode, old prefill, old decode."""
+    kept = (found.old.get((role, revision), 0) for role in ("prefill", "decode"))
+    return (found.new["prefill"], found.new["decode"], *kept)  # type: ignore[return-value]
+
+
+def pool(prefill: tuple[int, int, int], decode: tuple[int, int, int], **more: Any) -> Targets:
+    """Of each role: wanted, new and ready, old."""
+    (p, new_p, old_p), (d, new_d, old_d) = prefill, decode
+    return decided(
+        nodes("prefill", p, new_p, *((old(old_p),) if old_p else ())),
+        nodes("decode", d, new_d, *((old(old_d),) if old_d else ())),
+        **more,
+    )
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "surge", "expected"),
+    [
+        ((1, 0, 1), (1, 0, 1), 1, (1, 1, 1, 1)),
+        ((1, 1, 1), (1, 1, 1), 1, (1, 1, 0, 0)),
+        ((1, 1, 1), (1, 0, 1), 1, (1, 1, 1, 1)),
+        ((2, 0, 2), (4, 0, 4), 1, (1, 1, 2, 4)),
+        ((2, 1, 2), (4, 1, 4), 1, (1, 1, 2, 3)),
+        ((2, 1, 2), (4, 1, 3), 1, (1, 2, 2, 3)),
+        ((2, 1, 2), (4, 2, 3), 1, (1, 2, 1, 2)),
+        ((2, 2, 1), (4, 3, 1), 1, (2, 4, 1, 1)),
+        ((2, 2, 1), (4, 4, 1), 1, (2, 4, 0, 0)),
+        ((2, 0, 2), (4, 0, 4), 3, (2, 3, 2, 4)),
+        ((1, 0, 1), (2, 0, 5), 1, (1, 0, 1, 2)),
+        ((1, 0, 1), (5, 0, 2), 1, (1, 4, 1, 2)),
+        ((0, 0, 2), (2, 0, 2), 1, (0, 1, 1, 2)),
+        ((0, 0, 1), (2, 2, 1), 1, (0, 2, 0, 0)),
+        ((2, 0, 0), (2, 0, 2), 1, (2, 1, 0, 2)),
+        ((0, 0, 2), (0, 0, 2), 1, (0, 0, 0, 0)),
+        ((2, 0, 0), (3, 0, 0), 1, (2, 3, 0, 0)),
+    ],
+    ids=[
+        "one of each is made beside the old ones",
+        "which go when both are ready",
+        "and not while one role is behind",
+        "of several one of each is made",
+        "old ones go by the share of the role that is behind",
+        "a place that is free is taken",
+        "each role at its own pace",
+        "one old pair stays to the end",
+        "and then goes",
+        "a larger surge is made at once",
+        "what is too many of the old goes first",
+        "what is wanted more is made at once",
+        "a role that nobody wants any more keeps one while the old ones serve",
+        "and none after them",
+        "a role that is new is made at once",
+        "a pool that shall be empty",
+        "a pool without old nodes is no roll-out",
+    ],
+)
+def test_a_roll_out_goes_step_by_step(
+    prefill: tuple[int, int, int],
+    decode: tuple[int, int, int],
+    surge: int,
+    expected: tuple[int, int, int, int],
+) -> None:
+    assert counts(pool(prefill, decode, surge=surge)) == expected
+
+
+def test_old_nodes_that_drain_or_end_take_a_place() -> None:
+    drains = old(3, alive=3)
+    ends = old(2, alive=2, holding=2, ending=1)
+    for one in (drains, ends):
+        found = decided(nodes("prefill", 1, 1, old(1)), nodes("decode", 3, 1, one))
+        assert found.new["decode"] == 1
+
+
+def test_old_nodes_that_do_not_serve_hold_nothing_and_all_new_ones_are_made() -> None:
+    dead = old(2, holding=0)
+    found = decided(nodes("prefill", 2, 0, dead), nodes("decode", 2, 0, dead))
+    assert counts(found) == (2, 2, 0, 0)
+    assert not found.rolling
+
+
+def test_of_old_nodes_those_that_do_not_serve_go_first() -> None:
+    found = decided(nodes("prefill", 1, 0, old(1)), nodes("decode", 3, 0, old(3, holding=2)))
+    assert counts(found) == (1, 1, 1, 2)
+
+
+def test_of_several_old_revisions_that_with_most_nodes_stays_longest() -> None:
+    found = decided(
+        nodes("prefill", 2, 1, old(1, "b"), old(2, "a")),
+        nodes("decode", 4, 1, old(1, "b"), old(3, "a")),
+    )
+    assert counts(found, "a")[2:] == (2, 3)
+    assert counts(found, "b")[2:] == (0, 0)
+
+
+def test_old_nodes_that_are_gone_are_not_made_again_for_new_ones_that_died() -> None:
+    found = decided(
+        nodes("prefill", 2, 0, old(1), desired=2, alive=2),
+        nodes("decode", 2, 0, old(1), desired=2, alive=2),
+    )
+    assert counts(found) == (2, 2, 1, 1)
+
+
+def test_nodes_too_many_of_the_new_revision_go_in_the_middle_of_a_roll_out() -> None:
+    found = decided(nodes("prefill", 1, 1, old(1)), nodes("decode", 2, 3, old(1)))
+    assert found.new["decode"] == 2
+
+
+@pytest.mark.parametrize(
+    ("budget", "expected", "needed"),
+    [
+        (8, (1, 1, 2, 4), 8),
+        (7, (0, 0, 2, 4), 8),
+        (None, (1, 1, 2, 4), 0),
+    ],
+    ids=["room for one of each", "too little for both", "without a budget"],
+)
+def test_a_roll_out_begins_only_with_room_for_one_more_of_each_role(
+    budget: int | None, expected: tuple[int, int, int, int], needed: int
+) -> None:
+    found = pool((2, 0, 2), (4, 0, 4), budget=budget)
+    assert counts(found) == expected
+    assert found.needed_gpus == needed
+    assert found.held_gpus == 6
+
+
+def test_gpus_of_old_nodes_count_to_the_end_of_their_pods() -> None:
+    ends = old(1, ending=1)
+    found = decided(nodes("prefill", 1, 1, old(1)), nodes("decode", 2, 1, ends), budget=5)
+    assert found.held_gpus == 5
+    assert found.new["decode"] == 1
+
+
+def test_a_roll_out_to_larger_nodes_does_not_begin_where_it_could_not_end() -> None:
+    found = decided(
+        nodes("prefill", 1, 0, old(1, gpus=0), gpus=0),
+        nodes("decode", 4, 0, old(4, gpus=1), gpus=2),
+        budget=8,
+    )
+    assert found.needed_gpus == 9
+    assert counts(found) == (0, 0, 1, 4)
+
+
+def test_nodes_wanted_in_the_middle_of_a_roll_out_wait_for_its_end_where_it_needs_their_gpus() -> (
+    None
+):
+    found = pool((3, 2, 1), (3, 2, 1), budget=6)
+    assert counts(found) == (2, 2, 0, 0)
+    assert pool((3, 2, 0), (3, 2, 0), budget=6).new == {"prefill": 3, "decode": 3}
+
+
+def test_a_role_grows_only_when_the_other_has_given_its_gpus_back() -> None:
+    shrinks = nodes("prefill", 1, 3)
+    assert decided(shrinks, nodes("decode", 3, 1), budget=4).new == {"prefill": 1, "decode": 1}
+    ends = nodes("prefill", 1, 1, ending=1)
+    assert decided(ends, nodes("decode", 3, 1), budget=4).new == {"prefill": 1, "decode": 2}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "gpus", "budget", "expected"),
+    [
+        ((2, 4), (1, 1), 6, (2, 4)),
+        ((2, 4), (1, 1), 5, (2, 3)),
+        ((2, 4), (1, 1), 3, (1, 2)),
+        ((1, 9), (1, 1), 5, (1, 4)),
+        ((1, 1), (1, 1), 1, (0, 1)),
+        ((1, 3), (3, 1), 3, (0, 3)),
+        ((5, 5), (0, 1), 2, (5, 2)),
+        ((1, 1), (1, 4), 3, (1, 0)),
+    ],
+    ids=[
+        "all fit",
+        "what rounding leaves is used",
+        "both give alike",
+        "one of each stays",
+        "decode nodes can do without prefill nodes",
+        "what that frees is used",
+        "nodes without GPUs are not bounded",
+        "a node that never fits",
+    ],
+)
+def test_no_more_is_made_than_the_budget_allows(
+    wanted: tuple[int, int], gpus: tuple[int, int], budget: int, expected: tuple[int, int]
+) -> None:
+    found = decided(
+        nodes("prefill", wanted[0], gpus=gpus[0]),
+        nodes("decode", wanted[1], gpus=gpus[1]),
+        budget=budget,
+    )
+    assert (found.new["prefill"], found.new["decode"]) == expected
+    assert (found.allowed["prefill"], found.allowed["decode"]) == expected

@@ -1,0 +1,111 @@
+"""What follows from a PoolScaler, and what it says to autoscalers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from baton_operator.builders import build_pool
+from baton_operator.builders.nodes import revision_of
+from baton_operator.builders.scalers import build_scalers, seeded, selector_of
+from baton_operator.cache import Child, read_child
+from baton_operator.kinds import key_of
+from baton_operator.observed import ChildKey
+from baton_operator.scaling import nodes_of, seed_of, with_replicas
+from baton_operator.status.conditions import NONE_WANTED
+from tests.support import pod_bodies as b
+from tests.support.manifests import sample_pool
+from tests.support.observations import observed, status_of, verdict
+
+EXTERNAL = {"mode": "external"}
+BOUNDS = {"min": 1, "max": 1}
+POOL = sample_pool("sim", autoscaling={"mode": "auto", "prefill": BOUNDS, "decode": EXTERNAL})
+
+
+def known(*bodies: b.Body) -> dict[ChildKey, Child]:
+    found = {}
+    for number, body in enumerate(bodies):
+        metadata = body["metadata"] | {"uid": "u", "resourceVersion": str(number)}
+        found[key_of(body)] = read_child(body | {"metadata": metadata})
+    return found
+
+
+def deployment(name: str, replicas: int) -> b.Body:
+    return b.workload(name, "decode") | {"spec": {"replicas": replicas}}
+
+
+def node(name: str, **changes: Any) -> b.Body:
+    return b.pod(b.container(b.RUNNING, ready=True), name=name, **changes)
+
+
+def test_a_pool_has_no_scaler_unless_it_asks_for_one() -> None:
+    assert build_scalers(sample_pool("sim")) == ()
+
+
+def test_a_scaler_is_the_pools_and_its_manifest_says_no_count() -> None:
+    [scaler] = build_scalers(POOL)
+    assert (scaler["kind"], scaler["metadata"]["name"]) == ("PoolScaler", "demo-decode")
+    assert scaler["metadata"]["ownerReferences"][0]["name"] == "demo"
+    assert "spec" not in scaler
+    assert seeded(scaler, 3)["spec"] == {"replicas": 3}
+
+
+def test_both_roles_have_one_where_all_is_external() -> None:
+    names = [
+        one["metadata"]["name"] for one in build_scalers(sample_pool("sim", autoscaling=EXTERNAL))
+    ]
+    assert names == ["demo-prefill", "demo-decode"]
+
+
+def test_who_says_the_count_makes_no_new_revision() -> None:
+    assert revision_of(with_replicas(POOL, {"decode": 5})) == revision_of(sample_pool("sim"))
+
+
+def test_all_is_built_from_the_scalers_count() -> None:
+    built = build_pool(with_replicas(POOL, {"decode": 5}))
+    [nodes] = [one for one in built if one["metadata"]["name"].startswith("demo-decode-")]
+    assert nodes["spec"]["replicas"] == 5
+    [budget] = [
+        one
+        for one in built
+        if (one["kind"], one["metadata"]["name"]) == ("PodDisruptionBudget", "demo-decode")
+    ]
+    assert budget["spec"]["minAvailable"] == 1
+
+
+def test_a_count_of_zero_is_one_too() -> None:
+    none = with_replicas(POOL, {"decode": 0})
+    status = status_of(observed(none, decode=()), none)
+    assert verdict(status, "DecodeReady") == ("True", NONE_WANTED.name)
+    assert status.decode.desired == 0
+
+
+def test_without_a_count_the_spec_says_it() -> None:
+    assert with_replicas(POOL, {}) == POOL
+
+
+@pytest.mark.parametrize(
+    ("bodies", "seed"),
+    [((), 1), ((deployment("a", 4),), 4), ((deployment("a", 0), deployment("b", 3)), 3)],
+    ids=["a new pool", "as many as there are", "in a roll-out the most"],
+)
+def test_a_new_scaler_begins_with_what_there_is(bodies: tuple[b.Body, ...], seed: int) -> None:
+    assert seed_of(POOL, "decode", known(*bodies)) == seed
+
+
+def test_an_autoscaler_is_told_of_nodes_that_stay() -> None:
+    leaving = {"annotations": {"baton.dev/drain-since": b.THEN}}
+    children = known(
+        node("a"),
+        b.pod(b.container(b.CREATING), name="b"),
+        node("c", **leaving),
+        node("d", deletionTimestamp=b.THEN),
+        node("e", component="prefill"),
+        node("f", status={"phase": "Failed"}),
+    )
+    assert nodes_of("decode", children) == 2
+
+
+def test_the_selector_chooses_the_roles_pods_of_all_revisions() -> None:
+    assert selector_of(POOL, "decode") == "baton.dev/pool=demo,baton.dev/component=decode"

@@ -1,0 +1,144 @@
+"""What a pool says of the planner's decisions, and of its sleep."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from baton_operator.observed import Planned
+from baton_operator.pool import Pool
+from baton_operator.spec.read import SpecError
+from baton_operator.status.autoscaling import SAY_EVERY_S
+from baton_operator.status.events import events_between
+from baton_operator.status.records import AutoscalingStatus, PoolStatus
+from tests.support import observations as o
+from tests.support.manifests import sample_pool
+from tests.support.observations import observed, stamp, status_of, verdict
+
+AUTO: dict[str, Any] = {"mode": "auto", "prefill": {"max": 4}, "decode": {"max": 4}}
+POOL = sample_pool("sim", autoscaling=AUTO)
+SLEEPY = AUTO | {"scaleToZeroAfterSeconds": 60}
+STEADY = Planned(
+    mode="auto", prefill=1, decode=1, reason="Steady", message="as it is", numbers="a 1"
+)
+MORE = msgspec.structs.replace(STEADY, prefill=2, reason="DemandRose", message="prefill 1 -> 2")
+
+
+def said(
+    planned: Planned | None,
+    before: PoolStatus | None = None,
+    after_s: float = 0.0,
+    pool: Pool | SpecError = POOL,
+) -> PoolStatus:
+    return status_of(observed(POOL, planned=planned), pool, before, after_s=after_s)
+
+
+def part(status: PoolStatus) -> AutoscalingStatus:
+    assert status.autoscaling is not None
+    return status.autoscaling
+
+
+def sleeping(name: str = "sim", nodes: int = 0, **model: Any) -> Pool:
+    count = {"replicas": nodes}
+    return sample_pool(name, autoscaling=SLEEPY, prefill=count, decode=count, **model)
+
+
+def test_a_decision_is_said_with_its_time() -> None:
+    assert part(said(STEADY)) == AutoscalingStatus(
+        mode="auto",
+        desired_prefill=1,
+        desired_decode=1,
+        reason="Steady",
+        message="as it is",
+        numbers="a 1",
+        since=stamp(0),
+        time=stamp(0),
+    )
+
+
+def test_other_numbers_alone_are_said_once_a_minute() -> None:
+    first = said(STEADY)
+    moved = msgspec.structs.replace(STEADY, numbers="a 2")
+    assert part(said(moved, first, SAY_EVERY_S - 1.0)) == part(first)
+    later = part(said(moved, first, SAY_EVERY_S))
+    assert (later.numbers, later.since, later.time) == ("a 2", stamp(0), stamp(SAY_EVERY_S))
+
+
+@pytest.mark.parametrize("change", [{"prefill": 2}, {"decode": 0}, {"reason": "Idle"}])
+def test_another_count_or_reason_is_said_at_once(change: dict[str, Any]) -> None:
+    moved = msgspec.structs.replace(STEADY, **change)
+    assert part(said(moved, said(STEADY), 1.0)).since == stamp(1)
+
+
+def test_what_was_decided_stays_while_nothing_is() -> None:
+    first = said(MORE)
+    assert said(None, first, 999.0).autoscaling == first.autoscaling
+    assert said(None, first, 999.0, SpecError("spec: no")).autoscaling == first.autoscaling
+
+
+def test_without_autoscaling_nothing_is_said_and_nothing_written() -> None:
+    status = said(None, said(MORE), pool=sample_pool("sim"))
+    assert status.autoscaling is None
+    assert "autoscaling" not in status.written()
+    assert said(MORE).written()["autoscaling"]["desiredPrefill"] == 2
+
+
+def test_an_act_is_an_event_by_its_reason_and_a_rest_is_none() -> None:
+    before, after = said(STEADY), said(MORE, said(STEADY))
+    [event] = events_between(before, after)
+    assert (event.type, event.reason, event.message) == ("Normal", "DemandRose", "prefill 1 -> 2")
+    held = msgspec.structs.replace(MORE, reason="CapacityComing")
+    assert events_between(after, said(held, after, 5.0)) == ()
+
+
+def test_the_first_decision_is_an_event_where_it_changes_what_there_was() -> None:
+    fixed = status_of(observed(), sample_pool("sim"))
+    assert [one.reason for one in events_between(fixed, said(MORE, fixed))] == ["DemandRose"]
+    assert events_between(fixed, said(STEADY, fixed)) == ()
+
+
+def test_somebody_elses_count_is_no_event() -> None:
+    before = said(STEADY)
+    theirs = msgspec.structs.replace(STEADY, prefill=2, message="prefill 2 (Steady: as it is)")
+    assert events_between(before, said(theirs, before)) == ()
+
+
+def test_advice_is_no_event() -> None:
+    advice = msgspec.structs.replace(MORE, mode="advise")
+    before = said(msgspec.structs.replace(STEADY, mode="advise"))
+    assert events_between(before, said(advice, before)) == ()
+
+
+def test_a_pool_that_sleeps_is_well() -> None:
+    pool = sleeping()
+    status = status_of(observed(pool), pool)
+    assert verdict(status, "Ready") == ("True", "AllReady")
+    assert verdict(status, "Serving") == ("True", "Asleep")
+    assert verdict(status, "DecodeReady") == ("True", "NoneWanted")
+    hub = sleeping("hub")
+    assert verdict(status_of(observed(hub), hub), "ModelReady") == ("True", "Asleep")
+
+
+def test_a_pool_that_wakes_says_so() -> None:
+    pool = sleeping(nodes=1)
+    starting: dict[str, Any] = {
+        role: o.role_pods(pool, role, ready=False) for role in ("prefill", "decode")
+    }
+    status = status_of(observed(pool, **starting), pool)
+    assert verdict(status, "Serving") == ("False", "Waking")
+    assert verdict(status, "Ready") == ("False", "Starting")
+
+
+def test_without_a_router_nobody_is_held() -> None:
+    pool = sleeping()
+    routers = tuple(msgspec.structs.replace(one, ready=False) for one in o.shared_pods(pool))
+    status = status_of(observed(pool, others=routers), pool)
+    assert verdict(status, "Serving") == ("False", "NoRouter")
+    assert verdict(status, "RouterReady") == ("False", "Starting")
+
+
+def test_a_pool_that_may_not_sleep_is_not_asleep() -> None:
+    none: dict[str, Any] = {"prefill": (), "decode": ()}
+    assert verdict(status_of(observed(POOL, **none), POOL), "Serving") == ("False", "NoNode")

@@ -1,0 +1,86 @@
+"""Condition RolloutBlocked: whether old nodes serve on for a reason that somebody has to mend."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from baton_operator.observed import Departure, Observed, ObservedPod, Roll
+from baton_operator.status.events import events_between
+from tests.support import observations as o
+from tests.support.observations import DEMO, observed, said, status_of, verdict
+
+NO_ROOM = "4 GPUs are needed"
+
+
+def rolling(*new: ObservedPod, **changes: Any) -> Observed:
+    """One old decode node is left beside these new ones."""
+    facts: dict[str, Any] = {"decode": (*new, o.pod("decode", 0, o.OLD))}
+    return observed(**(facts | changes))
+
+
+def starting(**problem: str) -> tuple[ObservedPod, ...]:
+    return o.role_pods(DEMO, "decode", ready=False, **problem)
+
+
+def blocked(seen: Observed) -> tuple[str, str]:
+    return verdict(status_of(seen), "RolloutBlocked")
+
+
+def test_a_pool_of_one_revision_does_not_roll() -> None:
+    assert blocked(observed()) == ("False", "NotRolling")
+
+
+def test_a_roll_out_on_its_way_is_not_blocked_and_says_how_far_it_is() -> None:
+    status = status_of(rolling(*starting(), roll=Roll(rolling=True)))
+    assert verdict(status, "RolloutBlocked") == ("False", "Rolling")
+    assert said(status, "RolloutBlocked").message == "1 old nodes are left; 1 of 2 ready"
+
+
+def test_a_budget_without_room_blocks_it() -> None:
+    status = status_of(rolling(roll=Roll(rolling=True, no_room=NO_ROOM)))
+    assert verdict(status, "RolloutBlocked") == ("True", "GpuBudgetTooSmall")
+    assert said(status, "RolloutBlocked").message == NO_ROOM
+    assert verdict(status, "Ready") == ("True", "AllReady")
+
+
+def test_a_new_node_that_fails_blocks_it_in_the_words_that_say_why() -> None:
+    status = status_of(rolling(*starting(problem="Unschedulable", message="0/2 nodes")))
+    assert verdict(status, "RolloutBlocked") == ("True", "NewNodesFailing")
+    [pod] = starting()
+    message = said(status, "RolloutBlocked").message
+    assert message == f"Unschedulable: {pod.name}: 0/2 nodes"
+
+
+def test_old_nodes_that_cannot_be_drained_block_it() -> None:
+    away = Departure("decode", "1 too many: no index is ready", held=True)
+    status = status_of(rolling(*o.role_pods(DEMO, "decode"), departures=(away,)))
+    assert verdict(status, "RolloutBlocked") == ("True", "OldNodesHeld")
+    assert "no index is ready" in said(status, "RolloutBlocked").message
+
+
+def test_old_nodes_that_only_take_their_time_do_not() -> None:
+    asked = Departure("decode", "1 too many: the index is asked", held=False)
+    seen = rolling(*o.role_pods(DEMO, "decode"), departures=(asked,))
+    assert blocked(seen) == ("False", "Rolling")
+
+
+def test_that_it_stopped_is_an_event_once() -> None:
+    stopped = rolling(*starting(problem="Crashing", message="boom"))
+    before, after = status_of(rolling(*starting())), status_of(stopped)
+    [event] = [one for one in events_between(before, after) if one.reason == "RolloutBlocked"]
+    assert event.type == "Warning"
+    assert event.message.startswith("NewNodesFailing: Crashing: ")
+    again = status_of(stopped, before=after)
+    assert events_between(after, again) == ()
+
+
+def test_a_role_that_the_budget_keeps_small_says_so() -> None:
+    short = msgspec.structs.replace(DEMO.spec.decode, replicas=3)
+    pool = msgspec.structs.replace(DEMO, spec=msgspec.structs.replace(DEMO.spec, decode=short))
+    one = o.pod("decode", 0, o.role_pods(DEMO, "decode")[0].revision)
+    seen = observed(pool, decode=(one,), roll=Roll(short=("decode",)))
+    status = status_of(seen, pool)
+    assert verdict(status, "DecodeReady") == ("False", "GpuBudgetReached")
+    assert said(status, "DecodeReady").message == "1 of 3 ready"

@@ -1,0 +1,342 @@
+"""Draining by hand: who may, what it answers, and where a leaving node's requests go on."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from baton_protocol.errors import ErrorRecord
+from baton_protocol.link import (
+    DRAINED,
+    Abort,
+    DrainNode,
+    JobFailed,
+    PrefillJob,
+    ResumeNode,
+    RunJob,
+)
+from tests.support.failing_pool import (
+    REPLY,
+    completing,
+    figure,
+    half_said,
+    join,
+    only,
+    ready,
+    records,
+    streamed,
+    text,
+)
+from tests.support.fake_node import FakeNode
+from tests.support.waiting import until
+
+DRAIN, RESUME = "/nodes/decode-0/drain", "/nodes/decode-0/resume"
+TOKEN = "t0ken-of-the-pool"
+
+
+# --- the routes -----------------------------------------------------------------------------------
+
+
+async def test_a_node_is_told_to_drain_and_to_resume_as_often_as_anybody_likes(
+    running: Any, decode: FakeNode
+) -> None:
+    async with running(decode) as client:
+        for _ in range(2):
+            status, told, _ = await client.post(DRAIN, {"deadline_s": 60, "reason": "scale-down"})
+            assert (status, told) == (200, {"node": "decode-0", "state": "draining", "requests": 0})
+        [node] = (await client.get("/pool"))[1]["nodes"]
+        assert (node["state"], node["reason"]) == ("draining", "scale-down")
+        for _ in range(2):
+            status, told, _ = await client.post(RESUME, b"")
+            assert (status, told) == (200, {"node": "decode-0", "state": "ready", "requests": 0})
+        frames = [DrainNode(60.0, "scale-down")] * 2 + [ResumeNode()] * 2
+        await until(lambda: decode.got == frames)
+        assert text(await completing(client)) == REPLY
+
+
+async def test_without_a_body_the_node_s_own_deadline_counts(
+    running: Any, decode: FakeNode
+) -> None:
+    async with running(decode) as client:
+        assert (await client.post(DRAIN, b""))[0] == 200
+        assert decode.got == [DrainNode(None, "")]
+
+
+async def test_a_node_that_another_revision_replaces_says_so_until_it_resumes(
+    running: Any, decode: FakeNode
+) -> None:
+    async with running(decode) as client:
+        assert (await client.post(DRAIN, {"replaced_by": "web-7f9-c4d"}))[0] == 200
+        [node] = (await client.get("/pool"))[1]["nodes"]
+        assert (node["state"], node["replaced_by"]) == ("draining", "web-7f9-c4d")
+        assert decode.got == [DrainNode(None, "", "web-7f9-c4d")]
+        assert (await client.post(RESUME, b""))[0] == 200
+        [node] = (await client.get("/pool"))[1]["nodes"]
+        assert (node["state"], node["replaced_by"]) == ("ready", "")
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"deadline_s": -1}, "deadline_s"),
+        ({"deadline_s": "soon"}, "deadline_s"),
+        ({"reason": 7}, "reason"),
+        ({"reason": "x" * 201}, "reason"),
+        ({"reason": "two\nlines"}, "reason"),
+        ({"replaced_by": 7}, "replaced_by"),
+        ({"replaced_by": "x" * 64}, "replaced_by"),
+        ({"replaced_by": "Web"}, "replaced_by"),
+        ({"replaced_by": "a b"}, "replaced_by"),
+        ({"replaced_by": "a\n"}, "replaced_by"),
+        (b"[]", None),
+        (b"{", None),
+    ],
+)
+async def test_words_that_mean_nothing_are_named(
+    running: Any, decode: FakeNode, body: Any, param: str | None
+) -> None:
+    async with running(decode) as client:
+        status, told, _ = await client.post(DRAIN, body)
+        assert (status, told["error"]["param"]) == (400, param)
+        assert decode.got == []
+
+
+async def test_a_node_that_is_none_is_a_404_that_names_those_there_are(
+    running: Any, decode: FakeNode
+) -> None:
+    async with running(decode) as client:
+        for act in ("drain", "resume"):
+            status, told, _ = await client.post(f"/nodes/decode-7/{act}", b"")
+            assert (status, told["error"]["code"]) == (404, "not_found")
+            assert "decode-0" in told["error"]["message"]
+
+
+async def test_a_node_that_does_not_do_so_in_time_is_a_503_that_says_how_it_is(
+    running: Any, decode: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("baton_router.drains.ANSWER_S", 0.05)
+    async with running(decode) as client:
+        decode.obeys = False
+        status, told, _ = await client.post(DRAIN, b"")
+        assert (status, told["error"]["message"]) == (503, "decode-0 is not draining but ready")
+        decode.obeys = True
+        assert (await client.post(DRAIN, {"reason": "roll-out"}))[0] == 200
+        decode.obeys = False
+        status, told, _ = await client.post(RESUME, b"")
+        told_of = told["error"]["message"]
+        assert (status, told_of) == (503, "decode-0 is not ready but draining (roll-out)")
+        await decode.stop()
+        await client.ready(0)
+        status, told, _ = await client.post(DRAIN, b"")
+        told_of = told["error"]["message"]
+        assert (status, told_of) == (503, "decode-0 is not draining but lost (roll-out)")
+
+
+async def test_a_node_of_an_older_version_is_not_sent_what_would_break_its_link(
+    running: Any,
+) -> None:
+    async with FakeNode("decode-0", "decode", protocol=1) as older, running(older) as client:
+        for path in (DRAIN, RESUME):
+            status, told, _ = await client.post(path, b"")
+            assert status == 400
+            assert "SIGTERM" in told["error"]["message"]
+        assert older.got == []
+
+
+# --- who may --------------------------------------------------------------------------------------
+
+
+async def test_a_pool_with_a_link_token_wants_it(running: Any, decode: FakeNode) -> None:
+    decode.token = TOKEN
+    async with running(decode, link_token=TOKEN) as client:
+        for said in ({}, {"Authorization": "Bearer another"}, {"Authorization": TOKEN}):
+            status, told, headers = await client.post(DRAIN, b"", said)
+            assert (status, told["error"]["code"]) == (401, "invalid_link_token")
+            assert headers["www-authenticate"] == "Bearer"
+            assert TOKEN not in told["error"]["message"]
+        assert decode.got == []
+        right = {"Authorization": f"Bearer {TOKEN}"}
+        assert (await client.post(DRAIN, b"", right))[0] == 200
+
+
+async def test_without_a_token_a_router_that_strangers_reach_lets_nobody_drain(
+    running: Any, decode: FakeNode
+) -> None:
+    async with running(decode, host="0.0.0.0") as client:
+        for path in (DRAIN, "/nodes/decode-7/resume"):
+            status, told, _ = await client.post(path, b"", {"Authorization": "Bearer guess"})
+            assert (status, told["error"]["code"]) == (403, "forbidden")
+            assert "--link-token" in told["error"]["message"]
+        assert decode.got == []
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
+async def test_without_a_token_who_reaches_a_loopback_address_may(
+    running: Any, decode: FakeNode, host: str
+) -> None:
+    async with running(decode, host=host) as client:
+        client.url = f"http://{host}:{client.router.port}"
+        assert (await client.post(DRAIN, b""))[0] == 200
+
+
+# --- requests of a node that leaves ---------------------------------------------------------------
+
+
+async def test_until_its_deadline_a_draining_node_keeps_its_requests_and_gets_no_others(
+    running: Any, decode: FakeNode, other: FakeNode
+) -> None:
+    decode.script.token_s = 0.03
+    async with running(decode) as client:
+        answer = completing(client)
+        await until(lambda: decode.got_of(RunJob))
+        await join(client, other)
+        assert (await client.post(DRAIN, b""))[1]["requests"] == 1
+        assert text(await completing(client)) == REPLY
+        assert text(await answer) == REPLY
+        assert (len(decode.got_of(RunJob)), len(other.got_of(RunJob))) == (1, 1)
+
+
+async def test_past_it_a_stream_goes_on_elsewhere_without_a_strike(
+    running: Any, decode: FakeNode, other: FakeNode
+) -> None:
+    decode.script.run = "half"
+    async with running(decode) as client:
+        answer = asyncio.create_task(streamed(client))
+        await half_said(client)
+        await join(client, other)
+        await decode.say_load("draining", leaving=True)
+        await until(lambda: other.got_of(RunJob))
+        assert [record.strikes for record in records(client)] in ([0], [])
+        assert await answer == REPLY
+        job = only(other, attempt=2)
+        assert bytes(job.request.outputs[0]).decode() == REPLY[: len(REPLY) // 2]
+        [told] = decode.got_of(Abort)
+        assert told.attempt == 1
+        assert await figure(client, 'baton_router_retries_total{cause="drained"}') == 1
+        assert await figure(client, "baton_router_resumed_requests_total") == 1
+
+
+async def test_the_placement_of_what_was_moved_says_so(
+    running: Any, decode: FakeNode, other: FakeNode
+) -> None:
+    decode.script.run = "half"
+    async with running(decode) as client:
+        answer = completing(client)
+        await half_said(client)
+        await join(client, other)
+        await decode.say_load("draining", leaving=True)
+        told = await answer
+        assert text(told) == REPLY
+        placed = told[2]["x-baton-placement"]
+        assert "decode=decode-1 reason=resumed" in placed
+        assert placed.endswith("; placed again: drained")
+
+
+async def test_what_nobody_else_can_take_goes_on_where_it_is_until_somebody_can(
+    running: Any, decode: FakeNode, other: FakeNode
+) -> None:
+    decode.script.run = "half"
+    async with running(decode) as client:
+        answer = completing(client)
+        await half_said(client)
+        for _ in range(3):
+            await decode.say_load("draining", leaving=True)
+        await until(lambda: not list(client.router.view.ready()))
+        [record] = records(client)
+        assert (record.attempt, record.decode, record.phase) == (1, "decode-0", "running")
+        assert decode.got_of(Abort) == []
+        await join(client, other)
+        await decode.say_load("draining", leaving=True)
+        assert text(await answer) == REPLY
+
+
+async def test_a_stream_moves_to_the_other_role_where_its_own_has_no_node(
+    running: Any, decode: FakeNode, prefill: FakeNode
+) -> None:
+    decode.script.run = "half"
+    async with running(decode, prefill, handoff="never", missing_role="queue") as client:
+        answer = completing(client)
+        await half_said(client)
+        await decode.say_load("draining", leaving=True)
+        told = await answer
+        assert text(told) == REPLY
+        assert "decode=prefill-0 reason=no_decode" in told[2]["x-baton-placement"]
+
+
+async def test_a_hand_off_moves_with_its_decode_node(
+    running: Any, decode: FakeNode, prefill: FakeNode, other: FakeNode
+) -> None:
+    prefill.script.prefill = "silent"
+    async with running(decode, prefill, handoff="always") as client:
+        answer = completing(client)
+        await until(lambda: decode.got_of(RunJob) and prefill.got_of(PrefillJob))
+        await join(client, other)
+        prefill.script.prefill = "answer"
+        await decode.say_load("draining", leaving=True)
+        assert text(await answer) == REPLY
+        assert [job.decode_node for job in prefill.got_of(PrefillJob)] == ["decode-0", "decode-1"]
+        assert [abort.attempt for abort in decode.got_of(Abort)] == [1]
+
+
+async def test_a_prefill_job_goes_to_another_prefill_node(
+    running: Any, decode: FakeNode, prefill: FakeNode
+) -> None:
+    prefill.script.prefill = "silent"
+    spare = FakeNode("prefill-1", "prefill")
+    async with spare, running(decode, prefill, handoff="always") as client:
+        answer = completing(client)
+        await until(lambda: prefill.got_of(PrefillJob))
+        await join(client, spare)
+        await prefill.say_load("draining", leaving=True)
+        assert text(await answer) == REPLY
+        assert [job.request.attempt for job in spare.got_of(PrefillJob)] == [2]
+        assert [abort.attempt for abort in prefill.got_of(Abort)] == [1]
+
+
+async def test_without_another_prefill_node_the_decode_node_does_it_where_it_waits(
+    running: Any, decode: FakeNode, prefill: FakeNode
+) -> None:
+    prefill.script.prefill = "silent"
+    async with running(decode, prefill, handoff="always") as client:
+        answer = completing(client)
+        await until(lambda: prefill.got_of(PrefillJob))
+        await prefill.say_load("draining", leaving=True)
+        assert text(await answer) == REPLY
+        assert [job.request.attempt for job in decode.got_of(RunJob)] == [1]
+        assert [abort.attempt for abort in prefill.got_of(Abort)] == [1]
+
+
+async def test_what_an_ending_node_hands_back_is_placed_again_and_counts_for_nothing(
+    running: Any, decode: FakeNode, other: FakeNode
+) -> None:
+    decode.script.run = "fail"
+    decode.script.failure = ErrorRecord("it has ended", DRAINED, status=503, retryable=True)
+    async with running(decode) as client:
+        answer = completing(client)
+        await until(lambda: decode.got_of(RunJob))
+        await decode.say_load("draining", leaving=True)
+        await until(lambda: not ready(client, decode))
+        await until(lambda: [record.phase for record in records(client)] == ["waiting"])
+        [record] = records(client)
+        assert (record.strikes, record._refusals) == (0, 0)
+        await join(client, other)
+        assert text(await answer) == REPLY
+        assert decode.got_of(Abort) == []
+
+
+async def test_a_node_that_says_drained_of_another_attempt_is_not_heard(
+    running: Any, decode: FakeNode
+) -> None:
+    decode.script.run = "half"
+    async with running(decode) as client:
+        answer = completing(client)
+        await half_said(client)
+        [record] = records(client)
+        error = ErrorRecord("it has ended", DRAINED, status=503, retryable=True)
+        await decode.say(JobFailed(record.request.id, 7, error))
+        decode.script.run = "answer"
+        decode.cut_links()
+        assert text(await answer) == REPLY
+        assert record.attempt == 1

@@ -1,0 +1,244 @@
+"""Which kinds of nodes get new requests while a pool rolls out, and which are gone for good."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import msgspec
+import pytest
+
+from baton_protocol.ids import Epoch, Fingerprint, NodeId
+from baton_protocol.link import Load
+from baton_protocol.store import NodeLoad, Role, Speeds
+from baton_router.flights import Prepared
+from baton_router.openai_chat import ChatCall
+from baton_router.openai_completions import CompletionCall
+from baton_router.prepare import fits, prepare, renamed
+from baton_router.tenants import Tenant
+from baton_router.view import NodeView, PoolView
+from tests.support.fake_node import LAYOUT, make_report
+from tests.support.servings import make_serving
+
+OLD, NEW = (Fingerprint(letter * 32) for letter in "12")
+
+
+class Pool:
+    """A view whose nodes have short names: `d2-0` decodes, and is the first of the kind NEW."""
+
+    def __init__(self) -> None:
+        self.view = PoolView(lambda: 100.0, max_chunks=10)
+
+    def meet(self, name: str, **changes: Any) -> NodeView:
+        role: Role = "decode" if name[0] == "d" else "prefill"
+        report = {"fingerprint": Fingerprint(name[1] * 32)} | changes
+        node = self.view.hello(make_report(name, role, **report))
+        node.usable = True
+        return node
+
+    def whole(self) -> list[str]:
+        return sorted(node.report.node for nodes in self.view.whole().values() for node in nodes)
+
+    def drain(self, name: str, replaced_by: str = "") -> None:
+        told = Load(Epoch("epoch-1"), "draining", Speeds(), NodeLoad(), replaced_by=replaced_by)
+        self.view.load(NodeId(name), told)
+
+    def rolled_out(self, name: str = "d1-0") -> str:
+        return self.view.rolled_out(self.kinds[name])
+
+    @property
+    def kinds(self) -> dict[str, Any]:
+        return {name: node.kind for name, node in self.view.nodes.items()}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "whole"),
+    [
+        ("", ""),
+        ("d1-0", "d1-0"),
+        ("p1-0", "p1-0"),
+        ("d1-0 d2-0", "d1-0 d2-0"),
+        ("p1-0 d1-0 d2-0", "d1-0 p1-0"),
+        ("p1-0 d1-0 p2-0", "d1-0 p1-0"),
+        ("p1-0 d1-0 d2-0 d2-1 p3-0 p3-1 p3-2", "d1-0 p1-0"),
+        ("p1-0 d1-0 d2-0 p2-0", "d1-0 d2-0 p1-0 p2-0"),
+        ("d1-0 d2-0 p2-0", "d1-0 d2-0 p2-0"),
+        ("p1-0 d2-0", "p1-0"),
+        ("p1-0 d2-0 p2-0", "d2-0 p2-0"),
+    ],
+)
+def test_new_requests_may_be_of_kinds_that_have_all_roles_of_the_one_served_longest(
+    nodes: str, whole: str
+) -> None:
+    pool = Pool()
+    for name in nodes.split():
+        pool.meet(name)
+        pool.view.kind()
+    assert pool.whole() == whole.split()
+
+
+def test_the_kind_served_longest_is_it_while_a_node_of_it_is_ready() -> None:
+    pool = Pool()
+    assert pool.view.kind() is None
+    pool.meet("d1-0")
+    for name in ("p1-0", "d2-0", "d2-1", "p3-0", "p3-1", "p3-2"):
+        assert pool.view.kind() == pool.kinds["d1-0"]
+        pool.meet(name)
+    pool.drain("p1-0")
+    assert pool.view.kind() == pool.kinds["d1-0"]
+    pool.drain("d1-0")
+    assert pool.view.kind() == pool.kinds["p3-0"]
+
+
+def test_nodes_of_one_fingerprint_and_two_tokenizers_are_two_kinds() -> None:
+    pool = Pool()
+    pool.meet("d1-0")
+    pool.meet("d1-1", artifacts={"tokenizer.json": "other"})
+    assert len(pool.view.whole()) == 2
+
+
+# --- gone for good --------------------------------------------------------------------------------
+
+
+def test_a_kind_is_gone_for_good_once_each_of_its_nodes_says_who_takes_its_place() -> None:
+    pool = Pool()
+    for name in ("d1-0", "p1-0", "d2-0"):
+        pool.meet(name)
+    said = [pool.rolled_out()]
+    for name in ("d1-0", "p1-0"):
+        pool.drain(name, "r2")
+        said.append(pool.rolled_out())
+    assert said == ["", "", "r2"]
+    pool.view.lost(NodeId("d1-0"))
+    pool.view.forget(NodeId("p1-0"))
+    assert pool.rolled_out() == "r2"
+    assert pool.rolled_out("d2-0") == ""
+
+
+def test_it_stays_gone_when_all_its_nodes_are_forgotten() -> None:
+    pool = Pool()
+    kind = pool.meet("d1-0").kind
+    pool.meet("d2-0")
+    pool.drain("d1-0", "r2")
+    pool.view.forget(NodeId("d1-0"))
+    assert pool.view.rolled_out(kind) == "r2"
+    pool.meet("d1-1")
+    pool.view.forget(NodeId("d1-1"))
+    assert pool.view.rolled_out(kind) == ""
+
+
+def test_it_is_not_gone_when_its_last_node_was_told_nothing_and_may_come_back() -> None:
+    pool = Pool()
+    kind = pool.meet("d1-0").kind
+    for name in ("d1-1", "d2-0"):
+        pool.meet(name)
+    pool.drain("d1-0", "r2")
+    for name in ("d1-0", "d1-1"):
+        pool.view.forget(NodeId(name))
+    assert pool.view.rolled_out(kind) == ""
+
+
+def test_it_stays_gone_when_its_last_node_comes_back_as_another() -> None:
+    pool = Pool()
+    kind = pool.meet("d1-0").kind
+    pool.drain("d1-0", "r2")
+    pool.view.hello(make_report("d1-0", "decode", epoch=Epoch("e2"), fingerprint=NEW)).usable = True
+    assert pool.view.rolled_out(kind) == "r2"
+
+
+@pytest.mark.parametrize("how", ["ready", "starting", "drains by hand", "is lost", "resumed"])
+def test_it_is_not_gone_while_a_node_of_it_may_come_back(how: str) -> None:
+    pool = Pool()
+    for name in ("d1-0", "d1-1", "d2-0"):
+        pool.meet(name)
+    pool.drain("d1-0", "r2")
+    if how == "starting":
+        pool.view.nodes[NodeId("d1-1")].usable = False
+    elif how == "drains by hand":
+        pool.drain("d1-1")
+    elif how == "is lost":
+        pool.view.lost(NodeId("d1-1"))
+    elif how == "resumed":
+        pool.drain("d1-1", "r2")
+        assert pool.rolled_out() == "r2"
+        pool.view.load(NodeId("d1-1"), Load(Epoch("epoch-1"), "ready", Speeds(), NodeLoad()))
+    assert pool.rolled_out() == ""
+
+
+def test_it_is_not_gone_while_nothing_else_is_seen_to_serve() -> None:
+    """The nodes that take its place may be of the same kind, and not found yet."""
+    pool = Pool()
+    pool.meet("d1-0")
+    pool.drain("d1-0", "r2")
+    assert pool.rolled_out() == ""
+    pool.meet("d2-0").usable = False
+    assert pool.rolled_out() == ""
+    pool.meet("d2-0").usable = True
+    assert pool.rolled_out() == "r2"
+
+
+# --- over to another kind -------------------------------------------------------------------------
+
+
+async def made(call: ChatCall | CompletionCall, max_model_len: int = 100) -> Prepared:
+    tenant, rng = Tenant(salt="s"), random.Random(0)
+    serving = make_serving(max_model_len, fingerprint=OLD)
+    [item] = await prepare(call, serving, "r", tenant=tenant, deadline=0.0, rng=rng)
+    return item
+
+
+def completion(**body: Any) -> CompletionCall:
+    return CompletionCall.parse(msgspec.json.encode({"prompt": list(range(40))} | body))
+
+
+async def test_what_goes_over_keeps_its_ids_and_parameters_and_gets_new_names_for_its_chunks() -> (
+    None
+):
+    layout = msgspec.structs.replace(LAYOUT, block_size=16, chunk_blocks=1)
+    other = make_serving(fingerprint=NEW, layout=layout)
+    item = await made(completion())
+    again = await renamed(item, other)
+    assert again.request == item.request
+    assert again.request.params.seed is not None
+    assert (again.kind, again.serving) == (other.kind, other)
+    assert (len(item.chunks), len(again.chunks)) == (40 // 8, 40 // 16)
+    assert not set(item.chunks) & set(again.chunks)
+    [fresh] = await prepare(
+        completion(), other, "r", tenant=Tenant(salt="s"), deadline=0.0, rng=random.Random(0)
+    )
+    assert again.chunks == fresh.chunks
+
+
+@pytest.mark.parametrize(
+    ("asked", "max_model_len", "report", "fitting"),
+    [
+        ({}, 56, {}, True),
+        ({}, 55, {}, False),
+        ({"max_tokens": 60}, 100, {}, True),
+        ({"max_tokens": 60}, 99, {}, False),
+        ({}, 100, {"artifacts": {"tokenizer.json": "other"}}, False),
+        ({}, 100, {"vocab_size": 40}, True),
+        ({}, 100, {"vocab_size": 39}, False),
+        ({"logit_bias": {"45": 1}}, 100, {"vocab_size": 45}, False),
+        ({"stop_token_ids": [45]}, 100, {"vocab_size": 45}, False),
+        ({"allowed_token_ids": [45]}, 100, {"vocab_size": 45}, False),
+        ({"bad_words": ["z"]}, 100, {"vocab_size": 45}, False),
+    ],
+)
+async def test_only_what_fits_goes_over(
+    asked: dict[str, Any], max_model_len: int, report: dict[str, Any], fitting: bool
+) -> None:
+    item = await made(completion(**asked))
+    assert fits(item, make_serving(max_model_len, fingerprint=NEW, **report)) is fitting
+
+
+async def test_an_answer_that_may_fill_the_context_fills_what_is_left_of_a_shorter_one() -> None:
+    chat = ChatCall.parse(msgspec.json.encode({"messages": [{"role": "user", "content": "Hi"}]}))
+    item = await made(chat)
+    prompt = len(item.request.prompt_ids)
+    assert item.request.params.max_tokens == 100 - prompt
+    for length, most in ((prompt + 1, 1), (50, 50 - prompt), (200, 100 - prompt)):
+        other = make_serving(length, fingerprint=NEW)
+        assert fits(item, other)
+        assert (await renamed(item, other)).request.params.max_tokens == most
+    assert not fits(item, make_serving(prompt, fingerprint=NEW))

@@ -1,0 +1,116 @@
+"""Compiles kernels for GPUs that this machine need not have; a process of its own, since triton is
+either an interpreter or a compiler.
+
+In: nothing. Out, on stdout: JSON, for each kernel the shared memory in bytes that a program takes,
+on an A100 (sm_80) or an H100 (sm_90). What does not compile ends the process with the compiler's
+words.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from baton_engine.kernels import gumbel, norms, nucleus, paged_attention, rope_store, silu, store_kv
+
+
+@dataclass(frozen=True, kw_only=True)
+class Build:
+    """`types`: those of the arguments that are no constants, in order; a star is a pointer."""
+
+    kernel: Any
+    types: str
+    constants: dict[str, Any]
+    arch: int = 90
+    options: dict[str, int] = field(default_factory=dict)
+
+
+def builds() -> Iterator[Build]:
+    yield from _attention("bf16", one_token=True, dim=128, splits=8, window=0, arch=90)
+    yield from _attention("bf16", one_token=False, dim=128, splits=4, window=4096, arch=90)
+    yield from _attention("bf16", one_token=False, dim=256, splits=1, window=0, arch=80)
+    yield from _attention("fp32", one_token=False, dim=128, splits=1, window=0, arch=80)
+    yield Build(
+        kernel=store_kv._store_kv,
+        types="*i64 *bf16 i32 i32 *bf16 i32 i32 *bf16 i32 i32 i32",
+        constants={"BLOCK": 16, "DIM": 128, "DIM_P": 128},
+    )
+    yield Build(
+        kernel=norms._add_norm,
+        types="*bf16 *bf16 *bf16 *bf16 i32 fp32",
+        constants={"HAS_DELTA": True, "BLOCK": 4096},
+    )
+    yield Build(kernel=silu._silu_mul, types="*bf16 *bf16 i32", constants={"BLOCK": silu.BLOCK})
+    shape = {"QUERIES": 16, "ALL": 32, "BLOCK": 16, "HALF": 64, "HALF_P": 64, "HEADS": 16}
+    yield Build(
+        kernel=rope_store._rotate_store,
+        types="*bf16 *bf16 *bf16 *bf16 fp32 *bf16 *i64 i32 i32 i32 i32 i32 i32",
+        constants={"HAS_NORM": True, **shape},
+    )
+    yield Build(
+        kernel=nucleus._shape,
+        types="*fp32 *i32 *bf16 *i32 i32 i32 i32",
+        constants={"TILE": nucleus.TILE},
+        options={"num_warps": 8},
+    )
+    yield Build(
+        kernel=gumbel._draw,
+        types="*fp32 *i32 *bf16 *i32 *fp32 *i32 i32 i32 i32",
+        constants={"FILTERED": True, "TILE": gumbel.DRAW_TILE},
+    )
+    yield Build(kernel=gumbel._pick, types="*i64 *fp32 *i32 i32", constants={"TILES": 128})
+
+
+def _attention(
+    dtype: str, *, one_token: bool, dim: int, splits: int, window: int, arch: int
+) -> Iterator[Build]:
+    group, item_bytes = 2, 4 if dtype == "fp32" else 2
+    queries, keys, stages = paged_attention.tile_shape(one_token, group, dim, item_bytes)
+    least = max(paged_attention.SPLIT_KEYS // keys, 1)
+    fixed = {"DIM": dim, "DIM_P": dim, "WINDOW": window, "SPLITS": splits, "KEYS": keys}
+    shape = {"GROUP": group, "BLOCK": 16, "ONE_TOKEN": one_token, "QUERIES": queries}
+    results, where = f"*{dtype} *fp32 *fp32", "*i32 *i32 i32"
+    yield Build(
+        kernel=paged_attention._attend,
+        types=f"{results} {where} *i32 i32 *{dtype} i32 i32 fp32 *{dtype} i32 i32 i32",
+        constants={**shape, **fixed, "LEAST": least},
+        arch=arch,
+        options={"num_stages": stages},
+    )
+    if splits > 1:
+        constants = {**fixed, "LEAST": least}
+        yield Build(kernel=paged_attention._join, types=f"{results} {where}", constants=constants)
+
+
+def compile_one(build: Build) -> int:
+    """Shared memory of a program, in bytes. What triton looks at, when it is launched, is taken to
+    be a multiple of 16."""
+    names, types = build.kernel.arg_names, iter(build.types.split())
+    signature = {name: "constexpr" if name in build.constants else next(types) for name in names}
+    assert next(types, None) is None, f"{build.kernel.__name__} has fewer arguments"
+    even = {
+        (param.num,): [["tt.divisibility", 16]]
+        for param in build.kernel.params
+        if signature[param.name].startswith(("*", "i")) and not param.do_not_specialize
+    }
+    values = {(names.index(name),): value for name, value in build.constants.items()}
+    source = ASTSource(build.kernel, signature, values, even)
+    target = GPUTarget("cuda", build.arch, 32)
+    return int(triton.compile(source, target=target, options=build.options).metadata.shared)
+
+
+def compile_all() -> dict[str, int]:
+    found = {}
+    for number, build in enumerate(builds()):
+        found[f"{number}: {build.kernel.__name__}, sm_{build.arch}"] = compile_one(build)
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(compile_all()))

@@ -1,0 +1,95 @@
+"""Compiles kernels with the arguments of real launches, for a GPU that this machine need not have.
+
+The interpreter lets pass what the compiler does not: types that differ between branches, or an
+argument that happens to be 1 and so becomes a constant. A process of its own, since triton is
+either an interpreter or a compiler. Out, on stdout: the names of the kernels it compiled. What does
+not compile ends the process with the compiler's words.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from baton_engine.api import Row, Sample
+from baton_engine.config import RopeConfig
+from baton_engine.kernels.ops import HeadNorm, ops_for
+from baton_engine.kernels.triton_attention import TritonAttention
+from baton_engine.models.rope import Rope
+from baton_engine.torch_memory import TorchMemory
+from baton_protocol.ids import BlockId
+from baton_protocol.layout import KVLayout
+from baton_protocol.sampling import SamplingParams
+
+CPU, BF16 = torch.device("cpu"), torch.bfloat16
+N, K, H, LAYERS = 16, 8, 128, 2
+# One decode row, whose launches have arguments that are 1, and a mixed step.
+STEPS = [
+    [Row([0], 300, [BlockId(1)] * 19)],
+    [Row([0], 20, [BlockId(1)] * 2), Row([0] * 40, 16, [BlockId(2)] * 4)],
+]
+
+
+class AbsentGpu:
+    """What triton asks of a driver before it compiles."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def main() -> None:
+    compiled: set[str] = set()
+    run = JITFunction.run
+
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        compiled.add(self.__name__)
+        return run(self, *args, grid=grid, warmup=True, **options)
+
+    JITFunction.run = compile_only
+    driver.set_active(AbsentGpu())
+    launch_all()
+    print(" ".join(sorted(compiled)))
+
+
+def launch_all() -> None:
+    ops = ops_for("triton")
+    layout = KVLayout(
+        num_layers=LAYERS,
+        num_kv_heads=K,
+        head_dim=H,
+        block_size=16,
+        dtype="bfloat16",
+        chunk_blocks=1,
+    )
+    attention = TritonAttention(TorchMemory(layout, 3, CPU), N)
+    rope = Rope(RopeConfig(type="default", theta=1e6), H, BF16, CPU)
+    norm = HeadNorm(torch.ones(N + K, H, dtype=BF16), 1e-6)
+    for rows in STEPS:
+        tokens = sum(len(row.tokens) for row in rows)
+        tables = rope.tables(torch.arange(tokens))
+        heads = torch.zeros(tokens, N + 2 * K, H, dtype=BF16)
+        step = attention.begin(rows)
+        for layer in range(LAYERS):
+            ops.attend(heads, N, norm if layer else None, tables, layer, step)
+        x = torch.zeros(tokens, 1024, dtype=BF16)
+        ops.add_norm(x, None, x[0], 1e-6)
+        ops.add_norm(x, x, x[0], 1e-6)
+        ops.silu_mul(x)
+    for vocab in (1000, 151_936):
+        logits = torch.zeros(1, vocab, dtype=BF16)
+        for params in (SamplingParams(), SamplingParams(top_k=5, top_p=0.9, min_p=0.1)):
+            ops.choose(logits, [Sample(0, 0, params)])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""One end of the KV exchange: a node's engine and connector, without desk, server and process.
+
+In: a store and an engine. Out: a prompt computed, its chunks published from the pages they stand
+in, looked up, and fetched into others; and the pool itself, page by page, as it lies in memory (not
+as the transfers' own `read` would tell it).
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from baton_engine.api import (
+    ChunkRef,
+    ConnectorEvent,
+    Copied,
+    Fetched,
+    KVMemory,
+    LookedUp,
+    Published,
+    Reservation,
+)
+from baton_engine.core import EngineCore
+from baton_engine.sim_runner import SimMemory
+from baton_engine.torch_memory import TorchMemory
+from baton_kvstore.embedded import EmbeddedStore
+from baton_node.connector import StoreConnector
+from baton_node.indexing import StoreAddress
+from baton_protocol.ids import BlockId, Epoch, NodeId
+from baton_protocol.request import Request
+from baton_protocol.store import Marker, Priority
+
+Pages = npt.NDArray[np.uint8]  # [blocks with block 0, bytes of a block]
+E = TypeVar("E", bound=ConnectorEvent)
+PATIENCE_S = 120.0
+STEP_LIMIT = 1000
+
+
+class End:
+    """`with End(store, name, epoch, engine) as end:`"""
+
+    def __init__(self, store: EmbeddedStore, name: str, epoch: str, engine: EngineCore) -> None:
+        self.engine = engine
+        self.layout = engine.info.layout
+        self._events: list[ConnectorEvent] = []
+        address = StoreAddress(
+            index_url=store.index_url,
+            data_urls=store.data_urls,
+            pool="default",
+            node=NodeId(name),
+            epoch=Epoch(epoch),
+            fingerprint=engine.info.fingerprint,
+        )
+        self._connector = StoreConnector(address, engine.memory)
+
+    def __enter__(self) -> End:
+        self._connector.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._connector.close()
+
+    def compute(self, request: Request) -> tuple[Reservation, list[int]]:
+        """Run a request to its end and take hold of the pages that its prompt stands in; and the
+        ids that it said."""
+        self.engine.submit(request)
+        said = self.run()
+        reservation = self.reserve(request)
+        assert reservation.cached == len(reservation.hashes)
+        return reservation, said
+
+    def run(self) -> list[int]:
+        """Step until nothing is left to do; the ids that were said."""
+        said: list[int] = []
+        for _ in range(STEP_LIMIT):
+            if not self.engine.has_work():
+                return said
+            said += [token.id for token in self.engine.step().tokens]
+        raise AssertionError(f"not done after {STEP_LIMIT} steps")
+
+    def reserve(self, request: Request) -> Reservation:
+        reservation = self.engine.reserve(request)
+        assert reservation is not None, "no blocks are free"
+        return reservation
+
+    def pages_of(self, reservation: Reservation, chunk: int) -> tuple[BlockId, ...]:
+        size = self.layout.chunk_blocks
+        return reservation.blocks[chunk * size : (chunk + 1) * size]
+
+    def publish(self, reservation: Reservation, gone: Callable[[], None]) -> list[Marker]:
+        """All chunks of a prompt, in order. `gone` is called when the source is no longer needed:
+        before the bytes are known to be stored."""
+        refs = self.refs(reservation)
+        for ref in refs:
+            self._connector.publish(ref, self.pages_of(reservation, ref.index), Priority.HANDOFF)
+        self._await(Copied, len(refs))
+        gone()
+        told = sorted(self._await(Published, len(refs)), key=lambda event: event.chunk.index)
+        markers = [event.marker for event in told if event.marker is not None]
+        assert len(markers) == len(refs), [event.reason for event in told]
+        return markers
+
+    def look_up(self, reservation: Reservation) -> list[Marker]:
+        refs = self.refs(reservation)
+        hashes = [ref.hash for ref in refs]
+        self._connector.lookup(reservation.request, 1, hashes)
+        [event] = self._await(LookedUp, 1)
+        markers = [marker for marker in event.markers if marker is not None]
+        assert len(markers) == len(refs), f"{len(markers)} of {len(refs)} chunks are there"
+        return markers
+
+    def fetch(
+        self,
+        reservation: Reservation,
+        markers: Sequence[Marker],
+        chunks: Iterable[int],
+        into: Callable[[int], Sequence[BlockId]] | None = None,
+    ) -> None:
+        """Some chunks into the pages where they belong, or into others."""
+        refs = self.refs(reservation)
+        places = into or (lambda chunk: self.pages_of(reservation, chunk))
+        asked = list(chunks)
+        for chunk in asked:
+            self._connector.fetch(refs[chunk], markers[chunk], places(chunk), Priority.HANDOFF)
+        lost = [event.reason for event in self._await(Fetched, len(asked)) if not event.ok]
+        assert lost == []
+
+    def refs(self, reservation: Reservation) -> list[ChunkRef]:
+        """The prompt's full chunks."""
+        size = self.layout.chunk_blocks
+        names = reservation.hashes[size - 1 :: size]
+        return [ChunkRef(reservation.request, 1, index, name) for index, name in enumerate(names)]
+
+    def _await(self, kind: type[E], wanted: int) -> list[E]:
+        """Take so many events of a kind, sleeping until they have come."""
+        until = time.monotonic() + PATIENCE_S
+        while sum(isinstance(event, kind) for event in self._events) < wanted:
+            left = until - time.monotonic()
+            assert left > 0, f"{wanted} {kind.__name__} did not come; {self._events}"
+            select.select([self._connector.fileno()], [], [], left)
+            self._events += self._connector.poll()
+        found: list[E] = [event for event in self._events if isinstance(event, kind)]
+        assert len(found) == wanted, found
+        self._events = [event for event in self._events if not isinstance(event, kind)]
+        return found
+
+
+def dump(memory: KVMemory) -> Pages:
+    """A copy of the whole pool."""
+    if isinstance(memory, TorchMemory):
+        flat = memory.pool.cpu().contiguous().view(torch.uint8).reshape(len(memory.pool), -1)
+        return np.array(flat.numpy())
+    assert isinstance(memory, SimMemory)
+    return memory._pool.view(np.uint8).reshape(len(memory._pool), -1).copy()
+
+
+def flood(memory: KVMemory, seed: int) -> None:
+    """Noise into every page, so that each that is written, and each that is not, can be told. It
+    is a finite number in every dtype, as all that a pool may hold."""
+    noise = np.random.default_rng(seed).integers(0, 0x7F, dump(memory).shape, np.uint8)
+    if isinstance(memory, TorchMemory):
+        raw = memory.pool.view(torch.uint8)
+        raw.copy_(torch.from_numpy(noise).view_as(raw))
+        return
+    assert isinstance(memory, SimMemory)
+    memory._pool.view(np.uint8).reshape(len(noise), -1)[:] = noise

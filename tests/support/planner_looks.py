@@ -1,0 +1,129 @@
+"""Looks at a pool for planner tests: nodes, demand and gauges that belong together.
+
+In: how many nodes and requests. Out: a Situation in which every gauge is what the load model gives,
+so that a test changes only what it is about.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from baton_operator.planner.memory import Memory, Wished
+from baton_operator.planner.plan import plan
+from baton_operator.planner.records import (
+    Bounds,
+    Capability,
+    Decision,
+    Demand,
+    NodeView,
+    Phase,
+    Policy,
+    Situation,
+)
+from baton_protocol.store import Role
+
+# A node computes 10,000 prompt tokens/s; a decode step takes 10 ms and 0.2 ms per request of 1,000
+# tokens: 200 requests hold an ITL of 50 ms.
+NODE = Capability(
+    prefill_tokens=10_000.0,
+    step_base_s=0.010,
+    step_per_seq_s=0.0001,
+    step_per_kv_token_s=1e-7,
+    kv_capacity=400_000,
+    start_s=60.0,
+)
+POLICY = Policy(bounds={"prefill": Bounds(maximum=20), "decode": Bounds(maximum=20)})
+PROMPT, ANSWER = 900.0, 200.0
+CONTEXT = PROMPT + ANSWER / 2.0
+NOW = 10_000.0
+
+
+def bounded(prefill: tuple[int, int], decode: tuple[int, int], **changes: Any) -> Policy:
+    """POLICY with these minima and maxima."""
+    bounds: dict[Role, Bounds] = {
+        "prefill": Bounds(minimum=prefill[0], maximum=prefill[1]),
+        "decode": Bounds(minimum=decode[0], maximum=decode[1]),
+    }
+    return replace(POLICY, bounds=bounds, **changes)
+
+
+def demand(requests: float, decode: int = 2, answer: float = ANSWER, **changes: Any) -> Demand:
+    """So many requests per second of PROMPT uncached tokens, spread over so many decode nodes."""
+    output = requests * answer
+    context = PROMPT + answer / 2.0
+    live = round(output * step_s(output / max(1, decode), context))
+    fields: dict[str, Any] = {
+        "window_s": 30.0,
+        "age_s": 1.0,
+        "requests": requests,
+        "prompt_tokens": requests * PROMPT,
+        "uncached_prompt_tokens": requests * PROMPT,
+        "output_tokens": output,
+        "live_requests": live,
+        "live_kv_tokens": round(live * context),
+        "held": 0,
+        "idle_s": 0.0 if requests else 1_000.0,
+        "ttft_s": 0.2,
+        "itl_s": 0.02,
+    }
+    return Demand(**(fields | changes))
+
+
+def step_s(tokens_per_s: float, context: float) -> float:
+    """Of a node that gives so many tokens per second; it gives at most 90 % of what it could."""
+    each = NODE.step_per_seq_s + context * NODE.step_per_kv_token_s
+    return NODE.step_base_s / max(0.1, 1.0 - tokens_per_s * each)
+
+
+def node(role: Role, number: int, phase: Phase = Phase.READY, **changes: Any) -> NodeView:
+    fields: dict[str, Any] = {
+        "since_s": 3_600.0,
+        "age_s": 1.0 if phase == Phase.READY else None,
+        "queued_tokens": 0,
+        "running": 0,
+        "waiting": 0,
+        "kv_tokens": 0,
+        "kv_capacity": NODE.kv_capacity,
+        "busy": 0.0,
+    }
+    return NodeView(name=f"{role}-{number}", role=role, phase=phase, **(fields | changes))
+
+
+def nodes(asked: Demand, prefill: int, decode: int) -> tuple[NodeView, ...]:
+    """Ready ones that share the load evenly."""
+    busy = min(1.0, (asked.uncached_prompt_tokens or 0.0) / NODE.prefill_tokens / max(1, prefill))
+    running = (asked.live_requests or 0) // max(1, decode)
+    kv = (asked.live_kv_tokens or 0) // max(1, decode)
+    return (
+        *(node("prefill", i, busy=busy) for i in range(prefill)),
+        *(node("decode", i, running=running, kv_tokens=kv) for i in range(decode)),
+    )
+
+
+def look(prefill: int = 2, decode: int = 2, requests: float = 10.0, **changes: Any) -> Situation:
+    """Of a pool that has what it is set to."""
+    asked = changes.pop("demand", demand(requests, decode))
+    fields: dict[str, Any] = {
+        "at_s": NOW,
+        "nodes": nodes(asked or demand(requests, decode), prefill, decode),
+        "desired": {"prefill": prefill, "decode": decode},
+        "demand": asked,
+        "capability": NODE,
+    }
+    return Situation(**(fields | changes))
+
+
+def watched(prefill: int = 0, decode: int = 0, seconds: float = 3_600.0) -> Memory:
+    """Of an operator that has watched so long, and wished for so many all the time."""
+    wishes = tuple(
+        Wished(at_s=NOW - before, prefill=prefill, decode=decode)
+        for before in range(600, 0, -15)
+        if before <= seconds
+    )
+    return Memory(since_s=NOW - seconds, wished=wishes)
+
+
+def decide(situation: Situation, policy: Policy = POLICY, memory: Memory | None = None) -> Decision:
+    """The decision of an operator that has long wished for as few as can be."""
+    return plan(situation, policy, watched() if memory is None else memory)[0]

@@ -1,0 +1,48 @@
+"""Redis servers that tests start: the one that users have, and a newer one with jemalloc.
+
+    bundled   what baton_kvstore finds: 6.2, with the C library's allocator
+    debian    the distribution's (7.0 in Debian 12), unpacked into the user's cache, never installed
+
+In: the name of a build. Out: a program that starts as if it were installed.
+"""
+
+from __future__ import annotations
+
+import platform
+import shlex
+from pathlib import Path
+
+from baton_kvstore.binary import find_redis_server
+from tests.cluster.machine.cache import made_once
+from tests.cluster.machine.packages import unpack_redis
+from tests.support.needs import needs
+
+BUILDS = ("bundled", "debian")
+WRAPPER = "redis-server"
+
+
+def redis_server(build: str) -> Path:
+    """Skip the calling test where the build cannot be had."""
+    return find_redis_server() if build == "bundled" else debian_redis()
+
+
+def debian_redis() -> Path:
+    needs("apt")
+    known = platform.freedesktop_os_release()
+    release = f"{known['ID']}-{known.get('VERSION_ID', '')}"
+    return made_once("redis-server", release, _unpack) / WRAPPER
+
+
+def _unpack(folder: Path) -> None:
+    """Redis with the libraries that it came with, and a script that has it find them."""
+    root = folder / "root"
+    root.mkdir()
+    unpack_redis(root, print)
+    libraries = ":".join(sorted({str(path.parent) for path in root.glob("usr/lib/**/*.so.*")}))
+    program = root / "usr" / "bin" / "redis-server"
+    wrapper = folder / WRAPPER
+    wrapper.write_text(
+        f"#!/bin/sh\nLD_LIBRARY_PATH={shlex.quote(libraries)} exec {shlex.quote(str(program))} "
+        '"$@"\n'
+    )
+    wrapper.chmod(0o755)
