@@ -31,7 +31,7 @@ from unittest.mock import patch
 
 import torch
 
-from baton_engine.api import EngineInfo, KVMemory, Row, RowResult, Runner, Sampled
+from baton_engine.api import EngineInfo, KVMemory, Ready, Row, RowResult, Runner, Sampled
 from baton_engine.attention import StepAttention, TorchAttention
 from baton_engine.blocks import BlockPool
 from baton_engine.config import ModelConfig, RopeConfig
@@ -94,8 +94,8 @@ class SameToken:
         self.memory: KVMemory = memory
         self._result, self._nothing = RowResult((Sampled(1),)), RowResult()
 
-    def execute(self, rows: Sequence[Row]) -> list[RowResult]:
-        return [self._result if row.samples else self._nothing for row in rows]
+    def launch(self, rows: Sequence[Row]) -> Ready:
+        return Ready([self._result if row.samples else self._nothing for row in rows])
 
 
 class Zeros(Decoder):

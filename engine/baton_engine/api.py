@@ -98,13 +98,22 @@ class PromptAsk(msgspec.Struct, frozen=True, gc=False):
 
 class Row(msgspec.Struct, frozen=True, gc=False):
     """One sequence's part of a step: compute `tokens`, which stand at positions
-    [start, start + len(tokens)), with the KV of [0, start) already in `blocks`."""
+    [start, start + len(tokens)), with the KV of [0, start) already in `blocks`.
+
+    `after` is set where the last of `tokens` was not read yet: it is what the step launched before
+    this one samples at that place, counted over all samples of its rows in order; the number that
+    stands in `tokens` means nothing then.
+
+    Rows of two steps with the same `key` (0: none) are of one sequence that has kept its blocks in
+    between: `blocks` begins with those it had."""
 
     tokens: Sequence[int]
     start: int
     blocks: Sequence[BlockId]
     samples: tuple[Sample, ...] = ()
     prompt: PromptAsk | None = None
+    after: int | None = None
+    key: int = 0
 
 
 class Sampled(msgspec.Struct, frozen=True, gc=False):
@@ -135,14 +144,34 @@ class KVMemory(Protocol):
     def views(self, blocks: Sequence[BlockId]) -> Sequence[memoryview] | None: ...
 
 
+class Launched(Protocol):
+    """A step that the runner was given."""
+
+    def read(self) -> list[RowResult]:
+        """Wait until the rows' KV is written, and give one result per row, in order. Called once,
+        of several steps in the order of their launch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A step that was computed when it was launched."""
+
+    results: list[RowResult]
+
+    def read(self) -> list[RowResult]:
+        return self.results
+
+
 class Runner(Protocol):
-    """Computes one step: writes the rows' KV into the pool and samples where asked."""
+    """Computes steps: writes the rows' KV into the pool and samples where asked."""
 
     @property
     def memory(self) -> KVMemory: ...
 
-    def execute(self, rows: Sequence[Row]) -> list[RowResult]:
-        """One result per row, in order."""
+    def launch(self, rows: Sequence[Row]) -> Launched:
+        """Begin a step, at least one row. It runs behind the step launched before, of which at most
+        one may be unread; what it is given of that step's tokens, `Row.after` says. The caller
+        changes nothing that a row holds before it has read the step."""
 
 
 # --- between engine and step loop -----------------------------------------------------------

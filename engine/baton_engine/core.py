@@ -280,7 +280,7 @@ class EngineCore:
         pieces = self._scheduler.schedule()
         self._pool.host.move()
         rows = [make_row(piece, self.info) for piece in pieces]
-        results = self._runner.execute(rows) if rows else []
+        results = self._runner.launch(rows).read() if rows else []
         outcome = Outcome(ended=self._ended, complete=self._complete)
         self._ended, self._complete = [], []
         for piece, row, result in zip(pieces, rows, results, strict=True):

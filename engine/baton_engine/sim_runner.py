@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -140,6 +141,19 @@ class Timing:
         return total
 
 
+@dataclass(frozen=True, slots=True)
+class SimStep:
+    """Computed already; its time goes by while it is read."""
+
+    results: list[RowResult]
+    wait: Callable[[float], None]
+    ends: float
+
+    def read(self) -> list[RowResult]:
+        self.wait(self.ends)
+        return self.results
+
+
 class SimRunner:
     """A Runner over SimMemory. `clock` and `sleep` are in seconds. A token `poison` ends the
     process at once, as a crash would: nothing is flushed, told or given back."""
@@ -160,17 +174,31 @@ class SimRunner:
         self._poison = poison
         self._clock = clock
         self._sleep = sleep
+        self._free_at = 0.0  # when the last step that was launched ends
+        self._said: list[int] = []  # its samples
 
-    def execute(self, rows: Sequence[Row]) -> list[RowResult]:
-        deadline = self._clock() + self._timing.step_ms(rows) / 1000
+    def launch(self, rows: Sequence[Row]) -> SimStep:
+        """Computed here, as what the step launched before says is known; read() waits out its
+        time, which begins where that one's ends."""
+        rows = [self._told(row) for row in rows]
         if self._poison is not None and any(self._poison in row.tokens for row in rows):
             os._exit(os.EX_SOFTWARE)
+        begins = max(self._clock(), self._free_at)
+        self._free_at = begins + self._timing.step_ms(rows) / 1000
         results = [self._compute(row) for row in rows]
-        # The step's own arithmetic is part of the simulated time, not added to it.
-        rest = deadline - self._clock()
+        self._said = [each.id for result in results for each in result.samples]
+        return SimStep(results, self._wait, self._free_at)
+
+    def _wait(self, until: float) -> None:
+        rest = until - self._clock()
         if rest > 0:
             self._sleep(rest)
-        return results
+
+    def _told(self, row: Row) -> Row:
+        """The row with the token that it waited for."""
+        if row.after is None:
+            return row
+        return msgspec.structs.replace(row, tokens=[*row.tokens[:-1], self._said[row.after]])
 
     def _compute(self, row: Row) -> RowResult:
         words = self._vocabulary

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from baton_engine.api import Row, RowResult, Sample, Sampled
+from baton_engine.api import Ready, Row, RowResult, Sample, Sampled
 from baton_engine.attention import AttentionBackend
 from baton_engine.logprobs import position_logprobs
 from baton_engine.models.decoder import Decoder
@@ -42,7 +42,7 @@ class TorchRunner:
         self._block_size = memory.layout.block_size
 
     @torch.inference_mode()
-    def execute(self, rows: Sequence[Row]) -> list[RowResult]:
+    def launch(self, rows: Sequence[Row]) -> Ready:
         order = sorted(range(len(rows)), key=lambda i: (len(rows[i].tokens) > 1, -rows[i].start, i))
         laid_out = [rows[index] for index in order]
         started = [block for row in laid_out for block in self._started_block(row)]
@@ -57,7 +57,7 @@ class TorchRunner:
         results = [RowResult()] * len(rows)
         for place, index in enumerate(order):
             results[index] = RowResult(sampled.get(place, ()), prompts.get(place, ()))
-        return results
+        return Ready(results)
 
     def _sample(
         self, hidden_TD: torch.Tensor, rows: Sequence[Row], ends: Indices

@@ -154,7 +154,7 @@ def _run(runner: Runner, tokens: list[int], start: int, blocks: list[BlockId]) -
     """Seconds of one step."""
     began = time.monotonic()
     sample = Sample(0, start + len(tokens), SamplingParams(temperature=0.0))
-    runner.execute([Row(tokens, start, blocks, (sample,))])
+    runner.launch([Row(tokens, start, blocks, (sample,))]).read()
     return max(1e-6, time.monotonic() - began)
 
 

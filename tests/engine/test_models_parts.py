@@ -25,7 +25,7 @@ def top_logprobs(folder: Path, prompt: list[int], dtype: str) -> dict[int, float
     settings = TorchSettings(model=folder, dtype=dtype, threads=1, kv_blocks=70)
     blocks = [BlockId(block) for block in range(1, 41)]
     row = Row(prompt, 0, blocks, ask(len(prompt), TOP_20))
-    [found] = build_runner(settings).execute([row])[0].samples
+    [found] = build_runner(settings).launch([row]).read()[0].samples
     assert found.logprobs is not None
     return {each.id: each.logprob for each in found.logprobs.top}
 

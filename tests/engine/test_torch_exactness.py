@@ -79,8 +79,8 @@ def test_one_foreign_kv_block_changes_the_ids(name: str, tiny_model: Callable[[s
     prompt, other = prompt_of(48, seed=3), prompt_of(48, seed=4)
     own = [BlockId(block) for block in range(1, 9)]
     foreign = [BlockId(block) for block in range(9, 17)]
-    [first] = runner.execute([Row(prompt, 0, own, ask(48))])[0].samples
-    runner.execute([Row(other, 0, foreign)])
+    [first] = runner.launch([Row(prompt, 0, own, ask(48))]).read()[0].samples
+    runner.launch([Row(other, 0, foreign)]).read()
     layout = runner.memory.layout
     snapshot = bytearray(layout.block_bytes * len(own))
     runner.memory.read(own, memoryview(snapshot))

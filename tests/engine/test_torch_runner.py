@@ -43,7 +43,7 @@ def blocks(first: int, count: int) -> list[BlockId]:
 
 def sampled(runner: TorchRunner, row: Row) -> Sampled:
     """What one row that is sampled once gives, alone in its step."""
-    [result] = runner.execute([row])
+    [result] = runner.launch([row]).read()
     [one] = result.samples
     return one
 
@@ -62,7 +62,7 @@ def test_results_come_in_the_order_of_the_rows_whatever_the_layout(runner: Torch
     order = list(range(len(rows)))
     for _ in range(3):
         random.Random(1).shuffle(order)
-        results = runner.execute([rows[index] for index in order])
+        results = runner.launch([rows[index] for index in order]).read()
         for index, found in zip(order, results, strict=True):
             assert likeliest(found.samples[0]) == pytest.approx(alone[index], abs=1e-4)
 
@@ -75,8 +75,8 @@ def test_rows_without_samples_give_nothing_and_their_kv_serves_later_rows(
     own = blocks(10, 4)
     nothing = RowResult()
     rows = [Row(prompt[:20], 0, own), Row([5], 0, blocks(20, 1))]
-    assert runner.execute(rows) == [nothing, nothing]
-    assert runner.execute([Row(prompt[20:49], 20, own)]) == [nothing]
+    assert runner.launch(rows).read() == [nothing, nothing]
+    assert runner.launch([Row(prompt[20:49], 20, own)]).read() == [nothing]
     pieces = sampled(runner, Row(prompt[49:], 49, own, ask(50, LOGPROBS)))
     assert likeliest(pieces) == pytest.approx(likeliest(whole), abs=1e-4)
 
@@ -88,7 +88,7 @@ def test_a_row_is_sampled_for_each_choice_with_its_own_noise(runner: TorchRunner
         Row(prompt_of(20, seed=1), 0, blocks(1, 2), samples),
         Row(prompt_of(9, seed=2), 0, blocks(5, 1), ask(9)),
     ]
-    many, one = (result.samples for result in runner.execute(rows))
+    many, one = (result.samples for result in runner.launch(rows).read())
     assert (len(many), len(one)) == (6, 1)
     assert len({each.id for each in many}) > 2
     single = Row(rows[0].tokens, 0, rows[0].blocks, samples[3:4])
@@ -104,15 +104,15 @@ def test_what_others_left_in_the_pool_is_never_read_not_even_nan(
     found = []
     for runner in (clean, poisoned):
         long, short = prompt_of(30, seed=1), prompt_of(7, seed=2)
-        runner.execute([Row(long[:21], 0, blocks(3, 2)), Row(short, 0, blocks(9, 1))])
+        runner.launch([Row(long[:21], 0, blocks(3, 2)), Row(short, 0, blocks(9, 1))]).read()
         step = [
             Row(long[21:28], 21, blocks(3, 2)),
             Row([7], 7, blocks(9, 1), ask(8, LOGPROBS)),
         ]
-        first = runner.execute(step)[1]
+        first = runner.launch(step).read()[1]
         # Beside a longer row the rest of the short row's block is read under a mask.
         step = [Row(long[28:29], 28, blocks(3, 2)), Row([8], 8, blocks(9, 1), ask(9, LOGPROBS))]
-        masked = runner.execute(step)[1]
+        masked = runner.launch(step).read()[1]
         ids = decode_alone(runner, long, [*blocks(3, 2), *blocks(40, 4)], 40)
         found.append((first, masked, ids))
     assert found[0] == found[1]
@@ -122,7 +122,7 @@ def test_a_step_writes_its_own_slots_and_no_other_block(runner: TorchRunner) -> 
     pool = pool_of(runner)
     pool.normal_()
     before = pool.clone()
-    runner.execute([Row(prompt_of(20, seed=1), 0, blocks(5, 2)), Row([3], 16, blocks(30, 2))])
+    runner.launch([Row(prompt_of(20, seed=1), 0, blocks(5, 2)), Row([3], 16, blocks(30, 2))]).read()
     changed = [block for block in range(101) if not torch.equal(pool[block], before[block])]
     assert changed == [5, 6, 31]
 

@@ -15,6 +15,7 @@ from baton_engine.api import (
     KVMemory,
     Progress,
     PromptUse,
+    Ready,
     Row,
     RowResult,
     Sample,
@@ -63,15 +64,10 @@ class ScriptedRunner:
     def memory(self) -> KVMemory:
         return self._memory
 
-    def execute(self, rows: Sequence[Row]) -> list[RowResult]:
+    def launch(self, rows: Sequence[Row]) -> Ready:
         self.steps.append([_copy(row) for row in rows])
-        return [
-            RowResult(
-                tuple(Sampled(self.script(sample)) for sample in row.samples),
-                _told(row),
-            )
-            for row in rows
-        ]
+        samples = [tuple(Sampled(self.script(each)) for each in row.samples) for row in rows]
+        return Ready([RowResult(said, _told(row)) for said, row in zip(samples, rows, strict=True)])
 
     def work(self) -> list[list[tuple[int, int]]]:
         """Per step, (start, tokens) of each row."""

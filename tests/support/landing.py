@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from baton_engine.api import KVMemory, Reservation, Row, RowResult
+from baton_engine.api import KVMemory, Launched, Reservation, Row
 from baton_engine.core import EngineCore
 from baton_engine.host_tier import CopiedBlocks, slots_for
 from baton_engine.sim import SimSettings, build_sim
@@ -43,7 +43,7 @@ class WatchedRunner:
     def memory(self) -> KVMemory:
         return self._runner.memory
 
-    def execute(self, rows: Sequence[Row]) -> list[RowResult]:
+    def launch(self, rows: Sequence[Row]) -> Launched:
         pool = self.watched._pool
         for row in rows:
             end = row.start + len(row.tokens)
@@ -51,7 +51,7 @@ class WatchedRunner:
                 assert pool.hash_of(block) is None, f"block {block} is cached, and is written"
                 assert pool.refs(block) == 1, f"block {block} is shared, and is written"
         self.steps.append([(row.start, len(row.tokens)) for row in rows])
-        return self._runner.execute(rows)
+        return self._runner.launch(rows)
 
 
 def watched_sim(**changes: Any) -> tuple[EngineCore, WatchedRunner]:

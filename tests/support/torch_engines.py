@@ -71,6 +71,6 @@ def decode_alone(
     ids = list(known)
     for _ in range(steps):
         end = len(ids)
-        [result] = runner.execute([Row(ids[-1:], end - 1, blocks, ask(end))])
+        [result] = runner.launch([Row(ids[-1:], end - 1, blocks, ask(end))]).read()
         ids.append(result.samples[0].id)
     return ids[len(known) :]
