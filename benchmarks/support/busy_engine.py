@@ -18,18 +18,11 @@ from unittest.mock import patch
 
 import torch
 
-from baton_engine.api import (
-    ChunkRef,
-    ConnectorEvent,
-    Copied,
-    Fetched,
-    KVMemory,
-    LookedUp,
-    Published,
-)
+from baton_engine.api import KVMemory
 from baton_engine.torch_memory import TorchMemory
 from baton_node import engine_main
 from baton_node.connector import StoreAddress, StoreConnector
+from baton_node.plane import ChunkRef, ConnectorEvent, Copied, Fetched, LookedUp, Published
 from baton_protocol.ids import BlockHash, BlockId, RequestId
 from baton_protocol.store import InboxEntry, Marker, Priority
 from benchmarks.support.meter import Meter, Notes, folder

@@ -15,10 +15,11 @@ import sys
 import time
 from unittest.mock import patch
 
-from baton_engine.api import ConnectorEvent, Fetched, KVMemory
+from baton_engine.api import KVMemory
 from baton_node import engine_main
 from baton_node.connector import StoreAddress, StoreConnector
 from baton_node.frames import Step, ToServer
+from baton_node.plane import ConnectorEvent, Fetched
 from baton_node.port import SocketPort
 from baton_protocol.ids import RequestId
 from benchmarks.support.meter import Notes, folder

@@ -10,9 +10,9 @@ import os
 import select
 import time
 
-from baton_engine.api import ChunkRef, ConnectorEvent, Fetched, Published
 from baton_engine.sim_runner import SimMemory
 from baton_node.connector import StoreAddress, StoreConnector
+from baton_node.plane import ChunkRef, ConnectorEvent, Fetched, Published
 from baton_protocol.ids import BlockHash, BlockId, RequestId
 from baton_protocol.layout import KVLayout
 from baton_protocol.store import Marker, Priority

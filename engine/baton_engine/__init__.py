@@ -7,6 +7,8 @@ In: requests (ids), KV bytes of blocks. Out: tokens, KV bytes of blocks. No netw
     sequence     one choice of one request: tokens known, KV computed
     scheduler    which sequences compute how many tokens in a step, and who gives up blocks
     rows         what the runner is asked; limits: what can run at all; outcome: how a choice ends
+    flight       the steps under way; reading: what they brought; roster: who runs, and how it ends
+    reservations blocks of requests that do not run yet
     core         EngineCore: api.Engine over a scheduler and any Runner
     sim          the simulated twin: real blocks and bytes, a timing model, no torch
     llm          the offline API

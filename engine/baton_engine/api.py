@@ -3,7 +3,6 @@
     Engine        (EngineCore, in `core`) one scheduler and one block manager over a Runner
     Runner        computes a step: `torch_runner` on real weights, `sim` on a timing model
     KVMemory      the paged pool as bytes, for transfers
-    KVConnector   the data plane, implemented in baton_node and driven by its step loop
 
 All of Engine is called by one thread, the step loop. KVMemory may be used by transfer threads,
 on blocks that the step loop holds for them.
@@ -22,7 +21,7 @@ from baton_protocol.ids import BlockHash, BlockId, Fingerprint, RequestId
 from baton_protocol.layout import KVLayout
 from baton_protocol.request import PositionLogprobs, Request
 from baton_protocol.sampling import SamplingParams
-from baton_protocol.store import InboxEntry, Marker, NodeLoad, Priority
+from baton_protocol.store import NodeLoad
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,7 +259,7 @@ class StepResult:
     prompts: tuple[PromptUse, ...] = ()
     complete: tuple[Complete, ...] = ()  # of requests that were submitted since the last step
     finished: tuple[RequestId, ...] = ()  # requests all of whose choices ended in this step
-    num_tokens: int = 0  # tokens computed in this step, 0 when nothing could run
+    num_tokens: int = 0  # tokens computed in this step, in vain or not; 0: nothing could run
     num_prompt_tokens: int = 0
     num_seqs: int = 0
 
@@ -274,7 +273,12 @@ class CacheChange:
 
 
 class Engine(Protocol):
-    """A request is tokens known and KV computed; each step closes gaps under one token budget."""
+    """A request is tokens known and KV computed; each step closes gaps under one token budget.
+
+    With overlap a step is launched before the one before it is read, so that one may be under way
+    between two calls of step(). What is told, cached and counted is what was read. What such a step
+    computes for a choice that has ended meanwhile is dropped; blocks that it uses are free for
+    others when it was read, whoever gave them back."""
 
     info: EngineInfo
     memory: KVMemory
@@ -314,24 +318,27 @@ class Engine(Protocol):
         """All full chunks that a request holds now, each name once; () of an unknown id."""
 
     def finish_choice(self, request: RequestId, choice: int) -> None:
-        """End one choice early (a stop string was found); unknown ids are ignored. If it was the
-        last, the next step's `finished` names the request."""
+        """End one choice early (a stop string was found); unknown ids are ignored. It has no more
+        tokens. If it was the last, the next step's `finished` names the request."""
 
     def abort(self, request: RequestId) -> None:
-        """Forget a request and free its blocks; unknown ids are ignored."""
+        """Forget a request and give its blocks back; unknown ids are ignored."""
 
     def hold(self, blocks: Sequence[BlockId]) -> None:
         """Reference blocks for a transfer, so that they are not reused."""
 
     def unhold(self, blocks: Sequence[BlockId]) -> None: ...
 
-    def has_work(self) -> bool: ...
+    def has_work(self) -> bool:
+        """Whether there is anything to compute, to read or to report."""
 
-    def step(self) -> StepResult: ...
+    def step(self) -> StepResult:
+        """Compute a step, or read the one that is under way, after launching the next where steps
+        overlap. If the runner raises, nothing is lost: the step can be tried again."""
 
     def starved(self) -> bool:
-        """True when in the last step a request lost its blocks, or nothing could run, for want of
-        blocks: parked ones should give theirs back, youngest first."""
+        """True when in the last call of step() a request lost its blocks, or nothing could run, for
+        want of blocks: parked ones should give theirs back, youngest first."""
 
     def cache_changes(self) -> CacheChange: ...
 
@@ -342,86 +349,3 @@ class Engine(Protocol):
 
     def check_integrity(self) -> None:
         """Raise with the numbers unless free + held == total and every reference is accounted."""
-
-
-# --- the data plane, as the step loop drives it ------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkRef:
-    """One chunk of one request: its index in the prompt and its name."""
-
-    request: RequestId
-    attempt: int
-    index: int
-    hash: BlockHash
-
-
-@dataclass(frozen=True, slots=True)
-class LookedUp:
-    """Answer to lookup(), one per hash asked. All None where the index is out of reach."""
-
-    request: RequestId
-    attempt: int
-    markers: tuple[Marker | None, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Fetched:
-    """A fetch settled: the bytes are in the blocks and verified, or `ok` is False."""
-
-    chunk: ChunkRef
-    ok: bool
-    bytes: int = 0
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Copied:
-    """A publish no longer needs its source blocks (they are in staging, or sent)."""
-
-    chunk: ChunkRef
-    blocks: tuple[BlockId, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Published:
-    """A publish settled: stored and marked, or `marker` is None and `reason` says why."""
-
-    chunk: ChunkRef
-    marker: Marker | None
-    bytes: int = 0
-    reason: str = ""
-
-
-# An InboxEntry is one for a request of this node: what its prefill partner says of its chunks.
-ConnectorEvent = LookedUp | Fetched | Copied | Published | InboxEntry
-
-
-class KVConnector(Protocol):
-    """Moves chunks between KVMemory and the store, and talks to the index; never blocks the caller.
-    Results come back through poll(); `fileno` becomes readable when there are any."""
-
-    def lookup(self, request: RequestId, attempt: int, hashes: Sequence[BlockHash]) -> None: ...
-
-    def fetch(
-        self, chunk: ChunkRef, marker: Marker, blocks: Sequence[BlockId], priority: Priority
-    ) -> None: ...
-
-    def publish(
-        self,
-        chunk: ChunkRef,
-        blocks: Sequence[BlockId],
-        priority: Priority,
-        inbox: tuple[str, str] | None = None,
-    ) -> None:
-        """Store a chunk; once it is marked, `inbox` hears of it, and then comes Published."""
-
-    def announce(self, inbox: tuple[str, str], entry: InboxEntry) -> None:
-        """Append to the inbox of (node, epoch), after everything announced to it before."""
-
-    def poll(self) -> list[ConnectorEvent]: ...
-
-    def fileno(self) -> int: ...
-
-    def close(self) -> None: ...

@@ -224,17 +224,15 @@ class BlockPool:
 
     def register(self, id: BlockId, hash: BlockHash, *, ends_chunk: bool) -> None:
         """Make a held block findable: its KV is written, and will not be written again."""
-        block = self._block(id)
+        block = self._blocks[id]
         assert block.refs > 0, f"block {id} is registered and nobody holds it"
         if block.hash is not None:
             assert block.hash == hash, f"block {id} is registered under another hash"
             return
         block.hash, block.ends_chunk = hash, ends_chunk
-        if hash in self._cached:
+        if self._cached.setdefault(hash, block) is not block:
             self._twins.setdefault(hash, []).append(block)
-            return
-        self._cached[hash] = block
-        if ends_chunk and hash not in self._chunks:
+        elif ends_chunk and hash not in self._chunks:
             self._chunks[hash] = None
             self._note(hash, stored=True)
 
@@ -244,19 +242,31 @@ class BlockPool:
         hash = block.hash
         assert hash is not None
         block.hash = None
-        twins = self._twins.get(hash, [])
-        if self._cached[hash] is not block:
-            twins.remove(block)
-        elif twins:
+        if hash in self._twins:
+            self._forget_twin(block, hash)
+            return
+        del self._cached[hash]
+        if self.host.num_slots:
+            for lost, ends_chunk in self.host.keep(hash, block.id, ends_chunk=block.ends_chunk):
+                if ends_chunk:
+                    self._lose_chunk(lost)
+        elif block.ends_chunk:
+            self._lose_chunk(hash)
+
+    def _forget_twin(self, block: Block, hash: BlockHash) -> None:
+        twins = self._twins[hash]
+        if self._cached[hash] is block:
             self._cached[hash] = twins.pop(0)
         else:
-            del self._cached[hash]
-            for lost, ends_chunk in self.host.keep(hash, block.id, ends_chunk=block.ends_chunk):
-                if ends_chunk and lost not in self._cached:
-                    del self._chunks[lost]
-                    self._note(lost, stored=False)
+            twins.remove(block)
         if not twins:
-            self._twins.pop(hash, None)
+            del self._twins[hash]
+
+    def _lose_chunk(self, hash: BlockHash) -> None:
+        """The block is kept nowhere any more, unless it was computed anew."""
+        if hash not in self._cached:
+            del self._chunks[hash]
+            self._note(hash, stored=False)
 
     def _note(self, hash: BlockHash, *, stored: bool) -> None:
         # Stored and evicted between two reports is no news; this also bounds the log by twice both

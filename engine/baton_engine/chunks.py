@@ -1,14 +1,28 @@
-"""Which chunks a sequence holds, and which of them a step has filled.
+"""Which blocks and chunks of a sequence are full.
 
-In: sequences. Out: Filled, for those who put chunks into the store. Pure.
+In: sequences. Out: their blocks in the prefix cache; Filled, for those who put chunks into the
+store.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
+
 from baton_engine.api import Filled
+from baton_engine.blocks import BlockPool
+from baton_engine.runs import Run
 from baton_engine.sequence import RequestState, Sequence
-from baton_protocol.ids import BlockHash
+from baton_protocol.ids import BlockHash, BlockId
 from baton_protocol.layout import KVLayout
+
+
+def register(
+    pool: BlockPool, blocks: Seq[BlockId], hashes: Seq[BlockHash], run: Run, layout: KVLayout
+) -> None:
+    """Make the blocks of a run of a sequence findable: their KV is there, and stays."""
+    for index in range(*run):
+        ends_chunk = (index + 1) % layout.chunk_blocks == 0
+        pool.register(blocks[index], hashes[index], ends_chunk=ends_chunk)
 
 
 def take_filled(sequence: Sequence, begin: int, end: int, layout: KVLayout) -> list[Filled]:
@@ -36,6 +50,6 @@ def _chunk(sequence: Sequence, index: int, layout: KVLayout) -> Filled:
         sequence.state.request.id,
         sequence.choice,
         index,
-        hash=sequence.hashes_of(end)[-1],
+        hash=sequence.named(end)[end - 1],
         blocks=tuple(sequence.blocks[begin:end]),
     )

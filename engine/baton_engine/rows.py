@@ -1,40 +1,77 @@
-"""What the runner is asked in a step.
+"""What the runner is asked in a step, and what its sequences have under way with that.
 
-In: a scheduled piece of a sequence. Out: its Row: tokens, blocks, and, where the piece completes
-what is known, a sample for each choice that goes on from there. Pure.
+In: scheduled pieces of sequences. Out: a Row each: tokens, blocks, and, where the piece completes
+what is known, a sample for each choice that goes on from there. The sequences note how far the step
+takes them, and which of its samples is their next token.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence as Seq
 
 from baton_engine.api import EngineInfo, PromptAsk, Row, Sample
 from baton_engine.scheduler import Piece
 from baton_engine.sequence import Sequence
 
+UNREAD = (0,)  # stands where a token is still to be read
 
-def make_row(piece: Piece, info: EngineInfo) -> Row:
-    sequence, start = piece.sequence, piece.sequence.computed
-    end = start + piece.count
-    samples = _samples(sequence, info) if end == sequence.known else ()
+
+def make_rows(pieces: Seq[Piece], info: EngineInfo, step: int) -> list[Row]:
+    """The rows of step number `step`."""
+    rows: list[Row] = []
+    sampled = 0
+    for piece in pieces:
+        sequence = piece.sequence
+        sequence.step = step
+        if sequence.plain:
+            rows.append(_decode(sequence))
+            sequence.started += 1
+            sequence.after = sampled
+            sampled += 1
+            continue
+        row = _row(piece, info)
+        rows.append(row)
+        sequence.launch(piece.count, sampled if row.samples else -1)
+        sampled += len(row.samples)
+    return rows
+
+
+def _decode(sequence: Sequence) -> Row:
+    """The same as _row() for a plain sequence, in a quarter of the time."""
+    state, start, after = sequence.state, sequence.started, sequence.after
+    sample = Sample(sequence.choice, start + 1, state.params, (), None, state.listed)
+    if after < 0:
+        tokens = sequence.tokens[-1:]
+        return Row(tokens, start, sequence.blocks, (sample,), None, None, sequence.tenure)
+    return Row(UNREAD, start, sequence.blocks, (sample,), None, after, sequence.tenure)
+
+
+def _row(piece: Piece, info: EngineInfo) -> Row:
+    sequence, start = piece.sequence, piece.sequence.started
+    awaits = sequence.after >= 0
+    end, known = start + piece.count, len(sequence.tokens) + awaits
     return Row(
-        sequence.tokens[start:end],
+        UNREAD if awaits else sequence.tokens[start:end],
         start,
         sequence.blocks,
-        samples,
+        _samples(sequence, known, info) if end == known else (),
         _prompt_ask(sequence, start, end),
+        sequence.after if awaits else None,
+        sequence.tenure,
     )
 
 
-def _samples(sequence: Sequence, info: EngineInfo) -> tuple[Sample, ...]:
+def _samples(sequence: Sequence, known: int, info: EngineInfo) -> tuple[Sample, ...]:
     """All choices that sample here have the same tokens: several only where none has outputs."""
     state = sequence.state
     banned = state.bans.ids(
         info.eos_ids,
         sequence.tokens,
-        num_outputs=sequence.num_outputs,
+        num_outputs=known - state.prompt_len,
         vocab_size=info.vocab_size,
     )
     return tuple(
-        Sample(choice, sequence.known, state.params, banned, sequence.seen, state.listed)
+        Sample(choice, known, state.params, banned, sequence.seen, state.listed)
         for choice in state.choices_with(sequence)
     )
 

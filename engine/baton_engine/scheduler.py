@@ -11,6 +11,12 @@ phases, only tokens computed catching up with tokens known (and going over what 
 3. Waiting sequences, oldest first, unless something was preempted. The first that does not fit
    stops all others but those that hold their blocks already.
 
+A step may be chosen ahead, while the one before it is under way: a sequence whose next token that
+one samples counts as having it. Left out, with a token of the budget kept for each, are those whose
+next row depends on which token it is, and those that end with it. Nobody loses blocks then, as rows
+under way use them: where one is lacking, nothing is chosen, and the next step begins from what was
+read.
+
 No clock and no set: the same calls give the same schedule.
 """
 
@@ -19,6 +25,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
+from itertools import count
 
 import msgspec
 
@@ -32,8 +39,8 @@ WATERMARK = 100
 
 
 class Piece(msgspec.Struct, frozen=True, gc=False):
-    """`count` tokens of a sequence, from its `computed` on, computed in this step; at most up to
-    the next run that has landed."""
+    """`count` tokens of a sequence, from its `started` on, computed in this step; at most up to the
+    next run that has landed."""
 
     sequence: Sequence
     count: int
@@ -60,6 +67,7 @@ class Scheduler:
         # Of the last step: a sequence lost its blocks, or nothing could run, for want of blocks.
         self.starved = False
         self._blocked = False  # in the last step the oldest waiting sequence did not fit
+        self._tenures = count(1)
 
     # --- queues -------------------------------------------------------------------------------
 
@@ -81,6 +89,11 @@ class Scheduler:
                 self._holding.remove(sequence)
         return sequence.clear()
 
+    def rewind(self, sequence: Sequence, started: int, after: int, step: int) -> None:
+        """A sequence goes back to what it had under way with step `step`."""
+        sequence.started, sequence.after, sequence.step = started, after, step
+        sequence.tenure = next(self._tenures)
+
     def sequences(self) -> Iterable[Sequence]:
         yield from self.running
         yield from self.waiting
@@ -97,37 +110,60 @@ class Scheduler:
 
     # --- one step -----------------------------------------------------------------------------
 
-    def schedule(self) -> list[Piece]:
-        """Choose this step's pieces, and give their sequences the blocks they need."""
+    def schedule(self, *, ahead: bool = False) -> list[Piece]:
+        """Choose a step's pieces, and give their sequences the blocks they need. Without `ahead`
+        no step may be under way."""
         pieces: list[Piece] = []
+        filling: list[Sequence] = []
         self._blocked = False
         before = self.preemptions
-        budget = self._schedule_decoding(pieces, self._max_batched_tokens)
-        budget = self._schedule_filling(pieces, budget)
+        budget = self._schedule_decoding(pieces, filling, ahead=ahead)
+        if budget is None:
+            return []
+        budget = self._schedule_filling(pieces, filling, budget)
         if self.preemptions == before:
             self._schedule_waiting(pieces, budget)
-            while not pieces and self._clear_the_way():
+            while not (pieces or ahead) and self._clear_the_way():
                 self._schedule_waiting(pieces, budget)
-        self.starved = self.preemptions > before or (self._blocked and not pieces)
+        if not ahead:
+            self.starved = self.preemptions > before or (self._blocked and not pieces)
         return pieces
 
-    def _schedule_decoding(self, pieces: list[Piece], budget: int) -> int:
+    def _schedule_decoding(
+        self, pieces: list[Piece], filling: list[Sequence], *, ahead: bool
+    ) -> int | None:
+        """Pieces of those that lack one token, and who lacks more. Returns the budget that is left;
+        None where that takes blocks from somebody, ahead."""
         # The budget has a token for each: none was admitted without one left for it.
-        for sequence in [each for each in self.running if each.missing == 1]:
-            # A younger one may have been preempted since the list was made.
-            if sequence.running and self._grow(sequence):
-                pieces.append(Piece(sequence, 1))
-                budget -= 1
+        budget = self._max_batched_tokens
+        for sequence in tuple(self.running):
+            known = len(sequence.tokens)
+            if sequence.after >= 0:
+                known += 1
+                if known >= sequence.reach:
+                    budget -= 1
+                    continue
+            if known - sequence.started > 1:
+                filling.append(sequence)
+                continue
+            if known > sequence.capacity:
+                if ahead and not self._pool.fits(1):
+                    return None
+                # A younger one may have been preempted since the list was made.
+                if not sequence.running or not self._grow(sequence, known):
+                    continue
+            pieces.append(Piece(sequence, 1))
+            budget -= 1
         return budget
 
-    def _schedule_filling(self, pieces: list[Piece], budget: int) -> int:
-        for sequence in self.running:
+    def _schedule_filling(self, pieces: list[Piece], filling: list[Sequence], budget: int) -> int:
+        for sequence in filling:
             if budget == 0:
                 break
-            if sequence.missing > 1:
-                count = min(sequence.due, budget)
-                pieces.append(Piece(sequence, count))
-                budget -= count
+            if sequence.running:
+                number = min(sequence.due, budget)
+                pieces.append(Piece(sequence, number))
+                budget -= number
         return budget
 
     def _schedule_waiting(self, pieces: list[Piece], budget: int) -> None:
@@ -135,9 +171,9 @@ class Scheduler:
             admitted = self._admit_next()
             if admitted is None:
                 return
-            count = min(admitted.due, budget)
-            pieces.append(Piece(admitted, count))
-            budget -= count
+            number = min(admitted.due, budget)
+            pieces.append(Piece(admitted, number))
+            budget -= number
 
     def _admit_next(self) -> Sequence | None:
         if not self._blocked:
@@ -161,13 +197,13 @@ class Scheduler:
             return False
         if held:
             self._holding.remove(sequence)
-            held.extend(taken.blocks)
+            sequence.extend(taken.blocks)
         else:
             cached, found = taken.cached * size, (taken.cached + taken.loaded) * size
             sequence.place(taken.blocks, [(0, found)] if found else [])
             sequence.state.placed(sequence, cached=[(0, cached)], host=[(cached, found)])
         self.waiting.remove(sequence)
-        sequence.running = True
+        sequence.running, sequence.tenure = True, next(self._tenures)
         insort(self.running, sequence, key=_age)
         return True
 
@@ -180,16 +216,17 @@ class Scheduler:
         self._blocked = False
         return True
 
-    def _grow(self, sequence: Sequence) -> bool:
-        """Give a running sequence the block its next token needs; False if it was preempted."""
-        if blocks_for(sequence.known, self._block_size) <= len(sequence.blocks):
+    def _grow(self, sequence: Sequence, known: int) -> bool:
+        """Give a running sequence blocks for `known` tokens, one more than it has; False if it was
+        preempted."""
+        if blocks_for(known, self._block_size) <= len(sequence.blocks):
             return True
         while not self._pool.fits(1):
             victim = self._holding[-1] if self._holding else self.running[-1]
             self._preempt(victim)
             if victim is sequence:
                 return False
-        sequence.blocks.extend(self._pool.allocate(1))
+        sequence.extend(self._pool.allocate(1))
         return True
 
     def _preempt(self, victim: Sequence) -> None:

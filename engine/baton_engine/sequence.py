@@ -1,20 +1,23 @@
 """One choice of one request, as the scheduler sees it: tokens known, KV computed, blocks held.
 
 In: a Request and the tokens sampled for it. Out: what is missing. Nothing here knows the pool.
+
+Tokens are known when they were read, and computed when the step that computes them was read. Of
+steps under way a sequence knows how far they take it, and which sample gives its next token.
 """
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections.abc import Sequence as Seq
 
 from baton_engine.api import Listed, PromptUse, Seen
 from baton_engine.outcome import Bans
 from baton_engine.runs import Run, total, within
-from baton_protocol.hashing import extend_hashes
+from baton_protocol.hashing import block_hasher
 from baton_protocol.ids import BlockHash, BlockId
 from baton_protocol.request import PositionLogprobs, Request
-from baton_protocol.sampling import SamplingParams
 
 
 def blocks_for(tokens: int, block_size: int) -> int:
@@ -38,21 +41,36 @@ class Sequence:
     the runs. Of the choice's chunks the first `passed` have been computed or come to. `key` orders
     sequences by age: (arrival of the request, choice). `seen` is there where the parameters hold a
     penalty.
+
+    Steps under way compute up to `started`; the last of them is number `step`. Where it samples a
+    token, `after` is the sample's number, else -1. With `end` tokens the choice ends for sure. The
+    next row can be made while a token is awaited, if with that token less than `reach` are known.
+    A `plain` sequence decodes and asks for nothing beyond its parameters: a token does no more to
+    it than end it or fill a block. `tenure` is new whenever it gets blocks anew; `capacity` is how
+    many tokens its blocks hold.
     """
 
     __slots__ = (
         "_counts",
+        "after",
         "ahead",
         "blocks",
+        "capacity",
         "choice",
         "computed",
+        "end",
         "hashes",
         "key",
         "passed",
+        "plain",
+        "reach",
         "registered",
         "running",
         "seen",
+        "started",
         "state",
+        "step",
+        "tenure",
         "tokens",
     )
 
@@ -63,17 +81,20 @@ class Sequence:
         self.tokens: list[int] = [*state.request.prompt_ids, *state.outputs_of(choice)]
         self.hashes: list[BlockHash] = list(state.given_hashes)
         self.blocks: list[BlockId] = []
-        self.computed = 0
         self.ahead: list[Run] = []
-        self.registered = 0
-        self.passed = 0
-        self.running = False
+        self.computed = self.started = self.registered = self.passed = self.capacity = 0
+        self.step = self.tenure = 0
+        self.after = -1
+        self.running = self.plain = False
+        self.end = min(state.end, len(self.tokens) + 1) if state.prefill_only else state.end
+        self.reach = 0
         self._counts: dict[int, int] = {}
         self.seen: Seen | None = None
         if state.params.penalized:
             self.seen = Seen(state.distinct_prompt, self._counts)
             for id in state.outputs_of(choice):
                 self._count(id)
+        self.look_ahead()
 
     def append(self, id: int) -> None:
         """The choice has a new token."""
@@ -95,8 +116,11 @@ class Sequence:
 
     @property
     def due(self) -> int:
-        """Tokens to compute before the next run, or at all; at least 1 while the sequence lives."""
-        return (self.ahead[0][0] if self.ahead else len(self.tokens)) - self.computed
+        """Tokens to begin before the next run, or at all; at least 1 where no token is awaited."""
+        for start, _ in self.ahead:
+            if start > self.started:
+                return start - self.started
+        return len(self.tokens) - self.started
 
     @property
     def num_outputs(self) -> int:
@@ -108,33 +132,66 @@ class Sequence:
         prompt = self.state.prompt_len
         return max(0, prompt - self.computed) - total(within(self.ahead, 0, prompt))
 
+    def named(self, blocks: int) -> list[BlockHash]:
+        """Hashes of at least the first `blocks` blocks, all full; made when first asked for."""
+        hashes, state = self.hashes, self.state
+        size = state.block_size
+        for index in range(len(hashes), blocks):
+            block = self.tokens[index * size : (index + 1) * size]
+            hashes.append(state.name(hashes[-1] if hashes else state.root, block))
+        return hashes
+
     def hashes_of(self, blocks: int) -> Seq[BlockHash]:
-        """Hashes of the first `blocks` blocks, all full; made when first asked for."""
-        have, size = len(self.hashes), self.state.block_size
-        if have < blocks:
-            parent = self.hashes[-1] if self.hashes else self.state.root
-            fresh = self.tokens[have * size : blocks * size]
-            self.hashes.extend(extend_hashes(parent, fresh, size))
-        return self.hashes[:blocks]
+        """Hashes of the first `blocks` blocks, all full."""
+        return self.named(blocks)[:blocks]
 
     def place(self, blocks: list[BlockId], runs: Seq[Run] = ()) -> None:
         """Give the sequence blocks, in which the tokens of `runs` have KV, all of whose whole
         blocks are registered. A run begins where a block begins."""
-        self.blocks, self.computed, self.ahead = blocks, 0, list(runs)
+        self.blocks, self.computed, self.ahead = [], 0, list(runs)
+        self.extend(blocks)
         self.advance(0)
         self.registered = self.computed // self.state.block_size
         assert self.due > 0, "at least one token must be left to compute"
+
+    def extend(self, blocks: Seq[BlockId]) -> None:
+        """Blocks more, behind those it has."""
+        self.blocks += blocks
+        self.capacity = len(self.blocks) * self.state.block_size
+
+    def launch(self, count: int, after: int) -> None:
+        """A step under way computes `count` tokens more; its sample number `after` (-1: none) is
+        the next token. A run that is reached is gone over."""
+        self.after = after
+        self.started += count
+        for start, end in self.ahead:
+            if start == self.started:
+                self.started = end
 
     def advance(self, count: int) -> None:
         """`count` tokens more are computed; a run that is reached is gone over."""
         self.computed += count
         if self.ahead and self.ahead[0][0] == self.computed:
             self.computed = self.ahead.pop(0)[1]
+        self.started = max(self.started, self.computed)
+
+    def look_ahead(self) -> None:
+        """Set `reach`; to be done again when the prompt is told."""
+        state = self.state
+        starts_others = not state.prompt_done and state.params.n > 1
+        self.reach = 0 if state.looks_at_tokens or starts_others else self.end
+
+    def settle(self) -> None:
+        """A token was read behind all that is computed: see `plain`."""
+        self.look_ahead()
+        state = self.state
+        self.plain = not state.looks_at_tokens and self.num_outputs >= state.params.min_tokens
 
     def clear(self) -> list[BlockId]:
         """Forget all KV (tokens stay) and return the blocks that held it."""
-        blocks, self.blocks, self.computed, self.registered = self.blocks, [], 0, 0
-        self.ahead = []
+        blocks, self.blocks, self.ahead = self.blocks, [], []
+        self.computed = self.started = self.registered = self.capacity = 0
+        self.after, self.plain = -1, False
         return blocks
 
 
@@ -156,12 +213,16 @@ class RequestState:
         prefill_only: bool,
         track: bool,
         report_filled: bool = False,
+        eos_ids: Seq[int] = (),
+        max_tokens: int = sys.maxsize,
     ) -> None:
         self.request = request
+        self.params = params = request.params
         self.arrival = arrival
         self.root = root
         self.given_hashes = given_hashes
         self.block_size = block_size
+        self.name = block_hasher(block_size)
         self.prefill_only = prefill_only
         self.track = track
         self.report_filled = report_filled
@@ -173,21 +234,21 @@ class RequestState:
         self.leader: Sequence | None = None
         self.prompt_done = False
         self.given_done = False  # tracked until all that was given had KV
-        self.bans = Bans(request.params)
-        self.listed = Listed.of(request.params)
+        self.bans = Bans(params)
+        self.listed = Listed.of(params)
+        # A choice that has so many tokens, prompt and outputs, ends; one that says these ids may.
+        self.end = min(self.prompt_len + params.max_tokens, max_tokens)
+        self.stops = frozenset((*(() if params.ignore_eos else eos_ids), *params.stop_token_ids))
+        self.looks_at_tokens = params.penalized or bool(params.bad_words)
         # An array, so that a runner takes it as it is in each step.
         self.distinct_prompt = array("q")
-        if request.params.penalized:
+        if params.penalized:
             self.distinct_prompt.extend(sorted(set(request.prompt_ids)))
         # Of the prompt's tokens from the second on, as far as the leader has come.
         self._prompt_logprobs: list[PositionLogprobs] = []
         # Where leading tokens and runs came from, beside those that were computed: this node's
         # cache, its host tier, the store. None until the leader is first placed.
         self._sources: list[list[Run]] | None = None
-
-    @property
-    def params(self) -> SamplingParams:
-        return self.request.params
 
     @property
     def ended(self) -> bool:

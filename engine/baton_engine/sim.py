@@ -56,6 +56,7 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_model_len: int = 8192  # tokens; never more than the pool holds
     max_batched_tokens: int = 256  # per step
     max_num_seqs: int = 256
+    overlap: bool = False  # a step is launched before the one before it is read
     # Time of a step, milliseconds: both parts where it does both.
     prefill_base_ms: float = 0.0  # per step that computes prompt tokens
     prefill_ms_per_token: float = 0.0
@@ -174,4 +175,4 @@ def build_sim(
         sleep=sleep,
     )
     host = CopiedBlocks(memory, host_slots) if host_slots else None
-    return EngineCore(info, runner, host)
+    return EngineCore(info, runner, host, overlap=settings.overlap)

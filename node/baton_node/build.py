@@ -59,6 +59,7 @@ def build_engine(settings: NodeSettings) -> EngineCore:
                 name=settings.name(),
                 dtype=settings.dtype,
                 device=settings.device,
+                gpu_memory_utilization=settings.gpu_memory_utilization,
                 kv_memory=settings.kv_memory if settings.kv_blocks is None else None,
                 kv_blocks=settings.kv_blocks,
                 host_kv_memory=settings.host_kv_memory,
@@ -70,6 +71,8 @@ def build_engine(settings: NodeSettings) -> EngineCore:
                 max_model_len=settings.max_model_len,
                 threads=settings.threads,
                 kernels=settings.kernels,
+                enforce_eager=settings.enforce_eager,
+                overlap=settings.overlap,
             )
         )
     except (EngineError, ArtifactError) as error:
@@ -102,6 +105,7 @@ def _sim_settings(settings: NodeSettings) -> SimSettings:
         poison_token=sim.poison_token,
         host_kv_memory=settings.host_kv_memory,
         max_num_seqs=settings.max_num_seqs,
+        overlap=settings.overlap == "on",
         prefill_base_ms=sim.prefill_base_ms,
         prefill_ms_per_token=sim.prefill_ms_per_token,
         decode_ms=sim.decode_ms,

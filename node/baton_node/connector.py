@@ -19,11 +19,12 @@ import os
 from collections import deque
 from collections.abc import Sequence
 
-from baton_engine.api import ChunkRef, ConnectorEvent, Copied, Fetched, KVMemory, Published
+from baton_engine.api import KVMemory
 from baton_kvstore.data import DataPlane
 from baton_kvstore.operations import GetResult, PutResult
 from baton_node.indexing import Indexing, StoreAddress, Stored
 from baton_node.jobs import PADDING
+from baton_node.plane import ChunkRef, ConnectorEvent, Copied, Fetched, Published
 from baton_protocol.ids import BlockHash, BlockId, RequestId
 from baton_protocol.layout import KVLayout
 from baton_protocol.store import DataInstance, InboxEntry, Marker, Priority, StoreHealth

@@ -20,14 +20,7 @@ from typing import Literal
 
 import msgspec
 
-from baton_engine.api import (
-    ConnectorEvent,
-    Copied,
-    Engine,
-    Fetched,
-    LookedUp,
-    Published,
-)
+from baton_engine.api import Engine
 from baton_node import parking
 from baton_node.batch import Batch
 from baton_node.counters import Counters
@@ -35,7 +28,7 @@ from baton_node.economy import FetchPolicy
 from baton_node.frames import Drain, Drained, FinishChoice, Saved, Start, ToEngine, Undrain
 from baton_node.jobs import Job, JobKey, Times, check_request
 from baton_node.lot import Lot, Waits
-from baton_node.plane import Connector
+from baton_node.plane import Connector, ConnectorEvent, Copied, Fetched, LookedUp, Published
 from baton_node.port import Port
 from baton_node.publisher import Publisher
 from baton_node.reporter import Reporter

@@ -17,13 +17,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from baton_engine.api import ChunkRef, ConnectorEvent, LookedUp, Published
 from baton_kvstore.errors import ServerRefused, StoreError
 from baton_kvstore.index import INBOX_START, Index
 from baton_kvstore.keys import ttl_ms
 from baton_node.control import ControlThread
 from baton_node.gathered import Gathered
 from baton_node.index_watch import IndexWatch
+from baton_node.plane import ChunkRef, ConnectorEvent, LookedUp, Published
 from baton_node.settings import StoreCare
 from baton_protocol.ids import BlockHash, Epoch, Fingerprint, NodeId, RequestId
 from baton_protocol.store import InboxEntry, Marker

@@ -12,10 +12,11 @@ from typing import Literal
 
 import msgspec
 
-from baton_engine.api import ChunkRef, EngineInfo, PromptUse, Reservation
+from baton_engine.api import EngineInfo, PromptUse, Reservation
 from baton_node.counters import Tally
 from baton_node.economy import Decision
 from baton_node.parking import Admit, Parked
+from baton_node.plane import ChunkRef
 from baton_node.publishing import Ledger
 from baton_protocol.errors import InvalidRequest
 from baton_protocol.ids import BlockHash, BlockId, RequestId

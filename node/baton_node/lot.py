@@ -15,11 +15,11 @@ import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from baton_engine.api import Engine, Fetched
+from baton_engine.api import Engine
 from baton_node import parking
 from baton_node.counters import Counters
 from baton_node.jobs import Job, JobKey
-from baton_node.plane import Connector
+from baton_node.plane import Connector, Fetched
 from baton_protocol.errors import BatonError
 
 

@@ -1,14 +1,103 @@
-"""What a node's step loop asks of its data plane beside moving chunks (api.KVConnector).
+"""The data plane as a node's step loop drives it: what it is asked, and what comes back.
 
-Implemented by connector (over a store) and nostore.
+In: chunks of the engine's paged cache to look up, fetch and publish. Out: events, each once; how
+the data servers and the index are. Implemented by connector (over a store) and nostore.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-from baton_engine.api import KVConnector
-from baton_protocol.store import DataInstance, StoreHealth
+from baton_protocol.ids import BlockHash, BlockId, RequestId
+from baton_protocol.store import (
+    DataInstance,
+    InboxEntry,
+    Marker,
+    Priority,
+    StoreHealth,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRef:
+    """One chunk of one request: its index in the prompt and its name."""
+
+    request: RequestId
+    attempt: int
+    index: int
+    hash: BlockHash
+
+
+@dataclass(frozen=True, slots=True)
+class LookedUp:
+    """Answer to lookup(), one per hash asked. All None where the index is out of reach."""
+
+    request: RequestId
+    attempt: int
+    markers: tuple[Marker | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A fetch settled: the bytes are in the blocks and verified, or `ok` is False."""
+
+    chunk: ChunkRef
+    ok: bool
+    bytes: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """A publish no longer needs its source blocks (they are in staging, or sent)."""
+
+    chunk: ChunkRef
+    blocks: tuple[BlockId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A publish settled: stored and marked, or `marker` is None and `reason` says why."""
+
+    chunk: ChunkRef
+    marker: Marker | None
+    bytes: int = 0
+    reason: str = ""
+
+
+# An InboxEntry is one for a request of this node: what its prefill partner says of its chunks.
+ConnectorEvent = LookedUp | Fetched | Copied | Published | InboxEntry
+
+
+class KVConnector(Protocol):
+    """Moves chunks between KVMemory and the store, and talks to the index; never blocks the caller.
+    Results come back through poll(); `fileno` becomes readable when there are any."""
+
+    def lookup(self, request: RequestId, attempt: int, hashes: Sequence[BlockHash]) -> None: ...
+
+    def fetch(
+        self, chunk: ChunkRef, marker: Marker, blocks: Sequence[BlockId], priority: Priority
+    ) -> None: ...
+
+    def publish(
+        self,
+        chunk: ChunkRef,
+        blocks: Sequence[BlockId],
+        priority: Priority,
+        inbox: tuple[str, str] | None = None,
+    ) -> None:
+        """Store a chunk; once it is marked, `inbox` hears of it, and then comes Published."""
+
+    def announce(self, inbox: tuple[str, str], entry: InboxEntry) -> None:
+        """Append to the inbox of (node, epoch), after everything announced to it before."""
+
+    def poll(self) -> list[ConnectorEvent]: ...
+
+    def fileno(self) -> int: ...
+
+    def close(self) -> None: ...
 
 
 class Measured(Protocol):

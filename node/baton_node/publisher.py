@@ -12,12 +12,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from baton_engine.api import Copied, Engine, Filled, LookedUp, Progress, Published
+from baton_engine.api import Engine, Filled, Progress
 from baton_node import publishing
 from baton_node.behind import WriteBehind
 from baton_node.counters import Counters
 from baton_node.jobs import Job, JobKey
-from baton_node.plane import Connector
+from baton_node.plane import Connector, Copied, LookedUp, Published
 from baton_node.puts import Puts
 from baton_protocol.ids import BlockHash, BlockId
 from baton_protocol.store import InboxEntry, Priority

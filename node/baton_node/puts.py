@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from baton_engine.api import ChunkRef, Copied, Engine
-from baton_node.plane import Connector
+from baton_engine.api import Engine
+from baton_node.plane import ChunkRef, Connector, Copied
 from baton_protocol.ids import BlockId
 from baton_protocol.store import Priority
 

@@ -19,6 +19,7 @@ from baton_protocol.store import Role
 EngineKind = Literal["torch", "sim"]
 DType = Literal["auto", "float32", "bfloat16"]
 Kernels = Literal["auto", "torch", "triton"]
+Overlap = Literal["auto", "on", "off"]
 StoreCare = Literal["apply", "check"]
 
 
@@ -84,6 +85,7 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     served_name: str = ""  # default: the folder's last component, or "sim"
     dtype: DType = "auto"
     device: str = "cpu"
+    gpu_memory_utilization: float = 0.9
     kv_memory: int | None = None
     kv_blocks: int | None = None
     host_kv_memory: int = 0
@@ -95,6 +97,8 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_model_len: int | None = None
     threads: int | None = None
     kernels: Kernels = "auto"
+    enforce_eager: bool = False  # no CUDA graphs
+    overlap: Overlap = "auto"  # a step begun before the one before it is read: on cuda
     chat_template: str | None = None  # a file, or the template itself
     sim: SimOptions = SimOptions()
 

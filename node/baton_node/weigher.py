@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from baton_engine.api import ChunkRef
 from baton_node.economy import Decision, FetchPolicy, Prices, decide
 from baton_node.jobs import PADDING, Job
-from baton_node.plane import Connector
+from baton_node.plane import ChunkRef, Connector
 from baton_node.speeds import SpeedMeter
 from baton_protocol.ids import RequestId
 from baton_protocol.layout import KVLayout

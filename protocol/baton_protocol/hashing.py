@@ -10,15 +10,18 @@ blocks have one. A chunk is named by the hash of its last block.
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import struct
-from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from hashlib import sha256
+from typing import cast
 
 from baton_protocol.ids import BlockHash, Fingerprint
 
 HASH_BYTES = 16
+
+BlockHasher = Callable[..., BlockHash]
 
 
 def _length(part: bytes) -> bytes:
@@ -27,12 +30,12 @@ def _length(part: bytes) -> bytes:
 
 def _digest(*parts: bytes) -> BlockHash:
     framed = b"".join(_length(part) + part for part in parts)
-    return BlockHash(hashlib.sha256(framed).digest()[:HASH_BYTES])
+    return BlockHash(sha256(framed).digest()[:HASH_BYTES])
 
 
 def tenant_salt(server_secret: bytes, tenant: str) -> str:
     """Salt of an authenticated tenant; never taken from a request's body."""
-    return hmac.new(server_secret, tenant.encode(), hashlib.sha256).hexdigest()[:32]
+    return hmac.new(server_secret, tenant.encode(), sha256).hexdigest()[:32]
 
 
 def root_hash(fingerprint: Fingerprint, adapter: str = "", salt: str = "") -> BlockHash:
@@ -40,14 +43,22 @@ def root_hash(fingerprint: Fingerprint, adapter: str = "", salt: str = "") -> Bl
     return _digest(fingerprint.encode(), adapter.encode(), salt.encode())
 
 
-def _token_bytes(tokens: Sequence[int]) -> bytes:
-    # Through iter(): array would take bytes as packed words. Ids outside 0..2^32-1 overflow.
-    packed = array("I", iter(tokens))
-    if packed.itemsize != 4:
-        raise RuntimeError("unsigned int is not 4 bytes on this platform")
-    if struct.pack("=I", 1) != struct.pack("<I", 1):
-        packed.byteswap()
-    return packed.tobytes()
+@lru_cache(maxsize=8)
+def block_hasher(block_size: int) -> BlockHasher:
+    """The function that names a full block: of its parent's hash (a root or the last block's), its
+    tokens, and what else it depends on. An id outside 0..2^32-1 raises OverflowError."""
+    # _digest(parent, block, extra) with one call that packs what has a fixed size: an engine that
+    # names block by block does so in half the time.
+    pack, width = struct.Struct(f"<I{HASH_BYTES}sI{block_size}II").pack, 4 * block_size
+
+    def name(parent: BlockHash, block: Sequence[int], extra: bytes = b"") -> bytes:
+        try:
+            framed = pack(HASH_BYTES, parent, width, *block, len(extra)) + extra
+        except struct.error as error:
+            raise OverflowError(f"a token id is not in 0..{2**32 - 1}: {error}") from error
+        return sha256(framed).digest()[:HASH_BYTES]
+
+    return cast(BlockHasher, name)
 
 
 def extend_hashes(
@@ -60,17 +71,11 @@ def extend_hashes(
 
     `extra[i]` names what else block i depends on (images, later); absent means empty.
     """
+    name = block_hasher(block_size)
     hashes: list[BlockHash] = []
-    data = _token_bytes(tokens)
-    width = 4 * block_size
-    # _digest(parent, block, more), with the two lengths that never change framed once: half the
-    # time of a long prompt's chain.
-    before, between = _length(parent), struct.pack("<I", width)
     for index in range(len(tokens) // block_size):
-        more = extra[index] if extra is not None else b""
-        block = data[index * width : (index + 1) * width]
-        framed = before + parent + between + block + _length(more) + more
-        parent = BlockHash(hashlib.sha256(framed).digest()[:HASH_BYTES])
+        block = tokens[index * block_size : (index + 1) * block_size]
+        parent = name(parent, block, extra[index] if extra is not None else b"")
         hashes.append(parent)
     return hashes
 

@@ -17,9 +17,10 @@ from baton_protocol.errors import PromptTooLong
 from baton_protocol.ids import BlockId, RequestId
 from baton_protocol.request import Request
 from tests.support.engine_core import Run, drive, make_request, run_all, step_once
-from tests.support.landing import BLOCK, host_bytes, land, sim, watched_sim
+from tests.support.landing import BLOCK, DeviceLostError, host_bytes, land, sim, watched_sim
 
 MAX_STEPS = 4000
+ACTS = ["park", "submit", "step", "step", "abort", "stop", "fail", "unhold"]
 LANDED = st.sets(st.integers(0, 9))  # blocks
 # Blocks of the host tier: none, fewer than a request's, about the pool's, more than there are.
 HOST = st.sampled_from([0, 1, 3, 12, 400]).map(host_bytes)
@@ -65,10 +66,10 @@ def small_print(draw: st.DrawFn) -> dict[str, Any]:
     return {name: draw(fields[name]) for name in names}
 
 
-def alone(wanted: list[Request]) -> dict[tuple[str, int], list[int]]:
+def alone(wanted: list[Request], eos_every: int = 0) -> dict[tuple[str, int], list[int]]:
     ids = {}
     for request in wanted:
-        ids.update(run_all(sim(), [request]).all_ids())
+        ids.update(run_all(sim(eos_every=eos_every), [request]).all_ids())
     return ids
 
 
@@ -78,37 +79,58 @@ def alone(wanted: list[Request]) -> dict[tuple[str, int], list[int]]:
     host=HOST,
     budget=st.sampled_from([1, 3, 7, 64]),
     seqs=st.integers(1, 8),
+    eos_every=st.sampled_from([0, 5]),
+    overlap=st.booleans(),
 )
-@settings(max_examples=100, deadline=None)
-def test_ids_do_not_depend_on_pool_host_tier_budget_or_company(
-    wanted: list[Request], blocks: int, host: int, budget: int, seqs: int
+@settings(max_examples=150, deadline=None)
+def test_ids_do_not_depend_on_pool_host_tier_budget_company_or_overlap(
+    wanted: list[Request],
+    blocks: int,
+    host: int,
+    budget: int,
+    seqs: int,
+    eos_every: int,
+    overlap: bool,
 ) -> None:
-    engine = sim(
-        num_blocks=blocks, host_kv_memory=host, max_batched_tokens=budget, max_num_seqs=seqs
+    engine, _ = watched_sim(
+        num_blocks=blocks,
+        host_kv_memory=host,
+        max_batched_tokens=budget,
+        max_num_seqs=seqs,
+        eos_every=eos_every,
+        overlap=overlap,
     )
     run = Run()
     for request in wanted:
         engine.submit(request, track=len(request.prompt_ids) % 2 == 0)
     drive(engine, MAX_STEPS, into=run)
-    assert run.all_ids() == alone(wanted)
+    assert run.all_ids() == alone(wanted, eos_every)
     assert sorted(run.finished) == sorted(request.id for request in wanted)
     for request in wanted:
         assert sum(run.use(request.id)) + run.from_host(request.id) == len(request.prompt_ids)
         if request.params.prompt_logprobs is not None:
-            told = run_all(sim(), [request]).prompt_logprobs(request.id)
+            told = run_all(sim(eos_every=eos_every), [request]).prompt_logprobs(request.id)
             assert run.prompt_logprobs(request.id) == told
             assert len(told) == len(request.prompt_ids) - 1
     load = engine.load()
     assert (load.running, load.waiting, load.free_blocks) == (0, 0, blocks)
 
 
-@given(wanted=requests(), cut=st.integers(0, 20), blocks=st.integers(10, 40), host=HOST)
-@settings(max_examples=60, deadline=None)
+@given(
+    wanted=requests(),
+    cut=st.integers(0, 20),
+    blocks=st.integers(10, 40),
+    host=HOST,
+    overlap=st.booleans(),
+)
+@settings(max_examples=80, deadline=None)
 def test_a_request_placed_again_with_the_tokens_it_has_goes_on_as_if_undisturbed(
-    wanted: list[Request], cut: int, blocks: int, host: int
+    wanted: list[Request], cut: int, blocks: int, host: int, overlap: bool
 ) -> None:
     whole = alone(wanted)
-    engine = sim(num_blocks=blocks, host_kv_memory=host, max_batched_tokens=9)
+    engine, _ = watched_sim(
+        num_blocks=blocks, host_kv_memory=host, max_batched_tokens=9, overlap=overlap
+    )
     known = {}
     for request in wanted:
         # Choices are cut at different places; some have nothing yet, some are complete.
@@ -144,6 +166,7 @@ class World:
         self.held: list[list[BlockId]] = []
         self.run = Run()
         self.aborted: set[str] = set()
+        self.stopped: set[tuple[str, int]] = set()
 
     def park(self, request: Request) -> None:
         reservation = self.engine.reserve(request)
@@ -162,7 +185,10 @@ class World:
         )
 
     def step(self) -> None:
-        result = step_once(self.engine, self.run)
+        try:
+            result = step_once(self.engine, self.run)
+        except DeviceLostError:
+            return  # it is tried again
         for progress in result.progress:
             self.hold(progress.blocks[: progress.computed // BLOCK])
         for filled in result.filled:
@@ -194,21 +220,31 @@ class World:
         self.engine.check_integrity()
 
 
-@given(wanted=requests(), blocks=st.integers(10, 24), host=HOST, data=st.data())
-@settings(max_examples=100, deadline=None)
-def test_reservations_transfers_and_aborts_in_any_order_change_no_ids_and_leak_nothing(
-    wanted: list[Request], blocks: int, host: int, data: st.DataObject
+@given(
+    wanted=requests(),
+    blocks=st.integers(10, 24),
+    host=HOST,
+    overlap=st.booleans(),
+    data=st.data(),
+)
+@settings(max_examples=150, deadline=None)
+def test_reservations_transfers_ends_and_failures_in_any_order_change_no_ids_and_leak_nothing(
+    wanted: list[Request], blocks: int, host: int, overlap: bool, data: st.DataObject
 ) -> None:
     whole = alone(wanted)
     donor = sim()
     run_all(donor, wanted)
-    engine, _ = watched_sim(
-        num_blocks=blocks, host_kv_memory=host, max_batched_tokens=8, max_num_seqs=4
+    engine, runner = watched_sim(
+        num_blocks=blocks,
+        host_kv_memory=host,
+        max_batched_tokens=8,
+        max_num_seqs=4,
+        overlap=overlap,
     )
     world = World(engine, donor)
     todo = list(wanted)
     for _ in range(data.draw(st.integers(0, 25))):
-        act = data.draw(st.sampled_from(["park", "submit", "step", "abort", "unhold"]))
+        act = data.draw(st.sampled_from(ACTS))
         if act == "park" and todo:
             world.park(todo.pop(0))
         elif act == "submit" and world.parked:
@@ -218,6 +254,13 @@ def test_reservations_transfers_and_aborts_in_any_order_change_no_ids_and_leak_n
             if name not in [parked.request.id for parked in world.parked]:
                 world.engine.abort(name)
                 world.aborted.add(name)
+        elif act == "stop":
+            request = data.draw(st.sampled_from(wanted))
+            choice = data.draw(st.integers(0, request.params.n - 1))
+            world.engine.finish_choice(request.id, choice)
+            world.stopped.add((request.id, choice))
+        elif act == "fail":
+            runner.fails = data.draw(st.sampled_from(["launch", "read"]))
         elif act == "unhold" and world.held:
             world.engine.unhold(world.held.pop())
         else:
@@ -228,7 +271,9 @@ def test_reservations_transfers_and_aborts_in_any_order_change_no_ids_and_leak_n
     load = world.engine.load()
     assert (load.running, load.waiting, load.free_blocks) == (0, 0, blocks)
     for key, ids in world.run.all_ids().items():
-        if key[0] not in world.aborted:
+        if key in world.stopped:
+            assert ids == whole[key][: len(ids)]
+        elif key[0] not in world.aborted:
             assert ids == whole[key]
     assert {request.id for request in wanted} - set(world.run.finished) <= world.aborted
 

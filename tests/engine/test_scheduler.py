@@ -236,6 +236,25 @@ def test_queued_holders_that_lack_what_each_other_holds_do_not_wait_for_ever() -
     assert desk.scheduler.starved
 
 
+def test_while_a_step_is_under_way_queued_holders_keep_what_they_have() -> None:
+    desk = Desk(4)
+    a = desk.add_holding("a", 9, blocks=2)
+    b = desk.add_holding("b", 9, blocks=2)
+    assert desk.scheduler.schedule(ahead=True) == []
+    assert (len(a.blocks), len(b.blocks), desk.scheduler.preemptions) == (2, 2, 0)
+    assert not desk.scheduler.starved
+
+
+def test_while_a_step_is_under_way_nobody_takes_blocks_from_others() -> None:
+    desk = Desk(4)
+    desk.add("a", 8)
+    b = desk.add("b", 8)
+    desk.step()
+    assert desk.scheduler.schedule(ahead=True) == []
+    assert (len(b.blocks), desk.scheduler.preemptions) == (2, 0)
+    assert desk.step() == {"a": 1}
+
+
 def test_a_lone_request_that_others_keep_from_growing_waits() -> None:
     desk = Desk(3)
     desk.add("a", 8)

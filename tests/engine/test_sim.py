@@ -299,6 +299,20 @@ def test_its_own_arithmetic_is_part_of_the_simulated_time() -> None:
     assert clock.slept == [5 + 2 * 4 - 4]  # the decoding step's 3.5 ms were over by then
 
 
+def test_with_two_steps_under_way_what_the_host_does_takes_no_time_of_its_own() -> None:
+    ends = {}
+    for overlap in (False, True):
+        clock = FakeClock()
+        engine = timed(clock, overlap=overlap)
+        assert engine.overlap is overlap
+        engine.submit(make_request("a", 4, max_tokens=3))
+        while engine.has_work():
+            engine.step()
+            clock.now += 0.002
+        ends[overlap] = round(1000 * clock.now, 6)
+    assert ends == {False: 13 + 3.5 + 3.5 + 3 * 2, True: 13 + 3.5 + 3.5 + 2}
+
+
 def test_without_timing_it_never_sleeps() -> None:
     clock = FakeClock()
     engine = build_sim(SimSettings(), clock=clock.read, sleep=clock.sleep)

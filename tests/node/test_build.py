@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+from typing import Any
+
 import pytest
 
+from baton_engine.torch_settings import TorchSettings
 from baton_kvstore.data import DataPlane
 from baton_kvstore.embedded import EmbeddedStore
 from baton_node.build import build_engine, measure_compute, measure_transfers
@@ -31,6 +35,42 @@ def test_host_memory_in_bytes_becomes_blocks_of_the_host_tier() -> None:
     engine = build_engine(settings(host_kv_memory=1 << 20))
     assert engine.load().host_total_blocks == (1 << 20) // engine.info.layout.block_bytes
     assert build_engine(settings()).load().host_total_blocks == 0
+
+
+@pytest.mark.parametrize(("asked", "overlaps"), [("auto", False), ("on", True), ("off", False)])
+def test_the_simulated_engine_overlaps_steps_where_it_is_told_to(
+    asked: str, overlaps: bool
+) -> None:
+    assert build_engine(settings(overlap=asked)).overlap is overlaps
+
+
+def test_the_torch_engine_is_told_all_that_a_node_is_told_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[TorchSettings] = []
+    monkeypatch.setattr("baton_engine.torch_engine.build_torch", told.append)
+    given: dict[str, Any] = {
+        "dtype": "bfloat16",
+        "device": "cuda:1",
+        "gpu_memory_utilization": 0.5,
+        "kv_blocks": 5,
+        "host_kv_memory": 6,
+        "block_size": 7,
+        "chunk_blocks": 8,
+        "kv_shards": 9,
+        "max_batched_tokens": 10,
+        "max_num_seqs": 11,
+        "max_model_len": 12,
+        "threads": 13,
+        "kernels": "torch",
+        "enforce_eager": True,
+        "overlap": "off",
+    }
+    build_engine(NodeSettings(node="n", role="decode", model="/m", **given))
+    [found] = told
+    assert {name: getattr(found, name) for name in given} == given
+    shared = {field.name for field in fields(TorchSettings)} & set(NodeSettings.__struct_fields__)
+    assert shared - set(given) == {"model", "kv_memory"}
 
 
 @pytest.mark.parametrize(

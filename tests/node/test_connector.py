@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from baton_engine.api import Copied, LookedUp, Published
 from baton_engine.sim import SimSettings
 from baton_kvstore.embedded import EmbeddedStore
 from baton_kvstore.index import INBOX_START, Index
 from baton_kvstore.keys import marker_key
 from baton_node.jobs import PADDING
+from baton_node.plane import Copied, LookedUp, Published
 from baton_node.settings import StoreCare
 from baton_protocol.ids import BlockId, Epoch, NodeId, RequestId
 from baton_protocol.store import InboxEntry, Marker, Priority

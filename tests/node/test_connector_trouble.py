@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from baton_engine.api import Copied, Fetched, LookedUp, Published
 from baton_kvstore.embedded import EmbeddedStore
 from baton_kvstore.keys import inbox_key
 from baton_kvstore.registry import Registry
 from baton_node.nostore import NoStore
+from baton_node.plane import Copied, Fetched, LookedUp, Published
 from baton_protocol.ids import BlockId, Epoch, NodeId, RequestId
 from baton_protocol.store import InboxEntry
 from tests.support.connectors import Harness, ref

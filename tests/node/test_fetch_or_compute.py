@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from baton_engine.api import ChunkRef
 from baton_engine.sim import SimSettings
 from baton_kvstore.embedded import EmbeddedStore
 from baton_node.connector import StoreConnector
 from baton_node.jobs import PADDING
 from baton_node.nostore import NoStore
+from baton_node.plane import ChunkRef
 from baton_node.weigher import SAMPLE_EVERY_S
 from baton_protocol.ids import BlockId
 from baton_protocol.link import Load, PrefillJob

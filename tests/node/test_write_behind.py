@@ -9,13 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton_engine.api import ChunkRef, KVMemory
+from baton_engine.api import KVMemory
 from baton_engine.sim import SimSettings
 from baton_kvstore.embedded import EmbeddedStore
 from baton_node.connector import StoreAddress, StoreConnector
 from baton_node.frames import Drain, Drained, FinishChoice, Saved, Undrain
 from baton_node.jobs import STOP_LAG
 from baton_node.nostore import NoStore
+from baton_node.plane import ChunkRef
 from baton_protocol.ids import BlockId, RequestId
 from baton_protocol.link import RunJob
 from baton_protocol.request import Request

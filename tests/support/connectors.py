@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from baton_engine.api import ChunkRef, ConnectorEvent, Fetched, LookedUp, Published
 from baton_engine.sim import SimSettings, build_sim
 from baton_kvstore.embedded import EmbeddedStore
 from baton_node.connector import StoreAddress, StoreConnector
+from baton_node.plane import ChunkRef, ConnectorEvent, Fetched, LookedUp, Published
 from baton_node.settings import StoreCare
 from baton_protocol.ids import BlockHash, BlockId, Epoch, NodeId, RequestId
 from baton_protocol.store import Marker, Priority

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import msgspec
@@ -15,7 +16,6 @@ from baton_engine.api import (
     KVMemory,
     Progress,
     PromptUse,
-    Ready,
     Row,
     RowResult,
     Sample,
@@ -53,28 +53,55 @@ class NoMemory:
 
 
 class ScriptedRunner:
-    """Says `script(sample)` and, of a prompt, its positions; keeps copies of each step's rows."""
+    """Says `script(sample)` and, of a prompt, its positions; keeps copies of each step's rows, in
+    which a token that was awaited stands where it belongs. Steps are read one by one in order."""
 
     def __init__(self, script: Callable[[Sample], int] | None = None) -> None:
         self._memory = NoMemory()
         self.script = script or (lambda sample: (sample.position + 10 * sample.choice) % 90)
         self.steps: list[list[Row]] = []
+        self.events: list[str] = []  # "launch 0", "read 0", and so on
+        self.unreadable: set[int] = set()  # steps that fail when they are read
+        self.unread: list[int] = []
+        self._launches = count()
+        self._said: list[int] = []
 
     @property
     def memory(self) -> KVMemory:
         return self._memory
 
-    def launch(self, rows: Sequence[Row]) -> Ready:
-        self.steps.append([_copy(row) for row in rows])
+    def launch(self, rows: Sequence[Row]) -> ScriptedStep:
+        assert len(self.unread) < 2, "two steps are under way"
+        rows = [_copy(row, self._said) for row in rows]
         samples = [tuple(Sampled(self.script(each)) for each in row.samples) for row in rows]
-        return Ready([RowResult(said, _told(row)) for said, row in zip(samples, rows, strict=True)])
+        self._said = [each.id for said in samples for each in said]
+        number = next(self._launches)
+        self.unread.append(number)
+        self.events.append(f"launch {number}")
+        self.steps.append(rows)
+        results = [RowResult(said, _told(row)) for said, row in zip(samples, rows, strict=True)]
+        return ScriptedStep(self, number, results)
 
     def work(self) -> list[list[tuple[int, int]]]:
         """Per step, (start, tokens) of each row."""
         return [[(row.start, len(row.tokens)) for row in rows] for rows in self.steps]
 
 
-def _copy(row: Row) -> Row:
+@dataclass(frozen=True)
+class ScriptedStep:
+    runner: ScriptedRunner
+    number: int
+    results: list[RowResult]
+
+    def read(self) -> list[RowResult]:
+        assert self.runner.unread.pop(0) == self.number, "steps are read in order, once each"
+        self.runner.events.append(f"read {self.number}")
+        if self.number in self.runner.unreadable:
+            raise RuntimeError("device lost")
+        return self.results
+
+
+def _copy(row: Row, said: Sequence[int]) -> Row:
     """What the engine goes on changing is copied."""
     samples = tuple(
         msgspec.structs.replace(each, seen=Seen(tuple(each.seen.prompt), dict(each.seen.outputs)))
@@ -83,6 +110,8 @@ def _copy(row: Row) -> Row:
         for each in row.samples
     )
     tokens, blocks = list(row.tokens), list(row.blocks)
+    if row.after is not None:
+        tokens[-1] = said[row.after]
     return msgspec.structs.replace(row, tokens=tokens, blocks=blocks, samples=samples)
 
 
@@ -96,7 +125,7 @@ def _told(row: Row) -> tuple[PositionLogprobs, ...]:
 
 
 def scripted(
-    script: Callable[[Sample], int] | None = None, **changes: Any
+    script: Callable[[Sample], int] | None = None, *, overlap: bool = False, **changes: Any
 ) -> tuple[EngineCore, ScriptedRunner]:
     """An engine of 16 blocks of 4 tokens over a ScriptedRunner; `changes` go to its EngineInfo."""
     facts: dict[str, Any] = {
@@ -112,7 +141,7 @@ def scripted(
         "eos_ids": (EOS,),
     }
     runner = ScriptedRunner(script)
-    return EngineCore(EngineInfo(**(facts | changes)), runner), runner
+    return EngineCore(EngineInfo(**(facts | changes)), runner, overlap=overlap), runner
 
 
 def make_request(

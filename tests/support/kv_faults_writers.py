@@ -14,8 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from baton_engine.api import Fetched
 from baton_kvstore.keys import marker_key
+from baton_node.plane import Fetched
 from baton_protocol.layout import VALUE_HEADER_BYTES
 from baton_protocol.link import NoFirst, PrefillJob, RunJob
 from tests.support.kv_cells import CONNECTIONS, Act, Cell, Deadline, Fault

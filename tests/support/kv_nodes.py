@@ -9,9 +9,10 @@ from collections.abc import Callable
 
 import msgspec
 
-from baton_engine.api import ConnectorEvent, Fetched, KVMemory, Published
+from baton_engine.api import KVMemory
 from baton_engine.core import EngineCore
 from baton_node.connector import StoreAddress, StoreConnector
+from baton_node.plane import ConnectorEvent, Fetched, Published
 from baton_protocol.ids import BlockHash, BlockId, RequestId
 from baton_protocol.request import Request
 from tests.support.desks import DeskNode

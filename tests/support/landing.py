@@ -4,9 +4,10 @@ from another engine."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from baton_engine.api import KVMemory, Launched, Reservation, Row
+from baton_engine.api import KVMemory, Launched, Reservation, Row, RowResult
 from baton_engine.core import EngineCore
 from baton_engine.host_tier import CopiedBlocks, slots_for
 from baton_engine.sim import SimSettings, build_sim
@@ -29,29 +30,106 @@ def host_bytes(slots: int) -> int:
     return slots * 2 * BLOCK * 4 * 4
 
 
+class DeviceLostError(Exception):
+    """What a WatchedRunner raises when it is to fail."""
+
+
 class WatchedRunner:
     """Runs the rows of another runner. Fails where one writes into a block that others may read:
-    one that is in the prefix cache (whatever landed is), or has another holder."""
+    one that is in the prefix cache (whatever landed is), or has another holder; where a block of a
+    step that was not read is handed out, registered, or used by another sequence; and where a row
+    awaits anything but its own next token. `fails` says what fails next, once: "launch", "read"."""
 
     def __init__(self, engine: EngineCore) -> None:
         self._runner = engine.runner
         self._size = engine.info.layout.block_size
-        self.watched: EngineCore
+        self._pool = engine._pool
+        self.unread: list[WatchedStep] = []
+        self.fails = ""
         self.steps: list[list[tuple[int, int]]] = []  # (start, tokens) of each row
+
+    def watch(self, engine: EngineCore) -> None:
+        """The engine that this runner works for."""
+        self._pool = pool = engine._pool
+        allocate = pool.allocate
+
+        def watched(count: int) -> list[BlockId]:
+            taken = allocate(count)
+            for step in self.unread:
+                assert not step.uses(taken), f"of {taken} some are in a step that was not read"
+            return taken
+
+        pool.allocate = watched  # type: ignore[method-assign]
 
     @property
     def memory(self) -> KVMemory:
         return self._runner.memory
 
-    def launch(self, rows: Sequence[Row]) -> Launched:
-        pool = self.watched._pool
+    def fail(self, now: str) -> None:
+        if self.fails == now:
+            self.fails = ""
+            raise DeviceLostError(now)
+
+    def launch(self, rows: Sequence[Row]) -> WatchedStep:
+        assert len(self.unread) < 2, "two steps are under way"
         for row in rows:
-            end = row.start + len(row.tokens)
-            for block in row.blocks[row.start // self._size : -(-end // self._size)]:
-                assert pool.hash_of(block) is None, f"block {block} is cached, and is written"
-                assert pool.refs(block) == 1, f"block {block} is shared, and is written"
+            for block in self.written(row):
+                assert self._pool.hash_of(block) is None, f"block {block} is cached, and is written"
+                assert self._pool.refs(block) == 1, f"block {block} is shared, and is written"
+            for step in self.unread:
+                step.check_next(row, self.written(row))
+            assert self.unread or row.after is None, "there is nothing to await"
+        self.fail("launch")
         self.steps.append([(row.start, len(row.tokens)) for row in rows])
-        return self._runner.launch(rows)
+        used = [tuple(row.blocks) for row in rows]
+        self.unread.append(WatchedStep(self, rows, used, self._runner.launch(rows)))
+        return self.unread[-1]
+
+    def written(self, row: Row) -> Sequence[BlockId]:
+        end = row.start + len(row.tokens)
+        return row.blocks[row.start // self._size : -(-end // self._size)]
+
+    def check_read(self, step: WatchedStep) -> None:
+        assert self.unread.pop(0) is step, "steps are read in order, once each"
+        for row, used in zip(step.rows, step.used, strict=True):
+            for block in used:
+                assert self._pool.refs(block), f"block {block} was free before its step was read"
+            for block in self.written(row):
+                assert self._pool.hash_of(block) is None, f"block {block} was registered too early"
+
+
+@dataclass(frozen=True)
+class WatchedStep:
+    """`used` are the rows' blocks when it was launched. Rows of one sequence hold one list."""
+
+    runner: WatchedRunner
+    rows: Sequence[Row]
+    used: Sequence[tuple[BlockId, ...]]
+    launched: Launched
+
+    def read(self) -> list[RowResult]:
+        self.runner.check_read(self)
+        results = self.launched.read()
+        self.runner.fail("read")
+        return results
+
+    def uses(self, blocks: Iterable[BlockId]) -> bool:
+        return any(not set(used).isdisjoint(blocks) for used in self.used)
+
+    def check_next(self, row: Row, written: Sequence[BlockId]) -> None:
+        """A row of the next step."""
+        for mine, used in zip(self.rows, self.used, strict=True):
+            if mine.blocks is row.blocks:
+                assert tuple(row.blocks[: len(used)]) == used, "blocks were taken away"
+                continue
+            assert mine.key != row.key, "two sequences have one key"
+            assert set(used).isdisjoint(written), "a block that is being read is written"
+            being_written = self.runner.written(mine)
+            assert set(row.blocks).isdisjoint(being_written), "what is being written is read"
+        if row.after is not None:
+            mine, sample = [(mine, each) for mine in self.rows for each in mine.samples][row.after]
+            assert mine.blocks is row.blocks, "another's token is awaited"
+            assert sample.position == row.start + len(row.tokens) - 1
 
 
 def watched_sim(**changes: Any) -> tuple[EngineCore, WatchedRunner]:
@@ -60,7 +138,8 @@ def watched_sim(**changes: Any) -> tuple[EngineCore, WatchedRunner]:
     runner = WatchedRunner(plain)
     slots = slots_for(changes.get("host_kv_memory", 0), plain.info.layout)
     host = CopiedBlocks(runner.memory, slots) if slots else None
-    engine = runner.watched = EngineCore(plain.info, runner, host)
+    engine = EngineCore(plain.info, runner, host, overlap=plain.overlap)
+    runner.watch(engine)
     poison(engine, map(BlockId, range(1, engine.info.num_blocks + 1)))
     return engine, runner
 

@@ -17,22 +17,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from baton_engine.api import (
-    ChunkRef,
-    ConnectorEvent,
-    Copied,
-    Fetched,
-    KVMemory,
-    LookedUp,
-    Published,
-    Reservation,
-)
+from baton_engine.api import KVMemory, Reservation
 from baton_engine.core import EngineCore
 from baton_engine.sim_runner import SimMemory
 from baton_engine.torch_memory import TorchMemory
 from baton_kvstore.embedded import EmbeddedStore
 from baton_node.connector import StoreConnector
 from baton_node.indexing import StoreAddress
+from baton_node.plane import ChunkRef, ConnectorEvent, Copied, Fetched, LookedUp, Published
 from baton_protocol.ids import BlockId, Epoch, NodeId
 from baton_protocol.request import Request
 from baton_protocol.store import Marker, Priority
