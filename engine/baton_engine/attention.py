@@ -4,8 +4,9 @@ In: the step's rows and, per layer, rotated q and k, and v. Out: attention outpu
 are written into the pool first, so that a token sees itself through the cache.
 
 The torch twin computes one-token rows (decode) in padded groups, a few batched calls per group and
-layer (`decode_rows`), and longer rows (prefill) one by one, from a copy of their blocks. Rows of a
-group differ in length by at most a factor of two, so padding never dominates.
+layer (`decode_rows`; `prefixed_rows` for those that share blocks), and longer rows (prefill) one by
+one, from a copy of their blocks. Rows of a group differ in length by at most a factor of two, so
+padding never dominates.
 
 Shapes: T tokens of the step, N query heads, K kv heads, H head_dim, B block size, R rows of a
 group, M blocks of its longest row, S keys of its longest row, L layers, P blocks of the pool.
@@ -13,7 +14,7 @@ group, M blocks of its longest row, S keys of its longest row, L layers, P block
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,8 +23,16 @@ import torch
 import torch.nn.functional as F
 
 from baton_engine.api import Row
-from baton_engine.decode_rows import DecodeRows, decode_rows, hush_beta_notice
-from baton_engine.paged_kv import PagedKV, Positions, Visible
+from baton_engine.decode_rows import (
+    DecodeRows,
+    Places,
+    decode_rows,
+    hush_beta_notice,
+    reads_in_place,
+    rows_in_place,
+)
+from baton_engine.paged_kv import PagedKV, Positions, Table, Visible
+from baton_engine.prefixed_rows import PrefixedRows, row_blocks, shared_prefixes
 from baton_engine.torch_memory import TorchMemory, stage
 
 # Blocks that one padded group may gather: bounds the workspace (8192 blocks of 16 tokens, 8 kv
@@ -86,6 +95,16 @@ class TorchAttention:
 
 
 @dataclass(frozen=True, slots=True)
+class _One:
+    """A one-token row at a token of the step, or at a row of a group; `seen` are the places in its
+    table of the blocks that are read for it."""
+
+    place: int
+    row: Row
+    seen: range
+
+
+@dataclass(frozen=True, slots=True)
 class _Piece:
     """One longer row at tokens [begin, end), which sees `keys` keys. Without a past, `source` is
     None: K and V are at hand. Without a mask it is causal."""
@@ -133,8 +152,7 @@ class TorchStep:
             return division.groups[0].attend(layer, q_TNH)
         out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype, device=q_TNH.device)
         for group in division.groups:
-            part = slice(group.begin, group.end)
-            out_TNH[part] = group.attend(layer, q_TNH[part])
+            out_TNH[group.places] = group.attend(layer, q_TNH[group.places])
         for piece in division.pieces:
             part = slice(piece.begin, piece.end)
             out_TNH[part] = self._prefill(layer, piece, q_TNH[part], k_TKH[part], v_TKH[part])
@@ -184,49 +202,50 @@ class TorchStep:
         return np.concatenate(slots)
 
     def _divide(self, rows: Sequence[Row], window: int | None) -> _Division:
-        division = _Division([], [])
-        begin = index = 0
-        while index < len(rows):
-            count = self._group_size(rows, index, window)
-            if count:
-                group = self._group(rows[index : index + count], begin, window)
-                division.groups.append(group)
-                begin += count
-                index += count
-                continue
-            row = rows[index]
-            division.pieces.append(self._piece(row, begin, window))
+        division, ones = _Division([], []), []
+        begin = 0
+        for row in rows:
+            if len(row.tokens) == 1:
+                ones.append(_One(begin, row, self._blocks_seen(row, window)))
+            else:
+                division.pieces.append(self._piece(row, begin, window))
             begin += len(row.tokens)
-            index += 1
+        if window is None and reads_in_place(self._kv):
+            ones = self._take_prefixed(ones, division)
+        for group in _similar(ones):
+            keys = self._keys(group, window)
+            division.groups.append(decode_rows(self._kv, _places(group), *keys))
         return division
 
-    def _group_size(self, rows: Sequence[Row], first: int, window: int | None) -> int:
-        """How many rows from `first` on are one-token rows of similar length; 0 if not even one."""
-        longest = shortest = 0
-        count = 0
-        for row in rows[first:]:
-            if len(row.tokens) != 1:
-                break
-            size = len(self._blocks_seen(row, window))
-            longest_then = max(longest, size)
-            shortest_then = min(shortest, size) if count else size
-            uneven = longest_then > max(2 * shortest_then, SMALL_ROW_BLOCKS)
-            if count and (uneven or longest_then * (count + 1) > MAX_GROUP_BLOCKS):
-                break
-            longest, shortest, count = longest_then, shortest_then, count + 1
-        return count
+    def _take_prefixed(self, ones: list[_One], division: _Division) -> list[_One]:
+        """Divide the rows that share enough with others; the rest is returned."""
+        taken: set[int] = set()
+        for shared in shared_prefixes([one.row for one in ones], self._block_size):
+            members = [ones[index] for index in shared.rows]
+            own = [
+                _One(index, one.row, one.seen[shared.num_blocks :])
+                for index, one in enumerate(members)
+            ]
+            parts = [
+                rows_in_place(self._kv, _places(group), *self._keys(group, None))
+                for group in _similar(own)
+            ]
+            blocks_M = row_blocks(members[0].row, shared.num_blocks)
+            group = PrefixedRows(self._kv, _places(members), blocks_M, parts, len(members))
+            division.groups.append(group)
+            taken.update(shared.rows)
+        return [one for index, one in enumerate(ones) if index not in taken]
 
-    def _group(self, rows: Sequence[Row], begin: int, window: int | None) -> DecodeRows:
-        seen = [self._blocks_seen(row, window) for row in rows]
-        table_RM = np.zeros((len(rows), max(map(len, seen))), np.int64)
-        for line, (row, blocks) in enumerate(zip(rows, seen, strict=True)):
-            table_RM[line, : len(blocks)] = row.blocks[blocks.start : blocks.stop]
-        starts = np.asarray([row.start for row in rows])
-        firsts = np.asarray([blocks.start * self._block_size for blocks in seen])
+    def _keys(self, group: Sequence[_One], window: int | None) -> tuple[Table, Visible]:
+        """The rows' blocks, padded to the longest, and which of their keys they see."""
+        table_RM = np.zeros((len(group), max(len(one.seen) for one in group)), np.int64)
+        for line, one in enumerate(group):
+            table_RM[line, : len(one.seen)] = one.row.blocks[one.seen.start : one.seen.stop]
+        starts = np.asarray([one.row.start for one in group])
+        firsts = np.asarray([one.seen.start * self._block_size for one in group])
         keys = int((starts - firsts).max()) + 1
         keys_RS = firsts[:, None] + np.arange(keys)
-        visible_RS = _visible(starts[:, None], keys_RS, window)
-        return decode_rows(self._kv, begin, table_RM, visible_RS)
+        return table_RM, _visible(starts[:, None], keys_RS, window)
 
     def _piece(self, row: Row, begin: int, window: int | None) -> _Piece:
         tokens = len(row.tokens)
@@ -252,3 +271,27 @@ def _visible(queries: Positions, keys: Positions, window: int | None) -> Visible
     """Whether each query sees each key, both given by position."""
     visible: Visible = keys <= queries
     return visible if window is None else visible & (keys > queries - window)
+
+
+def _similar(ones: Sequence[_One]) -> Iterator[Sequence[_One]]:
+    """Divide rows into groups that follow each other and differ little in length."""
+    first = longest = shortest = 0
+    for index, one in enumerate(ones):
+        size = len(one.seen)
+        longest_then = max(longest, size)
+        shortest_then = min(shortest, size) if index > first else size
+        uneven = longest_then > max(2 * shortest_then, SMALL_ROW_BLOCKS)
+        too_many = longest_then * (index - first + 1) > MAX_GROUP_BLOCKS
+        if index > first and (uneven or too_many):
+            yield ones[first:index]
+            first, longest_then, shortest_then = index, size, size
+        longest, shortest = longest_then, shortest_then
+    if ones:
+        yield ones[first:]
+
+
+def _places(group: Sequence[_One]) -> Places:
+    first, last = group[0].place, group[-1].place
+    if last - first + 1 == len(group):
+        return slice(first, last + 1)
+    return torch.tensor([one.place for one in group])

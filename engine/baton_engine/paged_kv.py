@@ -48,10 +48,18 @@ class PagedKV:
         self.k_slots = views(0)
         self.v_slots = views(layout.num_kv_heads)
         self._copy = pages[:0]
+        self._wide = torch.empty(0, layout.block_size * layout.head_dim)
 
     def page_rows(self, table_RM: Table) -> torch.Tensor:
         """Pages of K and V, ordered [2, R, K, M] and flattened."""
-        heads = np.arange(2 * self.num_kv_heads).reshape(2, 1, self.num_kv_heads, 1)
+        return self._page_rows(table_RM, 2)
+
+    def key_rows(self, table_RM: Table) -> torch.Tensor:
+        """Pages of K alone, ordered [R, K, M] and flattened."""
+        return self._page_rows(table_RM, 1)
+
+    def _page_rows(self, table_RM: Table, kinds: int) -> torch.Tensor:
+        heads = np.arange(kinds * self.num_kv_heads).reshape(kinds, 1, self.num_kv_heads, 1)
         rows = table_RM[None, :, None, :] * self.block_pages + heads
         return stage(rows.reshape(-1), self.device)
 
@@ -63,13 +71,22 @@ class PagedKV:
         return stage((pages * self.block_size + offsets[:, None]).reshape(-1), self.device)
 
     def gather(self, layer: int, source: torch.Tensor) -> torch.Tensor:
-        """A copy of the pages that `page_rows` gave, valid until the next one. Its memory is kept:
-        what malloc maps anew, 32 MB and more, took twice as long to fill."""
+        """A copy of the pages that `page_rows` or `key_rows` gave, valid until the next one. Its
+        memory is kept: what malloc maps anew, 32 MB and more, took twice as long to fill."""
         if len(self._copy) < len(source):
             self._copy = torch.empty(
                 len(source), self._copy.shape[1], dtype=self.pool.dtype, device=self.device
             )
         return torch.index_select(self.pages[layer], 0, source, out=self._copy[: len(source)])
+
+    def gather_wide(self, layer: int, source: torch.Tensor) -> torch.Tensor:
+        """The same in float32, valid until the next of either."""
+        pages = self.gather(layer, source)
+        if pages.dtype == torch.float32:
+            return pages
+        if len(self._wide) < len(source):
+            self._wide = torch.empty(len(source), pages.shape[1], device=self.device)
+        return self._wide[: len(source)].copy_(pages)
 
     def additive(self, visible: Visible) -> torch.Tensor:
         """0 where visible, else -inf: torch would make this of a bool mask in each layer."""

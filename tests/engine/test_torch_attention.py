@@ -8,27 +8,11 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from baton_engine import attention, decode_rows
 from baton_engine.api import Row
 from baton_engine.attention import MAX_GROUP_BLOCKS, SMALL_ROW_BLOCKS, TorchAttention
-from baton_engine.torch_memory import TorchMemory
 from baton_protocol.ids import BlockId
-from baton_protocol.layout import KVLayout
-
-LAYERS, BLOCK, DIM, POOL = 2, 4, 8, 400
-
-
-def memory_of(kv_heads: int, dtype: str = "float32") -> TorchMemory:
-    layout = KVLayout(
-        num_layers=LAYERS,
-        num_kv_heads=kv_heads,
-        head_dim=DIM,
-        block_size=BLOCK,
-        dtype=dtype,
-        chunk_blocks=1,
-    )
-    memory = TorchMemory(layout, POOL, torch.device("cpu"))
-    memory.pool.normal_(generator=torch.Generator().manual_seed(1))
-    return memory
+from tests.support.small_pool import BLOCK, DIM, LAYERS, POOL, expected_of, memory_of
 
 
 def rows_of(spans: Sequence[tuple[int, int]], seed: int = 0) -> list[Row]:
@@ -40,27 +24,6 @@ def rows_of(spans: Sequence[tuple[int, int]], seed: int = 0) -> list[Row]:
         count = -(-(start + tokens) // BLOCK)
         rows.append(Row([0] * tokens, start, [BlockId(free.pop()) for _ in range(count)]))
     return rows
-
-
-def expected_of(
-    memory: TorchMemory,
-    layer: int,
-    row: Row,
-    q_TNH: torch.Tensor,
-    group: int,
-    window: int | None,
-) -> torch.Tensor:
-    """softmax(q k / sqrt(H)) v over what a query sees, one query and one head at a time."""
-    table = memory.pool[list(row.blocks), layer].double()  # [M, 2, K, B, H]
-    k_SKH, v_SKH = table.permute(1, 0, 3, 2, 4).reshape(2, -1, *table.shape[2:3], DIM)
-    out_TNH = torch.empty(q_TNH.shape, dtype=torch.float64)
-    for index in range(q_TNH.shape[0]):
-        end = row.start + index + 1
-        seen = slice(max(0, end - window) if window else 0, end)
-        for head in range(q_TNH.shape[1]):
-            scores_S = k_SKH[seen, head // group] @ q_TNH[index, head].double() / DIM**0.5
-            out_TNH[index, head] = scores_S.softmax(0) @ v_SKH[seen, head // group]
-    return out_TNH
 
 
 SPANS = {
@@ -77,14 +40,25 @@ SPANS = {
 WINDOWS: list[tuple[int | None, ...]] = [(), (6, 6), (None, 16), (1, 40)]
 
 
-# In fp32 keys and values are read where they lie, in bf16 from a copy.
+# In fp32 keys are read where they lie; in bf16 from a wider copy, here of a few blocks at a time.
+# Elsewhere than on a CPU all is copied.
+@pytest.mark.parametrize("in_place", [True, False])
 @pytest.mark.parametrize(("dtype", "near"), [("float32", 1e-5), ("bfloat16", 1e-2)])
 @pytest.mark.parametrize("windows", WINDOWS, ids=str)
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2), (4, 1), (6, 2)])
 @pytest.mark.parametrize("name", SPANS)
 def test_attention_equals_the_definition(
-    name: str, heads: tuple[int, int], windows: tuple[int | None, ...], dtype: str, near: float
+    name: str,
+    heads: tuple[int, int],
+    windows: tuple[int | None, ...],
+    dtype: str,
+    near: float,
+    in_place: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(decode_rows, "MAX_WIDENED", 7 * heads[1] * BLOCK * DIM)
+    for module in (attention, decode_rows):
+        monkeypatch.setattr(module, "reads_in_place", lambda _: in_place)
     num_heads, kv_heads = heads
     memory, rows = memory_of(kv_heads, dtype), rows_of(SPANS[name])
     before = memory.pool.clone()
@@ -114,9 +88,10 @@ def test_attention_equals_the_definition(
     assert torch.equal(memory.pool, before)  # no other slot was touched
 
 
-def test_a_decode_row_reads_nothing_but_the_keys_that_it_sees() -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_decode_row_reads_nothing_but_the_keys_that_it_sees(dtype: str) -> None:
     """Blocks that were somebody else's may hold anything; here, NaN."""
-    memory, rows = memory_of(2), rows_of(SPANS["decode rows of many lengths"])
+    memory, rows = memory_of(2, dtype), rows_of(SPANS["decode rows of many lengths"])
     for layer, window in enumerate(windows := (None, 16)):
         seen = torch.zeros(POOL + 1, BLOCK, dtype=torch.bool)
         for row in rows:
@@ -127,15 +102,22 @@ def test_a_decode_row_reads_nothing_but_the_keys_that_it_sees() -> None:
     step = TorchAttention(memory, 4, windows).begin(rows)
     noise = torch.Generator().manual_seed(3)
     for layer in range(LAYERS):
-        q, k, v = (torch.randn(len(rows), n, DIM, generator=noise) for n in (4, 2, 2))
+        q, k, v = (
+            torch.randn(len(rows), count, DIM, generator=noise).to(memory.pool.dtype)
+            for count in (4, 2, 2)
+        )
         assert step.attend(layer, q, k, v).isfinite().all()
 
 
 def groups_of(lengths: Sequence[int]) -> list[int]:
     """Sizes of the groups that decode rows with so many blocks fall into."""
-    rows = [Row([0], blocks * BLOCK - 1, [BlockId(1)] * blocks) for blocks in lengths]
+    rows = [
+        Row([0], blocks * BLOCK - 1, [BlockId(1 + index)] * blocks)
+        for index, blocks in enumerate(lengths)
+    ]
     step = TorchAttention(memory_of(1), 1).begin(rows)
-    return [group.end - group.begin for group in step._divisions[0].groups]
+    places = [group.places for group in step._divisions[0].groups]
+    return [each.stop - each.start for each in places if isinstance(each, slice)]
 
 
 def test_rows_of_unlike_length_are_not_padded_to_each_other() -> None:

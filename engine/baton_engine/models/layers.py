@@ -29,6 +29,7 @@ class Linear:
         width: int,
         bias: bool,
     ) -> None:
+        self.shape = (sum(rows), width)  # out, in
         self._weight_OI: torch.Tensor | None = slots.stacked(
             [f"{prefix}.weight" for prefix in prefixes], rows, width
         )

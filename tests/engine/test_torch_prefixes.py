@@ -1,0 +1,204 @@
+"""Decode rows that share their first blocks: read once for all, they see what they see alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from baton_engine import prefixed_rows
+from baton_engine.api import Row
+from baton_engine.attention import TorchAttention, TorchStep
+from baton_engine.decode_rows import SampledRows
+from baton_engine.prefixed_rows import PrefixedRows, shared_prefixes
+from baton_engine.torch_memory import TorchMemory
+from baton_protocol.ids import BlockId
+from tests.support.exactness import Tally, compare, reference
+from tests.support.small_pool import BLOCK, DIM, LAYERS, POOL, expected_of, memory_of
+from tests.support.tiny_models import prompt_of
+from tests.support.torch_engines import generate_ids, small_engine
+
+# A group: tokens that all its rows share, whole blocks or none; tokens of each of its own.
+Group = tuple[int, Sequence[int]]
+
+
+@pytest.fixture
+def any_sharing_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefixed_rows, "ROWS_PAID", 1)
+    monkeypatch.setattr(prefixed_rows, "KEYS_PAID_EACH", 0)
+    monkeypatch.setattr(prefixed_rows, "KEYS_PAID", 0)
+
+
+def rows_of(groups: Sequence[Group]) -> list[Row]:
+    """One-token rows, taken from the groups in turn, so that no group stands together."""
+    free = [BlockId(1 + 7 * index % POOL) for index in range(POOL)]
+    lines = []
+    for shared, owns in groups:
+        prefix = [free.pop() for _ in range(shared // BLOCK)]
+        for own in owns:
+            blocks = [free.pop() for _ in range(-(-own // BLOCK))]
+            lines.append(Row([0], shared + own - 1, prefix + blocks))
+    return [line for turn in range(3) for line in lines[turn::3]]
+
+
+def attended(
+    step: TorchStep, memory: TorchMemory, rows: Sequence[Row], layer: int, heads: tuple[int, int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a layer gives for random queries, keys and values, and what it should give."""
+    noise = torch.Generator().manual_seed(layer)
+    q_TNH, k_TKH, v_TKH = (
+        torch.randn(len(rows), count, DIM, generator=noise).to(memory.pool.dtype)
+        for count in (heads[0], heads[1], heads[1])
+    )
+    found_TNH = step.attend(layer, q_TNH, k_TKH, v_TKH)
+    expected = [
+        expected_of(memory, layer, row, q_TNH[index : index + 1], heads[0] // heads[1], None)
+        for index, row in enumerate(rows)
+    ]
+    return found_TNH.double(), torch.cat(expected)
+
+
+def sizes(step: TorchStep) -> list[int]:
+    """Rows of each group that is computed together, of the first layer."""
+    groups = [group for group in step._divisions[0].groups if isinstance(group, PrefixedRows)]
+    places = [group.places for group in groups]
+    return [len(torch.arange(1000)[each]) for each in places]
+
+
+GROUPS: dict[str, tuple[list[Group], list[int]]] = {
+    "two rows": ([(8, (3, 1))], [2]),
+    "one block": ([(4, (1, 2, 5))], [3]),
+    "many blocks": ([(400, (9, 30, 2, 17))], [4]),
+    "nothing shared": ([(0, (5, 9, 30))], []),
+    "less than a block": ([(3, (5, 9))], []),
+    "several groups and others": (
+        [(40, (3, 8)), (0, (50, 1)), (12, (7, 1, 60)), (8, (2,))],
+        [2, 3],
+    ),
+    "own parts of unlike length": ([(16, (300, 90, 4, 1))], [4]),
+    "a whole block is all they have": ([(16, (4, 4, 4))], [3]),
+    "as many as a step may have": ([(20, tuple(range(1, 17)))], [16]),
+}
+
+
+@pytest.mark.usefixtures("any_sharing_pays")
+@pytest.mark.parametrize(("dtype", "near"), [("float32", 1e-6), ("bfloat16", 1e-2)])
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2), (4, 1), (6, 2)])
+@pytest.mark.parametrize("name", GROUPS)
+def test_rows_that_share_blocks_equal_the_definition(
+    name: str, heads: tuple[int, int], dtype: str, near: float
+) -> None:
+    groups, expected_sizes = GROUPS[name]
+    memory, rows = memory_of(heads[1], dtype), rows_of(groups)
+    step = TorchAttention(memory, heads[0]).begin(rows)
+    assert sorted(sizes(step)) == expected_sizes
+    for layer in range(LAYERS):
+        found, expected = attended(step, memory, rows, layer, heads)
+        torch.testing.assert_close(found, expected, rtol=10 * near, atol=near)
+
+
+@pytest.mark.usefixtures("any_sharing_pays")
+def test_a_prefix_in_several_pieces_equals_the_definition(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two blocks at a time of 25, and scores so unlike that one key decides."""
+    monkeypatch.setattr(prefixed_rows, "MAX_SCORES", 3 * 4 * BLOCK * 2)
+    memory, rows = memory_of(2), rows_of([(100, (3, 50, 1))])
+    memory.pool[:, :, 0] *= 30
+    step = TorchAttention(memory, 4).begin(rows)
+    [group] = step._divisions[0].groups
+    assert isinstance(group, PrefixedRows)
+    assert len(group._sources) == 13
+    found, expected = attended(step, memory, rows, 0, (4, 2))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("any_sharing_pays")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_blocks_of_others_are_not_read(dtype: str) -> None:
+    memory, rows = memory_of(2, dtype), rows_of(GROUPS["several groups and others"][0])
+    seen = torch.zeros(POOL + 1, BLOCK, dtype=torch.bool)
+    for row in rows:
+        for position in range(row.start + 1):
+            seen[row.blocks[position // BLOCK], position % BLOCK] = True
+    memory.pool.masked_fill_(~seen[:, None, None, None, :, None], torch.nan)
+    step = TorchAttention(memory, 4).begin(rows)
+    for layer in range(LAYERS):
+        found, _ = attended(step, memory, rows, layer, (4, 2))
+        assert found.isfinite().all()
+
+
+@pytest.mark.usefixtures("any_sharing_pays")
+def test_a_row_gets_what_it_gets_alone() -> None:
+    memory, rows = memory_of(2), rows_of(GROUPS["several groups and others"][0])
+    together, _ = attended(TorchAttention(memory, 4).begin(rows), memory, rows, 0, (4, 2))
+    noise = torch.Generator().manual_seed(0)
+    q_TNH, k_TKH, v_TKH = (torch.randn(len(rows), n, DIM, generator=noise) for n in (4, 2, 2))
+    for index, row in enumerate(rows):
+        part = slice(index, index + 1)
+        step = TorchAttention(memory, 4).begin([row])
+        alone = step.attend(0, q_TNH[part], k_TKH[part], v_TKH[part])
+        torch.testing.assert_close(together[part], alone.double(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.usefixtures("any_sharing_pays")
+def test_layers_with_a_window_read_as_ever() -> None:
+    rows = rows_of(GROUPS["many blocks"][0])
+    plain, windowed = TorchAttention(memory_of(2), 4, (None, 16)).begin(rows)._divisions
+    assert [type(group) for group in plain.groups] == [PrefixedRows]
+    assert {type(group) for group in windowed.groups} == {SampledRows}
+
+
+def shared(tables: Sequence[Sequence[int]], block_size: int = 1) -> list[tuple[list[int], int]]:
+    rows = [
+        Row([0], (len(table) - 1) * block_size, [BlockId(block) for block in table])
+        for table in tables
+    ]
+    return [(each.rows, each.num_blocks) for each in shared_prefixes(rows, block_size)]
+
+
+@pytest.mark.usefixtures("any_sharing_pays")
+def test_rows_are_divided_where_that_saves_most() -> None:
+    """Each table's last block is its own."""
+    assert shared([[1, 2, 3], [1, 2, 4], [1, 2, 5]]) == [([0, 1, 2], 2)]
+    assert shared([[1, 2, 3, 4, 90], [1, 5, 6, 7, 91], [1, 2, 3, 4, 92], [1, 5, 6, 7, 93]]) == [
+        ([0, 2], 4),
+        ([1, 3], 4),
+    ]
+    assert shared([[1, 2, 3, 90], [1, 2, 3, 91], [1, 2, 92], [1, 2, 93]]) == [([0, 1, 2, 3], 2)]
+    assert shared([[1, 90], [2, 91], [1, 92], [1], [90]]) == [([0, 2], 1)]
+    assert shared([[7, 7], [7, 8]]) == [([0, 1], 1)]  # not the block of the row's own token
+
+
+def test_sharing_must_pay() -> None:
+    def rows_with(rows: int, keys: int) -> list[list[int]]:
+        return [[*range(1, keys // 16 + 1), 900 + row] for row in range(rows)]
+
+    assert shared(rows_with(2, 4096), 16) == []
+    assert shared(rows_with(16, 128), 16) == []
+    assert shared(rows_with(16, 144), 16) == [(list(range(16)), 9)]
+    assert shared(rows_with(3, 976), 16) == [([0, 1, 2], 61)]
+
+
+@pytest.mark.usefixtures("any_sharing_pays")
+@pytest.mark.parametrize("name", ["llama-gqa2-tied", "qwen3-gqa4"])
+def test_ids_equal_those_of_transformers_behind_a_shared_prompt(
+    name: str, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, tally, used = tiny_model(name), Tally(), []
+    attend = PrefixedRows.attend
+
+    def noting(group: PrefixedRows, layer: int, q_RNH: torch.Tensor) -> torch.Tensor:
+        used.append(len(q_RNH))
+        return attend(group, layer, q_RNH)
+
+    monkeypatch.setattr(PrefixedRows, "attend", noting)
+    engine = small_engine(folder)
+    prompts = [prompt_of(80, seed=1) + prompt_of(own, seed=own) for own in (1, 7, 16, 30, 33)]
+    [first] = generate_ids(engine, prompts[:1])
+    assert not used
+    others = generate_ids(engine, prompts[1:])
+    assert max(used) == len(prompts) - 1
+    for prompt, ids in zip(prompts, [first, *others], strict=True):
+        compare(reference(folder, prompt, 64), ids, tally)
+    tally.check()
