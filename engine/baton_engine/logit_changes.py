@@ -59,7 +59,8 @@ def _keep_allowed(logits_SV: torch.Tensor, listed: Sequence[Listed]) -> None:
     if allowed:
         pairs = _pairs(allowed, logits_SV.device)
         kept_N = logits_SV[pairs]
-        logits_SV[[row for row, _ in allowed]] = -torch.inf
+        rows = np.array([row for row, _ in allowed])
+        logits_SV[stage(rows, logits_SV.device)] = -torch.inf
         logits_SV[pairs] = kept_N
 
 

@@ -1,45 +1,57 @@
 """Log-probabilities as clients get them: a token's own and those of the likeliest.
 
-In: raw logits, so natural log before temperature and everything else. Out: PositionLogprobs.
-Shapes: N positions, V vocabulary.
+In: raw logits, so natural log before temperature and everything else. Out: PositionLogprobs; they
+stay on the device until somebody reads them.
+Shapes: N positions, V vocabulary, K likeliest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from baton_protocol.request import PositionLogprobs, TokenLogprob
 
 
-def position_logprobs(
-    logits_NV: torch.Tensor, ids: Sequence[int], tops: Sequence[int]
-) -> list[PositionLogprobs]:
-    """Per position that of its id, and of the `tops[i]` likeliest. A rank is 1 + the number of
-    larger ones. Logits may be of any dtype."""
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Of each position its id's logprob and rank (1 + the number of larger ones), and the likeliest
+    with theirs."""
+
+    own_N: torch.Tensor
+    rank_N: torch.Tensor
+    value_NK: torch.Tensor
+    token_NK: torch.Tensor
+
+    def to_host(self) -> Logprobs:
+        """Copies on their way, to be read once they are there."""
+        tensors = self.own_N, self.rank_N, self.value_NK, self.token_NK
+        return Logprobs(*(each.to("cpu", non_blocking=True) for each in tensors))
+
+    def read(self, ids: Sequence[int], tops: Sequence[int]) -> list[PositionLogprobs]:
+        """Per position that of its id, and of the `tops[i]` likeliest."""
+        found = []
+        for id, own, rank, values, tokens, top in zip(
+            ids,
+            self.own_N.tolist(),
+            self.rank_N.tolist(),
+            self.value_NK.tolist(),
+            self.token_NK.tolist(),
+            tops,
+            strict=True,
+        ):
+            likeliest = enumerate(zip(tokens[:top], values[:top], strict=True), start=1)
+            best = (TokenLogprob(int(token), value, place) for place, (token, value) in likeliest)
+            found.append(PositionLogprobs(TokenLogprob(id, own, int(rank)), tuple(best)))
+        return found
+
+
+def logprobs_of(logits_NV: torch.Tensor, ids_N: torch.Tensor, most: int) -> Logprobs:
+    """With the `most` likeliest of each position. Logits may be of any dtype."""
     logprob_NV = logits_NV.log_softmax(dim=-1, dtype=torch.float32)
-    chosen_N = torch.tensor(ids, device=logits_NV.device)
-    own_N1 = logprob_NV.gather(1, chosen_N[:, None])
-    ranks = ((logprob_NV > own_N1).sum(dim=-1) + 1).tolist()
-    best = logprob_NV.topk(min(max(tops), logits_NV.shape[1]), dim=-1)
-    found = []
-    for id, own, rank, values, tokens, top in zip(
-        ids,
-        own_N1[:, 0].tolist(),
-        ranks,
-        best.values.tolist(),
-        best.indices.tolist(),
-        tops,
-        strict=True,
-    ):
-        likeliest = enumerate(zip(tokens[:top], values[:top], strict=True), start=1)
-        found.append(
-            PositionLogprobs(
-                TokenLogprob(id, own, int(rank)),
-                tuple(
-                    TokenLogprob(int(token), value, place) for place, (token, value) in likeliest
-                ),
-            )
-        )
-    return found
+    own_N1 = logprob_NV.gather(1, ids_N[:, None])
+    rank_N = (logprob_NV > own_N1).sum(dim=-1) + 1
+    best = logprob_NV.topk(min(most, logits_NV.shape[1]), dim=-1)
+    return Logprobs(own_N1[:, 0], rank_N, best.values, best.indices)

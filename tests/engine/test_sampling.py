@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from baton_engine.api import Sample
-from baton_engine.sampling import sample, shaped_logits
+from baton_engine.sampling import CPU_PART, sample, shaped_logits
 from baton_protocol.sampling import SamplingParams
 
 SEVEN = [0.40, 0.25, 0.15, 0.10, 0.05, 0.03, 0.02]
@@ -193,3 +193,16 @@ def test_a_sample_does_not_depend_on_its_neighbours_or_its_place() -> None:
     backwards = sample(logits.flip(0), range(6), samples[::-1])
     alone = [sample(logits[i : i + 1], [0], samples[i : i + 1])[0].id for i in range(6)]
     assert together == [each.id for each in backwards][::-1] == alone
+
+
+@pytest.mark.parametrize("greedy", [(), (1, 4)], ids=["all drawn", "some greedy"])
+def test_samples_drawn_in_several_parts_are_those_drawn_alone(greedy: tuple[int, ...]) -> None:
+    """Of so large a vocabulary a CPU draws two rows at once."""
+    count, vocab = 5, CPU_PART // 2 - 7
+    logits = torch.randn(count, vocab, generator=torch.Generator().manual_seed(0))
+    samples = [
+        Sample(0, at, SamplingParams(seed=at, temperature=0.0 if at in greedy else 1.3, top_p=0.99))
+        for at in range(count)
+    ]
+    alone = [sample(logits[at : at + 1], [0], [each])[0] for at, each in enumerate(samples)]
+    assert sample(logits, range(count), samples) == alone

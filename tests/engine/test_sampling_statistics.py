@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from baton_engine.api import Sample
+from baton_engine.draws import draws_of
 from baton_engine.kernels.ops import Ops, ops_for
 from baton_engine.sampling import shaped_logits
 from baton_protocol.sampling import SamplingParams
@@ -58,7 +59,7 @@ def counts_of(kernels: str, values: dict[str, Any], keys: Keys) -> torch.Tensor:
         Sample(choice, position, SamplingParams(seed=seed, **values))
         for seed, choice, position in drawn
     ]
-    ids = ops.choose(LOGITS.to(device).expand(DRAWS, VOCAB), samples)
+    ids = ops.draw(LOGITS.to(device).expand(DRAWS, VOCAB), draws_of(samples, device))
     return ids.bincount(minlength=VOCAB).cpu()
 
 

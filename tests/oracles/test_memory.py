@@ -19,8 +19,8 @@ import torch
 from baton_engine.blocks import BlockPool
 from baton_engine.errors import SettingsError
 from baton_engine.sequence import blocks_for
-from baton_engine.torch_engine import _plan
 from baton_engine.torch_memory import TorchMemory
+from baton_engine.torch_plan import make_plan
 from baton_engine.torch_settings import TorchSettings
 from baton_protocol.hashing import chunk_hashes, extend_hashes, root_hash
 from baton_protocol.ids import Fingerprint, NodeId
@@ -66,7 +66,7 @@ def planned(tmp_path: Path) -> Planned:
     def plan(shape: Shape, **settings: int) -> tuple[KVLayout, int]:
         (tmp_path / "config.json").write_text(json.dumps(shape.config()))
         (tmp_path / "model.safetensors").touch()
-        found = _plan(TorchSettings(model=tmp_path, **({"kv_memory": 64 * GIB} | settings)))  # type: ignore[arg-type]
+        found = make_plan(TorchSettings(model=tmp_path, **({"kv_memory": 64 * GIB} | settings)))  # type: ignore[arg-type]
         return found.layout, found.num_blocks
 
     return plan

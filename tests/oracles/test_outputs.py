@@ -14,7 +14,7 @@ import torch
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
-from baton_engine.logprobs import position_logprobs
+from baton_engine.logprobs import logprobs_of
 from baton_protocol.errors import ErrorRecord
 from baton_protocol.ids import RequestId
 from baton_protocol.link import Delta, Deltas, RequestStats, RunJob
@@ -187,8 +187,7 @@ async def test_what_was_put_before_an_error_is_got_before_it_O_OUT_3d() -> None:
 
 def test_ranks_of_logprobs_O_OUT_4() -> None:
     logits = torch.tensor([[0.5, 2.0, 0.1, 1.0]] * 2)
-    for found, (id, rank) in zip(
-        position_logprobs(logits, [2, 1], [3, 3]), [(2, 4), (1, 1)], strict=True
-    ):
+    told = logprobs_of(logits, torch.tensor([2, 1]), 3).read([2, 1], [3, 3])
+    for found, (id, rank) in zip(told, [(2, 4), (1, 1)], strict=True):
         assert (found.sampled.id, found.sampled.rank) == (id, rank)
         assert [(each.id, each.rank) for each in found.top] == [(1, 1), (3, 2), (0, 3)]

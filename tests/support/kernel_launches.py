@@ -17,6 +17,7 @@ from triton.runtime.jit import JITFunction
 
 from baton_engine.api import Row, Sample
 from baton_engine.config import RopeConfig
+from baton_engine.draws import draws_of
 from baton_engine.kernels.ops import HeadNorm, ops_for
 from baton_engine.kernels.triton_attention import TritonAttention
 from baton_engine.models.rope import Rope
@@ -32,6 +33,9 @@ STEPS = [
     [Row([0], 300, [BlockId(1)] * 19)],
     [Row([0], 20, [BlockId(1)] * 2), Row([0] * 40, 16, [BlockId(2)] * 4)],
 ]
+
+
+PADDED = 8  # lines of a step whose inputs keep their place
 
 
 class AbsentGpu:
@@ -74,11 +78,15 @@ def launch_all() -> None:
     attention = TritonAttention(TorchMemory(layout, 3, CPU), N)
     rope = Rope(RopeConfig(type="default", theta=1e6), H, BF16, CPU)
     norm = HeadNorm(torch.ones(N + K, H, dtype=BF16), 1e-6)
-    for rows in STEPS:
-        tokens = sum(len(row.tokens) for row in rows)
+    kept = attention.over(
+        torch.zeros(PADDED, dtype=torch.int64),
+        torch.ones(PADDED, dtype=torch.int32),
+        torch.zeros(PADDED, 20, dtype=torch.int32),
+    )
+    steps = [(sum(len(row.tokens) for row in rows), attention.begin(rows)) for rows in STEPS]
+    for tokens, step in [*steps, (PADDED, kept)]:
         tables = rope.tables(torch.arange(tokens))
         heads = torch.zeros(tokens, N + 2 * K, H, dtype=BF16)
-        step = attention.begin(rows)
         for layer in range(LAYERS):
             ops.attend(heads, N, norm if layer else None, tables, layer, step)
         x = torch.zeros(tokens, 1024, dtype=BF16)
@@ -88,7 +96,7 @@ def launch_all() -> None:
     for vocab in (1000, 151_936):
         logits = torch.zeros(1, vocab, dtype=BF16)
         for params in (SamplingParams(), SamplingParams(top_k=5, top_p=0.9, min_p=0.1)):
-            ops.choose(logits, [Sample(0, 0, params)])
+            ops.draw(logits, draws_of([Sample(0, 0, params)], CPU))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""Sampling in three launches: shape, draw, pick; torch twin: `sampling.choose`.
+"""Sampling in three launches: shape, draw, pick; torch twin: `sampling.draw`.
 
-In: logits and what each sample says of them. Out: token ids, which never leave the device.
+In: logits and what each sample says of them (see `draws`). Out: token ids, which never leave the
+device.
 
     shape   if any sample filters, per such sample: which values stay after temperature, min-p,
             top-k and top-p, as two numbers (see `nucleus`)
@@ -9,56 +10,23 @@ In: logits and what each sample says of them. Out: token ids, which never leave 
     pick    per sample: the best of its tiles; of equals the lowest id
 
 Logits are read in their own dtype: a copy in float32 would cost as much as the sampling. A sample
-depends on its own row alone. What samples say reaches the launches as numbers on the device, so two
-recordings serve all steps of a size: one with filters, one without.
+depends on its own row alone. What samples say reaches the launches as numbers on the device, so one
+recording serves all steps of a size: a sample without filters costs `shape` four loads.
 
 Shapes: S samples, V vocabulary, L tiles.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
-import numpy as np
 import torch
 import triton
 import triton.language as tl
 
-from baton_engine.api import Sample
+from baton_engine.draws import Draws
 from baton_engine.kernels.noise_bits import gumbel_noise
 from baton_engine.kernels.nucleus import shape
-from baton_engine.noise import keys_of
-from baton_engine.sampling import MASS_ROUNDING, is_greedy
-from baton_engine.torch_memory import stage
 
 DRAW_TILE = 2048
-MOST_TOP_K = (1 << 31) - 1  # more than any vocabulary; a request may ask for more
-
-
-@dataclass(frozen=True, slots=True)
-class Draws:
-    """What samples say, one column each, int32 [6, S]: temperature (0 is greedy), ln(min_p) and the
-    mass that top-p wants (2 is all) as the bits of float32; top_k (0 is all); the noise's keys."""
-
-    columns_6S: torch.Tensor
-    filtered: bool  # whether any sample has a filter
-
-
-def draws_of(samples: Sequence[Sample], device: torch.device) -> Draws:
-    params = [each.params for each in samples]
-    columns = np.empty((6, len(samples)), np.uint32)
-    temperature_S, log_min_p_S, mass_S = columns[:3].view(np.float32)
-    temperature_S[:] = [0.0 if is_greedy(each) else each.temperature for each in params]
-    min_p_S = np.array([each.min_p for each in params])
-    log_min_p_S[:] = np.log(min_p_S, out=np.full(len(samples), -np.inf), where=min_p_S > 0)
-    top_p_S = np.array([each.top_p for each in params])
-    mass_S[:] = np.where(top_p_S < 1, top_p_S - MASS_ROUNDING, 2.0)
-    columns[3] = [min(max(each.top_k, 0), MOST_TOP_K) for each in params]
-    columns[4:] = keys_of(samples).T
-    filters_S = (min_p_S > 0) | (top_p_S < 1) | (columns[3] > 0)
-    filtered = bool((filters_S & (temperature_S > 0)).any())
-    return Draws(stage(columns.view(np.int32), device), filtered)
 
 
 def choose_tokens(logits_SV: torch.Tensor, draws: Draws) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """What min-p, top-k and top-p leave of a row of logits, without sorting it.
 
-In: logits and the columns of `gumbel.Draws`. Out, per sample, an edge and a last token: a token
+In: logits and the columns of `draws.Draws`. Out, per sample, an edge and a last token: a token
 stays if its logit / temperature lies above the edge, or on it and its id is not above the last.
 Torch twin: `sampling.shaped_logits`.
 

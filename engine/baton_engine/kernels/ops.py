@@ -9,18 +9,17 @@ Z = N + 2 K, H head_dim, S samples, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 
-from baton_engine.api import Sample
 from baton_engine.attention import StepAttention
+from baton_engine.draws import Draws
 from baton_engine.kernels.choice import Kernels
 from baton_engine.models.rope import RopeTables, rotate
-from baton_engine.sampling import choose
+from baton_engine.sampling import draw
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,7 @@ class Ops(Protocol):
         """Normalise and rotate q and k, store k and v, attend; [T, N, H]. May change `heads`."""
         ...
 
-    def choose(self, logits_SV: torch.Tensor, samples: Sequence[Sample]) -> torch.Tensor:
+    def draw(self, logits_SV: torch.Tensor, draws: Draws) -> torch.Tensor:
         """The token of each sample, int64 [S], from logits that nothing more is said about."""
         ...
 
@@ -96,8 +95,8 @@ class TorchOps:
         q_TNH, k_TKH = qk_TXH[:, :num_heads], qk_TXH[:, num_heads:]
         return attention.attend(layer, q_TNH, k_TKH, heads_TZH[:, both:])
 
-    def choose(self, logits_SV: torch.Tensor, samples: Sequence[Sample]) -> torch.Tensor:
-        return choose(logits_SV, samples)
+    def draw(self, logits_SV: torch.Tensor, draws: Draws) -> torch.Tensor:
+        return draw(logits_SV, draws)
 
 
 TORCH_OPS = TorchOps()

@@ -9,6 +9,7 @@ Shapes: T tokens, R rows, M blocks of the longest row, N query heads, K kv heads
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -58,6 +59,18 @@ class TritonAttention:
         slots = KVSlots(self._memory.pool, staged[3].view(torch.int64))
         return TritonStep(slots, paged, self._windows, splits)
 
+    def over(
+        self, slots_P: torch.Tensor, lengths_P: torch.Tensor, table_PM: torch.Tensor
+    ) -> TritonStep:
+        """A step of one-token rows over inputs that keep their place (see decode_steps)."""
+        layout = self._memory.layout
+        rows, width = table_PM.shape
+        starts_R1 = torch.arange(rows + 1, dtype=torch.int32, device=table_PM.device)
+        longest = width * layout.block_size
+        splits = splits_for(rows, layout.num_kv_heads, longest, self._processors)
+        paged = PagedRows(starts_R1, lengths_P, table_PM, True)
+        return TritonStep(KVSlots(self._memory.pool, slots_P), paged, self._windows, splits)
+
 
 class TritonStep:
     """StepAttention by kernels; made by TritonAttention, or of buffers that keep their place."""
@@ -95,8 +108,10 @@ class TritonStep:
 
 def _table(rows: Sequence[Row], blocks_R: Ints) -> Ints:
     table_RM = np.zeros((len(rows), int(blocks_R.max())), np.int32)
-    for line, (row, used) in enumerate(zip(rows, blocks_R.tolist(), strict=True)):
-        table_RM[line, :used] = row.blocks[:used]
+    counts = blocks_R.tolist()
+    used = [row.blocks[:count] for row, count in zip(rows, counts, strict=True)]
+    known_RM = np.arange(table_RM.shape[1]) < blocks_R[:, None]
+    table_RM[known_RM] = np.fromiter(chain.from_iterable(used), np.int32, sum(counts))
     return table_RM
 
 

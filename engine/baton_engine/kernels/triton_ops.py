@@ -5,13 +5,11 @@ In and out as `Ops` says. Shapes: see `ops`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
-from baton_engine.api import Sample
 from baton_engine.attention import StepAttention
-from baton_engine.kernels.gumbel import choose_tokens, draws_of
+from baton_engine.draws import Draws
+from baton_engine.kernels.gumbel import choose_tokens
 from baton_engine.kernels.norms import add_norm
 from baton_engine.kernels.ops import HeadNorm
 from baton_engine.kernels.rope_store import rotate_store
@@ -46,5 +44,5 @@ class TritonOps:
         q_TNH, k_TKH = heads_TZH[:, :num_heads], heads_TZH[:, num_heads:both]
         return attention.attend(layer, q_TNH, k_TKH, heads_TZH[:, both:], stored=True)
 
-    def choose(self, logits_SV: torch.Tensor, samples: Sequence[Sample]) -> torch.Tensor:
-        return choose_tokens(logits_SV, draws_of(samples, logits_SV.device))
+    def draw(self, logits_SV: torch.Tensor, draws: Draws) -> torch.Tensor:
+        return choose_tokens(logits_SV, draws)

@@ -10,11 +10,12 @@ import triton
 import triton.language as tl
 
 from baton_engine.api import Sample
-from baton_engine.kernels.gumbel import DRAW_TILE, choose_tokens, draws_of
+from baton_engine.draws import draws_of
+from baton_engine.kernels.gumbel import DRAW_TILE, choose_tokens
 from baton_engine.kernels.noise_bits import gumbel_noise, noise_bits
 from baton_engine.kernels.nucleus import TILE, shape
 from baton_engine.noise import W_MAX, gumbel, noise_keys, random_bits
-from baton_engine.sampling import choose, shaped_logits
+from baton_engine.sampling import draw, shaped_logits
 from baton_protocol.sampling import SamplingParams
 from tests.support.kernels import DEVICE, DTYPES, can_compute, noise, poisoned
 
@@ -119,7 +120,7 @@ def test_ids_are_those_of_the_torch_sampler(dtype: torch.dtype) -> None:
     logits.copy_(noise(len(samples), VOCAB) * 2)
     with poisoned():
         found = choose_tokens(logits, draws_of(samples, DEVICE))
-    assert found.tolist() == choose(logits.float(), samples).tolist()
+    assert found.tolist() == draw(logits.float(), draws_of(samples, DEVICE)).tolist()
 
 
 def test_drawn_ids_are_those_of_the_torch_sampler_over_many_positions() -> None:
@@ -127,7 +128,7 @@ def test_drawn_ids_are_those_of_the_torch_sampler_over_many_positions() -> None:
     logits = noise(1, vocab).expand(count, vocab)
     samples = [Sample(0, position, SamplingParams(seed=5)) for position in range(count)]
     found = choose_tokens(logits, draws_of(samples, DEVICE)).tolist()
-    assert found == choose(logits, samples).tolist()
+    assert found == draw(logits, draws_of(samples, DEVICE)).tolist()
     assert len(set(found)) > count // 2
 
 

@@ -82,3 +82,31 @@ def test_what_a_kernel_stored_is_not_stored_again() -> None:
     q, k, v = torch.split(qkv, [HEADS, KV_HEADS, KV_HEADS], dim=1)
     step.attend(0, q, k, v, stored=True)
     assert torch.equal(held.pool, before)
+
+
+@pytest.mark.parametrize("starts", [[290], [30, 7, 0]], ids=["keys divided", "several rows"])
+def test_a_step_over_inputs_that_keep_their_place_does_what_a_begun_one_does(
+    starts: list[int],
+) -> None:
+    """With a line of padding behind the rows, which reads block 0 and stores nothing."""
+    rows = rows_of([(start, 1) for start in starts])
+    lines = len(rows) if len(rows) == 1 else len(rows) + 1
+    both = memory(), memory()
+    begun = TritonAttention(both[0], HEADS, WINDOWS).begin(rows)
+    slots = torch.full((lines,), -1, dtype=torch.int64, device=DEVICE)
+    lengths = torch.ones(lines, dtype=torch.int32, device=DEVICE)
+    table = torch.zeros(lines, POOL, dtype=torch.int32, device=DEVICE)
+    slots[: len(rows)] = begun.slots().slots_T
+    for line, row in enumerate(rows):
+        lengths[line] = row.start + 1
+        table[line, : len(row.blocks)] = torch.tensor(row.blocks)
+    kept = TritonAttention(both[1], HEADS, WINDOWS).over(slots, lengths, table)
+    for layer in range(len(WINDOWS)):
+        qkv = noise(lines, HEADS + 2 * KV_HEADS, DIM, seed=layer)
+        q, k, v = torch.split(qkv, [HEADS, KV_HEADS, KV_HEADS], dim=1)
+        real = slice(len(rows))
+        expected = begun.attend(layer, q[real], k[real], v[real])
+        found = kept.attend(layer, q, k, v)
+        assert_near(found[real], expected.cpu().double())
+        assert bool(found.isfinite().all())
+    assert torch.equal(both[0].pool, both[1].pool)

@@ -1,0 +1,107 @@
+"""Padded decode steps by kernels over inputs that keep their place; recorded as graphs on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from baton_engine.decode_steps import DecodeSteps, EachTime, Graphs, decode_steps
+from baton_engine.kernels.choice import attention_for
+from baton_engine.step_inputs import Staging, staging_for
+from baton_engine.torch_memory import TorchMemory
+from baton_engine.torch_runner import TorchRunner
+from tests.support.decoding import Driver, alone, make_runner, spoiled_staging, streams
+from tests.support.kernels import DEVICE
+
+Folders = Callable[[str], Path]
+MakeStaging = Callable[[int, torch.device], Staging]
+LENGTHS = (5, 30, 15, 8, 41)
+STEPS = 4
+SIZES = (1, 2, 4, 5)
+
+
+def make(folder: Path, staging: MakeStaging = spoiled_staging) -> TorchRunner:
+    on_gpu = DEVICE.type == "cuda"
+    return make_runner(
+        folder,
+        kernels="triton",
+        sizes=SIZES,
+        recorder=Graphs() if on_gpu else EachTime(),
+        make_staging=staging_for if on_gpu else staging,
+        device=DEVICE,
+    )
+
+
+def pool_of(runner: TorchRunner) -> torch.Tensor:
+    memory = runner.memory
+    assert isinstance(memory, TorchMemory)
+    return memory.pool
+
+
+@pytest.mark.parametrize("name", ["llama-gqa2-tied", "mistral-window"])
+@pytest.mark.parametrize("count", [1, 3, 4, 5])
+def test_ids_are_those_of_the_torch_twin(count: int, name: str, tiny_model: Folders) -> None:
+    folder = tiny_model(name)
+    runner = make(folder)
+    pool_of(runner)[1:].fill_(torch.nan)  # of others: a kernel does not even read it
+    made, driver = streams(LENGTHS[:count]), Driver(runner)
+    for _ in range(STEPS):
+        driver.step(made, late=True)
+    driver.read()
+    assert [each.given for each in made] == alone(make_runner(folder), LENGTHS[:count], STEPS)
+
+
+def test_warming_and_padding_write_nowhere(tiny_model: Folders) -> None:
+    runner = make(tiny_model("llama-gqa2-tied"))
+    before = pool_of(runner).clone()
+    for size in runner.buckets[::-1]:
+        runner.warm(size)
+    assert torch.equal(pool_of(runner), before)
+    [one], driver = streams(LENGTHS[:1]), Driver(runner)
+    for number in range(3):
+        padding = [] if number else streams((6,) * 2)[1:]
+        driver.step([one, *padding], late=True)
+    driver.read()
+    changed = (pool_of(runner) != before).flatten(1).any(1).nonzero()[:, 0].tolist()
+    assert 0 not in changed
+
+
+def test_a_line_that_was_anothers_is_padding_in_the_next_step(tiny_model: Folders) -> None:
+    """What stands in its place would write into blocks that are somebody else's by now."""
+    runner = make(tiny_model("llama-gqa2-tied"), staging_for)
+    made = streams((9, 9, 9, 9))
+    driver = Driver(runner)
+    driver.step(made)
+    driver.step(made)  # four lines of four
+    driver.read()
+    pool_of(runner)[made[3].blocks] = 7.0
+    driver.step(made[:3])  # three lines of four
+    driver.read()
+    assert bool((pool_of(runner)[made[3].blocks] == 7.0).all())
+
+
+@pytest.mark.parametrize("enforce_eager", [False, True])
+def test_steps_are_recorded_on_cuda_alone_and_not_where_that_is_forbidden(
+    enforce_eager: bool, tiny_model: Folders
+) -> None:
+    from baton_engine.config import read_config
+    from baton_engine.kernels.ops import ops_for
+    from baton_engine.models.registry import build_model
+    from baton_engine.models.slots import WeightSlots
+
+    runner = make(tiny_model("llama-gqa2-tied"))
+    memory = runner.memory
+    assert isinstance(memory, TorchMemory)
+    config = read_config(tiny_model("llama-gqa2-tied"))
+    model = build_model(config, WeightSlots(torch.float32, DEVICE, ops_for("triton")))
+    steps: DecodeSteps = decode_steps(
+        *(model, memory, attention_for("triton", memory, config)),
+        max_num_seqs=20,
+        max_model_len=100,
+        enforce_eager=enforce_eager,
+    )
+    recorded = DEVICE.type == "cuda" and not enforce_eager
+    assert steps.sizes == ((1, 2, 4, 8, 16, 20) if recorded else ())

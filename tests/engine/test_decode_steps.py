@@ -1,0 +1,312 @@
+"""Plain decode steps: padded to a size, over memory that keeps its place, one launched ahead."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from baton_engine.api import Row, Sample
+from baton_engine.decode_steps import buckets
+from baton_engine.step_inputs import Staging, inputs_in, inputs_size, pad
+from baton_engine.torch_memory import TorchMemory
+from baton_engine.torch_runner import TorchRunner
+from tests.support.decoding import (
+    GREEDY,
+    KINDS,
+    Driver,
+    Spoiling,
+    Stream,
+    alone,
+    make_runner,
+    spoiled_staging,
+    streams,
+)
+
+Folders = Callable[[str], Path]
+LENGTHS = (5, 30, 17, 8, 1, 23, 16, 40, 7, 12)
+STEPS = 20  # more than two blocks
+SIZES = (1, 2, 4, 8, 10)
+MODEL = "llama-gqa2-tied"
+
+
+class Noting:
+    """A recorder that calls, and says of what sizes steps were."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def run(self, size: int, compute: Callable[[], None]) -> None:
+        self.sizes.append(size)
+        compute()
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_model: Folders) -> list[list[int]]:
+    return alone(make_runner(tiny_model(MODEL)), LENGTHS, STEPS)
+
+
+def pool_of(runner: TorchRunner) -> torch.Tensor:
+    memory = runner.memory
+    assert isinstance(memory, TorchMemory)
+    return memory.pool
+
+
+def asking(row: Row) -> Row:
+    """For what no plain decode step gives; the id is the same."""
+    [sample] = row.samples
+    params = msgspec.structs.replace(sample.params, logprobs=1)
+    return msgspec.structs.replace(row, samples=(Sample(0, sample.position, params),))
+
+
+def prefilled(runner: TorchRunner, count: int = len(LENGTHS)) -> tuple[Driver, list[Stream]]:
+    """All prompts computed, in one step of longer rows."""
+    made, driver = streams(LENGTHS[:count]), Driver(runner)
+    driver.step(made)
+    driver.read()
+    return driver, made
+
+
+@pytest.mark.parametrize("top", [1, 2, 3, 8, 9, 216, 250, 256, 257, 272, 300, 512])
+def test_buckets_ascend_to_the_largest_batch_and_are_never_far_above_a_batch(top: int) -> None:
+    sizes = buckets(top)
+    assert sizes[-1] == top
+    assert list(sizes) == sorted(set(sizes))
+    assert sizes[0] == 1
+    for rows in range(1, top + 1):
+        padded = next(size for size in sizes if size >= rows)
+        assert padded - rows < (16 if rows > 256 else 8)
+
+
+def test_the_first_sizes_are_doubled_and_later_ones_are_eight_apart() -> None:
+    assert buckets(40) == (1, 2, 4, 8, 16, 24, 32, 40)
+    assert buckets(300)[-6:] == (240, 248, 256, 272, 288, 300)
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["read at once", "read a step late"])
+@pytest.mark.parametrize("sizes", [(), SIZES], ids=["as they are", "padded"])
+@pytest.mark.parametrize("count", [1, 3, 4, 5, 9, 10])
+def test_ids_are_those_of_each_request_alone(
+    count: int, sizes: tuple[int, ...], late: bool, tiny_model: Folders, expected: list[list[int]]
+) -> None:
+    runner = make_runner(tiny_model(MODEL), sizes=sizes)
+    driver, made = prefilled(runner, count)
+    for _ in range(STEPS - 1):
+        driver.step(made, late=late)
+    driver.read()
+    assert [each.given for each in made] == expected[:count]
+
+
+def test_a_step_sends_all_its_inputs_and_reads_nothing_that_an_earlier_one_left(
+    tiny_model: Folders, expected: list[list[int]]
+) -> None:
+    runner = make_runner(tiny_model(MODEL), sizes=SIZES, make_staging=spoiled_staging)
+    driver, made = prefilled(runner)
+    for number in range(STEPS - 1):
+        driver.step(made[: 3 + number % 8], late=True)
+    driver.read()
+    for each, ids in zip(made, expected, strict=True):
+        assert each.given == ids[: len(each.given)]
+    assert len(made[0].given) == STEPS
+
+
+def test_a_step_runs_in_the_smallest_size_that_holds_it_and_larger_ones_as_they_are(
+    tiny_model: Folders, expected: list[list[int]]
+) -> None:
+    noting = Noting()
+    driver, made = prefilled(make_runner(tiny_model(MODEL), sizes=(2, 4, 8), recorder=noting))
+    for count in (10, 8, 5, 4, 3, 2, 1):
+        driver.step(made[:count], late=True)
+    driver.read()
+    assert noting.sizes == [8, 8, 4, 4, 2, 2]
+    assert [each.given for each in made] == [
+        ids[: len(each.given)] for each, ids in zip(made, expected, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("sizes", [(), SIZES], ids=["as they are", "padded"])
+def test_rows_may_change_places_leave_and_come_back(
+    sizes: tuple[int, ...], tiny_model: Folders, expected: list[list[int]]
+) -> None:
+    """While one is away the others go on; its key is then new to the batch again."""
+    driver, made = prefilled(make_runner(tiny_model(MODEL), sizes=sizes))
+    batches = [made, made[::-1], made[2:], made[5:] + made[:5], made[:1], made[1::2], made]
+    for batch in batches * 2:
+        driver.step(batch, late=True)
+    driver.read()
+    for each, ids in zip(made, expected, strict=True):
+        assert each.given == ids[: len(each.given)]
+
+
+@pytest.mark.parametrize("sizes", [(), SIZES], ids=["as they are", "padded"])
+def test_steps_of_both_kinds_follow_each_other_unread(
+    sizes: tuple[int, ...], tiny_model: Folders, expected: list[list[int]]
+) -> None:
+    """Prompts join while others decode, and some ask for what a plain step does not give."""
+    made = streams(LENGTHS)
+    driver = Driver(make_runner(tiny_model(MODEL), sizes=sizes))
+    driver.step(made[:4])
+    for number in range(STEPS - 1):
+        joined = made[: 4 + number // 2]
+        driver.step(joined, late=True, change=asking if number % 5 == 3 else lambda row: row)
+    driver.read()
+    for each, ids in zip(made, expected, strict=True):
+        assert each.given == ids[: len(each.given)]
+    assert len(made[0].given) == STEPS
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whoever_is_in_a_step_and_whenever_it_is_read_ids_are_the_same(
+    seed: int, tiny_model: Folders, expected: list[list[int]]
+) -> None:
+    draw = random.Random(seed)
+    sizes = draw.choice([(), SIZES, (3, 7), (10,)])
+    made = streams(LENGTHS)
+    driver = Driver(make_runner(tiny_model(MODEL), sizes=sizes, make_staging=spoiled_staging))
+    for _ in range(40):
+        going = [each for each in made if len(each.given) < STEPS - 1]
+        batch = draw.sample(going, draw.randint(1, len(going))) if going else made[:1]
+        plain = draw.random() < 0.8
+        driver.step(batch, late=draw.random() < 0.8, change=(lambda row: row) if plain else asking)
+    driver.read()
+    for each, ids in zip(made, expected, strict=True):
+        assert each.given[:STEPS] == ids[: len(each.given)]
+
+
+def test_a_key_with_other_parameters_is_another_request(tiny_model: Folders) -> None:
+    """The blocks of the first have gone to the second, in another order."""
+    runner = make_runner(tiny_model(MODEL), sizes=SIZES)
+    first, second = streams(LENGTHS[:1], [GREEDY])[0], streams(LENGTHS[:1], [KINDS[1]])[0]
+    second.blocks = first.blocks[::-1]
+    for each in (first, second):
+        driver = Driver(runner)
+        for _ in range(STEPS):
+            driver.step([each])
+        driver.read()
+    fresh = streams(LENGTHS[:1], [KINDS[1]])[0]
+    driver = Driver(make_runner(tiny_model(MODEL)))
+    for _ in range(STEPS):
+        driver.step([fresh])
+    driver.read()
+    assert second.given == fresh.given
+
+
+def test_a_step_that_is_tried_again_takes_the_blocks_it_has_then(tiny_model: Folders) -> None:
+    """Launched ahead, forgotten, and launched anew when its new block was another's meanwhile."""
+    runner = make_runner(tiny_model(MODEL), sizes=SIZES)
+    one = streams((15,), [GREEDY])[0]
+    driver = Driver(runner)
+    driver.step([one])
+    driver.read()
+    forgotten = one.row()
+    runner.launch([forgotten])  # token 15, the last of its block
+    driver.step([one])
+    driver.read()
+    runner.launch([one.row()])  # token 16, the first of the next
+    one.blocks[2] = one.blocks.pop()
+    for _ in range(8):
+        driver.step([one])
+    driver.read()
+    assert one.given == alone(make_runner(tiny_model(MODEL)), (15,), 10)[0]
+
+
+def test_padding_and_warming_touch_no_block_and_stale_lines_are_not_read(
+    tiny_model: Folders, expected: list[list[int]]
+) -> None:
+    runner = make_runner(tiny_model(MODEL), sizes=SIZES)
+    pool = pool_of(runner)
+    pool[1:].fill_(torch.nan)
+    for size in runner.buckets[::-1]:
+        runner.warm(size)
+    assert bool(pool[1:].isnan().all())
+    assert bool(pool[0].isfinite().all())
+    driver, made = prefilled(runner)
+    driver.step(made)
+    driver.read()
+    kept = {int(block) for block in made[0].blocks}
+    for block in range(1, pool.shape[0]):
+        if block not in kept:
+            pool[block] = torch.nan  # those of the nine others, which have ended
+    for _ in range(STEPS - 2):
+        driver.step(made[:1], late=True)
+    driver.read()
+    assert made[0].given == expected[0]
+
+
+@pytest.mark.parametrize("sizes", [(), SIZES], ids=["as they are", "padded"])
+def test_of_a_block_that_a_step_begins_the_rest_is_cleared(
+    sizes: tuple[int, ...], tiny_model: Folders
+) -> None:
+    """Where attention copies blocks it is read under a mask, and NaN survives a weight of 0."""
+    runner = make_runner(tiny_model(MODEL), sizes=sizes)
+    pool_of(runner)[1:].fill_(torch.nan)
+    made, driver = streams((16, 3)), Driver(runner)
+    for _ in range(2):
+        driver.step(made)
+    driver.read()
+    assert bool(pool_of(runner)[made[0].blocks[2]].isfinite().all())
+    assert bool(pool_of(runner)[made[0].blocks[3]].isnan().all())
+
+
+def test_an_unpadded_runner_has_nothing_to_warm(tiny_model: Folders) -> None:
+    assert make_runner(tiny_model(MODEL)).buckets == ()
+
+
+def test_parts_of_the_inputs_are_aligned_and_do_not_overlap() -> None:
+    for lines, width in ((1, 3), (8, 12), (33, 1), (250, 40)):
+        size = inputs_size(lines, width)
+        host = np.zeros(size, np.int32)
+        inputs = inputs_in(host, lines, width)
+        parts = [
+            *(inputs.after_P, inputs.tokens_P, inputs.positions_P, inputs.lengths_P),
+            *(inputs.slots_P, inputs.columns_6P, inputs.table_PM),
+        ]
+        for number, part in enumerate(parts, start=1):
+            assert (part.ctypes.data - host.ctypes.data) % 128 == 0
+            assert not part.any()
+            part[...] = number
+        assert [int(part.min()) for part in parts] == [int(part.max()) for part in parts]
+        device = inputs_in(torch.from_numpy(host), lines, width)
+        assert device.slots_P.dtype == torch.int64
+        assert device.slots_P.tolist() == inputs.slots_P.tolist()
+        assert device.table_PM.shape == (lines, width)
+
+
+def test_a_line_of_padding_is_a_greedy_token_of_nobodys_block_that_is_stored_nowhere() -> None:
+    host = inputs_in(np.full(inputs_size(5, 3), 99, np.int32), 5, 3)
+    pad(host, 2)
+    for part, value in (
+        *((host.after_P, -1), (host.tokens_P, 0), (host.positions_P, 0), (host.lengths_P, 1)),
+        *((host.slots_P, -1), (host.columns_6P.T, 0), (host.table_PM[:, :1], 0)),
+    ):
+        assert (part[2:] == value).all()
+        assert (part[:2] == np.full(part.dtype.itemsize // 4, 99, np.int32).view(part.dtype)).all()
+
+
+def test_a_pinned_buffer_is_written_again_only_after_its_copy_was_waited_for() -> None:
+    hosts = [torch.zeros(4, dtype=torch.int32) for _ in range(2)]
+    copies = [Spoiling(host) for host in hosts]
+    staging = Staging(4, torch.device("cpu"), list(zip(hosts, copies, strict=True)))
+    written = []
+    for number in range(1, 5):
+        host = staging.next()
+        assert host.tolist() == [-7_777_777] * 4  # it was waited for
+        host[:] = number
+        written.append(next(i for i, each in enumerate(hosts) if each[0] == number))
+        staging.send(3)
+        assert staging.buffer.tolist() == [number] * 3 + [0]
+    assert written[0] != written[1]
+    assert written[:2] == written[2:]
+    assert [each.copies for each in copies] == [2, 2]
+
+
+def test_on_a_cpu_the_staging_buffer_is_the_devices_own() -> None:
+    staging = Staging(64, torch.device("cpu"))
+    staging.next()[:3] = [1, 2, 3]
+    staging.send(64)
+    assert staging.buffer[:4].tolist() == [1, 2, 3, 0]
