@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from baton.bench_engine import build, find_folder, read_tokenizer
-from baton.bench_figures import Latency, Setting, Throughput, latency_of, setting_of, throughput_of
+from baton.bench_figures import Latency, Throughput, latency_of, setting_of, throughput_of
 from baton.bench_options import DEFAULT_PROMPTS, BenchOptions, LatencyOptions, ThroughputOptions
 from baton.bench_run import Trace, drive
 from baton.bench_text import ProgressBar, latency_text, throughput_text
@@ -42,7 +42,7 @@ def throughput(options: ThroughputOptions) -> int:
     _warm_up(engine, options)
     with ProgressBar(sys.stderr, workload.output_tokens, time.perf_counter) as bar:
         trace = _drive(engine, workload, options, bar)
-    figures = throughput_of(trace, workload, _setting(options, engine, workload))
+    figures = throughput_of(trace, workload, setting_of(engine, workload, options))
     _finish(options, throughput_text(figures), figures)
     return 0
 
@@ -60,7 +60,7 @@ def latency(options: LatencyOptions) -> int:
             for number in range(count)
         ]
     counted = traces[options.num_iters_warmup :]
-    figures = latency_of(counted, workload, _setting(options, engine, workload))
+    figures = latency_of(counted, workload, setting_of(engine, workload, options))
     _finish(options, latency_text(figures), figures)
     return 0
 
@@ -122,16 +122,6 @@ def _drive(
             " figures would compare with nothing"
         )
     return trace
-
-
-def _setting(options: BenchOptions, engine: EngineCore, workload: Workload) -> Setting:
-    return setting_of(
-        engine.info,
-        workload,
-        device=options.device if options.engine == "torch" else "sim",
-        load_format=options.load_format,
-        seed=options.seed,
-    )
 
 
 def _finish(options: BenchOptions, text: str, figures: Throughput | Latency) -> None:

@@ -13,9 +13,10 @@ from itertools import pairwise
 
 import msgspec
 
+from baton.bench_options import BenchOptions
 from baton.bench_run import Look, Trace
 from baton.bench_workload import Workload
-from baton_engine.api import EngineInfo
+from baton_engine.core import EngineCore
 
 PERCENTILES = (10, 25, 50, 75, 90, 99)
 
@@ -41,6 +42,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     max_batched_tokens: int
     max_num_seqs: int
     seed: int
+    overlap: bool  # steps were launched before those before them were read
+    enforce_eager: bool  # no CUDA graphs, also where there could be some
 
 
 class Waste(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,21 +93,22 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True):
     setting: Setting
 
 
-def setting_of(
-    info: EngineInfo, workload: Workload, *, device: str, load_format: str, seed: int
-) -> Setting:
+def setting_of(engine: EngineCore, workload: Workload, options: BenchOptions) -> Setting:
+    info = engine.info
     return Setting(
         model=info.model,
         engine=info.kind,
         dtype=info.layout.dtype,
-        device=device,
-        load_format=load_format,
+        device=options.device if info.kind == "torch" else "sim",
+        load_format=options.load_format,
         workload=workload.name,
         kv_blocks=info.num_blocks,
         block_size=info.layout.block_size,
         max_batched_tokens=info.max_batched_tokens,
         max_num_seqs=info.max_num_seqs,
-        seed=seed,
+        seed=options.seed,
+        overlap=engine.overlap,
+        enforce_eager=options.enforce_eager,
     )
 
 

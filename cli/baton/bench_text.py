@@ -94,10 +94,15 @@ def latency_text(figures: Latency) -> str:
 
 
 def _setting_lines(setting: Setting) -> list[str]:
-    weights = ", random weights" if setting.load_format == "dummy" else ""
+    notes = {
+        ", random weights": setting.load_format == "dummy",
+        ", steps overlap": setting.overlap,
+        ", no graphs": setting.enforce_eager,
+    }
+    noted = "".join(note for note, holds in notes.items() if holds)
     return [
         f"{setting.workload} on {setting.model} ({setting.engine}, {setting.dtype},"
-        f" {setting.device}{weights})",
+        f" {setting.device}{noted})",
         f"{setting.kv_blocks:,} KV blocks of {setting.block_size} tokens; a step computes at most"
         f" {setting.max_batched_tokens:,} tokens of {setting.max_num_seqs} sequences",
     ]

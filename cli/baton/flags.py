@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeVar, Union
 
+from baton.devices import DEVICE_METAVAR, Device, parse_device
 from baton.environment import PREFIX
 from baton.errors import UsageError
 from baton.sizes import ByteSize, parse_size, show_size
@@ -203,6 +204,8 @@ def _parse(hint: Any, text: str) -> Any:
         return text
     if hint is ByteSize:
         return parse_size(text)
+    if hint is Device:
+        return parse_device(text)
     if hint is bool:
         return _parse_bool(text)
     if hint in (int, float):
@@ -261,6 +264,8 @@ def _metavar(item: Flag) -> str:
         return "|".join(item.choices)
     if item.hint is ByteSize:
         return "SIZE"
+    if item.hint is Device:
+        return DEVICE_METAVAR
     return "N" if item.hint in (int, float) else item.name.upper()
 
 

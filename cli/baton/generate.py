@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from baton.errors import CommandError
+from baton.generate_options import GenerateOptions
 from baton.logs import configure
 from baton.model_folder import find_model
-from baton.options import GenerateOptions
 from baton_protocol.errors import BatonError
 from baton_protocol.sampling import SamplingParams
 
@@ -125,10 +125,16 @@ def _generate(
             folder,
             dtype=options.dtype,
             device=options.device,
+            gpu_memory_utilization=options.gpu_memory_utilization,
+            kv_memory=options.kv_memory,
             kv_blocks=options.kv_blocks,
+            max_batched_tokens=options.max_batched_tokens,
+            max_num_seqs=options.max_num_seqs,
             max_model_len=options.max_model_len,
             threads=options.threads,
             kernels=options.kernels,
+            enforce_eager=options.enforce_eager,
+            overlap=options.overlap,
         )
     except EngineError as error:
         raise CommandError(str(error)) from error

@@ -30,6 +30,7 @@ UP_EXAMPLES = """\
 examples:
   baton up --model "$(baton model fetch-demo)"
   baton up --model ~/models/Qwen3-0.6B --prefill 2 --decode 2 --kv-memory 2GiB
+  baton up --model DIR --device cuda --gpu-memory-utilization 0.8
   baton up --model DIR --prefill 0                   aggregated: nobody hands over
   baton up --model DIR --handoff always --chunk-blocks 1
   baton up --model DIR --store-memory 4GiB --store-instances 2 --write-behind-bandwidth 100MB
@@ -55,6 +56,7 @@ examples:
   baton decode  --model DIR --redis-index redis://host:6379 --redis-data redis://host:6380 \\
                 --host 0.0.0.0 --port 9000 --address http://10.0.0.7:9000
   baton decode  --model DIR                          no store: computes everything itself
+  baton decode  --model DIR --device cuda:1 --max-model-len 8192
 
 Nodes of one pool need the same model, --dtype, --block-size, --chunk-blocks and --kv-shards: only
 then may they exchange KV. SIGTERM drains: running requests get --drain-timeout seconds, what they
@@ -110,6 +112,7 @@ examples:
                          --max-batched-tokens 16384 --output-json FILE
   baton bench throughput --engine sim --num-prompts 64 --random-prefix-len 512
 
+What a part is worth: the same with --overlap off, with --enforce-eager, with --kernels torch.
 The first request of a prefix computes it, those behind it find it cached. KV waste is what blocks
 hold beyond the tokens in them, over what is allocated.
 """

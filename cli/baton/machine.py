@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from baton.options import Device, DType
+from baton.devices import Device, on_cuda
+from baton.options import DType
 
 CPUINFO = Path("/proc/cpuinfo")
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
@@ -65,4 +66,4 @@ def decide_dtype(
     saved = config.get("dtype") or config.get("torch_dtype")
     if saved == "float32":
         return "float32"
-    return "bfloat16" if device == "cuda" or flags & BF16_FLAGS else "float32"
+    return "bfloat16" if on_cuda(device) or flags & BF16_FLAGS else "float32"

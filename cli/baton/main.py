@@ -20,11 +20,11 @@ from baton.bench_options import LatencyOptions, ThroughputOptions
 from baton.environment import own_variables
 from baton.errors import CommandError, UsageError
 from baton.flags import add_flags, flags_of, merge
+from baton.generate_options import GenerateOptions
 from baton.options import (
     CommonOptions,
     FetchDemoOptions,
     FetchOptions,
-    GenerateOptions,
     NodeOptions,
     OperatorOptions,
     RouterOptions,

@@ -68,11 +68,6 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def weight_bytes(folder: Path) -> int:
-    """Size of the weights on disk."""
-    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-
-
 def _check_folder(folder: Path, weights: bool) -> None:
     _check_readable(folder, os.R_OK | os.X_OK)
     needed = ["tokenizer.json"]

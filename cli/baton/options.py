@@ -1,9 +1,12 @@
 """One frozen record per command: its flags, their defaults, units and reasons.
 
 CommonOptions
-|-- EngineOptions         what an engine is told
-|   |-- NodeOptions       `baton prefill`, `baton decode`
-|   `-- UpOptions         `baton up`
+|-- ComputeOptions        on what an engine computes, and how much at a time
+|   |-- EngineOptions     what an engine is told beside it
+|   |   |-- NodeOptions   `baton prefill`, `baton decode`
+|   |   |-- UpOptions     `baton up`
+|   |   `-- BenchOptions  `baton bench` (see bench_options)
+|   `-- GenerateOptions   `baton generate` (see generate_options)
 |-- ExchangeOptions       what a node is told about the store
 |   |-- NodeOptions
 |   `-- UpOptions
@@ -19,7 +22,6 @@ CommonOptions
 |-- ChildOptions          what else a process is told that `baton up` started
 |   |-- NodeOptions
 |   `-- RouterOptions
-|-- GenerateOptions       `baton generate`
 |-- FetchDemoOptions      `baton model fetch-demo`
 |-- OperatorOptions       `baton operator`
 `-- VersionOptions        `baton version`
@@ -30,13 +32,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from baton.devices import CPU, Device
 from baton.flags import flag
 from baton.sizes import ByteSize
 
 Engine = Literal["torch", "sim"]
 DType = Literal["auto", "float32", "bfloat16"]
-Device = Literal["cpu", "cuda"]
 Kernels = Literal["auto", "torch", "triton"]
+Overlap = Literal["auto", "on", "off"]
 Handoff = Literal["auto", "always", "never"]
 MissingRole = Literal["aggregate", "queue", "fail"]
 Sharing = Literal["pool", "tenant"]
@@ -92,7 +95,58 @@ class SimOptions(CommonOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineOptions(SimOptions):
+class ComputeOptions(CommonOptions):
+    TITLE = "computing"
+
+    dtype: DType = flag(
+        "auto", "auto: bfloat16 where the device computes in it and the model is not float32"
+    )
+    device: Device = flag(CPU, "where the engine computes; cuda is the first GPU")
+    gpu_memory_utilization: float = flag(
+        0.9,
+        "share of a GPU's memory that may be in use, by whomever: KV gets what weights and the"
+        " largest step leave of it",
+        metavar="SHARE",
+        least=0.01,
+        most=1,
+    )
+    kv_memory: ByteSize | None = flag(
+        None,
+        "memory for the KV cache of each engine (default: see --gpu-memory-utilization; on cpu 1GiB"
+        " or what is free)",
+    )
+    kv_blocks: int | None = flag(
+        None,
+        "size of the KV cache in blocks, instead of --kv-memory",
+        least=1,
+        excludes="kv_memory",
+    )
+    max_batched_tokens: int | None = flag(
+        None, "tokens computed in one step (default: 256 on cpu, 2048 on cuda)", least=1
+    )
+    max_num_seqs: int = flag(256, "sequences computed in one step", least=1)
+    max_model_len: int | None = flag(
+        None,
+        "longest prompt + answer in tokens (default: the model's own, or what the KV cache holds)",
+        least=1,
+    )
+    threads: int | None = flag(
+        None, "CPU threads of each engine (default: the cores, divided among the engines)", least=1
+    )
+    kernels: Kernels = flag(
+        "auto",
+        "auto: triton on cuda, torch on cpu; triton on cpu is for tests, under TRITON_INTERPRET=1",
+    )
+    enforce_eager: bool = flag(
+        False, "record no CUDA graphs: a faster start, less memory, slower steps"
+    )
+    overlap: Overlap = flag(
+        "auto", "begin a step before the one before it is read: auto is on with cuda, else off"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions(ComputeOptions, SimOptions):
     TITLE = "engine"
 
     model: str = flag("", "a Hugging Face folder, or a hub id (HF_ENDPOINT is honoured)")
@@ -100,17 +154,6 @@ class EngineOptions(SimOptions):
         "", "the model's name for clients (default: the folder's last component)", metavar="NAME"
     )
     engine: Engine = flag("torch", "the real engine, or `sim`: a timing model without torch")
-    dtype: DType = flag(
-        "auto", "auto: bfloat16 where the device computes in it and the model is not float32"
-    )
-    device: Device = flag("cpu", "where the engine computes")
-    kv_memory: ByteSize | None = flag(None, "memory for the KV cache of each engine")
-    kv_blocks: int | None = flag(
-        None,
-        "size of the KV cache in blocks, instead of --kv-memory",
-        least=1,
-        excludes="kv_memory",
-    )
     host_kv_memory: ByteSize = flag(
         ByteSize(0),
         "host memory of each engine for KV blocks that its cache evicts; 0 keeps none",
@@ -127,20 +170,6 @@ class EngineOptions(SimOptions):
         1,
         "values per chunk, split by KV heads, which it must divide; for readers of some heads",
         least=1,
-    )
-    max_batched_tokens: int | None = flag(
-        None, "tokens computed in one step (default: 256 on cpu, 2048 on cuda)", least=1
-    )
-    max_num_seqs: int = flag(256, "sequences computed in one step", least=1)
-    max_model_len: int | None = flag(
-        None, "longest prompt + answer in tokens (default: the model's own)", least=1
-    )
-    threads: int | None = flag(
-        None, "CPU threads of each engine (default: the cores, divided among the engines)", least=1
-    )
-    kernels: Kernels = flag(
-        "auto",
-        "auto: triton on cuda, torch on cpu; triton on cpu is for tests, under TRITON_INTERPRET=1",
     )
     chat_template: str = flag(
         "", "a Jinja file instead of the model's own template", metavar="FILE"
@@ -299,49 +328,6 @@ class UpOptions(
         "", "ask this, print answer, placement and timings, and exit", metavar="PROMPT"
     )
     ask: str = flag("", "ask this when ready, print the same, and stay up", metavar="PROMPT")
-
-
-@dataclass(frozen=True, kw_only=True)
-class GenerateOptions(CommonOptions):
-    TITLE = "generate"
-
-    log_level: LogLevel = flag("warning", "how much to log on stderr")
-    model: str = flag("", "a Hugging Face folder, or a hub id (HF_ENDPOINT is honoured)")
-    prompt: str = flag("", "the text to continue", metavar="TEXT")
-    prompts_file: str = flag(
-        "",
-        "a file with one prompt per line, instead of --prompt",
-        metavar="FILE",
-        excludes="prompt",
-    )
-    chat: bool = flag(False, "treat each prompt as a user's message in the chat template")
-    json: bool = flag(False, "one JSON object per prompt")
-    dtype: DType = flag(
-        "auto", "auto: bfloat16 where the device computes in it and the model is not float32"
-    )
-    device: Device = flag("cpu", "where the engine computes")
-    kv_blocks: int | None = flag(None, "size of the KV cache in blocks", least=1)
-    max_model_len: int | None = flag(None, "longest prompt + answer in tokens", least=1)
-    threads: int | None = flag(None, "CPU threads (default: all cores)", least=1)
-    kernels: Kernels = flag(
-        "auto",
-        "auto: triton on cuda, torch on cpu; triton on cpu is for tests, under TRITON_INTERPRET=1",
-    )
-    n: int = flag(1, "answers per prompt", least=1)
-    temperature: float | None = flag(
-        None, "0 is greedy (default: the model's own, else 1)", least=0
-    )
-    top_k: int | None = flag(None, "keep the likeliest N tokens; -1 is off", least=-1)
-    top_p: float | None = flag(None, "keep tokens up to this share of probability", least=0, most=1)
-    min_p: float | None = flag(None, "keep tokens of this share of the best one's", least=0, most=1)
-    seed: int | None = flag(None, "the same seed gives the same tokens")
-    max_tokens: int = flag(128, "longest answer in tokens", least=1)
-    min_tokens: int = flag(0, "shortest answer in tokens", least=0)
-    stop: tuple[str, ...] = flag((), "texts that end an answer", metavar="TEXT,...")
-    ignore_eos: bool = flag(False, "go on past the model's end-of-text token")
-    logprobs: int | None = flag(
-        None, "log-probabilities of the N likeliest tokens", least=0, most=20
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -83,6 +83,7 @@ def node_settings(options: NodeOptions, role: Role) -> NodeSettings:
         served_name=options.served_model_name or name,
         dtype=options.dtype,
         device=options.device,
+        gpu_memory_utilization=options.gpu_memory_utilization,
         kv_memory=options.kv_memory,
         kv_blocks=options.kv_blocks,
         host_kv_memory=options.host_kv_memory,
@@ -94,6 +95,8 @@ def node_settings(options: NodeOptions, role: Role) -> NodeSettings:
         max_model_len=options.max_model_len,
         threads=options.threads,
         kernels=options.kernels,
+        enforce_eager=options.enforce_eager,
+        overlap=options.overlap,
         chat_template=check_template(options.chat_template),
         sim=SimOptions(
             **{key: getattr(options, f"sim_{key}") for key in SimOptions.__struct_fields__}

@@ -14,16 +14,17 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 
 from baton.children import ChildSpec
+from baton.devices import CUDA, on_cuda
 from baton.display import Display
+from baton.engine_needs import fixed_bytes, share_memory
 from baton.environment import for_children
 from baton.errors import CommandError
 from baton.flags import to_argv, to_variables
-from baton.gpus import Share, list_gpus, share_gpus
+from baton.gpus import Share, choose_gpus, list_gpus, share_gpus
 from baton.machine import cores, cpu_flags, decide_dtype, share_cores
-from baton.model_folder import find_model, read_config, weight_bytes
+from baton.model_folder import find_model, read_config
 from baton.options import (
     CommonOptions,
     EngineOptions,
@@ -163,14 +164,20 @@ def share_machine(options: UpOptions, environment: Mapping[str, str]) -> list[No
     threads = share_cores(cores(), engines)
     if options.threads is not None:
         threads = [options.threads] * engines
-    if options.engine == "sim" or options.device != "cuda":
-        return [NodeShare(count, options.kv_memory, {}) for count in threads]
-    gpus = list_gpus(environment.get(VISIBLE))
-    if options.kv_memory is not None or options.kv_blocks is not None:
+    kv_memory = options.kv_memory
+    given = kv_memory is not None or options.kv_blocks is not None
+    if options.engine == "sim" or not on_cuda(options.device):
+        if options.engine != "sim" and not given:
+            store = 0 if options.redis_index else options.store_memory
+            kv_memory = share_memory(options, engines, store)
+        return [NodeShare(count, kv_memory, {}) for count in threads]
+    gpus = choose_gpus(list_gpus(environment.get(VISIBLE)), options.device)
+    if given:
         turns = [gpus[index % len(gpus)].name for index in range(engines)]
-        shares = [Share(name, options.kv_memory) for name in turns]
+        shares = [Share(name, kv_memory) for name in turns]
     else:
-        shares = share_gpus(gpus, engines, weight_bytes(Path(options.model)))
+        needed = fixed_bytes(options)
+        shares = share_gpus(gpus, engines, needed, options.gpu_memory_utilization)
     return [
         NodeShare(count, share.kv_memory, {VISIBLE: share.gpu})
         for count, share in zip(threads, shares, strict=True)
@@ -184,6 +191,8 @@ def node_options(options: UpOptions, store: StoreUrls, name: str, share: NodeSha
         for item in fields(record)
     }
     shared |= {"threads": share.threads, "kv_memory": share.kv_memory}
+    if VISIBLE in share.variables:
+        shared["device"] = CUDA  # the only one that it sees
     return NodeOptions(
         **shared,
         node=name,

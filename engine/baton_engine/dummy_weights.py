@@ -1,7 +1,7 @@
 """Random weights in a model's true shapes, so that a shape can be timed without a checkpoint.
 
-In: the config, or the slots a model declared. Out: how many numbers it has, its identity, filled
-slots. The same config on the same kind of device gives the same weights.
+In: the config, or the slots a model declared. Out: its identity, filled slots. The same config on
+the same kind of device gives the same weights.
 """
 
 from __future__ import annotations
@@ -10,23 +10,13 @@ import torch
 
 from baton_engine.config import ModelConfig
 from baton_engine.models.slots import WeightSlots
+from baton_engine.sizing import count_weights
 from baton_protocol.fingerprint import TensorDigest
 
 SEED = 0
 # As transformers initialises: activations stay finite through any number of layers.
 STD = 0.02
 NORM = "norm.weight"
-
-
-def count_weights(config: ModelConfig) -> int:
-    """How many numbers the slots of this model hold."""
-    hidden, width = config.hidden_size, config.head_dim
-    queries, keys = config.num_heads * width, config.num_kv_heads * width
-    layer = hidden * (2 * queries + 2 * keys + 3 * config.intermediate_size) + 2 * hidden
-    layer += (queries + 2 * keys) * config.qkv_bias + hidden * config.output_bias
-    layer += (2 * config.intermediate_size + hidden) * config.mlp_bias + 2 * width * config.qk_norm
-    heads = 1 if config.tied else 2
-    return heads * config.vocab_size * hidden + config.num_layers * layer + hidden
 
 
 def dummy_digests(config: ModelConfig) -> list[TensorDigest]:

@@ -40,6 +40,7 @@ class LLMOptions(TypedDict, total=False):
     name: str
     dtype: str
     device: str
+    gpu_memory_utilization: float
     kv_memory: int | None
     kv_blocks: int | None
     host_kv_memory: int
@@ -51,6 +52,8 @@ class LLMOptions(TypedDict, total=False):
     max_model_len: int | None
     threads: int | None
     kernels: str
+    enforce_eager: bool
+    overlap: str
     load_format: str
 
 

@@ -7,7 +7,7 @@ there or not; a "tied" head that differs from the embedding is an error.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import torch
@@ -23,8 +23,14 @@ EMBED_NAME = "model.embed_tokens.weight"
 NAMES_SHOWN = 5
 
 
-def load_weights(folder: Path, config: ModelConfig, slots: WeightSlots) -> None:
-    """Copy every tensor of the checkpoint into its slot, converting to the slots' dtype."""
+def load_weights(
+    folder: Path,
+    config: ModelConfig,
+    slots: WeightSlots,
+    progress: Callable[[int], None] = lambda size: None,
+) -> None:
+    """Copy every tensor of the checkpoint into its slot, converting to the slots' dtype.
+    `progress` hears of each tensor's bytes in its file."""
     owner: dict[str, Path] = {}
     for path in weight_files(folder):
         for entry in read_entries(path):
@@ -41,17 +47,21 @@ def load_weights(folder: Path, config: ModelConfig, slots: WeightSlots) -> None:
     left_over = {name for name in owner.keys() - slots.views.keys() if not ignorable(name, config)}
     _refuse(left_over, f"{folder} holds tensors that {config.architecture} has no use for:")
     for path in sorted(set(owner.values())):
-        _fill(path, slots, {name for name, where in owner.items() if where == path})
+        _fill(path, slots, {name for name, where in owner.items() if where == path}, progress)
     if config.tied and HEAD_NAME in owner:
         _check_tie(owner[HEAD_NAME], slots.views[EMBED_NAME])
 
 
-def _fill(path: Path, slots: WeightSlots, names: Collection[str]) -> None:
+def _fill(
+    path: Path, slots: WeightSlots, names: Collection[str], progress: Callable[[int], None]
+) -> None:
     with safe_open(str(path), framework="pt", device="cpu") as file:
         for name in names:
             slot = slots.views.get(name)
             if slot is not None:
-                slot.copy_(file.get_tensor(name))
+                tensor = file.get_tensor(name)
+                slot.copy_(tensor)
+                progress(tensor.nbytes)
 
 
 def _check_tie(path: Path, embed_VD: torch.Tensor) -> None:

@@ -73,7 +73,7 @@ class TorchMemory:
             size = (num_blocks + 1) * layout.block_bytes
             raise SettingsError(
                 f"no memory for {num_blocks} KV blocks ({size} bytes); "
-                "lower --kv-memory or --kv-blocks"
+                "lower --kv-memory, --kv-blocks or --gpu-memory-utilization"
             ) from error
         # The pool once more, as pieces: [P, 2 * L, S, bytes], or [P, 2 * L, S, K / S, B, H].
         shards = layout.kv_shards

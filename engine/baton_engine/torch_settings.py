@@ -1,29 +1,40 @@
 """What a user may set about the torch engine; imports no torch, so that flags can be checked first.
 
-In: flags. Out: TorchSettings, whose defaults are filled in by `torch_engine.build_torch`.
+In: flags. Out: TorchSettings, whose defaults are filled in by `torch_plan.make_plan`.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from baton_engine.errors import SettingsError
 
 DTYPE_CHOICES = ("auto", "float32", "bfloat16")
-DEVICE_CHOICES = ("cpu", "cuda")
+DEVICE_CHOICES = ("cpu", "cuda", "cuda:N")
+DEVICES = re.compile(r"cpu|cuda(:\d+)?", re.ASCII)
+OVERLAP_CHOICES = ("auto", "on", "off")
 KERNEL_CHOICES = ("auto", "torch", "triton")
 LOAD_CHOICES = ("auto", "dummy")
+CHOICES = {
+    "dtype": DTYPE_CHOICES,
+    "load_format": LOAD_CHOICES,
+    "kernels": KERNEL_CHOICES,
+    "overlap": OVERLAP_CHOICES,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchSettings:
-    """None means: decided from the model and the machine (see `torch_engine`). Memory in bytes."""
+    """None means: decided from the model and the machine (see `torch_plan`). Memory in bytes."""
 
     model: Path
     name: str = ""  # as reported in EngineInfo; "" is the folder's last component
     dtype: str = "auto"
     device: str = "cpu"
+    gpu_memory_utilization: float = 0.9  # of the card's memory, whoever holds it
     kv_memory: int | None = None
     kv_blocks: int | None = None
     host_kv_memory: int = 0  # for blocks that the cache evicts
@@ -35,24 +46,22 @@ class TorchSettings:
     max_model_len: int | None = None
     threads: int | None = None
     kernels: str = "auto"  # triton on cuda, torch on cpu
+    enforce_eager: bool = False  # no CUDA graphs
+    overlap: str = "auto"  # a step launched before the one before it is read: on cuda
     load_format: str = "auto"  # "dummy": random weights, from config.json alone
 
     def check(self) -> None:
         """Raise SettingsError naming the flag and the value."""
-        if self.dtype not in DTYPE_CHOICES:
-            raise SettingsError(f"--dtype {self.dtype} is unknown; use {', '.join(DTYPE_CHOICES)}")
-        if self.load_format not in LOAD_CHOICES:
+        for flag, choices in CHOICES.items():
+            value = getattr(self, flag)
+            if value not in choices:
+                raise _unknown(flag, value, choices)
+        if not DEVICES.fullmatch(self.device):
+            raise _unknown("device", self.device, DEVICE_CHOICES)
+        if not 0 < self.gpu_memory_utilization <= 1:
             raise SettingsError(
-                f"--load-format {self.load_format} is unknown; use {', '.join(LOAD_CHOICES)}"
-            )
-        if self.kernels not in KERNEL_CHOICES:
-            raise SettingsError(
-                f"--kernels {self.kernels} is unknown; use {', '.join(KERNEL_CHOICES)}"
-            )
-        kind = self.device.partition(":")[0]
-        if kind not in DEVICE_CHOICES:
-            raise SettingsError(
-                f"--device {self.device} is unknown; use {', '.join(DEVICE_CHOICES)}"
+                f"--gpu-memory-utilization is {self.gpu_memory_utilization:g}; it is a share of "
+                "the card's memory, above 0 and at most 1"
             )
         if self.kv_memory is not None and self.kv_blocks is not None:
             raise SettingsError(
@@ -75,4 +84,12 @@ class TorchSettings:
         ):
             value = getattr(self, flag)
             if value is not None and value < 1:
-                raise SettingsError(f"--{flag.replace('_', '-')} is {value}; it must be at least 1")
+                raise SettingsError(f"{_option(flag)} is {value}; it must be at least 1")
+
+
+def _unknown(flag: str, value: str, choices: Sequence[str]) -> SettingsError:
+    return SettingsError(f"{_option(flag)} {value} is unknown; use {', '.join(choices)}")
+
+
+def _option(flag: str) -> str:
+    return "--" + flag.replace("_", "-")

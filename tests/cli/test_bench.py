@@ -18,7 +18,7 @@ from baton.bench_engine import build, find_folder
 from baton.bench_options import LatencyOptions, ThroughputOptions
 from baton.bench_workload import random_prompts
 from baton.errors import CommandError
-from baton.options import EngineOptions, SimOptions
+from baton.options import EngineOptions, Overlap, SimOptions
 
 SIM = ("--engine", "sim", "--kv-blocks", "1000")
 WIDE = ("--engine", "sim", "--sim-vocab-size", "10001")  # has the preset's ids
@@ -81,6 +81,7 @@ def test_conversations_of_a_file(tmp_path: Path) -> None:
 def test_latency_of_the_simulated_engine(tmp_path: Path) -> None:
     words = ("--batch-size", "3", "--num-iters-warmup", "1", "--num-iters", "2")
     found = figures(tmp_path / "f", "latency", *SIM, *words, "--sim-decode-ms", "1")
+    assert (found["setting"]["overlap"], found["setting"]["enforce_eager"]) == (False, False)
     assert found["batch_size"] == 3
     assert len(found["latencies"]) == 2
     assert found["avg_latency"] == pytest.approx(sum(found["latencies"]) / 2)
@@ -164,3 +165,11 @@ def test_the_torch_engine_is_told_every_flag_that_has_a_setting() -> None:
     }
     of_servers = {"served_model_name", "engine", "chat_template"}
     assert asked - of_servers <= {field.name for field in fields(TorchSettings)}
+
+
+@pytest.mark.parametrize(("asked", "overlaps"), [("auto", False), ("on", True), ("off", False)])
+def test_the_simulated_engine_overlaps_steps_where_it_is_told_to(
+    asked: Overlap, overlaps: bool
+) -> None:
+    options = LatencyOptions(engine="sim", kv_blocks=20, overlap=asked)
+    assert build(options, None).overlap is overlaps

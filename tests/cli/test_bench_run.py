@@ -9,6 +9,7 @@ from itertools import count
 import pytest
 
 from baton.bench_figures import Spread, latency_of, setting_of, spread, throughput_of, waste_of
+from baton.bench_options import LatencyOptions
 from baton.bench_run import LOOK_EVERY, Look, Trace, drive
 from baton.bench_text import ProgressBar, latency_text, throughput_text
 from baton.bench_workload import Ask, Workload
@@ -136,7 +137,7 @@ def test_throughput_s_figures_are_those_of_the_trace() -> None:
     engine, _ = scripted()
     workload = work((5, 3), (6, 5))
     trace = run(engine, workload)  # one step with prompts, four without; a second each
-    setting = setting_of(engine.info, workload, device="cpu", load_format="auto", seed=0)
+    setting = setting_of(engine, workload, LatencyOptions())
     found = throughput_of(trace, workload, setting)
     assert (found.num_requests, found.prompt_tokens, found.output_tokens) == (2, 11, 8)
     assert (found.elapsed_time, found.steps, found.sampling_steps) == (5.0, 5, 5)
@@ -154,7 +155,7 @@ def test_latency_is_that_of_the_batches() -> None:
     engine, _ = scripted()
     workload = work((5, 3), (6, 3))
     traces = [run(engine, workload, salt=f"{number}-") for number in range(2)]
-    setting = setting_of(engine.info, workload, device="cpu", load_format="auto", seed=0)
+    setting = setting_of(engine, workload, LatencyOptions())
     found = latency_of(traces, workload, setting)
     assert (found.avg_latency, found.latencies, found.batch_size) == (3.0, (3.0, 3.0), 2)
     assert found.output_tokens_per_second == 2.0

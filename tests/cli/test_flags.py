@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from baton.devices import Device
 from baton.errors import UsageError
 from baton.flags import Flag, add_flags, flag, flags_of, merge, to_argv, to_variables
 from baton.main import COMMANDS, known_variables
@@ -35,6 +36,7 @@ class Sample:
     size: ByteSize | None = flag(None, "a size")
     blocks: int | None = flag(None, "or blocks", excludes="size")
     mode: Literal["a", "b"] = flag("a", "a choice")
+    device: Device = flag(Device("cpu"), "a device")
     urls: tuple[str, ...] = flag((), "a list")
     secret: int = flag(0, "hidden", hidden=True)
 
@@ -85,6 +87,8 @@ def test_two_variables_that_exclude_each_other_are_an_error() -> None:
         ("LOUD", "maybe", "BATON_LOUD: 'maybe' is neither true nor false"),
         ("MODE", "c", "BATON_MODE: 'c' is none of a, b"),
         ("SIZE", "big", "BATON_SIZE: 'big' is no size"),
+        ("DEVICE", "cuda:x", "BATON_DEVICE: 'cuda:x' is no device; write cpu, cuda or cuda:N"),
+        ("DEVICE", "cpu:0", "BATON_DEVICE: 'cpu:0' is no device"),
     ],
 )
 def test_a_wrong_value_is_named_with_its_variable(name: str, text: str, message: str) -> None:
@@ -111,6 +115,8 @@ def _values(item: Flag) -> st.SearchStrategy[Any]:
         return st.lists(words, max_size=3).map(tuple)
     if item.hint is bool:
         return st.booleans()
+    if item.hint is Device:
+        return st.sampled_from(["cpu", "cuda", "cuda:3"])
     if item.hint is str:
         return words
     low = item.least or 0

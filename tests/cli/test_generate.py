@@ -12,7 +12,7 @@ import pytest
 
 from baton.errors import CommandError
 from baton.generate import read_prompts, sampling
-from baton.options import GenerateOptions
+from baton.generate_options import GenerateOptions
 from baton_protocol.errors import InvalidRequest
 from baton_protocol.sampling import SamplingParams
 

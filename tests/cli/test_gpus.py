@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import pytest
 
+from baton.devices import Device
 from baton.errors import CommandError
-from baton.gpus import CONTEXT_BYTES, USED_SHARE, Gpu, Share, parse_gpus, share_gpus
+from baton.gpus import CONTEXT_BYTES, Gpu, Share, choose_gpus, parse_gpus, share_gpus
 
 GIB = 1 << 30
-LISTING = "0, GPU-aa, 80000\n1, GPU-bb, 40000\n"
+LISTING = "0, GPU-aa, 80000, 81559\n1, GPU-bb, 40000, 46068\n"
+
+
+def idle(name: str, gib: int) -> Gpu:
+    return Gpu(name, gib * GIB, gib * GIB)
 
 
 def test_every_gpu_counts_where_nothing_else_is_said() -> None:
-    assert parse_gpus(LISTING, None) == [Gpu("0", 80000 << 20), Gpu("1", 40000 << 20)]
+    assert parse_gpus(LISTING, None) == [
+        Gpu("0", 80000 << 20, 81559 << 20),
+        Gpu("1", 40000 << 20, 46068 << 20),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -28,26 +36,39 @@ def test_no_gpu_left_is_an_error(visible: str) -> None:
         parse_gpus(LISTING, visible)
 
 
+def test_what_others_hold_counts_against_the_share() -> None:
+    assert Gpu("0", free=70 * GIB, total=80 * GIB).usable(0.5) == 30 * GIB
+    assert Gpu("0", free=10 * GIB, total=80 * GIB).usable(0.5) == 0
+
+
+def test_cuda_n_is_the_nth_of_those_it_may_use() -> None:
+    gpus = [idle("4", 80), idle("7", 80)]
+    assert choose_gpus(gpus, Device("cuda")) == gpus
+    assert choose_gpus(gpus, Device("cuda:1")) == [gpus[1]]
+    with pytest.raises(CommandError, match="--device cuda:2: there is no such GPU"):
+        choose_gpus(gpus, Device("cuda:2"))
+
+
 def test_an_engine_alone_on_its_gpu_decides_for_itself() -> None:
-    gpus = [Gpu("0", 80 * GIB), Gpu("1", 80 * GIB)]
-    assert share_gpus(gpus, 2, GIB) == [Share("0", None), Share("1", None)]
+    gpus = [idle("0", 80), idle("1", 80)]
+    assert share_gpus(gpus, 2, GIB, 0.9) == [Share("0", None), Share("1", None)]
 
 
-def test_engines_on_one_gpu_share_what_is_free() -> None:
-    shares = share_gpus([Gpu("0", 80 * GIB)], 2, 10 * GIB)
+def test_engines_on_one_gpu_share_what_may_be_used() -> None:
+    shares = share_gpus([idle("0", 80)], 2, 10 * GIB, 0.9)
     assert shares[0] == shares[1]
     kv_bytes = shares[0].kv_memory
     assert kv_bytes is not None
-    assert 2 * (kv_bytes + 10 * GIB + CONTEXT_BYTES) == int(80 * GIB * USED_SHARE)
+    assert 2 * (kv_bytes + 10 * GIB + CONTEXT_BYTES) == 72 * GIB
 
 
 def test_three_engines_on_two_gpus_leave_one_alone() -> None:
-    shares = share_gpus([Gpu("0", 80 * GIB), Gpu("1", 80 * GIB)], 3, GIB)
+    shares = share_gpus([idle("0", 80), idle("1", 80)], 3, GIB, 0.9)
     assert [share.gpu for share in shares] == ["0", "1", "0"]
     assert shares[1].kv_memory is None
     assert shares[0].kv_memory is not None
 
 
 def test_too_many_engines_for_a_gpu_are_refused_with_the_numbers() -> None:
-    with pytest.raises(CommandError, match="GPU 0 has 8192 MiB free, too little for 2 engines"):
-        share_gpus([Gpu("0", 8 * GIB)], 2, 4 * GIB)
+    with pytest.raises(CommandError, match=r"GPU 0 has 7\.2 GiB .* 2 engines that take 5\.0 GiB"):
+        share_gpus([idle("0", 8)], 2, 4 * GIB, 0.9)

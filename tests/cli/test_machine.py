@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from baton.devices import Device
 from baton.machine import cores, cpu_flags, decide_dtype, share_cores
-from baton.options import Device, DType
+from baton.options import DType
 
 AVX = frozenset({"avx2", "avx512_bf16"})
 OLD = frozenset({"avx2"})
@@ -41,6 +42,7 @@ def test_a_left_over_core_goes_to_the_first_prefill_node() -> None:
         ("auto", "cpu", {"dtype": "bfloat16"}, frozenset({"amx_bf16"}), "bfloat16"),
         ("auto", "cpu", {"dtype": "bfloat16"}, OLD, "float32"),
         ("auto", "cuda", {}, OLD, "bfloat16"),
+        ("auto", "cuda:1", {}, OLD, "bfloat16"),
         ("auto", "cuda", {"torch_dtype": "float32"}, AVX, "float32"),
         ("auto", "cpu", {"dtype": "float32"}, AVX, "float32"),
     ],

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from baton.children import ChildSpec
+from baton.devices import CUDA, Device
 from baton.errors import CommandError
+from baton.gpus import Gpu
 from baton.main import read_command
 from baton.options import CommonOptions, NodeOptions, RouterOptions, UpOptions
 from baton.pool_client import Answer, RouterAddress
@@ -89,9 +91,33 @@ def test_a_node_hears_how_its_kv_travels() -> None:
     assert (settings.write_behind_bandwidth, settings.store_settings) == (50_000_000, "check")
 
 
+COMPUTING = ("device", "gpu_memory_utilization", "enforce_eager", "overlap")
+
+
+def test_a_node_hears_on_what_and_how_it_computes() -> None:
+    options = replace(
+        SIM, device=CUDA, gpu_memory_utilization=0.5, enforce_eager=True, overlap="on"
+    )
+    _, told = child_options(plan_of(options).nodes[0])
+    assert isinstance(told, NodeOptions)
+    settings = node_settings(told, "prefill")
+    assert [getattr(settings, name) for name in COMPUTING] == ["cuda", 0.5, True, "on"]
+
+
+def test_a_node_on_a_gpu_sees_that_one_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = [Gpu("0", 80 << 30, 80 << 30), Gpu("1", 80 << 30, 80 << 30)]
+    monkeypatch.setattr("baton.up.list_gpus", lambda visible: listed)
+    asked = UpOptions(model="m", device=Device("cuda:1"), kv_blocks=9, prefill=1, decode=1)
+    for spec in plan_of(asked).nodes:
+        assert spec.variables["CUDA_VISIBLE_DEVICES"] == "1"
+        _, told = child_options(spec)
+        assert isinstance(told, NodeOptions)
+        assert told.device == CUDA
+
+
 def test_the_flags_of_a_node_begin_with_the_defaults_of_its_settings() -> None:
     settings, plain = node_settings(NodeOptions(engine="sim"), "decode"), NodeSettings
-    for name in ("kv_shards", "fetch", "write_behind_bandwidth", "store_settings"):
+    for name in (*COMPUTING, "kv_shards", "fetch", "write_behind_bandwidth", "store_settings"):
         assert getattr(settings, name) == getattr(plain(node="n", role="decode"), name), name
 
 

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from baton_engine.config import read_config
-from baton_engine.dummy_weights import count_weights, fill_slots
+from baton_engine.dummy_weights import fill_slots
 from baton_engine.errors import SettingsError
 from baton_engine.models.registry import build_model
 from baton_engine.models.slots import WeightSlots
+from baton_engine.sizing import count_weights
 from baton_engine.torch_engine import build_torch
 from baton_engine.torch_settings import TorchSettings
 from tests.support.needs import needs

@@ -109,6 +109,7 @@ def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
 
 def test_settings_and_configs_are_read_without_torch() -> None:
     """Flags are checked by processes that never load it."""
-    modules = "baton_engine, baton_engine.config, baton_engine.torch_settings, baton_engine.digest"
+    names = ("config", "torch_settings", "digest", "demand", "fit", "machine_memory")
+    modules = ", ".join(f"baton_engine.{name}" for name in names)
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=240)

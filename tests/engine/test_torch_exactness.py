@@ -21,6 +21,7 @@ CHUNK = 32
 LENGTHS = (1, BLOCK - 1, BLOCK, BLOCK + 1, CHUNK - 1, CHUNK, CHUNK + 1, 600)
 PROMPTS = [prompt_of(length, seed=seed) for length in LENGTHS for seed in (1, 2)]
 ALL_MODELS = [*TINY_MODELS, *MORE_MODELS]
+OVERLAP = ("off", "on")
 
 Report = Callable[[str, object], None]
 
@@ -31,39 +32,42 @@ def check(folder: Path, found: list[list[int]], tally: Tally, label: str) -> Non
         compare(expected, ids, tally, f"{label}, prompt of {len(prompt)}")
 
 
+@pytest.mark.parametrize("overlap", OVERLAP)
 @pytest.mark.parametrize("name", ALL_MODELS)
 def test_ids_equal_those_of_transformers_cold_and_warm_alone_and_in_a_batch_of_16(
-    name: str, tiny_model: Callable[[str], Path], record_property: Report
+    name: str, overlap: str, tiny_model: Callable[[str], Path], record_property: Report
 ) -> None:
     folder, tally = tiny_model(name), Tally()
-    engine = small_engine(folder)
+    engine = small_engine(folder, overlap=overlap)
     check(folder, generate_ids(engine, PROMPTS), tally, "cold batch")
     assert engine.load().cached_prompt_tokens_total == 0
     check(folder, generate_ids(engine, PROMPTS), tally, "warm batch")
     assert engine.load().cached_prompt_tokens_total > 1000
-    engine = small_engine(folder)
+    engine = small_engine(folder, overlap=overlap)
     check(folder, [generate_ids(engine, [p])[0] for p in PROMPTS], tally, "alone")
-    record_property("exactness", f"{name}: {tally}")
+    record_property("exactness", f"{name}, overlap {overlap}: {tally}")
     tally.check()
 
 
+@pytest.mark.parametrize("overlap", OVERLAP)
 @pytest.mark.parametrize("name", TINY_MODELS)
 def test_ids_equal_those_of_transformers_in_pieces_of_7_tokens(
-    name: str, tiny_model: Callable[[str], Path], record_property: Report
+    name: str, overlap: str, tiny_model: Callable[[str], Path], record_property: Report
 ) -> None:
     folder, tally = tiny_model(name), Tally()
-    engine = small_engine(folder, max_batched_tokens=7)
+    engine = small_engine(folder, max_batched_tokens=7, overlap=overlap)
     check(folder, generate_ids(engine, PROMPTS), tally, "pieces of 7")
     record_property("exactness", f"{name}: {tally}")
     tally.check()
 
 
+@pytest.mark.parametrize("overlap", OVERLAP)
 @pytest.mark.parametrize("name", TINY_MODELS)
 def test_ids_equal_those_of_transformers_when_requests_are_preempted(
-    name: str, tiny_model: Callable[[str], Path], record_property: Report
+    name: str, overlap: str, tiny_model: Callable[[str], Path], record_property: Report
 ) -> None:
     folder, tally = tiny_model(name), Tally()
-    engine = small_engine(folder, kv_blocks=48)
+    engine = small_engine(folder, kv_blocks=48, overlap=overlap)
     check(folder, generate_ids(engine, PROMPTS), tally, "preempted")
     assert engine.load().preemptions_total > 0
     record_property("exactness", f"{name}: {tally}")

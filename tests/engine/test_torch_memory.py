@@ -197,5 +197,5 @@ def test_a_buffer_of_the_wrong_size_is_refused() -> None:
 
 
 def test_a_pool_that_does_not_fit_the_machine_names_the_flags() -> None:
-    with pytest.raises(SettingsError, match="--kv-memory or --kv-blocks"):
+    with pytest.raises(SettingsError, match="--kv-memory, --kv-blocks or --gpu-memory-utilization"):
         TorchMemory(layout_of(), 1 << 50, CPU)

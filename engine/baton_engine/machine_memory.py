@@ -1,0 +1,98 @@
+"""How much memory this process may still take: the machine's, and that of the groups it runs in.
+
+In: /proc and /sys/fs/cgroup, versions 1 and 2, or a test's folder that looks like them. Out: bytes.
+A container's limit stands in its cgroup alone: /proc/meminfo tells of the whole machine. A limit of
+any group above counts as well, as far as it can be seen from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path("/")
+CGROUPS = "sys/fs/cgroup"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryGroup:
+    """One control group, in bytes. `reclaimable` is the part of `used` that the kernel gives back
+    when somebody needs it: cached files that nobody has looked at for a while."""
+
+    limit: int
+    used: int
+    reclaimable: int = 0
+
+    @property
+    def free(self) -> int:
+        return max(0, self.limit - max(0, self.used - self.reclaimable))
+
+
+def free_bytes(available: int, groups: Sequence[MemoryGroup]) -> int:
+    """The least of what the machine and each group leave."""
+    return min([available, *(group.free for group in groups)])
+
+
+def free_memory(root: Path = ROOT) -> int | None:
+    """Bytes that can be had now without swapping; None on a machine that does not say."""
+    for line in _text(root / "proc/meminfo").splitlines():
+        key, _, value = line.partition(":")
+        if key == "MemAvailable":
+            return free_bytes(int(value.split()[0]) << 10, read_groups(root))
+    return None
+
+
+def read_groups(root: Path = ROOT) -> list[MemoryGroup]:
+    """The groups with a limit that this process is in, its own first. A container may see its own
+    as the top of the tree, whatever path /proc names: what is not there is passed over."""
+    return list(_groups(root))
+
+
+def _groups(root: Path) -> Iterator[MemoryGroup]:
+    tree = root / CGROUPS
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0" and not controllers:
+            for folder in _upwards(tree, path):
+                yield from _group(
+                    folder, "memory.max", "memory.current", "memory.stat", "inactive_file"
+                )
+        elif "memory" in controllers.split(","):
+            for folder in _upwards(tree / "memory", path):
+                yield from _group(
+                    *(folder, "memory.limit_in_bytes", "memory.usage_in_bytes"),
+                    *("memory.stat", "total_inactive_file"),
+                )
+
+
+def _upwards(top: Path, path: str) -> Iterator[Path]:
+    """The group's folder and those above it, up to the top of the tree."""
+    parts = [part for part in path.split("/") if part and part != ".."]
+    for count in range(len(parts), -1, -1):
+        yield top.joinpath(*parts[:count])
+
+
+def _group(
+    folder: Path, limit_name: str, used_name: str, stat_name: str, reclaimable_name: str
+) -> Iterator[MemoryGroup]:
+    """Nothing where there is no limit: "max", or no such file."""
+    limit, used = _number(folder / limit_name), _number(folder / used_name)
+    if limit is None or used is None:
+        return
+    stat = dict(line.partition(" ")[::2] for line in _text(folder / stat_name).splitlines())
+    yield MemoryGroup(limit, used, int(stat.get(reclaimable_name, "0")))
+
+
+def _number(path: Path) -> int | None:
+    text = _text(path).strip()
+    return int(text) if text.isdecimal() else None
+
+
+def _text(path: Path) -> str:
+    """Empty where it cannot be read: kernels and containers differ in what they show."""
+    try:
+        return path.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,182 @@
+"""The formulas for memory: never below what a step really takes, and not far above."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from baton_engine.dummy_weights import fill_slots
+from baton_engine.kernels.choice import attention_for
+from baton_engine.kernels.ops import TORCH_OPS
+from baton_engine.models.registry import build_model
+from baton_engine.models.slots import WeightSlots
+from baton_engine.profile_step import largest_step
+from baton_engine.sizing import (
+    SPARE_BYTES,
+    Demand,
+    Measured,
+    activation_bytes,
+    count_weights,
+    fixed_bytes,
+    graph_bytes,
+    num_graphs,
+    weight_bytes,
+)
+from baton_engine.torch_memory import TORCH_DTYPES, TorchMemory
+from baton_engine.torch_runner import TorchRunner
+from tests.support.demands import config_of, demand_of
+
+
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The most bytes of tensors, made since it was entered, that were alive at one time."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.most: int = 0
+        self._now = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        given = {_storage(leaf)._cdata for leaf in tree_leaves((args, kwargs)) if _is_dense(leaf)}
+        for leaf in tree_leaves(out):
+            if _is_dense(leaf):
+                self._count(_storage(leaf), given)
+        return out
+
+    def _count(self, storage: torch.UntypedStorage, given: set[int]) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._known or key in given:
+            return
+        self._known.add(key)
+        self._now += size
+        self.most = max(self.most, self._now)
+        weakref.finalize(storage, self._forget, key, size)
+
+    def _forget(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self._now -= size
+
+
+def _is_dense(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided
+
+
+def _storage(tensor: torch.Tensor) -> torch.UntypedStorage:
+    return tensor.untyped_storage()
+
+
+def runner_of(demand: Demand, blocks: int) -> TorchRunner:
+    slots = WeightSlots(TORCH_DTYPES[demand.layout.dtype], torch.device("cpu"), TORCH_OPS)
+    model = build_model(demand.config, slots)
+    fill_slots(slots)
+    slots.finish()
+    memory = TorchMemory(demand.layout, blocks, torch.device("cpu"))
+    return TorchRunner(model, memory, attention_for("torch", memory, demand.config))
+
+
+def most_of_a_step(demand: Demand) -> int:
+    """Bytes of tensors alive at one time in the largest step on a CPU."""
+    assert demand.max_model_len
+    rows = largest_step(
+        max_batched_tokens=demand.max_batched_tokens,
+        max_num_seqs=demand.max_num_seqs,
+        longest=demand.max_model_len,
+        block_size=demand.layout.block_size,
+    )
+    runner = runner_of(demand, 1)
+    live = LiveBytes()
+    with live:
+        runner.launch(rows).read()
+    return live.most
+
+
+WIDE_HEAD = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 20000}
+WIDE_MLP = {"hidden_size": 128, "intermediate_size": 2048, "vocab_size": 320}
+MANY_HEADS = {"hidden_size": 64, "intermediate_size": 64, "vocab_size": 320, "num_heads": 16}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("sizes", "tokens", "seqs"),
+    [
+        (WIDE_HEAD, 160, 160),
+        (WIDE_HEAD, 64, 4),
+        (WIDE_MLP, 512, 2),
+        (MANY_HEADS, 512, 2),
+    ],
+)
+def test_a_step_takes_what_the_formula_says_or_less(
+    sizes: dict[str, int], tokens: int, seqs: int, dtype: str
+) -> None:
+    usual = {"num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "head_dim": 32}
+    chosen: dict[str, Any] = {**usual, **sizes}
+    demand = demand_of(
+        config_of(**chosen),
+        dtype=dtype,
+        device="cpu",
+        kernels="torch",
+        graphs=False,
+        max_batched_tokens=tokens,
+        max_num_seqs=seqs,
+        max_model_len=512,
+    )
+    taken, said = most_of_a_step(demand), activation_bytes(demand, 512)
+    assert said / 8 <= taken <= said + (1 << 20)  # spare holds the small tensors
+
+
+def test_a_cpu_has_the_head_twice_while_it_packs_it() -> None:
+    config = config_of()
+    head = config.vocab_size * config.hidden_size
+    cpu = demand_of(config, device="cpu", graphs=False, kernels="torch")
+    assert weight_bytes(cpu) == 2 * (count_weights(config) + head)
+    assert weight_bytes(demand_of(config)) == 2 * count_weights(config)
+
+
+@pytest.mark.parametrize(
+    ("seqs", "sizes"),
+    [(1, 1), (2, 2), (3, 3), (8, 4), (9, 5), (16, 5), (216, 30), (250, 35), (256, 35), (257, 36)],
+)
+def test_graphs_are_counted_up_to_the_top(seqs: int, sizes: int) -> None:
+    assert num_graphs(seqs) == sizes
+
+
+def test_without_graphs_nothing_is_kept_for_them() -> None:
+    with_graphs, eager = demand_of(), demand_of(graphs=False)
+    assert graph_bytes(eager) == 0
+    saved = fixed_bytes(with_graphs, 4096) - fixed_bytes(eager, 4096)
+    assert saved == graph_bytes(with_graphs) > 0
+
+
+def test_what_was_measured_replaces_weights_and_activations() -> None:
+    demand = demand_of(graphs=False)
+    measured = replace(demand, measured=Measured(resident=5, step=7))
+    assert fixed_bytes(measured, 4096) == 12 + SPARE_BYTES["cuda"]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "seqs", "longest", "lengths"),
+    [
+        (10, 3, 100, [4, 3, 3]),
+        (3, 8, 100, [1, 1, 1]),
+        (100, 2, 20, [20, 20]),
+        (7, 1, 100, [7]),
+    ],
+)
+def test_the_largest_step_reaches_every_limit(
+    tokens: int, seqs: int, longest: int, lengths: list[int]
+) -> None:
+    rows = largest_step(max_batched_tokens=tokens, max_num_seqs=seqs, longest=longest, block_size=4)
+    assert [len(row.tokens) for row in rows] == lengths
+    for row in rows:
+        assert len(row.blocks) * 4 >= len(row.tokens)
+        assert set(row.blocks) == {1}
+        assert [each.position for each in row.samples] == [len(row.tokens)]

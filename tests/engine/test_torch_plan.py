@@ -1,0 +1,214 @@
+"""What is decided before weights are read: device, pool, lengths; and what is refused then."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from baton_engine.decode_steps import buckets
+from baton_engine.errors import SettingsError
+from baton_engine.sizing import Measured, Room, fixed_bytes, num_graphs, pool_bytes
+from baton_engine.torch_engine import build_torch
+from baton_engine.torch_plan import Plan, find_device, make_plan
+from baton_engine.torch_settings import TorchSettings
+from tests.support.torch_engines import small_engine
+
+MIB, GIB = 1 << 20, 1 << 30
+
+
+@pytest.fixture
+def folder(tiny_model: Callable[[str], Path], tmp_path: Path) -> Path:
+    """A model whose weights cannot be read: whoever tries gets a WeightsError."""
+    shutil.copy(tiny_model("llama-gqa2-tied") / "config.json", tmp_path)
+    (tmp_path / "model.safetensors").touch()
+    return tmp_path
+
+
+@pytest.fixture
+def leaves(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], None]:
+    """Say how much memory this machine has free."""
+
+    def say(size: int | None) -> None:
+        monkeypatch.setattr("baton_engine.torch_plan.free_memory", lambda: size)
+
+    return say
+
+
+def plan_of(folder: Path, **settings: Any) -> Plan:
+    return make_plan(TorchSettings(model=folder, **settings))
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "found"),
+    [
+        ("cpu", 0, "cpu"),
+        ("cpu", 2, "cpu"),
+        ("cuda", 1, "cuda:0"),
+        ("cuda:0", 1, "cuda:0"),
+        ("cuda:1", 2, "cuda:1"),
+    ],
+)
+def test_a_device_is_the_one_that_was_named(name: str, devices: int, found: str) -> None:
+    assert find_device(name, devices) == torch.device(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "problem"),
+    [
+        ("cuda", 0, "--device cuda: torch finds no CUDA device; use cpu"),
+        ("cuda:1", 0, "--device cuda:1: torch finds no CUDA device; use cpu"),
+        ("cuda:2", 2, "--device cuda:2: torch finds no such device; use one of cuda:0, cuda:1"),
+    ],
+)
+def test_a_device_that_is_not_there_is_refused(name: str, devices: int, problem: str) -> None:
+    with pytest.raises(SettingsError, match=problem):
+        find_device(name, devices)
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"device": "cuda:"}, "--device cuda: is unknown; use cpu, cuda, cuda:N"),
+        ({"device": "cpu:1"}, "--device cpu:1 is unknown"),
+        ({"overlap": "yes"}, "--overlap yes is unknown; use auto, on, off"),
+        ({"gpu_memory_utilization": 0.0}, "--gpu-memory-utilization is 0; it is a share"),
+        ({"gpu_memory_utilization": 1.5}, r"--gpu-memory-utilization is 1\.5"),
+        ({"load_format": "gguf"}, "--load-format gguf is unknown; use auto, dummy"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_named(
+    settings: dict[str, Any], named: str, folder: Path
+) -> None:
+    with pytest.raises(SettingsError, match=named):
+        plan_of(folder, **settings)
+
+
+def test_the_pool_is_a_gib_where_the_machine_has_plenty(
+    folder: Path, leaves: Callable[[int | None], None]
+) -> None:
+    leaves(64 * GIB)
+    plan = plan_of(folder)
+    assert plan.num_blocks == GIB // plan.layout.block_bytes
+    leaves(None)
+    assert plan_of(folder).num_blocks == plan.num_blocks
+
+
+def test_the_pool_is_never_more_than_the_machine_leaves(
+    folder: Path, leaves: Callable[[int | None], None]
+) -> None:
+    leaves(300 * MIB)
+    plan = plan_of(folder)
+    assert plan.room == Room(total=300 * MIB, share=0.9)
+    used = fixed_bytes(plan.demand, plan.max_model_len) + pool_bytes(plan.demand, plan.num_blocks)
+    assert 0.9 * plan.room.limit < used <= plan.room.limit
+    beside_a_tier = plan_of(folder, host_kv_memory=100 * MIB)
+    lost = 100 * MIB // plan.layout.block_bytes
+    assert plan.num_blocks - beside_a_tier.num_blocks in (lost, lost + 1)
+
+
+def test_a_model_that_does_not_fit_is_refused_before_its_weights_are_read(
+    folder: Path, leaves: Callable[[int | None], None]
+) -> None:
+    leaves(20 * MIB)
+    with pytest.raises(SettingsError, match="the model does not fit: weights") as caught:
+        build_torch(TorchSettings(model=folder))
+    assert "\n" not in str(caught.value)
+    assert "GiB of free memory" in str(caught.value)
+
+
+def test_a_pool_whose_size_was_given_is_believed(
+    folder: Path, leaves: Callable[[int | None], None]
+) -> None:
+    leaves(1)
+    assert plan_of(folder, kv_blocks=123).num_blocks == 123
+    plan = plan_of(folder, kv_memory=500 * GIB)
+    assert plan.num_blocks == 500 * GIB // plan.layout.block_bytes
+
+
+def test_a_model_with_less_room_than_it_was_made_for_has_shorter_sequences(
+    folder: Path, leaves: Callable[[int | None], None]
+) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["max_position_embeddings"] = 1 << 24
+    (folder / "config.json").write_text(json.dumps(config))
+    leaves(2 * GIB)
+    plan = plan_of(folder, dtype="bfloat16", max_num_seqs=1, max_batched_tokens=1)
+    assert plan.room is not None
+    assert 256 < plan.max_model_len <= plan.num_blocks * plan.layout.block_size
+    longest = fixed_bytes(plan.demand, plan.max_model_len)
+    assert longest + pool_bytes(plan.demand, plan.num_blocks) <= plan.room.limit
+
+
+@pytest.mark.parametrize(("asked", "overlaps"), [("auto", False), ("on", True), ("off", False)])
+def test_steps_overlap_on_a_cpu_where_they_are_told_to(
+    asked: str, overlaps: bool, tiny_model: Callable[[str], Path]
+) -> None:
+    assert small_engine(tiny_model("llama-gqa1"), overlap=asked).overlap is overlaps
+
+
+def on_a_card(plan: Plan, *, max_model_len: int | None = None) -> Plan:
+    """The plan as it would be on an idle card of 1 GiB."""
+    demand = replace(plan.demand, device="cuda", max_model_len=max_model_len)
+    return replace(plan, demand=demand, room=Room(total=GIB, share=0.9))
+
+
+def test_the_pool_on_a_card_is_sized_by_what_was_measured(folder: Path) -> None:
+    plan = on_a_card(plan_of(folder))
+    assert plan.room is not None
+    found = plan.measured(Measured(resident=100 * MIB, step=50 * MIB))
+    used = fixed_bytes(found.demand, found.max_model_len)
+    assert used == 150 * MIB + (384 << 20)
+    free = plan.room.limit - used - pool_bytes(found.demand, found.num_blocks)
+    assert 0 <= free < plan.layout.block_bytes
+    assert "KV pool of 0.38 GiB: 0.9 that may be used - weights 0.098" in found.pool_text()
+
+
+def test_more_than_was_reckoned_is_refused_too(folder: Path) -> None:
+    with pytest.raises(
+        SettingsError, match=r"weights 0\.098 \+ activations 0\.49 .* a card with 2 "
+    ):
+        on_a_card(plan_of(folder)).measured(Measured(resident=100 * MIB, step=500 * MIB))
+
+
+@pytest.mark.parametrize("seqs", [1, 2, 3, 8, 9, 100, 216, 250, 256, 257, 272, 273, 1000])
+def test_as_many_graphs_are_counted_as_are_recorded(seqs: int) -> None:
+    assert num_graphs(seqs) == len(buckets(seqs))
+
+
+def test_the_log_says_how_an_engine_starts(
+    tiny_model: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "baton_engine")
+    small_engine(tiny_model("llama-gqa1"), overlap="on")
+    [line] = [each.getMessage() for each in caplog.records if "is ready" in each.getMessage()]
+    assert "200 KV blocks of 16 tokens, sequences of up to 1024" in line
+    assert line.endswith("by --kv-blocks; overlap on, no graphs")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs: gpu")
+def test_an_engine_on_a_card_leaves_the_share_that_it_was_told(
+    tiny_model: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "baton_engine")
+    engine = build_torch(
+        TorchSettings(
+            model=tiny_model("llama-gqa1"),
+            device="cuda",
+            dtype="bfloat16",
+            gpu_memory_utilization=0.5,
+            max_num_seqs=20,
+        )
+    )
+    free, total = torch.cuda.mem_get_info()
+    assert 0.4 * total < total - free <= 0.51 * total
+    assert engine.overlap
+    assert any("captured 6 batch sizes (20 ... 1)" in each for each in caplog.messages)

@@ -1,0 +1,67 @@
+"""Engines as numbers: shapes of models, and what they are asked to hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from baton_engine.config import ModelConfig, RopeConfig
+from baton_engine.sizing import Demand
+from baton_protocol.layout import KVLayout
+
+GIB = 1 << 30
+# Qwen3-8B's sizes.
+EIGHT_B: dict[str, int] = {
+    "vocab_size": 151936,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_layers": 36,
+    "num_heads": 32,
+    "num_kv_heads": 8,
+    "head_dim": 128,
+}
+
+
+def config_of(*, max_positions: int = 40960, tied: bool = False, **sizes: Any) -> ModelConfig:
+    """Qwen3-8B but for what is said."""
+    chosen: dict[str, Any] = {**EIGHT_B, **sizes}
+    return ModelConfig(
+        architecture="Qwen3ForCausalLM",
+        norm_eps=1e-6,
+        max_positions=max_positions,
+        tied=tied,
+        qkv_bias=False,
+        output_bias=False,
+        mlp_bias=False,
+        qk_norm=True,
+        rope=RopeConfig(type="default", theta=1e6),
+        eos_ids=(),
+        dtype="bfloat16",
+        **chosen,
+    )
+
+
+def demand_of(
+    config: ModelConfig | None = None,
+    *,
+    dtype: str = "bfloat16",
+    block_size: int = 16,
+    **asked: Any,
+) -> Demand:
+    """On CUDA, with graphs, steps of 2,048 tokens and 256 sequences, but for what is said."""
+    config = config or config_of()
+    layout = KVLayout(
+        num_layers=config.num_layers,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        block_size=block_size,
+        dtype=dtype,
+        chunk_blocks=1,
+    )
+    usual: dict[str, Any] = {
+        "device": "cuda",
+        "kernels": "triton",
+        "graphs": True,
+        "max_batched_tokens": 2048,
+        "max_num_seqs": 256,
+    }
+    return Demand(config=config, layout=layout, **{**usual, **asked})
