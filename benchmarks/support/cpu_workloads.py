@@ -6,6 +6,7 @@ no end of text, so that all sides compute the same number of tokens.
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -91,6 +92,26 @@ class Shape:
 
 MID = Shape(hidden=768, layers=16, mlp=2304, heads=12, kv_heads=4, head_dim=64)  # 116M parameters
 TINY = Shape(hidden=256, layers=4, mlp=768, heads=8, kv_heads=2, head_dim=32)
+
+
+def write_config(folder: Path, shape: Shape) -> None:
+    """What an engine needs to draw weights of this shape itself."""
+    config = {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "vocab_size": VOCAB,
+        "hidden_size": shape.hidden,
+        "num_hidden_layers": shape.layers,
+        "intermediate_size": shape.mlp,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": True,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
 
 
 def save_model(folder: Path, shape: Shape) -> int:
