@@ -1,16 +1,16 @@
 """Disaggregated = aggregated = Hugging Face, token for token, over HTTP on real processes.
 
-Axes: model x nodes x prefill pieces x size of the KV pool; inside each cell every prompt length,
-alone and 16 at once, cold and warm; in a tight pool also a crowd that outgrows it. `make test`
-covers each pair of axis values, `make test-long` the full product. References are `transformers
-generate` in fp32 (see tests/support/exactness).
+Axes: model x nodes x prefill pieces x size of the KV pool x overlapping steps x host tier;
+inside each cell every prompt length, alone and 16 at once, cold and warm; in a tight pool also a
+crowd that outgrows it. `make test` covers each pair of axis values, `make test-long` the full
+product. References are `transformers generate` in fp32 (see tests/support/exactness).
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import pytest
@@ -30,6 +30,7 @@ NODES = ((0, 1), (1, 1), (2, 2))
 # are admitted with 2 blocks each and grow to 10, so that some are preempted whatever the timing.
 CROWD, CROWD_TOKENS = range(17, 31), 128
 ROOMY_BLOCKS, TIGHT_BLOCKS = 1200, 44
+HOST_MEMORY = "8MiB"
 
 
 @dataclass(frozen=True)
@@ -38,11 +39,14 @@ class Cell:
     nodes: tuple[int, int]
     pieces: bool
     tight: bool
+    overlap: bool
+    host: bool
 
     def __str__(self) -> str:
         pieces = "pieces" if self.pieces else "whole"
         blocks = "tight" if self.tight else "roomy"
-        return f"{self.model}-{self.nodes[0]}+{self.nodes[1]}-{pieces}-{blocks}"
+        more = "-overlap" * self.overlap + "-host" * self.host
+        return f"{self.model}-{self.nodes[0]}+{self.nodes[1]}-{pieces}-{blocks}{more}"
 
     def flags(self, folder: Path) -> list[str]:
         prefill, decode = self.nodes
@@ -52,15 +56,19 @@ class Cell:
             *("--chunk-blocks", str(CHUNK_BLOCKS)),
             *("--kv-blocks", str(TIGHT_BLOCKS if self.tight else ROOMY_BLOCKS)),
             *("--max-batched-tokens", "7" if self.pieces else "2048"),
+            *("--overlap", "on" if self.overlap else "off"),
+            *("--host-kv-memory", HOST_MEMORY if self.host else "0"),
             *("--handoff", "always" if prefill else "auto"),
         ]
 
 
 ALL_CELLS = [
-    Cell(*values) for values in itertools.product(TINY_MODELS, NODES, (False, True), (False, True))
+    Cell(model, nodes, *switches)
+    for model, nodes in itertools.product(TINY_MODELS, NODES)
+    for switches in itertools.product((False, True), repeat=4)
 ]
 PAIRWISE = [
-    Cell(model, nodes, bool((i + j) % 2), bool((i // 2 + j) % 2))
+    Cell(model, nodes, *(bool((bit + j) % 2) for bit in (i, i // 2, i // 4, i + i // 2)))
     for i, model in enumerate(TINY_MODELS)
     for j, nodes in enumerate(NODES)
 ]
@@ -68,9 +76,11 @@ PAIRWISE = [
 
 def test_the_short_matrix_holds_each_pair_of_axis_values() -> None:
     def pairs(cells: list[Cell]) -> set[object]:
-        rows = [(c.model, c.nodes, bool(c.pieces), bool(c.tight)) for c in cells]
+        rows = [astuple(cell) for cell in cells]
         return {
-            (a, b, row[a], row[b]) for row in rows for a, b in itertools.combinations(range(4), 2)
+            (a, b, row[a], row[b])
+            for row in rows
+            for a, b in itertools.combinations(range(len(row)), 2)
         }
 
     assert pairs(PAIRWISE) == pairs(ALL_CELLS)

@@ -11,7 +11,7 @@ from tests.support.cluster import SIM, Cluster
 
 # Slow enough that a fault's moment lies between two steps, not between two lines of code.
 SLOW_PREFILL = ("--sim-prefill-ms-per-token=1", "--max-batched-tokens=32")
-SLOW_DECODE = ("--sim-decode-ms=10",)
+SLOW_DECODE = ("--sim-decode-ms=10", "--overlap=on")
 # Shorter than a stream: what a node that ends still has is moved.
 HASTY = "--drain-timeout=0.05"
 # What a table's row waits for when only an engine stands still.

@@ -76,6 +76,7 @@ def torch_pool(torch_flags: list[str]) -> Iterator[Cluster]:
         *(1, 2),
         flags=torch_flags,
         prefill_flags=["--max-batched-tokens=32"],
+        decode_flags=["--overlap=on"],
         router_flags=["--handoff=always", "--stall-timeout=4"],
         store=three_servers(),
     )

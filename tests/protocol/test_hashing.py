@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_protocol.hashing import chunk_hashes, extend_hashes, root_hash, tenant_salt
+from baton_protocol.hashing import block_hasher, chunk_hashes, extend_hashes, root_hash, tenant_salt
 from baton_protocol.ids import Fingerprint
 
 TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=60)
@@ -76,6 +76,13 @@ def test_adapter_salt_and_extra_are_part_of_the_name() -> None:
 def test_a_chunk_is_named_by_its_last_block() -> None:
     blocks = extend_hashes(ROOT, range(14), 2)
     assert chunk_hashes(blocks, 3) == [blocks[2], blocks[5]]
+
+
+def test_blocks_named_one_by_one_have_the_names_of_their_chain() -> None:
+    first, second = extend_hashes(ROOT, range(8), 4, [b"image", b""])
+    name = block_hasher(4)
+    assert name(ROOT, range(4), b"image") == first
+    assert name(first, range(4, 8)) == second
 
 
 def test_an_id_that_is_no_token_is_refused() -> None:
