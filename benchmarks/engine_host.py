@@ -35,12 +35,15 @@ from baton_engine.attention import StepAttention, TorchAttention
 from baton_engine.blocks import BlockPool
 from baton_engine.config import ModelConfig, RopeConfig
 from baton_engine.core import EngineCore
+from baton_engine.decode_steps import DecodeSteps
+from baton_engine.draws import Draws
+from baton_engine.kernels.ops import TorchOps
 from baton_engine.models.decoder import Decoder
 from baton_engine.models.slots import WeightSlots
 from baton_engine.sequence import Sequence as Choice
 from baton_engine.torch_memory import TorchMemory
 from baton_engine.torch_runner import TorchRunner
-from baton_protocol.ids import Fingerprint, RequestId
+from baton_protocol.ids import BlockId, Fingerprint, RequestId
 from baton_protocol.layout import KVLayout
 from baton_protocol.request import Request
 from baton_protocol.sampling import SamplingParams
@@ -48,6 +51,7 @@ from benchmarks.support.figures import Verdict, at_most, exit_code, machine, spr
 
 LIVE = 256
 PROMPT = (256, 768)  # tokens; of all lengths, so that in each step a sixteenth begins a block
+LONGEST = 4096  # tokens that a padded line's table has room for
 STEP_LIMIT_MS = 0.5
 FLOOR_STEP_MS = 3.4
 BOOKS_SHARE = 0.01
@@ -83,6 +87,8 @@ CASES = (
     ("core alone, overlap", 0.0, True),
     ("torch runner, greedy", 0.0, False),
     ("torch runner, sampled", 0.6, False),
+    ("padded runner, greedy", 0.0, False),
+    ("padded runner, sampled", 0.6, False),
 )
 # The parts of the prefix cache's books; none of them calls another.
 BOOKS = (
@@ -104,11 +110,21 @@ class SameToken:
         return Ready([self._result if row.samples else self._nothing for row in rows])
 
 
-class Zeros(Decoder):
-    """A model whose hidden states and logits are 0: greedy says id 0."""
+class NoDraw(TorchOps):
+    """Drawing is the device's work, as the model is."""
 
     def __init__(self) -> None:
-        super().__init__(MODEL, WeightSlots(torch.float32, torch.device("cpu")))
+        self._ids_S = torch.zeros(LIVE, dtype=torch.int64)
+
+    def draw(self, logits_SV: torch.Tensor, draws: Draws) -> torch.Tensor:
+        return self._ids_S[: len(logits_SV)]
+
+
+class Zeros(Decoder):
+    """A model that costs nothing, and says id 0."""
+
+    def __init__(self) -> None:
+        super().__init__(MODEL, WeightSlots(torch.float32, torch.device("cpu"), NoDraw()))
         self._hidden_TD = torch.zeros(LIVE * PROMPT[1], 1)
         self._logits_SV = torch.zeros(LIVE, VOCAB)
 
@@ -119,6 +135,15 @@ class Zeros(Decoder):
 
     def logits(self, hidden_SD: torch.Tensor) -> torch.Tensor:
         return self._logits_SV[: len(hidden_SD)]
+
+
+class StillAttention(TorchAttention):
+    """Takes inputs that keep their place, and is never asked to attend over them."""
+
+    def over(
+        self, slots_P: torch.Tensor, lengths_P: torch.Tensor, table_PM: torch.Tensor
+    ) -> StepAttention:
+        return self.begin([Row([0], 0, [BlockId(0)])])
 
 
 def make_engine(kind: str, temperature: float, steps: int, *, overlap: bool = False) -> EngineCore:
@@ -137,10 +162,7 @@ def make_engine(kind: str, temperature: float, steps: int, *, overlap: bool = Fa
         eos_ids=(),
     )
     memory = TorchMemory(LAYOUT, num_blocks, torch.device("cpu"))
-    runner: Runner = SameToken(memory)
-    if kind == "torch runner":
-        runner = TorchRunner(Zeros(), memory, TorchAttention(memory, 1, ()))
-    engine = EngineCore(info, runner, overlap=overlap)
+    engine = EngineCore(info, make_runner(kind, memory), overlap=overlap)
     draw = random.Random(0)
     fill = [PROMPT[1]] * (1 + num_blocks * LAYOUT.block_size // PROMPT[1])
     _submit(engine, draw, fill, 1, temperature, "old")
@@ -151,6 +173,17 @@ def make_engine(kind: str, temperature: float, steps: int, *, overlap: bool = Fa
         pass
     assert engine.load().running == LIVE
     return engine
+
+
+def make_runner(kind: str, memory: TorchMemory) -> Runner:
+    """The core's own; as on a CPU; or padded, as on a GPU, where what remains is one replay."""
+    if kind == "core alone":
+        return SameToken(memory)
+    model, attention = Zeros(), StillAttention(memory, 1, ())
+    width = LONGEST // LAYOUT.block_size if kind == "padded runner" else 0
+    sizes = (LIVE,) if width else ()
+    steps = DecodeSteps(model, memory, attention, sizes=sizes, width=width)
+    return TorchRunner(model, memory, attention, steps)
 
 
 def _submit(

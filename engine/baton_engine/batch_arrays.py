@@ -28,7 +28,7 @@ from baton_engine.draws import (
     streams_of,
 )
 from baton_engine.noise import keys_at
-from baton_engine.step_rows import Ints, PlainRows, ints, plain_rows, says_nothing
+from baton_engine.step_rows import Ints, PlainRows, plain_rows, says_nothing
 from baton_protocol.ids import BlockId
 from baton_protocol.sampling import SamplingParams
 
@@ -124,8 +124,8 @@ class BatchArrays:
         rows = [asked.rows[row] for row in order_R.tolist()]
         starts_R = asked.starts_R[order_R]
         if self._drawn:
-            positions_R = ints([each.position for each in asked.samples])[order_R]
-            keys = keys_at(self._streams_R, positions_R.astype(np.uint64))
+            positions_R = (starts_R + 1).astype(np.uint64)  # of the tokens that are drawn
+            keys = keys_at(self._streams_R, positions_R)
             self._columns_6R[KEY_A], self._columns_6R[KEY_B] = keys
         self.tables.move(starts_R, rows)
         return Batch(

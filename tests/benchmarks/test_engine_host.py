@@ -10,7 +10,7 @@ from benchmarks.engine_host import BOOKS, LIVE, books_ms, host_ms, make_engine, 
 STEPS = 20  # over a block: each request begins one
 
 
-@pytest.mark.parametrize("kind", ["core alone", "torch runner"])
+@pytest.mark.parametrize("kind", ["core alone", "torch runner", "padded runner"])
 def test_all_requests_generate_in_each_step(kind: str) -> None:
     engine = make_engine(kind, 0.6, STEPS)
     result = engine.step()
