@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 
 from baton_engine.api import Row
+from baton_engine.bf16_products import multiplies_bf16, prompt_attention
 from baton_engine.decode_rows import (
     DecodeRows,
     Places,
@@ -128,6 +129,8 @@ class TorchStep:
     def __init__(self, kv: PagedKV, windows: Sequence[int | None], rows: Sequence[Row]) -> None:
         self._kv = kv
         self._block_size = kv.block_size
+        bf16 = kv.device.type == "cpu" and kv.pool.dtype == torch.bfloat16
+        self._products = bf16 and multiplies_bf16()
         self._slots_T = self._slots_of(rows)
         self._targets = kv.slot_rows(self._slots_T)
         divisions = {window: self._divide(rows, window) for window in dict.fromkeys(windows)}
@@ -171,15 +174,17 @@ class TorchStep:
         k_TKH: torch.Tensor,
         v_TKH: torch.Tensor,
     ) -> torch.Tensor:
-        tokens, heads, dim = q_TNH.shape
-        kv_heads = self._kv.num_kv_heads
-        group = heads // kv_heads
-        q_KGTH = q_TNH.view(tokens, kv_heads, group, dim).permute(1, 2, 0, 3)
+        kv_heads, dim = self._kv.num_kv_heads, self._kv.head_dim
         if piece.source is None:
             k_KSH, v_KSH = k_TKH.transpose(0, 1), v_TKH.transpose(0, 1)
         else:
             kv = self._kv.gather(layer, piece.source).view(2, kv_heads, -1, dim)
             k_KSH, v_KSH = kv[:, :, : piece.keys]
+        if self._products and piece.mask is not None:
+            return prompt_attention(q_TNH, k_KSH, v_KSH, piece.mask)
+        tokens, heads, dim = q_TNH.shape
+        group = heads // kv_heads
+        q_KGTH = q_TNH.view(tokens, kv_heads, group, dim).permute(1, 2, 0, 3)
         shape = (kv_heads, group, k_KSH.shape[1], dim)
         out_KGTH = F.scaled_dot_product_attention(
             q_KGTH,
@@ -256,7 +261,7 @@ class TorchStep:
         if row.start:
             table_M = np.asarray(row.blocks[seen.start : seen.stop], np.int64)
             source = self._kv.page_rows(table_M[None, :])
-        if row.start or (window is not None and window < tokens):
+        if self._products or row.start or (window is not None and window < tokens):
             mask = self._kv.additive(_visible(queries[:, None], keys[None, :], window))
         return _Piece(begin, begin + tokens, len(keys), source, mask)
 

@@ -8,10 +8,8 @@ they are read again. In fp32 on a CPU two sparse operators do without. Scores ar
 where a row has keys, and outputs are sums of V weighted by them, an embedding bag: each key and
 value is read once, where it lies. One layer of 16 rows with 176 keys of 4 kv heads of 64 took 0.8
 instead of 1.5 ms, 4 rows with 2,048 keys 2.7 instead of 5.1, 8 kv heads of 128 9 instead of 40.
-The sampled product has no bf16, and a dense one rounds scores to bf16: there values are read where
-they lie, and keys are widened to fp32, a few rows at a time, so that they stay in a cache. 16 rows
-with 270 keys took 0.5 instead of 0.7 ms, on one thread with 1,100 keys 3.1 instead of 5.8, and with
-as many kv heads as heads, 8 and 270 keys, 1.2 instead of 4.1.
+The sampled product has no bf16: there values are read where they lie, and keys are copied, a few
+rows at a time, so that they stay in a cache, and multiplied (`bf16_products`). FIGURES
 
 Shapes: R rows, M blocks of the longest, S keys, N query heads, K kv heads, G = N / K, X some rows'
 kv heads, H head_dim, B block size.
@@ -28,11 +26,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from baton_engine.bf16_products import wide_scores
 from baton_engine.paged_kv import PagedKV, Table, Visible
 
-# Numbers of keys that are widened at one time, 4 MB: fewer take more calls, and more do not stay in
+# Numbers of keys that are copied at one time, 2 MB: fewer take more calls, and more do not stay in
 # a cache.
-MAX_WIDENED = 1 << 20
+MAX_COPIED = 1 << 20
 # Tokens of the step, or rows of a group: a slice where they stand together, else their indices.
 Places = slice | torch.Tensor
 
@@ -60,7 +59,7 @@ def decode_rows(kv: PagedKV, places: Places, table_RM: Table, visible_RS: Visibl
 
 def rows_in_place(kv: PagedKV, places: Places, table_RM: Table, visible_RS: Visible) -> RowsInPlace:
     """As `decode_rows`, where the pool can be read in place."""
-    kind = SampledRows if kv.pool.dtype == torch.float32 else WidenedRows
+    kind = SampledRows if kv.pool.dtype == torch.float32 else CopiedKeys
     return kind(kv, places, table_RM, visible_RS)
 
 
@@ -108,6 +107,7 @@ class RowsInPlace(ABC):
         self._kv = kv
         self._scale = kv.head_dim**-0.5
         rows, keys = visible_RS.shape
+        self._keys = keys
         self._slots = torch.from_numpy(_slots(kv, table_RM, visible_RS))
         self._bags = torch.arange(0, rows * kv.num_heads * keys, keys)
 
@@ -123,7 +123,7 @@ class RowsInPlace(ABC):
 
     @abstractmethod
     def _score(self, layer: int, q_RNH: torch.Tensor) -> torch.Tensor:
-        """float32 [R, N, S]; -inf where a row does not see a key."""
+        """float32 [R, N, S], or more than S; -inf where a row does not see a key."""
         ...
 
     def _sums(self, layer: int, weights_RNS: torch.Tensor) -> torch.Tensor:
@@ -132,7 +132,7 @@ class RowsInPlace(ABC):
         out, *_ = torch.embedding_bag(
             *(v_slots, self._slots, self._bags),
             mode=0,  # sums
-            per_sample_weights=weights_RNS.view(-1).to(v_slots.dtype),
+            per_sample_weights=weights_RNS[..., : self._keys].to(v_slots.dtype).view(-1),
         )
         return out.view(*weights_RNS.shape[:2], -1)
 
@@ -165,13 +165,13 @@ class SampledRows(RowsInPlace):
         return scores_RNS if self._mask is None else scores_RNS + self._mask
 
 
-class WidenedRows(RowsInPlace):
-    """Widens keys to fp32, those of a few rows, or of some blocks of a long one, at a time."""
+class CopiedKeys(RowsInPlace):
+    """Copies keys, those of a few rows, or of some blocks of a long one, at a time."""
 
     def __init__(self, kv: PagedKV, places: Places, table_RM: Table, visible_RS: Visible) -> None:
         super().__init__(kv, places, table_RM, visible_RS)
         rows, blocks = table_RM.shape
-        most = max(1, MAX_WIDENED // (kv.num_kv_heads * kv.block_size * kv.head_dim))
+        most = max(1, MAX_COPIED // (kv.num_kv_heads * kv.block_size * kv.head_dim))
         width = min(blocks, most)
         height = max(1, most // blocks)
         self._parts = [
@@ -183,26 +183,32 @@ class WidenedRows(RowsInPlace):
             for row in range(0, rows, height)
             for block in range(0, blocks, width)
         ]
-        self._hidden = None if visible_RS.all() else torch.from_numpy(~visible_RS[:, None])
-        self._keys = visible_RS.shape[1]
+        self._width = blocks * kv.block_size
+        seen = np.zeros((rows, self._width), np.bool_)
+        seen[:, : visible_RS.shape[1]] = visible_RS
+        self._hidden = None if seen.all() else torch.from_numpy(~seen[:, None])
 
     def _score(self, layer: int, q_RNH: torch.Tensor) -> torch.Tensor:
+        """Of whole blocks, so that no product has gaps between its matrices."""
         rows, heads, dim = q_RNH.shape
-        q_RKGH = (q_RNH.float() * self._scale).view(rows, self._kv.num_kv_heads, -1, dim)
-        scores_RKGS = torch.empty(*q_RKGH.shape[:3], self._keys)
-        for part in self._parts:
-            to_RKGS = scores_RKGS[part.rows, ..., part.keys]
-            q_XGH = q_RKGH[part.rows].flatten(0, 1)
-            k_XSH = self._kv.gather_wide(layer, part.pages).view(len(q_XGH), -1, dim)
-            k_XHS = k_XSH[:, : to_RKGS.shape[-1]].transpose(1, 2)
-            if to_RKGS.is_contiguous():
-                torch.bmm(q_XGH, k_XHS, out=to_RKGS.flatten(0, 1))
-            else:
-                to_RKGS.copy_(torch.bmm(q_XGH, k_XHS).view_as(to_RKGS))
+        q_RKGH = q_RNH.reshape(rows, self._kv.num_kv_heads, -1, dim)
+        parts = [self._score_part(layer, q_RKGH, part) for part in self._parts]
+        if len(parts) == 1:
+            scores_RKGS = parts[0]
+        else:
+            scores_RKGS = torch.empty(*q_RKGH.shape[:3], self._width)
+            for part, scores in zip(self._parts, parts, strict=True):
+                scores_RKGS[part.rows, ..., part.keys] = scores
         scores_RNS = scores_RKGS.view(rows, heads, -1)
         if self._hidden is not None:
             scores_RNS.masked_fill_(self._hidden, -torch.inf)  # whatever stands there
         return scores_RNS
+
+    def _score_part(self, layer: int, q_RKGH: torch.Tensor, part: _Part) -> torch.Tensor:
+        q_XGH = q_RKGH[part.rows].flatten(0, 1)
+        k_XSH = self._kv.gather(layer, part.pages).view(len(q_XGH), -1, q_XGH.shape[-1])
+        scores_XGS = wide_scores(q_XGH, k_XSH, self._scale)
+        return scores_XGS.view(-1, *q_RKGH.shape[1:3], k_XSH.shape[1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,9 @@ from baton_protocol.layout import KVLayout, default_chunk_blocks
 CPU_KV_BYTES = 1 << 30
 # Of what a CPU's machine has free: the rest is for what others may still want.
 CPU_SHARE = 0.9
+# A step's tokens by default: on a CPU in bf16 as many as it computes in the time of 256 in fp32.
 BATCHED_TOKENS = {"cpu": 256, "cuda": 2048}
+BATCHED_TOKENS_CPU_BF16 = 512
 
 
 def demand_of(
@@ -38,12 +40,17 @@ def demand_of(
         device=device,
         kernels=kernels,
         graphs=device == "cuda" and kernels == "triton" and not settings.enforce_eager,
-        max_batched_tokens=settings.max_batched_tokens or BATCHED_TOKENS[device],
+        max_batched_tokens=settings.max_batched_tokens or _batched_tokens(device, layout.dtype),
         max_num_seqs=settings.max_num_seqs,
         max_model_len=wanted,
         kv_memory=settings.kv_memory,
         kv_blocks=settings.kv_blocks,
     )
+
+
+def _batched_tokens(device: str, dtype: str) -> int:
+    bf16_on_cpu = device == "cpu" and dtype == "bfloat16"
+    return BATCHED_TOKENS_CPU_BF16 if bf16_on_cpu else BATCHED_TOKENS[device]
 
 
 def layout_of(settings: TorchSettings, config: ModelConfig) -> KVLayout:

@@ -48,7 +48,6 @@ class PagedKV:
         self.k_slots = views(0)
         self.v_slots = views(layout.num_kv_heads)
         self._copy = pages[:0]
-        self._wide = torch.empty(0, layout.block_size * layout.head_dim)
 
     def page_rows(self, table_RM: Table) -> torch.Tensor:
         """Pages of K and V, ordered [2, R, K, M] and flattened."""
@@ -78,15 +77,6 @@ class PagedKV:
                 len(source), self._copy.shape[1], dtype=self.pool.dtype, device=self.device
             )
         return torch.index_select(self.pages[layer], 0, source, out=self._copy[: len(source)])
-
-    def gather_wide(self, layer: int, source: torch.Tensor) -> torch.Tensor:
-        """The same in float32, valid until the next of either."""
-        pages = self.gather(layer, source)
-        if pages.dtype == torch.float32:
-            return pages
-        if len(self._wide) < len(source):
-            self._wide = torch.empty(len(source), pages.shape[1], device=self.device)
-        return self._wide[: len(source)].copy_(pages)
 
     def additive(self, visible: Visible) -> torch.Tensor:
         """0 where visible, else -inf: torch would make this of a bool mask in each layer."""

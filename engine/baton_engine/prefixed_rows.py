@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from baton_engine.api import Row
+from baton_engine.bf16_products import wide_scores
 from baton_engine.decode_rows import Places, RowsInPlace, log_sum
 from baton_engine.paged_kv import PagedKV, Table
 
@@ -113,8 +114,7 @@ class PrefixedRows:
         own_RNH, logsum_RN = self._attend_own(layer, q_RNH)
         out_RNH = own_RNH.float()
         out_RKGH, logsum_RKG = out_RNH.view(*by_head, dim), logsum_RN.view(by_head)
-        q_RKGH = (q_RNH.float() * self._scale).view(*by_head, dim)
-        q_KXH = q_RKGH.transpose(0, 1).reshape(by_head[1], -1, dim)
+        q_KXH = q_RNH.reshape(*by_head, dim).transpose(0, 1).reshape(by_head[1], -1, dim)
         for source in self._sources:
             part_RKGH, sum_RKG = self._attend_shared(layer, source, q_KXH, by_head)
             weight_RKG = (sum_RKG - logsum_RKG).sigmoid()
@@ -134,10 +134,10 @@ class PrefixedRows:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Over the keys of some blocks, all of which every row sees."""
         rows, kv_heads, group = by_head
-        k_KSH, v_KSH = self._kv.gather_wide(layer, source).view(2, kv_heads, -1, q_KXH.shape[-1])
-        scores_KXS = torch.bmm(q_KXH, k_KSH.transpose(1, 2))
+        k_KSH, v_KSH = self._kv.gather(layer, source).view(2, kv_heads, -1, q_KXH.shape[-1])
+        scores_KXS = wide_scores(q_KXH, k_KSH, self._scale)
         weights_KXS = scores_KXS.softmax(-1)
-        out_KXH = torch.bmm(weights_KXS, v_KSH)
+        out_KXH = torch.bmm(weights_KXS.to(v_KSH.dtype), v_KSH).float()
         logsum_KX = log_sum(scores_KXS, weights_KXS)
         return (
             out_KXH.view(kv_heads, rows, group, -1).transpose(0, 1),

@@ -30,6 +30,10 @@ SAMPLING_BYTES = {"triton": 12, "torch": 32}
 # Without kernels rows that decode are computed in groups that see no more.
 GROUP_BLOCKS = 8192
 SCORE_BYTES = 20  # its place, and three times the score
+# In bf16 on a CPU a prompt's scores are computed some at a time, 4 MB: more leave the cache between
+# two passes over them. Each is there as two products, in float32 twice, and as a weight.
+SCORES_AT_ONCE = 1 << 20
+PRODUCT_BYTES = 14
 # Libraries' workspaces, small tensors, what the allocator cannot use again.
 SPARE_BYTES = {"cpu": 64 << 20, "cuda": 384 << 20}
 # What the driver keeps of one recorded step: some 10 launches for each of a model's layers.
@@ -168,9 +172,9 @@ def _step_bytes(demand: Demand, tokens: int) -> int:
 
 def _reading_bytes(demand: Demand, length: int) -> int:
     """Of what attention makes without kernels, for one layer at a time: for a piece of a prompt a
-    copy of the K and V before it, and a mask; for rows that decode a copy of all that they see, or
-    in float32 on a CPU, where they read it in place, scores and where they stand. Copies may be
-    made twice: as K and V lie in the pool, and as the product wants them."""
+    copy of the K and V before it, a mask, and in bf16 on a CPU scores; for rows that decode a copy
+    of all that they see, or in float32 on a CPU, where they read it in place, scores and where they
+    stand. Copies may be made twice: as K and V lie in the pool, and as the product wants them."""
     layout = demand.layout
     blocks = min(GROUP_BLOCKS, demand.max_num_seqs * blocks_for(demand, length))
     copied = length
@@ -179,6 +183,11 @@ def _reading_bytes(demand: Demand, length: int) -> int:
         scores = SCORE_BYTES * demand.config.num_heads * blocks * layout.block_size
     else:
         copied = max(length, blocks * layout.block_size)
+    if (demand.device, layout.dtype) == ("cpu", "bfloat16"):
+        tokens = min(demand.max_batched_tokens, length)
+        one_token = demand.config.num_heads // layout.num_kv_heads * length
+        most = max(SCORES_AT_ONCE, one_token)
+        scores = PRODUCT_BYTES * min(demand.config.num_heads * tokens * length, most)
     mask = min(demand.max_batched_tokens, length) * length * (demand.item + 2)
     copies = 2 * 2 * layout.num_kv_heads * layout.head_dim * copied * demand.item
     return copies + scores + mask

@@ -21,6 +21,7 @@ from baton_engine.decode_steps import decode_steps
 from baton_engine.digest import tensor_digests
 from baton_engine.dummy_weights import dummy_digests, fill_slots
 from baton_engine.errors import SettingsError
+from baton_engine.freed_memory import keep_freed_memory
 from baton_engine.host_tier import CopiedBlocks, HostMemory
 from baton_engine.kernels.choice import attention_for
 from baton_engine.kernels.ops import ops_for
@@ -93,6 +94,8 @@ def _load_model(settings: TorchSettings, plan: Plan) -> Decoder:
         os.environ.setdefault(cache, PRODUCTS_KEPT)
     if plan.device.type == "cuda":
         torch.cuda.set_device(plan.device)  # kernels are launched on the current one
+    else:
+        keep_freed_memory()
     slots = WeightSlots(TORCH_DTYPES[plan.layout.dtype], plan.device, ops_for(plan.kernels))
     model = build_model(plan.config, slots)
     if settings.load_format == "dummy":

@@ -52,9 +52,27 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Considered:
+    """One way that was weighed. `predicted_ms` is the sum of what it is made of, milliseconds each:
+    the queue ahead, computing what is uncached, fetching what outlasts that, and what it takes from
+    sequences that decode there already."""
+
+    decode: NodeId
+    prefill: NodeId | None
+    predicted_ms: float
+    queue_ms: float
+    compute_ms: float
+    fetch_ms: float
+    slowdown_ms: float
+    cached_tokens: int
+    uncached: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
     """`uncached` prompt tokens are to be computed; they are what is booked, on the prefill node if
-    there is one. `predicted_ms`: until the request decodes, its burden on others included."""
+    there is one. `predicted_ms`: until the request decodes, its burden on others included.
+    `considered` are the best ways that were weighed, the cheapest first."""
 
     decode: NodeId
     prefill: NodeId | None
@@ -62,6 +80,7 @@ class Placement:
     explanation: str
     predicted_ms: float
     uncached: int
+    considered: tuple[Considered, ...] = ()
 
     def line(self) -> str:
         """The value of x-baton-placement."""

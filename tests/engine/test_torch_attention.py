@@ -40,7 +40,7 @@ SPANS = {
 WINDOWS: list[tuple[int | None, ...]] = [(), (6, 6), (None, 16), (1, 40)]
 
 
-# In fp32 keys are read where they lie; in bf16 from a wider copy, here of a few blocks at a time.
+# In fp32 keys are read where they lie; in bf16 from a copy, here of a few blocks at a time.
 # Elsewhere than on a CPU all is copied.
 @pytest.mark.parametrize("in_place", [True, False])
 @pytest.mark.parametrize(("dtype", "near"), [("float32", 1e-5), ("bfloat16", 1e-2)])
@@ -56,7 +56,7 @@ def test_attention_equals_the_definition(
     in_place: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(decode_rows, "MAX_WIDENED", 7 * heads[1] * BLOCK * DIM)
+    monkeypatch.setattr(decode_rows, "MAX_COPIED", 7 * heads[1] * BLOCK * DIM)
     for module in (attention, decode_rows):
         monkeypatch.setattr(module, "reads_in_place", lambda _: in_place)
     num_heads, kv_heads = heads

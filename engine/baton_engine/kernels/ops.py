@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from baton_engine.attention import StepAttention
+from baton_engine.bf16_products import rms_norm
 from baton_engine.draws import Draws
 from baton_engine.kernels.choice import Kernels
 from baton_engine.models.rope import RopeTables, rotate
@@ -72,7 +73,7 @@ class TorchOps:
     ) -> torch.Tensor:
         if delta_TD is not None:
             x_TD += delta_TD
-        return F.rms_norm(x_TD, (x_TD.shape[-1],), weight_D, eps)
+        return _norm(x_TD, weight_D, eps)
 
     def silu_mul(self, gate_up_TF: torch.Tensor) -> torch.Tensor:
         gate_TF, up_TF = gate_up_TF.chunk(2, dim=-1)
@@ -90,13 +91,22 @@ class TorchOps:
         both = (num_heads + heads_TZH.shape[1]) // 2  # N + K
         qk_TXH = heads_TZH[:, :both]
         if norm is not None:
-            qk_TXH = F.rms_norm(qk_TXH, (qk_TXH.shape[-1],), None, norm.eps) * norm.weight_XH
+            qk_TXH = _norm(qk_TXH, norm.weight_XH, norm.eps)
         qk_TXH = rotate(qk_TXH, rope)
         q_TNH, k_TKH = qk_TXH[:, :num_heads], qk_TXH[:, num_heads:]
         return attention.attend(layer, q_TNH, k_TKH, heads_TZH[:, both:])
 
     def draw(self, logits_SV: torch.Tensor, draws: Draws) -> torch.Tensor:
         return draw(logits_SV, draws)
+
+
+def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    if x.dtype == torch.bfloat16 and x.device.type == "cpu":
+        return rms_norm(x, weight, eps)
+    size = x.shape[-1:]
+    if weight.dim() == 1:
+        return F.rms_norm(x, size, weight, eps)
+    return F.rms_norm(x, size, None, eps) * weight
 
 
 TORCH_OPS = TorchOps()
