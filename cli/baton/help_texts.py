@@ -71,9 +71,11 @@ ROUTER_EXAMPLES = """\
 examples:
   baton router --redis-index redis://host:6379 --host 0.0.0.0
   baton router --nodes http://10.0.0.7:9000,http://10.0.0.8:9000
+  baton router --redis-index URL --otlp-endpoint http://collector:4318
   BATON_TENANT_SECRET=... baton router --redis-index URL --api-keys FILE --sharing tenant
 
 routes: /v1/chat/completions /v1/completions /v1/models /health /ready /metrics /pool
+        /requests/ID
         POST /nodes/NODE/drain, POST /nodes/NODE/resume
 """
 
@@ -88,6 +90,20 @@ examples:
 
 The chart runs it as a pod. It logs in as the pod's service account, else by KUBECONFIG. The
 variable POD_NAMESPACE names its own namespace. SIGTERM ends it; pools go on serving.
+"""
+
+EXPLAIN = """\
+Say how a router served a request: what it weighed, where the request ran and why, what that was to
+take and what it took. A router knows the requests that run, and the last ones that ended."""
+
+EXPLAIN_EXAMPLES = """\
+examples:
+  baton explain 8c1f0c2e4b7d4f0e9a61c3d2b5e7f809
+  BATON_API_KEY=... baton explain chatcmpl-8c1f0c2e4b7d4f0e9a61c3d2b5e7f809 --url http://host:8000
+  baton explain ID --json
+
+The id is the answer's x-baton-request-id; its first eight digits are the last ones of its router's
+name in /pool. Of a call with several prompts, ID-0 is the first of them.
 """
 
 GENERATE = """\

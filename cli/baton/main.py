@@ -19,12 +19,12 @@ from baton import help_texts as texts
 from baton.bench_options import LatencyOptions, ThroughputOptions
 from baton.environment import own_variables
 from baton.errors import CommandError, UsageError
+from baton.explain_options import ExplainOptions
+from baton.fetch_options import FetchDemoOptions, FetchOptions
 from baton.flags import add_flags, flags_of, merge
 from baton.generate_options import GenerateOptions
 from baton.options import (
     CommonOptions,
-    FetchDemoOptions,
-    FetchOptions,
     NodeOptions,
     OperatorOptions,
     RouterOptions,
@@ -76,6 +76,7 @@ COMMANDS = (
     Command(
         "model fetch-demo", FetchDemoOptions, "baton.model_command:fetch_demo", texts.FETCH_DEMO
     ),
+    Command("explain", ExplainOptions, "baton.explain:run", texts.EXPLAIN, texts.EXPLAIN_EXAMPLES),
     Command("version", VersionOptions, "baton.model_command:version", texts.VERSION),
 )
 

@@ -8,7 +8,8 @@ from importlib.metadata import version as installed
 from pathlib import Path
 
 from baton.errors import CommandError
-from baton.options import FetchDemoOptions, VersionOptions
+from baton.fetch_options import FetchDemoOptions
+from baton.options import VersionOptions
 from baton_protocol import PROTOCOL_VERSION
 
 

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from baton.errors import CommandError, UsageError
+from baton.fetch_options import FetchOptions
 from baton.fetched import Fetched, Wanted
 from baton.hub import DEFAULT_ENDPOINT, PAUSES_S, Hub, open_session
 from baton.logs import configure
-from baton.options import FetchOptions
 from baton.sizes import about_size
 from baton.store import logged_in
 from baton_engine.digest import keep_digests

@@ -16,13 +16,16 @@ CommonOptions
 |-- TenantOptions         who may ask a router, and what its tenants share
 |   |-- RouterOptions
 |   `-- UpOptions
+|-- TraceOptions          where spans go
+|   |-- NodeOptions, RouterOptions, UpOptions
 |-- StoreLoginOptions     who logs in to a Redis of the user's
 |   |-- NodeOptions, RouterOptions, UpOptions
-|   `-- FetchOptions      `baton model fetch`
+|   `-- FetchOptions      `baton model fetch` (see fetch_options)
 |-- ChildOptions          what else a process is told that `baton up` started
 |   |-- NodeOptions
 |   `-- RouterOptions
-|-- FetchDemoOptions      `baton model fetch-demo`
+|-- FetchDemoOptions      `baton model fetch-demo` (see fetch_options)
+|-- ExplainOptions        `baton explain` (see explain_options)
 |-- OperatorOptions       `baton operator`
 `-- VersionOptions        `baton version`
 """
@@ -74,6 +77,17 @@ class StoreLoginOptions(CommonOptions):
 
     redis_username: str = flag("", "user name", metavar="NAME", secret=True)
     redis_password: str = flag("", "password, in any characters", metavar="WORD", secret=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceOptions(CommonOptions):
+    TITLE = "traces"
+
+    otlp_endpoint: str = flag(
+        "",
+        "OpenTelemetry collector for spans (default: OTEL_EXPORTER_OTLP_ENDPOINT)",
+        metavar="URL",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +211,7 @@ class ExchangeOptions(CommonOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodeOptions(EngineOptions, ExchangeOptions, StoreLoginOptions, ChildOptions):
+class NodeOptions(EngineOptions, ExchangeOptions, StoreLoginOptions, TraceOptions, ChildOptions):
     TITLE = "node"
 
     node: str = flag("", "the node's name in its pool (default: role and pid)", metavar="NAME")
@@ -254,6 +268,11 @@ class ServingOptions(CommonOptions):
     keepalive: float = flag(
         15.0, "between comment lines of a stream that waits", metavar="SECONDS", least=0.1
     )
+    explain_requests: int = flag(
+        1000,
+        "requests that ended whose explanation is kept, see baton explain; 0 keeps none",
+        least=0,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,7 +294,7 @@ class TenantOptions(CommonOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RouterOptions(ServingOptions, TenantOptions, StoreLoginOptions, ChildOptions):
+class RouterOptions(ServingOptions, TenantOptions, StoreLoginOptions, TraceOptions, ChildOptions):
     TITLE = "router"
 
     host: str = flag("127.0.0.1", "address to listen on")
@@ -300,7 +319,13 @@ class RouterOptions(ServingOptions, TenantOptions, StoreLoginOptions, ChildOptio
 
 @dataclass(frozen=True, kw_only=True)
 class UpOptions(
-    EngineOptions, ExchangeOptions, ServingOptions, TenantOptions, StoreLoginOptions, ChildOptions
+    EngineOptions,
+    ExchangeOptions,
+    ServingOptions,
+    TenantOptions,
+    StoreLoginOptions,
+    TraceOptions,
+    ChildOptions,
 ):
     TITLE = "pool"
 
@@ -328,31 +353,6 @@ class UpOptions(
         "", "ask this, print answer, placement and timings, and exit", metavar="PROMPT"
     )
     ask: str = flag("", "ask this when ready, print the same, and stay up", metavar="PROMPT")
-
-
-@dataclass(frozen=True, kw_only=True)
-class FetchOptions(StoreLoginOptions):
-    TITLE = "fetch"
-
-    source: str = flag("", "hf://ORG/NAME[@REVISION]", metavar="SOURCE", positional=True)
-    to: str = flag("", "the folder that gets the model's folder", metavar="DIR")
-    node: str = flag(
-        "", "the node that it is for, told to the pool (default: the host's name)", metavar="NAME"
-    )
-    weights: bool = flag(True, "fetch the weights too; the sim engine needs none")
-    pool: str = flag("default", "name of the pool, part of its keys in the index", metavar="NAME")
-    redis_index: str = flag(
-        "", "Redis that hears of the progress (default: none does)", metavar="URL", secret=True
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class FetchDemoOptions(CommonOptions):
-    TITLE = "demo model"
-
-    cache: str = flag(
-        "", "where the converted model is kept (default: the user's cache folder)", metavar="DIR"
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Coroutine
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +17,14 @@ from baton.errors import CommandError
 from baton.logs import configure
 from baton.model_folder import find_model
 from baton.options import ChildOptions, NodeOptions, RouterOptions
+from baton.otlp import exporting
 from baton.store import logged_in
 from baton_node.parent import die_with
 
 if TYPE_CHECKING:
     from baton_node.settings import NodeSettings
     from baton_protocol.store import Role
+    from baton_protocol.traces import Sink
     from baton_router.settings import RouterSettings
 
 
@@ -29,14 +32,18 @@ def prefill(options: NodeOptions) -> int:
     from baton_prefill_node import serve
 
     _begin(options)
-    return _run_node(serve(node_settings(options, "prefill")))
+    settings = node_settings(options, "prefill")
+    with _spans(options, settings.node) as spans:
+        return _run_node(serve(settings, spans))
 
 
 def decode(options: NodeOptions) -> int:
     from baton_decode_node import serve
 
     _begin(options)
-    return _run_node(serve(node_settings(options, "decode")))
+    settings = node_settings(options, "decode")
+    with _spans(options, settings.node) as spans:
+        return _run_node(serve(settings, spans))
 
 
 def router(options: RouterOptions) -> int:
@@ -47,7 +54,8 @@ def router(options: RouterOptions) -> int:
     settings = router_settings(options)
     try:
         settings.check()
-        asyncio.run(serve(settings))
+        with _spans(options, f"router-{os.getpid()}") as spans:
+            asyncio.run(serve(settings, spans=spans))
     except InvalidRequest as error:
         raise CommandError(str(error)) from error
     except OSError as error:
@@ -132,6 +140,7 @@ def router_settings(options: RouterOptions) -> RouterSettings:
         stall_timeout_s=options.stall_timeout,
         link_patience_s=options.link_patience,
         keepalive_s=options.keepalive,
+        explain_requests=options.explain_requests,
         shutdown_deadline_s=options.drain_timeout,
     )
 
@@ -151,6 +160,13 @@ def check_template(path: str) -> str | None:
     if not file.is_file():
         raise CommandError(f"--chat-template {path}: there is no such file")
     return str(file.resolve())
+
+
+def _spans(
+    options: NodeOptions | RouterOptions, instance: str
+) -> AbstractContextManager[Sink | None]:
+    service = "baton-router" if isinstance(options, RouterOptions) else "baton-node"
+    return exporting(options.otlp_endpoint, os.environ, service, instance)
 
 
 def _begin(options: ChildOptions) -> None:

@@ -33,6 +33,7 @@ from baton.options import (
     RouterOptions,
     ServingOptions,
     TenantOptions,
+    TraceOptions,
     UpOptions,
 )
 from baton.pool_client import Answer, RouterAddress, ask
@@ -187,7 +188,7 @@ def share_machine(options: UpOptions, environment: Mapping[str, str]) -> list[No
 def node_options(options: UpOptions, store: StoreUrls, name: str, share: NodeShare) -> NodeOptions:
     shared = {
         item.name: getattr(options, item.name)
-        for record in (EngineOptions, ExchangeOptions)
+        for record in (EngineOptions, ExchangeOptions, TraceOptions)
         for item in fields(record)
     }
     shared |= {"threads": share.threads, "kv_memory": share.kv_memory}
@@ -208,7 +209,7 @@ def router_options(options: UpOptions, store: StoreUrls) -> RouterOptions:
     return RouterOptions(
         **{
             item.name: getattr(options, item.name)
-            for record in (ServingOptions, TenantOptions)
+            for record in (ServingOptions, TenantOptions, TraceOptions)
             for item in fields(record)
         },
         host=options.host,

@@ -8,8 +8,9 @@ from __future__ import annotations
 from baton_decode_node.role import DecodeRole
 from baton_node.server import run_node
 from baton_node.settings import NodeSettings
+from baton_protocol.traces import Sink
 
 
-async def serve(settings: NodeSettings) -> None:
-    """Serve until a signal; the second one ends at once."""
-    await run_node(settings, DecodeRole())
+async def serve(settings: NodeSettings, spans: Sink | None = None) -> None:
+    """Serve until a signal; the second one ends at once. `spans` gets what it traces."""
+    await run_node(settings, DecodeRole(), spans)

@@ -43,9 +43,11 @@ from baton_node.metrics import NodeMetrics
 from baton_node.role import NodeRole
 from baton_node.service import Service
 from baton_node.settings import EngineLost, NodeSettings, SetupError
+from baton_node.spans import NodeSpans
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import ARTIFACTS_PATH, LINK_PATH, Load, says_token, to_node_codec
 from baton_protocol.store import NodeLoad, Speeds
+from baton_protocol.traces import Sink
 from baton_protocol.wire import WireError
 
 logger = logging.getLogger(__name__)
@@ -151,8 +153,9 @@ class NodeServer:
         return socket
 
 
-async def run_node(settings: NodeSettings, role: NodeRole) -> None:
-    """Serve until a signal. Raise SetupError with one line if that cannot be."""
+async def run_node(settings: NodeSettings, role: NodeRole, spans: Sink | None = None) -> None:
+    """Serve until a signal; `spans` gets what is traced. Raise SetupError with one line if that
+    cannot be."""
     ending = asyncio.Event()
     task = asyncio.current_task()
     loop = asyncio.get_running_loop()
@@ -165,7 +168,7 @@ async def run_node(settings: NodeSettings, role: NodeRole) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signalled)
     try:
-        await _serve(settings, role, ending)
+        await _serve(settings, role, ending, spans)
     except asyncio.CancelledError:
         if not ending.is_set():
             raise
@@ -175,7 +178,9 @@ async def run_node(settings: NodeSettings, role: NodeRole) -> None:
             loop.remove_signal_handler(number)
 
 
-async def _serve(settings: NodeSettings, role: NodeRole, ending: asyncio.Event) -> None:
+async def _serve(
+    settings: NodeSettings, role: NodeRole, ending: asyncio.Event, sink: Sink | None
+) -> None:
     if settings.role != role.name:
         raise SetupError(f"settings are for a {settings.role} node; this is a {role.name} node")
     _check_store(settings)
@@ -192,7 +197,9 @@ async def _serve(settings: NodeSettings, role: NodeRole, ending: asyncio.Event) 
         stack.push_async_callback(engine.stop)
         address = address_of(settings, port)
         identity = Identity(settings, epoch, ready, address, digests_of(artifacts))
-        server.service = service = Service(identity, engine, tokenizer, role, server.metrics)
+        spans = NodeSpans(sink, NodeId(settings.node)) if sink is not None else None
+        service = Service(identity, engine, tokenizer, role, server.metrics, spans)
+        server.service = service
         stack.callback(service.lose_links)
         following = _background(stack, service.follow_engine())
         if settings.index_url:

@@ -19,6 +19,7 @@ from baton_node.identity import Identity
 from baton_node.links import Link, broadcast
 from baton_node.metrics import NodeMetrics
 from baton_node.role import NodeRole, saturated
+from baton_node.spans import NodeSpans
 from baton_node.table import Table
 from baton_protocol.errors import ErrorRecord
 from baton_protocol.ids import BlockHash, Epoch
@@ -74,11 +75,13 @@ class Service:
         tokenizer: Tokenizer,
         role: NodeRole,
         metrics: NodeMetrics,
+        spans: NodeSpans | None = None,
     ) -> None:
         self._identity = identity
         self._engine = engine
         self._role = role
-        self._table = Table(tokenizer, engine.send, metrics, identity.settings.link_grace_s)
+        grace_s = identity.settings.link_grace_s
+        self._table = Table(tokenizer, engine.send, metrics, grace_s, spans=spans)
         self._links: set[Link] = set()
         self._chunks: set[BlockHash] = set(identity.ready.chunks)
         self._drained = asyncio.Event()

@@ -20,6 +20,7 @@ from baton_node.frames import FinishChoice, Step, ToEngine
 from baton_node.links import Link
 from baton_node.live import Live, open_live
 from baton_node.metrics import NodeMetrics
+from baton_node.spans import NodeSpans
 from baton_node.textual import named
 from baton_protocol.errors import ErrorRecord
 from baton_protocol.ids import RequestId
@@ -51,7 +52,7 @@ HISTORY_LOST = ErrorRecord(
 
 
 class Table:
-    """`send` gives a frame to the engine."""
+    """`send` gives a frame to the engine; `spans` hears of what is over."""
 
     def __init__(
         self,
@@ -60,12 +61,14 @@ class Table:
         metrics: NodeMetrics,
         grace_s: float,
         clock: Callable[[], float] = time.monotonic,
+        spans: NodeSpans | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._send = send
         self._metrics = metrics
         self._grace_s = grace_s
         self._clock = clock
+        self._spans = spans
         self._live: dict[RequestId, Live] = {}
         self._ended: OrderedDict[RequestId, Live] = OrderedDict()  # the oldest first
         self._ended_bytes = 0
@@ -249,6 +252,8 @@ class Table:
     def _end(self, live: Live) -> None:
         """Nothing more will come of it; what did is kept for a while."""
         now = self._clock()
+        if self._spans is not None:
+            self._spans.ended(live)
         del self._live[live.id]
         live.texts, live.until = [], now + self._grace_s
         self._ended[live.id] = live
@@ -265,7 +270,8 @@ class Table:
 
     def _give_up(self, live: Live) -> None:
         """Forget it, here and in the engine."""
-        self._live.pop(live.id, None)
+        if self._live.pop(live.id, None) is not None and self._spans is not None:
+            self._spans.ended(live, aborted=True)
         self._forget(live.id)
         self._send(Abort(live.id, live.attempt))
 

@@ -17,6 +17,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     `outputs[c]` holds the ids choice c already has; its length is `params.n`. `attempt` grows with
     each placement; anything about an older attempt is dropped. `deadline` is Unix seconds, 0 none.
+    `traceparent` (W3C) is of the router's span, "" where the request is not traced.
     `salt` and `adapter` enter the block hashes; both come from the router, never from the client.
     """
 
@@ -29,6 +30,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tenant: str = ""
     salt: str = ""
     adapter: str = ""
+    traceparent: str = ""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, omit_defaults=True):

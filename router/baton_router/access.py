@@ -8,10 +8,12 @@ client wrote is logged.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from baton_protocol.errors import ErrorRecord
+from baton_protocol.traces import Place
 from baton_router.answer import Answer
 from baton_router.dispatch import Flight
 from baton_router.tenants import Tenant
@@ -26,16 +28,29 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Trail:
-    """`started` is the handler's clock. `tenant` is known before a handler runs that needs it.
-    `waits`: why the call is not even prepared. `failure` is the error that the client was told,
-    also one in a stream whose status was sent already."""
+    """`started` is the handler's clock, `came` the same in Unix seconds; `endpoint` is "" where
+    nothing is generated; `trace` is its place in a trace, if it is in one. `tenant` is known before
+    a handler runs that needs it. `waits`: why the call is not even prepared. `failure` is the error
+    that the client was told, also one in a stream whose status was sent already."""
 
     id: str
     started: float
+    endpoint: str = ""
+    came: float = field(default_factory=time.time)
+    trace: Place | None = None
     tenant: Tenant | None = None
     waits: str = ""
     answer: Answer | None = None
     failure: ErrorRecord | None = None
+
+    @property
+    def traceparent(self) -> str:
+        """What nodes are told of its trace."""
+        return self.trace.traceparent if self.trace is not None else ""
+
+    def unix_ns(self, at: float) -> int:
+        """Unix nanoseconds of a time by the handler's clock."""
+        return round((self.came + at - self.started) * 1e9)
 
     def placement(self) -> str | None:
         """The value of x-baton-placement, as things stand."""
@@ -45,7 +60,7 @@ class Trail:
             return f"prefill=- decode=- reason=refused: {self.failure.code}"
         return f"prefill=- decode=- reason=waiting: {self.waits}" if self.waits else None
 
-    def log(self, endpoint: str, status: int, now: float) -> None:
+    def log(self, status: int, now: float) -> None:
         """`status` is that of the failure, where a stream that began with 200 had one."""
         prompt, completion, attempts, ttft_ms = 0, 0, 0, None
         if self.answer is not None:
@@ -56,10 +71,10 @@ class Trail:
         total_ms = round((now - self.started) * 1000, 1)
         logger.info(
             "%s %d: %d prompt and %d completion tokens, attempts %d, %.0f ms",
-            *(endpoint, status, prompt, completion, attempts, total_ms),
+            *(self.endpoint, status, prompt, completion, attempts, total_ms),
             extra={
                 "request": self.id,
-                "endpoint": endpoint,
+                "endpoint": self.endpoint,
                 "tenant": self.tenant.name if self.tenant is not None else "",
                 "status": status,
                 "error": None if self.failure is None else self.failure.code,

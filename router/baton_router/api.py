@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ from baton_router.calls import Call, Head, Shape
 from baton_router.dispatch import Dispatcher, Flight
 from baton_router.errors import RequestFailed
 from baton_router.events import EventStream
+from baton_router.explain import encoded
+from baton_router.explanations import Explanations
 from baton_router.fleet import Fleet
 from baton_router.metrics import RouterMetrics
 from baton_router.openai_chat import ChatCall
@@ -36,6 +39,7 @@ from baton_router.pool_json import pool_json
 from baton_router.prepare import prepare
 from baton_router.settings import RouterSettings
 from baton_router.tenants import Tenants
+from baton_router.tracing import Tracing
 from baton_router.waking import Waking
 
 TRAIL = web.RequestKey("trail", Trail)  # set by the middleware
@@ -43,19 +47,24 @@ PLACEMENT_HEADER = "x-baton-placement"
 REQUEST_ID_HEADER = "x-baton-request-id"
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 JSON_TYPE = "application/json"
+ROUTER_DIGITS = 8
 
 
 @dataclass(slots=True)
 class Api:
-    """`store_state` and `unreachable` (address: why) tell /pool about the store and about nodes
-    without a link; `draining` refuses new requests."""
+    """`name` is the router's; its last digits begin the ids of its requests. `store_state` and
+    `unreachable` (address: why) tell /pool about the store and about nodes without a link;
+    `draining` refuses new requests."""
 
+    name: str
     settings: RouterSettings
     tenants: Tenants
     fleet: Fleet
     dispatcher: Dispatcher
     waking: Waking
     metrics: RouterMetrics
+    explanations: Explanations
+    tracing: Tracing
     rng: random.Random
     clock: Callable[[], float]
     store_state: Callable[[], dict[str, Any]]
@@ -73,6 +82,7 @@ class Api:
             web.get("/ready", self.ready),
             web.get("/metrics", self.metrics_page),
             web.get("/pool", self.pool),
+            web.get("/requests/{id}", self.explained),
         ]
 
     # --- generation -----------------------------------------------------------------------------
@@ -120,7 +130,13 @@ class Api:
         # The time that a call was held is not its own: a node that loads takes minutes.
         deadline = time.time() + self.settings.request_timeout_s
         prepared = await prepare(
-            call, serving, trail.id, tenant=trail.tenant, deadline=deadline, rng=self.rng
+            call,
+            serving,
+            trail.id,
+            tenant=trail.tenant,
+            deadline=deadline,
+            rng=self.rng,
+            traceparent=trail.traceparent,
         )
         prompts, created = [item.request.prompt_ids for item in prepared], int(time.time())
         outbox = Outbox(len(prepared))
@@ -191,12 +207,22 @@ class Api:
             pool_json(
                 self.fleet.view,
                 name=self.settings.pool,
+                router=self.name,
                 model=next(iter(self.fleet.names()), None),
                 store=self.store_state(),
                 unreachable=self.unreachable(),
                 running=len(self.dispatcher.flights),
             )
         )
+
+    async def explained(self, request: web.Request) -> web.Response:
+        reader = self.tenants.who(request.headers.get("Authorization"))
+        told = self.explanations.find(request.match_info["id"], reader)
+        return web.Response(body=encoded(told), content_type=JSON_TYPE)
+
+    def new_id(self) -> str:
+        """Of a call: 32 hex digits, of which the first name its router."""
+        return self.name[-ROUTER_DIGITS:] + secrets.token_hex(16 - ROUTER_DIGITS // 2)
 
     def _unready(self) -> str | None:
         if self.draining:

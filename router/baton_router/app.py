@@ -8,7 +8,6 @@ answers carry x-baton-placement, errors included.
 from __future__ import annotations
 
 import logging
-import uuid
 
 import msgspec
 from aiohttp import web
@@ -39,19 +38,32 @@ def build_app(api: Api) -> web.Application:
 def _shaped(api: Api) -> Middleware:
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-        request[TRAIL] = trail = Trail(uuid.uuid4().hex, api.clock())
+        endpoint = GENERATION.get(request.path, "")
+        request[TRAIL] = trail = Trail(api.new_id(), api.clock(), endpoint)
+        if endpoint:
+            trail.trace = api.tracing.begin(request.headers.get("traceparent", ""))
+            api.explanations.begin(trail)
         code = CLIENT_LEFT
         try:
             response = await _answer(api, request, handler)
             code = response.status if trail.failure is None else trail.failure.status
             return response
         finally:
-            endpoint = GENERATION.get(request.path)
-            if endpoint is not None:
+            if endpoint:
                 api.metrics.answered(endpoint, code)
-                trail.log(endpoint, code, api.clock())
+                trail.log(code, api.clock())
+                _remember(api, trail, code)
 
     return middleware
+
+
+def _remember(api: Api, trail: Trail, code: int) -> None:
+    """What can be told of the call from now on. A bug of ours in that costs no answer."""
+    try:
+        api.explanations.end(trail, code)
+        api.tracing.end(trail, code)
+    except Exception:
+        logger.exception("the request cannot be explained", extra={"request": trail.id})
 
 
 async def _answer(api: Api, request: web.Request, handler: Handler) -> web.StreamResponse:

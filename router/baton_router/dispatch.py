@@ -24,7 +24,7 @@ from functools import partial
 
 from baton_protocol.errors import ErrorRecord, InternalError, Unavailable
 from baton_protocol.ids import NodeId, RequestId
-from baton_protocol.link import Delta, Deltas, First, JobFailed, PrefillDone
+from baton_protocol.link import Delta, Deltas, First, JobFailed, NoFirst, PrefillDone
 from baton_router.actions import (
     Action,
     Emit,
@@ -37,13 +37,14 @@ from baton_router.actions import (
     Send,
 )
 from baton_router.fleet import Fleet
-from baton_router.flights import Flight, Prepared
+from baton_router.flights import Flight, Prepared, rolled_out
 from baton_router.metrics import RouterMetrics
 from baton_router.outbox import Outbox
 from baton_router.ownership import RequestRecord
 from baton_router.placement import Missing, Placement
 from baton_router.places import Places, Stored
 from baton_router.prepare import fits, renamed
+from baton_router.story import End, Known, Story
 
 __all__ = ["Dispatcher", "Flight", "Prepared"]
 
@@ -90,7 +91,8 @@ class Dispatcher:
             for slot, item in enumerate(prepared):
                 held = stored[at : at + len(item.chunks)]
                 at += len(item.chunks)
-                flight = Flight(RequestRecord(item.request), item, outbox, slot, waits_until)
+                record, story = RequestRecord(item.request), Story(self._clock())
+                flight = Flight(record, item, outbox, slot, waits_until, story)
                 flights.append(flight)
                 self._launch(flight, held)
         except BaseException:
@@ -102,7 +104,7 @@ class Dispatcher:
     def cancel(self, flight: Flight, error: ErrorRecord | None = None) -> None:
         """End a request everywhere; no effect on one that is over."""
         self._apply(flight, flight.record.cancel(error))
-        self._close(flight)
+        self._close(flight, "left")
 
     # --- what nodes say ---------------------------------------------------------------------------
 
@@ -182,17 +184,19 @@ class Dispatcher:
             self._apply(flight, verdict)
             return True
         if record.on_probation and self._suspect is not None:
-            flight.waits = "its nodes were lost; requests like it run one at a time"
+            flight.wait("its nodes were lost; requests like it run one at a time", self._clock())
             return False
         found = self._places.find(flight, stored, self._clock())
         if isinstance(found, Missing):
-            flight.waits = f"{found.explanation} (nodes: {self._places.view.states() or 'none'})"
+            why = f"{found.explanation} (nodes: {self._places.view.states() or 'none'})"
+            flight.wait(why, self._clock())
             return False
-        self._take(flight, found)
+        self._take(flight, found, stored)
         return True
 
-    def _take(self, flight: Flight, placement: Placement) -> None:
+    def _take(self, flight: Flight, placement: Placement, stored: Stored) -> None:
         record = flight.record
+        known = Known(self._places.store_up, len(flight.prepared.chunks), sum(stored))
         epoch = self._places.take(flight, placement)
         if record.on_probation:
             self._suspect = flight.id
@@ -200,6 +204,7 @@ class Dispatcher:
         self._metrics.placed(placement, flight.cause, record.tokens)
         findable = len(record.request.prompt_ids) - placement.uncached
         actions = record.placed(placement.decode, epoch, placement.prefill, findable)
+        flight.story.placed(record.attempt, placement, known, flight.placed_at)
         self._log(logging.DEBUG, flight, placement.decode, f"placed: {placement.line()}")
         self._apply(flight, actions)
 
@@ -216,7 +221,7 @@ class Dispatcher:
             if await self._inherited(flight):
                 continue
             if revision := self._places.rolled_out(item.kind):
-                self.cancel(flight, _rolled_out(revision).record())
+                self.cancel(flight, rolled_out(revision).record())
                 return
             limits = [until for until in flight.refused.values() if until > now]
             if record.attempt == 0:
@@ -249,7 +254,7 @@ class Dispatcher:
         if isinstance(found, Missing) or leaving in (found.decode, found.prefill):
             return
         self._lost(flight, Replace("drained", leaving))
-        self._take(flight, found)
+        self._take(flight, found, stored)
 
     async def _regroup(self, flight: Flight, lost: NodeId) -> None:
         """Find another pair for a request whose prefill node is gone, or leave it to its decode
@@ -262,7 +267,7 @@ class Dispatcher:
             return
         found = self._places.find(flight, stored, self._clock())
         if isinstance(found, Placement) and found.prefill is not None:
-            self._take(flight, found)
+            self._take(flight, found, stored)
         elif record.decode is not None and not self._places.reachable(record.decode):
             self._apply(flight, record.on_lost(record.decode, "link"))  # both went at once
         else:
@@ -288,13 +293,17 @@ class Dispatcher:
                     self._fleet.send(action.node, action.frame)
                     if isinstance(action.frame, First):
                         flight.first_at = self._clock()
+                    elif isinstance(action.frame, NoFirst):
+                        flight.story.alone(self._clock())
                 case Measured():
                     self._metrics.measured(action)
+                    flight.story.told(action.stats)
                 case Replace():
                     self._lost(flight, action)
                     self._places.leave(flight)
                     flight.placement = None
-                    flight.waits = f"its attempt on {action.node} ended ({action.cause})"
+                    why = f"its attempt on {action.node} ended ({action.cause})"
+                    flight.wait(why, self._clock())
                     self._acquit(flight)
                     self._spawn(flight, partial(self._wait, flight))
                 case Regroup():
@@ -302,10 +311,10 @@ class Dispatcher:
                     self._places.view.release(action.node, flight.id)
                     self._spawn(flight, partial(self._regroup, flight, action.node))
                 case Failed():
-                    self._close(flight)
+                    self._close(flight, "failed")
                     flight.outbox.fail(action.error)
                 case Ended():
-                    self._close(flight)
+                    self._close(flight, "done")
                     flight.outbox.end()
 
     def _emit(self, flight: Flight, delta: Delta) -> None:
@@ -313,6 +322,10 @@ class Dispatcher:
         if not delta.ids:
             return
         now = self._clock()
+        if flight.story.silent:
+            miss = flight.story.spoke(now, handed=flight.first_at is not None)
+            if miss is not None:
+                self._metrics.missed(miss)
         if flight.paused_at is not None:
             self._metrics.pause.observe(now - flight.paused_at)
             flight.paused_at = None
@@ -324,6 +337,7 @@ class Dispatcher:
 
     def _lost(self, flight: Flight, lost: Replace | Regroup) -> None:
         flight.cause = lost.cause
+        flight.story.lost(lost.cause, self._clock(), lost.node)
         flight.first_at = None
         if flight.paused_at is None:
             flight.paused_at = flight.token_at
@@ -363,9 +377,10 @@ class Dispatcher:
             flight.task.cancel()
         flight.task = None
 
-    def _close(self, flight: Flight) -> None:
+    def _close(self, flight: Flight, end: End) -> None:
         if self.flights.pop(flight.id, None) is None:
             return
+        flight.story.over(end, self._clock())
         self._cease(flight)
         self._places.leave(flight)
         self._acquit(flight)
@@ -374,11 +389,3 @@ class Dispatcher:
     def _log(self, level: int, flight: Flight, node: NodeId | None, told: str) -> None:
         extra = {"request": flight.id, "attempt": flight.record.attempt, "node": node}
         logger.log(level, "%s: %s", node or "-", told, extra=extra)
-
-
-def _rolled_out(revision: str) -> Unavailable:
-    return Unavailable(
-        f"the pool rolled out to revision {revision} while this request ran, and no stream crosses"
-        " over to it; send the request again",
-        code="rolled_out",
-    )

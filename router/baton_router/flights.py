@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
+from baton_protocol.errors import Unavailable
 from baton_protocol.ids import BlockHash, NodeId, RequestId
 from baton_protocol.request import Request
 from baton_protocol.store import Kind
@@ -16,6 +17,7 @@ from baton_router.fleet import Serving
 from baton_router.outbox import Outbox
 from baton_router.ownership import RequestRecord
 from baton_router.placement import Placement
+from baton_router.story import Story
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class Flight:
 
     `placement` is that of the current attempt, or None while the request `waits` for a place:
     for its first one until `give_up_at`. Nodes in `refused` are left alone until then. `task` is
-    at work to find a place.
+    at work to find a place. `story` is for who asks what became of it.
     """
 
     record: RequestRecord
@@ -49,6 +51,7 @@ class Flight:
     outbox: Outbox
     slot: int
     give_up_at: float
+    story: Story
     placement: Placement | None = None
     waits: str = ""
     cause: Cause | None = None  # of the last loss
@@ -63,9 +66,23 @@ class Flight:
     def id(self) -> RequestId:
         return self.record.request.id
 
+    def wait(self, why: str, now: float) -> None:
+        """There is no place for it now."""
+        self.waits = why
+        self.story.waiting(why, now)
+
     def line(self) -> str:
         """The value of x-baton-placement, as of now."""
         if self.placement is not None:
             again = self.record.attempt > 1 and self.cause is not None
             return self.placement.line() + (f"; placed again: {self.cause}" if again else "")
         return f"prefill=- decode=- reason=waiting: {self.waits}"
+
+
+def rolled_out(revision: str) -> Unavailable:
+    """What ends a flight whose kind of nodes is gone for good."""
+    return Unavailable(
+        f"the pool rolled out to revision {revision} while this request ran, and no stream crosses"
+        " over to it; send the request again",
+        code="rolled_out",
+    )

@@ -17,9 +17,12 @@ from baton_protocol.link import RequestStats
 from baton_router.actions import Cause, Measured
 from baton_router.demand import Demand
 from baton_router.placement import Placement
+from baton_router.story import Miss
 from baton_router.view import LOAD_NUMBERS, NodeView, PoolView, state_of
 
 _SECONDS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10, 30, 60, 120)
+_RATIOS = (0.1, 0.25, 0.5, 0.75, 0.9, 1.1, 1.25, 1.5, 2, 4, 10, 100)
+COUNTED_S = 0.001  # of less, a share says nothing
 
 # NodeLoad's fields under the names that the nodes' own /metrics pages give them.
 _PUBLIC = {
@@ -109,6 +112,20 @@ class RouterMetrics:
             ),
         }
         self._fetch = self._histogram("fetch", "What fetching then took.")
+        self._error = Histogram(
+            "baton_router_prediction_error_seconds",
+            "From placement to the decode node's first token: measured minus predicted, absolute.",
+            ("way",),
+            buckets=(0.001, 0.002, *_SECONDS),
+            registry=self.registry,
+        )
+        self._ratio = Histogram(
+            "baton_router_prediction_ratio",
+            "The same: measured over predicted, of predictions above a millisecond.",
+            ("way",),
+            buckets=_RATIOS,
+            registry=self.registry,
+        )
         self._ttft = self._histogram("time_to_first_token", "Request to its first token.")
         self._itl = self._histogram("inter_token_latency", "Between deltas of one choice.")
         self.e2e = self._histogram("e2e_request_latency", "Request to its end.")
@@ -163,6 +180,12 @@ class RouterMetrics:
             self._found(told.stats)
         if told.attempt > 1:
             self._recomputed.inc(told.stats.computed_tokens)
+
+    def missed(self, miss: Miss) -> None:
+        """How far a prediction was from what came."""
+        self._error.labels(miss.way).observe(abs(miss.measured_s - miss.predicted_s))
+        if miss.predicted_s > COUNTED_S:
+            self._ratio.labels(miss.way).observe(miss.measured_s / miss.predicted_s)
 
     def _found(self, stats: RequestStats) -> None:
         """Of whom had to have the prompt: the prefill node, or the only one."""

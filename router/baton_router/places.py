@@ -34,6 +34,11 @@ class Places:
         """Which of these chunks the store holds; all False where its index is silent."""
         return await self._markers.stored(kind.fingerprint, chunks)
 
+    @property
+    def store_up(self) -> bool:
+        """Whether chunks can be handed over, as far as is known."""
+        return self._markers.up is not False
+
     def reachable(self, node: NodeId) -> bool:
         """Whether its link is up."""
         view = self.view.nodes.get(node)
@@ -68,7 +73,7 @@ class Places:
             chunk_bytes=sample.report.layout.chunk_bytes,
             stored=tuple(stored[: len(chunks)]),
             sequences=len(record.open),
-            store_up=self._markers.up is not False,
+            store_up=self.store_up,
             resumed=record.tokens > 0,
             prompt_logprobs=record.asks_prompt_logprobs,
         )

@@ -21,17 +21,20 @@ def pool_json(
     view: PoolView,
     *,
     name: str,
+    router: str,
     model: str | None,
     store: Json,
     unreachable: Mapping[str, str],
     running: int,
 ) -> Json:
-    """`totals` sums the nodes' loads, and counts what the router itself is doing. `store` is what
-    the router knows of it; what the nodes say of its servers comes to that."""
+    """`router` is the name of the one that tells. `totals` sums the nodes' loads, and counts what
+    the router itself is doing. `store` is what the router knows of it; what the nodes say of its
+    servers comes to that."""
     nodes = sorted(view.nodes.values(), key=lambda node: node.report.node)
     kind, used = view.kind(), view.whole()
     return {
         "pool": name,
+        "router": router,
         "model": model,
         "fingerprint": kind.fingerprint if kind is not None else None,
         "nodes": [_node(node, used) for node in nodes],

@@ -40,6 +40,7 @@ async def prepare(
     tenant: Tenant,
     deadline: float,
     rng: random.Random,
+    traceparent: str = "",
 ) -> list[Prepared]:
     """Raise InvalidRequest (PromptTooLong) before anything is placed."""
     prompts = call.prompts(serving.model)
@@ -70,6 +71,7 @@ async def prepare(
             deadline=deadline,
             tenant=tenant.name,
             salt=tenant.salt,
+            traceparent=traceparent,
         )
         chunks = await _chunks(ids, serving.sample, tenant.salt)
         fills = sampling.get("max_tokens") is None and call.default_max_tokens is None

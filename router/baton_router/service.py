@@ -26,12 +26,14 @@ from baton_kvstore.registry import Registry
 from baton_protocol.errors import Unavailable
 from baton_protocol.link import link_headers
 from baton_protocol.store import RouterReport
-from baton_router.api import Api
+from baton_protocol.traces import Sink
+from baton_router.api import ROUTER_DIGITS, Api
 from baton_router.app import build_app
 from baton_router.demand import Demand, held_among
 from baton_router.discovery import Discovery
 from baton_router.dispatch import Dispatcher
 from baton_router.errors import StartError
+from baton_router.explanations import Explanations
 from baton_router.fleet import Fleet
 from baton_router.links import Link, LinkTable
 from baton_router.markers import Markers
@@ -42,6 +44,7 @@ from baton_router.places import Places
 from baton_router.reporting import Reporting
 from baton_router.settings import RouterSettings
 from baton_router.tenants import Tenants
+from baton_router.tracing import Tracing
 from baton_router.view import PoolView
 from baton_router.waking import Waking
 
@@ -55,11 +58,17 @@ logger = logging.getLogger(__name__)
 class Router:
     """One router. `async with` starts it; `port` is the one it listens on."""
 
-    def __init__(self, settings: RouterSettings, rng: random.Random | None = None) -> None:
+    def __init__(
+        self,
+        settings: RouterSettings,
+        rng: random.Random | None = None,
+        spans: Sink | None = None,
+    ) -> None:
         settings.check()
         self.settings = settings
         self.port = settings.port
         self._rng = rng or random.Random()
+        self._spans = spans
         self._tasks: list[asyncio.Task[None]] = []
         self._runner: web.AppRunner | None = None
         self._reporting: Reporting | None = None
@@ -88,7 +97,8 @@ class Router:
         self._markers = Markers(
             self._index, timeout_s=settings.lookup_timeout_ms / 1000, clock=clock
         )
-        self._demand = Demand(f"{socket.gethostname()}-{secrets.token_hex(4)}", clock)
+        name = f"{socket.gethostname()}-{secrets.token_hex(ROUTER_DIGITS // 2)}"
+        self._demand = Demand(name, clock)
         metrics = RouterMetrics(self.view, self._demand)
         self.dispatcher = Dispatcher(
             self.fleet,
@@ -112,12 +122,15 @@ class Router:
             forget=self.fleet.forget,
         )
         self.api = Api(
+            name=name,
             settings=settings,
             tenants=tenants,
             fleet=self.fleet,
             dispatcher=self.dispatcher,
             waking=self._waking,
             metrics=metrics,
+            explanations=Explanations(settings.explain_requests, clock),
+            tracing=Tracing(self._spans, clock),
             rng=self._rng,
             clock=clock,
             store_state=self._store_state,
@@ -247,7 +260,11 @@ def _policy(settings: RouterSettings) -> Policy:
     )
 
 
-async def run(settings: RouterSettings, started: Callable[[str, int], None] | None = None) -> None:
+async def run(
+    settings: RouterSettings,
+    started: Callable[[str, int], None] | None = None,
+    spans: Sink | None = None,
+) -> None:
     """Serve until a signal. `started` hears host and port. Raise StartError, InvalidRequest."""
     loop = asyncio.get_running_loop()
     first, second = asyncio.Event(), asyncio.Event()
@@ -258,7 +275,7 @@ async def run(settings: RouterSettings, started: Callable[[str, int], None] | No
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signalled)
     try:
-        async with Router(settings) as router:
+        async with Router(settings, spans=spans) as router:
             if started is not None:
                 started(settings.host, router.port)
             await first.wait()

@@ -32,6 +32,8 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     `keepalive_s`. With `wake_wait_s` above 0 the pool may have no node at all: the router is ready
     even so, and holds requests that long for one.
 
+    Of the last `explain_requests` that ended it can be told how they were served.
+
     `api_keys` is a file (see `tenants`), "" asks nobody for a key. With `sharing` "tenant" no
     tenant's KV serves another; their names' salts are derived from `tenant_secret`, which all
     routers of a pool share.
@@ -61,6 +63,7 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     link_patience_s: float = 1.0
     unready_wait_s: float = 30.0
     wake_wait_s: float = 0.0
+    explain_requests: int = 1000
     keepalive_s: float = 15.0
     request_timeout_s: float = 600.0
     shutdown_deadline_s: float = 10.0
@@ -127,5 +130,6 @@ _NOT_NEGATIVE = (
     "link_patience_s",
     "unready_wait_s",
     "wake_wait_s",
+    "explain_requests",
     "shutdown_deadline_s",
 )

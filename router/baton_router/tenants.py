@@ -30,10 +30,12 @@ Keys = Mapping[bytes, str]  # a key's digest -> its tenant
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """`name` is "" where nobody is asked for a key, `salt` is "" where tenants share KV."""
+    """`name` is "" where nobody is asked for a key, `salt` is "" where tenants share KV. `admin`
+    may read what is every tenant's."""
 
     name: str = ""
     salt: str = field(default="", repr=False)
+    admin: bool = False
 
 
 class Tenants:

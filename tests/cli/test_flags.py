@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from baton.devices import Device
 from baton.errors import UsageError
+from baton.fetch_options import FetchOptions
 from baton.flags import Flag, add_flags, flag, flags_of, merge, to_argv, to_variables
 from baton.main import COMMANDS, known_variables
 from baton.options import (
     CommonOptions,
-    FetchOptions,
     NodeOptions,
     RouterOptions,
     UpOptions,

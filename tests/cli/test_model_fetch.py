@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from baton.errors import CommandError, UsageError
+from baton.fetch_options import FetchOptions
 from baton.fetched import PART
 from baton.main import main
 from baton.model_fetch import make_fetch, show_progress
-from baton.options import FetchOptions
 from baton_kvstore.embedded import EmbeddedStore
 from baton_kvstore.registry import Registry
 from baton_protocol.store import FetchReport

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import redis
 
+from baton.fetch_options import FetchOptions
 from baton.main import read_command
-from baton.options import CommonOptions, FetchOptions, NodeOptions, RouterOptions
+from baton.options import CommonOptions, NodeOptions, RouterOptions
 from baton.roles import node_settings, router_settings
 from baton_kvstore.embedded import EmbeddedStore
 from baton_kvstore.endpoint import parse_endpoint

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
+from baton.fetch_options import FetchOptions
 from baton.fetched import MARKER, PART, PLAN
 from baton.model_fetch import Fetch, make_fetch
-from baton.options import FetchOptions
 from baton_engine.digest import CACHE_NAME
 from tests.support.stub_hub import StubHub
 

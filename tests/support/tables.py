@@ -15,16 +15,19 @@ from prometheus_client.parser import text_string_to_metric_families
 from baton_node.frames import Step, ToEngine, Token
 from baton_node.links import Link
 from baton_node.metrics import NodeMetrics
+from baton_node.spans import NodeSpans
 from baton_node.table import Table
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import Delta, Deltas, Load, PrefillJob, RunJob, ToRouter
 from baton_protocol.request import Request
 from baton_protocol.store import NodeLoad, Speeds
+from baton_protocol.traces import Span
 from baton_text.artifacts import byte_artifacts
 from baton_text.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer.from_artifacts(byte_artifacts())
 GRACE_S = 5.0
+EPOCH_S = 1_000_000.0  # when the clock of a TableNode was 0, in Unix seconds
 
 
 class Pipe(Link):
@@ -44,16 +47,24 @@ class Pipe(Link):
 
 
 class TableNode:
-    """A table; `sent` is what its engine was told, `now` its clock."""
+    """A table; `sent` is what its engine was told, `now` its clock, `spans` what it traced."""
 
     def __init__(self) -> None:
+        self.spans: list[Span] = []
         self.sent: list[ToEngine] = []
         self.now = 100.0
         self.metrics = NodeMetrics(
             NodeId("n"), lambda: Load(Epoch("e"), "ready", Speeds(), NodeLoad())
         )
         self.table = Table(
-            TOKENIZER, self.sent.append, self.metrics, GRACE_S, clock=lambda: self.now
+            TOKENIZER,
+            self.sent.append,
+            self.metrics,
+            GRACE_S,
+            clock=lambda: self.now,
+            spans=NodeSpans(
+                self.spans.append, NodeId("n"), lambda: self.now, lambda: self.now + EPOCH_S
+            ),
         )
 
     def take(self, job: RunJob, link: Link) -> None:

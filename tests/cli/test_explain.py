@@ -1,0 +1,171 @@
+"""`baton explain`: what is printed of an explanation, and what is said where there is none."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import aiohttp
+import pytest
+
+from baton.errors import CommandError
+from baton.explain import ask, run
+from baton.explain_options import ExplainOptions
+from baton.explain_text import lines_of
+from baton_router.service import Router
+from baton_router.settings import RouterSettings
+from tests.support.fake_node import FakeNode
+from tests.support.waiting import until
+
+WAY = {"queue_ms": 1.0, "compute_ms": 20.0, "fetch_ms": 2.0, "slowdown_ms": 5.0, "uncached": 9}
+ATTEMPT: dict[str, Any] = {
+    "attempt": 1,
+    "at_ms": 1.25,
+    "prefill": "prefill-0",
+    "decode": "decode-0",
+    "reason": "split",
+    "explanation": "uncached 9 of 600 tokens, 28.0 ms; decode node alone 99.0 ms",
+    "uncached_tokens": 9,
+    "known": {"store_up": True, "chunks": 12, "stored_chunks": 3, "cached_tokens": 8},
+    "considered": [
+        {"decode": "decode-0", "prefill": "prefill-0", "predicted_ms": 28.0, "cached_tokens": 8}
+        | WAY,
+        {"decode": "decode-11", "prefill": None, "predicted_ms": 99.0, "cached_tokens": 0} | WAY,
+    ],
+    "predicted_ms": 28.0,
+    "expected_ms": 23.0,
+    "first_token_ms": 20.0,
+    "decoding_ms": 30.5,
+    "error_ms": 7.5,
+    "fetch_or_compute": {
+        "did": "fetched",
+        "fetched_tokens": 48,
+        "declined_tokens": 16,
+        "fetch_predicted_ms": 8.0,
+        "compute_predicted_ms": 30.0,
+        "fetch_ms": 9.0,
+    },
+    "measured": [
+        {
+            "node": "prefill-0",
+            "queue_ms": 1.5,
+            "fetch_ms": 9.0,
+            "prefill_ms": 8.0,
+            "cached_tokens": 8,
+            "host_tokens": 0,
+            "fetched_tokens": 48,
+            "computed_tokens": 9,
+        }
+    ],
+    "prefill_given_up_at_ms": None,
+    "ended": {"why": "link", "at_ms": 40.0, "node": "decode-0"},
+}
+TOLD: dict[str, Any] = {
+    "id": "ab" * 16,
+    "endpoint": "chat",
+    "tenant": "acme",
+    "model": "demo",
+    "came": 0.0,
+    "state": "ended",
+    "status": 200,
+    "error": None,
+    "held": None,
+    "prepared_ms": 1.0,
+    "first_token_ms": 21.25,
+    "total_ms": 500.0,
+    "prompt_tokens": 600,
+    "cached_tokens": 56,
+    "completion_tokens": 20,
+    "requests": [
+        {
+            "id": "ab" * 16,
+            "state": "done",
+            "waits": [{"at_ms": 40.0, "ms": 3.0, "why": "no node is ready"}],
+            "attempts": [ATTEMPT],
+            "attempts_left_out": 0,
+        }
+    ],
+    "requests_left_out": 0,
+}
+
+
+def options(**given: Any) -> ExplainOptions:
+    return ExplainOptions(**({"id": TOLD["id"]} | given))
+
+
+def test_the_text_has_the_candidates_and_the_prediction_beside_what_came() -> None:
+    assert list(lines_of(TOLD)) == [
+        f"{TOLD['id']}: chat, demo, tenant acme",
+        "  came 1970-01-01 00:00:00 UTC, first token after 21.2 ms, status 200 after 500.0 ms",
+        "  600 prompt tokens (56 cached), 20 completion tokens",
+        "  ready to be placed after 1.0 ms",
+        "  at 1.2 ms: attempt 1: prefill prefill-0, decode decode-0 (split)",
+        "    uncached 9 of 600 tokens, 28.0 ms; decode node alone 99.0 ms",
+        "    known: store up, it holds 3 of 12 chunks",
+        "       DECODE     PREFILL    PREDICTED  QUEUE  COMPUTE  FETCH  SLOWDOWN    CACHED",
+        "    *  decode-0   prefill-0       28.0    1.0     20.0    2.0       5.0  8 tokens",
+        "       decode-11  -               99.0    1.0     20.0    2.0       5.0  0 tokens",
+        "    predicted 28.0 ms, 23.0 ms of it until decode-0 decodes; measured 30.5 ms, +7.5 ms",
+        "    its client's first token after 20.0 ms",
+        "    fetch or compute: fetched; predicted: fetch 8.0 ms, compute 30.0 ms;"
+        " 48 tokens fetched in 9.0 ms, 16 left",
+        "    prefill-0: queue 1.5 ms, fetch 9.0 ms, prefill 8.0 ms; 8 tokens cached,"
+        " 0 from its host tier, 48 fetched, 9 computed",
+        "    at 40.0 ms: ended: link (decode-0)",
+        "  at 40.0 ms: waited 3.0 ms: no node is ready",
+    ]
+
+
+def test_of_several_prompts_each_has_its_name() -> None:
+    both = [TOLD["requests"][0] | {"id": f"{TOLD['id']}-{slot}"} for slot in (0, 1)]
+    lines = list(lines_of(TOLD | {"requests": both, "requests_left_out": 3}))
+    assert f"{TOLD['id']}-1: done" in lines
+    assert lines[-1] == "and 3 more prompts"
+
+
+async def test_a_request_of_a_router_is_explained(
+    capsys: pytest.CaptureFixture[str], tmp_path: Any
+) -> None:
+    (tmp_path / "keys").write_text("acme the-key\n")
+    async with FakeNode("decode-0", "decode") as node:
+        settings = RouterSettings(port=0, nodes=(node.address,), api_keys=str(tmp_path / "keys"))
+        async with Router(settings) as router, aiohttp.ClientSession() as session:
+            await until(lambda: len(list(router.view.ready())) == 1)
+            url = f"http://127.0.0.1:{router.port}"
+            body, headers = {"prompt": "Hello"}, {"Authorization": "Bearer the-key"}
+            async with session.post(f"{url}/v1/completions", json=body, headers=headers) as answer:
+                request_id = answer.headers["x-baton-request-id"]
+            given = {"id": request_id, "url": url, "api_key": "the-key"}
+            assert await asyncio.to_thread(run, options(**given)) == 0
+            text = capsys.readouterr().out
+            assert "attempt 1: decode decode-0 (no_prefill)" in text
+            assert "measured" in text
+            assert await asyncio.to_thread(run, options(**given, json=True)) == 0
+            assert json.loads(capsys.readouterr().out)["id"] == request_id
+            with pytest.raises(CommandError, match=r"is not known: .* \(HTTP 404\)"):
+                await asyncio.to_thread(ask, options(**given | {"id": "../pool"}))
+            with pytest.raises(CommandError, match=r"unknown.* \(HTTP 401\)"):
+                await asyncio.to_thread(ask, options(**given | {"api_key": "other"}))
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("localhost:8000", "--url localhost:8000 is no address; write http://HOST:PORT"),
+        ("http://127.0.0.1:x", "--url http://127.0.0.1:x: "),
+        ("http://127.0.0.1:1", "no router answers at http://127.0.0.1:1: "),
+    ],
+)
+def test_an_address_that_is_none_is_named(url: str, why: str) -> None:
+    with pytest.raises(CommandError) as caught:
+        ask(options(url=url))
+    assert str(caught.value).startswith(why)
+
+
+def test_another_answer_than_an_explanation_is_said_to_be_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("baton.explain.ask", lambda _: {"hello": 1})
+    with pytest.raises(CommandError, match="something else than an explanation"):
+        run(options())

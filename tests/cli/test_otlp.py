@@ -1,0 +1,100 @@
+"""Spans on their way to a collector: when they are sent, with which ids, and when not."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import pytest
+
+from baton.errors import CommandError
+from baton.otlp import exporting
+from baton_protocol.traces import Place, Span
+from tests.support.collector import Collector
+
+TRACE, PARENT, OWN = "ab" * 16, "cd" * 8, "ef" * 8
+SERVER, INTERNAL = 2, 1
+
+
+def span(parent: str = PARENT, **changes: object) -> Span:
+    facts: dict[str, object] = {
+        "served": True,
+        "attributes": {"baton.attempt": 2, "baton.node": "d"},
+    }
+    return Span("decode", Place(TRACE, OWN, parent), 10**18, 10**18 + 5, **(facts | changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("path", ["", "/", "/v1/traces"])
+def test_a_span_arrives_with_its_own_ids_and_times(path: str) -> None:
+    with (
+        Collector() as collector,
+        exporting(collector.url + path, {}, "baton-node", "decode-0") as send,
+    ):
+        assert send is not None
+        send(span())
+        send(span(parent="", served=False, error="engine_error"))
+    seen, root = collector.spans
+    assert (seen.service, seen.instance, seen.name) == ("baton-node", "decode-0", "decode")
+    assert (seen.trace_id, seen.span_id, seen.parent_id) == (TRACE, OWN, PARENT)
+    assert (seen.start_ns, seen.end_ns, seen.kind) == (10**18, 10**18 + 5, SERVER)
+    assert seen.attributes == {"baton.attempt": 2, "baton.node": "d"}
+    assert (root.trace_id, root.span_id, root.parent_id) == (TRACE, OWN, "")
+    assert (root.failed, root.kind) == (True, INTERNAL)
+    assert root.attributes["error.type"] == "engine_error"
+
+
+def test_the_standard_variables_do_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Collector() as collector:
+        variables = {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url,
+            "OTEL_SERVICE_NAME": "my-llm",
+        }
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        with exporting("", variables, "baton-node", "decode-0") as send:
+            assert send is not None
+            send(span())
+    assert [seen.service for seen in collector.spans] == ["my-llm"]
+
+
+def test_nothing_is_sent_where_nobody_asks_or_it_is_disabled() -> None:
+    with exporting("", {}, "baton-node", "n") as send:
+        assert send is None
+    with exporting("http://127.0.0.1:1", {"OTEL_SDK_DISABLED": "true"}, "s", "n") as send:
+        assert send is None
+
+
+def test_a_collector_that_is_away_holds_nobody_up() -> None:
+    with exporting("http://127.0.0.1:1", {}, "baton-node", "n") as send:
+        assert send is not None
+        began = time.monotonic()
+        send(span())
+    assert time.monotonic() - began < 30
+
+
+def test_an_endpoint_that_is_no_url_is_named() -> None:
+    with pytest.raises(CommandError, match="--otlp-endpoint collector:4318 is no URL"):
+        exporting("collector:4318", {}, "baton-node", "n").__enter__()
+
+
+def test_a_missing_library_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+    with pytest.raises(CommandError, match=r"pip install 'baton\[otel\]'"):
+        exporting("http://127.0.0.1:1", {}, "baton-node", "n").__enter__()
+
+
+def test_without_the_library_variables_for_others_stop_nobody(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+    variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
+    with exporting("", variables, "baton-node", "n") as send:
+        assert send is None
+    assert "pip install 'baton[otel]'" in caplog.text
+
+
+def test_a_span_that_cannot_be_sent_is_a_log_line(caplog: pytest.LogCaptureFixture) -> None:
+    with exporting("http://127.0.0.1:1", {}, "baton-node", "n") as send:
+        assert send is not None
+        send(Span("decode", Place("no hex", "either"), 1, 2))
+    assert "a span was not sent" in caplog.messages

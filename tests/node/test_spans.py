@@ -1,0 +1,81 @@
+"""What a node tells of a traced request when it is over, and of others: nothing."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from baton_node.frames import Prompted, Step
+from baton_protocol.errors import ErrorRecord
+from baton_protocol.link import Abort, JobFailed, RequestStats, RunJob
+from baton_protocol.request import Request
+from tests.support.nodes import make_request
+from tests.support.tables import EPOCH_S, TableNode, begin, prefill, tokens_of
+
+TRACE, PARENT = "ab" * 16, "cd" * 8
+STATS = RequestStats(
+    prompt_tokens=6, cached_tokens=4, computed_tokens=2, queue_ms=1.0, fetch_ms=2.0, prefill_ms=3.0
+)
+
+
+@pytest.fixture
+def node() -> TableNode:
+    return TableNode()
+
+
+def traced(flags: str = "01", **params: int) -> Request:
+    request = make_request("r", b"prompt", **params)
+    return msgspec.structs.replace(request, traceparent=f"00-{TRACE}-{PARENT}-{flags}")
+
+
+def test_a_request_that_ran_is_a_span_below_the_router_s(node: TableNode) -> None:
+    request = traced(max_tokens=3)
+    begin(node, RunJob(request))
+    node.now += 2.5
+    node.table.stepped(Step(prompts=(Prompted("r", 1, STATS),)))  # type: ignore[arg-type]
+    node.say(*tokens_of(request, 0, b"abc"))
+    (span,) = node.spans
+    assert (span.name, span.served, span.error) == ("decode", True, "")
+    assert (span.place.trace_id, span.place.parent_id) == (TRACE, PARENT)
+    assert span.place.span_id not in ("", PARENT)
+    assert (span.start_ns, span.end_ns) == ((EPOCH_S + 100) * 1e9, (EPOCH_S + 102.5) * 1e9)
+    told = {name: value for name, value in span.attributes.items() if value}
+    assert told == {
+        "baton.request": "r",
+        "baton.attempt": 1,
+        "baton.node": "n",
+        "baton.queue_ms": 1.0,
+        "baton.fetch_ms": 2.0,
+        "baton.prefill_ms": 3.0,
+        "baton.prompt_tokens": 6,
+        "baton.cached_tokens": 4,
+        "baton.computed_tokens": 2,
+    }
+
+
+def test_a_prefill_job_is_a_span_once_it_is_answered(node: TableNode) -> None:
+    request = traced(max_tokens=3)
+    begin(node, prefill(request))
+    node.say(*tokens_of(request, 0, b"a", finish=None))
+    assert [span.name for span in node.spans] == ["prefill"]
+
+
+def test_a_job_that_failed_says_with_which_code(node: TableNode) -> None:
+    begin(node, RunJob(traced()))
+    node.table.failed(JobFailed(traced().id, 1, ErrorRecord("no", "engine_error")))
+    assert [span.error for span in node.spans] == ["engine_error"]
+
+
+def test_an_aborted_request_is_a_span_once(node: TableNode) -> None:
+    begin(node, RunJob(traced()))
+    node.table.abort(Abort(traced().id, 1))
+    node.table.abort(Abort(traced().id, 1))
+    (span,) = node.spans
+    assert (span.attributes["baton.aborted"], span.error) == (True, "")
+
+
+@pytest.mark.parametrize("request_", [make_request("r", b"prompt", max_tokens=1), traced("00")])
+def test_what_is_not_traced_is_no_span(node: TableNode, request_: Request) -> None:
+    begin(node, RunJob(request_))
+    node.say(*tokens_of(request_, 0, b"a"))
+    assert node.spans == []

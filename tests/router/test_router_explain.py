@@ -1,0 +1,323 @@
+"""GET /requests/{id}: how a request was served, to whom it may be told, and what is not in it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from baton_protocol.errors import NotFound
+from baton_protocol.link import JobFailed, RequestStats, RunJob
+from baton_router.access import Trail
+from baton_router.explain import encoded
+from baton_router.explanations import Explanations
+from baton_router.tenants import Tenant
+from tests.support.failing_pool import REPLY, completing, figure, half_said, join, text
+from tests.support.fake_node import FakeNode
+from tests.support.waiting import until
+
+SECRET = "nobody may read this"
+STATS = RequestStats(
+    prompt_tokens=9, cached_tokens=4, computed_tokens=5, queue_ms=1.5, prefill_ms=2.5
+)
+
+
+async def ask(client: Any, **more: Any) -> tuple[int, Any, str]:
+    body = {"prompt": "Say hello", "max_tokens": 50} | more
+    status, answer, headers = await client.post("/v1/completions", body)
+    return status, answer, headers["x-baton-request-id"]
+
+
+async def explained(client: Any, request_id: str) -> Any:
+    status, told, _ = await client.get(f"/requests/{request_id}")
+    assert status == 200, told
+    return told
+
+
+async def test_a_request_of_one_node_is_told_in_full(running: Any, decode: FakeNode) -> None:
+    decode.script.stats = STATS
+    async with running(decode) as client:
+        _, body, request_id = await ask(client)
+        told = await explained(client, request_id)
+    assert (told["id"], told["endpoint"], told["model"]) == (
+        request_id,
+        "completions",
+        "fake-model",
+    )
+    assert (told["state"], told["status"], told["error"]) == ("ended", 200, None)
+    assert told["prompt_tokens"] == body["usage"]["prompt_tokens"]
+    assert told["completion_tokens"] == body["usage"]["completion_tokens"] == len(REPLY)
+    assert 0 <= told["prepared_ms"] <= told["first_token_ms"] <= told["total_ms"]
+    (request,) = told["requests"]
+    assert (request["id"], request["state"], request["waits"]) == (request_id, "done", [])
+    (attempt,) = request["attempts"]
+    assert (attempt["attempt"], attempt["prefill"], attempt["decode"]) == (1, None, "decode-0")
+    assert attempt["reason"] == "no_prefill"
+    assert attempt["explanation"].endswith("no ready prefill node")
+    assert attempt["known"]["chunks"] == 1  # 9 tokens, 8 to a chunk
+    assert attempt["known"]["stored_chunks"] == 0
+    assert attempt["predicted_ms"] >= attempt["expected_ms"] > 0
+    assert attempt["error_ms"] == pytest.approx(
+        attempt["decoding_ms"] - attempt["expected_ms"], abs=0.01
+    )
+    assert attempt["first_token_ms"] == attempt["decoding_ms"]
+    (measured,) = attempt["measured"]
+    assert (measured["node"], measured["queue_ms"], measured["prefill_ms"]) == (
+        "decode-0",
+        1.5,
+        2.5,
+    )
+    assert attempt["fetch_or_compute"]["did"] == "nothing to fetch"
+    assert (attempt["ended"]["why"], attempt["ended"]["node"]) == ("done", None)
+
+
+async def test_a_split_request_tells_of_both_nodes(
+    running: Any, decode: FakeNode, prefill: FakeNode
+) -> None:
+    prefill.script.stats = RequestStats(
+        prompt_tokens=9, fetched_tokens=8, fetch_predicted_ms=1.0, compute_predicted_ms=2.0
+    )
+    async with running(decode, prefill, handoff="always") as client:
+        _, _, request_id = await ask(client)
+        told = await explained(client, request_id)
+        assert await figure(client, 'baton_router_prediction_error_seconds_count{way="split"}') == 1
+    (attempt,) = told["requests"][0]["attempts"]
+    assert (attempt["prefill"], attempt["decode"]) == ("prefill-0", "decode-0")
+    assert [one["node"] for one in attempt["measured"]] == ["prefill-0", "decode-0"]
+    assert attempt["fetch_or_compute"]["did"] == "fetched"
+    assert attempt["first_token_ms"] < attempt["decoding_ms"]
+
+
+async def test_each_prediction_is_counted_by_its_way(running: Any, decode: FakeNode) -> None:
+    async with running(decode) as client:
+        await ask(client, prompt=["one prompt", "another"])
+        name = "baton_router_prediction_error_seconds"
+        assert await figure(client, f'{name}_count{{way="whole"}}') == 2
+        assert await figure(client, f'{name}_sum{{way="whole"}}') > 0
+
+
+async def test_a_prefill_node_that_refuses_is_told_and_no_prediction_counted(
+    running: Any, decode: FakeNode, prefill: FakeNode
+) -> None:
+    prefill.script.prefill = "fail"
+    async with running(decode, prefill, handoff="always") as client:
+        _, _, request_id = await ask(client)
+        told = await explained(client, request_id)
+        page = await (await client.session.get(client.url + "/metrics")).text()
+    (attempt,) = told["requests"][0]["attempts"]
+    assert attempt["prefill_given_up_at_ms"] >= attempt["at_ms"]
+    assert attempt["ended"]["why"] == "done"
+    assert "baton_router_prediction_error_seconds_count{" not in page
+
+
+async def test_a_lost_node_and_the_wait_for_another_are_told(
+    running: Any, decode: FakeNode, other: FakeNode
+) -> None:
+    decode.script.run = "half"
+    async with running(decode) as client:
+        answer = completing(client)
+        await half_said(client)
+        await decode.stop()
+        await until(lambda: not list(client.router.view.ready()))
+        await join(client, other)
+        status, body, headers = await answer
+        assert (status, body["choices"][0]["text"]) == (200, REPLY)
+        told = await explained(client, headers["x-baton-request-id"])
+    (request,) = told["requests"]
+    first, second = request["attempts"]
+    assert (first["ended"]["why"], first["ended"]["node"]) == ("link", "decode-0")
+    assert (second["decode"], second["reason"], second["attempt"]) == ("decode-1", "resumed", 2)
+    assert request["waits"][0]["why"] == "its attempt on decode-0 ended (link)"
+    assert second["at_ms"] >= first["ended"]["at_ms"] > first["at_ms"]
+
+
+async def test_a_request_that_runs_is_told_as_far_as_it_is(running: Any, decode: FakeNode) -> None:
+    decode.script.run = "half"
+    async with running(decode) as client:
+        answer = completing(client)
+        await half_said(client)
+        (flight,) = client.router.dispatcher.flights.values()
+        told = await explained(client, flight.id)
+        assert (told["state"], told["status"]) == ("running", None)
+        assert told["completion_tokens"] == len("Hello,")
+        assert told["requests"][0]["state"] == "running"
+        assert told["requests"][0]["attempts"][0]["ended"] is None
+        failed = JobFailed(flight.id, 1, decode.script.failure)
+        await decode.say(failed)
+        await answer
+        told = await explained(client, flight.id)
+    assert (told["state"], told["status"], told["error"]) == ("ended", 500, "engine_error")
+    assert told["requests"][0]["state"] == "failed"
+
+
+async def test_a_request_that_waits_says_for_what(running: Any, decode: FakeNode) -> None:
+    async with running(decode) as client:
+        await decode.stop()
+        await client.ready(0)
+        answer = completing(client)
+        await until(lambda: [f for f in client.router.dispatcher.flights.values() if f.waits])
+        (flight,) = client.router.dispatcher.flights.values()
+        (request,) = (await explained(client, flight.id))["requests"]
+        assert (request["state"], request["attempts"]) == ("waiting", [])
+        assert request["waits"][0]["why"] == "no node is ready (nodes: 1 lost)"
+        await decode.restart("epoch-2")
+        assert text(await answer) == REPLY
+
+
+async def test_prompts_of_one_call_are_told_together_or_one_by_one(
+    running: Any, decode: FakeNode
+) -> None:
+    async with running(decode) as client:
+        _, body, request_id = await ask(client, prompt=["ab", "cde"])
+        for name in (request_id, body["id"]):
+            told = await explained(client, name)
+            assert [one["id"][-2:] for one in told["requests"]] == ["-0", "-1"]
+        (second,) = (await explained(client, f"{request_id}-1"))["requests"]
+        assert (second["id"], second["prompt_tokens"]) == (f"{request_id}-1", 3)
+        status, _, _ = await client.get(f"/requests/{request_id}-2")
+        assert status == 404
+
+
+async def test_a_refused_call_is_told_by_its_code(running: Any, decode: FakeNode) -> None:
+    async with running(decode) as client:
+        _, _, request_id = await ask(client, top_p=7)
+        told = await explained(client, request_id)
+    assert (told["status"], told["error"], told["requests"]) == (400, "invalid_value", [])
+
+
+async def test_an_unknown_id_is_a_404_that_says_what_is_kept(
+    running: Any, decode: FakeNode
+) -> None:
+    async with running(decode, explain_requests=3) as client:
+        status, body, _ = await client.get("/requests/" + "x" * 500)
+    assert (status, body["error"]["code"]) == (404, "request_not_found")
+    assert "the last 3 that ended" in body["error"]["message"]
+    assert len(body["error"]["message"]) < 250
+
+
+async def test_nothing_that_a_client_wrote_is_told(
+    running: Any, decode: FakeNode, prefill: FakeNode
+) -> None:
+    async with running(decode, prefill, handoff="always") as client:
+        wanted = {"prompt": SECRET, "stop": ["another secret"], "user": SECRET}
+        _, _, good = await ask(client, **wanted)
+        _, _, bad = await ask(client, prompt=SECRET, model=SECRET)
+        pages = [await explained(client, good), await explained(client, bad)]
+    assert "secret" not in str(pages)
+    assert SECRET not in str(pages)
+    assert str(list(SECRET.encode()))[1:-1] not in str(pages)  # its ids
+
+
+async def test_an_id_begins_with_the_last_digits_of_its_router_s_name(
+    running: Any, decode: FakeNode
+) -> None:
+    async with running(decode) as client:
+        _, pool, _ = await client.get("/pool")
+        ids = [(await ask(client))[2] for _ in range(2)]
+    assert ids[0] != ids[1]
+    assert [one[:8] for one in ids] == [pool["router"][-8:]] * 2
+
+
+async def test_a_tenant_reads_its_own_requests_only(
+    running: Any, decode: FakeNode, tmp_path: Path
+) -> None:
+    (tmp_path / "keys").write_text("acme key-of-acme\nglobex key-of-globex\n")
+    async with running(decode, api_keys=str(tmp_path / "keys")) as client:
+        acme = {"Authorization": "Bearer key-of-acme"}
+        globex = {"Authorization": "Bearer key-of-globex"}
+        _, _, told = await client.post("/v1/completions", {"prompt": "x"}, acme)
+        path = f"{client.url}/requests/{told['x-baton-request-id']}"
+        seen = []
+        for headers in (acme, globex, {}):
+            async with client.session.get(path, headers=headers) as response:
+                seen.append(response.status)
+                body = await response.json()
+        assert seen == [200, 404, 401]
+        assert body["error"]["code"] == "invalid_api_key"
+
+
+def kept(most: int, max_bytes: int = 1 << 20) -> Explanations:
+    return Explanations(most, lambda: 2.0, max_bytes)
+
+
+def trail(name: str, tenant: str | None = "") -> Trail:
+    return Trail(name, 1.0, "chat", tenant=Tenant(tenant) if tenant is not None else None)
+
+
+def test_an_admin_reads_every_tenant_s() -> None:
+    ring = kept(2)
+    ring.begin(running := trail("a", "acme"))
+    assert ring.find("a", Tenant("root", admin=True))["state"] == "running"
+    with pytest.raises(NotFound):
+        ring.find("a", Tenant("globex"))
+    ring.end(running, 200)
+    assert ring.find("a", Tenant("root", admin=True))["tenant"] == "acme"
+    with pytest.raises(NotFound):
+        ring.find("a", Tenant("globex"))
+
+
+def test_the_oldest_is_forgotten_for_the_newest() -> None:
+    ring = kept(2)
+    for name in "abc":
+        ring.end(trail(name), 200)
+    with pytest.raises(NotFound, match="the last 2 that ended"):
+        ring.find("a", Tenant())
+    assert ring.find("c", Tenant())["total_ms"] == 1000.0
+
+
+def test_what_is_kept_has_a_bound_in_bytes_too() -> None:
+    ring = kept(1000)
+    ring.end(trail("a"), 200)
+    one = ring.bytes
+    ring = kept(1000, max_bytes=3 * one)
+    for number in range(10):
+        ring.end(trail(str(number)), 200)
+    assert (len(ring), ring.bytes) == (3, 3 * one)
+
+
+def test_nothing_is_kept_where_none_is_wanted_or_nobody_asked() -> None:
+    ring = kept(0)
+    ring.end(trail("a"), 200)
+    assert len(ring) == 0
+    ring = kept(2)
+    ring.end(trail("a", None), 401)
+    assert len(ring) == 0
+
+
+async def test_a_client_that_left_is_told_as_such(running: Any, decode: FakeNode) -> None:
+    decode.script.run = "silent"
+    async with running(decode) as client:
+        body = {"prompt": "x", "stream": True}
+        answer = asyncio.create_task(client.session.post(client.url + "/v1/completions", json=body))
+        await until(lambda: decode.got_of(RunJob))
+        (flight,) = client.router.dispatcher.flights.values()
+        answer.cancel()
+        await until(lambda: not client.router.dispatcher.flights)
+        told = await explained(client, flight.id)
+    assert (told["status"], told["requests"][0]["state"]) == (499, "left")
+
+
+async def test_a_bug_in_explaining_costs_no_answer(
+    running: Any,
+    decode: FakeNode,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def broken(*_: object) -> None:
+        raise TypeError("our bug")
+
+    async with running(decode) as client:
+        monkeypatch.setattr(client.router.api.explanations, "end", broken)
+        status, body, request_id = await ask(client)
+    assert (status, body["choices"][0]["text"]) == (200, REPLY)
+    (line,) = [one for one in caplog.records if "cannot be explained" in one.message]
+    assert vars(line)["request"] == request_id
+
+
+def test_numbers_out_of_arrays_are_numbers() -> None:
+    told = json.loads(encoded({"cost": np.float64(1.5), "tokens": np.int64(3)}))
+    assert told == {"cost": 1.5, "tokens": 3}
