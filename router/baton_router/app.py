@@ -8,6 +8,7 @@ answers carry x-baton-placement, errors included.
 from __future__ import annotations
 
 import logging
+import math
 import uuid
 
 import msgspec
@@ -22,6 +23,7 @@ from baton_router.errors import RequestFailed
 
 GENERATION = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
 KEYED = "/v1/"  # what is below it wants an API key, where keys are configured
+ADMINS = ("/pool", "/metrics")  # and these an admin's
 CLIENT_LEFT = 499
 RETRY_AFTER_S = 1
 _CODES = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
@@ -50,14 +52,19 @@ def _shaped(api: Api) -> Middleware:
             if endpoint is not None:
                 api.metrics.answered(endpoint, code)
                 trail.log(endpoint, code, api.clock())
+                if trail.failure is not None:
+                    api.refused(trail.failure.code)
 
     return middleware
 
 
 async def _answer(api: Api, request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
+        authorization = request.headers.get("Authorization")
         if request.path.startswith(KEYED):
-            request[TRAIL].tenant = api.tenants.who(request.headers.get("Authorization"))
+            request[TRAIL].tenant = api.tenants.who(authorization)
+        elif request.path in ADMINS:
+            request[TRAIL].tenant = api.tenants.admin(authorization)
         response = await handler(request)
     except ConnectionError:
         # The client is gone, and aiohttp would log an exception as our failure: it gets a response
@@ -111,7 +118,7 @@ def _error_response(request: web.Request, error: ErrorRecord) -> web.Response:
     )
     if error.retryable:
         wait = error.retry_after if error.retry_after is not None else RETRY_AFTER_S
-        response.headers["Retry-After"] = f"{max(1, round(wait))}"
+        response.headers["Retry-After"] = f"{max(1, math.ceil(wait))}"
     if error.status == 401:
         response.headers["WWW-Authenticate"] = "Bearer"
     request[TRAIL].failure = error
