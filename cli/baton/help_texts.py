@@ -39,7 +39,7 @@ examples:
                                     --redis-data redis://host:6380
   baton up --model DIR --once "What is the capital of France?"
   BATON_PORT=9000 baton up --model DIR
-  baton up --model DIR --api-keys FILE --sharing tenant
+  baton up --model DIR --api-keys FILE --sharing tenant --tenants LIMITS
 """
 
 PREFILL = """\

@@ -13,6 +13,9 @@ CommonOptions
 |-- ServingOptions        what a router is told about requests
 |   |-- RouterOptions     `baton router`
 |   `-- UpOptions
+|-- AdmissionOptions      who is let in, and who waits (see admission_options)
+|   |-- RouterOptions
+|   `-- UpOptions
 |-- TenantOptions         who may ask a router, and what its tenants share
 |   |-- RouterOptions
 |   `-- UpOptions
@@ -35,6 +38,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from baton.admission_options import AdmissionOptions
 from baton.devices import CPU, Device
 from baton.flags import flag
 from baton.sizes import ByteSize
@@ -294,7 +298,9 @@ class TenantOptions(CommonOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RouterOptions(ServingOptions, TenantOptions, StoreLoginOptions, TraceOptions, ChildOptions):
+class RouterOptions(
+    ServingOptions, AdmissionOptions, TenantOptions, StoreLoginOptions, TraceOptions, ChildOptions
+):
     TITLE = "router"
 
     host: str = flag("127.0.0.1", "address to listen on")
@@ -322,6 +328,7 @@ class UpOptions(
     EngineOptions,
     ExchangeOptions,
     ServingOptions,
+    AdmissionOptions,
     TenantOptions,
     StoreLoginOptions,
     TraceOptions,

@@ -10,7 +10,7 @@ import http.client
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -61,10 +61,11 @@ class Answer:
 
 @dataclass(frozen=True)
 class RouterAddress:
-    """Where the router listens, and how to reach it from this machine."""
+    """Where the router listens, and how to reach it from this machine; `key` is an admin's."""
 
     host: str
     port: int
+    key: str = field(default="", repr=False)
 
     @property
     def dial(self) -> str:
@@ -132,9 +133,10 @@ def _answer_tokens(router: RouterAddress) -> int:
 
 
 def _get(router: RouterAddress, path: str) -> tuple[int, bytes]:
+    headers = {"Authorization": f"Bearer {router.key}"} if router.key else {}
     link = http.client.HTTPConnection(router.dial, router.port, timeout=POLL_TIMEOUT_S)
     try:
-        link.request("GET", path)
+        link.request("GET", path, headers=headers)
         response = link.getresponse()
         return response.status, response.read()
     finally:

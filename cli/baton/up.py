@@ -15,6 +15,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
+from baton.admission_options import AdmissionOptions
 from baton.children import ChildSpec
 from baton.devices import CUDA, on_cuda
 from baton.display import Display
@@ -89,24 +90,28 @@ def settle(options: UpOptions) -> UpOptions:
 
 
 def settle_tenants(options: UpOptions) -> UpOptions:
-    """Read the keys once, so that a wrong file is found now. A secret is made where none is given:
-    what then outlives the pool in a Redis of the user's, nobody will find again."""
+    """Read the files once, so that a wrong one is found now. What secret is not given is made: the
+    table asks the router with its admin key, and of a tenant secret nobody needs to know; what then
+    outlives the pool in a Redis of the user's, nobody will find again."""
     if options.sharing == "tenant" and not options.api_keys:
         raise CommandError(
             "--sharing tenant, and nothing tells tenants apart: give --api-keys FILE, or"
             " --sharing pool"
         )
-    if not options.api_keys:
-        return options
-    if options.once or options.ask:
-        raise CommandError("--once and --ask say no API key: leave them out, or --api-keys")
     from baton_router.errors import StartError
+    from baton_router.limits import read_limits
     from baton_router.tenants import read_keys
 
     try:
+        read_limits(options.tenants)
+        if not options.api_keys:
+            return options
+        if options.once or options.ask:
+            raise CommandError("--once and --ask say no API key: leave them out, or --api-keys")
         read_keys(options.api_keys)
     except StartError as error:
         raise CommandError(str(error)) from error
+    options = replace(options, admin_key=options.admin_key or secrets.token_hex(32))
     if options.sharing == "tenant" and not options.tenant_secret:
         return replace(options, tenant_secret=secrets.token_hex(32))
     return options
@@ -142,7 +147,7 @@ def make_plan(options: UpOptions, store: StoreUrls, environment: Mapping[str, st
         told = node_options(options, store, name, share)
         nodes.append(_child(role, name, told, share.variables))
     return Plan(
-        address=RouterAddress(options.host, options.port),
+        address=RouterAddress(options.host, options.port, options.admin_key),
         nodes=tuple(nodes),
         router=_child("router", "router", router_options(options, store), {}),
         environment=for_children(environment),
@@ -209,7 +214,7 @@ def router_options(options: UpOptions, store: StoreUrls) -> RouterOptions:
     return RouterOptions(
         **{
             item.name: getattr(options, item.name)
-            for record in (ServingOptions, TenantOptions, TraceOptions)
+            for record in (ServingOptions, AdmissionOptions, TenantOptions, TraceOptions)
             for item in fields(record)
         },
         host=options.host,

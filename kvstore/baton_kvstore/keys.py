@@ -79,6 +79,11 @@ def router_key(pool: str, router: str) -> bytes:
     return f"d1:{pool}:{router}".encode()
 
 
+def budget_key(pool: str, tenant: str) -> bytes:
+    """index: what is left of one tenant's budgets."""
+    return f"b1:{pool}:{tenant}".encode()
+
+
 def ttl_ms(depth: int, base_s: float = DEFAULT_TTL_S) -> int:
     """Lifetime of a chunk that is the `depth`-th of its chain (0 is the head), in milliseconds.
 

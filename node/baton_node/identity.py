@@ -93,6 +93,7 @@ class Identity:
             reason=load.reason,
             protocol=PROTOCOL_VERSION,
             replaced_by=load.replaced_by,
+            max_num_seqs=self.settings.max_num_seqs,
         )
 
 

@@ -8,8 +8,12 @@
     |-- Unauthorized        401
     |-- Forbidden           403     this server is not set up to let anybody do that
     |-- TooLarge            413     body over the limit
+    |-- SlowClient          408     its stream was not read; only ever an event of that stream
     |-- Saturated           429     with `retry_after` seconds
+    |   |-- RateLimited     429     its tenant's budget is used up
+    |   `-- QueueFull       429     too many wait already
     |-- Unavailable         503     retryable: nobody can serve it now
+    |   `-- QueueTimeout    503     every node stayed full
     |-- DeadlineExceeded    504
     |-- RequestKillsNodes   500     final: each node that got the request died without progress
     `-- InternalError       500     our bug
@@ -109,6 +113,12 @@ class TooLarge(BatonError):
     code = "request_too_large"
 
 
+class SlowClient(BatonError):
+    status = 408
+    type = "invalid_request_error"
+    code = "slow_client"
+
+
 class Saturated(BatonError):
     status = 429
     type = "rate_limit_error"
@@ -116,11 +126,23 @@ class Saturated(BatonError):
     retryable = True
 
 
+class RateLimited(Saturated):
+    code = "rate_limited"
+
+
+class QueueFull(Saturated):
+    code = "queue_full"
+
+
 class Unavailable(BatonError):
     status = 503
     type = "server_error"
     code = "unavailable"
     retryable = True
+
+
+class QueueTimeout(Unavailable):
+    code = "queue_timeout"
 
 
 class DeadlineExceeded(BatonError):

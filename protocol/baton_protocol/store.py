@@ -140,7 +140,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """Who a node is. `artifacts` maps a file name (tokenizer.json, ...) to the SHA-256 hex digest
     under which the node serves it at GET {address}/artifacts/{digest}. `reason` says why it
     drains, `replaced_by` the revision that takes its place for good, `protocol` which version it
-    speaks."""
+    speaks, `max_num_seqs` how many sequences it computes at once (0: it did not say)."""
 
     node: NodeId
     role: Role
@@ -163,6 +163,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     protocol: int = 1
     replaced_by: str = ""
+    max_num_seqs: int = 0
 
 
 class Kind(msgspec.Struct, frozen=True):

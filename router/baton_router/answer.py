@@ -95,6 +95,11 @@ class Answer:
         self.watch.ended()
         return await events.end()
 
+    @property
+    def placed(self) -> bool:
+        """Whether a node ever got any of it."""
+        return any(flight.record.attempt > 0 for flight in self.flights)
+
     def usage(self) -> Usage:
         """So far; at the end, of the whole call."""
         records = [flight.record for flight in self.flights]

@@ -23,9 +23,10 @@ from baton_protocol.errors import (
     Unavailable,
 )
 from baton_router.access import Trail
+from baton_router.admission import Admission
 from baton_router.answer import Answer, Stopwatch
 from baton_router.calls import Call, Head, Shape
-from baton_router.dispatch import Dispatcher, Flight
+from baton_router.dispatch import Dispatcher
 from baton_router.errors import RequestFailed
 from baton_router.events import EventStream
 from baton_router.explain import encoded
@@ -37,6 +38,7 @@ from baton_router.openai_completions import CompletionCall
 from baton_router.outbox import Outbox
 from baton_router.pool_json import pool_json
 from baton_router.prepare import prepare
+from baton_router.read_guard import ReadGuard
 from baton_router.settings import RouterSettings
 from baton_router.tenants import Tenants
 from baton_router.tracing import Tracing
@@ -54,7 +56,7 @@ ROUTER_DIGITS = 8
 class Api:
     """`name` is the router's; its last digits begin the ids of its requests. `store_state` and
     `unreachable` (address: why) tell /pool about the store and about nodes without a link;
-    `draining` refuses new requests."""
+    `refused` counts errors by code; `draining` refuses new requests."""
 
     name: str
     settings: RouterSettings
@@ -62,6 +64,8 @@ class Api:
     fleet: Fleet
     dispatcher: Dispatcher
     waking: Waking
+    admission: Admission
+    refused: Callable[[str], None]
     metrics: RouterMetrics
     explanations: Explanations
     tracing: Tracing
@@ -139,12 +143,20 @@ class Api:
             traceparent=trail.traceparent,
         )
         prompts, created = [item.request.prompt_ids for item in prepared], int(time.time())
-        outbox = Outbox(len(prepared))
-        flights = await self.dispatcher.start(prepared, outbox, waits_until)
+        guard = ReadGuard(self.dispatcher, events, trail)
+        outbox = Outbox(len(prepared), guard.most(prepared), guard.overflow)
+        ticket = await self.admission.admit(trail, prepared, events)
+        try:
+            flights = await self.dispatcher.start(prepared, outbox, waits_until)
+        except BaseException:
+            ticket.over(None)
+            raise
+        ticket.placed()
+        guard.flights = flights
         self.metrics.accepted(map(len, prompts))
         # From here on nothing is awaited outside of the try: a client that leaves ends its flights.
         timer = asyncio.get_running_loop().call_later(
-            self.settings.request_timeout_s, self._too_late, flights
+            max(0.0, deadline - time.time()), self._too_late, guard
         )
 
         def shape() -> Shape:
@@ -165,18 +177,18 @@ class Api:
             return web.Response(body=await answer.whole(), content_type=JSON_TYPE)
         finally:
             timer.cancel()
+            guard.done()
             for flight in flights:
                 self.dispatcher.cancel(flight)
+            ticket.over(answer.usage() if answer.placed else None)
 
     def _count(self, change: int) -> None:
         self.answering += change
         self.metrics.running.set(self.answering)
 
-    def _too_late(self, flights: list[Flight]) -> None:
+    def _too_late(self, guard: ReadGuard) -> None:
         limit = self.settings.request_timeout_s
-        error = DeadlineExceeded(f"the request was not done after {limit:g} s").record()
-        for flight in flights:
-            self.dispatcher.cancel(flight, error)
+        guard.end(DeadlineExceeded(f"the request was not done after {limit:g} s").record())
 
     # --- the rest -------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ answers carry x-baton-placement, errors included.
 from __future__ import annotations
 
 import logging
+import math
 
 import msgspec
 from aiohttp import web
@@ -21,6 +22,7 @@ from baton_router.errors import RequestFailed
 
 GENERATION = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
 KEYED = "/v1/"  # what is below it wants an API key, where keys are configured
+ADMINS = ("/pool", "/metrics")  # and these an admin's
 CLIENT_LEFT = 499
 RETRY_AFTER_S = 1
 _CODES = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
@@ -52,6 +54,8 @@ def _shaped(api: Api) -> Middleware:
             if endpoint:
                 api.metrics.answered(endpoint, code)
                 trail.log(code, api.clock())
+                if trail.failure is not None:
+                    api.refused(trail.failure.code)
                 _remember(api, trail, code)
 
     return middleware
@@ -68,8 +72,11 @@ def _remember(api: Api, trail: Trail, code: int) -> None:
 
 async def _answer(api: Api, request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
+        authorization = request.headers.get("Authorization")
         if request.path.startswith(KEYED):
-            request[TRAIL].tenant = api.tenants.who(request.headers.get("Authorization"))
+            request[TRAIL].tenant = api.tenants.who(authorization)
+        elif request.path in ADMINS:
+            request[TRAIL].tenant = api.tenants.admin(authorization)
         response = await handler(request)
     except ConnectionError:
         # The client is gone, and aiohttp would log an exception as our failure: it gets a response
@@ -123,7 +130,7 @@ def _error_response(request: web.Request, error: ErrorRecord) -> web.Response:
     )
     if error.retryable:
         wait = error.retry_after if error.retry_after is not None else RETRY_AFTER_S
-        response.headers["Retry-After"] = f"{max(1, round(wait))}"
+        response.headers["Retry-After"] = f"{max(1, math.ceil(wait))}"
     if error.status == 401:
         response.headers["WWW-Authenticate"] = "Bearer"
     request[TRAIL].failure = error

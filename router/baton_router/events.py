@@ -56,6 +56,11 @@ class EventStream:
         await response.write_eof()
         return response
 
+    def abort(self) -> None:
+        """Close the connection, and leave unsent what its client does not read."""
+        if self._request.transport is not None:
+            self._request.transport.abort()
+
     async def _begin(self) -> web.StreamResponse:
         if self._response is None:
             response = web.StreamResponse(headers={**STREAM_HEADERS, **self._headers()})

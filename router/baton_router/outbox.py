@@ -1,12 +1,14 @@
 """What the nodes produced for one HTTP answer, until its handler writes it. One writer, one reader.
 
 In: deltas of the answer's requests, each with its slot (the prompt's index), their ends, or one
-error. Out: batches, as large as what arrived since the reader last looked.
+error. Out: batches, as large as what arrived since the reader last looked. A reader that does not
+look, since its client does not read, is reported: what waits for it is bounded.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from baton_protocol.errors import ErrorRecord
 from baton_protocol.link import Delta
@@ -16,16 +18,29 @@ Batch = list[tuple[int, Delta]]
 
 
 class Outbox:
-    """`open` counts the requests that have not ended."""
+    """`open` counts the requests that have not ended. With more than `most` tokens unread (None:
+    there is no bound) `overflow` is called, once."""
 
-    def __init__(self, requests: int) -> None:
+    def __init__(
+        self,
+        requests: int,
+        most: int | None = None,
+        overflow: Callable[[], object] = lambda: None,
+    ) -> None:
         self.open = requests
+        self._most = most
+        self._overflow = overflow
+        self._unread = 0
         self._items: Batch = []
         self._error: ErrorRecord | None = None
         self._wake = asyncio.Event()
 
     def put(self, slot: int, delta: Delta) -> None:
         self._items.append((slot, delta))
+        self._unread += len(delta.ids)
+        if self._most is not None and self._unread > self._most:
+            self._most = None
+            self._overflow()
         self._wake.set()
 
     def end(self) -> None:
@@ -49,5 +64,5 @@ class Outbox:
             self._wake.clear()
             async with asyncio.timeout(patience_s):
                 await self._wake.wait()
-        batch, self._items = self._items, []
+        batch, self._items, self._unread = self._items, [], 0
         return batch

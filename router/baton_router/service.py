@@ -20,6 +20,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
+from baton_kvstore.budgets import Budgets as SharedBudgets
 from baton_kvstore.errors import StoreError
 from baton_kvstore.index import Index
 from baton_kvstore.registry import Registry
@@ -27,20 +28,26 @@ from baton_protocol.errors import Unavailable
 from baton_protocol.link import link_headers
 from baton_protocol.store import RouterReport
 from baton_protocol.traces import Sink
+from baton_router.admission import Admission
+from baton_router.admission_metrics import AdmissionMetrics
 from baton_router.api import ROUTER_DIGITS, Api
 from baton_router.app import build_app
+from baton_router.budgets import Budgets
 from baton_router.demand import Demand, held_among
 from baton_router.discovery import Discovery
 from baton_router.dispatch import Dispatcher
 from baton_router.errors import StartError
 from baton_router.explanations import Explanations
 from baton_router.fleet import Fleet
+from baton_router.http_server import MAX_HEADERS, MAX_LINE, ShapedRunner
+from baton_router.limits import Limits, read_limits
 from baton_router.links import Link, LinkTable
 from baton_router.markers import Markers
 from baton_router.metrics import RouterMetrics
 from baton_router.models import ModelStore
 from baton_router.placement import Policy
 from baton_router.places import Places
+from baton_router.reload import Reload
 from baton_router.reporting import Reporting
 from baton_router.settings import RouterSettings
 from baton_router.tenants import Tenants
@@ -51,6 +58,8 @@ from baton_router.waking import Waking
 # After a request is ended by force: time for its error event and its aborts to be written.
 FAREWELL_S = 0.5
 POLL_S = 0.02
+# An index that is only late keeps budgets better than each router by itself.
+BUDGETS_TIMEOUT_S = 0.25
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +84,8 @@ class Router:
 
     async def __aenter__(self) -> Router:
         settings, clock = self.settings, time.monotonic
-        tenants = Tenants.of_settings(settings)
+        reload = Reload((settings.api_keys, settings.tenants), self._read_tenants)
+        tenants, limits = _tenants(settings)
         self._open_store()
         # One connection per node, however many there are: aiohttp's own limit is 100.
         self._session = aiohttp.ClientSession(
@@ -112,6 +122,11 @@ class Router:
         self._waking = Waking(
             self.fleet, self.dispatcher.change, wait_s=settings.wake_wait_s, clock=clock
         )
+        admission_metrics = AdmissionMetrics(metrics.registry)
+        self.admission = Admission(
+            settings, self.view.ready, Budgets(self._budgets, clock), admission_metrics, clock
+        )
+        self.admission.limits = limits
         metrics.held.set_function(lambda: self.report().held)
         self._table = LinkTable(self._dial)
         self._discovery = Discovery(
@@ -128,6 +143,8 @@ class Router:
             fleet=self.fleet,
             dispatcher=self.dispatcher,
             waking=self._waking,
+            admission=self.admission,
+            refused=admission_metrics.rejected,
             metrics=metrics,
             explanations=Explanations(settings.explain_requests, clock),
             tracing=Tracing(self._spans, clock),
@@ -141,7 +158,7 @@ class Router:
         except BaseException:
             await self._close()
             raise
-        work = [self._discovery.run(), self.fleet.watch()]
+        work = [self._discovery.run(), self.fleet.watch(), reload.run()]
         if self._registry is not None:
             self._reporting = Reporting(self._registry, self.report, clock)
             work.append(self._reporting.run())
@@ -166,16 +183,26 @@ class Router:
         while self.api.answering and not hurry.is_set() and time.monotonic() < deadline:
             await asyncio.sleep(POLL_S)
 
+    def _read_tenants(self) -> None:
+        """Raise StartError for what cannot be used; then all stays as it is."""
+        self.api.tenants, self.admission.limits = _tenants(self.settings)
+
     # --- parts ----------------------------------------------------------------------------------
 
     def _open_store(self) -> None:
         self._index: Index | None = None
         self._registry: Registry | None = None
+        self._budgets: SharedBudgets | None = None
         if not self.settings.index_url:
             return
         try:
             self._index = Index(self.settings.index_url, self.settings.pool)
             self._registry = Registry(self.settings.index_url, self.settings.pool)
+            self._budgets = SharedBudgets(
+                self.settings.index_url,
+                self.settings.pool,
+                timeout_s=BUDGETS_TIMEOUT_S,
+            )
         except StoreError as error:
             raise StartError(str(error)) from error
 
@@ -197,12 +224,19 @@ class Router:
         """What clients ask of this router, as of now."""
         flights = self.dispatcher.flights
         held = held_among(flights.values(), self.view)
-        return self._demand.report(len(flights) - held, self._waking.held + held)
+        waiting = self._waking.held + self.admission.waiting + held
+        return self._demand.report(len(flights) - held, waiting)
 
     async def _listen(self) -> None:
         host, port = self.settings.host, self.settings.port
-        self._runner = web.AppRunner(
-            build_app(self.api), handler_cancellation=True, access_log=None, shutdown_timeout=0.1
+        self._runner = ShapedRunner(
+            build_app(self.api),
+            handler_cancellation=True,
+            access_log=None,
+            shutdown_timeout=0.1,
+            max_line_size=MAX_LINE,
+            max_field_size=MAX_LINE,
+            max_headers=MAX_HEADERS,
         )
         await self._runner.setup()
         try:
@@ -230,13 +264,15 @@ class Router:
         await self._models.close()
         await self._session.close()
         await self._markers.close()
-        for part in (self._index, self._registry):
+        await self.admission.close()
+        for part in (self._index, self._registry, self._budgets):
             if part is not None:
                 await part.close()
 
     async def _end_running(self) -> None:
         """What still runs ends with a retryable error, and its nodes are told."""
         self._waking.end()
+        self.admission.end()
         self.dispatcher.on_change()
         error = Unavailable("the router is shutting down; send the request again").record()
         for flight in list(self.dispatcher.flights.values()):
@@ -248,6 +284,13 @@ class Router:
     def _busy(self) -> bool:
         writing = any(not link.idle for link in self._table.links.values())
         return writing or self.api.answering > 0
+
+
+def _tenants(settings: RouterSettings) -> tuple[Tenants, Limits]:
+    tenants, limits = Tenants.of_settings(settings), read_limits(settings.tenants)
+    for name in sorted(limits.names - tenants.names):
+        logger.warning("--tenants %s names %r, which has no key", settings.tenants, name)
+    return tenants, limits
 
 
 def _policy(settings: RouterSettings) -> Policy:

@@ -34,7 +34,13 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     Of the last `explain_requests` that ended it can be told how they were served.
 
-    `api_keys` is a file (see `tenants`), "" asks nobody for a key. With `sharing` "tenant" no
+    A request that finds every node full waits in the router for at most `queue_timeout_s`, and at
+    most `max_queued` do. A node is full with `max_inflight` sequences (0: as many as it says that
+    it computes at once), or with prompts for `admission_queue_ms` before it (0: nobody waits here).
+
+    `api_keys` is a file (see `tenants`), "" asks nobody for a key; `tenants` is one of what each
+    tenant may (see `limits`); both are read again when they change. `admin_key` opens /pool and
+    /metrics beside the admins' keys of the file. With `sharing` "tenant" no
     tenant's KV serves another; their names' salts are derived from `tenant_secret`, which all
     routers of a pool share.
     """
@@ -47,6 +53,8 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     link_token: str = ""
     served_model_name: str | None = None
     api_keys: str = ""
+    tenants: str = ""
+    admin_key: str = ""
     sharing: Sharing = "pool"
     tenant_secret: str = ""
     handoff: Handoff = "auto"
@@ -66,6 +74,10 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     explain_requests: int = 1000
     keepalive_s: float = 15.0
     request_timeout_s: float = 600.0
+    admission_queue_ms: float = 1000.0
+    max_inflight: int = 0
+    max_queued: int = 1000
+    queue_timeout_s: float = 30.0
     shutdown_deadline_s: float = 10.0
 
     def __repr__(self) -> str:
@@ -93,6 +105,11 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             value = getattr(self, name)
             if not value >= 0:
                 raise InvalidRequest(f"{name} is {value}; it must be 0 or more", param=name)
+        if not (self.admin_key.isascii() and self.admin_key.isprintable()):
+            raise InvalidRequest(
+                "admin_key holds what no header can carry; use letters, digits and signs",
+                param="admin_key",
+            )
         self._check_sharing()
 
     def _check_sharing(self) -> None:
@@ -122,6 +139,7 @@ _POSITIVE = (
     "stall_timeout_s",
     "keepalive_s",
     "request_timeout_s",
+    "queue_timeout_s",
 )
 _NOT_NEGATIVE = (
     "handoff_min_tokens",
@@ -131,5 +149,8 @@ _NOT_NEGATIVE = (
     "unready_wait_s",
     "wake_wait_s",
     "explain_requests",
+    "admission_queue_ms",
+    "max_inflight",
+    "max_queued",
     "shutdown_deadline_s",
 )

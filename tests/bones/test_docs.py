@@ -34,6 +34,7 @@ FLAG = re.compile(r"^\| `(--[a-z-]+)` \| `?([^`|]+?)`? \|", re.MULTILINE)
 METRIC = re.compile(r"`(baton_(?!operator_)\w+_(?:total|seconds|ready))`")
 OPERATOR_METRIC = re.compile(r"`(baton_operator_\w+)`")
 CODE = re.compile(r'(?:\bcode=|\b4\d\d: )"([a-z_]+)"')
+ROW = re.compile(r"^\| ([45]\d\d) \| `([a-z_]+)` \|", re.MULTILINE)
 ANSWERING = ("router", "node", "prefill_node", "decode_node")
 SOURCES = [path for room in ANSWERING for path in sorted((ROOT / room).rglob("*.py"))]
 LINK = re.compile(r"\]\(([^)#\s]+)\)")
@@ -98,6 +99,16 @@ def test_every_code_that_a_process_may_answer_with_is_named() -> None:
     found = {code for path in SOURCES for code in CODE.findall(path.read_text())}
     assert {"model_not_found", "draining", "history_lost"} <= found
     assert {code for code in found if f"`{code}`" not in text} == set()
+
+
+def test_every_row_of_the_table_of_errors_is_an_error_that_there_is() -> None:
+    text = (ROOT / "docs" / "reason-codes.md").read_text()
+    classes = {(str(kind.status), kind.code) for kind in _kinds(errors.BatonError)}
+    named = {code for path in SOURCES for code in CODE.findall(path.read_text())}
+    rows = ROW.findall(text)
+    assert len(rows) > 15
+    assert {row for row in rows if row not in classes and row[1] not in named} == set()
+    assert len({code for _, code in rows}) == len(rows)
 
 
 def test_every_placement_reason_is_explained() -> None:

@@ -53,12 +53,25 @@ def test_a_pool_without_a_secret_makes_one_for_its_own_lifetime(keys: str) -> No
     assert settle(replace(SIM, api_keys=keys)).tenant_secret == ""
 
 
+def test_a_pool_with_keys_has_an_admin_key_for_its_own_table(keys: str) -> None:
+    made = [settle(replace(SIM, api_keys=keys)) for _ in range(2)]
+    assert made[0].admin_key != made[1].admin_key
+    assert min(len(one.admin_key) for one in made) == 64
+    plan = make_plan(made[0], STORE, {})
+    assert plan.address.key == plan.router.variables["BATON_ADMIN_KEY"] == made[0].admin_key
+    assert made[0].admin_key not in repr(plan.address) + repr(plan.router)
+    assert settle(replace(SIM, api_keys=keys, admin_key="mine")).admin_key == "mine"
+    assert settle(SIM).admin_key == ""
+
+
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
         ({"sharing": "tenant", "api_keys": ""}, "give --api-keys FILE, or --sharing pool"),
         ({"once": "Hi"}, "--once and --ask say no API key: leave them out"),
         ({"ask": "Hi"}, "--once and --ask say no API key: leave them out"),
+        ({"api_keys": "", "tenants": "/no/such/limits"}, "--tenants /no/such/limits: No such file"),
+        ({"tenants": "/no/such/limits"}, "--tenants /no/such/limits: No such file"),
         ({"api_keys": "/no/such/keys"}, "--api-keys /no/such/keys: No such file"),
     ],
 )

@@ -18,6 +18,7 @@ from tests.support.tiny_models import prompt_of as ids_of
 COMPLETIONS = "/v1/completions"
 TENANTS = 100
 SECRET = "known to this test, and to no client"
+ADMIN = "the-admins-key"
 TOKENS = 200
 OWNER = "t0"
 OTHERS = 5  # how many more tenants ask: more than there are nodes
@@ -114,7 +115,8 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pool]:
 
     def made(sharing: str, *flags: str) -> Pool:
         words = (*flags, "--chunk-blocks", "1", "--api-keys", str(path), "--sharing", sharing)
-        return Pool(words, environment={"BATON_TENANT_SECRET": SECRET})
+        secrets = {"BATON_TENANT_SECRET": SECRET, "BATON_ADMIN_KEY": ADMIN}
+        return Pool(words, environment=secrets)
 
     return made
 
@@ -258,6 +260,6 @@ def test_no_field_and_no_header_takes_a_client_for_another_tenant(
         shown = pool.log() + pool.get("/pool") + pool.get("/metrics")
         shown += "".join(" ".join(one.cmdline()) for one in pool.processes())
     assert "400: 0 prompt and 0 completion tokens" in shown
-    secrets = [SECRET, *(key_of(f"t{number}") for number in range(TENANTS))]
+    secrets = [SECRET, ADMIN, *(key_of(f"t{number}") for number in range(TENANTS))]
     secrets += [tenant_salt(SECRET.encode(), f"t{number}") for number in range(TENANTS)]
     assert [word for word in secrets if word in shown] == []

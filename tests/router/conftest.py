@@ -23,10 +23,17 @@ class Client:
         self.session = session
         self.url = f"http://127.0.0.1:{router.port}"
 
-    async def get(self, path: str) -> tuple[int, Any, dict[str, str]]:
-        async with self.session.get(self.url + path) as response:
-            headers = {name.lower(): value for name, value in response.headers.items()}
-            return response.status, await response.json(), headers
+    async def get(
+        self, path: str, headers: Mapping[str, str] | None = None
+    ) -> tuple[int, Any, dict[str, str]]:
+        async with self.session.get(self.url + path, headers=headers) as response:
+            told = {name.lower(): value for name, value in response.headers.items()}
+            return response.status, await response.json(), told
+
+    async def text(self, path: str, headers: Mapping[str, str] | None = None) -> str:
+        async with self.session.get(self.url + path, headers=headers) as response:
+            assert response.status == 200
+            return await response.text()
 
     async def post(
         self, path: str, body: Any, headers: Mapping[str, str] | None = None

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from baton_protocol.errors import InvalidRequest, Unauthorized
+from baton_protocol.errors import Forbidden, InvalidRequest, Unauthorized
 from baton_protocol.hashing import tenant_salt
 from baton_router.errors import StartError
 from baton_router.settings import RouterSettings
@@ -44,10 +44,37 @@ def test_a_file_names_keys_or_their_digests_and_a_tenant_may_have_several(write:
         f"  globex\tsha256:{digest(GLOBEX).upper()}  \n# the next one: ä\nacme another"
     )
     assert read_keys(path) == {
-        bytes.fromhex(digest(ACME)): "acme",
-        bytes.fromhex(digest(GLOBEX)): "globex",
-        bytes.fromhex(digest("another")): "acme",
+        bytes.fromhex(digest(ACME)): Tenant("acme"),
+        bytes.fromhex(digest(GLOBEX)): Tenant("globex"),
+        bytes.fromhex(digest("another")): Tenant("acme"),
     }
+
+
+def test_a_key_is_an_admins_where_its_line_says_so(write: Any) -> None:
+    keys = read_keys(write(f"acme {ACME}\nops sha256:{digest(GLOBEX)} admin\n"))
+    assert [tenant.admin for tenant in keys.values()] == [False, True]
+    tenants = Tenants(keys)
+    assert tenants.admin(f"Bearer {GLOBEX}") == tenants.who(f"Bearer {GLOBEX}")
+    with pytest.raises(Forbidden, match="wants an admin key") as caught:
+        tenants.admin(f"Bearer {ACME}")
+    assert caught.value.reason == "admin_key_required"
+    with pytest.raises(Unauthorized, match="there is no API key"):
+        tenants.admin(None)
+
+
+def test_the_routers_own_admin_key_is_an_admin_of_no_tenant(write: Any) -> None:
+    tenants = Tenants(read_keys(write(f"acme {ACME}\n")), SECRET, "key-of-up")
+    found = tenants.admin("Bearer key-of-up")
+    assert (found.name, found.admin) == ("", True)
+    assert found.salt not in ("", tenants.who(f"Bearer {ACME}").salt)
+
+
+def test_without_keys_everybody_may_see_all_and_with_an_admin_key_only_who_has_it() -> None:
+    assert Tenants({}).admin(None).admin
+    alone = Tenants({}, admin_key="key-of-up")
+    assert alone.who(None) == Tenant()
+    with pytest.raises(Unauthorized):
+        alone.admin(None)
 
 
 @pytest.mark.parametrize(

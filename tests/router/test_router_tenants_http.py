@@ -18,6 +18,7 @@ from tests.support.fake_node import LAYOUT, FakeNode
 from tests.support.waiting import until
 
 ACME, GLOBEX, SECRET = "sk-key-of-acme", "sk-key-of-globex", "the-pools-tenant-secret"
+ADMIN = "sk-key-of-an-admin"
 SALTS = {name: tenant_salt(SECRET.encode(), name) for name in ("acme", "globex")}
 COMPLETIONS = "/v1/completions"
 PROMPT = "x" * 64
@@ -26,9 +27,9 @@ BODY = {"prompt": PROMPT, "max_tokens": 2}
 
 @pytest.fixture
 def keyed(tmp_path: Path) -> dict[str, Any]:
-    """Settings of a router that knows two tenants."""
+    """Settings of a router that knows two tenants and an admin."""
     path = tmp_path / "keys"
-    path.write_text(f"acme {ACME}\nglobex {GLOBEX}\n")
+    path.write_text(f"acme {ACME}\nglobex {GLOBEX}\nops {ADMIN} admin\n")
     return {"api_keys": str(path), "tenant_secret": SECRET}
 
 
@@ -40,6 +41,11 @@ def apart(keyed: dict[str, Any]) -> dict[str, Any]:
 
 def bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
+
+
+async def metrics(client: Any) -> str:
+    page: str = await client.text("/metrics", bearer(ADMIN))
+    return page
 
 
 def chunks(salt: str) -> list[BlockHash]:
@@ -74,17 +80,72 @@ async def test_a_request_without_a_known_key_reaches_no_node(
             status, body, told = await client.post(path, {"prompt": "x"}, headers)
             assert (status, body["error"]["code"]) == (401, "invalid_api_key")
             assert told["x-baton-placement"].endswith("reason=refused: invalid_api_key")
-        page = await (await client.session.get(client.url + "/metrics")).text()
+        page = await metrics(client)
     assert decode.got_of(RunJob) == []
     assert 'baton_router_requests_total{code="401",endpoint="completions"} 1.0\n' in page
 
 
-@pytest.mark.parametrize("path", ["/health", "/ready", "/pool"])
-async def test_what_probes_and_people_look_at_wants_no_key(
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+async def test_what_probes_look_at_wants_no_key(
     running: Any, decode: FakeNode, keyed: dict[str, Any], path: str
 ) -> None:
     async with running(decode, **keyed) as client:
         assert (await client.get(path))[0] == 200
+
+
+@pytest.mark.parametrize("path", ["/pool", "/metrics"])
+async def test_what_tells_of_all_tenants_wants_an_admins_key(
+    running: Any, decode: FakeNode, keyed: dict[str, Any], path: str
+) -> None:
+    async with running(decode, **keyed, admin_key="key-of-up") as client:
+        refused = [await client.get(path, headers) for headers in ({}, bearer("sk-no"))]
+        forbidden = await client.get(path, bearer(ACME))
+        pages = [await client.text(path, bearer(key)) for key in (ADMIN, "key-of-up")]
+    assert [(status, body["error"]["code"]) for status, body, _ in refused] == [
+        (401, "invalid_api_key"),
+        (401, "invalid_api_key"),
+    ]
+    assert (forbidden[0], forbidden[1]["error"]["code"]) == (403, "admin_key_required")
+    assert all("decode-0" in page for page in pages)
+
+
+@pytest.mark.parametrize("path", ["/pool", "/metrics"])
+async def test_without_keys_everybody_may_look(running: Any, decode: FakeNode, path: str) -> None:
+    async with running(decode) as client:
+        assert "decode-0" in await client.text(path)
+
+
+async def test_keys_and_limits_are_read_again_when_they_change(
+    running: Any, decode: FakeNode, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Swapped as Kubernetes swaps a Secret: the link to its folder is turned."""
+    for name, keys in (("one", f"acme {ACME}\n"), ("two", f"globex {GLOBEX}\n"), ("bad", "x\n")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "keys").write_text(keys)
+
+    def turn(name: str) -> None:
+        (tmp_path / "new").symlink_to(tmp_path / name)
+        (tmp_path / "new").replace(tmp_path / "now")
+
+    async def let_in(client: Any) -> list[bool]:
+        statuses = [
+            (await client.post(COMPLETIONS, BODY, bearer(key)))[0] for key in (ACME, GLOBEX)
+        ]
+        return [status == 200 for status in statuses]
+
+    turn("one")
+    (tmp_path / "keys").symlink_to(tmp_path / "now" / "keys")
+    async with running(decode, api_keys=str(tmp_path / "keys")) as client:
+        assert await let_in(client) == [True, False]
+        turn("two")
+        await until(lambda: client.router.api.tenants.names == {"globex"})
+        assert await let_in(client) == [False, True]
+        turn("bad")
+        await until(lambda: "what was read before stays in force" in caplog.text)
+        assert await let_in(client) == [False, True]
+        turn("one")
+        await until(lambda: client.router.api.tenants.names == {"acme"})
+    assert "line 1: 1 words" in caplog.text
 
 
 async def test_without_keys_any_key_passes(running: Any, decode: FakeNode) -> None:
@@ -175,14 +236,15 @@ async def test_nothing_secret_is_logged_answered_shown_or_counted(
             shown.append(await client.post(COMPLETIONS, {"prompt": 5}, bearer(key)))
         decode.script.run = "fail"
         shown.append(await client.post(COMPLETIONS, BODY, bearer(ACME)))
-        shown += [await client.get(path) for path in ("/pool", "/ready", "/health")]
-        page = await (await client.session.get(client.url + "/metrics")).text()
+        shown += [await client.get(path) for path in ("/ready", "/health")]
+        shown.append(await client.get("/pool", bearer(ADMIN)))
+        page = await metrics(client)
         settings = repr(client.router.settings)
     log = "".join(str(vars(record)) for record in caplog.records) + caplog.text
     assert "'tenant': 'acme'" in log
     assert [status for status, _, _ in shown[:6]] == [200, 400, 200, 400, 401, 401]
     everything = json.dumps(shown) + page + settings + log
-    for secret in (ACME, GLOBEX, SECRET, "sk-unknown-key", *SALTS.values()):
+    for secret in (ACME, GLOBEX, ADMIN, SECRET, "sk-unknown-key", *SALTS.values()):
         assert secret not in everything
 
 

@@ -34,7 +34,7 @@ CREDENTIALS = Credentials(
 USER_SECRETS = {
     "redis-login": {"username": "reader-writer", "password": "pass:word@with/signs"},
     "hub-login": {"token": "hf_of-nobody"},
-    "tenants": {"keys.txt": "acme key-of-acme\n"},
+    "tenants": {"keys.txt": "acme key-of-acme admin\n"},
 }
 
 

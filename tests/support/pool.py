@@ -143,7 +143,10 @@ class Pool:
             return ""
 
     def get(self, path: str) -> str:
-        with urllib.request.urlopen(self.url + path, timeout=HTTP_TIMEOUT_S) as response:
+        key = self._extra.get("BATON_ADMIN_KEY")
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        asked = urllib.request.Request(self.url + path, headers=headers)
+        with urllib.request.urlopen(asked, timeout=HTTP_TIMEOUT_S) as response:
             text: str = response.read().decode()
             return text
 

@@ -1,0 +1,157 @@
+"""Whose turn it is where requests wait for nodes. Nothing here knows of time, nodes or asyncio.
+
+In: waiters, each of a tenant with its weight and priority. Out: the next one. All of a higher
+priority go first. Tenants of one priority share by weight and tokens, by start-time fair queueing:
+a tenant's first waiter has the virtual time at which its tenant's share of what went before is used
+up, and the lowest goes first. Within a tenant the first that came goes first.
+
+Bounded: where it is full, a waiter takes the place of the last one of whoever has more than it,
+of those with the lowest priority; else it is refused.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from baton_protocol.errors import QueueFull
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Waiter:
+    """One call; `tokens` is what it is expected to cost. At most `most` of its tenant wait."""
+
+    tenant: str
+    tokens: int
+    weight: float = 1.0
+    priority: int = 0
+    most: int | None = None
+
+
+@dataclass(slots=True)
+class _Flow:
+    """One tenant at one priority. `start` is the virtual time of its first waiter."""
+
+    tenant: str
+    start: float
+    weight: float = 1.0
+    waiters: OrderedDict[Waiter, None] = field(default_factory=OrderedDict)
+
+    @property
+    def share(self) -> float:
+        return len(self.waiters) / self.weight
+
+
+class _Level:
+    """One priority. `now` is its virtual time; `ends`: where a tenant that waits no more used more
+    than its share until, kept as long as that is ahead of `now`."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.flows: dict[str, _Flow] = {}
+        self.ends: dict[str, float] = {}
+
+    def add(self, waiter: Waiter) -> None:
+        flow = self.flows.get(waiter.tenant)
+        if flow is None:
+            start = max(self.now, self.ends.pop(waiter.tenant, 0.0))
+            flow = self.flows[waiter.tenant] = _Flow(waiter.tenant, start)
+        flow.weight = waiter.weight
+        flow.waiters[waiter] = None
+
+    def first(self) -> _Flow:
+        return min(self.flows.values(), key=lambda flow: flow.start)
+
+    def take(self, flow: _Flow) -> Waiter:
+        waiter, _ = flow.waiters.popitem(last=False)
+        self.now = flow.start
+        flow.start += max(1, waiter.tokens) / waiter.weight
+        self.tidy(flow)
+        return waiter
+
+    def tidy(self, flow: _Flow) -> None:
+        if flow.waiters:
+            return
+        del self.flows[flow.tenant]
+        self.ends = {name: end for name, end in self.ends.items() if end > self.now}
+        if flow.start > self.now:
+            self.ends[flow.tenant] = flow.start
+
+
+class FairQueue:
+    """At most `most` waiters."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._levels: dict[int, _Level] = {}
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def lengths(self) -> dict[int, int]:
+        """How many wait, by priority; also of priorities where nobody does any more."""
+        return {
+            priority: sum(len(flow.waiters) for flow in level.flows.values())
+            for priority, level in self._levels.items()
+        }
+
+    def of(self, tenant: str) -> int:
+        """How many of its requests wait."""
+        found = (level.flows.get(tenant) for level in self._levels.values())
+        return sum(len(flow.waiters) for flow in found if flow is not None)
+
+    def add(self, waiter: Waiter) -> Waiter | None:
+        """Who lost its place to the newcomer, if somebody did. Raise QueueFull."""
+        if waiter.most is not None and self.of(waiter.tenant) >= waiter.most:
+            raise QueueFull(
+                f"{self.of(waiter.tenant)} requests of this tenant wait already, and {waiter.most}"
+                " may; send the request again later"
+            )
+        loser = self._loser(waiter) if self._size >= self._most else None
+        if loser is not None:
+            self.remove(loser)
+        self._levels.setdefault(waiter.priority, _Level()).add(waiter)
+        self._size += 1
+        return loser
+
+    def remove(self, waiter: Waiter) -> bool:
+        """Its client left, or it waited too long; False where it does not wait."""
+        level = self._levels.get(waiter.priority)
+        flow = level.flows.get(waiter.tenant) if level is not None else None
+        if level is None or flow is None or waiter not in flow.waiters:
+            return False
+        del flow.waiters[waiter]
+        self._size -= 1
+        level.tidy(flow)
+        return True
+
+    def peek(self) -> Waiter | None:
+        """The one whose turn it is, if one waits."""
+        level = self._highest()
+        return next(iter(level.first().waiters)) if level is not None else None
+
+    def next(self) -> Waiter | None:
+        """The same; it waits no more."""
+        level = self._highest()
+        if level is None:
+            return None
+        self._size -= 1
+        return level.take(level.first())
+
+    def _highest(self) -> _Level | None:
+        priority = max((p for p, level in self._levels.items() if level.flows), default=None)
+        return self._levels[priority] if priority is not None else None
+
+    def _loser(self, waiter: Waiter) -> Waiter:
+        lowest = min((p for p, level in self._levels.items() if level.flows), default=None)
+        if lowest is not None and lowest <= waiter.priority:
+            largest = max(self._levels[lowest].flows.values(), key=lambda flow: flow.share)
+            mine = self._levels[lowest].flows.get(waiter.tenant)
+            having = len(mine.waiters) if mine is not None else 0
+            if lowest < waiter.priority or (having + 1) / waiter.weight < largest.share:
+                return next(reversed(largest.waiters))
+        raise QueueFull(
+            f"every node is full and {self._size} requests wait already; send the request again"
+            " later"
+        )

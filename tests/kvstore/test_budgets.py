@@ -1,0 +1,100 @@
+"""Token buckets on the index, by its own clock."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+import redis.asyncio
+
+from baton_kvstore.budgets import Budgets, Draw
+from baton_kvstore.embedded import EmbeddedStore
+from baton_kvstore.errors import StoreError
+from baton_kvstore.keys import budget_key
+from baton_kvstore.registry import Registry
+from baton_protocol.store import RouterReport
+
+SLOW = 1e-6  # a second: what fills a bucket in no test
+
+
+@pytest.fixture
+async def budgets(single: EmbeddedStore) -> AsyncIterator[Budgets]:
+    async with Budgets(single.index_url, "pool", timeout_s=60) as made:
+        yield made
+
+
+def draws(requests: float, tokens: float) -> list[Draw]:
+    return [Draw(SLOW, 3, requests), Draw(SLOW, 100, tokens)]
+
+
+async def test_what_is_there_is_taken_and_what_is_not_is_told_to_the_second(
+    budgets: Budgets,
+) -> None:
+    for _ in range(3):
+        assert (await budgets.take("acme", draws(1, 10))).wait_s == 0
+    refused = await budgets.take("acme", draws(1, 10))
+    assert refused.wait_s == pytest.approx(1 / SLOW, rel=1e-3)
+    assert (await budgets.take("globex", draws(1, 10))).wait_s == 0
+
+
+async def test_one_bucket_that_lacks_leaves_the_other_as_it_was(budgets: Budgets) -> None:
+    assert (await budgets.take("acme", draws(1, 90))).wait_s == 0
+    assert (await budgets.take("acme", draws(1, 20))).wait_s == pytest.approx(10 / SLOW, rel=1e-3)
+    for _ in range(2):
+        assert (await budgets.take("acme", draws(1, 0))).wait_s == 0
+    assert (await budgets.take("acme", draws(1, 0))).wait_s > 0
+
+
+async def test_what_is_larger_than_the_bucket_passes_once_and_leaves_a_debt(
+    budgets: Budgets,
+) -> None:
+    assert (await budgets.take("acme", draws(0, 500))).wait_s == 0
+    refused = await budgets.take("acme", draws(0, 10))
+    assert refused.wait_s == pytest.approx((400 + 10) / SLOW, rel=1e-3)
+
+
+async def test_what_is_given_back_can_be_taken_and_never_more_than_the_bucket_holds(
+    budgets: Budgets,
+) -> None:
+    await budgets.take("acme", draws(0, 100))
+    await budgets.give("acme", draws(0, 40))
+    assert (await budgets.take("acme", draws(0, 41))).wait_s > 0
+    assert (await budgets.take("acme", draws(0, 40))).wait_s == 0
+    await budgets.give("acme", draws(0, 1000))
+    assert (await budgets.take("acme", draws(0, 100))).wait_s == 0
+    assert (await budgets.take("acme", draws(0, 1))).wait_s > 0
+    await budgets.give("acme", draws(0, -30))
+    assert (await budgets.take("acme", draws(0, 1))).wait_s == pytest.approx(31 / SLOW, rel=1e-3)
+
+
+async def test_a_bucket_without_a_rate_is_never_empty(budgets: Budgets) -> None:
+    for _ in range(3):
+        assert (await budgets.take("acme", [Draw(0, 1, 5), Draw(SLOW, 100, 1)])).wait_s == 0
+
+
+async def test_buckets_fill_with_time_and_are_forgotten_when_they_are_full(
+    budgets: Budgets, single: EmbeddedStore
+) -> None:
+    fast = [Draw(1000.0, 100, 100)]
+    assert (await budgets.take("acme", fast)).wait_s == 0
+    wait_s = (await budgets.take("acme", fast)).wait_s
+    assert 0 <= wait_s <= 0.1
+    async with redis.asyncio.from_url(single.index_url) as client:
+        ttl_ms = await client.pttl(budget_key("pool", "acme"))
+    assert 0 < ttl_ms <= 1100
+
+
+async def test_who_asks_hears_how_many_routers_share(
+    budgets: Budgets, single: EmbeddedStore
+) -> None:
+    assert (await budgets.take("acme", draws(0, 0))).routers == 0
+    async with Registry(single.index_url, "pool") as registry:
+        for name in ("one", "two"):
+            await registry.announce_router(RouterReport(router=name, uptime_s=1.0), 600)
+    assert (await budgets.take("acme", draws(0, 0))).routers == 2
+
+
+async def test_an_index_that_is_away_is_a_store_error(single: EmbeddedStore) -> None:
+    async with Budgets("redis://127.0.0.1:1", "pool", timeout_s=1) as away:
+        with pytest.raises(StoreError):
+            await away.take("acme", draws(1, 1))

@@ -1,0 +1,145 @@
+"""Budgets of tenants: two routers on one index, and each by itself while it is away."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from baton_kvstore.budgets import Budgets as SharedBudgets
+from baton_kvstore.budgets import Draw, Drawn
+from baton_kvstore.embedded import EmbeddedStore
+from baton_kvstore.errors import LinkBroken
+from baton_protocol.errors import RateLimited
+from baton_router.budgets import Booking, Budgets
+from baton_router.limits import TenantLimits
+
+PER_S = 200.0
+LIMITS = TenantLimits(tokens_per_minute=60 * PER_S * 10)  # requests of 10 tokens each
+WINDOW_S = 3.0
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Index:
+    """One that says what it is told to, or is away."""
+
+    def __init__(self, routers: int) -> None:
+        self.away = False
+        self.calls = 0
+        self.routers = routers
+
+    async def take(self, tenant: str, draws: Sequence[Draw]) -> Drawn:
+        self.calls += 1
+        if self.away:
+            raise LinkBroken("no")
+        return Drawn(0.0, self.routers)
+
+    async def give(self, tenant: str, draws: Sequence[Draw]) -> None:
+        await self.take(tenant, draws)
+
+
+@pytest.fixture
+def store() -> Iterator[EmbeddedStore]:
+    with EmbeddedStore(64 << 20) as running:
+        yield running
+
+
+async def passes(budgets: Budgets, limits: TenantLimits, tokens: int = 10) -> Booking | None:
+    try:
+        return await budgets.book("acme", limits, 1, tokens)
+    except RateLimited:
+        return None
+
+
+async def test_two_routers_together_keep_a_budget_within_five_percent(store: EmbeddedStore) -> None:
+    """Asked without a pause, after the burst is used up. A window's ends are when a request was
+    refused: the buckets are empty then."""
+    shared = [SharedBudgets(store.index_url, "pool", timeout_s=60) for _ in range(2)]
+    routers = [Budgets(index, time.monotonic) for index in shared]
+    while await passes(routers[0], LIMITS):
+        pass
+    start, admitted = time.monotonic(), [0, 0]
+    while time.monotonic() < start + WINDOW_S:
+        for number, router in enumerate(routers):
+            admitted[number] += await passes(router, LIMITS) is not None
+    while await passes(routers[0], LIMITS):
+        admitted[0] += 1
+    allowed = PER_S * (time.monotonic() - start)
+    for index in shared:
+        await index.close()
+    assert 0.95 * allowed < sum(admitted) < 1.05 * allowed
+    assert min(admitted) > 0
+
+
+async def test_what_a_request_did_not_use_is_given_back_on_the_index(store: EmbeddedStore) -> None:
+    limits = TenantLimits(tokens_per_minute=1, burst_seconds=3600)  # 60 at once
+    async with SharedBudgets(store.index_url, "pool", timeout_s=60) as index:
+        router = Budgets(index, time.monotonic)
+        first = await passes(router, limits, 60)
+        assert first is not None
+        assert await passes(router, limits, 30) is None
+        router.settle(first, used=20)
+        await router.close()
+        assert await passes(router, limits, 39) is not None
+        assert await passes(router, limits, 39) is None
+
+
+async def test_who_is_over_budget_hears_when_to_come_back() -> None:
+    budgets, limits = Budgets(None, Clock()), TenantLimits(requests_per_minute=6)
+    assert await budgets.book("acme", limits, 1, 10) is not None
+    with pytest.raises(RateLimited, match=r"6 requests per minute is used up.* in 10\.0 s") as told:
+        await budgets.book("acme", limits, 1, 10)
+    assert told.value.retry_after == pytest.approx(10)
+    assert told.value.record().code == "rate_limited"
+
+
+async def test_who_has_no_budget_asks_nobody() -> None:
+    index = Index(1)
+    assert await Budgets(index, Clock()).book("acme", TenantLimits(), 1, 10**9) is None
+    assert index.calls == 0
+
+
+async def test_while_the_index_is_away_each_router_keeps_its_part(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    index, clock = Index(routers=4), Clock()
+    budgets, limits = Budgets(index, clock), TenantLimits(requests_per_minute=240)
+    await budgets.book("acme", limits, 1, 0)
+    index.away = True
+    admitted = 0
+    for _ in range(6000):
+        clock.now += 0.01
+        admitted += await passes(budgets, limits) is not None
+    # a minute at a quarter of the rate, and a quarter of the burst
+    assert admitted == pytest.approx(60 + 3, abs=1)
+    # asked again once a second, not by each request
+    assert index.calls < 70
+    assert caplog.text.count("keeps 1/4 of each budget") == 1
+    index.away = False
+    clock.now += 1.0
+    calls = index.calls
+    for _ in range(3):
+        assert await passes(budgets, limits) is not None
+    assert index.calls == calls + 3
+    assert caplog.text.count("budgets are shared again") == 1
+
+
+async def test_what_was_booked_here_is_given_back_here() -> None:
+    clock = Clock()
+    budgets = Budgets(None, clock)
+    limits = TenantLimits(tokens_per_minute=1, burst_seconds=3600)
+    first = await budgets.book("acme", limits, 1, 60)
+    assert first is not None
+    assert await passes(budgets, limits, 1) is None
+    budgets.settle(first, used=0)
+    assert await passes(budgets, limits, 60) is not None

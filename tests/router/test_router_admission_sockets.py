@@ -1,0 +1,143 @@
+"""Raw sockets: clients that do not read, and bytes that are no request."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+from typing import Any
+
+import pytest
+
+from baton_protocol.errors import ErrorRecord
+from baton_protocol.ids import RequestId
+from baton_protocol.link import Abort, Delta
+from baton_router.outbox import Outbox
+from tests.support.fake_node import FakeNode, Script
+from tests.support.waiting import until
+
+KEY = "sk-planted-key"
+TOKENS = 120_000  # more than what kernels buffer: some 200 bytes each
+
+
+async def connect(client: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    link = socket.socket()
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    link.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(link, ("127.0.0.1", client.router.port))
+    return await asyncio.open_connection(sock=link, limit=4096)
+
+
+async def ask_for_a_stream(client: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Of TOKENS tokens; nobody reads it yet."""
+    reader, writer = await connect(client)
+    body = json.dumps({"prompt": "x", "max_tokens": TOKENS, "stream": True}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
+    return reader, writer
+
+
+async def answer(client: Any, data: bytes) -> tuple[int, Any]:
+    """What the router answers to these bytes, until it closes the connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", client.router.port)
+    async with asyncio.timeout(120):
+        writer.write(data)
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    writer.close()
+    await writer.wait_closed()
+    return int(head.split()[1]), json.loads(body)
+
+
+def talker() -> FakeNode:
+    script = Script(reply=b"x" * TOKENS)
+    return FakeNode("decode-0", "decode", script, max_model_len=10**6)
+
+
+async def test_a_stream_that_is_not_read_ends_with_a_reason_and_others_go_on(
+    running: Any,
+) -> None:
+    async with talker() as node, running(node) as client:
+        reader, writer = await ask_for_a_stream(client)
+        await until(lambda: node.got_of(Abort))
+        assert client.router.dispatcher.flights == {}
+        status, told, _ = await client.post("/v1/completions", {"prompt": "x"})
+        assert (status, told["usage"]["completion_tokens"]) == (200, 16)
+        async with asyncio.timeout(240):
+            read = await reader.readuntil(b"\r\n\r\n")
+            while b'"code":"slow_client"' not in read:
+                part = await reader.read(1 << 16)
+                assert part
+                read = read[-200:] + part
+        await until(lambda: client.router.api.answering == 0)
+        writer.close()
+
+
+async def test_a_client_that_reads_nothing_at_all_is_cut_off(
+    running: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("baton_router.read_guard.FAREWELL_S", 0.2)
+    async with talker() as node, running(node) as client:
+        _, writer = await ask_for_a_stream(client)
+        await until(lambda: client.router.api.answering == 1)
+        await until(lambda: client.router.api.answering == 0)
+        page = await client.text("/metrics")
+        writer.close()
+    assert 'baton_router_rejected_total{code="slow_client"} 1.0\n' in page
+
+
+def test_an_outbox_says_once_that_too_much_is_unread() -> None:
+    told: list[int] = []
+    outbox = Outbox(1, most=10, overflow=lambda: told.append(1))
+    for offset in range(30):
+        outbox.put(0, Delta(RequestId("r"), 1, 0, offset, ids=(7,)))
+        assert len(told) == (offset >= 10)
+
+
+async def test_an_outbox_that_is_read_never_overflows() -> None:
+    told: list[int] = []
+    outbox = Outbox(1, most=2, overflow=lambda: told.append(1))
+    for offset in range(30):
+        outbox.put(0, Delta(RequestId("r"), 1, 0, offset, ids=(7, 8)))
+        assert len(await outbox.next()) == 1
+    outbox.fail(ErrorRecord("", ""))
+    assert told == []
+
+
+GARBAGE = [b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n", b"GET\r\n\r\n", b"GET / HTTP/9.x\r\n\r\n",
+           b"GET / HTTP/1.1\r\nno colon\r\n\r\n"]  # fmt: skip
+
+
+@pytest.mark.parametrize("data", GARBAGE)
+async def test_bytes_that_are_no_request_are_told_so_in_openais_shape(
+    running: Any, decode: FakeNode, data: bytes
+) -> None:
+    async with running(decode) as client:
+        status, told = await answer(client, data)
+        assert (status, told["error"]["code"]) == (400, "malformed_request")
+        assert told["error"]["type"] == "invalid_request_error"
+        assert (await client.get("/health"))[0] == 200
+
+
+@pytest.mark.parametrize("head", ["GET /{0} HTTP/1.1", "GET / HTTP/1.1\r\nAuthorization: {0}"])
+async def test_what_is_too_long_is_told_by_its_limit_and_none_of_it_is_logged(
+    running: Any, decode: FakeNode, caplog: pytest.LogCaptureFixture, head: str
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    data = (head.format(KEY + "x" * 9000) + "\r\nHost: x\r\n\r\n").encode()
+    async with running(decode) as client:
+        status, told = await answer(client, data)
+    assert (status, told["error"]["code"]) == (431, "headers_too_large")
+    assert "8190 bytes" in told["error"]["message"]
+    assert KEY not in json.dumps(told) + caplog.text + "".join(
+        str(vars(record)) for record in caplog.records
+    )
+
+
+async def test_too_many_headers_are_refused(running: Any, decode: FakeNode) -> None:
+    lines = "".join(f"x-{n}: {KEY}\r\n" for n in range(500))
+    async with running(decode) as client:
+        status, told = await answer(client, f"GET / HTTP/1.1\r\n{lines}\r\n".encode())
+    assert status in (400, 431)
+    assert told["error"]["code"] in ("malformed_request", "headers_too_large")
+    assert KEY not in json.dumps(told)

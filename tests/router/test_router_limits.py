@@ -1,0 +1,55 @@
+"""The file of limits: what it may say, and one line for what it may not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from baton_router.errors import StartError
+from baton_router.limits import TenantLimits, read_limits
+
+
+def written(folder: Path, text: str) -> str:
+    (folder / "tenants.toml").write_text(text)
+    return str(folder / "tenants.toml")
+
+
+def test_a_tenant_has_its_own_limits_the_files_defaults_or_none(tmp_path: Path) -> None:
+    text = "[defaults]\nrequests_per_minute = 60\n[tenants.acme]\nweight = 2\npriority = 10\n"
+    limits = read_limits(written(tmp_path, text + 'max_queued = 7\n[tenants."glo.bex"]\n'))
+    usual = TenantLimits(requests_per_minute=60)
+    assert limits.of("acme") == TenantLimits(
+        requests_per_minute=60, weight=2, priority=10, max_queued=7
+    )
+    assert limits.of("glo.bex") == limits.of("nobody") == usual
+    assert read_limits("").of("acme") == TenantLimits()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[tenants.acme]\nweight = 0", "[tenants.acme]: weight is 0; it must be above 0"),
+        ('[tenants.acme]\nweight = "2"', "[tenants.acme]: weight: Expected `float`, got `str`"),
+        ("[tenants.acme]\nprioritty = 1", "[tenants.acme]: Object contains unknown field"),
+        ("[tenants.acme]\npriority = 101", "priority is 101; use -100 to 100"),
+        ("[defaults]\ntokens_per_minute = -1", "[defaults]: tokens_per_minute is -1; it must be 0"),
+        ("[defaults]\nburst_seconds = 0", "burst_seconds is 0; use above 0, up to 3600"),
+        ("[tenant.acme]\nweight = 2", "Object contains unknown field `tenant`"),
+        ("[tenants\n", "is no TOML"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_the_place_and_the_value(
+    tmp_path: Path, text: str, told: str
+) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(StartError) as caught:
+        read_limits(path)
+    assert str(caught.value).startswith(f"--tenants {path}")
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_named() -> None:
+    with pytest.raises(StartError, match="--tenants /no/such/file: No such file"):
+        read_limits("/no/such/file")
