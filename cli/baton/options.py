@@ -22,6 +22,7 @@ CommonOptions
 |-- ChildOptions          what else a process is told that `baton up` started
 |   |-- NodeOptions
 |   `-- RouterOptions
+|-- ServeOptions          `baton bench serve` (see bench_serve_options)
 |-- FetchDemoOptions      `baton model fetch-demo`
 |-- OperatorOptions       `baton operator`
 `-- VersionOptions        `baton version`
