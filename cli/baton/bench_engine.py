@@ -28,7 +28,7 @@ def find_folder(options: BenchOptions) -> Path | None:
     if options.load_format == "dummy":
         return _dummy_folder(options)
     if options.model == DEMO:
-        return _demo_folder()
+        return demo_folder()
     if options.engine == "sim" and not options.model:
         return None
     return find_model(options.model, weights=options.engine == "torch").path
@@ -68,7 +68,7 @@ def _dummy_folder(options: BenchOptions) -> Path:
     return folder
 
 
-def _demo_folder() -> Path:
+def demo_folder() -> Path:
     from baton import demo_model
 
     try:

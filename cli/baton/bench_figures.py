@@ -172,11 +172,12 @@ def spread(values: Iterable[float]) -> Spread:
     ordered = sorted(values)
     if not ordered:
         return Spread(0.0, {str(percent): 0.0 for percent in PERCENTILES})
-    found = {str(percent): _percentile(ordered, percent) for percent in PERCENTILES}
+    found = {str(percent): percentile(ordered, percent) for percent in PERCENTILES}
     return Spread(statistics.fmean(ordered), found)
 
 
-def _percentile(ordered: Sequence[float], percent: int) -> float:
+def percentile(ordered: Sequence[float], percent: float) -> float:
+    """Between the two nearest of some values in ascending order."""
     place = (len(ordered) - 1) * percent / 100
     low, high = math.floor(place), math.ceil(place)
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)

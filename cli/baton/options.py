@@ -27,6 +27,7 @@ CommonOptions
 |-- ChildOptions          what else a process is told that `baton up` started
 |   |-- NodeOptions
 |   `-- RouterOptions
+|-- ServeOptions          `baton bench serve` (see bench_serve_options)
 |-- FetchDemoOptions      `baton model fetch-demo` (see fetch_options)
 |-- ExplainOptions        `baton explain` (see explain_options)
 |-- OperatorOptions       `baton operator`

@@ -36,11 +36,11 @@ class Stopwatch:
 
     def saw(self, batch: Batch) -> None:
         now = self._clock()
+        self._metrics.delivered(sum(len(delta.ids) for _, delta in batch))
         for slot, delta in batch:
             if not delta.ids:
                 continue
             key = (slot, delta.choice)
-            self._metrics.delivered(len(delta.ids))
             if key in self._last:
                 self._metrics.later_token(now - self._last[key])
             elif self.ttft_s is None:
@@ -88,12 +88,12 @@ class Answer:
 
     async def stream(self, events: EventStream) -> web.StreamResponse:
         """Raise RequestFailed; whatever came before it is written."""
-        going = True
-        while going:
+        while True:
             data, going = await self._part(events.keepalive_s)
+            if not going:
+                self.watch.ended()
+                return await events.end(data)
             await events.write(data)
-        self.watch.ended()
-        return await events.end()
 
     @property
     def placed(self) -> bool:
@@ -116,11 +116,14 @@ class Answer:
             batch = await self._next(keepalive_s)
         except TimeoutError:
             return WAITING, True
+        data = b""
         if batch:
             big = any(delta.prompt_logprobs for _, delta in batch)
-            return await _spelled(big, lambda: b"".join(self._events(batch))), True
+            data = await _spelled(big, lambda: b"".join(self._events(batch)))
+            if not self._outbox.over:
+                return data, True
         usage = self._shape.usage_event(self.usage()) if self._options.include_usage else b""
-        return usage + DONE, False
+        return data + usage + DONE, False
 
     async def _next(self, patience_s: float | None) -> Batch:
         batch = await self._outbox.next(patience_s)

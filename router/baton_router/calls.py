@@ -23,6 +23,7 @@ from baton_text.tokenizer import Tokenizer
 Json = dict[str, Any]
 PromptIds = Sequence[tuple[int, ...]]  # of each prompt
 DONE = b"data: [DONE]\n\n"
+_UNFINISHED = b',"finish_reason":null}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +186,22 @@ class EventWriter:
         end = self._usage_so_far(index) if self._continuous else self._usage
         return b"".join((self._start, b',"choices":[', choice, b"]", more, end))
 
+    def text_event(self, index: int, delta: Delta) -> bytes:
+        """event() of a completion of which nothing is asked but text: most tokens of most calls.
+        Empty where there is nothing to show yet."""
+        if not (delta.text or delta.finish):
+            return b""
+        parts = (
+            self._start,
+            b',"choices":[{"index":%d,"text":' % index,
+            msgspec.json.encode(delta.text),
+            b',"logprobs":null',
+            _UNFINISHED if delta.finish is None else finish_members(delta),
+            b"]",
+            self._usage_so_far(index) if self._continuous else self._usage,
+        )
+        return b"".join(parts)
+
     def usage_event(self, usage: Usage) -> bytes:
         told = msgspec.json.encode(usage.json())
         return b"".join((self._start, b',"choices":[],"usage":', told, b"}\n\n"))
@@ -202,6 +219,6 @@ class EventWriter:
 def finish_members(delta: Delta) -> bytes:
     """The end of a choice's JSON: `stop_reason` is the stop string or id, as in vLLM."""
     if delta.finish is None:
-        return b',"finish_reason":null}'
+        return _UNFINISHED
     finish, stop = msgspec.json.encode(delta.finish), msgspec.json.encode(delta.stop)
     return b"".join((b',"finish_reason":', finish, b',"stop_reason":', stop, b"}"))

@@ -51,9 +51,10 @@ class EventStream:
         await self.write(b"data: " + msgspec.json.encode(openai_body(error)) + b"\n\n")
         return await self.end()
 
-    async def end(self) -> web.StreamResponse:
+    async def end(self, data: bytes = b"") -> web.StreamResponse:
+        """`data` and the stream's end are one write."""
         response = await self._begin()
-        await response.write_eof()
+        await response.write_eof(data)
         return response
 
     def abort(self) -> None:

@@ -53,6 +53,11 @@ class Outbox:
             self._error = error
         self._wake.set()
 
+    @property
+    def over(self) -> bool:
+        """All requests have ended well, and everything of them was taken."""
+        return self.open <= 0 and not self._items and self._error is None
+
     async def next(self, patience_s: float | None = None) -> Batch:
         """Wait for more; an empty batch means that all requests ended. Raise RequestFailed, or
         TimeoutError where nothing came for `patience_s`; a later call goes on waiting."""

@@ -1,0 +1,156 @@
+"""A streamed answer as its client sees it: server-sent events, and when tokens came.
+
+In: bytes as they arrive, and the time. Out: an Outcome. No I/O: the clock is the caller's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+DONE = b"[DONE]"
+
+
+@dataclass(slots=True)
+class Outcome:
+    """One request. Seconds: `start` since the run's beginning, the others since `start`; `gaps`
+    lie between two chunks with tokens, `latency` ends with the last chunk of a choice. An `error`
+    is a reason in few words, empty where all went well."""
+
+    start: float
+    asked_tokens: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    ttft: float = 0.0
+    latency: float = 0.0
+    gaps: list[float] = field(default_factory=list)
+    error: str = ""
+
+    @property
+    def tpot(self) -> float | None:
+        """Mean seconds of a token behind the first; None where there is none."""
+        if self.output_tokens < 2:
+            return None
+        return (self.latency - self.ttft) / (self.output_tokens - 1)
+
+
+class _Delta(msgspec.Struct, frozen=True):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[Any] | None = None
+
+
+class _Choice(msgspec.Struct, frozen=True):
+    text: str | None = None
+    delta: _Delta | None = None
+    token_ids: list[int] | None = None
+    finish_reason: str | None = None
+
+    def speaks(self) -> bool:
+        """Whether it brings tokens: not a chat's opening chunk, which names the role alone."""
+        told = self.delta
+        return bool(
+            self.text
+            or self.token_ids
+            or (
+                told
+                and (told.content or told.reasoning_content or told.reasoning or told.tool_calls)
+            )
+        )
+
+
+class _Usage(msgspec.Struct, frozen=True):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class _Chunk(msgspec.Struct, frozen=True):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: Any = None
+
+
+class SseReader:
+    """Cuts a byte stream into the payloads of its events, wherever its pieces end."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._data: list[bytes] = []
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        """The payloads of the events that `piece` completes."""
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        found = []
+        for line in lines:
+            line = line.removesuffix(b"\r")
+            if line.startswith(b"data:"):
+                self._data.append(line[5:].removeprefix(b" "))
+            elif not line and self._data:
+                found.append(b"\n".join(self._data))
+                self._data = []
+        return found
+
+
+class AnswerReader:
+    """Fills one Outcome from a stream's bytes. `begun` is on the clock that feed() is given."""
+
+    def __init__(self, outcome: Outcome, begun: float) -> None:
+        self._outcome = outcome
+        self._begun = begun
+        self._events = SseReader()
+        self._decode = msgspec.json.Decoder(_Chunk).decode
+        self._counted = 0  # tokens by ids, or chunks that had none
+        self._usage: _Usage | None = None
+        self._done = False
+
+    def feed(self, piece: bytes, now: float) -> int:
+        """How many chunks with tokens `piece` completed; raise msgspec.MsgspecError for what is no
+        chunk."""
+        before = self._counted
+        for payload in self._events.feed(piece):
+            if payload == DONE:
+                self._done = True
+            else:
+                self._chunk(self._decode(payload), now - self._begun)
+        return self._counted - before
+
+    def close(self) -> None:
+        """The stream is over: count its tokens, and say whether it was whole."""
+        told, outcome = self._usage, self._outcome
+        outcome.output_tokens = told.completion_tokens if told else self._counted
+        if told and told.prompt_tokens:
+            outcome.prompt_tokens = told.prompt_tokens
+        if not (outcome.error or self._done):
+            outcome.error = "the stream ended without [DONE]"
+        if not (outcome.error or outcome.output_tokens):
+            outcome.error = "no token"
+
+    def _chunk(self, chunk: _Chunk, now: float) -> None:
+        outcome = self._outcome
+        if chunk.error is not None:
+            outcome.error = f"in the stream: {error_word(chunk.error)}"
+        self._usage = chunk.usage or self._usage
+        if not chunk.choices:
+            return
+        spoke = any(choice.speaks() for choice in chunk.choices)
+        ended = any(choice.finish_reason for choice in chunk.choices)
+        if spoke or (ended and not outcome.ttft):
+            if outcome.ttft:
+                outcome.gaps.append(now - outcome.latency)
+            else:
+                outcome.ttft = now
+            self._counted += sum(len(choice.token_ids or (0,)) for choice in chunk.choices)
+        if spoke or ended:
+            outcome.latency = now
+
+
+def error_word(error: Any) -> str:
+    """A server's error in a word that many requests can share."""
+    told = error.get("error", error) if isinstance(error, dict) else error
+    if isinstance(told, dict):
+        words = (told.get(key) for key in ("code", "type", "message"))
+        return next((str(word) for word in words if word), "no reason")[:80]
+    return str(told)[:80]
