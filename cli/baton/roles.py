@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from baton.environment import for_children
 from baton.errors import CommandError
+from baton.flags import to_argv, to_variables
 from baton.logs import configure
 from baton.model_folder import find_model
 from baton.options import ChildOptions, NodeOptions, RouterOptions
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
     from baton_node.settings import NodeSettings
     from baton_protocol.store import Role
     from baton_router.settings import RouterSettings
+    from baton_router.workers import Crew
 
 
 def prefill(options: NodeOptions) -> int:
@@ -42,12 +47,13 @@ def decode(options: NodeOptions) -> int:
 def router(options: RouterOptions) -> int:
     from baton_protocol.errors import InvalidRequest
     from baton_router import serve
+    from baton_router.workers import serve_workers
 
-    _begin(options)
+    _begin(options, worker=Path(options.worker_socket).stem)
     settings = router_settings(options)
     try:
         settings.check()
-        asyncio.run(serve(settings))
+        asyncio.run(serve(settings) if options.workers == 1 else serve_workers(crew(options)))
     except InvalidRequest as error:
         raise CommandError(str(error)) from error
     except OSError as error:
@@ -133,6 +139,27 @@ def router_settings(options: RouterOptions) -> RouterSettings:
         link_patience_s=options.link_patience,
         keepalive_s=options.keepalive,
         shutdown_deadline_s=options.drain_timeout,
+        worker_socket=options.worker_socket,
+    )
+
+
+def crew(options: RouterOptions) -> Crew:
+    """The workers of `baton router --workers N`: the same command, without that flag."""
+    from baton_router.workers import Crew
+
+    def command(path: Path, port: int) -> list[str]:
+        one = replace(
+            options, workers=1, port=port, worker_socket=str(path), supervisor_pid=os.getpid()
+        )
+        return [sys.executable, "-m", "baton", "router", *to_argv(one)]
+
+    return Crew(
+        pool=options.pool,
+        host=options.host,
+        port=options.port,
+        workers=options.workers,
+        command=command,
+        environment=for_children(os.environ) | to_variables(options),
     )
 
 
@@ -153,10 +180,10 @@ def check_template(path: str) -> str | None:
     return str(file.resolve())
 
 
-def _begin(options: ChildOptions) -> None:
+def _begin(options: ChildOptions, worker: str = "") -> None:
     if options.supervisor_pid:
         die_with(options.supervisor_pid)
-    configure(options.log_level, options.json_logs)
+    configure(options.log_level, options.json_logs, worker)
 
 
 def _run_node(serving: Coroutine[Any, Any, None]) -> int:
