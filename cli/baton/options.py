@@ -57,6 +57,7 @@ PullPolicy = Literal["Always", "IfNotPresent", "Never"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 MAX_PORT = 65535
+MAX_WORKERS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -322,6 +323,10 @@ class RouterOptions(
         least=0,
     )
     drain_timeout: float = flag(10.0, "seconds that running streams get after SIGTERM", least=0)
+    workers: int = flag(
+        1, "processes that share the port, each a router of its own", least=1, most=MAX_WORKERS
+    )
+    worker_socket: str = flag("", "one of those: where its siblings ask it", hidden=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -341,6 +346,7 @@ class UpOptions(
     log_level: LogLevel = flag("warning", "how much the children log on stderr")
     prefill: int = flag(1, "prefill nodes", least=0)
     decode: int = flag(1, "decode nodes", least=0)
+    routers: int = flag(1, "router processes on the port", least=1, most=MAX_WORKERS)
     host: str = flag("127.0.0.1", "address the router listens on")
     port: int = flag(8000, "port the router listens on; 0 takes a free one", least=0, most=MAX_PORT)
     store_memory: ByteSize = flag(

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import Coroutine
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from baton.environment import for_children
 from baton.errors import CommandError
+from baton.flags import to_argv, to_variables
 from baton.logs import configure
 from baton.model_folder import find_model
 from baton.options import ChildOptions, NodeOptions, RouterOptions
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
     from baton_protocol.store import Role
     from baton_protocol.traces import Sink
     from baton_router.settings import RouterSettings
+    from baton_router.workers import Crew
 
 
 def prefill(options: NodeOptions) -> int:
@@ -49,13 +54,17 @@ def decode(options: NodeOptions) -> int:
 def router(options: RouterOptions) -> int:
     from baton_protocol.errors import InvalidRequest
     from baton_router import serve
+    from baton_router.workers import serve_workers
 
-    _begin(options)
+    _begin(options, worker=Path(options.worker_socket).stem)
     settings = router_settings(options)
     try:
         settings.check()
-        with _spans(options, f"router-{os.getpid()}") as spans:
-            asyncio.run(serve(settings, spans=spans))
+        if options.workers > 1:
+            asyncio.run(serve_workers(crew(options)))
+        else:
+            with _spans(options, f"router-{os.getpid()}") as spans:
+                asyncio.run(serve(settings, spans=spans))
     except InvalidRequest as error:
         raise CommandError(str(error)) from error
     except OSError as error:
@@ -148,6 +157,27 @@ def router_settings(options: RouterOptions) -> RouterSettings:
         keepalive_s=options.keepalive,
         explain_requests=options.explain_requests,
         shutdown_deadline_s=options.drain_timeout,
+        worker_socket=options.worker_socket,
+    )
+
+
+def crew(options: RouterOptions) -> Crew:
+    """The workers of `baton router --workers N`: the same command, without that flag."""
+    from baton_router.workers import Crew
+
+    def command(path: Path, port: int) -> list[str]:
+        one = replace(
+            options, workers=1, port=port, worker_socket=str(path), supervisor_pid=os.getpid()
+        )
+        return [sys.executable, "-m", "baton", "router", *to_argv(one)]
+
+    return Crew(
+        pool=options.pool,
+        host=options.host,
+        port=options.port,
+        workers=options.workers,
+        command=command,
+        environment=for_children(os.environ) | to_variables(options),
     )
 
 
@@ -175,10 +205,10 @@ def _spans(
     return exporting(options.otlp_endpoint, os.environ, service, instance)
 
 
-def _begin(options: ChildOptions) -> None:
+def _begin(options: ChildOptions, worker: str = "") -> None:
     if options.supervisor_pid:
         die_with(options.supervisor_pid)
-    configure(options.log_level, options.json_logs)
+    configure(options.log_level, options.json_logs, worker)
 
 
 def _run_node(serving: Coroutine[Any, Any, None]) -> int:

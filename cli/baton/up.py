@@ -11,8 +11,10 @@ import os
 import secrets
 import socket
 import sys
+import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 
 from baton.admission_options import AdmissionOptions
@@ -138,8 +140,14 @@ def reserve_port(host: str, port: int) -> socket.socket:
     return held
 
 
-def make_plan(options: UpOptions, store: StoreUrls, environment: Mapping[str, str]) -> Plan:
+def make_plan(
+    options: UpOptions,
+    store: StoreUrls,
+    environment: Mapping[str, str],
+    router_folder: str = "",
+) -> Plan:
     """What each child is told. Prefill nodes come first: see share_cores()."""
+    variables = {"TMPDIR": router_folder} if router_folder else {}
     names = [("prefill", f"prefill-{i}") for i in range(options.prefill)]
     names += [("decode", f"decode-{i}") for i in range(options.decode)]
     nodes = []
@@ -149,7 +157,7 @@ def make_plan(options: UpOptions, store: StoreUrls, environment: Mapping[str, st
     return Plan(
         address=RouterAddress(options.host, options.port, options.admin_key),
         nodes=tuple(nodes),
-        router=_child("router", "router", router_options(options, store), {}),
+        router=_child("router", "router", router_options(options, store), variables),
         environment=for_children(environment),
         drain_timeout_s=options.drain_timeout,
     )
@@ -223,6 +231,7 @@ def router_options(options: UpOptions, store: StoreUrls) -> RouterOptions:
         redis_index=store.index,
         served_model_name=options.served_model_name,
         drain_timeout=options.drain_timeout,
+        workers=options.routers,
         supervisor_pid=os.getpid(),
     )
 
@@ -239,8 +248,9 @@ async def _up(options: UpOptions, started: float) -> None:
     stop.install(asyncio.get_running_loop())
     # With --once stdout is the answer's alone, so that a script can read it.
     display = Display(sys.stderr if options.once else sys.stdout, sys.stderr)
-    with open_store(options) as store:
-        supervisor = Supervisor(make_plan(options, store.urls, os.environ), stop, display)
+    with open_store(options) as store, folder_of_routers(options) as folder:
+        plan = make_plan(options, store.urls, os.environ, folder)
+        supervisor = Supervisor(plan, stop, display)
         keeper = asyncio.create_task(store.keep(display.note))
         greeter = asyncio.create_task(_greet(options, supervisor, stop, display, started))
         try:
@@ -254,6 +264,17 @@ async def _up(options: UpOptions, started: float) -> None:
         greeter.result()  # raises where there was no answer
     elif options.once:
         raise CommandError("ended before there was an answer")
+
+
+@contextmanager
+def folder_of_routers(options: UpOptions) -> Iterator[str]:
+    """Several router processes meet in a folder, which is gone at the end, also where they are
+    killed."""
+    if options.routers == 1:
+        yield ""
+        return
+    with tempfile.TemporaryDirectory(prefix="baton-up-") as folder:
+        yield folder
 
 
 async def _greet(

@@ -23,7 +23,8 @@ from baton_protocol.link import JobFailed
 
 
 class Batch:
-    """`ended` counts requests that have given their blocks back."""
+    """`ended` counts requests that have given their blocks back, `prompted` those whose prompt was
+    computed."""
 
     def __init__(
         self,
@@ -42,7 +43,7 @@ class Batch:
         self._clock = clock
         self._chunk_tokens = engine.info.layout.chunk_tokens
         self._jobs: dict[RequestId, Job] = {}
-        self.ended = 0
+        self.ended = self.prompted = 0
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -132,6 +133,7 @@ class Batch:
             for use in result.prompts
             if (job := self._jobs.get(use.request)) is not None
         ]
+        self.prompted += len(prompts)
         tokens = self._complete(result)
         for out in result.tokens:
             job = self._jobs.get(out.request)

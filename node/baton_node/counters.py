@@ -44,6 +44,7 @@ class Counters:
     behind_bytes: int = 0
     behind_skipped: int = 0
     handoffs: int = 0
+    jobs: int = 0
 
     def count(self, tally: Tally) -> None:
         """Once per request."""
@@ -53,7 +54,9 @@ class Counters:
         self.used_blocks += tally.used
         self.declined_blocks += tally.declined
 
-    def merge(self, engine: NodeLoad, parked: int) -> NodeLoad:
-        """The node's load: `engine` is Engine.load()."""
+    def merge(self, engine: NodeLoad, parked: int, parked_tokens: int) -> NodeLoad:
+        """The node's load: `engine` is Engine.load(). `parked_tokens` of the parked requests' are
+        to be computed."""
         totals = {f"{name}_total": value for name, value in asdict(self).items()}
-        return msgspec.structs.replace(engine, parked=parked, **totals)
+        queued = engine.queued_tokens + parked_tokens
+        return msgspec.structs.replace(engine, parked=parked, queued_tokens=queued, **totals)

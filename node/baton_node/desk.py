@@ -96,6 +96,7 @@ class Desk:
             self.counters,
             speeds,
             connector,
+            self,
             options.epoch,
             load_every_s=options.load_every_s,
             events_every_s=options.events_every_s,
@@ -111,6 +112,20 @@ class Desk:
     def idle(self) -> bool:
         """True when no request is here and no block is held for a transfer."""
         return not self._batch and self._lot.empty and self._publisher.empty
+
+    @property
+    def stamp(self) -> tuple[int, ...]:
+        """Another one whenever a request has come, was admitted, has its prompt, or has ended."""
+        batch = self._batch
+        return self.counters.jobs, len(self._lot), len(batch), batch.ended, batch.prompted
+
+    @property
+    def parked(self) -> int:
+        return len(self._lot)
+
+    @property
+    def parked_tokens(self) -> int:
+        return self._lot.tokens
 
     @property
     def stashed(self) -> int:
@@ -138,7 +153,7 @@ class Desk:
         self._lot.grant()
         moved = self._batch.step() if self._engine.has_work() else True
         self._share_blocks()
-        for report in self._reporter.due(self._clock(), len(self._lot)):
+        for report in self._reporter.due(self._clock()):
             self._port.send(report)
         self._answer_drain()
         return moved
@@ -177,6 +192,7 @@ class Desk:
     def _take(self, frame: ToEngine) -> None:
         match frame:
             case PrefillJob() | RunJob():
+                self.counters.jobs += 1
                 self._accept(frame)
             case First():
                 self._first(frame)

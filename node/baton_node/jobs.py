@@ -116,6 +116,14 @@ class Job:
     def key(self) -> JobKey:
         return self.request.id, self.request.attempt
 
+    @property
+    def uncached(self) -> int:
+        """Tokens that it will compute here, as far as is known; none while a partner does."""
+        if self.parked.aborted or (self.kind == "run" and self.parked.awaits_first):
+            return 0
+        found = self.parked.cached_blocks + self._blocks_of(_bits(self.parked.exists))
+        return max(0, max(map(self.given, self.open_choices), default=0) - found * self.block_size)
+
     def is_late(self, now: float) -> bool:
         """Whether it is past its deadline (Unix seconds) and nobody has ended it yet."""
         return 0.0 < self.request.deadline <= now and not self.parked.aborted

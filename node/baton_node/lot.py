@@ -68,6 +68,11 @@ class Lot:
         return len(self._jobs) - self._aborted
 
     @property
+    def tokens(self) -> int:
+        """What they are going to compute here."""
+        return sum(job.uncached for job in self._jobs.values())
+
+    @property
     def empty(self) -> bool:
         """True when nothing is parked and no fetch is in flight."""
         return not self._jobs

@@ -38,6 +38,7 @@ COUNTERS: tuple[tuple[str, str, str], ...] = (
     ("baton_kv_host_blocks_loaded", "host_loaded_blocks_total", "of those, that came back"),
     ("baton_kv_host_blocks_evicted", "host_evicted_blocks_total", "of those, that made room"),
     ("baton_handoffs", "handoffs_total", "requests taken over from a prefill node"),
+    ("baton_jobs", "jobs_total", "jobs that the engine has heard of"),
     ("baton_engine_steps", "engine_steps_total", "steps of the engine"),
     ("baton_preemptions", "preemptions_total", "sequences that lost their blocks"),
     ("baton_prompt_tokens", "prompt_tokens_total", "prompt tokens, however they were had"),

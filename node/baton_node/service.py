@@ -14,13 +14,14 @@ import msgspec
 
 from baton_node.draining import Draining
 from baton_node.engine_process import EngineProcess
-from baton_node.frames import Drained, Saved, Step, ToServer
+from baton_node.frames import Drained, Saved, Step, ToEngine, ToServer
 from baton_node.identity import Identity
 from baton_node.links import Link, broadcast
 from baton_node.metrics import NodeMetrics
 from baton_node.role import NodeRole, saturated
 from baton_node.spans import NodeSpans
 from baton_node.table import Table
+from baton_node.untaken import Soon, Untaken
 from baton_protocol.errors import ErrorRecord
 from baton_protocol.ids import BlockHash, Epoch
 from baton_protocol.link import (
@@ -81,7 +82,9 @@ class Service:
         self._engine = engine
         self._role = role
         grace_s = identity.settings.link_grace_s
-        self._table = Table(tokenizer, engine.send, metrics, grace_s, spans=spans)
+        self._table = Table(tokenizer, self._send, metrics, grace_s, spans=spans)
+        self._untaken = Untaken()
+        self._soon = Soon(self._say_load)
         self._links: set[Link] = set()
         self._chunks: set[BlockHash] = set(identity.ready.chunks)
         self._drained = asyncio.Event()
@@ -105,10 +108,11 @@ class Service:
     @property
     def load(self) -> Load:
         """What the engine said last, and what only the server knows."""
+        known = msgspec.structs.replace(self._figures.load, requests=self.requests)
         return msgspec.structs.replace(
             self._figures,
             state=self.state,
-            load=msgspec.structs.replace(self._figures.load, requests=self.requests),
+            load=self._untaken.added_to(known),
             reason=self._draining.reason,
             leaving=self._draining.leaving,
             replaced_by=self._draining.replaced_by,
@@ -160,6 +164,13 @@ class Service:
             link.send(JobFailed(request, attempt, refusal))
             return
         self._table.open(job, link)
+        if len(self._links) > 1:  # the router that sent it knows
+            self._soon.changed()
+
+    def _send(self, frame: ToEngine) -> None:
+        if isinstance(frame, PrefillJob | RunJob):
+            self._untaken.given(frame)
+        self._engine.send(frame)
 
     def _refusal(self, job: PrefillJob | RunJob) -> ErrorRecord | None:
         if self.state == "draining":
@@ -183,6 +194,7 @@ class Service:
                 self._table.failed(frame)
             case Load():
                 self._figures = frame
+                self._untaken.taken(frame.load.jobs_total)
                 self._say_load()
                 self._table.tidy()
             case CacheEvents():
@@ -195,6 +207,7 @@ class Service:
                 self._drained.set()
 
     def _say_load(self) -> None:
+        self._soon.said()
         broadcast(self._links, self.load)
 
     # --- the end --------------------------------------------------------------------------------
@@ -228,5 +241,6 @@ class Service:
 
     def lose_links(self) -> None:
         """Close what is still open, without waiting: the end has come at once."""
+        self._soon.close()
         for link in self._links:
             link.lose()

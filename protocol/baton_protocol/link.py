@@ -61,21 +61,25 @@ def says_token(authorization: str, token: str) -> bool:
 
 class PrefillJob(msgspec.Struct, frozen=True, tag="prefill"):
     """Compute the prompt, publish its full chunks, tell `decode_node`'s inbox, sample one token per
-    choice. Answered by PrefillDone or JobFailed."""
+    choice. Answered by PrefillDone or JobFailed. `uncached`: how many tokens its router expects to
+    be computed, as it has booked them; None from a router that does not say, which is all."""
 
     request: Request
     decode_node: NodeId
     decode_epoch: Epoch
+    uncached: int | None = None
 
 
 class RunJob(msgspec.Struct, frozen=True, tag="run"):
     """Run the request to its end. With `await_first` a prefill partner is at work: fetch what its
     inbox entries announce and generate only after First or NoFirst of this attempt. Choices in
-    `finished` have ended and are not to be run."""
+    `finished` have ended and are not to be run. `uncached` as in PrefillJob; with a partner the
+    booking is the partner's."""
 
     request: Request
     await_first: bool = False
     finished: tuple[int, ...] = ()
+    uncached: int | None = None
 
 
 class First(msgspec.Struct, frozen=True, tag="first"):

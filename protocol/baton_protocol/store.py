@@ -134,6 +134,7 @@ class NodeLoad(msgspec.Struct, frozen=True, omit_defaults=True):
     host_stored_blocks_total: int = 0
     host_loaded_blocks_total: int = 0
     host_evicted_blocks_total: int = 0
+    jobs_total: int = 0  # jobs that its engine has heard of
 
 
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,6 +19,7 @@ from baton_router.access import Trail
 from baton_router.api import PLACEMENT_HEADER, REQUEST_ID_HEADER, TRAIL, Api
 from baton_router.drains import Drains
 from baton_router.errors import RequestFailed
+from baton_router.siblings import Siblings, gathering
 
 GENERATION = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
 KEYED = "/v1/"  # what is below it wants an API key, where keys are configured
@@ -31,8 +32,10 @@ Failure = BatonError | RequestFailed | web.HTTPException
 logger = logging.getLogger(__name__)
 
 
-def build_app(api: Api) -> web.Application:
-    app = web.Application(client_max_size=api.settings.max_body_bytes, middlewares=[_shaped(api)])
+def build_app(api: Api, siblings: Siblings | None = None) -> web.Application:
+    """`siblings`: the workers beside this one, on the same port."""
+    middlewares = [_shaped(api), *([gathering(siblings)] if siblings is not None else ())]
+    app = web.Application(client_max_size=api.settings.max_body_bytes, middlewares=middlewares)
     app.add_routes([*api.routes(), *Drains(api.settings, api.fleet, api.clock).routes()])
     return app
 

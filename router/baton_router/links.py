@@ -7,6 +7,10 @@ more. A link that breaks is dialled again, at once and then with growing pauses,
 A node that does not answer MISSED_PINGS pings in a row is silent: frozen, or cut off without a
 word. Whatever it sends counts as an answer. A ping that this process itself was late for says
 nothing about the node.
+
+What a node does not read is bounded: where more than MAX_UNSENT_BYTES wait and become no fewer, its
+link is given up as a broken one, and a new one resynchronises both; all jobs sent again at once may
+be more, of a node that reads. A node does the same with a router (see `baton_node.links`).
 """
 
 from __future__ import annotations
@@ -40,6 +44,8 @@ PING_S = 1.0
 MISSED_PINGS = 3
 LATE_S = 0.5
 CLOSE_S = 0.5
+MAX_UNSENT_BYTES = 64 << 20
+CHOKED_S = 1.0
 FIRST_PAUSE_S = 0.05
 NOT_OUR_TOKEN = "it refuses this router's link token (401): give both the same --link-token"
 STEADY_S = 1.0  # a link that lasted so long is dialled again without a pause
@@ -93,7 +99,9 @@ class Link:
         self._encoder = to_node_codec()
         self._decoder = to_router_codec()
         self._outgoing: deque[bytes] = deque()
+        self._unsent = 0  # bytes of it
         self._wake = asyncio.Event()
+        self._full = asyncio.Event()
         self._heard = 0
         self.heard_at = 0.0
         self._told = True  # that it is down: once per break, and never of a node not met yet
@@ -112,9 +120,14 @@ class Link:
     def send(self, frame: ToNode) -> None:
         """Queue a frame. A link that is not up drops it: what a node that comes back needs is told
         by the listener."""
-        if self.up:
-            self._outgoing.append(self._encoder.encode(frame))
-            self._wake.set()
+        if not self.up:
+            return
+        data = self._encoder.encode(frame)
+        self._outgoing.append(data)
+        self._unsent += len(data)
+        self._wake.set()
+        if self._unsent > MAX_UNSENT_BYTES:
+            self._full.set()
 
     @property
     def due_at(self) -> float:
@@ -175,8 +188,9 @@ class Link:
     async def _serve(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         """Until either side ends it, or the node falls silent."""
         self.up, self.trouble, self._told, self.heard_at = True, "", False, self._clock()
-        work = (self._until_silent(socket), self._read(socket), self._write(socket))
-        tasks = [asyncio.create_task(each) for each in work]
+        self._full.clear()
+        ways = (self._until_silent(socket), self._read(socket), self._write(socket))
+        tasks = [asyncio.create_task(each) for each in (*ways, self._until_choked())]
         silent = False
         try:
             self._listener.on_up(self)
@@ -185,6 +199,7 @@ class Link:
         finally:
             self.up = False
             self._outgoing.clear()
+            self._unsent = 0
             for task in tasks:
                 task.cancel()
             self._listener.on_broken(self, silent=silent)
@@ -209,7 +224,20 @@ class Link:
             await self._wake.wait()
             self._wake.clear()
             while self._outgoing:
-                await socket.send_bytes(self._outgoing.popleft())
+                data = self._outgoing.popleft()
+                self._unsent -= len(data)
+                await socket.send_bytes(data)
+
+    async def _until_choked(self) -> None:
+        while True:
+            await self._full.wait()
+            self._full.clear()
+            before = self._unsent
+            await asyncio.sleep(CHOKED_S)
+            if self._unsent > MAX_UNSENT_BYTES:
+                if self._unsent >= before:
+                    raise ConnectionError(f"it does not read: {self._unsent} bytes wait for it")
+                self._full.set()
 
     async def _until_silent(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         missed = 0

@@ -48,6 +48,7 @@ _PUBLIC = {
     "cached_prompt_tokens_total": "baton_prompt_tokens_cached_total",
     "host_prompt_tokens_total": "baton_prompt_tokens_host_total",
     "fetched_prompt_tokens_total": "baton_prompt_tokens_fetched_total",
+    "jobs_total": "baton_jobs_total",
     "requests": "baton_requests",
     "waiting": "baton_requests_waiting",
     "running": "baton_requests_running",

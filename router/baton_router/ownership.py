@@ -90,6 +90,7 @@ class RequestRecord:
         self._chunks = 0
         self._measured = 0  # the last attempt whose opening statistics came
         self._findable = 0
+        self._uncached = 0
         self._cached: int | None = None
         self._prompt_told = False
         self._undisturbed = True  # what was found of the prompt, nobody computed for this request
@@ -119,6 +120,7 @@ class RequestRecord:
         assert prefill is None or not any(self.outputs), "what has begun to decode is not split"
         aborts = self._leave()
         self.attempt += 1
+        self._uncached = len(self.request.prompt_ids) - findable
         if self.attempt == 1:
             self._findable = findable
         else:
@@ -331,11 +333,13 @@ class RequestRecord:
         return [Send(node, self._abort()) for node in nodes if node is not None]
 
     def _run_job(self) -> RunJob:
-        return RunJob(self._job(), self.phase == "handoff", self._finished())
+        await_first = self.phase == "handoff"
+        uncached = 0 if await_first else self._uncached
+        return RunJob(self._job(), await_first, self._finished(), uncached)
 
     def _prefill_job(self) -> PrefillJob:
         assert self.decode is not None
-        return PrefillJob(self._job(), self.decode, self._decode_epoch)
+        return PrefillJob(self._job(), self.decode, self._decode_epoch, self._uncached)
 
     def _job(self) -> Request:
         params = self.request.params

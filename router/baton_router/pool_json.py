@@ -88,6 +88,7 @@ def _node(node: NodeView, used: Container[Kind]) -> Json:
             "tokens": sum(booking.tokens for booking in node.booked.values()),
             "sequences": sum(booking.sequences for booking in node.booked.values()),
         },
+        "others": {"tokens": node.others_tokens, "sequences": node.others_sequences},
     }
 
 

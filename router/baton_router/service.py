@@ -14,6 +14,8 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -50,6 +52,7 @@ from baton_router.places import Places
 from baton_router.reload import Reload
 from baton_router.reporting import Reporting
 from baton_router.settings import RouterSettings
+from baton_router.siblings import Siblings
 from baton_router.tenants import Tenants
 from baton_router.tracing import Tracing
 from baton_router.view import PoolView
@@ -60,6 +63,7 @@ FAREWELL_S = 0.5
 POLL_S = 0.02
 # An index that is only late keeps budgets better than each router by itself.
 BUDGETS_TIMEOUT_S = 0.25
+KNOW_NODES_S = 3.0  # at most, before a worker beside others listens
 
 logger = logging.getLogger(__name__)
 
@@ -153,16 +157,16 @@ class Router:
             store_state=self._store_state,
             unreachable=self._table.unreachable,
         )
-        try:
-            await self._listen()
-        except BaseException:
-            await self._close()
-            raise
         work = [self._discovery.run(), self.fleet.watch(), reload.run()]
         if self._registry is not None:
             self._reporting = Reporting(self._registry, self.report, clock)
             work.append(self._reporting.run())
         self._tasks = [asyncio.create_task(each) for each in work]
+        try:
+            await self._listen()
+        except BaseException:
+            await self._close()
+            raise
         return self
 
     async def __aexit__(
@@ -229,8 +233,10 @@ class Router:
 
     async def _listen(self) -> None:
         host, port = self.settings.host, self.settings.port
+        own = self.settings.worker_socket
+        siblings = Siblings(Path(own)) if own else None
         self._runner = ShapedRunner(
-            build_app(self.api),
+            build_app(self.api, siblings),
             handler_cancellation=True,
             access_log=None,
             shutdown_timeout=0.1,
@@ -239,16 +245,31 @@ class Router:
             max_headers=MAX_HEADERS,
         )
         await self._runner.setup()
+        if siblings is not None and siblings.others():
+            await self._know_nodes()
         try:
-            await web.TCPSite(self._runner, host, port).start()
+            await web.TCPSite(self._runner, host, port, reuse_port=bool(own)).start()
+            if own:
+                await web.UnixSite(self._runner, own).start()
         except OSError as error:
             raise StartError(
                 f"cannot listen on {host}:{port}: {error.strerror or error}"
             ) from error
         self.port = self._runner.addresses[0][1]
+        if siblings is not None:
+            logger.info("worker %s serves", siblings.name)  # the parent says where
+            return
         logger.info(
             "router of pool %r listens on http://%s:%d", self.settings.pool, host, self.port
         )
+
+    async def _know_nodes(self) -> None:
+        """A worker that takes a dead one's place gets its share of connections the moment that it
+        listens: its siblings serve them better until it can."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(KNOW_NODES_S):
+                while self.fleet.why_unready() is not None:
+                    await asyncio.sleep(POLL_S)
 
     async def _close(self) -> None:
         await self._end_running()

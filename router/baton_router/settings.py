@@ -43,6 +43,9 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     /metrics beside the admins' keys of the file. With `sharing` "tenant" no
     tenant's KV serves another; their names' salts are derived from `tenant_secret`, which all
     routers of a pool share.
+
+    `worker_socket` is the unix socket of one worker among several on the same port, beside those of
+    its siblings (see `workers`); "" listens alone.
     """
 
     host: str = "127.0.0.1"
@@ -79,6 +82,7 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_queued: int = 1000
     queue_timeout_s: float = 30.0
     shutdown_deadline_s: float = 10.0
+    worker_socket: str = ""
 
     def __repr__(self) -> str:
         """Without URL, token and secret: what is secret must not reach a log."""

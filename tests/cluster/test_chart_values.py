@@ -32,10 +32,24 @@ CHANGES: list[tuple[str, Any, str]] = [
     ("operator.affinity", {"podAffinity": {}}, "podAffinity: {}"),
     ("metrics.port", 9999, "port: 9999"),
     ("metrics.annotations", {"prometheus.io/scrape": "true"}, "prometheus.io/scrape: \"true\""),
+    ("serviceMonitor.enabled", True, "kind: PodMonitor"),
+    ("serviceMonitor.labels", {"release": "prometheus"}, "release: prometheus"),
+    ("serviceMonitor.interval", "7s", "interval: 7s"),
+    ("serviceMonitor.authorization.secretName", "admins", "name: admins\n          key: admin-key"),
+    ("serviceMonitor.authorization.secretKey", "word", "key: word"),
+    ("dashboards.enabled", True, "pool-overview.json: |"),
+    ("dashboards.labels", {"shown": "yes"}, "shown: \"yes\""),
     ("samplePool.enabled", True, "kind: InferencePool\nmetadata:\n  name: sample"),
     ("samplePool.name", "first", "kind: InferencePool\nmetadata:\n  name: first"),
     ("samplePool.spec", {"engine": {"kind": "torch"}}, "kind: torch"),
 ]  # fmt: skip
+# What a value wants set before it does anything, by the beginning of its path.
+WANTS: dict[str, dict[str, Any]] = {
+    "samplePool.": {"samplePool.enabled": True},
+    "serviceMonitor.": {"serviceMonitor.enabled": True},
+    "serviceMonitor.authorization.secretKey": {"serviceMonitor.authorization.secretName": "a"},
+    "dashboards.": {"dashboards.enabled": True},
+}
 # Path, value, and what is said: where, and what about it.
 REFUSED: list[tuple[str, Any, str, str]] = [
     ("image.tag", "1", "", "additional properties 'image' not allowed"),
@@ -55,6 +69,8 @@ REFUSED: list[tuple[str, Any, str, str]] = [
     ("operator.resources.claims", [], "/operator/resources", "'claims' not allowed"),
     ("operator.nodeSelector", {"a": True}, "/operator/nodeSelector/a", "got boolean, want string"),
     ("metrics.port", 0, "/metrics/port", "got 0, want 1"),
+    ("serviceMonitor.interval", "often", "/serviceMonitor/interval", "does not match pattern"),
+    ("dashboards.labels", {"a": 1}, "/dashboards/labels/a", "got number, want string"),
     ("samplePool.name", "4ever", "/samplePool/name", "'4ever' does not match pattern"),
     ("samplePool.specs", {}, "/samplePool", "additional properties 'specs' not allowed"),
     ("samplePool.spec", "sim", "/samplePool/spec", "got string, want object"),
@@ -103,8 +119,10 @@ def test_every_value_is_in_the_table_of_changes() -> None:
 def test_a_changed_value_is_in_the_manifests(
     control_plane: Kubernetes, path: str, value: Any, fragment: str
 ) -> None:
-    of_the_sample = path in {"samplePool.name", "samplePool.spec"}
-    before = {"samplePool.enabled": True} if of_the_sample else {}
+    before: dict[str, Any] = {}
+    for beginning, wanted in WANTS.items():
+        if path.startswith(beginning) and path not in wanted:
+            before |= wanted
     assert fragment not in render(control_plane, *set_words(before))
     assert fragment in render(control_plane, *set_words(before | {path: value}))
 

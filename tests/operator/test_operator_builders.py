@@ -29,6 +29,7 @@ SAME: dict[str, dict[str, Any]] = {
     "the store's business": {"kvStore": {"managed": {"memory": "2Gi"}}},
     "the default said": {"kvStore": {"managed": {"dataInstances": 1}}},
     "another name for clients": {"model": {"name": "chat"}},
+    "the router's processes": {"router": {"workers": 4, "placement": "random"}},
     "the way in": {"router": {"replicas": 3, "ingress": {"host": "llm.example.com"}}},
     "who may connect": {"networkPolicy": {"enabled": False}},
     "paused": {"paused": True},
@@ -237,6 +238,22 @@ def test_more_data_instances_leave_the_first_ones_where_they_are() -> None:
     )
     assert many.data_urls[:2] == few.data_urls
     assert few.index_url == many.index_url
+
+
+def router_words(**router: object) -> list[str]:
+    [container] = containers(
+        templates(build_pool(sample_pool("sim", router=router)))["demo-router"]
+    )
+    words: list[str] = container["args"]
+    return words
+
+
+def test_what_a_router_does_by_default_is_not_said() -> None:
+    default = router_words()
+    assert router_words(workers=1, placement="cost") == default
+    assert not [word for word in default if word.startswith(("--workers", "--placement"))]
+    more = router_words(workers=3, placement="least-request")
+    assert sorted({*more} - {*default}) == ["--placement=least-request", "--workers=3"]
 
 
 def test_routers_are_kept_apart_and_scaled_in_place() -> None:

@@ -132,7 +132,12 @@ def test_a_pool_with_its_defaults_filled_in_is_the_same_pool(spec: dict[str, Any
 def test_defaults_that_say_something_are_in_the_schema() -> None:
     whole = filled(resource()["properties"]["spec"], {})
     assert whole["engine"] == {"kind": "torch", "dtype": "auto", "blockSize": 16}
-    assert whole["router"] == {"replicas": 1, "service": {"type": "ClusterIP", "port": 8000}}
+    assert whole["router"] == {
+        "replicas": 1,
+        "workers": 1,
+        "placement": "cost",
+        "service": {"type": "ClusterIP", "port": 8000},
+    }
     assert "model" not in whole
 
 

@@ -73,14 +73,15 @@ def test_a_split_request_opens_with_a_job_for_each_node() -> None:
     rec = RequestRecord(record().request)
     assert rec.phase == "waiting"
     assert rec.placed(DECODE, EPOCH, PREFILL) == [
-        Send(DECODE, RunJob(rec.request, await_first=True)),
-        Send(PREFILL, PrefillJob(rec.request, DECODE, EPOCH)),
+        Send(DECODE, RunJob(rec.request, await_first=True, uncached=0)),
+        Send(PREFILL, PrefillJob(rec.request, DECODE, EPOCH, uncached=2)),
     ]
 
 
 def test_a_whole_request_opens_with_one_job() -> None:
     rec = RequestRecord(record().request)
-    assert rec.placed(DECODE, EPOCH) == [Send(DECODE, RunJob(rec.request, await_first=False))]
+    job = RunJob(rec.request, await_first=False, uncached=1)
+    assert rec.placed(DECODE, EPOCH, findable=1) == [Send(DECODE, job)]
 
 
 def test_first_tokens_go_to_the_client_and_to_the_decode_node() -> None:
@@ -347,8 +348,10 @@ def test_what_has_begun_is_not_ended_by_refusals() -> None:
 
 def test_both_nodes_get_their_job_again_in_the_same_attempt() -> None:
     rec = record()
-    assert rec.on_resumed(DECODE) == [Send(DECODE, RunJob(rec.request, await_first=True))]
-    assert rec.on_resumed(PREFILL) == [Send(PREFILL, PrefillJob(rec.request, DECODE, EPOCH))]
+    waiting = RunJob(rec.request, await_first=True, uncached=0)
+    assert rec.on_resumed(DECODE) == [Send(DECODE, waiting)]
+    computing = PrefillJob(rec.request, DECODE, EPOCH, uncached=2)
+    assert rec.on_resumed(PREFILL) == [Send(PREFILL, computing)]
     assert rec.on_resumed(OTHER) == []
 
 

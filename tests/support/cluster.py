@@ -73,7 +73,8 @@ class Node(RoleProcess):
 
 class Cluster:
     """`with Cluster(2, 2) as cluster:`. `store`: one of its own with one data server, none, or the
-    one given, which it starts and stops. `static` gives the router a list of its nodes, too."""
+    one given, which it starts and stops. `static` gives the router a list of its nodes, too. Of
+    several `routers` the first is the one that others mean."""
 
     def __init__(
         self,
@@ -87,6 +88,7 @@ class Cluster:
         store: bool | FaultyStore = True,
         static: bool = False,
         watch_answers: bool = True,
+        routers: int = 1,
     ) -> None:
         self._watch_answers = watch_answers
         self.store = FaultyStore() if store is True else store or None
@@ -109,7 +111,12 @@ class Cluster:
         addresses = ",".join(node.wire.url for node in self.nodes.values())
         found = [*told[:1], f"--nodes={addresses}"] if static or not told else told[:1]
         words = ["router", *router_flags, *found]
-        self.router = RoleProcess(self._wires, "router", words, self._folder, self._mark)
+        place = (self._folder, self._mark)
+        self.routers = [
+            RoleProcess(self._wires, name, words, *place)
+            for name in ("router", *(f"router-{number}" for number in range(1, routers)))
+        ]
+        self.router = self.routers[0]
 
     def __enter__(self) -> Cluster:
         try:
@@ -167,7 +174,7 @@ class Cluster:
 
     def processes(self) -> list[RoleProcess]:
         """Nodes first: they take longer to start."""
-        return [*self.nodes.values(), self.router]
+        return [*self.nodes.values(), *self.routers]
 
     def pool(self) -> Json:
         return exchange(self.url, "/pool").body

@@ -81,7 +81,7 @@ class Autoscaler:
         if pool.spec.paused:
             return with_replicas(pool, desired), None
         memory = self._memory(key, pool.uid)
-        self._learn(memory, observed, answer)
+        self._learn(memory, observed, answer, pool.spec.router.workers)
         planned = memory.planned
         if planned is None or answer is not None or self._is_due(memory, pool):
             planned = self._plan(key, pool, spec, desired, observed, memory)
@@ -106,7 +106,10 @@ class Autoscaler:
         late = self._clock() - memory.looked_s >= LOOK_S
         return late or memory.generation != pool.generation
 
-    def _learn(self, memory: _Memory, observed: Observed, answer: Answer | None) -> None:
+    def _learn(
+        self, memory: _Memory, observed: Observed, answer: Answer | None, workers: int
+    ) -> None:
+        """Of each router pod that is ready so many `workers` have something to say."""
         before, found = memory.gauges, _starts(memory, observed)
         if answer is not None:
             at_s = self._clock()
@@ -115,7 +118,9 @@ class Autoscaler:
                 for pod in observed.pods
                 if pod.component == "router" and pod.ready and not pod.terminating
             ]
-            memory.history = demand.heard(memory.history, answer.routers, len(ready), at_s)
+            memory.history = demand.heard(
+                memory.history, answer.routers, len(ready) * workers, at_s
+            )
             memory.gauges = gauges.heard(before, answer.nodes, at_s)
             found += gauges.samples(before, memory.gauges)
         there = {pod.name for pod in observed.pods}

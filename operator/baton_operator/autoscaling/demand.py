@@ -46,7 +46,7 @@ class History:
 
 
 def heard(history: History, reports: Sequence[RouterReport], routers: int, at_s: float) -> History:
-    """`routers` is how many are ready, and so have something to say."""
+    """`routers` is how many are ready, each worker of a pod one, and so have something to say."""
     fresh = [one for one in reports if _is_fresh(history, one, at_s)]
     if not fresh or len(fresh) < routers:
         return history

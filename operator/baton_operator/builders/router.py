@@ -67,8 +67,8 @@ def build_router_service(pool: Pool) -> Manifest:
 
 
 def _settings(pool: Pool) -> dict[str, str | int | None]:
-    keys, sharing = pool.spec.router.api_keys_secret, pool.spec.kv_store.sharing
-    scaling = pool.spec.autoscaling
+    spec, sharing = pool.spec.router, pool.spec.kv_store.sharing
+    keys, scaling = spec.api_keys_secret, pool.spec.autoscaling
     return {
         "host": "0.0.0.0",
         "port": PORT,
@@ -81,6 +81,8 @@ def _settings(pool: Pool) -> dict[str, str | int | None]:
         "api-keys": f"{KEYS_FOLDER}/{keys.key}" if keys is not None else None,
         # Not said where it is the default: routers of older pools are left as they are.
         "sharing": sharing if sharing != "pool" else None,
+        "workers": spec.workers if spec.workers != 1 else None,
+        "placement": spec.placement if spec.placement != "cost" else None,
         "drain-timeout": DRAIN_S,
         "wake-wait": WAKE_WAIT_S if scaling is not None and scaling.sleeps else None,
     }

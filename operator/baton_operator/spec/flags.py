@@ -46,4 +46,5 @@ ROUTER_FLAGS = (
     "api-keys",
     "sharing",
     "wake-wait",
+    "workers",
 )

@@ -40,6 +40,7 @@ EngineKind = Literal["torch", "sim"]
 DType = Literal["auto", "float32", "bfloat16"]
 Handoff = Literal["auto", "always", "never"]
 MissingRole = Literal["aggregate", "queue", "fail"]
+RouterPlacement = Literal["cost", "prefix", "least-request", "round-robin", "random"]
 ServiceType = Literal["ClusterIP", "NodePort", "LoadBalancer"]
 
 
@@ -240,6 +241,14 @@ class RouterSpec(Record, frozen=True, kw_only=True):
     rules: ClassVar[tuple[Rule, ...]] = (both("ingress", "httpRoute"),)
 
     replicas: Annotated[int, Meta(ge=1, description="routers")] = 1
+    workers: Annotated[
+        int,
+        Meta(ge=1, le=64, description="processes of each, about one per CPU that it is given"),
+    ] = 1
+    placement: Annotated[
+        RouterPlacement,
+        Meta(description="how a request's node is chosen; all but cost are for comparing"),
+    ] = "cost"
     resources: Annotated[Resources, Meta(description="of the container `router`")] = Resources()
     pod_template: Annotated[PodTemplate, Meta(description="as prefill.podTemplate")] = field(
         default_factory=dict

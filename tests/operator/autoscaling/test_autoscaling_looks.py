@@ -174,6 +174,11 @@ def test_routers_that_are_silent_make_it_hold_and_say_so() -> None:
     assert (operator.said.reason, operator.said.desired_prefill) == ("DemandStale", 4)
 
 
+def test_a_worker_that_is_silent_is_a_router_that_is() -> None:
+    assert Operator().looks(18, HEAVY) == (4, 1)
+    assert Operator(router={"workers": 2}).looks(18, HEAVY) == (1, 1)
+
+
 def test_what_was_never_heard_is_said_and_changes_nothing() -> None:
     operator = Operator(prefill={"replicas": 3})
     assert operator.silence(30) == (3, 1)

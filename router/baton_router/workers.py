@@ -1,0 +1,192 @@
+"""Several routers on one port: a parent that keeps its workers alive and ends them.
+
+In: how many, the command of one, signals. Out: processes that listen on the same port (the kernel
+shares connections out, SO_REUSEPORT) and, each, on a unix socket in a private folder, for its
+siblings (see `siblings`). Each is a router of its own: what one dies with is its own requests. Who
+ends without being told is started again, with growing pauses. The first signal drains all of them,
+the second ends them at once; the parent ends when all have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from baton_router.errors import StartError
+
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 10.0
+STEADY_S = 10.0  # a worker that lived so long is started again soon
+POLL_S = 0.02
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Crew:
+    """`command` makes one worker's argv from its unix socket and the port, `environment` is what
+    each is given. `port` 0 takes a free one."""
+
+    pool: str
+    host: str
+    port: int
+    workers: int
+    command: Callable[[Path, int], Sequence[str]]
+    environment: Mapping[str, str]
+
+
+class Worker:
+    """One place in the crew. `ends` counts how often its process has ended unasked."""
+
+    def __init__(
+        self,
+        path: Path,
+        argv: Sequence[str],
+        environment: Mapping[str, str],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.path = path
+        self.ends = 0
+        self._argv = argv
+        self._environment = environment
+        self._clock = clock
+        self._pause_s = FIRST_PAUSE_S
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def listens(self) -> bool:
+        return self.path.exists()
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
+    def tell(self, number: signal.Signals) -> None:
+        if self._process is not None and self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Until it has ended after `stopping`. Raise StartError if it ends by itself before it ever
+        listened: what is wrong then stays so."""
+        listened = False
+        while not stopping.is_set():
+            began = self._clock()
+            code = await self._live()
+            listened = listened or self.listens
+            if stopping.is_set():
+                return
+            if not listened and code > 0:
+                raise StartError(f"worker {self.path.stem} {_how(code)}; its own line says why")
+            await self._rest(code, self._clock() - began, stopping)
+
+    async def _live(self) -> int:
+        self._process = await asyncio.create_subprocess_exec(
+            *self._argv,
+            stdin=asyncio.subprocess.DEVNULL,
+            env=dict(self._environment),
+            start_new_session=True,  # Ctrl-C is for the parent, which says it once
+        )
+        try:
+            return await self._process.wait()
+        except asyncio.CancelledError:
+            self.tell(signal.SIGKILL)
+            await self._process.wait()
+            raise
+
+    async def _rest(self, code: int, lived_s: float, stopping: asyncio.Event) -> None:
+        self.ends += 1
+        if lived_s >= STEADY_S:
+            self._pause_s = FIRST_PAUSE_S
+        logger.warning(
+            "worker %s %s after %.1f s; it is started again in %.1f s",
+            *(self.path.stem, _how(code), lived_s, self._pause_s),
+        )
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._pause_s):
+                await stopping.wait()
+        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+
+
+async def serve_workers(crew: Crew) -> None:
+    """Until a signal. Raise StartError if the port cannot be had, or a worker cannot start."""
+    with (
+        _reserve(crew.host, crew.port) as held,
+        tempfile.TemporaryDirectory(prefix="baton-router-") as folder,
+    ):
+        port = held.getsockname()[1]
+        paths = [Path(folder) / f"{number}.sock" for number in range(crew.workers)]
+        workers = [Worker(path, crew.command(path, port), crew.environment) for path in paths]
+        stopping = asyncio.Event()
+        with _signals(workers, stopping):
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for worker in workers:
+                        group.create_task(worker.run(stopping))
+                    group.create_task(_say_ready(crew, port, workers, stopping))
+            except* StartError as errors:
+                raise StartError(str(errors.exceptions[0])) from errors
+
+
+async def _say_ready(
+    crew: Crew, port: int, workers: Sequence[Worker], stopping: asyncio.Event
+) -> None:
+    """Once, when all listen."""
+    while not all(worker.listens for worker in workers):
+        if stopping.is_set():
+            return
+        await asyncio.sleep(POLL_S)
+    logger.info(
+        "router of pool %r listens on http://%s:%d with %d workers",
+        *(crew.pool, crew.host, port, len(workers)),
+    )
+
+
+@contextmanager
+def _signals(workers: Sequence[Worker], stopping: asyncio.Event) -> Iterator[None]:
+    """Each signal is passed on: a worker takes the second one for what it is."""
+
+    def signalled() -> None:
+        stopping.set()
+        for worker in workers:
+            worker.tell(signal.SIGTERM)
+
+    loop = asyncio.get_running_loop()
+    for number in SIGNALS:
+        loop.add_signal_handler(number, signalled)
+    try:
+        yield
+    finally:
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)
+
+
+def _reserve(host: str, port: int) -> socket.socket:
+    """Bound, and never listening: it holds the port while workers come and go."""
+    held = None
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        held = socket.socket(family, kind, protocol)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind(address)
+    except OSError as error:
+        if held is not None:
+            held.close()
+        raise StartError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+    return held
+
+
+def _how(code: int) -> str:
+    return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"

@@ -1,0 +1,73 @@
+"""When a step loop tells its load: soon after requests came, were computed or ended."""
+
+from __future__ import annotations
+
+import pytest
+
+from baton_engine.sim import SimSettings
+from baton_node.nostore import NoStore
+from baton_node.reporter import AT_LEAST_EVERY_S, SOON_S
+from baton_protocol.link import Load, PrefillJob, RunJob
+from tests.support.desks import DeskNode
+from tests.support.nodes import make_request
+
+HOUR_S = 3600.0
+
+
+@pytest.fixture
+def node() -> DeskNode:
+    settings = SimSettings(chunk_blocks=1, max_batched_tokens=64)
+    return DeskNode("n0", lambda _: NoStore(), settings, load_every_s=HOUR_S)
+
+
+def loads(node: DeskNode) -> list[tuple[int, int, int]]:
+    """Jobs heard of, requests here, and tokens that wait to be computed, of each load told."""
+    told = [frame.load for frame in node.port.said if isinstance(frame, Load)]
+    return [
+        (load.jobs_total, load.waiting + load.running + load.parked, load.queued_tokens)
+        for load in told
+    ]
+
+
+def turn(node: DeskNode, times: int = 1) -> None:
+    for _ in range(times):
+        node.ahead += SOON_S
+        node.desk.turn()
+
+
+def test_a_load_follows_each_arrival_each_computed_prompt_and_each_end(node: DeskNode) -> None:
+    turn(node, 3)
+    assert loads(node) == [(0, 0, 0)]
+    node.take(RunJob(make_request("r", b"p" * 100, max_tokens=3)))
+    turn(node, 2)
+    assert loads(node)[1:] == [(1, 1, 36), (1, 1, 0)]
+    turn(node)  # a token more is no news
+    assert loads(node)[3:] == []
+    turn(node, 3)
+    assert loads(node)[3:] == [(1, 0, 0)]
+    node.close()
+
+
+def test_what_comes_at_once_is_told_at_once_and_not_oftener_than_soon(node: DeskNode) -> None:
+    turn(node)
+    for number in range(5):
+        node.take(RunJob(make_request(f"r{number}", b"p" * 10, max_tokens=1)))
+        node.desk.turn()
+    turn(node)
+    assert len(loads(node)) < 5
+    assert loads(node)[-1] == (5, 0, 0)
+    assert SOON_S < AT_LEAST_EVERY_S
+    node.close()
+
+
+def test_a_parked_prompt_counts_as_tokens_to_compute_unless_a_partner_does(node: DeskNode) -> None:
+    request = make_request("r", b"p" * 100)
+    node.take(RunJob(request, await_first=True))
+    turn(node)
+    assert loads(node)[-1] == (1, 1, 0)
+    node.take(PrefillJob(make_request("q", b"q" * 100), node.name, node.epoch))
+    turn(node)
+    jobs, requests, tokens = loads(node)[-1]
+    assert (jobs, requests) == (2, 2)
+    assert 0 < tokens <= 100
+    node.close()

@@ -1,0 +1,98 @@
+"""Workers ask each other over unix sockets; real ones, with handlers that know little."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from baton_protocol.errors import NotFound
+from baton_router import siblings as module
+from baton_router.siblings import Siblings, gathering
+from tests.support.nodes import free_port
+
+
+class Worker:
+    """Knows the request of its own name; `asked` are the requests that came to it."""
+
+    def __init__(self, path: Path) -> None:
+        self.name = path.stem
+        self.port = free_port()
+        self.asked: list[web.Request] = []
+        self._path = path
+
+    async def start(self) -> web.AppRunner:
+        app = web.Application(middlewares=[gathering(Siblings(self._path))])
+        app.router.add_get("/requests/{id}", self.request)
+        app.router.add_get("/health", self.health)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", self.port).start()
+        await web.UnixSite(runner, str(self._path)).start()
+        return runner
+
+    async def request(self, request: web.Request) -> web.Response:
+        self.asked.append(request)
+        if request.headers.get("Authorization") != "Bearer key":
+            return web.json_response({}, status=401)
+        if request.match_info["id"] != self.name:
+            raise NotFound("there is no such request")
+        return web.json_response({"request": self.name})
+
+    async def health(self, request: web.Request) -> web.Response:
+        self.asked.append(request)
+        return web.json_response({})
+
+
+@asynccontextmanager
+async def running(folder: Path, names: str) -> AsyncIterator[list[Worker]]:
+    workers = [Worker(folder / f"{name}.sock") for name in names]
+    runners = [await worker.start() for worker in workers]
+    try:
+        yield workers
+    finally:
+        for runner in runners:
+            await runner.cleanup()
+
+
+async def get(worker: Worker, path: str) -> tuple[int, str]:
+    url = f"http://127.0.0.1:{worker.port}{path}"
+    headers = {"Authorization": "Bearer key"}
+    async with aiohttp.ClientSession() as session, session.get(url, headers=headers) as answer:
+        return answer.status, await answer.text()
+
+
+async def test_any_worker_finds_the_request_of_another(tmp_path: Path) -> None:
+    async with running(tmp_path, "abc") as workers:
+        for worker in workers:
+            assert await get(worker, "/requests/b") == (200, '{"request": "b"}')
+
+
+async def test_what_nobody_knows_is_asked_once_of_each_and_not_found(tmp_path: Path) -> None:
+    async with running(tmp_path, "abc") as workers:
+        status, _ = await get(workers[0], "/requests/x")
+        assert status == 500  # NotFound, which the router's own middleware shapes
+        assert [len(worker.asked) for worker in workers] == [1, 1, 1]
+
+
+async def test_what_is_each_workers_own_is_not_asked_of_others(tmp_path: Path) -> None:
+    async with running(tmp_path, "ab") as workers:
+        assert (await get(workers[0], "/health"))[0] == 200
+        assert [len(worker.asked) for worker in workers] == [1, 0]
+
+
+async def test_a_worker_that_is_gone_or_silent_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ANSWER_S", 1.0)
+    async with running(tmp_path, "ab") as workers:
+        (tmp_path / "dead.sock").touch()
+        with socket.socket(socket.AF_UNIX) as silent:
+            silent.bind(str(tmp_path / "silent.sock"))
+            silent.listen()
+            assert (await get(workers[0], "/requests/b"))[0] == 200

@@ -1,0 +1,112 @@
+"""A node that reads nothing: what waits for it is bounded, and its link begins anew."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from baton_protocol.ids import RequestId
+from baton_protocol.link import Abort, Hello, to_router_codec
+from baton_protocol.store import NodeReport
+from baton_router import links
+from baton_router.links import Link
+from tests.support.fake_node import make_report
+from tests.support.nodes import free_port
+from tests.support.waiting import until
+
+
+class Notes:
+    """A listener that takes every link. `broken` says of each break whether it was silence."""
+
+    def __init__(self) -> None:
+        self.hellos = 0
+        self.broken: list[bool] = []
+
+    def on_hello(self, link: Link, report: NodeReport) -> bool:
+        self.hellos += 1
+        return True
+
+    def on_up(self, link: Link) -> None: ...
+
+    def on_frame(self, link: Link, frame: object) -> None: ...
+
+    def on_broken(self, link: Link, *, silent: bool) -> None:
+        self.broken.append(silent)
+
+    def on_refused(self, link: Link) -> None: ...
+
+
+class Peer:
+    """Says hello and reads no more than `reads` frames of each link; `got` counts them."""
+
+    def __init__(self, reads: int) -> None:
+        self._reads = reads
+        self.got = 0
+
+    async def link(self, request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        hello = Hello(make_report("decode-0", "decode"))
+        await socket.send_bytes(to_router_codec().encode(hello))
+        for _ in range(self._reads):
+            await socket.receive_bytes()
+            self.got += 1
+        await asyncio.Event().wait()
+        return socket
+
+
+@asynccontextmanager
+async def linked(peer: Peer, notes: Notes) -> AsyncIterator[Link]:
+    app = web.Application()
+    app.router.add_get("/link", peer.link)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    port = free_port()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    async with aiohttp.ClientSession() as session:
+        url, rng = f"http://127.0.0.1:{port}", random.Random(1)
+        link = Link(url, session, notes, pause_max_s=0.1, rng=rng)
+        link.start()
+        try:
+            await until(lambda: link.up)
+            yield link
+        finally:
+            await link.close()
+            await runner.cleanup()
+
+
+@pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "MAX_UNSENT_BYTES", 1 << 20)
+    monkeypatch.setattr(links, "CHOKED_S", 0.2)
+    monkeypatch.setattr(links, "PING_S", 600.0)  # not by silence
+
+
+BIG = Abort(RequestId("r" * (1 << 18)), 1)
+
+
+async def test_a_node_that_does_not_read_loses_its_link_and_gets_a_new_one(patience: None) -> None:
+    notes = Notes()
+    async with linked(Peer(0), notes) as link:
+        for _ in range(160):  # 40 MiB: what sockets hold of it is a quarter at most
+            link.send(BIG)
+        await until(lambda: notes.hellos == 2 and link.up)
+        assert (notes.broken, link.idle) == ([False], True)
+
+
+async def test_a_node_that_reads_may_be_sent_more_than_that_at_once(
+    patience: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "CHOKED_S", 10.0)
+    notes, peer = Notes(), Peer(100)
+    async with linked(peer, notes) as link:
+        for _ in range(100):
+            link.send(BIG)
+        await until(lambda: peer.got == 100)
+        assert (notes.broken, link.idle) == ([], True)
