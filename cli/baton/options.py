@@ -42,6 +42,7 @@ Kernels = Literal["auto", "torch", "triton"]
 Overlap = Literal["auto", "on", "off"]
 Handoff = Literal["auto", "always", "never"]
 MissingRole = Literal["aggregate", "queue", "fail"]
+Ranking = Literal["cost", "random", "round-robin", "least-request", "prefix"]
 Sharing = Literal["pool", "tenant"]
 Fetch = Literal["auto", "always", "never"]
 StoreCare = Literal["apply", "check"]
@@ -234,6 +235,12 @@ class ServingOptions(CommonOptions):
     handoff: Handoff = flag("auto", "when a prefill node computes the prompt")
     handoff_min_tokens: int = flag(
         128, "auto: prompts with fewer uncached tokens stay on the decode node", least=0
+    )
+    placement: Ranking = flag(
+        "cost", "which node is best: predicted milliseconds, or another policy to compare it with"
+    )
+    allow_policy_header: bool = flag(
+        False, "a request may choose its --placement itself (header x-baton-policy)"
     )
     missing_role: MissingRole = flag(
         "aggregate",

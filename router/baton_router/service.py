@@ -102,6 +102,7 @@ class Router:
         self._waking = Waking(
             self.fleet, self.dispatcher.change, wait_s=settings.wake_wait_s, clock=clock
         )
+        metrics.unheard(lambda: self.fleet.hearing.dropped)
         metrics.held.set_function(lambda: self.report().held)
         self._table = LinkTable(self._dial)
         self._discovery = Discovery(
@@ -244,6 +245,7 @@ def _policy(settings: RouterSettings) -> Policy:
         slack_ms=settings.handoff_slack_ms,
         slack_share=settings.handoff_slack_share,
         missing_role=settings.missing_role,
+        ranking=settings.placement,
     )
 
 
