@@ -14,24 +14,20 @@ CommonOptions
 |   |-- RouterOptions     `baton router`
 |   `-- UpOptions
 |-- AdmissionOptions      who is let in, and who waits (see admission_options)
-|   |-- RouterOptions
-|   `-- UpOptions
+|   |-- RouterOptions, UpOptions
 |-- TenantOptions         who may ask a router, and what its tenants share
-|   |-- RouterOptions
-|   `-- UpOptions
+|   |-- RouterOptions, UpOptions
 |-- TraceOptions          where spans go
 |   |-- NodeOptions, RouterOptions, UpOptions
 |-- StoreLoginOptions     who logs in to a Redis of the user's
 |   |-- NodeOptions, RouterOptions, UpOptions
 |   `-- FetchOptions      `baton model fetch` (see fetch_options)
 |-- ChildOptions          what else a process is told that `baton up` started
-|   |-- NodeOptions
-|   `-- RouterOptions
+|   |-- NodeOptions, RouterOptions
 |-- ServeOptions          `baton bench serve` (see bench_serve_options)
 |-- FetchDemoOptions      `baton model fetch-demo` (see fetch_options)
 |-- ExplainOptions        `baton explain` (see explain_options)
-|-- OperatorOptions       `baton operator`
-`-- VersionOptions        `baton version`
+`-- OperatorOptions       `baton operator`; VersionOptions, `baton version`
 """
 
 from __future__ import annotations
@@ -50,6 +46,7 @@ Kernels = Literal["auto", "torch", "triton"]
 Overlap = Literal["auto", "on", "off"]
 Handoff = Literal["auto", "always", "never"]
 MissingRole = Literal["aggregate", "queue", "fail"]
+Ranking = Literal["cost", "random", "round-robin", "least-request", "prefix"]
 Sharing = Literal["pool", "tenant"]
 Fetch = Literal["auto", "always", "never"]
 StoreCare = Literal["apply", "check"]
@@ -254,6 +251,12 @@ class ServingOptions(CommonOptions):
     handoff: Handoff = flag("auto", "when a prefill node computes the prompt")
     handoff_min_tokens: int = flag(
         128, "auto: prompts with fewer uncached tokens stay on the decode node", least=0
+    )
+    placement: Ranking = flag(
+        "cost", "which node is best: predicted milliseconds, or another policy to compare it with"
+    )
+    allow_policy_header: bool = flag(
+        False, "a request may choose its --placement itself (header x-baton-policy)"
     )
     missing_role: MissingRole = flag(
         "aggregate",

@@ -144,6 +144,8 @@ def router_settings(options: RouterOptions) -> RouterSettings:
         tenant_secret=options.tenant_secret,
         handoff=options.handoff,
         handoff_min_tokens=options.handoff_min_tokens,
+        placement=options.placement,
+        allow_policy_header=options.allow_policy_header,
         missing_role=options.missing_role,
         unready_wait_s=options.unready_wait,
         wake_wait_s=options.wake_wait,

@@ -36,6 +36,7 @@ from baton_protocol.link import (
     NoFirst,
     PrefillJob,
     ResumeNode,
+    Resync,
     RunJob,
     ToNode,
 )
@@ -87,6 +88,7 @@ class Service:
         self._soon = Soon(self._say_load)
         self._links: set[Link] = set()
         self._chunks: set[BlockHash] = set(identity.ready.chunks)
+        self._events = 0  # frames of cache events so far
         self._drained = asyncio.Event()
         self._draining = Draining(engine.send, self._say_load, identity.settings.drain_s)
         ready = identity.ready
@@ -126,9 +128,13 @@ class Service:
     def joined(self, link: Link) -> None:
         """A link opens with who we are and what we hold."""
         link.send(Hello(self.report()))
-        link.send(CacheEvents(self.epoch, stored=tuple(self._chunks), reset=True))
+        self._list_chunks(link)
         link.send(self.load)
         self._links.add(link)
+
+    def _list_chunks(self, link: Link) -> None:
+        chunks, seq = tuple(self._chunks), self._events
+        link.send(CacheEvents(self.epoch, stored=chunks, reset=True, seq=seq))
 
     def left(self, link: Link) -> None:
         """A link is gone; its requests have `link_grace_s` to be claimed."""
@@ -152,6 +158,8 @@ class Service:
                 self._draining.drain(frame)
             case ResumeNode():
                 self._draining.resume()
+            case Resync():
+                self._list_chunks(link)
 
     def _job(self, link: Link, job: PrefillJob | RunJob) -> None:
         if self._table.goes_on(job, link):
@@ -200,7 +208,8 @@ class Service:
             case CacheEvents():
                 self._chunks.update(frame.stored)
                 self._chunks.difference_update(frame.evicted)
-                broadcast(self._links, frame)
+                self._events += 1
+                broadcast(self._links, msgspec.structs.replace(frame, seq=self._events))
             case Saved():
                 self._draining.saved()
             case Drained():

@@ -1,6 +1,6 @@
 """Frames of the WebSocket from router (client) to node (server).
 
-    router -> node   PrefillJob  RunJob  First  NoFirst  Abort  DrainNode  ResumeNode
+    router -> node   PrefillJob  RunJob  First  NoFirst  Abort  DrainNode  ResumeNode  Resync
     node -> router   Hello (first frame)  Load  CacheEvents  Deltas  PrefillDone  JobFailed
 
 Every frame about a request carries (request, attempt); the receiver drops what is older than the
@@ -15,8 +15,9 @@ A node that drains says so in its Load, and takes nothing new. Past its deadline
 goes on here. A node that ends hands back what is left by then, with a JobFailed of code DRAINED.
 
 A frame that a node does not know breaks its link: DrainNode and ResumeNode are for nodes whose
-report says a protocol of at least DRAIN_SINCE. To a router of version 1 `leaving` says nothing, and
-DRAINED is one more retryable refusal: it places the request again.
+report says a protocol of at least DRAIN_SINCE, Resync is for those that count their cache events.
+To a router of version 1 `leaving` says nothing, and DRAINED is one more retryable refusal: it
+places the request again.
 """
 
 from __future__ import annotations
@@ -119,6 +120,10 @@ class ResumeNode(msgspec.Struct, frozen=True, tag="undrain"):
     """Take requests again. A node that was told to end does not."""
 
 
+class Resync(msgspec.Struct, frozen=True, tag="resync"):
+    """Cache events were missed: list all that is there, as after Hello."""
+
+
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
     report: NodeReport
 
@@ -141,13 +146,16 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
 class CacheEvents(msgspec.Struct, frozen=True, tag="cache"):
     """Chunks (named by hash) that entered or left this node's own cache since the last such frame.
 
-    After Hello, the first such frame lists all that is there, with `reset` set.
+    After Hello, the first such frame lists all that is there, with `reset` set. `seq` counts a
+    node's frames: each has the one before it plus 1, a listing that of the last frame which it
+    includes. 0 beside no `reset` is from a node that does not count.
     """
 
     epoch: Epoch
     stored: tuple[BlockHash, ...] = ()
     evicted: tuple[BlockHash, ...] = ()
     reset: bool = False
+    seq: int = 0
 
 
 class RequestStats(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -216,7 +224,7 @@ class JobFailed(msgspec.Struct, frozen=True, tag="failed"):
     error: ErrorRecord
 
 
-ToNode = PrefillJob | RunJob | First | NoFirst | Abort | DrainNode | ResumeNode
+ToNode = PrefillJob | RunJob | First | NoFirst | Abort | DrainNode | ResumeNode | Resync
 ToRouter = Hello | Load | CacheEvents | Deltas | PrefillDone | JobFailed
 
 

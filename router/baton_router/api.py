@@ -10,7 +10,7 @@ import random
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -19,6 +19,7 @@ from aiohttp import web
 from baton_protocol.errors import (
     BatonError,
     DeadlineExceeded,
+    InvalidRequest,
     MalformedBody,
     Unavailable,
 )
@@ -39,13 +40,14 @@ from baton_router.outbox import Outbox
 from baton_router.pool_json import pool_json
 from baton_router.prepare import prepare
 from baton_router.read_guard import ReadGuard
-from baton_router.settings import RouterSettings
+from baton_router.settings import RANKINGS, Ranking, RouterSettings
 from baton_router.tenants import Tenants
 from baton_router.tracing import Tracing
 from baton_router.waking import Waking
 
 TRAIL = web.RequestKey("trail", Trail)  # set by the middleware
 PLACEMENT_HEADER = "x-baton-placement"
+POLICY_HEADER = "x-baton-policy"
 REQUEST_ID_HEADER = "x-baton-request-id"
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 JSON_TYPE = "application/json"
@@ -103,10 +105,11 @@ class Api:
         call = parse(await body_of(request))
         if self.draining:
             raise Unavailable("the router is shutting down; send the request again")
+        ranking = self._ranking(request)
         events = self._events(request) if call.options.stream else None
         self._count(1)
         try:
-            return await self._answer(request[TRAIL], call, prefix, events)
+            return await self._answer(request[TRAIL], call, prefix, events, ranking)
         except (BatonError, RequestFailed) as error:
             if events is None or not events.begun:
                 raise
@@ -124,8 +127,24 @@ class Api:
 
         return EventStream(request, headers, self.settings.keepalive_s)
 
+    def _ranking(self, request: web.Request) -> Ranking | None:
+        """The placement policy that the request asks for, where it may."""
+        wanted = request.headers.get(POLICY_HEADER)
+        if wanted is None or not self.settings.allow_policy_header:
+            return None
+        for ranking in RANKINGS:
+            if wanted == ranking:
+                return ranking
+        known = ", ".join(RANKINGS)
+        raise InvalidRequest(f"{POLICY_HEADER} is {wanted!r}; use {known}", param=POLICY_HEADER)
+
     async def _answer(
-        self, trail: Trail, call: Call, prefix: str, events: EventStream | None
+        self,
+        trail: Trail,
+        call: Call,
+        prefix: str,
+        events: EventStream | None,
+        ranking: Ranking | None,
     ) -> web.StreamResponse:
         """`events` of a stream. What fails raises, also where it has begun."""
         assert trail.tenant is not None, "the middleware says whose request it is"
@@ -142,6 +161,7 @@ class Api:
             rng=self.rng,
             traceparent=trail.traceparent,
         )
+        prepared = [replace(item, ranking=ranking) for item in prepared]
         prompts, created = [item.request.prompt_ids for item in prepared], int(time.time())
         guard = ReadGuard(self.dispatcher, events, trail)
         outbox = Outbox(len(prepared), guard.most(prepared), guard.overflow)

@@ -4,17 +4,34 @@ In: what CacheEvents report, per incarnation of a node (its epoch, or one listin
 how many leading chunks of a prompt each node holds, an AND along the chain. Bounded: past
 `max_chunks` the least recently asked-for or stored entry is forgotten, which costs a worse
 placement, never a wrong answer.
+
+Memory: at most ENTRY_BYTES + slots / 7.5 bytes an entry (Python keeps 30 bits of an integer in 4
+bytes), where slots are the nodes and up to SCRUB_AT incarnations that have gone: 400 bytes with
+1,000 nodes. Chunks of one event that the same nodes hold share their bit set, so that about 170
+are usual.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+import numpy as np
+import numpy.typing as npt
 
 from baton_protocol.ids import BlockHash
 
-# Bits of dropped incarnations are cleared in one pass over the index when this many piled up.
+# Bits of dropped incarnations are cleared when this many piled up, some entries at each event: all
+# of a million take a second.
 SCRUB_AT = 64
+SCRUBBED = 500
+# The entry itself, its name, its places in the dictionary and in the order, and an integer's head.
+ENTRY_BYTES = 260
+# Names that were asked for and wait to be called recent; what is asked for beyond is not noted.
+MAX_ASKED = 32_768
+
+Lengths = npt.NDArray[np.int64]
 
 
 class ChunkIndex:
@@ -23,8 +40,12 @@ class ChunkIndex:
     def __init__(self, max_chunks: int) -> None:
         self._max_chunks = max_chunks
         self._bits: OrderedDict[BlockHash, int] = OrderedDict()
+        self._asked: list[BlockHash] = []
+        self._last: tuple[Sequence[BlockHash], list[tuple[int, int]]] | None = None
         self._alive = 0
         self._dead = 0
+        self._going: list[BlockHash] = []  # entries that may have bits of `_leaving`, all dead
+        self._leaving = 0
 
     def __len__(self) -> int:
         return len(self._bits)
@@ -33,6 +54,7 @@ class ChunkIndex:
         """The lowest bit that no incarnation, alive or not yet scrubbed, uses."""
         taken = self._alive | self._dead
         slot = (~taken & (taken + 1)).bit_length() - 1
+        self._last = None
         self._alive |= 1 << slot
         return slot
 
@@ -41,54 +63,108 @@ class ChunkIndex:
         bit = 1 << slot
         if not self._alive & bit:
             return
+        self._last = None
         self._alive &= ~bit
         self._dead |= bit
-        if self._dead.bit_count() >= SCRUB_AT:
+        if not self._leaving and self._dead.bit_count() >= SCRUB_AT:
+            self._going, self._leaving = list(self._bits), self._dead
             self._scrub()
 
     def store(self, slot: int, hashes: Iterable[BlockHash]) -> None:
-        bit = 1 << slot
-        bits = self._bits
+        bit, bits, self._last = 1 << slot, self._bits, None
+        self._scrub()
+        self._note_asked()
+        before, after = 0, bit
         for name in hashes:
-            bits[name] = bits.get(name, 0) | bit
+            held = bits.get(name, 0)
+            if held is not before:  # a chain's chunks mostly share their nodes, and so one integer
+                before, after = held, held | bit
+            bits[name] = after
             bits.move_to_end(name)
         while len(bits) > self._max_chunks:
             bits.popitem(last=False)
 
     def evict(self, slot: int, hashes: Iterable[BlockHash]) -> None:
-        keep = ~(1 << slot)
+        keep, bits, alive = ~(1 << slot), self._bits, self._alive
+        self._last = None
+        before, after = 0, 0
         for name in hashes:
-            held = self._bits.get(name, 0) & keep
-            if held & self._alive:
-                self._bits[name] = held
+            held = bits.get(name, 0)
+            if held is not before:
+                before, after = held, held & keep
+                after = after if after & alive else 0
+            if after:
+                bits[name] = after
             else:
-                self._bits.pop(name, None)
+                bits.pop(name, None)
 
-    def prefixes(self, hashes: Sequence[BlockHash]) -> dict[int, int]:
-        """Slot -> how many leading chunks of `hashes` it holds; slots that hold none are absent."""
-        lengths: dict[int, int] = {}
-        mask = self._alive
-        for index, name in enumerate(hashes):
-            held = self._bits.get(name, 0)
-            if held:
-                self._bits.move_to_end(name)
-            _note(lengths, mask & ~held, index)
-            mask &= held
-            if not mask:
-                return lengths
-        _note(lengths, mask, len(hashes))
+    def prefixes(self, hashes: Sequence[BlockHash]) -> Lengths:
+        """How many leading chunks of `hashes` each slot holds: one entry per slot, those of slots
+        that nobody has included."""
+        runs = self._runs(hashes)
+        slots = (self._alive | self._dead).bit_length()
+        if not runs:
+            return np.zeros(slots, dtype=np.int64)
+        width = (slots + 7) // 8
+        packed = b"".join(mask.to_bytes(width, "little") for mask, _ in runs)
+        rows = np.frombuffer(packed, dtype=np.uint8).reshape(len(runs), width)
+        held = np.unpackbits(rows, axis=1, count=slots, bitorder="little")
+        # Each run's nodes are among those of the run before, so their number says the last one.
+        ends = np.array([0, *(end for _, end in runs)], dtype=np.int64)
+        lengths: Lengths = ends[held.sum(axis=0, dtype=np.int64)]
         return lengths
 
+    def longest(self, hashes: Sequence[BlockHash]) -> int:
+        """How many leading chunks of `hashes` one node holds, whichever holds most."""
+        runs = self._runs(hashes)
+        return runs[-1][1] if runs else 0
+
+    def _runs(self, hashes: Sequence[BlockHash]) -> list[tuple[int, int]]:
+        """(the slots that hold all of the first `end` chunks, `end`): growing ends, fewer slots
+        each; the last end is as far as any slot gets. The same again, as for a request that is
+        judged and then placed, is not looked up again."""
+        if self._last is not None and self._last[0] is hashes:
+            return self._last[1]
+        runs: list[tuple[int, int]] = []
+        mask, end = self._alive, 0
+        for held, same in groupby(map(self._bits.get, hashes)):
+            rest = mask & held if held else 0
+            if rest != mask:
+                if end:
+                    runs.append((mask, end))
+                mask = rest
+                if not mask:
+                    break
+            end += len(list(same))
+        else:
+            if end:
+                runs.append((mask, end))
+        if len(self._asked) < MAX_ASKED:
+            self._asked += hashes[:end]
+        self._last = (hashes, runs)
+        return runs
+
+    def _note_asked(self) -> None:
+        """Call recent what was asked for since the last store: only a store makes others go."""
+        if 2 * len(self._bits) >= self._max_chunks:
+            for name in self._asked:
+                if name in self._bits:
+                    self._bits.move_to_end(name)
+        self._asked.clear()
+
     def _scrub(self) -> None:
-        alive = self._alive
-        kept = ((name, held & alive) for name, held in self._bits.items())
-        self._bits = OrderedDict((name, held) for name, held in kept if held)
-        self._dead = 0
-
-
-def _note(lengths: dict[int, int], slots: int, length: int) -> None:
-    """Record `length` for each set bit of `slots`."""
-    while slots and length:
-        lowest = slots & -slots
-        lengths[lowest.bit_length() - 1] = length
-        slots ^= lowest
+        """A part of what is to be scrubbed; with the last one its slots are free."""
+        if not self._leaving:
+            return
+        for name in self._going[-SCRUBBED:]:
+            held = self._bits.get(name, 0)
+            if held & self._leaving:
+                kept = held & self._alive
+                if kept:
+                    self._bits[name] = kept
+                else:
+                    del self._bits[name]
+        del self._going[-SCRUBBED:]
+        if not self._going:
+            self._dead &= ~self._leaving
+            self._leaving = 0

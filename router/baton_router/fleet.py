@@ -34,11 +34,13 @@ from baton_protocol.link import (
     JobFailed,
     Load,
     PrefillDone,
+    Resync,
     ToNode,
     ToRouter,
 )
 from baton_protocol.store import Kind, NodeReport
 from baton_router.actions import Loss
+from baton_router.hearing import Hearing
 from baton_router.links import LATE_S, Link
 from baton_router.models import FetchError, ModelStore, PoolModel
 from baton_router.view import NodeView, PoolView
@@ -120,6 +122,8 @@ class Fleet:
         self._kept: deque[tuple[NodeId, Epoch, Abort]] = deque(maxlen=KEPT_ABORTS)
         self._admissions: set[asyncio.Task[None]] = set()
         self._served: list[Serving] = []  # what was offered last
+        self._known: deque[tuple[Sequence[NodeView], Serving]] = deque(maxlen=4)
+        self.hearing = Hearing(view, clock)
 
     # --- links ----------------------------------------------------------------------------------
 
@@ -166,7 +170,7 @@ class Fleet:
             self._moved(node)
             self.listener.on_prefill_done(node, frame)
         elif isinstance(frame, CacheEvents):
-            self.view.cache(node, frame)
+            self.hearing.heard(node, frame)
         elif isinstance(frame, JobFailed):
             self.listener.on_failed(node, frame)
 
@@ -175,6 +179,7 @@ class Fleet:
         if node is None:
             return
         self.view.lost(node)
+        self.hearing.forget(node)
         if silent:
             logger.warning("%s does not answer pings", node, extra={"node": node})
             self._lose(node, "pings", link.due_at)
@@ -205,14 +210,17 @@ class Fleet:
             self._kept.append((node, known.report.epoch, frame))
 
     async def watch(self) -> None:
-        """Until cancelled: find engines that stand still. A tick of our own that came late says
-        that it was this process that heard nothing."""
+        """Until cancelled: find engines that stand still, and have chunks listed anew where events
+        were missed. A tick of our own that came late says that it was this process that heard
+        nothing."""
         while True:
             due = self._clock() + WATCH_S
             await asyncio.sleep(WATCH_S)
             late = self._clock() - due
             if late > LATE_S:
                 self.view.stood_still(late)
+            for node in self.hearing.to_ask():
+                self.send(node, Resync())
             for node in self.view.standing(self._stall_timeout_s):
                 logger.warning("the engine of %s makes no step", node, extra={"node": node})
                 try:
@@ -283,14 +291,17 @@ class Fleet:
         return NotFound(told, param="model", code="model_not_found")
 
     def _serving(self, nodes: Sequence[NodeView]) -> Serving | None:
-        """Of ready nodes of one kind."""
+        """Of ready nodes of one kind; the same list is the same nodes."""
+        for known, serving in self._known:
+            if known is nodes:
+                return serving
         reports = [view.report for view in nodes]
         model = self._models.ready(reports[0])
         if model is None:
             return None
         own = tuple(dict.fromkeys(report.model for report in reports))
         names = (self._served_name,) if self._served_name else own
-        return Serving(
+        found = Serving(
             kind=nodes[0].kind,
             model=model,
             names=names,
@@ -300,6 +311,8 @@ class Fleet:
             sample=reports[0],
             weight=sum(report.role == "decode" for report in reports) or len(reports),
         )
+        self._known.append((nodes, found))
+        return found
 
     def _draw(self, offered: Sequence[Serving], wanted: str | None) -> Serving | None:
         named = [one for one in offered if not wanted or wanted in one.names]

@@ -17,6 +17,7 @@ from baton_router.fleet import Serving
 from baton_router.outbox import Outbox
 from baton_router.ownership import RequestRecord
 from baton_router.placement import Placement
+from baton_router.settings import Ranking
 from baton_router.story import Story
 
 
@@ -24,13 +25,14 @@ from baton_router.story import Story
 class Prepared:
     """A request that is tokenized and hashed. `chunks` name its full chunks; only nodes of `kind`
     can run it. `wanted` is the model's name, where its client gave one; with `fills` its answer may
-    be as long as the context leaves."""
+    be as long as the context leaves. `ranking` is the placement policy that it asked for."""
 
     request: Request
     chunks: tuple[BlockHash, ...]
     serving: Serving
     wanted: str | None
     fills: bool
+    ranking: Ranking | None = None
 
     @property
     def kind(self) -> Kind:

@@ -7,7 +7,7 @@ counters are re-exported so that one scrape target shows a laptop pool whole.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -147,6 +147,10 @@ class RouterMetrics:
         tasks.set_function(lambda: len(asyncio.all_tasks()))
         self.registry.register(NodeFigures(view))
 
+    def unheard(self, dropped: Callable[[], int]) -> None:
+        """`dropped` counts the chunk events that were not taken."""
+        self.registry.register(_Dropped(dropped))
+
     def placed(self, placement: Placement, cause: Cause | None, tokens: int) -> None:
         """`cause` of what is placed again; its client has so many tokens."""
         self._placements.labels(placement.reason).inc()
@@ -211,6 +215,16 @@ class RouterMetrics:
         return Histogram(
             f"baton_router_{name}_seconds", what, buckets=_SECONDS, registry=self.registry
         )
+
+
+class _Dropped(Collector):
+    def __init__(self, dropped: Callable[[], int]) -> None:
+        self._dropped = dropped
+
+    def collect(self) -> Iterator[Metric]:
+        told = "Chunk events not taken: too many at once, or after a gap."
+        name = "baton_router_cache_events_dropped_total"
+        yield CounterMetricFamily(name, told, value=float(self._dropped()))
 
 
 class NodeFigures(Collector):

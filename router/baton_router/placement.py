@@ -1,23 +1,32 @@
-"""Where a request runs: a pure function from its facts and the candidates to a Placement.
+"""Where a request runs: a pure function from its facts and two groups of nodes to a Placement.
 
 A cost is predicted milliseconds (see `prices`). The lowest wins; costs within measuring noise are a
-tie, and ties are broken at random, so that idle nodes share the work. Every placement says why.
-Where nobody may run it, what is Missing says so: its owner waits, or refuses.
+tie, and ties are broken at random, so that idle nodes share the work. Other policies rank nodes by
+something else (see `rank`) and obey the same rules of hand-off. Every placement says why. Where
+nobody may run it, what is Missing says so: its owner waits, or refuses.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal
+
+import numpy as np
 
 from baton_protocol.ids import NodeId
 from baton_protocol.store import Role
-from baton_router.prices import Candidate, Facts, Prices, with_fallbacks
-from baton_router.settings import Handoff, MissingRole
+from baton_router.prices import (
+    Facts,
+    Floats,
+    Group,
+    Ints,
+    Pairs,
+    Prices,
+    with_fallbacks,
+)
+from baton_router.settings import Handoff, MissingRole, Ranking
 
-T = TypeVar("T")
 Reason = Literal[
     "split",
     "always",
@@ -36,19 +45,22 @@ TIE_SHARE = 0.02
 TIE_MS = 0.1
 # Pairs are searched in full up to this many nodes of each role, then among the best by themselves.
 PAIRED = 16
+# So many of the ways that were weighed are told.
+TOLD = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """`auto` splits what has at least `min_tokens` uncached, unless that is predicted to cost more
     than the decode node alone by `slack_ms` and `slack_share` of its cost. `missing_role`: whether
-    the other role does a request whose own has no ready node."""
+    the other role does a request whose own has no ready node. `ranking`: which node is best."""
 
     handoff: Handoff = "auto"
     min_tokens: int = 128
     slack_ms: float = 20.0
     slack_share: float = 0.1
     missing_role: MissingRole = "aggregate"
+    ranking: Ranking = "cost"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,59 +115,59 @@ class Missing:
 
 
 @dataclass(frozen=True, slots=True)
-class _Best:
-    """The cheapest way of one kind."""
+class _Way:
+    """A node that does all of it, or a pair; `cost` is its prediction, `at` its place among all."""
 
     cost: float
-    decode: Candidate
-    prefill: Candidate | None = None
+    at: int
+    pairs: Pairs | None = None
 
 
 def place(
-    facts: Facts, candidates: Sequence[Candidate], policy: Policy, rng: random.Random
+    facts: Facts,
+    prefills: Group,
+    decodes: Group,
+    policy: Policy,
+    rng: random.Random,
+    turn: int = 0,
 ) -> Placement | Missing:
-    """Choose among nodes that are all ready and of one kind."""
-    nodes = with_fallbacks(candidates)
-    prefills = [node for node in nodes if node.role == "prefill"]
-    decodes = [node for node in nodes if node.role == "decode"]
-    chooser = _Chooser(Prices(facts), rng)
-    if not decodes:
-        if not prefills or policy.missing_role != "aggregate":
-            return Missing("decode", policy.missing_role)
-        return chooser.placed(chooser.whole(prefills), "no_decode", "no ready decode node")
-    whole = chooser.whole(decodes)
+    """Choose among nodes that are all ready and of one kind. `turn` counts the placements, for
+    those in turns."""
+    prefills, decodes = with_fallbacks([prefills, decodes])
+    alone = decodes if len(decodes) else prefills
+    if not len(alone) or (alone is prefills and policy.missing_role != "aggregate"):
+        return Missing("decode", policy.missing_role)
+    chooser = _Chooser(Prices(facts, alone), policy, rng, turn)
+    whole = chooser.whole()
+    if alone is prefills:
+        return chooser.placed(whole, "no_decode", "no ready decode node")
     if facts.prompt_logprobs:
         return chooser.placed(whole, "prompt_logprobs", "one node computes the whole prompt")
     if facts.resumed:
         return chooser.placed(whole, "resumed", "its client has tokens already")
     if policy.handoff == "never":
         return chooser.placed(whole, "never", "hand-off is off")
-    return _with_prefill(chooser, whole, prefills, decodes, policy)
+    return _with_prefill(chooser, whole, prefills)
 
 
-def _with_prefill(
-    chooser: _Chooser,
-    whole: _Best,
-    prefills: list[Candidate],
-    decodes: list[Candidate],
-    policy: Policy,
-) -> Placement | Missing:
+def _with_prefill(chooser: _Chooser, whole: _Way, prefills: Group) -> Placement | Missing:
     """Of a request that may be split."""
-    publishing = [node for node in prefills if node.store == "up"]
-    fetching = [node for node in decodes if node.store == "up"]
-    store_up = chooser.prices.facts.store_up and bool(fetching)
-    long = policy.handoff == "always" or chooser.prices.uncached(whole.decode) >= policy.min_tokens
-    if not prefills:
-        if policy.missing_role != "aggregate" and store_up and long:
+    facts, policy = chooser.prices.facts, chooser.policy
+    publishing = prefills.store_up.nonzero()[0]
+    fetching = chooser.prices.group.store_up.nonzero()[0]
+    uncached = int(chooser.prices.uncached[whole.at])
+    long = policy.handoff == "always" or uncached >= policy.min_tokens
+    if not len(prefills):
+        if policy.missing_role != "aggregate" and facts.store_up and len(fetching) and long:
             return Missing("prefill", policy.missing_role)
         return chooser.placed(whole, "no_prefill", "no ready prefill node")
-    if not chooser.prices.facts.store_up:
+    if not facts.store_up:
         return chooser.placed(whole, "store_down", "the store's index does not answer")
-    if not publishing or not fetching:
+    if not len(publishing) or not len(fetching):
         return chooser.placed(whole, "store_down", "no two nodes that both reach the store")
     if not long:
         return chooser.placed(whole, "short", f"hand-off begins at {policy.min_tokens}")
-    split = chooser.split(publishing, fetching)
+    split = chooser.split(Prices(facts, prefills), publishing, fetching)
     if policy.handoff == "always":
         return chooser.placed(split, "always", "hand-off is always on")
     if split.cost <= whole.cost * (1 + policy.slack_share) + policy.slack_ms:
@@ -163,43 +175,159 @@ def _with_prefill(
     return chooser.placed(whole, "costly", f"hand-off {split.cost:.1f} ms")
 
 
+def rank(ranking: Ranking, prices: Prices, turn: int) -> Floats:
+    """One number per node, the lowest is the best: predicted milliseconds; nothing (random); the
+    way round from `turn`; requests; or how little of the prompt is cached."""
+    group = prices.group
+    if ranking == "random":
+        return np.zeros(len(group))
+    if ranking == "round-robin":
+        return (np.arange(len(group), dtype=np.float64) - turn) % len(group)
+    if ranking == "least-request":
+        return group.requests
+    if ranking == "prefix":
+        return -group.cached_chunks.astype(np.float64)
+    return prices.alone_ms
+
+
 class _Chooser:
-    def __init__(self, prices: Prices, rng: random.Random) -> None:
+    """`prices` are those of the nodes that decode."""
+
+    def __init__(self, prices: Prices, policy: Policy, rng: random.Random, turn: int) -> None:
         self.prices = prices
+        self.policy = policy
         self._rng = rng
+        self._turn = turn
+        self._pairs: Pairs | None = None
 
-    def whole(self, nodes: list[Candidate]) -> _Best:
-        cost, node = self._lowest([(self.prices.alone_ms(node), node) for node in nodes])
-        return _Best(cost, node)
+    def whole(self) -> _Way:
+        node = self._best(self.prices, None)
+        return _Way(float(self.prices.alone_ms[node]), node)
 
-    def split(self, prefills: list[Candidate], decodes: list[Candidate]) -> _Best:
-        priced = [
-            (self.prices.split_ms(prefill, decode), (prefill, decode))
-            for prefill in _few(prefills, self.prices.prefill_ms)
-            for decode in _few(decodes, self.prices.join_ms)
-        ]
-        cost, (prefill, decode) = self._lowest(priced)
-        return _Best(cost, decode, prefill)
+    def split(self, prefills: Prices, publishing: Ints, fetching: Ints) -> _Way:
+        if self.policy.ranking == "cost":
+            some = self._few(prefills.prefill_ms, publishing)
+            others = self._few(self.prices.join_ms, fetching)
+        else:
+            some = np.array([self._best(prefills, publishing)])
+            others = np.array([self._best(self.prices, fetching)])
+        self._pairs = Pairs(prefills, self.prices, some, others)
+        costs = self._pairs.split_ms.ravel()
+        pair = self._lowest(costs, _limit(costs))
+        return _Way(float(costs[pair]), pair, self._pairs)
 
-    def placed(self, best: _Best, reason: Reason, why: str) -> Placement:
-        closes = best.prefill or best.decode
-        uncached, fetchable = self.prices.uncached(closes), self.prices.fetchable(closes)
-        total = self.prices.facts.prompt_tokens
-        store = f"; {fetchable}" if fetchable.chunks else ""
+    def placed(self, best: _Way, reason: Reason, why: str) -> Placement:
+        closes, node, prefill = self.prices, best.at, None
+        decode = node
+        if best.pairs is not None:
+            closes = best.pairs.prefills
+            node, decode = best.pairs.ends(best.at)
+            prefill = closes.group.nodes[node]
+        uncached, total = int(closes.uncached[node]), closes.facts.prompt_tokens
+        told = f"uncached {uncached} of {total} tokens, {best.cost:.1f} ms{_store(closes, node)}"
         return Placement(
-            decode=best.decode.node,
-            prefill=best.prefill.node if best.prefill else None,
+            decode=self.prices.group.nodes[decode],
+            prefill=prefill,
             reason=reason,
-            explanation=f"uncached {uncached} of {total} tokens, {best.cost:.1f} ms{store}; {why}",
+            explanation=f"{told}; {why}",
             predicted_ms=best.cost,
             uncached=uncached,
+            considered=self._considered(best),
         )
 
-    def _lowest(self, priced: list[tuple[float, T]]) -> tuple[float, T]:
-        limit = min(cost for cost, _ in priced)
-        limit += TIE_MS + TIE_SHARE * limit
-        return self._rng.choice([pair for pair in priced if pair[0] <= limit])
+    def _considered(self, best: _Way) -> tuple[Considered, ...]:
+        """The cheapest ways, and among them the one that was chosen."""
+        alone_ms = self.prices.alone_ms
+        ways = [(float(alone_ms[n]), int(n), False) for n in _cheapest(alone_ms, TOLD)]
+        if self._pairs is not None:
+            costs = self._pairs.split_ms.ravel()
+            ways += [(float(costs[n]), int(n), True) for n in _cheapest(costs, TOLD)]
+        ways = sorted(ways)[:TOLD]
+        chosen = (best.cost, best.at, best.pairs is not None)
+        if chosen not in ways:
+            ways[TOLD - 1 :] = [chosen]
+        told = _told_nodes(self.prices, [at for _, at, pair in ways if not pair])
+        if self._pairs is not None:
+            told += _told_pairs(self._pairs, [at for _, at, pair in ways if pair])
+        return tuple(sorted(told, key=lambda one: one.predicted_ms))
+
+    def _best(self, prices: Prices, among: Ints | None) -> int:
+        """The node that the ranking puts first, of all or of these."""
+        ranking = self.policy.ranking
+        ranks = rank(ranking, prices, self._turn)
+        if among is not None:
+            ranks = ranks[among]
+        limit = _limit(ranks) if ranking == "cost" else float(ranks.min())
+        found = self._lowest(ranks, limit)
+        return found if among is None else int(among[found])
+
+    def _few(self, costs: Floats, among: Ints) -> Ints:
+        """Those that are searched in pairs; of more that tie, any."""
+        if len(among) <= PAIRED:
+            return among
+        mine = costs[among]
+        tied = (mine <= _limit(mine)).nonzero()[0]
+        if len(tied) <= PAIRED:
+            return among[_cheapest(mine, PAIRED)]
+        return among[tied[self._rng.sample(range(len(tied)), PAIRED)]]
+
+    def _lowest(self, costs: Floats, limit: float) -> int:
+        tied = (costs <= limit).nonzero()[0]
+        return int(tied[self._rng.randrange(len(tied))])
 
 
-def _few(nodes: list[Candidate], cost: Callable[[Candidate], float]) -> list[Candidate]:
-    return nodes if len(nodes) <= PAIRED else sorted(nodes, key=cost)[:PAIRED]
+def _limit(costs: Floats) -> float:
+    """Costs up to this tie with the lowest."""
+    return float(costs.min()) * (1 + TIE_SHARE) + TIE_MS
+
+
+def _cheapest(costs: Floats, count: int) -> Ints:
+    """The places of the lowest costs, in any order."""
+    if len(costs) <= count:
+        return np.arange(len(costs))
+    return costs.argpartition(count - 1)[:count]
+
+
+def _told_nodes(prices: Prices, nodes: list[int]) -> list[Considered]:
+    columns = prices.parts(np.array(nodes, dtype=np.int64)).T.tolist()
+    return [
+        _told(prices, node, prices.group.nodes[node], None, parts)
+        for node, parts in zip(nodes, columns, strict=True)
+    ]
+
+
+def _told_pairs(pairs: Pairs, some: list[int]) -> list[Considered]:
+    columns = pairs.parts(np.array(some, dtype=np.int64)).T.tolist()
+    told = []
+    for pair, parts in zip(some, columns, strict=True):
+        prefill, decode = pairs.ends(pair)
+        name = pairs.prefills.group.nodes[prefill]
+        told.append(_told(pairs.prefills, prefill, pairs.decodes.group.nodes[decode], name, parts))
+    return told
+
+
+def _told(
+    closes: Prices, node: int, decode: NodeId, prefill: NodeId | None, parts: list[float]
+) -> Considered:
+    """`closes` and `node`: who computes the prompt."""
+    queue_ms, compute_ms, fetch_ms, slowdown_ms = parts
+    return Considered(
+        decode=decode,
+        prefill=prefill,
+        predicted_ms=sum(parts),
+        queue_ms=queue_ms,
+        compute_ms=compute_ms,
+        fetch_ms=fetch_ms,
+        slowdown_ms=slowdown_ms,
+        cached_tokens=int(closes.group.cached_chunks[node]) * closes.facts.chunk_tokens,
+        uncached=int(closes.uncached[node]),
+    )
+
+
+def _store(prices: Prices, node: int) -> str:
+    """What the store has of the prompt, and both ways to it."""
+    chunks = int(prices.fetchable[node])
+    if not chunks:
+        return ""
+    ways = f"fetch {prices.store_ms[node]:.1f} ms, compute {prices.store_compute_ms[node]:.1f} ms"
+    return f"; store has {chunks} {'chunk' if chunks == 1 else 'chunks'}: {ways}"

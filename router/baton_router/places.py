@@ -29,6 +29,7 @@ class Places:
         self._markers = markers
         self.policy = policy
         self._rng = rng
+        self._turn = 0  # for placements in turns
 
     async def stored(self, kind: Kind, chunks: Sequence[BlockHash]) -> list[bool]:
         """Which of these chunks the store holds; all False where its index is silent."""
@@ -54,14 +55,13 @@ class Places:
 
     def existing(self, flight: Flight, stored: Stored) -> int:
         """How many of the prompt's chunks exist somewhere."""
-        held = max(self.view.chunks.prefixes(flight.prepared.chunks).values(), default=0)
+        held = self.view.chunks.longest(flight.prepared.chunks)
         return held + sum(stored[held:])
 
     def find(self, flight: Flight, stored: Stored, now: float) -> Placement | Missing:
         """What was accepted is finished: once placed, any role may run it."""
         record, request = flight.record, flight.record.request
-        accepted = record.attempt > 0
-        policy = replace(self.policy, missing_role="aggregate") if accepted else self.policy
+        policy = self._policy_of(flight)
         sample = next(self.view.ready(flight.prepared.kind), None)
         if sample is None:
             return Missing("decode", policy.missing_role)
@@ -71,18 +71,22 @@ class Places:
             prompt_tokens=len(request.prompt_ids) + record.tokens,
             chunk_tokens=sample.report.layout.chunk_tokens,
             chunk_bytes=sample.report.layout.chunk_bytes,
-            stored=tuple(stored[: len(chunks)]),
+            stored=stored[: len(chunks)],
             sequences=len(record.open),
             store_up=self.store_up,
             resumed=record.tokens > 0,
             prompt_logprobs=record.asks_prompt_logprobs,
         )
-        candidates = [
-            candidate
-            for candidate in self.view.candidates(chunks, flight.prepared.kind)
-            if flight.refused.get(candidate.node, now) <= now
-        ]
-        return place(facts, candidates, policy, self._rng)
+        refused = {node for node, until in flight.refused.items() if until > now}
+        groups = self.view.groups(chunks, flight.prepared.kind, refused)
+        self._turn += 1
+        return place(facts, groups["prefill"], groups["decode"], policy, self._rng, self._turn)
+
+    def _policy_of(self, flight: Flight) -> Policy:
+        policy, own = self.policy, flight.prepared.ranking
+        if flight.record.attempt > 0:
+            policy = replace(policy, missing_role="aggregate")
+        return replace(policy, ranking=own) if own is not None else policy
 
     def take(self, flight: Flight, placement: Placement) -> Epoch:
         """Book it, instead of the place it had. Return the decode node's epoch."""

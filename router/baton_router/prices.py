@@ -1,20 +1,26 @@
-"""Predicted milliseconds of one request on a node, or on a pair: the arithmetic of placement.
+"""Predicted milliseconds of one request on each node, or on each pair: the arithmetic of placement.
 
-In: the request's facts and the candidates' figures. Out: costs until the request decodes, plus
-what it takes from the sequences that decode there already. Nothing is chosen here.
+In: the request's facts and the figures of a group of nodes, an array for each figure. Out: arrays
+of costs until the request decodes, plus what it takes from the sequences that decode there already.
+Nothing is chosen here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import accumulate
-from statistics import median
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from typing import Any
 
-import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from baton_protocol.ids import NodeId
-from baton_protocol.store import Role, Speeds, StoreHealth
+from baton_protocol.store import Speeds
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 # Used while no node has measured the speed in question.
 FALLBACK = Speeds(
@@ -24,21 +30,9 @@ FALLBACK = Speeds(
     get_bytes_per_s=200e6,
     get_latency_ms=1.0,
 )
+SPEEDS = Speeds.__struct_fields__
 # A sequence that joins makes each other's step longer by about this share of it.
 JOIN_SHARE = 0.05
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """A node that may be chosen. `cached_chunks` leading chunks of the prompt are in its cache."""
-
-    node: NodeId
-    role: Role
-    queued_tokens: int = 0
-    sequences: int = 0
-    speeds: Speeds = FALLBACK
-    cached_chunks: int = 0
-    store: StoreHealth = "up"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,114 +44,190 @@ class Facts:
     prompt_tokens: int
     chunk_tokens: int
     chunk_bytes: int
-    stored: tuple[bool, ...] = ()
+    stored: Sequence[bool] = ()
     sequences: int = 1
     store_up: bool = True
     resumed: bool = False
     prompt_logprobs: bool = False
+    stored_before: Ints = field(init=False, compare=False)  # [i]: of the first i chunks
 
-
-@dataclass(frozen=True, slots=True)
-class Fetchable:
-    """What the store holds of the prompt and a node does not, and what each way to it takes. The
-    node decides again, with what it then knows."""
-
-    chunks: int
-    fetch_ms: float
-    compute_ms: float
+    def __post_init__(self) -> None:
+        before = np.zeros(len(self.stored) + 1, dtype=np.int64)
+        np.cumsum(np.frombuffer(bytes(self.stored), dtype=np.uint8), out=before[1:])
+        object.__setattr__(self, "stored_before", before)
 
     @property
-    def fetched(self) -> int:
-        """Chunks that it is predicted to fetch: all, or none where computing them is cheaper."""
-        return self.chunks if self.fetch_ms < self.compute_ms else 0
+    def tail(self) -> int:
+        """At least one token is computed wherever the request decodes."""
+        return max(1, self.prompt_tokens - len(self.stored) * self.chunk_tokens)
 
-    def __str__(self) -> str:
-        many = "chunk" if self.chunks == 1 else "chunks"
-        ways = f"fetch {self.fetch_ms:.1f} ms, compute {self.compute_ms:.1f} ms"
-        return f"store has {self.chunks} {many}: {ways}"
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Nodes of one role that may be chosen: entry i of each array is node i's. `cached_chunks`
+    leading chunks of the prompt are in its cache; `requests` are what it has, prefill jobs too;
+    `store_up`: it can publish and fetch. The rest are its speeds (baton_protocol.store.Speeds);
+    `measured`: none of them is 0."""
+
+    nodes: Sequence[NodeId]
+    queued_tokens: Floats
+    sequences: Floats
+    requests: Floats
+    cached_chunks: Ints
+    store_up: Bools
+    prefill_tokens_per_s: Floats
+    decode_step_ms: Floats
+    put_bytes_per_s: Floats
+    get_bytes_per_s: Floats
+    get_latency_ms: Floats
+    measured: bool = False
+
+    def __len__(self) -> int:
+        return len(self.nodes)
 
 
 class Prices:
-    """One request's costs on any node. Speeds must be above 0 (see with_fallbacks)."""
+    """One request's costs on each node of a group. Speeds must be above 0 (see with_fallbacks).
 
-    def __init__(self, facts: Facts) -> None:
-        self.facts = facts
-        self._chunks = len(facts.stored)
-        self._stored_before = (0, *accumulate(facts.stored))
-        # At least one token is computed wherever the request decodes.
-        self._tail = max(1, facts.prompt_tokens - self._chunks * facts.chunk_tokens)
+    fetchable     chunks that the store holds and the node does not; holes between are computed
+    store_ms      fetching these takes so long, and computing them `store_compute_ms`
+    uncached      prompt tokens it has to compute: neither in its cache nor worth fetching
+    queue_ms      until it has computed what is before this request
+    compute_ms    of the uncached tokens
+    fetch_ms      of what it fetches: all that is fetchable, or nothing where computing is cheaper
+    prefill_ms    until it has the first token, doing all of the prompt
+    alone_ms      the same, and what the sequences that decode there lose by it
+    tail_ms       of the tokens that a decode node computes whoever prefills
+    join_ms       what it adds then: these, and what the sequences that decode there lose
+    """
 
-    def uncached(self, node: Candidate) -> int:
-        """Prompt tokens that the node has to compute: neither in its cache nor worth fetching."""
-        found = node.cached_chunks + self.fetchable(node).fetched
-        return self.facts.prompt_tokens - found * self.facts.chunk_tokens
+    def __init__(self, facts: Facts, group: Group) -> None:
+        self.facts, self.group = facts, group
+        self._token_ms = token_ms = 1000 / group.prefill_tokens_per_s
+        self.fetchable = _beyond(facts.stored_before, group)
+        self.store_ms, self.store_compute_ms = self._ways(token_ms)
+        fetched = self.store_ms < self.store_compute_ms
+        found = group.cached_chunks + np.where(fetched, self.fetchable, 0)
+        self.uncached = facts.prompt_tokens - found * facts.chunk_tokens
+        self.queue_ms = group.queued_tokens * token_ms
+        self.compute_ms = self.uncached * token_ms
+        self.fetch_ms = np.where(fetched, self.store_ms, 0.0)
+        self.prefill_ms = self.queue_ms + self.compute_ms + self.fetch_ms
 
-    def fetchable(self, node: Candidate) -> Fetchable:
-        """Holes between its chunks are computed."""
-        chunks = self._stored_before[-1] - self._stored_before[node.cached_chunks]
-        if not chunks or node.store != "up":
-            return Fetchable(0, 0.0, 0.0)
-        bytes_ms = 1000 * chunks * self.facts.chunk_bytes / node.speeds.get_bytes_per_s
-        compute_ms = _compute_ms(node, chunks * self.facts.chunk_tokens)
-        return Fetchable(chunks, node.speeds.get_latency_ms + bytes_ms, compute_ms)
+    @cached_property
+    def _joining_ms(self) -> Floats:
+        """What each sequence that decodes there loses by those that join."""
+        return JOIN_SHARE * self.facts.sequences * self.group.decode_step_ms
 
-    def alone_ms(self, node: Candidate) -> float:
-        """The node does all of it, while the sequences that decode there wait for each piece."""
-        stalls = node.sequences * _compute_ms(node, self.uncached(node))
-        return self.prefill_ms(node) + stalls + self._joining_ms(node)
+    @cached_property
+    def _alone_slows_ms(self) -> Floats:
+        return self.group.sequences * (self.compute_ms + self._joining_ms)
 
-    def prefill_ms(self, node: Candidate) -> float:
-        """Until the node has the first token: its queue, then the gap."""
-        return _queue_ms(node) + self._gap_ms(node)
+    @cached_property
+    def alone_ms(self) -> Floats:
+        return self.prefill_ms + self._alone_slows_ms
 
-    def join_ms(self, node: Candidate) -> float:
-        """What a decode node adds whoever prefills: the tail's recompute and the joining."""
-        return _compute_ms(node, self._tail) * (1 + node.sequences) + self._joining_ms(node)
+    @cached_property
+    def tail_ms(self) -> Floats:
+        return self.facts.tail * self._token_ms
 
-    def split_ms(self, prefill: Candidate, decode: Candidate) -> float:
-        """Chunks travel while later ones are computed: only what outlasts the prefill counts, and
-        at least the last chunk does. So does what outlasts it of the decode node's own queue."""
-        slower = min(prefill.speeds.put_bytes_per_s, decode.speeds.get_bytes_per_s)
-        chunk_ms = 1000 * self.facts.chunk_bytes / slower
-        lacking = self._chunks - decode.cached_chunks
-        exposed = max(lacking * chunk_ms - self._gap_ms(prefill), min(lacking, 1) * chunk_ms)
-        exposed += min(lacking, 1) * decode.speeds.get_latency_ms
-        arrived = self.prefill_ms(prefill) + exposed
-        return max(arrived, _queue_ms(decode)) + self.join_ms(decode)
+    @cached_property
+    def join_ms(self) -> Floats:
+        return self.tail_ms + self.group.sequences * (self.tail_ms + self._joining_ms)
 
-    def _gap_ms(self, node: Candidate) -> float:
-        fetchable = self.fetchable(node)
-        fetch_ms = fetchable.fetch_ms if fetchable.fetched else 0.0
-        return fetch_ms + _compute_ms(node, self.uncached(node))
+    def _ways(self, token_ms: Floats) -> tuple[Floats, Floats]:
+        if not self.fetchable.any():
+            none = np.zeros(len(token_ms))
+            return none, none
+        bytes_ms = 1000 * self.facts.chunk_bytes / self.group.get_bytes_per_s
+        latency_ms = np.where(self.fetchable > 0, self.group.get_latency_ms, 0.0)
+        compute_ms = self.fetchable * self.facts.chunk_tokens * token_ms
+        return latency_ms + self.fetchable * bytes_ms, compute_ms
 
-    def _joining_ms(self, node: Candidate) -> float:
-        share = JOIN_SHARE * self.facts.sequences
-        return node.sequences * share * node.speeds.decode_step_ms
-
-
-def with_fallbacks(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Speeds a node has not measured are its neighbours' median, else FALLBACK's."""
-    names = Speeds.__struct_fields__
-    usual: dict[str, float] = {}
-    filled = []
-    for node in candidates:
-        unknown = [name for name in names if not getattr(node.speeds, name) > 0]
-        if unknown and not usual:
-            usual = {name: _usual(name, candidates) for name in names}
-        speeds = msgspec.structs.replace(node.speeds, **{name: usual[name] for name in unknown})
-        filled.append(replace(node, speeds=speeds) if unknown else node)
-    return filled
+    def parts(self, nodes: Ints) -> Floats:
+        """What alone_ms of these nodes is the sum of, a row each: the queue, computing, fetching,
+        and what others lose."""
+        rows = (self.queue_ms, self.compute_ms, self.fetch_ms, self._alone_slows_ms)
+        return np.array([row[nodes] for row in rows])
 
 
-def _usual(name: str, candidates: Sequence[Candidate]) -> float:
-    known = [value for node in candidates if (value := getattr(node.speeds, name)) > 0]
+class Pairs:
+    """Costs of the pairs of some prefill nodes (rows) with some decode nodes (columns).
+
+    Chunks travel while later ones are computed: only what outlasts the prefill counts, and at least
+    the last chunk does. So does what outlasts it all of the decode node's own queue.
+    """
+
+    def __init__(self, prefills: Prices, decodes: Prices, some: Ints, others: Ints) -> None:
+        self.prefills, self.decodes = prefills, decodes
+        self._some, self._others = some, others
+        facts, p, d = prefills.facts, prefills.group, decodes.group
+        slower = np.minimum(p.put_bytes_per_s[some, None], d.get_bytes_per_s[others])
+        chunk_ms = 1000 * facts.chunk_bytes / slower
+        lacking = len(facts.stored) - d.cached_chunks[others]
+        last = np.minimum(lacking, 1)
+        gap_ms = (prefills.compute_ms + prefills.fetch_ms)[some, None]
+        exposed = np.maximum(lacking * chunk_ms - gap_ms, last * chunk_ms)
+        self._exposed = exposed + last * d.get_latency_ms[others]
+        arrived = prefills.prefill_ms[some, None] + self._exposed
+        self._waits = np.maximum(decodes.queue_ms[others] - arrived, 0.0)
+        self.split_ms: Floats = arrived + self._waits + decodes.join_ms[others]
+
+    def ends(self, pair: int) -> tuple[int, int]:
+        """The prefill and the decode node of a place in split_ms, row after row."""
+        row, column = divmod(pair, len(self._others))
+        return int(self._some[row]), int(self._others[column])
+
+    def parts(self, pairs: Ints) -> Floats:
+        """What split_ms of these pairs is the sum of, as Prices.parts says it."""
+        rows, columns = np.divmod(pairs, len(self._others))
+        p, d = self._some[rows], self._others[columns]
+        return np.array(
+            [
+                self.prefills.queue_ms[p] + self._waits[rows, columns],
+                self.prefills.compute_ms[p] + self.decodes.tail_ms[d],
+                self.prefills.fetch_ms[p] + self._exposed[rows, columns],
+                self.decodes.join_ms[d] - self.decodes.tail_ms[d],
+            ]
+        )
+
+
+def _beyond(stored_before: Ints, group: Group) -> Ints:
+    """Chunks in the store behind what each node holds, for nodes that reach it."""
+    if not stored_before[-1]:
+        return np.zeros(len(group), dtype=np.int64)
+    beyond: Ints = (stored_before[-1] - stored_before[group.cached_chunks]) * group.store_up
+    return beyond
+
+
+def with_fallbacks(groups: Sequence[Group]) -> list[Group]:
+    """Speeds a node has not measured are the median of all that have, else FALLBACK's."""
+    if all(group.measured for group in groups):
+        return list(groups)
+    for name in SPEEDS:
+        columns = [getattr(group, name) for group in groups]
+        if all(column.all() for column in columns):
+            continue
+        usual = _usual(name, np.concatenate(columns))
+        filled: list[Any] = [np.where(column > 0, column, usual) for column in columns]
+        groups = [
+            replace(group, **{name: column}) for group, column in zip(groups, filled, strict=True)
+        ]
+    return list(groups)
+
+
+def _usual(name: str, values: Floats) -> float:
+    known = values[values > 0]
     fallback: float = getattr(FALLBACK, name)
-    return median(known) if known else fallback
+    return float(np.median(known)) if len(known) else fallback
 
 
-def _queue_ms(node: Candidate) -> float:
-    return _compute_ms(node, node.queued_tokens)
-
-
-def _compute_ms(node: Candidate, tokens: int) -> float:
-    return 1000 * tokens / node.speeds.prefill_tokens_per_s
+def only(group: Group, chosen: Bools) -> Group:
+    """The nodes that are marked."""
+    found: dict[str, Any] = {
+        field.name: getattr(group, field.name)[chosen]
+        for field in fields(group)
+        if field.name not in ("nodes", "measured")
+    }
+    names = [node for node, kept in zip(group.nodes, chosen, strict=True) if kept]
+    return Group(nodes=names, measured=group.measured, **found)

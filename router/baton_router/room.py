@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from baton_router.node_view import NodeView
 from baton_router.settings import RouterSettings
-from baton_router.view import NodeView
 
 # Of a node that does not say how many sequences it computes at once.
 USUAL_SEQUENCES = 256

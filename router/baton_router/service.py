@@ -131,6 +131,7 @@ class Router:
             settings, self.view.ready, Budgets(self._budgets, clock), admission_metrics, clock
         )
         self.admission.limits = limits
+        metrics.unheard(lambda: self.fleet.hearing.dropped)
         metrics.held.set_function(lambda: self.report().held)
         self._table = LinkTable(self._dial)
         self._discovery = Discovery(
@@ -321,6 +322,7 @@ def _policy(settings: RouterSettings) -> Policy:
         slack_ms=settings.handoff_slack_ms,
         slack_share=settings.handoff_slack_share,
         missing_role=settings.missing_role,
+        ranking=settings.placement,
     )
 
 

@@ -6,7 +6,7 @@ neither a router starts and answers 503 until it is told of nodes, which is neve
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -14,6 +14,8 @@ from baton_protocol.errors import InvalidRequest
 
 Handoff = Literal["auto", "always", "never"]
 MissingRole = Literal["aggregate", "queue", "fail"]
+Ranking = Literal["cost", "random", "round-robin", "least-request", "prefix"]
+RANKINGS: tuple[Ranking, ...] = get_args(Ranking)
 Sharing = Literal["pool", "tenant"]
 MAX_PORT = 65535
 
@@ -24,6 +26,8 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     `nodes` holds base URLs (`http://host:port`); `link_token` is what they ask for, "" nothing.
     `port` 0 takes a free one. Splitting costs at most
     `handoff_slack_ms` + `handoff_slack_share` of the decode node's own prediction (DESIGN 6).
+    `placement` says which node is best; with `allow_policy_header` a request may say it for itself
+    (`x-baton-policy`).
 
     A node whose link broke has `link_patience_s` to come back with what it runs; one whose engine
     makes no step for `stall_timeout_s` is lost. `missing_role` says what becomes of a request whose
@@ -64,6 +68,8 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     handoff_min_tokens: int = 128
     handoff_slack_ms: float = 20.0
     handoff_slack_share: float = 0.1
+    placement: Ranking = "cost"
+    allow_policy_header: bool = False
     max_body_bytes: int = 16 << 20
     max_view_chunks: int = 1_000_000
     lookup_timeout_ms: float = 50.0

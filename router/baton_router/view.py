@@ -1,27 +1,30 @@
 """What the router believes about its pool, and the load it has booked itself.
 
-In: hellos, loads and cache events of the links, bookings of placements. Out: the candidates of a
-placement, and the figures of /pool and /metrics. A router knows its own requests to the moment; of
-a node's report it takes what is others'. The last known report is kept when a node falls silent, so
-that an old view ages into least-requests.
+In: hellos, loads and cache events of the links, bookings of placements. Out: the groups of nodes
+that a placement chooses from, and the figures of /pool and /metrics. The last known report is kept
+when a node falls silent, so that an old view ages into least-requests.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import dataclass
 
 import msgspec
+import numpy as np
 
 from baton_protocol.ids import BlockHash, NodeId, RequestId
 from baton_protocol.link import CacheEvents, Load
-from baton_protocol.store import DataInstance, Kind, NodeLoad, NodeReport, kind_of
+from baton_protocol.store import ROLES, DataInstance, Kind, NodeLoad, NodeReport, Role
 from baton_router.chunks import ChunkIndex
-from baton_router.prices import Candidate
+from baton_router.node_view import BOOKING_ARRIVES_S, Booking, NodeView, state_of
+from baton_router.prices import Group, Ints, only
+from baton_router.roster import Roster
 
-# A booking this much older than a node's load report is surely counted in it.
-BOOKING_ARRIVES_S = 0.05
+__all__ = ["BOOKING_ARRIVES_S", "LOAD_NUMBERS", "NodeView", "PoolView", "state_of"]
+
+NOBODY: tuple[list[NodeId], Ints] = ([], np.zeros(0, dtype=np.int64))
 
 # Fields of NodeLoad that can be summed and drawn.
 LOAD_NUMBERS = tuple(
@@ -29,67 +32,12 @@ LOAD_NUMBERS = tuple(
 )
 
 
-@dataclass(slots=True)
-class Booking:
-    """A request of ours on a node: prompt tokens it has yet to compute, its sequences, and when it
-    was given, by the view's clock."""
+@dataclass(frozen=True, slots=True)
+class _Members:
+    """The ready nodes of one kind, and for each role their names and rows."""
 
-    tokens: int
-    sequences: int
-    at: float
-
-
-@dataclass(slots=True)
-class NodeView:
-    """One node. `connected`: its link is up. `usable`: its tokenizer is here too. `stalled`: its
-    engine has made no step for long, `moved_at` is when it last did or had none to make. `booked`
-    are our requests there; `others_*` is what its last report counts beside them."""
-
-    report: NodeReport
-    slot: int
-    connected: bool = True
-    usable: bool = False
-    stalled: bool = False
-    moved_at: float = 0.0
-    loaded_at: float = 0.0
-    chunks: int = 0
-    others_tokens: int = 0
-    others_sequences: int = 0
-    booked: dict[RequestId, Booking] = field(default_factory=dict)
-    kind: Kind = field(init=False)  # of one engine it never changes; each placement asks for it
-
-    def __post_init__(self) -> None:
-        self.kind = kind_of(self.report)
-
-    @property
-    def ready(self) -> bool:
-        serves = self.connected and self.usable and not self.stalled
-        return serves and self.report.state == "ready"
-
-    @property
-    def queued_tokens(self) -> int:
-        """Prompt tokens that are to be computed there, as of now."""
-        return self.others_tokens + sum(booking.tokens for booking in self.booked.values())
-
-    @property
-    def sequences(self) -> int:
-        return self.others_sequences + sum(booking.sequences for booking in self.booked.values())
-
-    def compare(self, now: float) -> None:
-        """A report came: what in it is more than ours is others'. A booking on its way there is
-        taken as counted: were it not, its place would look taken for one report after its end.
-        Where the report has fewer tokens than are booked, ours are under way: what is left is
-        shared out among the bookings that had arrived."""
-        load = self.report.load
-        total = load.running + load.waiting + load.parked
-        ours = self.booked.values()
-        self.others_tokens = max(0, load.queued_tokens - sum(b.tokens for b in ours))
-        self.others_sequences = max(0, total - sum(b.sequences for b in ours))
-        arrived = [b for b in ours if b.at < now - BOOKING_ARRIVES_S]
-        tokens = sum(b.tokens for b in arrived)
-        if load.queued_tokens < tokens:
-            for booking in arrived:
-                booking.tokens = booking.tokens * load.queued_tokens // tokens
+    views: list[NodeView]
+    roles: dict[Role, tuple[list[NodeId], Ints]]
 
 
 class PoolView:
@@ -99,6 +47,8 @@ class PoolView:
         self._clock = clock
         self.chunks = ChunkIndex(max_chunks)
         self.nodes: dict[NodeId, NodeView] = {}
+        self._roster = Roster()
+        self._members: dict[Kind, _Members] | None = None  # None: who is ready has changed
         self._kind: Kind | None = None
         self._rolled: dict[Kind, str] = {}  # what the last forgotten node of a kind said
 
@@ -110,20 +60,45 @@ class PoolView:
         now = self._clock()
         if old is not None and old.report.epoch == report.epoch:
             old.report, old.connected, old.loaded_at, old.moved_at = report, True, now, now
-            old.compare(now)
+            self._met(old)
             return old
         if old is not None:
             self._gone(old)
-        node = NodeView(report, self.chunks.new_slot(), loaded_at=now, moved_at=now)
-        node.compare(now)
+        node = NodeView(
+            report,
+            self.chunks.new_slot(),
+            self._roster.add(),
+            self._standing,
+            loaded_at=now,
+            moved_at=now,
+        )
+        self._met(node)
         if not report.replaced_by:
             self._rolled.pop(node.kind, None)
         self.nodes[report.node] = node
         return node
 
+    def _met(self, view: NodeView) -> None:
+        self._roster.listed(view.row, view.slot)
+        self._reported(view)
+        self._standing()
+
+    def _reported(self, view: NodeView) -> None:
+        view.compare(view.loaded_at)
+        self._roster.says(view.row, view.report)
+        self._loaded(view)
+
+    def _loaded(self, view: NodeView) -> None:
+        self._roster.loaded(view.row, view.queued_tokens, view.sequences, view.requests)
+
+    def _standing(self) -> None:
+        """Who is ready has changed, or may have."""
+        self._members = None
+
     def lost(self, node: NodeId) -> None:
         if node in self.nodes:
             self.nodes[node].connected = False
+            self._standing()
 
     def forget(self, node: NodeId) -> None:
         view = self.nodes.pop(node, None)
@@ -132,6 +107,8 @@ class PoolView:
 
     def _gone(self, view: NodeView) -> None:
         self.chunks.drop_slot(view.slot)
+        self._roster.remove(view.row)
+        self._standing()
         if view.report.replaced_by:
             self._rolled[view.kind] = view.report.replaced_by
         else:
@@ -143,6 +120,7 @@ class PoolView:
         if view is None or view.report.epoch != frame.epoch:
             return
         steps, load = view.report.load.engine_steps_total, frame.load
+        state = view.report.state
         view.report = msgspec.structs.replace(
             view.report,
             state=frame.state,
@@ -154,7 +132,9 @@ class PoolView:
             replaced_by=frame.replaced_by,
         )
         view.loaded_at = self._clock()
-        view.compare(view.loaded_at)
+        self._reported(view)
+        if frame.state != state:
+            self._standing()
         if load.engine_steps_total != steps or not load.running + load.waiting:
             self.moved(node)
 
@@ -162,7 +142,10 @@ class PoolView:
         """Its engine made a step, or it has none to make."""
         view = self.nodes.get(node)
         if view is not None:
-            view.moved_at, view.stalled = self._clock(), False
+            view.moved_at = self._clock()
+            if view.stalled:
+                view.stalled = False
+                self._standing()
 
     def standing(self, limit_s: float) -> list[NodeId]:
         """The nodes that have made no step for so long since the last call; they are stalled."""
@@ -170,6 +153,7 @@ class PoolView:
         for node, view in self.nodes.items():
             if view.connected and not view.stalled and now - view.moved_at > limit_s:
                 view.stalled = True
+                self._standing()
                 found.append(node)
         return found
 
@@ -178,33 +162,61 @@ class PoolView:
         for view in self.nodes.values():
             view.moved_at += seconds
 
-    def cache(self, node: NodeId, frame: CacheEvents) -> None:
+    def cache(self, node: NodeId, frame: CacheEvents) -> bool:
+        """False where frames before this one are missing: then it is not taken."""
         view = self.nodes.get(node)
         if view is None or view.report.epoch != frame.epoch:
-            return
+            return True
         if frame.reset:
-            self.chunks.drop_slot(view.slot)
-            view.slot, view.chunks = self.chunks.new_slot(), 0
+            self.forget_chunks(node)
+        elif frame.seq and frame.seq != view.events + 1:
+            return False
+        view.events = frame.seq
         self.chunks.store(view.slot, frame.stored)
         self.chunks.evict(view.slot, frame.evicted)
         view.chunks = max(0, view.chunks + len(frame.stored) - len(frame.evicted))
+        return True
+
+    def forget_chunks(self, node: NodeId) -> None:
+        """Take its cache for empty."""
+        view = self.nodes.get(node)
+        if view is not None:
+            self.chunks.drop_slot(view.slot)
+            view.slot, view.chunks = self.chunks.new_slot(), 0
+            self._roster.listed(view.row, view.slot)
 
     # --- bookings ---------------------------------------------------------------------------
 
     def book(self, node: NodeId, request: RequestId, tokens: int, sequences: int) -> None:
         """In the same act as the decision: no await may stand between the two."""
-        self.nodes[node].booked[request] = Booking(tokens, sequences, self._clock())
+        view = self.nodes[node]
+        self._unbook(view, request)
+        view.booked[request] = Booking(tokens, sequences, self._clock())
+        view.booked_tokens += tokens
+        view.booked_sequences += sequences
+        self._loaded(view)
 
     def prefilled(self, node: NodeId, request: RequestId) -> None:
         """The request's prompt is computed there: its tokens are no queue any more."""
         view = self.nodes.get(node)
-        if view is not None and request in view.booked:
-            view.booked[request].tokens = 0
+        booking = view.booked.get(request) if view is not None else None
+        if view is not None and booking is not None and booking.tokens:
+            view.booked_tokens -= booking.tokens
+            booking.tokens = 0
+            self._loaded(view)
 
     def release(self, node: NodeId, request: RequestId) -> None:
         view = self.nodes.get(node)
-        if view is not None:
-            view.booked.pop(request, None)
+        if view is not None and self._unbook(view, request):
+            self._loaded(view)
+
+    def _unbook(self, view: NodeView, request: RequestId) -> bool:
+        booking = view.booked.pop(request, None)
+        if booking is None:
+            return False
+        view.booked_tokens -= booking.tokens
+        view.booked_sequences -= booking.sequences
+        return True
 
     # --- what placement sees ------------------------------------------------------------------
 
@@ -221,15 +233,17 @@ class PoolView:
         kinds = self._by_kind()
         if self._kind is None or not kinds:
             return {}
-        roles = {kind: {view.report.role for view in nodes} for kind, nodes in kinds.items()}
-        whole = {kind: nodes for kind, nodes in kinds.items() if roles[self._kind] <= roles[kind]}
-        return {kind: whole[kind] for kind in whole if "decode" in roles[kind]} or whole
+        wanted = kinds[self._kind].roles.keys()
+        whole = {kind: each for kind, each in kinds.items() if wanted <= each.roles.keys()}
+        serving = {kind: each for kind, each in whole.items() if "decode" in each.roles} or whole
+        return {kind: each.views for kind, each in serving.items()}
 
     def ready(self, kind: Kind | None = None) -> Iterator[NodeView]:
         """Nodes that may get requests of that kind; by default, new requests of any."""
         if kind is None:
             return (view for nodes in self.whole().values() for view in nodes)
-        return (view for view in self.nodes.values() if view.ready and view.kind == kind)
+        members = self._by_kind().get(kind)
+        return iter(members.views if members is not None else ())
 
     def rolled_out(self, kind: Kind) -> str:
         """The revision that has taken the place of all nodes of that kind for good, by their own
@@ -240,21 +254,21 @@ class PoolView:
             return ""
         return words[-1] if words else self._rolled.get(kind, "")
 
-    def candidates(self, hashes: Sequence[BlockHash], kind: Kind) -> list[Candidate]:
-        """Ready nodes with what they hold of the prompt whose chunks are `hashes`."""
-        held = self.chunks.prefixes(hashes)
-        return [
-            Candidate(
-                node=view.report.node,
-                role=view.report.role,
-                queued_tokens=view.queued_tokens,
-                sequences=view.sequences,
-                speeds=view.report.speeds,
-                cached_chunks=held.get(view.slot, 0),
-                store=view.report.store,
-            )
-            for view in self.ready(kind)
-        ]
+    def groups(
+        self, hashes: Sequence[BlockHash], kind: Kind, without: Container[NodeId] = ()
+    ) -> dict[Role, Group]:
+        """Ready nodes by role, with what they hold of the prompt whose chunks are `hashes`; none
+        of those in `without`."""
+        lengths = self.chunks.prefixes(hashes)
+        groups: dict[Role, Group] = {}
+        members = self._by_kind().get(kind)
+        for role in ROLES:
+            names, rows = members.roles.get(role, NOBODY) if members is not None else NOBODY
+            group = self._roster.group(names, rows, lengths)
+            if without:
+                group = only(group, np.array([node not in without for node in names], np.bool_))
+            groups[role] = group
+        return groups
 
     def instances(self) -> list[dict[NodeId, DataInstance]]:
         """Each data server, in the order of the data URLs, as the pool's nodes see it: the node
@@ -269,15 +283,17 @@ class PoolView:
                 seen[number][view.report.node] = instance
         return seen
 
-    def _by_kind(self) -> dict[Kind, list[NodeView]]:
+    def _by_kind(self) -> dict[Kind, _Members]:
         """The ready nodes."""
-        kinds: dict[Kind, list[NodeView]] = {}
-        for view in self.nodes.values():
-            if view.ready:
-                kinds.setdefault(view.kind, []).append(view)
-        if kinds and self._kind not in kinds:
-            self._kind = max(kinds, key=lambda kind: len(kinds[kind]))
-        return kinds
+        if self._members is None:
+            kinds: dict[Kind, list[NodeView]] = {}
+            for view in self.nodes.values():
+                if view.ready:
+                    kinds.setdefault(view.kind, []).append(view)
+            self._members = {kind: _members(views) for kind, views in kinds.items()}
+            if kinds and self._kind not in kinds:
+                self._kind = max(kinds, key=lambda kind: len(kinds[kind]))
+        return self._members
 
     def states(self) -> str:
         """How many nodes are in which state, for people."""
@@ -291,10 +307,11 @@ class PoolView:
         return f"none of {len(self.nodes)} nodes is ready ({self.states()})"
 
 
-def state_of(view: NodeView) -> str:
-    """The node's state as /pool shows it."""
-    if not view.connected:
-        return "lost"
-    if view.stalled:
-        return "stalled"
-    return view.report.state if view.usable else "starting"
+def _members(views: list[NodeView]) -> _Members:
+    roles: dict[Role, tuple[list[NodeId], Ints]] = {}
+    for role in ROLES:
+        mine = [view for view in views if view.report.role == role]
+        if mine:
+            rows = np.array([view.row for view in mine])
+            roles[role] = ([view.report.node for view in mine], rows)
+    return _Members(views, roles)

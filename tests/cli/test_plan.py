@@ -129,11 +129,13 @@ def test_no_bandwidth_at_all_may_be_given_to_write_behind() -> None:
 
 def test_the_router_hears_where_to_listen_and_when_to_hand_over() -> None:
     options = replace(SIM, handoff="always", handoff_min_tokens=7, served_model_name="m")
+    options = replace(options, placement="prefix", allow_policy_header=True)
     words, told = child_options(plan_of(options).router)
     assert words == "router"
     assert isinstance(told, RouterOptions)
     assert (told.host, told.port, told.pool) == ("127.0.0.1", 8123, "p")
     assert (told.handoff, told.handoff_min_tokens, told.served_model_name) == ("always", 7, "m")
+    assert (told.placement, told.allow_policy_header) == ("prefix", True)
     settings = router_settings(told)
     settings.check()
     assert (settings.index_url, settings.shutdown_deadline_s) == (STORE.index, 4)

@@ -31,6 +31,7 @@ from baton_protocol.link import (
     PrefillDone,
     PrefillJob,
     ResumeNode,
+    Resync,
     RunJob,
 )
 from baton_protocol.store import Role
@@ -159,6 +160,24 @@ async def test_a_second_link_is_told_what_the_cache_holds() -> None:
             await second.until(lambda: len(second.frames) >= 2)
             assert second.cached() == first.cached()
             assert second.hello.report.store == "none"
+
+
+async def test_cache_events_are_counted_from_the_listing_on_and_listed_again_on_demand() -> None:
+    async with running(settings(None)) as (node,), linked(node) as link:
+
+        def told() -> list[CacheEvents]:
+            return [frame for frame in link.frames if isinstance(frame, CacheEvents)]
+
+        await link.send(RunJob(make_request("r", PROMPT)))
+        await link.finished("r")
+        await link.until(lambda: len(link.cached()) == 19)
+        counted = len(told())
+        assert [frame.seq for frame in told()] == list(range(counted))
+        assert [frame.reset for frame in told()] == [True] + [False] * (counted - 1)
+        await link.send(Resync())
+        await link.until(lambda: len(told()) == counted + 1)
+        assert (told()[-1].reset, told()[-1].seq) == (True, counted - 1)
+        assert len(link.cached()) == 19
 
 
 async def test_a_stop_string_ends_the_request_and_frees_its_blocks() -> None:

@@ -26,7 +26,8 @@ from baton_protocol.hashing import chunk_hashes, extend_hashes, root_hash
 from baton_protocol.ids import Fingerprint, NodeId
 from baton_protocol.layout import KVLayout
 from baton_protocol.store import Speeds
-from baton_router.prices import Candidate, Facts, Prices
+from baton_router.prices import Facts, Prices
+from tests.support.candidates import Candidate, group_of
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
@@ -247,7 +248,8 @@ def test_a_faster_link_than_this_beats_computing_O_XFR_2(
             put_bytes_per_s=1.0,
             get_bytes_per_s=gigabits * 1e9 / 8,
         )
-        return Prices(facts).prefill_ms(Candidate(node=NodeId("n"), role="decode", speeds=speeds))
+        node = Candidate(node=NodeId("n"), role="decode", speeds=speeds)
+        return float(Prices(facts, group_of([node])).prefill_ms[0])
 
     computing = 1000 * 1001 / tokens_per_s
     assert price(0.995 * gigabits) == pytest.approx(computing)

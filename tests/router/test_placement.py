@@ -7,14 +7,16 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from baton_protocol.ids import NodeId
 from baton_protocol.store import Role, Speeds
-from baton_router.placement import PAIRED, TIE_MS, TIE_SHARE, Missing, Placement, Policy, place
-from baton_router.prices import FALLBACK, Candidate, Facts, Prices, with_fallbacks
+from baton_router.placement import PAIRED, TIE_MS, TIE_SHARE, Missing, Placement, Policy
+from baton_router.prices import FALLBACK, Facts, Pairs, Prices, with_fallbacks
+from tests.support.candidates import Candidate, candidates_of, group_of, place_among
 
 CHUNK = 16
 SPEEDS = Speeds(
@@ -37,15 +39,36 @@ def prompt(tokens: int, stored: int = 0, **more: Any) -> Facts:
 
 
 def chosen(facts: Facts, nodes: list[Candidate], seed: int = 0, **policy: Any) -> Placement:
-    placement = place(facts, nodes, Policy(**policy), random.Random(seed))
+    placement = place_among(facts, nodes, Policy(**policy), random.Random(seed))
     assert isinstance(placement, Placement)
     return placement
 
 
 def missing(facts: Facts, nodes: list[Candidate], **policy: Any) -> Missing:
-    found = place(facts, nodes, Policy(**policy), random.Random(0))
+    found = place_among(facts, nodes, Policy(**policy), random.Random(0))
     assert isinstance(found, Missing)
     return found
+
+
+def price(facts: Facts, *nodes: Candidate) -> Prices:
+    return Prices(facts, group_of(nodes))
+
+
+def pairs_ms(facts: Facts, prefills: list[Candidate], decodes: list[Candidate]) -> Any:
+    """The price of each pair."""
+    every = np.arange(len(prefills)), np.arange(len(decodes))
+    return Pairs(price(facts, *prefills), price(facts, *decodes), *every).split_ms
+
+
+def pair_ms(facts: Facts, prefill: Candidate, decode: Candidate) -> float:
+    return float(pairs_ms(facts, [prefill], [decode])[0, 0])
+
+
+def filled(nodes: list[Candidate]) -> list[Candidate]:
+    """With speeds for those that have measured none."""
+    [group] = with_fallbacks([group_of(nodes)])
+    found = candidates_of(group, "decode")
+    return [replace(each, role=node.role) for each, node in zip(found, nodes, strict=True)]
 
 
 P0, P1 = node("p0", "prefill"), node("p1", "prefill")
@@ -165,7 +188,7 @@ def test_ties_spread_over_all_pairs() -> None:
     rng = random.Random(5)
     counts: Counter[tuple[str | None, str]] = Counter()
     for _ in range(800):
-        placement = place(prompt(512), [P0, P1, D0, D1], Policy(), rng)
+        placement = place_among(prompt(512), [P0, P1, D0, D1], Policy(), rng)
         assert isinstance(placement, Placement)
         counts[(placement.prefill, placement.decode)] += 1
     assert len(counts) == 4
@@ -195,25 +218,25 @@ SLOW = [{"get_bytes_per_s": 1e3}, {"get_latency_ms": 512.0}]
 @pytest.mark.parametrize("slow", SLOW)
 def test_a_slow_store_is_recomputed_instead_and_booked_as_that(slow: dict[str, float]) -> None:
     here = replace(D0, speeds=speeds_with(**slow))
-    price = Prices(prompt(512, stored=32))
-    assert (price.alone_ms(here), price.uncached(here)) == (512.0, 512)
+    prices = price(prompt(512, stored=32), here)
+    assert (prices.alone_ms[0], prices.uncached[0]) == (512.0, 512)
     assert chosen(prompt(512, stored=32), [here]).uncached == 512
 
 
 def test_fetching_costs_a_round_trip_and_the_bytes() -> None:
     bytes_ms = 1000 * 32 * (1 << 20) / 1e9
-    assert Prices(prompt(512, stored=32)).prefill_ms(D0) == pytest.approx(1.0 + bytes_ms)
+    assert price(prompt(512, stored=32), D0).prefill_ms[0] == pytest.approx(1.0 + bytes_ms)
     far = replace(D0, speeds=speeds_with(get_latency_ms=30.0))
-    assert Prices(prompt(512, stored=32)).prefill_ms(far) == pytest.approx(30.0 + bytes_ms)
-    assert Prices(prompt(512)).prefill_ms(far) == 512.0  # there is nothing to fetch
+    assert price(prompt(512, stored=32), far).prefill_ms[0] == pytest.approx(30.0 + bytes_ms)
+    assert price(prompt(512), far).prefill_ms[0] == 512.0  # there is nothing to fetch
 
 
 def test_a_hand_off_exposes_a_round_trip_of_who_fetches_unless_it_has_all() -> None:
     far = replace(D0, speeds=speeds_with(get_latency_ms=31.0))
-    price = Prices(prompt(512))
-    assert price.split_ms(P0, far) - price.split_ms(P0, D0) == pytest.approx(30.0)
+    facts = prompt(512)
+    assert pair_ms(facts, P0, far) - pair_ms(facts, P0, D0) == pytest.approx(30.0)
     warm, warm_far = (replace(each, cached_chunks=32) for each in (D0, far))
-    assert price.split_ms(P0, warm) == price.split_ms(P0, warm_far)
+    assert pair_ms(facts, P0, warm) == pair_ms(facts, P0, warm_far)
 
 
 def test_what_the_store_holds_is_explained_with_both_ways_to_it() -> None:
@@ -251,11 +274,13 @@ def speeds_with(**changes: float) -> Speeds:
 
 def test_unmeasured_speeds_are_the_neighbours_median_or_a_sane_guess() -> None:
     blank = replace(D0, speeds=Speeds())
-    assert with_fallbacks([blank])[0].speeds == FALLBACK
+    assert filled([blank])[0].speeds == FALLBACK
     fast = replace(D1, speeds=speeds_with(prefill_tokens_per_s=9000.0))
-    filled = with_fallbacks([blank, fast])
-    assert filled[0].speeds == fast.speeds
-    assert filled[1] is fast
+    assert [each.speeds for each in filled([blank, fast])] == [fast.speeds, fast.speeds]
+    faster = replace(P0, speeds=speeds_with(prefill_tokens_per_s=11000.0))
+    prefills, decodes = with_fallbacks([group_of([faster]), group_of([blank, fast])])
+    assert list(decodes.prefill_tokens_per_s) == [10000.0, 9000.0]
+    assert list(prefills.prefill_tokens_per_s) == [11000.0]
 
 
 speeds = st.builds(
@@ -302,17 +327,15 @@ def test_no_choice_of_the_same_kind_is_cheaper_than_the_one_made(
 ) -> None:
     facts, nodes = situation
     placement = chosen(facts, nodes, handoff=handoff)
-    filled = with_fallbacks(nodes)
-    price = Prices(facts)
     roles = {each.node: each.role for each in nodes}
-    decodes = [each for each in filled if each.role == "decode"]
-    prefills = [each for each in filled if each.role == "prefill"]
+    decodes = [each for each in filled(nodes) if each.role == "decode"]
+    prefills = [each for each in filled(nodes) if each.role == "prefill"]
     if placement.prefill is None:
         able = decodes or prefills
-        lowest = min(price.alone_ms(each) for each in able)
+        lowest = price(facts, *able).alone_ms.min()
         assert roles[placement.decode] == able[0].role
     else:
-        lowest = min(price.split_ms(p, d) for p in prefills for d in decodes)
+        lowest = pairs_ms(facts, prefills, decodes).min()
         assert (roles[placement.prefill], roles[placement.decode]) == ("prefill", "decode")
     assert placement.predicted_ms <= lowest * (1 + TIE_SHARE) + TIE_MS + 1e-6
     assert 0 <= placement.uncached <= facts.prompt_tokens
@@ -325,10 +348,8 @@ def test_no_choice_of_the_same_kind_is_cheaper_than_the_one_made(
 @given(situation=situations())
 def test_costs_are_finite_and_never_negative(situation: tuple[Facts, list[Candidate]]) -> None:
     facts, nodes = situation
-    filled = with_fallbacks(nodes)
-    price = Prices(facts)
-    costs = [price.alone_ms(each) for each in filled]
-    costs += [price.split_ms(a, b) for a in filled for b in filled]
+    every = filled(nodes)
+    costs = [*price(facts, *every).alone_ms, *pairs_ms(facts, every, every).ravel()]
     assert all(0 <= cost < 1e12 for cost in costs)
 
 
@@ -337,7 +358,6 @@ def test_a_longer_queue_never_makes_a_node_cheaper(
     situation: tuple[Facts, list[Candidate]], more: int
 ) -> None:
     facts, nodes = situation
-    first = with_fallbacks(nodes)[0]
+    first = filled(nodes)[0]
     longer = replace(first, queued_tokens=first.queued_tokens + more)
-    price = Prices(facts)
-    assert price.split_ms(longer, first) > price.split_ms(first, first)
+    assert pair_ms(facts, longer, first) > pair_ms(facts, first, first)

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from baton_protocol.ids import RequestId
 from baton_protocol.store import Role, Speeds
+from baton_router.node_view import NodeView
 from baton_router.room import USUAL_SEQUENCES, Load, Rule, has_room
-from baton_router.view import Booking, NodeView
 from tests.support.fake_node import make_report
 
 RULE = Rule(queue_ms=1000.0)
@@ -18,7 +17,7 @@ RULE = Rule(queue_ms=1000.0)
 def node(role: Role = "decode", sequences: int = 0, tokens: int = 0, **report: Any) -> NodeView:
     """One that takes 4 sequences and computes 1,000 prompt tokens a second."""
     facts = {"max_num_seqs": 4, "speeds": Speeds(prefill_tokens_per_s=1000.0)} | report
-    view = NodeView(make_report("n", role, **facts), 0)
+    view = NodeView(make_report("n", role, **facts), 0, 0, lambda: None)
     view.others_sequences, view.others_tokens = sequences, tokens
     return view
 
@@ -45,7 +44,7 @@ def test_what_was_let_in_and_is_not_booked_yet_counts() -> None:
 
 def test_a_booking_fills_a_node_before_its_report_says_so() -> None:
     full = node(sequences=3)
-    full.booked[RequestId("r")] = Booking(0, 1, 0.0)
+    full.booked_sequences = 1
     assert not has_room([full], RULE, Load())
 
 

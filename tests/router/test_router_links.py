@@ -45,8 +45,9 @@ async def test_a_broken_link_is_dialled_again_and_its_chunks_are_listed_anew(
         decode.chunks = tuple(CHUNKS[:1])
         await decode.drop_links()
         await until(lambda: decode.links == 2 and node.ready and node.chunks == 1)
-        (candidate,) = client.router.view.candidates(CHUNKS, client.router.view.kind())
-        assert candidate.cached_chunks == 1
+        view = client.router.view
+        group = view.groups(CHUNKS, view.kind())["decode"]
+        assert list(group.cached_chunks) == [1]
 
 
 async def test_a_new_epoch_drops_what_was_believed_of_the_old(
@@ -59,7 +60,7 @@ async def test_a_new_epoch_drops_what_was_believed_of_the_old(
         decode.chunks = ()
         await decode.restart("epoch-2")
         await until(lambda: view.nodes["decode-0"].report.epoch == "epoch-2")
-        assert view.chunks.prefixes(CHUNKS) == {}
+        assert not view.chunks.prefixes(CHUNKS).any()
 
 
 async def test_a_new_engine_under_an_old_name_takes_its_place(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 from hypothesis import given
@@ -10,9 +11,9 @@ from hypothesis import strategies as st
 from baton_protocol.ids import BlockHash, Epoch, Fingerprint, NodeId, RequestId
 from baton_protocol.link import CacheEvents, Load
 from baton_protocol.store import NodeLoad, Role, Speeds
-from baton_router.chunks import SCRUB_AT, ChunkIndex
-from baton_router.prices import Candidate
+from baton_router.chunks import ENTRY_BYTES, SCRUB_AT, SCRUBBED, ChunkIndex
 from baton_router.view import BOOKING_ARRIVES_S, NodeView, PoolView, state_of
+from tests.support.candidates import Candidate, candidates_of
 from tests.support.fake_node import make_report
 
 A, B, C = (BlockHash(bytes([n]) * 16) for n in range(3))
@@ -42,7 +43,17 @@ def meet(view: PoolView, name: str = "decode-0", role: Role = "decode", **change
 
 def seen(view: PoolView, *hashes: BlockHash) -> list[Candidate]:
     """The candidates of all kinds that new requests may be of."""
-    return [each for kind in view.whole() for each in view.candidates(hashes, kind)]
+    return [
+        each
+        for kind in view.whole()
+        for role, group in view.groups(hashes, kind).items()
+        for each in candidates_of(group, role)
+    ]
+
+
+def prefixes_of(index: ChunkIndex, hashes: list[BlockHash]) -> dict[int, int]:
+    """Slot -> how many leading chunks it holds; slots that hold none are absent."""
+    return {slot: int(n) for slot, n in enumerate(index.prefixes(hashes)) if n}
 
 
 def only(view: PoolView, *hashes: BlockHash) -> Candidate:
@@ -58,9 +69,9 @@ def test_a_prefix_ends_at_the_first_chunk_a_node_does_not_hold() -> None:
     one, two = index.new_slot(), index.new_slot()
     index.store(one, [A, C])
     index.store(two, [A, B, C])
-    assert index.prefixes([A, B, C]) == {one: 1, two: 3}
-    assert index.prefixes([B, C]) == {two: 2}
-    assert index.prefixes([]) == {}
+    assert prefixes_of(index, [A, B, C]) == {one: 1, two: 3}
+    assert prefixes_of(index, [B, C]) == {two: 2}
+    assert prefixes_of(index, []) == {}
 
 
 def test_the_index_is_bounded_and_forgets_what_nobody_asked_for() -> None:
@@ -70,20 +81,69 @@ def test_the_index_is_bounded_and_forgets_what_nobody_asked_for() -> None:
     index.prefixes([A])
     index.store(slot, [C])
     assert len(index) == 2
-    assert index.prefixes([A]) == {slot: 1}
-    assert index.prefixes([B]) == {}
+    assert prefixes_of(index, [A]) == {slot: 1}
+    assert prefixes_of(index, [B]) == {}
+
+
+def test_a_million_entries_are_scrubbed_a_part_at_a_time_and_hold_nothing_meanwhile() -> None:
+    index = ChunkIndex(10 * SCRUBBED)
+    names = [BlockHash(n.to_bytes(16, "big")) for n in range(3 * SCRUBBED)]
+    kept = index.new_slot()
+    index.store(kept, names[:5])
+    for _ in range(SCRUB_AT):
+        slot = index.new_slot()
+        index.store(slot, names)
+        index.drop_slot(slot)
+    assert prefixes_of(index, names) == {kept: 5}
+    assert index.new_slot() > SCRUB_AT  # not all are scrubbed: none of them is given out
+    for _ in range(3):
+        index.store(kept, [])
+    assert (len(index), prefixes_of(index, names)) == (5, {kept: 5})
+    assert index.new_slot() < SCRUB_AT
+
+
+def test_memory_is_bounded_by_what_the_module_states() -> None:
+    tracemalloc.start()
+    try:
+        index, size, slots = ChunkIndex(4000), 4000, 1000
+        for _ in range(slots):
+            index.new_slot()
+        before, _ = tracemalloc.get_traced_memory()
+        for number in range(3 * size):  # no two entries share their nodes, nor anything else
+            name = BlockHash(number.to_bytes(16, "big"))
+            index.store(number % slots, [name])
+            index.store(slots - 1, [name])
+            if number % 7 == 0:
+                index.prefixes([name])
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(index) == size
+    assert slots / 8 < (after - before) / size <= ENTRY_BYTES + (slots + SCRUB_AT) / 7.5
+
+
+def test_what_was_asked_for_is_kept_when_others_go() -> None:
+    index = ChunkIndex(100)
+    slot = index.new_slot()
+    names = [BlockHash(n.to_bytes(16, "big")) for n in range(400)]
+    hot = names[:10]
+    index.store(slot, hot)
+    for start in range(10, 400, 30):
+        assert index.longest(hot) == 10
+        index.store(slot, names[start : start + 30])
+    assert (len(index), index.longest(hot)) == (100, 10)
 
 
 def test_dropped_slots_hold_nothing_and_are_used_again_only_when_clean() -> None:
     index = ChunkIndex(100)
     for _ in range(3 * SCRUB_AT):
         slot = index.new_slot()
-        assert index.prefixes([A]) == {}
+        assert prefixes_of(index, [A]) == {}
         index.store(slot, [A])
         index.drop_slot(slot)
         index.drop_slot(slot)
         assert slot < SCRUB_AT
-    assert index.prefixes([A]) == {}
+    assert prefixes_of(index, [A]) == {}
 
 
 @given(
@@ -115,7 +175,7 @@ def test_the_index_says_what_a_dictionary_of_sets_says(
             slots[node], held[node] = index.new_slot(), set()
     prefix = [next((n for n in range(6) if n not in mine), 6) for mine in held]
     expected = {slot: n for slot, n in zip(slots, prefix, strict=True) if n}
-    assert index.prefixes(names) == expected
+    assert prefixes_of(index, names) == expected
 
 
 # --- nodes ----------------------------------------------------------------------------------------
@@ -202,6 +262,34 @@ def test_without_reports_the_view_ages_into_counting_our_own_requests() -> None:
         clock.now += 10
         view.book(NODE, RequestId(f"r{number}"), 100, 1)
     assert (only(view).queued_tokens, only(view).sequences) == (500, 5)
+
+
+def test_requests_are_ours_and_those_beside_them_and_prefill_jobs_count() -> None:
+    view = a_view()
+    meet(view, "prefill-0", "prefill")
+    view.book(NodeId("prefill-0"), RID, 500, 0)
+    assert (only(view).requests, only(view).sequences) == (1, 0)
+    report = Load(EPOCH, "ready", Speeds(), NodeLoad(requests=4))
+    view.load(NodeId("prefill-0"), report)
+    assert only(view).requests == 4
+    view.release(NodeId("prefill-0"), RID)
+    assert only(view).requests == 3
+
+
+def test_a_node_that_is_left_out_and_one_that_took_its_row_are_told_apart() -> None:
+    view = a_view()
+    old = meet(view)
+    view.book(NODE, RID, 500, 1)
+    view.cache(NODE, CacheEvents(EPOCH, stored=(A,)))
+    view.forget(NODE)
+    names = [f"decode-{n}" for n in range(1, 40)]
+    for name in names:
+        meet(view, name)
+    assert all((each.queued_tokens, each.cached_chunks) == (0, 0) for each in seen(view, A))
+    view.cache(NodeId("decode-7"), CacheEvents(EPOCH, stored=(A,)))
+    groups = view.groups([A], old.kind, without={NodeId("decode-1"), NodeId("decode-39")})
+    held = {each.node: each.cached_chunks for each in candidates_of(groups["decode"], "decode")}
+    assert held == {name: int(name == "decode-7") for name in names[1:-1]}
 
 
 def test_bookings_end_with_the_prefill_and_with_the_request() -> None:
@@ -292,7 +380,9 @@ def test_a_stalled_engine_is_not_cured_by_a_new_link() -> None:
 def test_a_nodes_store_is_what_it_said_last() -> None:
     view = a_view()
     meet(view, store="none")
-    assert only(view).store == "none"
+    assert only(view).store == "down"
+    view.load(NODE, Load(EPOCH, "ready", Speeds(), NodeLoad(), "up"))
+    assert only(view).store == "up"
     view.load(NODE, Load(EPOCH, "ready", Speeds(), NodeLoad(), "down"))
     assert only(view).store == "down"
 
@@ -304,7 +394,7 @@ def test_a_request_goes_to_its_own_kind_even_when_the_pool_serves_another() -> N
     meet(view, "decode-1", fingerprint=Fingerprint("0" * 32))
     view.lost(NODE)
     assert [c.node for c in seen(view)] == ["decode-1"]
-    assert view.candidates([], old.kind) == []
+    assert [len(group) for group in view.groups([], old.kind).values()] == [0, 0]
 
 
 def test_a_forgotten_node_leaves_nothing() -> None:
@@ -313,4 +403,4 @@ def test_a_forgotten_node_leaves_nothing() -> None:
     view.cache(NODE, CacheEvents(EPOCH, stored=(A,)))
     view.forget(NODE)
     assert view.nodes == {}
-    assert view.chunks.prefixes([A]) == {}
+    assert prefixes_of(view.chunks, [A]) == {}

@@ -34,6 +34,7 @@ from baton_protocol.link import (
     PrefillJob,
     RequestStats,
     ResumeNode,
+    Resync,
     RunJob,
     ToNode,
     ToRouter,
@@ -115,6 +116,7 @@ class FakeNode:
         self.report = make_report(name, role, **({"artifacts": names} | report))
         self.got: list[ToNode] = []
         self.chunks: tuple[BlockHash, ...] = ()
+        self.events = 0  # frames of cache events that were sent
         self.links = 0
         self.token = ""  # "" lets every router in
         self.refused = 0
@@ -237,8 +239,7 @@ class FakeNode:
         await socket.prepare(request)
         self.links += 1
         await socket.send_bytes(self._encoder.encode(Hello(self.report)))
-        first = CacheEvents(self.report.epoch, stored=self.chunks, reset=True)
-        await socket.send_bytes(self._encoder.encode(first))
+        await socket.send_bytes(self._encoder.encode(self._listing()))
         self._sockets[socket] = request.transport
         try:
             async for message in socket:
@@ -251,10 +252,15 @@ class FakeNode:
             self._sockets.pop(socket, None)
         return socket
 
+    def _listing(self) -> CacheEvents:
+        return CacheEvents(self.report.epoch, stored=self.chunks, reset=True, seq=self.events)
+
     async def _receive(self, frame: ToNode) -> None:
         self.got.append(frame)
         if isinstance(frame, DrainNode | ResumeNode):
             await self._obey(frame)
+        elif isinstance(frame, Resync):
+            await self.say(self._listing())
         elif isinstance(frame, RunJob):
             if frame.await_first:
                 self._firsts[frame.request.id] = asyncio.get_running_loop().create_future()

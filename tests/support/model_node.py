@@ -20,6 +20,7 @@ from baton_protocol.link import (
     PrefillJob,
     RequestStats,
     ResumeNode,
+    Resync,
     RunJob,
     ToNode,
 )
@@ -76,7 +77,7 @@ class ModelNode:
                 [len(ids) for ids in frame.request.outputs],
                 set(range(len(self.lengths))) - set(ended),
             )
-        elif isinstance(frame, DrainNode | ResumeNode):
+        elif isinstance(frame, DrainNode | ResumeNode | Resync):
             raise AssertionError("no request's record says that")
         elif self.job is not None and self.job.attempt == frame.attempt:
             if isinstance(frame, Abort):

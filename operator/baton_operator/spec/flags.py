@@ -47,4 +47,5 @@ ROUTER_FLAGS = (
     "sharing",
     "wake-wait",
     "workers",
+    "placement",
 )

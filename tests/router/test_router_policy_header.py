@@ -1,0 +1,50 @@
+"""x-baton-policy: a request's own placement policy, where the router allows it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from baton_router.dispatch import Dispatcher, Flight
+from tests.support.fake_node import FakeNode
+
+COMPLETIONS = "/v1/completions"
+BODY = {"prompt": "x" * 20, "max_tokens": 1}
+
+
+async def rankings(client: Any, monkeypatch: Any, headers: dict[str, str]) -> tuple[int, list[Any]]:
+    """The answer's status, and the policies that its flights were placed by."""
+    seen: list[Any] = []
+    launch = Dispatcher._launch
+
+    def noted(self: Dispatcher, flight: Flight, stored: Any) -> None:
+        seen.append(self._places._policy_of(flight).ranking)
+        launch(self, flight, stored)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Dispatcher, "_launch", noted)
+        status, _, _ = await client.post(COMPLETIONS, BODY, headers)
+    return status, seen
+
+
+async def test_a_request_chooses_its_policy_only_where_that_is_allowed(
+    running: Any, decode: FakeNode, monkeypatch: Any
+) -> None:
+    asked = {"x-baton-policy": "round-robin"}
+    async with running(decode, allow_policy_header=True, placement="random") as client:
+        assert await rankings(client, monkeypatch, asked) == (200, ["round-robin"])
+        assert await rankings(client, monkeypatch, {}) == (200, ["random"])
+    async with running(decode) as client:
+        assert await rankings(client, monkeypatch, asked) == (200, ["cost"])
+        assert await rankings(client, monkeypatch, {"x-baton-policy": "best"}) == (200, ["cost"])
+
+
+async def test_an_unknown_policy_is_a_400_that_names_those_there_are(
+    running: Any, decode: FakeNode
+) -> None:
+    async with running(decode, allow_policy_header=True) as client:
+        headers = {"x-baton-policy": "best"}
+        status, body, _ = await client.post(COMPLETIONS, BODY, headers)
+        assert (status, body["error"]["param"]) == (400, "x-baton-policy")
+        assert body["error"]["message"] == (
+            "x-baton-policy is 'best'; use cost, random, round-robin, least-request, prefix"
+        )

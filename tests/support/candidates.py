@@ -1,0 +1,78 @@
+"""Nodes that may be chosen, one by one: what placement has as arrays, written and read by hand."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from baton_protocol.ids import NodeId
+from baton_protocol.store import Role, Speeds
+from baton_router.placement import Missing, Placement, Policy, place
+from baton_router.prices import FALLBACK, SPEEDS, Facts, Group
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One node's figures, as in Group."""
+
+    node: NodeId
+    role: Role
+    queued_tokens: int = 0
+    sequences: int = 0
+    requests: int = 0
+    speeds: Speeds = FALLBACK
+    cached_chunks: int = 0
+    store: str = "up"
+
+
+def group_of(nodes: Sequence[Candidate]) -> Group:
+    def column(name: str) -> Any:
+        return np.array([getattr(node, name) for node in nodes], dtype=np.float64)
+
+    speeds: dict[str, Any] = {
+        name: np.array([getattr(node.speeds, name) for node in nodes], dtype=np.float64)
+        for name in SPEEDS
+    }
+    return Group(
+        nodes=[node.node for node in nodes],
+        queued_tokens=column("queued_tokens"),
+        sequences=column("sequences"),
+        requests=column("requests"),
+        cached_chunks=column("cached_chunks").astype(np.int64),
+        store_up=np.array([node.store == "up" for node in nodes], dtype=np.bool_),
+        **speeds,
+    )
+
+
+def candidates_of(group: Group, role: Role) -> list[Candidate]:
+    return [
+        Candidate(
+            node=name,
+            role=role,
+            queued_tokens=int(group.queued_tokens[at]),
+            sequences=int(group.sequences[at]),
+            requests=int(group.requests[at]),
+            speeds=Speeds(**{each: float(getattr(group, each)[at]) for each in SPEEDS}),
+            cached_chunks=int(group.cached_chunks[at]),
+            store="up" if group.store_up[at] else "down",
+        )
+        for at, name in enumerate(group.nodes)
+    ]
+
+
+def place_among(
+    facts: Facts,
+    nodes: Sequence[Candidate],
+    policy: Policy,
+    rng: random.Random,
+    turn: int = 0,
+) -> Placement | Missing:
+    """place() among nodes of both roles."""
+    prefills, decodes = (
+        group_of([node for node in nodes if node.role == role]) for role in ("prefill", "decode")
+    )
+    return place(facts, prefills, decodes, policy, rng, turn)
