@@ -19,6 +19,7 @@ from baton_router.access import Trail
 from baton_router.api import PLACEMENT_HEADER, REQUEST_ID_HEADER, TRAIL, Api
 from baton_router.drains import Drains
 from baton_router.errors import RequestFailed
+from baton_router.openapi import document
 
 GENERATION = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
 KEYED = "/v1/"  # what is below it wants an API key, where keys are configured
@@ -32,8 +33,14 @@ logger = logging.getLogger(__name__)
 
 def build_app(api: Api) -> web.Application:
     app = web.Application(client_max_size=api.settings.max_body_bytes, middlewares=[_shaped(api)])
-    app.add_routes([*api.routes(), *Drains(api.settings, api.fleet, api.clock).routes()])
+    drains = Drains(api.settings, api.fleet, api.clock)
+    described = web.get("/openapi.json", _openapi)
+    app.add_routes([*api.routes(), *drains.routes(), described])
     return app
+
+
+async def _openapi(request: web.Request) -> web.Response:
+    return web.Response(body=msgspec.json.encode(document()), content_type="application/json")
 
 
 def _shaped(api: Api) -> Middleware:

@@ -33,6 +33,7 @@ from baton_router.discovery import Discovery
 from baton_router.dispatch import Dispatcher
 from baton_router.errors import StartError
 from baton_router.fleet import Fleet
+from baton_router.http_log import server_log
 from baton_router.links import Link, LinkTable
 from baton_router.markers import Markers
 from baton_router.metrics import RouterMetrics
@@ -189,7 +190,11 @@ class Router:
     async def _listen(self) -> None:
         host, port = self.settings.host, self.settings.port
         self._runner = web.AppRunner(
-            build_app(self.api), handler_cancellation=True, access_log=None, shutdown_timeout=0.1
+            build_app(self.api),
+            handler_cancellation=True,
+            access_log=None,
+            logger=server_log(),
+            shutdown_timeout=0.1,
         )
         await self._runner.setup()
         try:
