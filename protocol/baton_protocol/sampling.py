@@ -8,6 +8,7 @@ from baton_protocol.errors import InvalidRequest
 
 MAX_LOGPROBS = 20
 MAX_CHOICES = 128
+MAX_TEMPERATURE = 100.0
 # Each choice searches for each stop string with a table as long as the string, and each token is
 # compared with each stop id: without bounds one body could stop a node's event loop for minutes.
 MAX_STOP_CHARS = 1024
@@ -72,7 +73,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def check(self) -> None:
         """Raise InvalidRequest naming the field, the value and the allowed range."""
         _within("n", self.n, 1, MAX_CHOICES)
-        _within("temperature", self.temperature, 0.0, 100.0)
+        _within("temperature", self.temperature, 0.0, MAX_TEMPERATURE)
         if self.top_k < -1:
             raise InvalidRequest(f"top_k is {self.top_k}; use -1 (off) or more", param="top_k")
         if not 0.0 < self.top_p <= 1.0:

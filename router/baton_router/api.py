@@ -165,6 +165,7 @@ class Api:
         prompts, created = [item.request.prompt_ids for item in prepared], int(time.time())
         guard = ReadGuard(self.dispatcher, events, trail)
         outbox = Outbox(len(prepared), guard.most(prepared), guard.overflow)
+        self.metrics.accepted(map(len, prompts))  # also what has to wait: it is demand
         ticket = await self.admission.admit(trail, prepared, events)
         try:
             flights = await self.dispatcher.start(prepared, outbox, waits_until)
@@ -173,7 +174,6 @@ class Api:
             raise
         ticket.placed()
         guard.flights = flights
-        self.metrics.accepted(map(len, prompts))
         # From here on nothing is awaited outside of the try: a client that leaves ends its flights.
         timer = asyncio.get_running_loop().call_later(
             max(0.0, deadline - time.time()), self._too_late, guard

@@ -19,6 +19,7 @@ from baton_router.access import Trail
 from baton_router.api import PLACEMENT_HEADER, REQUEST_ID_HEADER, TRAIL, Api
 from baton_router.drains import Drains
 from baton_router.errors import RequestFailed
+from baton_router.openapi import document
 from baton_router.siblings import Siblings, gathering
 
 GENERATION = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
@@ -36,8 +37,14 @@ def build_app(api: Api, siblings: Siblings | None = None) -> web.Application:
     """`siblings`: the workers beside this one, on the same port."""
     middlewares = [_shaped(api), *([gathering(siblings)] if siblings is not None else ())]
     app = web.Application(client_max_size=api.settings.max_body_bytes, middlewares=middlewares)
-    app.add_routes([*api.routes(), *Drains(api.settings, api.fleet, api.clock).routes()])
+    drains = Drains(api.settings, api.fleet, api.clock)
+    described = web.get("/openapi.json", _openapi)
+    app.add_routes([*api.routes(), *drains.routes(), described])
     return app
+
+
+async def _openapi(request: web.Request) -> web.Response:
+    return web.Response(body=msgspec.json.encode(document()), content_type="application/json")
 
 
 def _shaped(api: Api) -> Middleware:

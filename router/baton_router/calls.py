@@ -144,12 +144,12 @@ class Options:
     @classmethod
     def read(cls, fields: Fields, *, generates: bool = True) -> Options:
         stream = fields.boolean("stream", False)
-        more = fields.mapping("stream_options")
+        more = fields.nested("stream_options")
         if more is not None and not stream:
             raise InvalidRequest(
                 "stream_options is only allowed when stream is true", param="stream_options"
             )
-        options = Fields(more or {})
+        options = more or Fields({})
         include_usage = options.boolean("include_usage", False)
         continuous = options.boolean("continuous_usage_stats", False)
         return cls(

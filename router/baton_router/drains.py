@@ -117,10 +117,12 @@ def admit(settings: RouterSettings, authorization: str) -> None:
 
 def drain_words(body: bytes) -> DrainNode:
     """An empty body asks for the node's own deadline. Raise InvalidRequest, MalformedBody."""
-    fields = Fields.parse(body) if body.strip() else Fields({})
-    deadline_s, reason = fields.number("deadline_s"), fields.text("reason") or ""
-    if deadline_s is not None and deadline_s < 0:
-        raise wrong("deadline_s", deadline_s, "it must be 0 or more seconds")
+    return read_drain(Fields.parse(body) if body.strip() else Fields({}))
+
+
+def read_drain(fields: Fields) -> DrainNode:
+    """Raise InvalidRequest naming the first wrong field."""
+    deadline_s, reason = fields.number("deadline_s", 0.0), fields.text("reason") or ""
     if len(reason) > MAX_REASON or not reason.isprintable():
         raise wrong("reason", reason, f"it may be one line of {MAX_REASON} characters")
     replaced_by = fields.text("replaced_by") or ""

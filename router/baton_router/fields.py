@@ -1,17 +1,22 @@
 """Reads one JSON object field by field, so that each complaint names field, value and range.
 
 A typed decoder would be shorter and answers "Expected `int` - at `$.max_tokens`", which tells a
-client neither what it sent nor what it may send. Null counts as absent, as OpenAI has it.
+client neither what it sent nor what it may send. Null counts as absent, as OpenAI has it. What a
+reader is told to allow is also what the served document says (`openapi_fields`), so each bound is
+given here and nowhere else.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from baton_protocol.errors import InvalidRequest, MalformedBody
 
+Schema = Mapping[str, Any]
+ANY: Schema = {}  # each value is as this has it
 SHOWN = 60  # characters of an offending value that are repeated to the client
 
 
@@ -46,7 +51,8 @@ class Fields:
             raise MalformedBody(f"the body is {show(body)}; it must be a JSON object")
         return cls(body)
 
-    def raw(self, name: str) -> Any:
+    def raw(self, name: str, schema: Schema, *, required: bool = False) -> Any:
+        """The value as it came, for a caller who checks that it is as `schema` has it."""
         return self._body.get(name)
 
     def integer(self, name: str, low: int | None = None, high: int | None = None) -> int | None:
@@ -64,16 +70,26 @@ class Fields:
             raise wrong(name, value, f"it must be {_interval(low, high)}")
         return value
 
-    def number(self, name: str) -> float | None:
+    def number(
+        self,
+        name: str,
+        low: float | None = None,
+        high: float | None = None,
+        above: float | None = None,
+    ) -> float | None:
+        """From `low`, or from `above` it, to `high`."""
         value = self._body.get(name)
         if value is None:
             return None
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise wrong(name, value, "it must be a number")
         try:
-            return float(value)
+            number = float(value)
         except OverflowError:
             raise wrong(name, value, "it must be a number that fits 64 bits") from None
+        if not _inside(number, low, high, above):
+            raise wrong(name, value, f"it must be {_interval(low, high, above)}")
+        return number
 
     def boolean(self, name: str, default: bool) -> bool:
         value = self._body.get(name)
@@ -89,14 +105,20 @@ class Fields:
             raise wrong(name, value, "it must be a string")
         return value
 
-    def mapping(self, name: str) -> dict[str, Any] | None:
+    def mapping(self, name: str, schema: Schema = ANY) -> dict[str, Any] | None:
+        """An object, for a caller who checks that its members are as `schema` has them."""
         value = self._body.get(name)
         if value is not None and not isinstance(value, dict):
             raise wrong(name, value, "it must be an object")
         return value
 
-    def texts(self, name: str, most: int) -> tuple[str, ...] | None:
-        """A string or a list of at most `most` strings."""
+    def nested(self, name: str) -> Fields | None:
+        """An object whose members are fields, too."""
+        value = self.mapping(name)
+        return None if value is None else Fields(value)
+
+    def texts(self, name: str, most: int, longest: int) -> tuple[str, ...] | None:
+        """A string or a list of at most `most` strings, each of 1 to `longest` characters."""
         value = self._body.get(name)
         if value is None:
             return None
@@ -105,20 +127,41 @@ class Fields:
             raise wrong(name, value, "it must be a string or a list of strings")
         if len(items) > most:
             raise InvalidRequest(f"{name} holds {len(items)} strings; at most {most}", param=name)
+        for item in items:
+            if not 0 < len(item) <= longest:
+                allowed = f"each must have 1 to {longest} characters"
+                told = f"{name} holds {show(item)} of {len(item)} characters; {allowed}"
+                raise InvalidRequest(told, param=name)
         return tuple(items)
 
-    def integers(self, name: str) -> tuple[int, ...] | None:
+    def ids(self, name: str, most: int, least: int = 0) -> tuple[int, ...] | None:
+        """A list of `least` to `most` token ids; whether the vocabulary has them is not looked at
+        here."""
         value = self._body.get(name)
         if value is None:
             return None
         if not isinstance(value, list) or not all(type(item) is int for item in value):
             raise wrong(name, value, "it must be a list of integers")
+        if not least <= len(value) <= most:
+            allowed = f"at most {most}" if not least else f"{least} to {most}"
+            raise InvalidRequest(f"{name} holds {len(value)} ids; {allowed}", param=name)
+        if any(item < 0 for item in value):
+            raise wrong(name, value, "ids are 0 or more")
         return tuple(value)
 
 
-def _interval(low: int | None, high: int | None) -> str:
+def _inside(value: float, low: float | None, high: float | None, above: float | None) -> bool:
+    """False for what is no number, where there is any bound."""
+    return (
+        (low is None or value >= low)
+        and (high is None or value <= high)
+        and (above is None or value > above)
+    )
+
+
+def _interval(low: float | None, high: float | None, above: float | None = None) -> str:
     if high is None:
-        return f"{low} or more"
-    if low is None:
-        return f"{high} or less"
-    return f"in [{low}, {high}]"
+        return f"{low:g} or more" if low is not None else f"above {above:g}"
+    if above is not None:
+        return f"in ({above:g}, {high:g}]"
+    return f"in [{low:g}, {high:g}]" if low is not None else f"{high:g} or less"

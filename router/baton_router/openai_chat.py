@@ -37,6 +37,32 @@ from baton_router.parameters import bad_words, limit_field, sampling_fields
 from baton_router.unserved import check_unserved
 from baton_text.tokenizer import Tokenizer
 
+OWN_FIELDS = ("messages", "tools", "add_generation_prompt")  # of a chat: not template values
+TEMPLATE_KWARGS = {"propertyNames": {"not": {"enum": list(OWN_FIELDS)}}}
+_PART = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+}
+_CONTENT = [{"type": "string"}, {"type": "array", "items": _PART}]
+_MESSAGE = {
+    "type": "object",
+    "anyOf": [
+        {
+            "properties": {"role": {"type": "string"}, "content": {"anyOf": _CONTENT}},
+            "required": ["role", "content"],
+        },
+        {
+            "properties": {
+                "role": {"const": "assistant"},
+                "content": {"anyOf": [*_CONTENT, {"type": "null"}]},
+            },
+            "required": ["role"],
+        },
+    ],
+}
+MESSAGES = {"type": "array", "minItems": 1, "items": _MESSAGE}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatCall:
@@ -52,8 +78,11 @@ class ChatCall:
 
     @classmethod
     def parse(cls, data: bytes) -> ChatCall:
-        """Raise InvalidRequest naming the first wrong field."""
-        fields = Fields.parse(data)
+        """Raise InvalidRequest naming the first wrong field; MalformedBody."""
+        return cls.read(Fields.parse(data))
+
+    @classmethod
+    def read(cls, fields: Fields) -> ChatCall:
         check_unserved(fields, "echo")
         sampling = sampling_fields(fields)
         top = fields.integer("top_logprobs", 0, MAX_LOGPROBS)
@@ -67,7 +96,7 @@ class ChatCall:
             sampling=sampling,
             bad_words=bad_words(fields),
             names={"prompt": "messages", "max_tokens": limit_field(fields)},
-            messages=_messages(fields.raw("messages")),
+            messages=_messages(fields.raw("messages", MESSAGES, required=True)),
             template_kwargs=_template_kwargs(fields),
             add_generation_prompt=fields.boolean("add_generation_prompt", True),
             add_special_tokens=fields.boolean("add_special_tokens", False),
@@ -156,8 +185,8 @@ class ChatShape:
 
 
 def _template_kwargs(fields: Fields) -> Json:
-    given = fields.mapping("chat_template_kwargs") or {}
-    for name in ("messages", "tools", "add_generation_prompt"):
+    given = fields.mapping("chat_template_kwargs", TEMPLATE_KWARGS) or {}
+    for name in OWN_FIELDS:
         if name in given:
             raise InvalidRequest(
                 f"chat_template_kwargs holds {name!r}; send it as a field of its own",

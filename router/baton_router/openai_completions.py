@@ -23,6 +23,16 @@ from baton_text.tokenizer import Tokenizer
 
 DEFAULT_MAX_TOKENS = 16
 MAX_PROMPTS = 1024
+_IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
+_SEVERAL = {"type": "array", "minItems": 1, "maxItems": MAX_PROMPTS}
+PROMPT = {
+    "anyOf": [
+        {"type": "string"},
+        _IDS,
+        _SEVERAL | {"items": {"type": "string"}},
+        _SEVERAL | {"items": _IDS},
+    ]
+}
 _ALLOWED = "it must be a string, a list of strings, token ids or a list of token id lists"
 
 
@@ -41,8 +51,11 @@ class CompletionCall:
 
     @classmethod
     def parse(cls, data: bytes) -> CompletionCall:
-        """Raise InvalidRequest naming the first wrong field."""
-        fields = Fields.parse(data)
+        """Raise InvalidRequest naming the first wrong field; MalformedBody."""
+        return cls.read(Fields.parse(data))
+
+    @classmethod
+    def read(cls, fields: Fields) -> CompletionCall:
         check_unserved(fields)
         echo = fields.boolean("echo", False)
         # Nothing to generate is a question about the prompt alone; nodes generate one token.
@@ -63,7 +76,7 @@ class CompletionCall:
             options=Options.read(fields, generates=generates),
             sampling=sampling,
             bad_words=bad_words(fields),
-            given=_prompts(fields.raw("prompt"), special),
+            given=_prompts(fields.raw("prompt", PROMPT, required=True), special),
             echo=echo,
             prompt_logprobs=asked,
             names=names,

@@ -15,13 +15,18 @@ from baton_protocol.errors import InvalidRequest, PromptTooLong
 from baton_protocol.sampling import (
     BIAS_RANGE,
     MAX_BAD_WORDS,
+    MAX_BIASED,
     MAX_CHOICES,
     MAX_LOGPROBS,
     MAX_PROMPT_CANDIDATES,
     MAX_STOP_CHARS,
+    MAX_STOP_IDS,
+    MAX_TEMPERATURE,
+    PENALTY_RANGE,
+    REPETITION_RANGE,
     SamplingParams,
 )
-from baton_router.fields import Fields, show, wrong
+from baton_router.fields import ANY, Fields, wrong
 
 MAX_STOPS = 16
 MAX_TOP_K = (1 << 31) - 1  # engines keep it in 32 bits; no vocabulary is larger
@@ -29,52 +34,51 @@ MAX_WORDS = MAX_BAD_WORDS // 2  # each may become two sequences of ids
 # generation_config.json may hold more than sampling; only these are defaults of a request.
 DEFAULTED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 _ID = re.compile(r"0|[1-9][0-9]{0,17}")
+LOGIT_BIAS = {
+    "patternProperties": {
+        f"^({_ID.pattern})$": {"type": "number", "minimum": -BIAS_RANGE, "maximum": BIAS_RANGE}
+    },
+    "additionalProperties": False,
+    "maxProperties": MAX_BIASED,
+}
 
 
 def limit_field(fields: Fields) -> str:
     """Which field limits the answer: max_completion_tokens, where it is given, is the newer name
     of max_tokens."""
     newer = "max_completion_tokens"
-    return newer if fields.raw(newer) is not None else "max_tokens"
+    return newer if fields.raw(newer, ANY) is not None else "max_tokens"
 
 
 def sampling_fields(fields: Fields, least_tokens: int = 1) -> dict[str, Any]:
     """The sampling fields both endpoints share, as far as the client sent them."""
     read = {
         "n": fields.integer("n", 1, MAX_CHOICES),
-        "temperature": fields.number("temperature"),
+        "temperature": fields.number("temperature", 0.0, MAX_TEMPERATURE),
         "top_k": fields.integer("top_k", -1, MAX_TOP_K),
-        "top_p": fields.number("top_p"),
-        "min_p": fields.number("min_p"),
+        "top_p": fields.number("top_p", high=1.0, above=0.0),
+        "min_p": fields.number("min_p", 0.0, 1.0),
         "seed": fields.integer("seed"),
         "max_tokens": fields.integer(limit_field(fields), least_tokens),
         "min_tokens": fields.integer("min_tokens", 0),
-        "stop": fields.texts("stop", MAX_STOPS),
-        "stop_token_ids": fields.integers("stop_token_ids"),
+        "stop": fields.texts("stop", MAX_STOPS, MAX_STOP_CHARS),
+        "stop_token_ids": fields.ids("stop_token_ids", MAX_STOP_IDS),
         "include_stop_str_in_output": fields.boolean("include_stop_str_in_output", False),
         "ignore_eos": fields.boolean("ignore_eos", False),
         "skip_special_tokens": fields.boolean("skip_special_tokens", True),
         "prompt_logprobs": _prompt_logprobs(fields),
-        "frequency_penalty": fields.number("frequency_penalty"),
-        "presence_penalty": fields.number("presence_penalty"),
-        "repetition_penalty": fields.number("repetition_penalty"),
+        "frequency_penalty": fields.number("frequency_penalty", -PENALTY_RANGE, PENALTY_RANGE),
+        "presence_penalty": fields.number("presence_penalty", -PENALTY_RANGE, PENALTY_RANGE),
+        "repetition_penalty": fields.number("repetition_penalty", *REPETITION_RANGE),
         "logit_bias": _logit_bias(fields),
-        "allowed_token_ids": fields.integers("allowed_token_ids"),
+        "allowed_token_ids": fields.ids("allowed_token_ids", MAX_BIASED, least=1),
     }
     return {name: value for name, value in read.items() if value is not None}
 
 
 def bad_words(fields: Fields) -> tuple[str, ...]:
     """Texts; they become ids once the model is known."""
-    words = fields.texts("bad_words", MAX_WORDS) or ()
-    for word in words:
-        if not 0 < len(word) <= MAX_STOP_CHARS:
-            allowed = f"each word must have 1 to {MAX_STOP_CHARS} characters"
-            raise InvalidRequest(
-                f"bad_words holds {show(word)} of {len(word)} characters; {allowed}",
-                param="bad_words",
-            )
-    return words
+    return fields.texts("bad_words", MAX_WORDS, MAX_STOP_CHARS) or ()
 
 
 def check_scores(asked: Mapping[str, Any], prompt_tokens: int, names: Mapping[str, str]) -> None:
@@ -146,9 +150,12 @@ def _prompt_logprobs(fields: Fields) -> int | None:
 
 
 def _logit_bias(fields: Fields) -> tuple[tuple[int, float], ...] | None:
-    given = fields.mapping("logit_bias")
+    given = fields.mapping("logit_bias", LOGIT_BIAS)
     if given is None:
         return None
+    if len(given) > MAX_BIASED:
+        told = f"logit_bias holds {len(given)} ids; at most {MAX_BIASED}"
+        raise InvalidRequest(told, param="logit_bias")
     pairs = []
     for name, bias in given.items():
         if _ID.fullmatch(name) is None:

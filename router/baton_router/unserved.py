@@ -8,83 +8,85 @@ from its API key: fields that would name it are refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from baton_protocol.errors import InvalidRequest
+from baton_protocol.sampling import MAX_CHOICES
 from baton_router.fields import Fields, wrong
 
 MAX_METADATA = 16
 
-
-def _empty(value: Any) -> bool:
-    return value in (None, False, "", [], {})
-
-
-def _absent(value: Any) -> bool:
-    return value is None
-
-
-def _one(value: Any) -> bool:
-    return not isinstance(value, bool) and value == 1
-
-
-def _plain_text(value: Any) -> bool:
-    return isinstance(value, dict) and value.get("type") == "text"
-
-
-# Field -> whether its value asks for nothing beyond what we do.
-_REFUSED: dict[str, Callable[[Any], bool]] = {
-    "tools": _empty,
-    "tool_choice": lambda value: value in ("none", "auto"),
-    "functions": _empty,
-    "function_call": lambda value: value in ("none", "auto"),
-    "response_format": _plain_text,
-    "length_penalty": _one,
-    "suffix": _empty,
-    "audio": _empty,
-    "modalities": lambda value: value == ["text"],
-    "prediction": _empty,
-    "reasoning_effort": _empty,
-    "verbosity": lambda value: value == "medium",
-    "web_search_options": _absent,
-    "store": _empty,
-    "use_beam_search": _empty,
-    "truncate_prompt_tokens": _absent,
-    "prompt_embeds": _empty,
-    "return_tokens_as_token_ids": _empty,
-    "structured_outputs": _empty,
-    "guided_json": _empty,
-    "guided_regex": _empty,
-    "guided_choice": _empty,
-    "guided_grammar": _empty,
-    "logits_processors": _empty,
-    "documents": _empty,
-    "chat_template": _empty,
-    "continue_final_message": _empty,
+_EMPTY: tuple[Any, ...] = (False, 0, "", [], {})
+# Field -> the values that ask for nothing beyond what we do; null always does.
+_REFUSED: dict[str, tuple[Any, ...]] = {
+    "tools": _EMPTY,
+    "tool_choice": ("none", "auto"),
+    "functions": _EMPTY,
+    "function_call": ("none", "auto"),
+    "length_penalty": (1,),
+    "suffix": _EMPTY,
+    "audio": _EMPTY,
+    "modalities": (["text"],),
+    "prediction": _EMPTY,
+    "reasoning_effort": _EMPTY,
+    "verbosity": ("medium",),
+    "web_search_options": (),
+    "store": _EMPTY,
+    "use_beam_search": _EMPTY,
+    "truncate_prompt_tokens": (),
+    "prompt_embeds": _EMPTY,
+    "return_tokens_as_token_ids": _EMPTY,
+    "structured_outputs": _EMPTY,
+    "guided_json": _EMPTY,
+    "guided_regex": _EMPTY,
+    "guided_choice": _EMPTY,
+    "guided_grammar": _EMPTY,
+    "logits_processors": _EMPTY,
+    "documents": _EMPTY,
+    "chat_template": _EMPTY,
+    "continue_final_message": _EMPTY,
 }
 _DERIVED = ("cache_salt", "salt", "tenant", "adapter", "adapter_digest")
+_PLAIN_TEXT = {
+    "type": ["object", "null"],
+    "properties": {"type": {"const": "text"}},
+    "required": ["type"],
+}
+_METADATA = {"additionalProperties": {"type": "string"}, "maxProperties": MAX_METADATA}
 
 
 def check_unserved(fields: Fields, *more: str) -> None:
     """Raise InvalidRequest naming the first field that asks for what we do not do, or that breaks
     OpenAI's rules for it. `more` are fields that only the other endpoint obeys."""
-    for name, harmless in (_REFUSED | dict.fromkeys(more, _empty)).items():
-        value = fields.raw(name)
-        if value is not None and not harmless(value):
-            raise wrong(name, value, "this server does not support it; leave it out")
+    unserved = "this server does not support it; leave it out"
+    for name, harmless in (_REFUSED | dict.fromkeys(more, _EMPTY)).items():
+        _only(fields, name, harmless, unserved)
+    format = fields.raw("response_format", _PLAIN_TEXT)
+    if format is not None and not (isinstance(format, dict) and format.get("type") == "text"):
+        raise wrong("response_format", format, unserved)
     for name in _DERIVED:
-        if not _empty(value := fields.raw(name)):
-            raise wrong(name, value, "no request may name it: the API key says it; leave it out")
-    n, best_of = fields.integer("n") or 1, fields.integer("best_of")
+        _only(fields, name, _EMPTY, "no request may name it: the API key says it; leave it out")
+    n = fields.integer("n", 1, MAX_CHOICES) or 1
+    best_of = fields.integer("best_of", 1, MAX_CHOICES)
     if best_of is not None and best_of != n:
         raise wrong("best_of", best_of, f"this server supports n only, which is {n}; leave it out")
     fields.text("user")
     _check_metadata(fields)
 
 
+def _only(fields: Fields, name: str, harmless: tuple[Any, ...], complaint: str) -> None:
+    value = fields.raw(name, {"enum": [None, *harmless]})
+    if value is not None and not any(_same(value, one) for one in harmless):
+        raise wrong(name, value, complaint)
+
+
+def _same(value: Any, other: Any) -> bool:
+    """As JSON has it: true is not 1."""
+    return isinstance(value, bool) == isinstance(other, bool) and bool(value == other)
+
+
 def _check_metadata(fields: Fields) -> None:
-    pairs = fields.mapping("metadata") or {}
+    pairs = fields.mapping("metadata", _METADATA) or {}
     if len(pairs) > MAX_METADATA:
         raise InvalidRequest(
             f"metadata holds {len(pairs)} pairs; at most {MAX_METADATA}", param="metadata"

@@ -34,7 +34,9 @@ async def two_routers(sim: SimOptions) -> AsyncIterator[tuple[Router, Router]]:
         node=NODE, role="decode", port=free_port(), engine="sim", kv_blocks=400, sim=sim
     )
     async with running(node) as [process]:
-        settings = RouterSettings(port=0, nodes=(process.url,), stall_timeout_s=600.0)
+        settings = RouterSettings(
+            port=0, nodes=(process.url,), stall_timeout_s=600.0, admission_queue_ms=0.0
+        )
         async with Router(settings) as first, Router(settings) as second:
             for router in (first, second):
                 await until(lambda view=router.view: list(view.ready()))  # type: ignore[misc]

@@ -66,18 +66,22 @@ def text_of(url: str, path: str) -> str:
         return response.read().decode()
 
 
-def hang_up(url: str, path: str, body: Json, after_s: float) -> None:
+def hang_up(
+    url: str, path: str, body: Json, after_s: float, headers: Mapping[str, str] | None = None
+) -> None:
     """POST `body` and close the connection without reading a byte of the answer."""
     link = _connect(url)
-    _send(link, path, body)
+    _send(link, path, body, headers)
     time.sleep(after_s)
     link.close()
 
 
-def events(url: str, path: str, body: Json) -> Generator[Json, None, None]:
+def events(
+    url: str, path: str, body: Json, headers: Mapping[str, str] | None = None
+) -> Generator[Json, None, None]:
     """The JSON events of one SSE stream, up to [DONE]; an early end is an error. A client that has
     enough close()s it, and with it the connection."""
-    with _open(url, path, {**body, "stream": True}) as response:
+    with _open(url, path, {**body, "stream": True}, headers) as response:
         assert response.status == 200, response.read()
         for raw in response:
             line = raw.decode().strip()

@@ -109,6 +109,10 @@ class RoleProcess:
         self.kill()
         self._held_port.close()
 
+    def log_text(self) -> str:
+        """All that it has written on stdout and stderr, in each of its starts."""
+        return self._log.read_text(errors="replace") if self._log.exists() else ""
+
     def log_tail(self) -> str:
         if not self._log.exists():
             return ""

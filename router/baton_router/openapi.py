@@ -1,0 +1,277 @@
+"""GET /openapi.json: an OpenAPI 3.1 document of each route, made of what the router itself reads.
+
+In: the parsers, asked which fields they take within which bounds (`openapi_fields`); the shapes of
+answers (`openapi_answers`); the error vocabulary. Out: the document. A route of the application
+has a row in OPERATIONS, and the tests say so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+from baton_protocol.errors import (
+    BatonError,
+    DeadlineExceeded,
+    Forbidden,
+    InternalError,
+    InvalidRequest,
+    NotFound,
+    Saturated,
+    TooLarge,
+    Unauthorized,
+    Unavailable,
+)
+from baton_router.drains import read_drain
+from baton_router.openai_chat import ChatCall
+from baton_router.openai_completions import CompletionCall
+from baton_router.openapi_answers import (
+    ChatCompletion,
+    ChatCompletionEvent,
+    Completion,
+    CompletionEvent,
+    ErrorAnswer,
+    Explanation,
+    Health,
+    Model,
+    ModelList,
+    Pool,
+    Readiness,
+    ToldNode,
+    ref,
+    schemas,
+)
+from baton_router.openapi_fields import body_schema
+
+Json = dict[str, Any]
+OPENAPI = "3.1.0"
+JSON_TYPE, EVENTS_TYPE, TEXT_TYPE = "application/json", "text/event-stream", "text/plain"
+
+# Past each reader of the parsers: a stream has its options, and the newer name of max_tokens
+# stands for the older one.
+_CHAT = {"messages": [{"role": "user", "content": ""}]}
+_PROMPT = {"prompt": ""}
+_READ = ({"stream": True, "stream_options": {}}, {"max_completion_tokens": 1})
+BODIES: Mapping[str, Json] = {
+    "ChatRequest": body_schema(ChatCall.read, *(_CHAT | more for more in _READ)),
+    "CompletionRequest": body_schema(
+        CompletionCall.read, *(_PROMPT | more for more in (*_READ, {"echo": True}))
+    ),
+    "DrainRequest": body_schema(read_drain, {}),
+}
+
+Errors = Sequence[type[BatonError]]
+# What any answer may come to: a header that is none, a bug of ours.
+_ANY: Errors = (InvalidRequest, InternalError)
+_KEYED: Errors = (*_ANY, Unauthorized)
+_GENERATION: Errors = (*_KEYED, NotFound, TooLarge, Saturated, Unavailable, DeadlineExceeded)
+_ADMINS: Errors = (*_KEYED, Forbidden)
+_ADMIN: Errors = (*_KEYED, Forbidden, NotFound, TooLarge, Unavailable)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """One method of one route. `answers` are those with another shape than an error's, by status;
+    `event` is what a stream's events hold; `body` is one of BODIES."""
+
+    method: str
+    path: str
+    summary: str
+    answers: Mapping[int, type | None]
+    errors: Errors = _ANY
+    body: str | None = None
+    body_required: bool = True
+    event: type | None = None
+    keyed: bool = False
+
+    def json(self) -> Json:
+        told: Json = {"operationId": self.name, "summary": self.summary}
+        if self.keyed:
+            told["security"] = [{"key": []}, {}]
+        if names := re.findall(r"{(\w+)}", self.path):
+            told["parameters"] = [_path_parameter(name) for name in names]
+        if self.body is not None:
+            schema = {"$ref": f"#/components/schemas/{self.body}"}
+            told["requestBody"] = {
+                "required": self.body_required,
+                "content": {JSON_TYPE: {"schema": schema}},
+            }
+        told["responses"] = self._responses()
+        return told
+
+    @property
+    def name(self) -> str:
+        words = re.findall(r"\w+", self.path.removeprefix("/v1"))
+        return "_".join([self.method.lower(), *words])
+
+    def _responses(self) -> Json:
+        told = {
+            str(status): {
+                "description": "as asked" if status == 200 else "not now; the answer says why",
+                "headers": _headers(generation=self.event is not None),
+                "content": self._content(answer),
+            }
+            for status, answer in self.answers.items()
+        }
+        for error in sorted(self.errors, key=lambda error: error.status):
+            if error.status not in self.answers:
+                told[str(error.status)] = _failure(error, generation=self.event is not None)
+        return told
+
+    def _content(self, answer: type | None) -> Json:
+        if answer is dict:
+            return {JSON_TYPE: {"schema": {"type": "object"}}}
+        if answer is None:
+            return {TEXT_TYPE: {"schema": {"type": "string"}}}
+        told: Json = {JSON_TYPE: {"schema": ref(answer)}}
+        if self.event is not None:
+            told[EVENTS_TYPE] = {"schema": _event(self.event)}
+        return told
+
+
+OPERATIONS = (
+    Operation(
+        method="POST",
+        path="/v1/chat/completions",
+        summary="Answer a conversation",
+        answers={200: ChatCompletion},
+        errors=_GENERATION,
+        body="ChatRequest",
+        event=ChatCompletionEvent,
+        keyed=True,
+    ),
+    Operation(
+        method="POST",
+        path="/v1/completions",
+        summary="Continue a text, or several",
+        answers={200: Completion},
+        errors=_GENERATION,
+        body="CompletionRequest",
+        event=CompletionEvent,
+        keyed=True,
+    ),
+    Operation(
+        method="GET",
+        path="/v1/models",
+        summary="The models that are served",
+        answers={200: ModelList},
+        errors=_KEYED,
+        keyed=True,
+    ),
+    Operation(
+        method="GET",
+        path="/v1/models/{model}",
+        summary="One of them",
+        answers={200: Model},
+        errors=(*_KEYED, NotFound),
+        keyed=True,
+    ),
+    Operation(method="GET", path="/health", summary="Does it live?", answers={200: Health}),
+    Operation(
+        method="GET",
+        path="/ready",
+        summary="Would a request be served now?",
+        answers={200: Readiness, 503: Readiness},
+    ),
+    Operation(
+        method="GET",
+        path="/metrics",
+        summary="Prometheus' text",
+        answers={200: None},
+        errors=_ADMINS,
+        keyed=True,
+    ),
+    Operation(
+        method="GET",
+        path="/pool",
+        summary="Nodes, store, totals",
+        answers={200: Pool},
+        errors=_ADMINS,
+        keyed=True,
+    ),
+    Operation(
+        method="GET",
+        path="/requests/{id}",
+        summary="How a request was served",
+        answers={200: Explanation},
+        errors=(*_KEYED, NotFound),
+        keyed=True,
+    ),
+    Operation(
+        method="POST",
+        path="/nodes/{node}/drain",
+        summary="Tell a node to take nothing new",
+        answers={200: ToldNode},
+        errors=_ADMIN,
+        body="DrainRequest",
+        body_required=False,
+        keyed=True,
+    ),
+    Operation(
+        method="POST",
+        path="/nodes/{node}/resume",
+        summary="Tell it to take requests again",
+        answers={200: ToldNode},
+        errors=_ADMIN,
+        keyed=True,
+    ),
+    Operation(method="GET", path="/openapi.json", summary="This", answers={200: dict}),
+)
+
+
+def document(operations: Sequence[Operation] = OPERATIONS) -> Json:
+    """The same for each router: whether a key is wanted is for its settings to say."""
+    paths: dict[str, Json] = {}
+    for one in operations:
+        paths.setdefault(one.path, {})[one.method.lower()] = one.json()
+    return {
+        "openapi": OPENAPI,
+        "info": {"title": "Baton", "version": version("baton")},
+        "paths": paths,
+        "components": {
+            "schemas": {**BODIES, **schemas()},
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _event(event: type) -> Json:
+    """One event of a stream: 3.1 has no word for the sequence."""
+    shapes = {"anyOf": [ref(event), ref(ErrorAnswer)]}
+    told = {"type": "string", "contentMediaType": JSON_TYPE, "contentSchema": shapes}
+    data = {"anyOf": [{"const": "[DONE]"}, told]}
+    return {"type": "object", "properties": {"data": data}, "required": ["data"]}
+
+
+def _path_parameter(name: str) -> Json:
+    return {
+        "name": name,
+        "in": "path",
+        "required": True,
+        "schema": {"type": "string", "minLength": 1},
+    }
+
+
+def _failure(error: type[BatonError], *, generation: bool) -> Json:
+    headers = _headers(generation=generation)
+    if error.retryable:
+        headers["Retry-After"] = _header("seconds", {"type": "integer", "minimum": 1})
+    return {
+        "description": error.type,
+        "headers": headers,
+        "content": {JSON_TYPE: {"schema": ref(ErrorAnswer)}},
+    }
+
+
+def _headers(*, generation: bool) -> Json:
+    told = {"x-baton-request-id": _header("names the request in the log")}
+    if generation:
+        told["x-baton-placement"] = _header("where it went, and why")
+    return told
+
+
+def _header(description: str, schema: Json | None = None) -> Json:
+    return {"description": description, "required": True, "schema": schema or {"type": "string"}}

@@ -1,0 +1,102 @@
+"""What connections and streams cost a router in memory, and that it has all of it back.
+
+The bounds are those of docs/operations.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.support.cluster import Cluster
+from tests.support.crowd import Crowd, allow_files
+from tests.support.leaks import metrics_of, settle
+
+KIB = 1 << 10
+PER_CONNECTION, PER_STREAM = 32 * KIB, 160 * KIB
+SPARE_BYTES = 16 << 20  # of a router's first requests
+SPARE_TASKS, SPARE_FILES = 8, 16
+FILES = 12_000
+SETTLE_S = 120.0
+WARM, MORE = 20_000, 80_000
+QUICK = ("--engine=sim", "--kv-blocks=4000", "--max-model-len=2048")
+SLOW = (*QUICK, "--sim-decode-ms=20")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    if not allow_files(FILES):
+        pytest.skip(f"the hard limit on open files is below {FILES} (ulimit -Hn)")
+    with Cluster(0, 1, flags=SLOW, store=False, watch_answers=False) as cluster:
+        asyncio.run(warm(cluster.router.port))
+        settle(cluster)
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def quick() -> Iterator[Cluster]:
+    """One whose nodes answer at once."""
+    with Cluster(0, 1, flags=QUICK, store=False, watch_answers=False) as cluster:
+        yield cluster
+
+
+async def warm(port: int) -> None:
+    async with Crowd(port) as crowd:
+        await crowd.stream(8, 5)
+
+
+def router(cluster: Cluster) -> psutil.Process:
+    return psutil.Process(cluster.router.pid)
+
+
+def grown(cluster: Cluster, gather: Callable[[Crowd], Coroutine[Any, Any, None]]) -> int:
+    """Bytes that the router has more while the crowd is there; all else is then as before."""
+    process, url = router(cluster), cluster.url
+    before, files = process.memory_info().rss, process.num_fds()
+    tasks = metrics_of(url)["baton_asyncio_tasks"]
+
+    async def run() -> int:
+        async with Crowd(cluster.router.port) as crowd:
+            await gather(crowd)
+            rss: int = process.memory_info().rss
+            return rss
+
+    during = asyncio.run(run())
+    settle(cluster)
+    until = time.monotonic() + SETTLE_S
+    while (
+        metrics_of(url)["baton_asyncio_tasks"] > tasks + SPARE_TASKS
+        or process.num_fds() > files + SPARE_FILES
+    ):
+        assert time.monotonic() < until, "tasks or connections are left"
+        time.sleep(0.1)
+    return int(during - before)
+
+
+@pytest.mark.parametrize("count", [200, pytest.param(1_000, marks=pytest.mark.long)])
+def test_streams_cost_what_the_docs_say(cluster: Cluster, count: int) -> None:
+    more = grown(cluster, lambda crowd: crowd.stream(count, 1_000))
+    print(f"{count} streams: {more / count / KIB:.1f} KiB each")
+    assert more < SPARE_BYTES + count * PER_STREAM
+
+
+@pytest.mark.parametrize("count", [1_000, pytest.param(10_000, marks=pytest.mark.long)])
+def test_idle_connections_cost_what_the_docs_say(cluster: Cluster, count: int) -> None:
+    more = grown(cluster, lambda crowd: crowd.idle(count))
+    print(f"{count} idle connections: {more / count / KIB:.1f} KiB each")
+    assert more < SPARE_BYTES + count * PER_CONNECTION
+
+
+@pytest.mark.long
+def test_100000_requests_leave_nothing(quick: Cluster) -> None:
+    grown(quick, lambda crowd: crowd.ask(WARM, 32))
+    base = router(quick).memory_info().rss
+    grown(quick, lambda crowd: crowd.ask(MORE, 32))
+    now = router(quick).memory_info().rss
+    print(f"{base >> 20} MiB after {WARM} requests, {now >> 20} after {WARM + MORE}")
+    assert now < 1.05 * base

@@ -1,0 +1,118 @@
+"""What the document allows and what it forbids, sent to a router with simulated nodes: no answer
+is a server error, and none is one that the document does not know."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import pytest
+
+from tests.support.cluster import SIM, Cluster
+from tests.support.http import events, exchange, text_of
+from tests.support.leaks import settle
+
+SEED = 20_261_123
+# Whether a request fits model and vocabulary is not for a schema to say; keys are not configured.
+UNCHECKED = "positive_data_acceptance,ignored_auth"
+TIME_S = 800
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+_ANSWERED = re.compile(r"^baton_router_requests_total\{(.*)\} (\S+)$", re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster(1, 1, flags=SIM) as cluster:
+        yield cluster
+
+
+def run_schemathesis(url: str, folder: Path, *flags: str) -> dict[str, Any]:
+    """Its report; its own words where it found something."""
+    report = folder / "report.json"
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "schemathesis.cli", "run", f"{url}/openapi.json"),
+            *(f"--seed={SEED}", "--request-timeout=120", f"--exclude-checks={UNCHECKED}"),
+            *("--report=json", f"--report-json-path={report}", *flags),
+        ],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=TIME_S,
+    )
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    told: dict[str, Any] = json.loads(report.read_text())
+    return told
+
+
+def served(url: str) -> dict[str, float]:
+    """Generation requests that were answered as asked, by endpoint."""
+    found = {}
+    for labels, value in _ANSWERED.findall(text_of(url, "/metrics")):
+        named = dict(re.findall(r'(\w+)="([^"]*)"', labels))
+        if named["code"] == "200":
+            found[named["endpoint"]] = float(value)
+    return found
+
+
+def check(cluster: Cluster, folder: Path, least: int, *flags: str) -> None:
+    report = run_schemathesis(cluster.url, folder, *flags)
+    cases = report["test_cases"]
+    assert cases["generated"] >= least
+    assert (cases["with_failures"], cases["errored"], report["errors"]) == (0, 0, [])
+    assert report["operations"]["tested"] == report["operations"]["total"] == 11
+    assert set(served(cluster.url)) == {"chat", "completions"}, "some must have been well"
+    settle(cluster)
+
+
+def test_300_cases(cluster: Cluster, tmp_path: Path) -> None:
+    check(cluster, tmp_path, 250, "--phases=fuzzing", "--max-examples=65")
+
+
+@pytest.mark.long
+def test_2000_cases(cluster: Cluster, tmp_path: Path) -> None:
+    check(cluster, tmp_path, 2000, "--phases=coverage,fuzzing", "--max-examples=100")
+
+
+@pytest.mark.parametrize("more", [{}, {"logprobs": 2}, {"return_token_ids": True, "n": 2}])
+@pytest.mark.parametrize("usage", [None, "at the end", "always"])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_each_event_of_a_stream_is_as_the_document_has_it(
+    cluster: Cluster, path: str, usage: str | None, more: dict[str, Any]
+) -> None:
+    body: dict[str, Any] = {"max_tokens": 5, "temperature": 0, **more}
+    if path == CHAT:
+        body["messages"] = [{"role": "user", "content": "tell"}]
+        if "logprobs" in more:
+            body |= {"logprobs": True, "top_logprobs": 2}
+    else:
+        body |= {"prompt": "tell", "echo": True}
+    if usage is not None:
+        continuous = usage == "always"
+        body["stream_options"] = {"include_usage": True, "continuous_usage_stats": continuous}
+    document = exchange(cluster.url, "/openapi.json").body
+    known = validator(document, path, "text/event-stream")
+    told = list(events(cluster.url, path, body))
+    assert len(told) > 4
+    for event in told:
+        known.validate(event)
+    whole = {name: value for name, value in body.items() if name != "stream_options"}
+    answer = exchange(cluster.url, path, {**whole, "prompt_logprobs": 1})
+    assert answer.status == 200, answer.body
+    validator(document, path, "application/json").validate(answer.body)
+
+
+def validator(document: dict[str, Any], path: str, kind: str) -> Any:
+    """Of one answer, or of what one event holds."""
+    content = document["paths"][path]["post"]["responses"]["200"]["content"][kind]["schema"]
+    if kind == "text/event-stream":
+        known = content["properties"]["data"]["anyOf"][1]["contentSchema"]["anyOf"][0]
+    else:
+        known = content
+    return jsonschema_rs.validator_for({**known, "components": document["components"]})

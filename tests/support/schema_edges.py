@@ -1,0 +1,99 @@
+"""Values on both sides of each bound of a JSON schema.
+
+In: a schema as the router's document has it. Out: pairs of a value and whether the schema allows
+it, the nearest ones to each bound that there are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+Json = dict[str, Any]
+Edge = tuple[Any, bool]
+_OF_NO_TYPE = {"integer": "1", "number": "1", "boolean": 1, "string": 1, "array": 1, "object": 1}
+
+
+def edges(schema: Json) -> Iterator[Edge]:
+    for branch in schema.get("anyOf", ()):
+        yield from edges(branch)
+    if "enum" in schema:
+        yield from ((value, True) for value in schema["enum"])
+        yield "something else", False
+    kinds = schema.get("type", [])
+    for kind in [kinds] if isinstance(kinds, str) else kinds:
+        if kind == "null":
+            yield None, True
+            continue
+        if "anyOf" not in schema and len(kinds) == 2:
+            yield _OF_NO_TYPE[kind], False
+        yield from _OF_KIND.get(kind, _nothing)(schema)
+
+
+def example(schema: Json) -> Any:
+    """One value that it allows."""
+    return next(value for value, allowed in edges(schema) if allowed and value is not None)
+
+
+def _integers(schema: Json) -> Iterator[Edge]:
+    low, high = schema.get("minimum"), schema.get("maximum")
+    if low is not None:
+        yield from ((low, True), (low - 1, False))
+    if high is not None:
+        yield from ((high, True), (high + 1, False))
+    yield low or 1, True
+
+
+def _numbers(schema: Json) -> Iterator[Edge]:
+    for name, away in (("minimum", -math.inf), ("maximum", math.inf)):
+        if (bound := schema.get(name)) is not None:
+            yield from ((bound, True), (math.nextafter(bound, away), False))
+    if (bound := schema.get("exclusiveMinimum")) is not None:
+        yield from ((math.nextafter(bound, math.inf), True), (bound, False))
+
+
+def _texts(schema: Json) -> Iterator[Edge]:
+    longest = schema.get("maxLength", 1)
+    yield from (("x" * longest, True), ("", not schema.get("minLength")))
+    if "maxLength" in schema:
+        yield "x" * (longest + 1), False
+
+
+def _lists(schema: Json) -> Iterator[Edge]:
+    items, least = schema["items"], schema.get("minItems", 0)
+    one = example(items)
+    yield [one] * max(least, 1), True
+    yield from (([value], allowed) for value, allowed in edges(items))
+    if least:
+        yield [one] * (least - 1), False
+    if "maxItems" in schema:
+        most = schema["maxItems"]
+        yield from (([one] * most, True), ([one] * (most + 1), False))
+
+
+def _objects(schema: Json) -> Iterator[Edge]:
+    for inner in schema.get("patternProperties", {}).values():
+        yield from (({"7": value}, allowed) for value, allowed in edges(inner))
+        yield {"a name": example(inner)}, False
+    for name, inner in schema.get("properties", {}).items():
+        if "const" not in inner:
+            yield from (({name: value}, allowed) for value, allowed in edges(inner))
+    if "maxProperties" in schema:
+        values = [*schema.get("patternProperties", {}).values(), {"type": "string"}]
+        most, one = schema["maxProperties"], example(values[0])
+        for count in (most, most + 1):
+            yield {str(number): one for number in range(count)}, count == most
+
+
+def _nothing(schema: Json) -> Iterator[Edge]:
+    yield True, True
+
+
+_OF_KIND = {
+    "integer": _integers,
+    "number": _numbers,
+    "string": _texts,
+    "array": _lists,
+    "object": _objects,
+}
