@@ -72,12 +72,16 @@ RAW = (
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     keys: Path = tmp_path_factory.mktemp("keys") / "keys"
-    keys.write_text(f"acme {KEY}\n")
+    keys.write_text(f"acme {KEY} admin\n")
     common = (f"--link-token={TOKEN}", "--json-logs")
     apart = (f"--api-keys={keys}", "--sharing=tenant", f"--tenant-secret={SECRET}")
     slow = ("--sim-decode-ms=20",)
     with Cluster(
-        1, 2, flags=(*SIM, *common, *slow), router_flags=(*common, *apart), watch_answers=False
+        *(1, 2),
+        flags=(*SIM, *common, *slow),
+        router_flags=(*common, *apart),
+        watch_answers=False,
+        asking=BEARER,
     ) as cluster:
         yield cluster
 
@@ -132,7 +136,9 @@ def test_no_log_and_no_page_holds_what_was_planted(cluster: Cluster) -> None:
     log = logs(cluster)
     for expected in ('"status": 200', '"status": 401', '"status": 400', '"tenant": "acme"'):
         assert expected in log, "the logs are not what they are taken for"
-    pages = [text_of(cluster.url, path) for path in ("/metrics", "/pool", "/ready", "/health")]
+    pages = [
+        text_of(cluster.url, path, BEARER) for path in ("/metrics", "/pool", "/ready", "/health")
+    ]
     for node in cluster.nodes.values():
         pages += [text_of(node.url, path) for path in ("/metrics", "/health")]
     everything = "\n".join([log, *pages])

@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -74,7 +74,8 @@ class Node(RoleProcess):
 class Cluster:
     """`with Cluster(2, 2) as cluster:`. `store`: one of its own with one data server, none, or the
     one given, which it starts and stops. `static` gives the router a list of its nodes, too. Of
-    several `routers` the first is the one that others mean."""
+    several `routers` the first is the one that others mean; /pool is asked with the headers
+    `asking`."""
 
     def __init__(
         self,
@@ -89,7 +90,9 @@ class Cluster:
         static: bool = False,
         watch_answers: bool = True,
         routers: int = 1,
+        asking: Mapping[str, str] | None = None,
     ) -> None:
+        self._asking = asking
         self._watch_answers = watch_answers
         self.store = FaultyStore() if store is True else store or None
         self.witness = Witness()
@@ -177,7 +180,7 @@ class Cluster:
         return [*self.nodes.values(), *self.routers]
 
     def pool(self) -> Json:
-        return exchange(self.url, "/pool").body
+        return exchange(self.url, "/pool", headers=self._asking).body
 
     def logs(self) -> str:
         return "\n".join(one.log_tail() for one in self.processes())

@@ -61,8 +61,8 @@ def exchange(
         return Answer(response.status, told, json.loads(response.read()))
 
 
-def text_of(url: str, path: str) -> str:
-    with _open(url, path, None) as response:
+def text_of(url: str, path: str, headers: Mapping[str, str] | None = None) -> str:
+    with _open(url, path, None, headers) as response:
         return response.read().decode()
 
 
