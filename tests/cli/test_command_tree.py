@@ -116,7 +116,7 @@ def test_flags_that_exclude_each_other_are_refused() -> None:
 def test_version_says_what_is_installed() -> None:
     done = baton("version")
     assert done.returncode == 0
-    assert done.stdout.startswith("baton 0.1.0\nprotocol 2\ntorch ")
+    assert done.stdout.startswith("baton 0.1.0\nprotocol 3\ntorch ")
 
 
 def test_a_reader_that_went_away_is_no_traceback() -> None:
