@@ -245,10 +245,10 @@ async def test_an_unknown_model_is_the_clients_not_found_error(client: Any) -> N
 TOO_LONG = [{"role": "user", "content": "x" * 256}]
 # Field, a value of it that is refused, and what the message says beside the field's name.
 REFUSED: list[tuple[str, Any, str]] = [
-    ("temperature", -1, "0.0, 100.0"),
+    ("temperature", -1, "[0, 100]"),
     ("top_p", 0, "(0, 1]"),
     ("top_k", -2, "-1"),
-    ("min_p", 1.5, "0.0, 1.0"),
+    ("min_p", 1.5, "[0, 1]"),
     ("n", 0, "[1, 128]"),
     ("max_tokens", 0, "1 or more"),
     ("max_completion_tokens", 1000, "ask for at most"),
@@ -256,9 +256,9 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("seed", 2**63, "64 bits"),
     ("stop", ["x"] * 17, "at most 16"),
     ("stop_token_ids", [259], "[0, 258]"),
-    ("frequency_penalty", 2.5, "[-2.0, 2.0]"),
-    ("presence_penalty", -2.5, "[-2.0, 2.0]"),
-    ("repetition_penalty", 0, "[0.01, 10.0]"),
+    ("frequency_penalty", 2.5, "[-2, 2]"),
+    ("presence_penalty", -2.5, "[-2, 2]"),
+    ("repetition_penalty", 0, "[0.01, 10]"),
     ("logit_bias", {"5": 101}, "[-100, 100]"),
     ("logit_bias", {"259": 1}, "[0, 258]"),
     ("logit_bias", {"five": 1}, "token ids"),
