@@ -22,7 +22,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-PROCESSES = ("cli", "cluster", "e2e", "faults")  # folders of tests
+# Of tests of whole processes: folders, and files among others.
+ROUTERS = ("crowd", "fuzz", "markers", "process", "schema_fuzz", "several", "workers")
+PROCESSES = (
+    *("tests/cli/", "tests/cluster/", "tests/e2e/", "tests/faults/"),
+    *(f"tests/router/test_router_{name}.py" for name in ROUTERS),
+)
 AT_MOST = 3
 # pytest puts the line that failed behind ">", and what it says behind "E".
 FAILED_LINE = re.compile(r"^>\s+(.*)$", re.MULTILINE)
@@ -44,7 +49,7 @@ class Failure(NamedTuple):
         """Why it may not run again; "" where it may."""
         if not self.lines:
             return "it says not where it failed"
-        if self.test.split("/")[1] not in PROCESSES:
+        if not self.test.startswith(PROCESSES):
             return "it does not depend on the machine"
         if any(OF_ANSWERS.search(line) for line in self.lines):
             return "it compared an answer"
