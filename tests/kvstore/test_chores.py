@@ -109,7 +109,8 @@ def test_a_slow_answer_is_seen_in_the_latency(
 ) -> None:
     patient = Tuning(idle_check_s=0.4, connect_timeout_s=10.0, deadline_base_s=10.0)
     plane = make_transfers(single.data_urls, tuning=patient).plane
-    wait_until(lambda: plane.instances()[0].get_latency_ms > 0, "the first answer")
+    # The first look is over, so that the slow answer is to the next one's PING.
+    wait_until(lambda: plane.instances()[0].limit_bytes > 0, "the first look")
     ended = threading.Event()
     with frozen(single.pid("data0")):
         ended.wait(1.2)
