@@ -1,22 +1,25 @@
 """The aiohttp server under the application: what its parser refuses is told as OpenAI's errors too.
 
 In: bytes that are no request that the router takes. Out: an error that repeats none of them, and no
-log line above debug: what is in a header may be a key.
+log line above debug: what is in a header may be a key, and anybody could fill the log.
 """
 
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import msgspec
 from aiohttp import web
-from aiohttp.http_exceptions import LineTooLong
+from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 
 from baton_protocol.errors import ErrorRecord, InternalError, openai_body
 
 # What aiohttp takes: of a request line, of one header, and how many headers.
 MAX_LINE = 8190
 MAX_HEADERS = 128
+# What a client did wrong. Its own message holds the line that was wrong.
+_CLIENTS = (HttpProcessingError, web.PayloadAccessError, web.RequestPayloadError)
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +61,13 @@ class _ShapedHandler(web.RequestHandler):
         )
         response.force_close()
         return response
+
+    def log_exception(self, *args: Any, **kw: Any) -> None:
+        error = kw.get("exc_info")
+        if isinstance(error, _CLIENTS):
+            logger.debug("what a client sent is no HTTP: %s", type(error).__name__)
+        else:
+            super().log_exception(*args, **kw)
 
 
 def _record(status: int, exc: BaseException | None) -> ErrorRecord:

@@ -41,7 +41,6 @@ from baton_router.dispatch import Dispatcher
 from baton_router.errors import StartError
 from baton_router.explanations import Explanations
 from baton_router.fleet import Fleet
-from baton_router.http_log import server_log
 from baton_router.http_server import MAX_HEADERS, MAX_LINE, ShapedRunner
 from baton_router.limits import Limits, read_limits
 from baton_router.links import Link, LinkTable
@@ -241,7 +240,6 @@ class Router:
             build_app(self.api, siblings),
             handler_cancellation=True,
             access_log=None,
-            logger=server_log(),
             shutdown_timeout=0.1,
             max_line_size=MAX_LINE,
             max_field_size=MAX_LINE,
