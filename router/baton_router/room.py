@@ -48,16 +48,20 @@ def has_room(nodes: Iterable[NodeView], rule: Rule, pending: Load) -> bool:
     node. Most often the first node says it: the rest is not looked at."""
     if not rule.queue_ms:
         return True
-    decode, prefill = _Room(), _Room()
+    decode, helpers = _Room(), []
     for node in nodes:
-        (decode if node.report.role == "decode" else prefill).add(node, rule)
-        if decode.sequences > pending.sequences and decode.tokens > pending.tokens:
+        if node.report.role != "decode":
+            helpers.append(node)
+            continue
+        decode.add(node, rule)
+        if decode.takes(pending):
             return True
+    prefill = _Room()
+    for node in helpers:
+        prefill.add(node, rule)
     if not decode.nodes:
-        fits = prefill.sequences > pending.sequences and prefill.tokens > pending.tokens
-        return fits or not prefill.nodes
-    tokens = decode.tokens + (prefill.tokens if rule.hands_over else 0)
-    return decode.sequences > pending.sequences and tokens > pending.tokens
+        return prefill.takes(pending) or not prefill.nodes
+    return decode.takes(pending, prefill.tokens if rule.hands_over else 0.0)
 
 
 @dataclass(slots=True)
@@ -75,6 +79,10 @@ class _Room:
         if free > 0:
             self.sequences += free
             self.tokens += max(0.0, _tokens(node, rule.queue_ms) - node.queued_tokens)
+
+    def takes(self, pending: Load, lent: float = 0.0) -> bool:
+        """More than what is `pending`, with `lent` tokens of others."""
+        return self.sequences > pending.sequences and self.tokens + lent > pending.tokens
 
 
 def _tokens(node: NodeView, queue_ms: float) -> float:
