@@ -69,7 +69,7 @@ _ANY: Errors = (InvalidRequest, InternalError)
 _KEYED: Errors = (*_ANY, Unauthorized)
 _GENERATION: Errors = (*_KEYED, NotFound, TooLarge, Saturated, Unavailable, DeadlineExceeded)
 _ADMINS: Errors = (*_KEYED, Forbidden)
-_ADMIN: Errors = (*_KEYED, Forbidden, NotFound, TooLarge, Unavailable)
+_ADMIN: Errors = (*_ADMINS, NotFound, TooLarge, Unavailable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,11 +85,10 @@ class Operation:
     body: str | None = None
     body_required: bool = True
     event: type | None = None
-    keyed: bool = False
 
     def json(self) -> Json:
         told: Json = {"operationId": self.name, "summary": self.summary}
-        if self.keyed:
+        if Unauthorized in self.errors:
             told["security"] = [{"key": []}, {}]
         if names := re.findall(r"{(\w+)}", self.path):
             told["parameters"] = [_path_parameter(name) for name in names]
@@ -141,7 +140,6 @@ OPERATIONS = (
         errors=_GENERATION,
         body="ChatRequest",
         event=ChatCompletionEvent,
-        keyed=True,
     ),
     Operation(
         method="POST",
@@ -151,7 +149,6 @@ OPERATIONS = (
         errors=_GENERATION,
         body="CompletionRequest",
         event=CompletionEvent,
-        keyed=True,
     ),
     Operation(
         method="GET",
@@ -159,7 +156,6 @@ OPERATIONS = (
         summary="The models that are served",
         answers={200: ModelList},
         errors=_KEYED,
-        keyed=True,
     ),
     Operation(
         method="GET",
@@ -167,7 +163,6 @@ OPERATIONS = (
         summary="One of them",
         answers={200: Model},
         errors=(*_KEYED, NotFound),
-        keyed=True,
     ),
     Operation(method="GET", path="/health", summary="Does it live?", answers={200: Health}),
     Operation(
@@ -182,7 +177,6 @@ OPERATIONS = (
         summary="Prometheus' text",
         answers={200: None},
         errors=_ADMINS,
-        keyed=True,
     ),
     Operation(
         method="GET",
@@ -190,7 +184,6 @@ OPERATIONS = (
         summary="Nodes, store, totals",
         answers={200: Pool},
         errors=_ADMINS,
-        keyed=True,
     ),
     Operation(
         method="GET",
@@ -198,7 +191,6 @@ OPERATIONS = (
         summary="How a request was served",
         answers={200: Explanation},
         errors=(*_KEYED, NotFound),
-        keyed=True,
     ),
     Operation(
         method="POST",
@@ -208,7 +200,6 @@ OPERATIONS = (
         errors=_ADMIN,
         body="DrainRequest",
         body_required=False,
-        keyed=True,
     ),
     Operation(
         method="POST",
@@ -216,7 +207,6 @@ OPERATIONS = (
         summary="Tell it to take requests again",
         answers={200: ToldNode},
         errors=_ADMIN,
-        keyed=True,
     ),
     Operation(method="GET", path="/openapi.json", summary="This", answers={200: dict}),
 )
