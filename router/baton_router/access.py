@@ -44,6 +44,10 @@ class Trail:
     failure: ErrorRecord | None = None
 
     @property
+    def tenant_name(self) -> str:
+        return self.tenant.name if self.tenant is not None else ""
+
+    @property
     def traceparent(self) -> str:
         """What nodes are told of its trace."""
         return self.trace.traceparent if self.trace is not None else ""
@@ -75,7 +79,7 @@ class Trail:
             extra={
                 "request": self.id,
                 "endpoint": self.endpoint,
-                "tenant": self.tenant.name if self.tenant is not None else "",
+                "tenant": self.tenant_name,
                 "status": status,
                 "error": None if self.failure is None else self.failure.code,
                 "prompt_tokens": prompt,

@@ -36,7 +36,9 @@ MAX_RETRY_AFTER_S = 60.0
 class Ticket:
     """One call that was let in. To be told when it is `placed`, and when it is `over`."""
 
-    def __init__(self, admission: Admission, tenant: str, load: Load, booking: Booking | None):
+    def __init__(
+        self, admission: Admission, tenant: str, load: Load, booking: Booking | None
+    ) -> None:
         self._admission = admission
         self._tenant = tenant
         self._load: Load | None = load
@@ -51,8 +53,7 @@ class Ticket:
     def over(self, usage: Usage | None) -> None:
         """`usage` is what it used; None: it had no place."""
         self.placed()
-        used = usage.prompt + usage.completion if usage is not None else 0
-        self._admission.left(self._tenant, usage, self._booking, used)
+        self._admission.left(self._tenant, usage, self._booking)
 
 
 class Admission:
@@ -88,7 +89,7 @@ class Admission:
         self, trail: Trail, prepared: Sequence[Prepared], events: EventStream | None
     ) -> Ticket:
         """When its turn has come. Raise RateLimited, QueueFull, QueueTimeout, Unavailable."""
-        tenant = trail.tenant.name if trail.tenant is not None else ""
+        tenant = trail.tenant_name
         limits = self.limits.of(tenant)
         load, tokens = _load(prepared), sum(map(_expected, prepared))
         booking = await self._budgets.book(tenant, limits, 1, tokens)
@@ -127,10 +128,11 @@ class Admission:
         self._pending.tokens -= load.tokens
         self._look()
 
-    def left(self, tenant: str, usage: Usage | None, booking: Booking | None, used: int) -> None:
+    def left(self, tenant: str, usage: Usage | None, booking: Booking | None) -> None:
         if usage is not None:
             self._metrics.used(tenant, usage)
         if booking is not None:
+            used = usage.prompt + usage.completion if usage is not None else 0
             self._budgets.settle(booking, used)
         self._look()
 

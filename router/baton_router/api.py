@@ -9,8 +9,8 @@ import asyncio
 import random
 import secrets
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -24,7 +24,7 @@ from baton_protocol.errors import (
     Unavailable,
 )
 from baton_router.access import Trail
-from baton_router.admission import Admission
+from baton_router.admission import Admission, Ticket
 from baton_router.answer import Answer, Stopwatch
 from baton_router.calls import Call, Head, Shape
 from baton_router.dispatch import Dispatcher
@@ -33,6 +33,7 @@ from baton_router.events import EventStream
 from baton_router.explain import encoded
 from baton_router.explanations import Explanations
 from baton_router.fleet import Fleet
+from baton_router.flights import Flight, Prepared
 from baton_router.metrics import RouterMetrics
 from baton_router.openai_chat import ChatCall
 from baton_router.openai_completions import CompletionCall
@@ -159,21 +160,15 @@ class Api:
             tenant=trail.tenant,
             deadline=deadline,
             rng=self.rng,
+            ranking=ranking,
             traceparent=trail.traceparent,
         )
-        prepared = [replace(item, ranking=ranking) for item in prepared]
         prompts, created = [item.request.prompt_ids for item in prepared], int(time.time())
         guard = ReadGuard(self.dispatcher, events, trail)
         outbox = Outbox(len(prepared), guard.most(prepared), guard.overflow)
         self.metrics.accepted(map(len, prompts))  # also what has to wait: it is demand
         ticket = await self.admission.admit(trail, prepared, events)
-        try:
-            flights = await self.dispatcher.start(prepared, outbox, waits_until)
-        except BaseException:
-            ticket.over(None)
-            raise
-        ticket.placed()
-        guard.flights = flights
+        flights = guard.flights = await self._start(ticket, prepared, outbox, waits_until)
         # From here on nothing is awaited outside of the try: a client that leaves ends its flights.
         timer = asyncio.get_running_loop().call_later(
             max(0.0, deadline - time.time()), self._too_late, guard
@@ -201,6 +196,22 @@ class Api:
             for flight in flights:
                 self.dispatcher.cancel(flight)
             ticket.over(answer.usage() if answer.placed else None)
+
+    async def _start(
+        self,
+        ticket: Ticket,
+        prepared: Sequence[Prepared],
+        outbox: Outbox,
+        waits_until: float | None,
+    ) -> list[Flight]:
+        """The ticket is over where this raises."""
+        try:
+            flights = await self.dispatcher.start(prepared, outbox, waits_until)
+        except BaseException:
+            ticket.over(None)
+            raise
+        ticket.placed()
+        return flights
 
     def _count(self, change: int) -> None:
         self.answering += change
@@ -248,7 +259,8 @@ class Api:
         )
 
     async def explained(self, request: web.Request) -> web.Response:
-        reader = self.tenants.who(request.headers.get("Authorization"))
+        reader = request[TRAIL].tenant
+        assert reader is not None, "the middleware says whose request it is"
         told = self.explanations.find(request.match_info["id"], reader)
         return web.Response(body=encoded(told), content_type=JSON_TYPE)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+from functools import cache
 
 import msgspec
 from aiohttp import web
@@ -23,7 +24,7 @@ from baton_router.openapi import document
 from baton_router.siblings import Siblings, gathering
 
 GENERATION = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
-KEYED = "/v1/"  # what is below it wants an API key, where keys are configured
+KEYED = ("/v1/", "/requests/")  # what is below wants an API key, where keys are configured
 ADMINS = ("/pool", "/metrics")  # and these an admin's
 CLIENT_LEFT = 499
 RETRY_AFTER_S = 1
@@ -43,8 +44,13 @@ def build_app(api: Api, siblings: Siblings | None = None) -> web.Application:
     return app
 
 
+@cache
+def _document() -> bytes:
+    return msgspec.json.encode(document())
+
+
 async def _openapi(request: web.Request) -> web.Response:
-    return web.Response(body=msgspec.json.encode(document()), content_type="application/json")
+    return web.Response(body=_document(), content_type="application/json")
 
 
 def _shaped(api: Api) -> Middleware:

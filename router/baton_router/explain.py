@@ -32,7 +32,7 @@ def explanation(trail: Trail, status: int | None, now: float) -> Json:
     return {
         "id": trail.id,
         "endpoint": trail.endpoint,
-        "tenant": trail.tenant.name if trail.tenant is not None else "",
+        "tenant": trail.tenant_name,
         "model": flights[0].prepared.serving.name if flights else None,
         "came": round(trail.came, 3),
         "state": "running" if status is None else "ended",

@@ -24,6 +24,7 @@ from baton_router.calls import Call, Prompt, TextPrompt
 from baton_router.fleet import Serving
 from baton_router.flights import Prepared
 from baton_router.parameters import check_scores, complete
+from baton_router.settings import Ranking
 from baton_router.tenants import Tenant
 from baton_text.tokenizer import Tokenizer
 
@@ -40,6 +41,7 @@ async def prepare(
     tenant: Tenant,
     deadline: float,
     rng: random.Random,
+    ranking: Ranking | None = None,
     traceparent: str = "",
 ) -> list[Prepared]:
     """Raise InvalidRequest (PromptTooLong) before anything is placed."""
@@ -75,7 +77,7 @@ async def prepare(
         )
         chunks = await _chunks(ids, serving.sample, tenant.salt)
         fills = sampling.get("max_tokens") is None and call.default_max_tokens is None
-        prepared.append(Prepared(request, chunks, serving, call.options.model, fills))
+        prepared.append(Prepared(request, chunks, serving, call.options.model, fills, ranking))
     return prepared
 
 

@@ -38,7 +38,7 @@ class Tracing:
 def _call(trail: Trail, place: Place, status: int, now: float) -> Span:
     attributes: dict[str, Attribute] = {
         "baton.request": trail.id,
-        "baton.tenant": trail.tenant.name if trail.tenant is not None else "",
+        "baton.tenant": trail.tenant_name,
         "gen_ai.operation.name": OPERATIONS[trail.endpoint],
         "http.response.status_code": status,
     }
