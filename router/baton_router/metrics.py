@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 from baton_protocol.link import RequestStats
 from baton_router.actions import Cause, Measured
 from baton_router.demand import Demand
+from baton_router.histograms import Timings
 from baton_router.placement import Placement
 from baton_router.story import Miss
 from baton_router.view import LOAD_NUMBERS, NodeView, PoolView, state_of
@@ -211,10 +212,8 @@ class RouterMetrics:
     def _counter(self, name: str, what: str) -> Counter:
         return Counter(f"baton_router_{name}_total", what, registry=self.registry)
 
-    def _histogram(self, name: str, what: str) -> Histogram:
-        return Histogram(
-            f"baton_router_{name}_seconds", what, buckets=_SECONDS, registry=self.registry
-        )
+    def _histogram(self, name: str, what: str) -> Timings:
+        return Timings(f"baton_router_{name}_seconds", what, _SECONDS, self.registry)
 
 
 class _Dropped(Collector):

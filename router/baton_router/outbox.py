@@ -33,7 +33,7 @@ class Outbox:
         self._unread = 0
         self._items: Batch = []
         self._error: ErrorRecord | None = None
-        self._wake = asyncio.Event()
+        self._reader: asyncio.Future[bool] | None = None  # waits; False: for too long
 
     def put(self, slot: int, delta: Delta) -> None:
         self._items.append((slot, delta))
@@ -41,17 +41,17 @@ class Outbox:
         if self._most is not None and self._unread > self._most:
             self._most = None
             self._overflow()
-        self._wake.set()
+        self._wake()
 
     def end(self) -> None:
         self.open -= 1
-        self._wake.set()
+        self._wake()
 
     def fail(self, error: ErrorRecord) -> None:
         """The first error counts; what arrived before it is still delivered."""
         if self._error is None:
             self._error = error
-        self._wake.set()
+        self._wake()
 
     @property
     def over(self) -> bool:
@@ -66,8 +66,25 @@ class Outbox:
                 raise RequestFailed(self._error)
             if self.open <= 0:
                 return []
-            self._wake.clear()
-            async with asyncio.timeout(patience_s):
-                await self._wake.wait()
+            if not await self._woken(patience_s):
+                raise TimeoutError
         batch, self._items, self._unread = self._items, [], 0
         return batch
+
+    def _wake(self, put: bool = True) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(put)
+
+    async def _woken(self, patience_s: float | None) -> bool:
+        """A future and a timer: an event and a timeout cost a stream of tokens twice as much."""
+        loop = asyncio.get_running_loop()
+        timer = None
+        if patience_s is not None:
+            timer = loop.call_later(patience_s, self._wake, False)
+        self._reader = loop.create_future()
+        try:
+            return await self._reader
+        finally:
+            self._reader = None
+            if timer is not None:
+                timer.cancel()

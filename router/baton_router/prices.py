@@ -204,16 +204,15 @@ def with_fallbacks(groups: Sequence[Group]) -> list[Group]:
     """Speeds a node has not measured are the median of all that have, else FALLBACK's."""
     if all(group.measured for group in groups):
         return list(groups)
+    filled: list[dict[str, Any]] = [{} for _ in groups]
     for name in SPEEDS:
         columns = [getattr(group, name) for group in groups]
         if all(column.all() for column in columns):
             continue
         usual = _usual(name, np.concatenate(columns))
-        filled: list[Any] = [np.where(column > 0, column, usual) for column in columns]
-        groups = [
-            replace(group, **{name: column}) for group, column in zip(groups, filled, strict=True)
-        ]
-    return list(groups)
+        for speeds, column in zip(filled, columns, strict=True):
+            speeds[name] = np.where(column > 0, column, usual)
+    return [replace(group, **speeds) for group, speeds in zip(groups, filled, strict=True)]
 
 
 def _usual(name: str, values: Floats) -> float:
