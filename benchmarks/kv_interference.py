@@ -14,18 +14,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
+import psutil
 
 from baton_kvstore.embedded import EmbeddedStore
 from baton_node.settings import NodeSettings, SimOptions
@@ -35,15 +34,14 @@ from baton_protocol.request import Request
 from baton_protocol.sampling import SamplingParams
 from benchmarks.support.figures import Verdict, exit_code, machine, percentile, spread
 from benchmarks.support.meter import FOLDER, Meter, Notes
-from benchmarks.support.servers import free_port
+from benchmarks.support.role_processes import answer_of, process
+from benchmarks.support.servers import HOST, free_port
 
 REQUESTS = 8
 MODEL_LEN = 8192
 DECODE_MS = 10.0
 QUIET_S = 1.5
-START_S = 120.0
 MOVING_S = 120.0
-END_S = 15.0
 LAG_MS = 5.0
 GROWTH = 0.10
 
@@ -74,60 +72,33 @@ def settings(store: EmbeddedStore, port: int) -> NodeSettings:
     )
 
 
-@contextmanager
-def node(made: NodeSettings, place: Path) -> Iterator[None]:
+def node(made: NodeSettings, place: Path) -> AbstractContextManager[psutil.Process]:
     """Its notes are written when it ends."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.support.busy_node"],
-        stdin=subprocess.PIPE,
-        env={**os.environ, FOLDER: str(place)},
-    )
-    try:
-        assert process.stdin is not None
-        process.stdin.write(made.to_json())
-        process.stdin.close()
-        yield
-    finally:
-        process.terminate()
-        try:
-            process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+    words = (sys.executable, "-m", "benchmarks.support.busy_node")
+    return process(words, made.to_json(), {FOLDER: str(place)})
 
 
 @asynccontextmanager
 async def decoding(port: int) -> AsyncIterator[None]:
     """Requests that do not end by themselves, of a router that reads what it is sent."""
-    url = f"http://127.0.0.1:{port}"
-    async with aiohttp.ClientSession() as session:
-        await _ready(session, url + "/ready")
-        async with session.ws_connect(url + "/link", max_msg_size=0, compress=0) as socket:
-            codec = to_node_codec()
-            for number in range(REQUESTS):
-                await socket.send_bytes(codec.encode(RunJob(_request(number))))
+    url = f"http://{HOST}:{port}"
+    async with (
+        aiohttp.ClientSession() as session,
+        session.ws_connect(url + "/link", max_msg_size=0, compress=0) as socket,
+    ):
+        codec = to_node_codec()
+        for number in range(REQUESTS):
+            await socket.send_bytes(codec.encode(RunJob(_request(number))))
 
-            async def read() -> None:
-                async for _ in socket:
-                    pass
-
-            reading = asyncio.create_task(read())
-            yield
-            for number in range(REQUESTS):  # else their chunks would be saved when the node drains
-                await socket.send_bytes(codec.encode(Abort(RequestId(f"decoding-{number}"), 1)))
-            reading.cancel()
-
-
-async def _ready(session: aiohttp.ClientSession, url: str) -> None:
-    async with asyncio.timeout(START_S):
-        while True:
-            try:
-                async with session.get(url) as response:
-                    if response.status == 200:
-                        return
-            except aiohttp.ClientError:
+        async def read() -> None:
+            async for _ in socket:
                 pass
-            await asyncio.sleep(0.1)
+
+        reading = asyncio.create_task(read())
+        yield
+        for number in range(REQUESTS):  # else their chunks would be saved when the node drains
+            await socket.send_bytes(codec.encode(Abort(RequestId(f"decoding-{number}"), 1)))
+        reading.cancel()
 
 
 def _request(number: int) -> Request:
@@ -140,27 +111,28 @@ def _request(number: int) -> Request:
     )
 
 
-async def alternate(meter: Meter, size: int, passes: int) -> list[tuple[Window, Window]]:
+async def alternate(port: int, meter: Meter, size: int, passes: int) -> list[tuple[Window, Window]]:
     """Quiet and busy windows; the first pair warms up."""
     found = []
-    for _ in range(passes + 1):
-        begin = time.monotonic()
-        await asyncio.sleep(QUIET_S)
-        middle = time.monotonic()
-        meter.ask(size)
-        async with asyncio.timeout(MOVING_S):
-            while meter.moved < meter.asked:
-                await asyncio.sleep(0.005)
-        found.append((Window(begin, middle), Window(middle, time.monotonic())))
+    async with decoding(port):
+        for _ in range(passes + 1):
+            begin = time.monotonic()
+            await asyncio.sleep(QUIET_S)
+            middle = time.monotonic()
+            meter.ask(size)
+            async with asyncio.timeout(MOVING_S):
+                while meter.moved < meter.asked:
+                    await asyncio.sleep(0.005)
+            found.append((Window(begin, middle), Window(middle, time.monotonic())))
     return found[1:]
 
 
-async def run(options: argparse.Namespace, place: Path) -> list[tuple[Window, Window]]:
+def run(options: argparse.Namespace, place: Path) -> list[tuple[Window, Window]]:
     with EmbeddedStore() as store:
         port = free_port()
         with node(settings(store, port), place):
-            async with decoding(port):
-                return await alternate(Meter(place), options.mib << 20, options.passes)
+            answer_of(f"http://{HOST}:{port}/ready")
+            return asyncio.run(alternate(port, Meter(place), options.mib << 20, options.passes))
 
 
 def report(
@@ -205,7 +177,7 @@ def main() -> int:
     print(f"{options.mib} MiB of KV in each of {options.passes} passes; {machine()}")
     with tempfile.TemporaryDirectory(prefix="baton-bench-") as name:
         place = Path(name)
-        pairs = asyncio.run(run(options, place))
+        pairs = run(options, place)
         lags, turns = Notes.read(place / "lags.notes"), Notes.read(place / "turns.notes")
     return exit_code(report(pairs, lags, turns, options.mib), quick=options.quick)
 

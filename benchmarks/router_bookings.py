@@ -29,7 +29,9 @@ from baton_node.settings import NodeSettings, SimOptions
 from baton_protocol.ids import NodeId
 from baton_router.service import Router
 from baton_router.settings import RouterSettings
-from benchmarks.router_ttft import NODE_MAIN, answers, child, free_port
+from benchmarks.support.figures import percentile
+from benchmarks.support.role_processes import answer_of, decode_node
+from benchmarks.support.servers import HOST, free_port
 
 LOOK_S = 0.0005
 WAIT_S = 60.0
@@ -51,7 +53,7 @@ def sequences(router: Router) -> int:
 
 async def ask(session: aiohttp.ClientSession, router: Router, tokens: int) -> None:
     body = {"prompt": f"{random.random()} is a number", "max_tokens": tokens, "ignore_eos": True}
-    url = f"http://127.0.0.1:{router.port}/v1/completions"
+    url = f"http://{HOST}:{router.port}/v1/completions"
     async with session.post(url, json=body) as response:
         await response.read()
 
@@ -74,8 +76,8 @@ async def measure(
     return begun, over
 
 
-async def run(requests: int, step_ms: float) -> tuple[list[float], list[float]]:
-    """One node, two routers; a third asks for what keeps the engine busy."""
+def run(requests: int, step_ms: float) -> tuple[list[float], list[float]]:
+    """Beside one node, on the simulated engine."""
     port = free_port()
     node = NodeSettings(
         node=NODE,
@@ -86,11 +88,16 @@ async def run(requests: int, step_ms: float) -> tuple[list[float], list[float]]:
         max_model_len=2 * LONG,
         sim=SimOptions(decode_ms=step_ms),
     )
-    url = f"http://127.0.0.1:{port}"
+    url = f"http://{HOST}:{port}"
+    with decode_node(node):
+        answer_of(f"{url}/ready")
+        return asyncio.run(beside(url, requests))
+
+
+async def beside(url: str, requests: int) -> tuple[list[float], list[float]]:
+    """Two routers of the node at `url`; a third asks for what keeps its engine busy."""
     settings = RouterSettings(port=0, nodes=(url,), request_timeout_s=3600.0)
     async with AsyncExitStack() as stack:
-        stack.enter_context(child(NODE_MAIN, node.to_json()))
-        await answers(f"{url}/ready")
         session = await stack.enter_async_context(aiohttp.ClientSession())
         routers = [await stack.enter_async_context(Router(settings)) for _ in range(3)]
         for router in routers:
@@ -107,12 +114,8 @@ async def run(requests: int, step_ms: float) -> tuple[list[float], list[float]]:
 def line(name: str, found: Sequence[float]) -> str:
     return (
         f"{name:<8} n={len(found):<4} p50 {statistics.median(found):6.1f} ms"
-        f"   p99 {p99(found):6.1f}   longest {max(found):6.1f}"
+        f"   p99 {percentile(found, 0.99):6.1f}   longest {max(found):6.1f}"
     )
-
-
-def p99(found: Sequence[float]) -> float:
-    return statistics.quantiles(found, n=100)[98]
 
 
 def main() -> int:
@@ -123,10 +126,11 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="a quarter of the requests")
     options = parser.parse_args()
     requests = options.requests // 4 if options.quick else options.requests
-    begun, over = asyncio.run(run(requests, options.step_ms))
+    begun, over = run(requests, options.step_ms)
     print(line("booked", begun))
     print(line("released", over))
-    return 0 if max(p99(begun), p99(over)) <= options.limit_ms else 1
+    tails = (percentile(found, 0.99) for found in (begun, over))
+    return 0 if max(tails) <= options.limit_ms else 1
 
 
 if __name__ == "__main__":

@@ -15,6 +15,12 @@ with token ids in (text out). Goals (exit 1): p50 under 1.5 ms added for one cli
 for 32; CPU at most 1.5x Dynamo's, and with ids at most 3x vllm-router's. --profile writes the
 router's cProfile to FILE.0ms and FILE.10ms, and makes it slower. Rivals take part where
 `make peers-routers` has installed them.
+
+    python -m benchmarks.router_overhead --workers 1 2 [--passes 3] [--quick]
+
+shows instead what `baton router --workers` brings: requests per second at 64 clients and 0 ms, and
+CPU time per request, for each number of workers; no goal, since router, nodes and clients share the
+cores, and the table says how many those are.
 """
 
 from __future__ import annotations
@@ -26,26 +32,26 @@ import random
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-import aiohttp
-
-from baton.bench_figures import percentile
 from baton.demo_model import fetch_demo
+from baton.options import MAX_WORKERS
 from baton_text.artifacts import read_artifacts
 from baton_text.tokenizer import Tokenizer
+from benchmarks.support.figures import percentile
 from benchmarks.support.router_load import (
     Ask,
-    DirectLink,
-    HttpClient,
     Question,
     Timing,
     closed_loop,
+    direct_link,
+    http_clients,
 )
+from benchmarks.support.router_scaling import scaling, scaling_table
 from benchmarks.support.router_sides import RIVALS, Side, baton, installed, rivals
 
 PROMPT_TOKENS, ANSWER_TOKENS = 500, 64
@@ -69,9 +75,9 @@ class Cell:
     cpu: list[float] = field(default_factory=list)
 
     def add(self, timings: Sequence[Timing], cpu_s: float) -> None:
-        firsts = sorted(timing.first_ms for timing in timings)
-        self.p50.append(percentile(firsts, 50))
-        self.p99.append(percentile(firsts, 99))
+        firsts = [timing.first_ms for timing in timings]
+        self.p50.append(statistics.median(firsts))
+        self.p99.append(percentile(firsts, 0.99))
         self.last.append(statistics.median(timing.last_ms for timing in timings))
         self.cpu.append(1e3 * cpu_s / len(timings))
 
@@ -90,7 +96,7 @@ class Run(NamedTuple):
 
     name: str
     side: Side
-    link: DirectLink | None = None
+    link: Ask | None = None
 
 
 class Questions:
@@ -102,14 +108,14 @@ class Questions:
         words = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8").split()
         self._words = sorted({word for word in words if word.isalpha()})
 
-    def some(self, count: int) -> Iterator[Question]:
-        return iter([self._one() for _ in range(count)])
+    def some(self, count: int) -> list[Question]:
+        return [self._one() for _ in range(count)]
 
     def _one(self) -> Question:
         """Cut to its tokens, and text again."""
         text = " ".join(self._rng.choices(self._words, k=PROMPT_TOKENS))
         ids = tuple(self._tokenizer.encode(text)[:PROMPT_TOKENS])
-        return Question(self._tokenizer.decode(ids), ids)
+        return Question(self._tokenizer.decode(ids), ids, ANSWER_TOKENS)
 
 
 async def measure(options: argparse.Namespace, folder: Path) -> Mapping[Place, Figures]:
@@ -120,13 +126,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> Mapping[Place, F
             profile = options.profile and f"{options.profile}.{delay_ms:g}ms"
             ours = baton(processes, delay_ms, folder, profile)
             others = rivals(processes, options.rivals, delay_ms, folder)
-            async with AsyncExitStack() as stack:
-                session = await stack.enter_async_context(aiohttp.ClientSession())
-                ws = await stack.enter_async_context(
-                    session.ws_connect(ours.node + "/link", max_msg_size=0, compress=0)
-                )
-                link = DirectLink(ws, ANSWER_TOKENS)
-                stack.callback(asyncio.create_task(link.read()).cancel)
+            async with direct_link(ours.node) as link:
                 runs = [Run(NODE, ours, link), Run(OURS, ours), Run(IDS, ours)]
                 runs += [Run(side.name, side) for side in others]
                 await passes(runs, cells, questions, delay_ms, options)
@@ -153,21 +153,11 @@ async def passes(
                     cells[delay, clients, run.name].add(timings, run.side.cpu_s() - before)
 
 
-async def one_pass(run: Run, clients: int, questions: Iterator[Question]) -> list[Timing]:
+async def one_pass(run: Run, clients: int, questions: Sequence[Question]) -> list[Timing]:
     if run.link is not None:
-        return await closed_loop([run.link.ask] * clients, questions)
-    opened = [
-        await HttpClient(run.side.model, ANSWER_TOKENS, as_ids=run.name == IDS).connect(
-            run.side.port
-        )
-        for _ in range(clients)
-    ]
-    try:
-        asks: list[Ask] = [client.ask for client in opened]
+        return await closed_loop([run.link] * clients, questions)
+    async with http_clients(run.side.port, run.side.model, clients, as_ids=run.name == IDS) as asks:
         return await closed_loop(asks, questions)
-    finally:
-        for client in opened:
-            client.close()
 
 
 def medians(cell: Cell) -> Figures:
@@ -215,17 +205,35 @@ def goals(found: Mapping[Place, Figures]) -> list[tuple[str, bool]]:
     return told
 
 
-def main() -> int:
+def count_of_workers(text: str) -> int:
+    if not text.isdigit() or not 1 <= int(text) <= MAX_WORKERS:
+        raise argparse.ArgumentTypeError(f"{text} workers cannot be; give 1 to {MAX_WORKERS}")
+    return int(text)
+
+
+def options_of(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """`less` is what divides the requests of a pass."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--passes", type=int, default=3)
     parser.add_argument("--rivals", nargs="*", choices=RIVALS, default=installed())
+    parser.add_argument("--workers", nargs="+", type=count_of_workers, metavar="N")
     parser.add_argument("--quick", action="store_true", help="one short pass without rivals")
     parser.add_argument("--profile", default="", metavar="FILE")
-    options = parser.parse_args()
+    options = parser.parse_args(words)
     options.less = 1
     if options.quick:
         options.passes, options.rivals, options.less = 1, [], 2
+    return options
+
+
+def main() -> int:
+    options = options_of()
     folder = fetch_demo(None, lambda line: print(line, file=sys.stderr))
+    if options.workers:
+        counts, some = dict.fromkeys(options.workers), Questions(folder).some
+        loads = scaling([*counts], some, folder, passes=options.passes, less=options.less)
+        print("\n".join(scaling_table(loads, os.cpu_count() or 1)))
+        return 0
     found = asyncio.run(measure(options, folder))
     print(f"load average {os.getloadavg()[0]:.1f} of {os.cpu_count()} cores")
     print("\n".join(table(found)))

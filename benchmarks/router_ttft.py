@@ -18,54 +18,31 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import random
-import socket
 import statistics
 import string
-import subprocess
 import sys
-import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, field
-
-import aiohttp
-import msgspec
 
 from baton_kvstore.embedded import EmbeddedStore
 from baton_node.settings import NodeSettings, SimOptions
-from baton_protocol.ids import RequestId
-from baton_protocol.link import Deltas, RunJob, to_node_codec, to_router_codec
-from baton_protocol.request import Request
-from baton_protocol.sampling import SamplingParams
 from baton_router import RouterSettings
+from benchmarks.support.figures import percentile
+from benchmarks.support.role_processes import answer_of, decode_node, model_of, router
+from benchmarks.support.router_load import (
+    Ask,
+    Question,
+    closed_loop,
+    direct_link,
+    http_clients,
+)
+from benchmarks.support.servers import HOST, free_port
 
-START_S = 60.0
-ANSWER_S = 30.0
 PROMPT_CHARS = 256
 ANSWER_TOKENS = (4, 32)
 ROUNDS = 5
-NODE_MAIN = """
-import asyncio, sys
-from baton_node.settings import NodeSettings
-from baton_decode_node import serve
-asyncio.run(serve(NodeSettings.from_json(sys.stdin.buffer.read())))
-"""
-ROUTER_MAIN = """
-import asyncio, sys, msgspec
-from baton_router import RouterSettings, serve
-asyncio.run(serve(msgspec.json.decode(sys.stdin.buffer.read(), type=RouterSettings)))
-"""
-
-
-@dataclass(frozen=True)
-class Question:
-    prompt: str
-    tokens: int
-
-
-Ask = Callable[[Question], Awaitable[float]]
 
 
 @dataclass
@@ -76,166 +53,30 @@ class Samples:
     router: list[float] = field(default_factory=list)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def question(rng: random.Random) -> Question:
+    """Its ids are those of the byte tokenizer, which a node without a model has."""
+    text = "".join(rng.choices(string.ascii_letters, k=PROMPT_CHARS))
+    return Question(text, tuple(text.encode()), rng.randint(*ANSWER_TOKENS))
 
 
-@contextmanager
-def child(code: str, settings: bytes) -> Iterator[None]:
-    """A Python process that reads its settings from stdin; ends with the block."""
-    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
-    try:
-        assert process.stdin is not None
-        process.stdin.write(settings)
-        process.stdin.close()
-        yield
-    finally:
-        process.terminate()
-        try:
-            process.wait(15)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-async def answers(url: str) -> None:
-    """Wait until GET `url` is a 200."""
-    async with aiohttp.ClientSession() as session, asyncio.timeout(START_S):
-        while True:
-            try:
-                async with session.get(url) as response:
-                    if response.status == 200:
-                        return
-            except aiohttp.ClientError:
-                pass
-            await asyncio.sleep(0.05)
-
-
-class DirectLink:
-    """The link to one node."""
-
-    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        self._socket = socket
-        self._encoder, self._decoder = to_node_codec(), to_router_codec()
-        self._firsts: dict[RequestId, asyncio.Future[float]] = {}
-        self._ends: dict[RequestId, asyncio.Future[None]] = {}
-        self._count = 0
-
-    async def read(self) -> None:
-        async for message in self._socket:
-            frame = self._decoder.decode(message.data)
-            now = time.perf_counter()
-            if isinstance(frame, Deltas):
-                for delta in frame.items:
-                    self._saw(delta.request, now, ended=delta.finish is not None)
-
-    def _saw(self, request: RequestId, now: float, *, ended: bool) -> None:
-        first = self._firsts.get(request)
-        if first is not None and not first.done():
-            first.set_result(now)
-        if ended and request in self._ends:
-            self._ends.pop(request).set_result(None)
-
-    async def ask(self, question: Question) -> float:
-        """Milliseconds to the first token; returns when the request is over."""
-        self._count += 1
-        rid = RequestId(f"direct-{self._count}")
-        loop = asyncio.get_running_loop()
-        first = self._firsts[rid] = loop.create_future()
-        end = self._ends[rid] = loop.create_future()
-        request = Request(
-            id=rid,
-            attempt=1,
-            prompt_ids=tuple(question.prompt.encode()),
-            params=SamplingParams(max_tokens=question.tokens, temperature=0.0, seed=1),
-            outputs=((),),
-        )
-        started = time.perf_counter()
-        await self._socket.send_bytes(self._encoder.encode(RunJob(request)))
-        async with asyncio.timeout(ANSWER_S):
-            await end
-        del self._firsts[rid]
-        seen: float = first.result()
-        return 1000 * (seen - started)
-
-
-class HttpClient:
-    """One keep-alive connection to the router; as little of a client as can be."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
-
-    async def ask(self, question: Question) -> float:
-        body = json.dumps(
-            {
-                "prompt": question.prompt,
-                "max_tokens": question.tokens,
-                "temperature": 0,
-                "stream": True,
-            }
-        ).encode()
-        head = (
-            "POST /v1/completions HTTP/1.1\r\nHost: router\r\n"
-            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-        )
-        started = time.perf_counter()
-        self._writer.write(head.encode() + body)
-        async with asyncio.timeout(ANSWER_S):
-            status = await self._reader.readline()
-            if b" 200 " not in status:
-                raise RuntimeError(f"the router answered {status!r}")
-            await self._reader.readuntil(b"data: ")
-            first = time.perf_counter()
-            await self._reader.readuntil(b"data: [DONE]\n\n\r\n0\r\n\r\n")
-        return 1000 * (first - started)
-
-
-async def closed_loop(asks: list[Ask], questions: list[Question]) -> list[float]:
-    """Each client takes the next question as soon as its last request is over."""
-    todo = iter(questions)
-    found: list[float] = []
-
-    async def client(ask: Ask) -> None:
-        for question in todo:
-            found.append(await ask(question))
-
-    await asyncio.gather(*(client(ask) for ask in asks))
-    return found
+async def firsts(asks: Sequence[Ask], rng: random.Random, count: int) -> list[float]:
+    """Milliseconds to the first token, of so many questions."""
+    timings = await closed_loop(asks, [question(rng) for _ in range(count)])
+    return [timing.first_ms for timing in timings]
 
 
 async def measure(urls: Sequence[str], router_port: int, options: argparse.Namespace) -> Samples:
     rng = random.Random(0)
     samples = Samples()
-
-    def questions(count: int) -> list[Question]:
-        return [
-            Question(
-                "".join(rng.choices(string.ascii_letters, k=PROMPT_CHARS)),
-                rng.randint(*ANSWER_TOKENS),
-            )
-            for _ in range(count)
-        ]
-
-    async with aiohttp.ClientSession() as session, AsyncExitStack() as stack:
-        direct: list[Ask] = []
-        for url in urls:
-            ws = await stack.enter_async_context(
-                session.ws_connect(url + "/link", max_msg_size=0, compress=0)
-            )
-            link = DirectLink(ws)
-            stack.callback(asyncio.create_task(link.read()).cancel)
-            direct.append(link.ask)
-        http = [HttpClient(*await asyncio.open_connection("127.0.0.1", router_port)) for _ in urls]
-        routed: list[Ask] = [client.ask for client in http]
+    model = model_of(router_port)
+    async with AsyncExitStack() as stack:
+        direct = [await stack.enter_async_context(direct_link(url)) for url in urls]
+        routed = await stack.enter_async_context(http_clients(router_port, model, len(urls)))
         for asks in (direct, routed):
-            await closed_loop(asks, questions(options.clients * 4))
+            await firsts(asks, rng, options.clients * 4)
         for _ in range(ROUNDS):
-            samples.direct += await closed_loop(direct, questions(options.requests // ROUNDS))
-            samples.router += await closed_loop(routed, questions(options.requests // ROUNDS))
+            samples.direct += await firsts(direct, rng, options.requests // ROUNDS)
+            samples.router += await firsts(routed, rng, options.requests // ROUNDS)
     return samples
 
 
@@ -253,31 +94,29 @@ def node(name: str, store: EmbeddedStore, port: int) -> NodeSettings:
     )
 
 
-async def run(options: argparse.Namespace) -> Samples:
+def run(options: argparse.Namespace) -> Samples:
     """Redis, the nodes and a router as processes, and the clients in this one."""
     with ExitStack() as stack:
         store = stack.enter_context(EmbeddedStore())
         urls = []
         for index in range(options.clients):
             port = free_port()
-            settings = node(f"decode-{index}", store, port)
-            stack.enter_context(child(NODE_MAIN, settings.to_json()))
-            urls.append(f"http://127.0.0.1:{port}")
+            stack.enter_context(decode_node(node(f"decode-{index}", store, port)))
+            urls.append(f"http://{HOST}:{port}")
         for url in urls:
-            await answers(url + "/ready")
+            answer_of(url + "/ready")
         port = free_port()
-        router = RouterSettings(port=port, nodes=tuple(urls), index_url=store.index_url)
-        stack.enter_context(child(ROUTER_MAIN, msgspec.json.encode(router)))
-        await answers(f"http://127.0.0.1:{port}/ready")
-        return await measure(urls, port, options)
+        settings = RouterSettings(port=port, nodes=tuple(urls), index_url=store.index_url)
+        stack.enter_context(router(settings))
+        answer_of(f"http://{HOST}:{port}/ready")
+        return asyncio.run(measure(urls, port, options))
 
 
-def line(name: str, found: list[float]) -> str:
-    cuts = statistics.quantiles(found, n=100)
+def line(name: str, found: Sequence[float]) -> str:
     return (
         f"{name:<8} n={len(found):<5} median {statistics.median(found):7.2f} ms"
         f"   mean {statistics.fmean(found):7.2f}"
-        f"   p90 {cuts[89]:7.2f}   p99 {cuts[98]:7.2f}"
+        f"   p90 {percentile(found, 0.90):7.2f}   p99 {percentile(found, 0.99):7.2f}"
     )
 
 
@@ -290,7 +129,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.quick:
         options.requests //= 4
-    samples = asyncio.run(run(options))
+    samples = run(options)
     added = statistics.median(samples.router) - statistics.median(samples.direct)
     print(line("direct", samples.direct))
     print(line("router", samples.router))

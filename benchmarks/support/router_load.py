@@ -1,6 +1,6 @@
 """Clients of a router, and of a node's link: one request at a time each, no pause between two.
 
-In: prompts, connections. Out: milliseconds to the first and to the last token of each request.
+In: questions, ports and links. Out: milliseconds to the first and to the last token of each.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from itertools import count
 from typing import NamedTuple
 
@@ -18,17 +19,18 @@ from baton_protocol.ids import RequestId
 from baton_protocol.link import Deltas, RunJob, to_node_codec, to_router_codec
 from baton_protocol.request import Request
 from baton_protocol.sampling import SamplingParams
+from benchmarks.support.servers import HOST
 
 ANSWER_S = 60.0
-HOST = "127.0.0.1"
 LIMIT_BYTES = 1 << 22
 
 
 class Question(NamedTuple):
-    """The same prompt in both forms."""
+    """The same prompt in both forms, and how many tokens the answer has."""
 
     text: str
     ids: tuple[int, ...]
+    tokens: int
 
 
 class Timing(NamedTuple):
@@ -42,21 +44,23 @@ Ask = Callable[[Question], Awaitable[Timing]]
 class HttpClient:
     """One keep-alive connection; as little of a client as can be."""
 
-    def __init__(self, model: str, tokens: int, *, as_ids: bool = False) -> None:
-        self._fields = {"model": model, "max_tokens": tokens, "stream": True, "ignore_eos": True}
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        model: str,
+        *,
+        as_ids: bool = False,
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._fields = {"model": model, "stream": True, "ignore_eos": True}
         self._as_ids = as_ids
-
-    async def connect(self, port: int) -> HttpClient:
-        opened = await asyncio.open_connection(HOST, port, limit=LIMIT_BYTES)
-        self._reader, self._writer = opened
-        return self
-
-    def close(self) -> None:
-        self._writer.close()
 
     async def ask(self, question: Question) -> Timing:
         prompt = question.ids if self._as_ids else question.text
-        body = json.dumps({**self._fields, "prompt": prompt}).encode()
+        fields = {**self._fields, "prompt": prompt, "max_tokens": question.tokens}
+        body = json.dumps(fields).encode()
         head = (
             f"POST /v1/completions HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(body)}\r\n\r\n"
@@ -78,9 +82,8 @@ class HttpClient:
 class DirectLink:
     """The link to one node, shared by all clients."""
 
-    def __init__(self, ws: aiohttp.ClientWebSocketResponse, tokens: int) -> None:
+    def __init__(self, ws: aiohttp.ClientWebSocketResponse) -> None:
         self._ws = ws
-        self._tokens = tokens
         self._encoder, self._decoder = to_node_codec(), to_router_codec()
         self._firsts: dict[RequestId, float] = {}
         self._ends: dict[RequestId, asyncio.Future[float]] = {}
@@ -99,7 +102,7 @@ class DirectLink:
     async def ask(self, question: Question) -> Timing:
         rid = RequestId(f"direct-{next(self._numbers)}")
         end = self._ends[rid] = asyncio.get_running_loop().create_future()
-        params = SamplingParams(max_tokens=self._tokens, seed=1, ignore_eos=True)
+        params = SamplingParams(max_tokens=question.tokens, seed=1, ignore_eos=True)
         request = Request(id=rid, attempt=1, prompt_ids=question.ids, params=params, outputs=((),))
         started = time.perf_counter()
         await self._ws.send_bytes(self._encoder.encode(RunJob(request)))
@@ -108,12 +111,41 @@ class DirectLink:
         return Timing(1e3 * (self._firsts.pop(rid) - started), 1e3 * (last - started))
 
 
-async def closed_loop(asks: Sequence[Ask], questions: Iterator[Question]) -> list[Timing]:
+@asynccontextmanager
+async def http_clients(
+    port: int, model: str, clients: int, *, as_ids: bool = False
+) -> AsyncIterator[list[Ask]]:
+    """So many connections; `as_ids`: prompts are sent as token ids."""
+    opened = [await asyncio.open_connection(HOST, port, limit=LIMIT_BYTES) for _ in range(clients)]
+    try:
+        yield [HttpClient(*ends, model, as_ids=as_ids).ask for ends in opened]
+    finally:
+        for _, writer in opened:
+            writer.close()
+
+
+@asynccontextmanager
+async def direct_link(url: str) -> AsyncIterator[Ask]:
+    """The link of the node at `url`, for as many clients as like."""
+    async with (
+        aiohttp.ClientSession() as session,
+        session.ws_connect(url + "/link", max_msg_size=0, compress=0) as ws,
+    ):
+        link = DirectLink(ws)
+        reading = asyncio.create_task(link.read())
+        try:
+            yield link.ask
+        finally:
+            reading.cancel()
+
+
+async def closed_loop(asks: Sequence[Ask], questions: Iterable[Question]) -> list[Timing]:
     """Each client takes the next question as soon as its last request is over."""
+    todo = iter(questions)
     found: list[Timing] = []
 
     async def client(ask: Ask) -> None:
-        for question in questions:
+        for question in todo:
             found.append(await ask(question))
 
     await asyncio.gather(*(client(ask) for ask in asks))

@@ -12,54 +12,29 @@ installed is left out; `make peers-routers` installs it.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import msgspec
 import psutil
 
 from baton_node.settings import NodeSettings, SimOptions
 from baton_router import RouterSettings
-from benchmarks.support import mock_backend
-from benchmarks.support.servers import free_port
+from benchmarks.support import mock_backend, role_processes
+from benchmarks.support.role_processes import answer_of, decode_node, model_of, process, tree
+from benchmarks.support.servers import HOST, free_port
 
 HERE = Path(__file__).parent
 BIN = HERE.parents[1] / ".venv-peers-routers" / "bin"
-HOST = "127.0.0.1"
-START_S = 60.0
-STOP_S = 15.0
 KV_BLOCKS = 20_000
 RUST = {
     "vllm-router": "vllm_router.launch_router",
     "sglang-router": "sglang_router.launch_router",
 }
 RIVALS = (*RUST, "envoy", "dynamo")
-NODE_MAIN = """
-import asyncio, sys
-from baton_node.settings import NodeSettings
-from baton_decode_node import serve
-asyncio.run(serve(NodeSettings.from_json(sys.stdin.buffer.read())))
-"""
-ROUTER_MAIN = """
-import asyncio, sys, msgspec
-from baton_router import RouterSettings, serve
-asyncio.run(serve(msgspec.json.decode(sys.stdin.buffer.read(), type=RouterSettings)))
-"""
-PROFILED = """
-import atexit, cProfile, pstats, sys
-profile = cProfile.Profile()
-profile.enable()
-atexit.register(lambda: (profile.disable(), profile.dump_stats({path!r})))
-"""
 
 
 @dataclass(frozen=True)
@@ -73,78 +48,43 @@ class Side:
     node: str = ""
 
     def cpu_s(self) -> float:
-        """User and system time so far, of all threads."""
-        times = [process.cpu_times() for process in self.counted]
-        return float(sum(one.user + one.system for one in times))
+        return role_processes.cpu_s(self.counted)
 
 
-@contextmanager
-def process(
-    words: Sequence[str], settings: bytes = b"", variables: Mapping[str, str] | None = None
-) -> Iterator[psutil.Process]:
-    """A child that ends with the block; `settings` is its stdin."""
-    child = subprocess.Popen(
-        list(words),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, **(variables or {})},
-    )
-    try:
-        assert child.stdin is not None
-        child.stdin.write(settings)
-        child.stdin.close()
-        yield psutil.Process(child.pid)
-    finally:
-        child.terminate()
-        try:
-            child.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
-
-
-def answer_of(url: str, accept: Callable[[bytes], bool] = lambda body: True) -> bytes:
-    """The first answer of 200 that is accepted; SystemExit if none comes."""
-    until = time.monotonic() + START_S
-    while time.monotonic() < until:
-        try:
-            with urllib.request.urlopen(url, timeout=5) as response:
-                body: bytes = response.read()
-                if accept(body):
-                    return body
-        except (urllib.error.URLError, OSError):
-            pass
-        time.sleep(0.1)
-    raise SystemExit(f"{url} is not ready after {START_S:g} s")
-
-
-def baton(stack: ExitStack, delay_ms: float, model: Path, profile: str = "") -> Side:
-    node_port, port = free_port(), free_port()
-    url = f"http://{HOST}:{node_port}"
-    node = NodeSettings(
-        node="decode",
+def sim_node(
+    stack: ExitStack, name: str, delay_ms: float, model: Path
+) -> tuple[str, psutil.Process]:
+    """A ready node on the simulated engine, a token each `delay_ms`: its URL and its server."""
+    port = free_port()
+    settings = NodeSettings(
+        node=name,
         role="decode",
-        port=node_port,
+        port=port,
         engine="sim",
         model=str(model),
         kv_blocks=KV_BLOCKS,
         sim=SimOptions(decode_ms=delay_ms),
     )
-    server = stack.enter_context(process((sys.executable, "-c", NODE_MAIN), node.to_json()))
+    server = stack.enter_context(decode_node(settings))
+    url = f"http://{HOST}:{port}"
     answer_of(url + "/ready")
-    main = (PROFILED.format(path=profile) if profile else "") + ROUTER_MAIN
-    settings = msgspec.json.encode(RouterSettings(port=port, nodes=(url,)))
-    router = stack.enter_context(process((sys.executable, "-c", main), settings))
+    return url, server
+
+
+def baton(stack: ExitStack, delay_ms: float, model: Path, profile: str = "") -> Side:
+    url, server = sim_node(stack, "decode", delay_ms, model)
+    port = free_port()
+    settings = RouterSettings(port=port, nodes=(url,))
+    router = stack.enter_context(role_processes.router(settings, profile))
     answer_of(f"http://{HOST}:{port}/ready")
-    return Side("baton", port, _model(port), (router, server), node=url)
+    return Side("baton", port, model_of(port), (router, server), node=url)
 
 
-def mock(stack: ExitStack, delay_ms: float, model: Path) -> Side:
+def mock(stack: ExitStack, delay_ms: float) -> Side:
     """The backend of others, asked directly."""
     port = free_port()
     words = (sys.executable, str(HERE / "mock_backend.py"), str(port), str(delay_ms))
-    server = stack.enter_context(process(words))
+    server = stack.enter_context(process(words, quiet=True))
     answer_of(f"http://{HOST}:{port}/health")
     return Side("mock, directly", port, mock_backend.MODEL, (server,))
 
@@ -154,7 +94,7 @@ def rivals(stack: ExitStack, names: Sequence[str], delay_ms: float, model: Path)
     it is there only where there is none."""
     if not names:
         return []
-    backend = mock(stack, delay_ms, model)
+    backend = mock(stack, delay_ms)
     found = [backend]
     found += [_rust(backend, stack, name) for name in names if name in RUST]
     if "envoy" in names:
@@ -169,7 +109,7 @@ def envoy(backend: Side, stack: ExitStack) -> Side:
     port = free_port()
     words = (str(BIN / "envoy"), "--concurrency", "1", "--log-level", "error", "--config-yaml")
     config = json.dumps(_envoy_config(port, backend.port))
-    router = stack.enter_context(process((*words, config, "--use-dynamic-base-id")))
+    router = stack.enter_context(process((*words, config, "--use-dynamic-base-id"), quiet=True))
     return _ready("envoy", port, backend.model, router)
 
 
@@ -180,12 +120,12 @@ def dynamo(stack: ExitStack, model: Path, folder: str) -> Side:
     python = str(BIN / "python")
     front = (python, "-m", "dynamo.frontend", "--http-host", HOST, "--http-port", str(port))
     mode = ("--router-mode", "kv", "--kv-cache-block-size", "16")
-    router = stack.enter_context(process((*front, *planes, *mode), variables=common))
+    router = stack.enter_context(process((*front, *planes, *mode), variables=common, quiet=True))
     size = ("--num-workers", "1", "--speedup-ratio", "1000", "--block-size", "16")
     mocker = (python, "-m", "dynamo.mocker", "--model-path", str(model))
     blocks = ("--num-gpu-blocks-override", str(KV_BLOCKS))
-    stack.enter_context(process((*mocker, *planes, *size, *blocks), variables=common))
-    return Side("dynamo", port, _model(port), _tree(router))
+    stack.enter_context(process((*mocker, *planes, *size, *blocks), variables=common, quiet=True))
+    return Side("dynamo", port, model_of(port), tree(router))
 
 
 def installed() -> list[str]:
@@ -203,22 +143,15 @@ def _rust(backend: Side, stack: ExitStack, name: str) -> Side:
     port, words = free_port(), (str(BIN / "python"), "-m", RUST[name])
     urls = ("--worker-urls", f"http://{HOST}:{backend.port}", "--policy", "cache_aware")
     where = ("--host", HOST, "--port", str(port), "--prometheus-port", str(free_port()))
-    router = stack.enter_context(process((*words, *urls, *where, "--log-level", "error")))
+    router = stack.enter_context(
+        process((*words, *urls, *where, "--log-level", "error"), quiet=True)
+    )
     return _ready(name, port, backend.model, router)
 
 
 def _ready(name: str, port: int, model: str, router: psutil.Process) -> Side:
     answer_of(f"http://{HOST}:{port}/health")
-    return Side(name, port, model, _tree(router))
-
-
-def _tree(root: psutil.Process) -> tuple[psutil.Process, ...]:
-    return (root, *root.children(recursive=True))
-
-
-def _model(port: int) -> str:
-    body = answer_of(f"http://{HOST}:{port}/v1/models", lambda body: bool(json.loads(body)["data"]))
-    return str(json.loads(body)["data"][0]["id"])
+    return Side(name, port, model, tree(router))
 
 
 def _envoy_config(port: int, backend: int) -> dict[str, object]:

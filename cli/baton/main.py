@@ -24,10 +24,10 @@ from baton.explain_options import ExplainOptions
 from baton.fetch_options import FetchDemoOptions, FetchOptions
 from baton.flags import add_flags, flags_of, merge
 from baton.generate_options import GenerateOptions
+from baton.operator_options import OperatorOptions
 from baton.options import (
     CommonOptions,
     NodeOptions,
-    OperatorOptions,
     RouterOptions,
     UpOptions,
     VersionOptions,

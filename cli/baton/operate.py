@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from baton.errors import CommandError, UsageError
 from baton.logs import configure
-from baton.options import OperatorOptions
+from baton.operator_options import OperatorOptions
 from baton_operator.app import serve
 from baton_operator.connection import ConnectionFailed
 from baton_operator.pool import Images, Installation

@@ -27,7 +27,8 @@ CommonOptions
 |-- ServeOptions          `baton bench serve` (see bench_serve_options)
 |-- FetchDemoOptions      `baton model fetch-demo` (see fetch_options)
 |-- ExplainOptions        `baton explain` (see explain_options)
-`-- OperatorOptions       `baton operator`; VersionOptions, `baton version`
+|-- OperatorOptions       `baton operator` (see operator_options)
+`-- VersionOptions        `baton version`
 """
 
 from __future__ import annotations
@@ -50,7 +51,6 @@ Ranking = Literal["cost", "random", "round-robin", "least-request", "prefix"]
 Sharing = Literal["pool", "tenant"]
 Fetch = Literal["auto", "always", "never"]
 StoreCare = Literal["apply", "check"]
-PullPolicy = Literal["Always", "IfNotPresent", "Never"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 MAX_PORT = 65535
@@ -370,29 +370,6 @@ class UpOptions(
         "", "ask this, print answer, placement and timings, and exit", metavar="PROMPT"
     )
     ask: str = flag("", "ask this when ready, print the same, and stay up", metavar="PROMPT")
-
-
-@dataclass(frozen=True, kw_only=True)
-class OperatorOptions(CommonOptions):
-    TITLE = "operator"
-
-    namespace: tuple[str, ...] = flag(
-        (), "namespaces whose pools are looked after (default: all)", metavar="NAME,..."
-    )
-    node_image: str = flag("", "image of prefill and decode nodes", metavar="IMAGE")
-    router_image: str = flag("", "image of routers", metavar="IMAGE")
-    redis_image: str = flag("", "image with redis-server 7 or later", metavar="IMAGE")
-    pull_policy: PullPolicy | None = flag(
-        None, "of these images (default: what Kubernetes makes of their tags)"
-    )
-    pull_secrets: tuple[str, ...] = flag(
-        (), "secrets with registry logins, in the pools' namespaces", metavar="NAME,..."
-    )
-    leader_elect: bool = flag(False, "act only while holding the lease: for several replicas")
-    workers: int = flag(4, "pools looked at at a time", least=1)
-    host: str = flag("127.0.0.1", "address to listen on")
-    health_port: int = flag(8080, "port of /healthz; 0 opens none", least=0, most=MAX_PORT)
-    metrics_port: int = flag(8081, "port of /metrics; 0 opens none", least=0, most=MAX_PORT)
 
 
 @dataclass(frozen=True, kw_only=True)

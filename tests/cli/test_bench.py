@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,27 +16,10 @@ from baton.bench_options import LatencyOptions, ThroughputOptions
 from baton.bench_workload import random_prompts
 from baton.errors import CommandError
 from baton.options import EngineOptions, Overlap, SimOptions
+from tests.support.bench import bench, figures
 
 SIM = ("--engine", "sim", "--kv-blocks", "1000")
 WIDE = ("--engine", "sim", "--sim-vocab-size", "10001")  # has the preset's ids
-
-
-def bench(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "baton", "bench", *words],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-
-
-def figures(path: Path, *words: str) -> dict[str, Any]:
-    """The JSON of a run that went well and was silent on stderr."""
-    done = bench(*words, "--output-json", str(path))
-    assert (done.returncode, done.stderr) == (0, "")
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found
 
 
 def test_throughput_of_the_simulated_engine(tmp_path: Path) -> None:

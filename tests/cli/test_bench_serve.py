@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,6 +18,7 @@ from baton.bench_serve_options import ServeOptions
 from baton.bench_stream import Outcome
 from baton.errors import CommandError, UsageError
 from baton.main import read_command
+from tests.support.bench import bench, figures
 from tests.support.pool import Pool
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -33,30 +31,11 @@ def pool() -> Iterator[Pool]:
         yield running
 
 
-def bench(
-    *words: str, where: Path | None = None, key: str = ""
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "baton", "bench", "serve", *words],
-        env={**os.environ, "OPENAI_API_KEY": key},
-        cwd=where,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-
-
-def figures(path: Path, *words: str) -> dict[str, Any]:
-    done = bench(*words, "--output-json", str(path))
-    assert (done.returncode, done.stderr) == (0, "")
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found
-
-
 def test_random_prompts_at_a_pool(pool: Pool, tmp_path: Path) -> None:
     more = ("--ignore-eos", "--max-concurrency", "2", "--goodput", "ttft:1e6", "itl:1e6")
-    found = figures(tmp_path / "f", "--base-url", pool.url, *SMALL, *more, "--save-detailed")
+    found = figures(
+        tmp_path / "f", "serve", "--base-url", pool.url, *SMALL, *more, "--save-detailed"
+    )
     assert (found["model_id"], found["completed"], found["failed"]) == (pool.model, 6, 0)
     assert (found["total_input_tokens"], found["total_output_tokens"]) == (6 * 40, 6 * 8)
     assert 1 <= found["max_concurrent_requests"] <= 2
@@ -69,7 +48,7 @@ def test_random_prompts_at_a_pool(pool: Pool, tmp_path: Path) -> None:
 def test_a_chat_at_a_pool_with_ids(pool: Pool, tmp_path: Path) -> None:
     chat = ("--endpoint", "/v1/chat/completions", "--tokenizer", "bytes", "--vocab-size", "100")
     more = ("--ignore-eos", "--return-token-ids", "--request-rate", "200")
-    found = figures(tmp_path / "f", "--base-url", pool.url, *SMALL, *chat, *more)
+    found = figures(tmp_path / "f", "serve", "--base-url", pool.url, *SMALL, *chat, *more)
     assert (found["completed"], found["total_output_tokens"]) == (6, 6 * 8)
     assert found["total_input_tokens"] > 6 * 40  # the template's words beside the prompt's
 
@@ -80,7 +59,9 @@ def test_a_trace_finds_its_own_prefixes_cached(pool: Pool, tmp_path: Path) -> No
     (tmp_path / "trace").write_text(trace)
     before = pool.totals()["cached_prompt_tokens_total"]
     words = ("--dataset-name", "trace", "--dataset-path", str(tmp_path / "trace"), "--ignore-eos")
-    found = figures(tmp_path / "f", "--base-url", pool.url, *words, "--max-concurrency", "1")
+    found = figures(
+        tmp_path / "f", "serve", "--base-url", pool.url, *words, "--max-concurrency", "1"
+    )
     assert (found["total_input_tokens"], found["total_output_tokens"]) == (3 * 600, 3 * 4)
     assert (found["request_rate"], found["duration"] >= 0.6) == ("trace", True)
     assert pool.totals()["cached_prompt_tokens_total"] - before >= 2 * 512
@@ -88,7 +69,7 @@ def test_a_trace_finds_its_own_prefixes_cached(pool: Pool, tmp_path: Path) -> No
 
 def test_warm_up_is_not_counted_and_a_file_is_named_for_it(pool: Pool, tmp_path: Path) -> None:
     words = ("--base-url", pool.url, *SMALL, "--num-warmups", "2", "--save-result")
-    done = bench(*words, where=tmp_path)
+    done = bench("serve", *words, where=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     [path] = tmp_path.iterdir()
     assert path.name.startswith(f"baton-infqps-{pool.model}-")
@@ -97,17 +78,17 @@ def test_warm_up_is_not_counted_and_a_file_is_named_for_it(pool: Pool, tmp_path:
 
 def test_failures_are_told_and_make_the_exit_code(pool: Pool) -> None:
     words = ("--base-url", pool.url, *SMALL, "--model", "nobody")
-    done = bench(*words)
+    done = bench("serve", *words)
     assert done.returncode == 1
     assert done.stdout.splitlines()[-1] == "failed 6 times: HTTP 404 model_not_found"
-    assert bench(*words, "--allow-failures").returncode == 0
-    warm = bench(*words, "--num-warmups", "1")
+    assert bench("serve", *words, "--allow-failures").returncode == 0
+    warm = bench("serve", *words, "--num-warmups", "1")
     assert (warm.returncode, warm.stdout) == (1, "")
     assert "a warm-up request failed: HTTP 404 model_not_found" in warm.stderr
 
 
 def test_a_server_that_is_not_there_is_one_line() -> None:
-    done = bench("--port", "1")
+    done = bench("serve", "--port", "1")
     assert done.returncode == 1
     [line] = done.stderr.splitlines()
     assert line.startswith("baton: http://127.0.0.1:1/v1/models cannot be asked: no connection")

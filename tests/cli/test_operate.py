@@ -8,7 +8,7 @@ import pytest
 
 from baton.errors import UsageError
 from baton.operate import settings_of
-from baton.options import OperatorOptions
+from baton.operator_options import OperatorOptions
 
 IMAGES = {"node_image": "node:1", "router_image": "router:1", "redis_image": "redis:7"}
 

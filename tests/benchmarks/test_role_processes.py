@@ -1,0 +1,44 @@
+"""Processes that benchmarks start, and the clients that ask them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import psutil
+
+from benchmarks.support import mock_backend
+from benchmarks.support.role_processes import answer_of, cpu_s, model_of, process, tree
+from benchmarks.support.router_load import Question, closed_loop, http_clients
+from benchmarks.support.servers import HOST, free_port
+
+ECHO = """
+import subprocess, sys, time
+open(sys.argv[1], "wb").write(sys.stdin.buffer.read())
+subprocess.Popen(["sleep", "600"])
+time.sleep(600)
+"""
+
+
+def test_a_process_reads_its_settings_and_ends_with_the_block(tmp_path: Path) -> None:
+    told, code = tmp_path / "told", tmp_path / "code"
+    code.write_text(ECHO)
+    with process((sys.executable, str(code), str(told)), b"settings") as child:
+        while len(both := tree(child)) < 2:
+            assert child.status() != psutil.STATUS_ZOMBIE
+        assert told.read_bytes() == b"settings"
+        assert cpu_s(both) >= cpu_s(both[:1]) > 0
+    assert not child.is_running()
+    both[1].kill()
+
+
+async def test_clients_ask_each_question_once() -> None:
+    port = free_port()
+    with process((sys.executable, mock_backend.__file__, str(port), "2"), quiet=True):
+        answer_of(f"http://{HOST}:{port}/health")
+        questions = [Question("so", (1, 2), tokens) for tokens in (1, 20, 3, 4, 5)]
+        async with http_clients(port, model_of(port), 2) as asks:
+            timings = await closed_loop(asks, questions)
+    assert len(timings) == 5
+    assert all(2 <= one.first_ms <= one.last_ms for one in timings)
+    assert max(one.last_ms for one in timings) >= 40
