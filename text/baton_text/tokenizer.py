@@ -24,7 +24,7 @@ from baton_text.artifacts import (
 )
 from baton_text.pieces import Spelling, spelling_of
 
-# Characters; longer texts are encoded without holding the interpreter.
+# Characters; an event loop has longer ones encoded in a thread.
 LONG_TEXT = 8192
 
 _TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
@@ -68,14 +68,9 @@ class Tokenizer:
         plain prompt, not for a rendered chat, whose template writes them itself. As in transformers
         5, tokenizer_config.json's add_bos_token does not overrule tokenizer.json.
         """
-        if len(text) > LONG_TEXT:
-            # The library lets other Python threads run only while it encodes a batch, and 3 MB take
-            # it 3 s: a server's event loop would stand still for so long.
-            [encoding] = self._backend.encode_batch_fast(
-                [text], add_special_tokens=add_special_tokens
-            )
-        else:
-            encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+        # A batch, since the library lets other Python threads run only while it encodes one, and
+        # 3 MB take it 3 s; the fast kind, since nobody asks where in the text a token stands.
+        [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
         return ids
 
