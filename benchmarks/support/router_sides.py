@@ -30,6 +30,7 @@ from benchmarks.support.servers import HOST, free_port
 HERE = Path(__file__).parent
 BIN = HERE.parents[1] / ".venv-peers-routers" / "bin"
 KV_BLOCKS = 20_000
+STEP_TOKENS = 65_536  # every client's prompt in one step: nobody waits for another one's at the node
 RUST = {
     "vllm-router": "vllm_router.launch_router",
     "sglang-router": "sglang_router.launch_router",
@@ -63,6 +64,7 @@ def sim_node(
         engine="sim",
         model=str(model),
         kv_blocks=KV_BLOCKS,
+        max_batched_tokens=STEP_TOKENS,
         sim=SimOptions(decode_ms=delay_ms),
     )
     server = stack.enter_context(decode_node(settings))
