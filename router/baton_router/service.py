@@ -64,7 +64,7 @@ FAREWELL_S = 0.5
 POLL_S = 0.02
 # An index that is only late keeps budgets better than each router by itself.
 BUDGETS_TIMEOUT_S = 0.25
-COLLECT_EVERY = 20_000  # objects more than before; Python's own 700 is at each third request
+COLLECT_EVERY = 20_000  # new objects; Python's own is 700
 KNOW_NODES_S = 3.0  # at most, before a worker beside others listens
 
 logger = logging.getLogger(__name__)
@@ -84,15 +84,32 @@ class Router:
         self.port = settings.port
         self._rng = rng or random.Random()
         self._spans = spans
+        self._clock = time.monotonic
         self._tasks: list[asyncio.Task[None]] = []
         self._runner: web.AppRunner | None = None
         self._reporting: Reporting | None = None
 
     async def __aenter__(self) -> Router:
-        settings, clock = self.settings, time.monotonic
-        reload = Reload((settings.api_keys, settings.tenants), self._read_tenants)
-        tenants, limits = _tenants(settings)
+        reload = Reload((self.settings.api_keys, self.settings.tenants), self._read_tenants)
+        tenants, limits = _tenants(self.settings)
         self._open_store()
+        self._open_pool()
+        self._make_api(tenants, limits)
+        work = [self._discovery.run(), self.fleet.watch(), reload.run()]
+        if self._registry is not None:
+            self._reporting = Reporting(self._registry, self.report, self._clock)
+            work.append(self._reporting.run())
+        self._tasks = [asyncio.create_task(each) for each in work]
+        try:
+            await self._listen()
+        except BaseException:
+            await self._close()
+            raise
+        return self
+
+    def _open_pool(self) -> None:
+        """What is known of nodes, and the ways to them."""
+        settings, clock = self.settings, self._clock
         # One connection per node, however many there are: aiohttp's own limit is 100.
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0),
@@ -110,31 +127,6 @@ class Router:
             rng=self._rng,
             clock=clock,
         )
-        self._markers = Markers(
-            self._index, timeout_s=settings.lookup_timeout_ms / 1000, clock=clock
-        )
-        name = f"{socket.gethostname()}-{secrets.token_hex(ROUTER_DIGITS // 2)}"
-        self._demand = Demand(name, clock)
-        metrics = RouterMetrics(self.view, self._demand)
-        self.dispatcher = Dispatcher(
-            self.fleet,
-            Places(self.view, self._markers, _policy(settings), self._rng),
-            metrics,
-            # A pool that wakes may have a node, and none yet of the role that a request wants.
-            unready_wait_s=max(settings.unready_wait_s, settings.wake_wait_s),
-            clock=clock,
-        )
-        self.fleet.listener = self.dispatcher
-        self._waking = Waking(
-            self.fleet, self.dispatcher.change, wait_s=settings.wake_wait_s, clock=clock
-        )
-        admission_metrics = AdmissionMetrics(metrics.registry)
-        self.admission = Admission(
-            settings, self.view.ready, Budgets(self._budgets, clock), admission_metrics, clock
-        )
-        self.admission.limits = limits
-        metrics.unheard(lambda: self.fleet.hearing.dropped)
-        metrics.held.set_function(lambda: self.report().held)
         self._table = LinkTable(self._dial)
         self._discovery = Discovery(
             self._table,
@@ -143,6 +135,34 @@ class Router:
             interval_s=settings.discovery_interval_s,
             forget=self.fleet.forget,
         )
+        self._markers = Markers(
+            self._index, timeout_s=settings.lookup_timeout_ms / 1000, clock=clock
+        )
+
+    def _make_api(self, tenants: Tenants, limits: Limits) -> None:
+        """What a call goes through, on that pool."""
+        settings, clock = self.settings, self._clock
+        name = f"{socket.gethostname()}-{secrets.token_hex(ROUTER_DIGITS // 2)}"
+        self._demand = Demand(name, clock)
+        metrics = RouterMetrics(self.view, self._demand)
+        metrics.unheard(lambda: self.fleet.hearing.dropped)
+        metrics.held.set_function(lambda: self.report().held)
+        self.dispatcher = self.fleet.listener = Dispatcher(
+            self.fleet,
+            Places(self.view, self._markers, _policy(settings), self._rng),
+            metrics,
+            # A pool that wakes may have a node, and none yet of the role that a request wants.
+            unready_wait_s=max(settings.unready_wait_s, settings.wake_wait_s),
+            clock=clock,
+        )
+        self._waking = Waking(
+            self.fleet, self.dispatcher.change, wait_s=settings.wake_wait_s, clock=clock
+        )
+        admission_metrics = AdmissionMetrics(metrics.registry)
+        self.admission = Admission(
+            settings, self.view.ready, Budgets(self._budgets, clock), admission_metrics, clock
+        )
+        self.admission.limits = limits
         self.api = Api(
             name=name,
             settings=settings,
@@ -160,17 +180,6 @@ class Router:
             store_state=self._store_state,
             unreachable=self._table.unreachable,
         )
-        work = [self._discovery.run(), self.fleet.watch(), reload.run()]
-        if self._registry is not None:
-            self._reporting = Reporting(self._registry, self.report, clock)
-            work.append(self._reporting.run())
-        self._tasks = [asyncio.create_task(each) for each in work]
-        try:
-            await self._listen()
-        except BaseException:
-            await self._close()
-            raise
-        return self
 
     async def __aexit__(
         self,
