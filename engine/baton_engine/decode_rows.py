@@ -9,7 +9,7 @@ where a row has keys, and outputs are sums of V weighted by them, an embedding b
 value is read once, where it lies. One layer of 16 rows with 176 keys of 4 kv heads of 64 took 0.8
 instead of 1.5 ms, 4 rows with 2,048 keys 2.7 instead of 5.1, 8 kv heads of 128 9 instead of 40.
 The sampled product has no bf16: there values are read where they lie, and keys are copied, a few
-rows at a time, so that they stay in a cache, and multiplied (`bf16_products`). FIGURES
+rows at a time, so that they stay in a cache, and multiplied (`bf16_products`).
 
 Shapes: R rows, M blocks of the longest, S keys, N query heads, K kv heads, G = N / K, X some rows'
 kv heads, H head_dim, B block size.
