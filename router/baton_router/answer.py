@@ -35,18 +35,19 @@ class Stopwatch:
         self.ttft_s: float | None = None
 
     def saw(self, batch: Batch) -> None:
-        now = self._clock()
-        self._metrics.delivered(sum(len(delta.ids) for _, delta in batch))
+        now, last, tokens = self._clock(), self._last, 0
         for slot, delta in batch:
             if not delta.ids:
                 continue
+            tokens += len(delta.ids)
             key = (slot, delta.choice)
-            if key in self._last:
-                self._metrics.later_token(now - self._last[key])
+            if key in last:
+                self._metrics.later_token(now - last[key])
             elif self.ttft_s is None:
                 self.ttft_s = now - self._started
                 self._metrics.first_token(self.ttft_s)
-            self._last[key] = now
+            last[key] = now
+        self._metrics.delivered(tokens)
 
     def ended(self) -> None:
         self._metrics.e2e.observe(self._clock() - self._started)

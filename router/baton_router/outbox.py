@@ -41,7 +41,8 @@ class Outbox:
         if self._most is not None and self._unread > self._most:
             self._most = None
             self._overflow()
-        self._wake()
+        if self._reader is not None:
+            self._wake()
 
     def end(self) -> None:
         self.open -= 1
@@ -74,6 +75,7 @@ class Outbox:
     def _wake(self, put: bool = True) -> None:
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(put)
+        self._reader = None
 
     async def _woken(self, patience_s: float | None) -> bool:
         """A future and a timer: an event and a timeout cost a stream of tokens twice as much."""
@@ -81,9 +83,10 @@ class Outbox:
         timer = None
         if patience_s is not None:
             timer = loop.call_later(patience_s, self._wake, False)
-        self._reader = loop.create_future()
+        reader: asyncio.Future[bool] = loop.create_future()
+        self._reader = reader
         try:
-            return await self._reader
+            return await reader
         finally:
             self._reader = None
             if timer is not None:
