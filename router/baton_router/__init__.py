@@ -3,24 +3,33 @@
 In: HTTP of clients, links to nodes, the registry and markers of the index. Out: answers, jobs.
 It mounts no model: tokenizer and chat template come from its nodes, by digest. No torch, no engine.
 
-    settings                       what it is told at start
-    service, app, api, answer      life cycle; routes and errors; handlers; SSE and JSON
+    settings, errors               what it is told at start; what it raises
+    service, workers               life cycle of one router; of several on one port
+    app, api, http_server          routes and errors; handlers; what is no request
+    answer, events, outbox         JSON and SSE; tokens on their way to the client
+    read_guard                     clients that read too slowly
     access                         what became of an HTTP request: its header, its log line
-    tenants                        API keys, whose they are, and what keeps tenants' KV apart
+    tenants, limits, reload        API keys and whose they are; what each may; files that change
+    admission, queueing, room      whose turn it is; fair order; whether nodes have room
+    budgets                        requests and tokens per minute, shared over the index
+    waking                         calls that wait for a pool's first node
     fields, parameters, unserved   reading bodies; sampling fields; what is refused or read past
     calls                          what both endpoints share
     openai_chat, openai_completions, completion_shape, logprobs   their fields and shapes
+    openapi, openapi_fields, openapi_answers   GET /openapi.json
     prepare, models                tokenize and hash once; artifacts by digest
-    placement, prices              where a request runs: pure, predicted milliseconds
+    placement, prices, roster      where a request runs: pure, predicted milliseconds; their figures
     ownership, actions             one request's state machine: pure, no sockets
     dispatch, flights, places      carrying requests from attempt to attempt; placing and booking
     story                          what happens to a request, as it happens
     explain, explanations          GET /requests/{id}; the last ones that ended
     tracing                        spans of calls and placements
-    outbox                         tokens on their way to the client
-    fleet, view, chunks            nodes as one thing; what is believed of them; who holds what
+    fleet, view, node_view         nodes as one thing; what is believed of them
+    chunks, hearing                which node holds which chunk; how that is heard
     links, discovery, markers      one WebSocket per node; finding nodes; what the store holds
-    metrics, pool_json, drains     /metrics and /pool; POST /nodes/{node}/drain and /resume
+    demand, reporting              what clients ask, for who decides how many nodes there are
+    siblings, gathered             the workers beside this one; one page out of all of theirs
+    metrics, admission_metrics, histograms, pool_json, drains   /metrics, /pool; draining a node
 """
 
 from __future__ import annotations
