@@ -30,7 +30,9 @@ from benchmarks.support.servers import HOST, free_port
 HERE = Path(__file__).parent
 BIN = HERE.parents[1] / ".venv-peers-routers" / "bin"
 KV_BLOCKS = 20_000
-STEP_TOKENS = 65_536  # every client's prompt in one step: nobody waits for another one's at the node
+STEP_TOKENS = (
+    65_536  # every client's prompt in one step: nobody waits for another one's at the node
+)
 RUST = {
     "vllm-router": "vllm_router.launch_router",
     "sglang-router": "sglang_router.launch_router",
