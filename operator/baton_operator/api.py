@@ -44,6 +44,7 @@ _CONTENT = {
     "apply": "application/apply-patch+yaml",  # JSON is YAML
     "patch": "application/merge-patch+json",
 }
+_ANOTHER_UID = "metadata.uid"  # is named where it is not the one that a patch says
 _NO_PATH = "404 page not found"  # of a kind that is not installed
 _METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
@@ -131,7 +132,8 @@ class Api:
         try:
             return await self._send("patch", path, body, {"fieldManager": FIELD_MANAGER})
         except Refused as error:
-            if error.code == 404:
+            another = error.code == 422 and _ANOTHER_UID in error.message
+            if error.code == 404 or another:
                 raise Conflict(f"{key.kind} {key.name} is gone, as the watch will show") from error
             raise
 

@@ -126,7 +126,8 @@ async def test_replicas_alone_are_set_and_of_this_very_version_only(
     assert lowered["spec"] == made["spec"] | {"replicas": 0}
     with pytest.raises(Conflict):
         await api.set_replicas(key_of(made), uid, version, 2)
-    newest = int(lowered["metadata"]["resourceVersion"])
+    # Its controller has said its last word: the uid alone is wrong.
+    newest = int((await settled(api, key_of(lowered)))["metadata"]["resourceVersion"])
     with pytest.raises(Conflict):
         await api.set_replicas(key_of(made), "another", newest, 2)
     assert [verb for verb, _ in counted if verb != "get"] == ["apply", "patch", "patch", "patch"]
