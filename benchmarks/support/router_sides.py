@@ -30,9 +30,8 @@ from benchmarks.support.servers import HOST, free_port
 HERE = Path(__file__).parent
 BIN = HERE.parents[1] / ".venv-peers-routers" / "bin"
 KV_BLOCKS = 20_000
-STEP_TOKENS = (
-    65_536  # every client's prompt in one step: nobody waits for another one's at the node
-)
+# Every client's prompt in one step: nobody waits for another one's at the node.
+STEP_TOKENS = 65_536
 RUST = {
     "vllm-router": "vllm_router.launch_router",
     "sglang-router": "sglang_router.launch_router",

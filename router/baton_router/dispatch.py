@@ -112,7 +112,7 @@ class Dispatcher:
         for delta in frame.items:
             flight = self.flights.get(delta.request)
             if flight is not None:
-                if flight.story.silent and delta.attempt == flight.record.attempt:
+                if delta.attempt == flight.record.attempt:
                     self._places.view.prefilled(node, flight.id)
                 self._apply(flight, flight.record.on_delta(node, delta))
 
@@ -333,8 +333,7 @@ class Dispatcher:
             self._metrics.handoff.observe(now - flight.first_at)
             flight.first_at = None
         flight.token_at = now
-        if self._suspect is not None:
-            self._acquit(flight)
+        self._acquit(flight)
 
     def _lost(self, flight: Flight, lost: Replace | Regroup) -> None:
         flight.cause = lost.cause

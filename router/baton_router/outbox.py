@@ -41,8 +41,7 @@ class Outbox:
         if self._most is not None and self._unread > self._most:
             self._most = None
             self._overflow()
-        if self._reader is not None:
-            self._wake()
+        self._wake()
 
     def end(self) -> None:
         self.open -= 1

@@ -195,8 +195,8 @@ class Router:
         if self._runner is not None:
             for site in list(self._runner.sites):
                 await site.stop()
-        deadline = time.monotonic() + self.settings.shutdown_deadline_s
-        while self.api.answering and not hurry.is_set() and time.monotonic() < deadline:
+        deadline = self._clock() + self.settings.shutdown_deadline_s
+        while self.api.answering and not hurry.is_set() and self._clock() < deadline:
             await asyncio.sleep(POLL_S)
 
     def _read_tenants(self) -> None:
@@ -310,8 +310,8 @@ class Router:
         error = Unavailable("the router is shutting down; send the request again").record()
         for flight in list(self.dispatcher.flights.values()):
             self.dispatcher.cancel(flight, error)
-        deadline = time.monotonic() + FAREWELL_S
-        while time.monotonic() < deadline and self._busy():
+        deadline = self._clock() + FAREWELL_S
+        while self._clock() < deadline and self._busy():
             await asyncio.sleep(POLL_S)
 
     def _busy(self) -> bool:
