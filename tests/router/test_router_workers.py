@@ -93,6 +93,18 @@ async def when(url: str, path: str, true: Callable[[Any], object]) -> Any:
             await asyncio.sleep(0.05)
 
 
+async def all_ready(one: Crew) -> None:
+    """Each worker for itself: a link that is up is not yet a node that is ready."""
+    sockets = sorted(one.folder.rglob("*.sock"))
+    assert len(sockets) == len(one.workers())
+    async with asyncio.timeout(120):
+        for path in sockets:
+            connector = aiohttp.UnixConnector(str(path))
+            async with aiohttp.ClientSession(connector=connector) as session:
+                while (await session.get("http://worker/ready")).status != 200:
+                    await asyncio.sleep(0.05)
+
+
 async def complete(url: str, **fields: Any) -> str:
     body = {"prompt": "x", **fields}
     async with (
@@ -113,6 +125,7 @@ def numbers(page: str, metric: str) -> dict[str, float]:
 async def test_any_worker_answers_for_all(tmp_path: Path, decode: FakeNode) -> None:
     async with crew(tmp_path, "--workers=2", f"--nodes={decode.address}") as one:
         await until(lambda: decode.links == 2)
+        await all_ready(one)
         for _ in range(20):
             assert '"finish_reason":"stop"' in await complete(one.url)
         pages = [await get(one.url, "/metrics") for _ in range(10)]
