@@ -159,6 +159,7 @@ async def test_the_first_signal_drains_and_the_second_ends_at_once(
     decode.script.run = "half"
     flags = ("--workers=2", f"--nodes={decode.address}", "--drain-timeout=3600")
     async with crew(tmp_path, *flags) as one:
+        await all_ready(one)
         task = asyncio.create_task(complete(one.url, stream=True))
         await until(lambda: decode.got_of(RunJob))
         one.process.send_signal(signal.SIGTERM)
