@@ -8,8 +8,8 @@ no token came for the stream's `keepalive_s`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 
 import msgspec
 from aiohttp import web
@@ -36,16 +36,18 @@ class Stopwatch:
 
     def saw(self, batch: Batch) -> None:
         now, last, tokens = self._clock(), self._last, 0
+        later = self._metrics.itl.observe
         for slot, delta in batch:
             if not delta.ids:
                 continue
             tokens += len(delta.ids)
             key = (slot, delta.choice)
-            if key in last:
-                self._metrics.later_token(now - last[key])
+            before = last.get(key)
+            if before is not None:
+                later(now - before)
             elif self.ttft_s is None:
                 self.ttft_s = now - self._started
-                self._metrics.first_token(self.ttft_s)
+                self._metrics.ttft.observe(self.ttft_s)
             last[key] = now
         self._metrics.delivered(tokens)
 
@@ -81,11 +83,12 @@ class Answer:
         choices = [Gathered() for _ in range(self._n * len(self.flights))]
         while batch := await self._next(None):
             for slot, delta in batch:
-                choices[self._index(slot, delta)].add(delta)
+                choices[slot * self._n + delta.choice].add(delta)
         self.watch.ended()
         usage = self.usage()
-        big = any(choice.logprobs or choice.prompt_logprobs for choice in choices)
-        return await _spelled(big, lambda: self._shape.answer(choices, usage))
+        if any(choice.logprobs or choice.prompt_logprobs for choice in choices):
+            return await asyncio.to_thread(self._shape.answer, choices, usage)
+        return self._shape.answer(choices, usage)
 
     async def stream(self, events: EventStream) -> web.StreamResponse:
         """Raise RequestFailed; whatever came before it is written."""
@@ -95,6 +98,8 @@ class Answer:
                 self.watch.ended()
                 return await events.end(data)
             await events.write(data)
+            if self._options.generates:
+                self._outbox.pour = partial(self._pour, events)
 
     @property
     def placed(self) -> bool:
@@ -111,6 +116,13 @@ class Answer:
             cached=sum(record.cached_tokens for record in records),
         )
 
+    def _pour(self, events: EventStream, batch: Batch) -> bool:
+        if not events.flows or _slow(batch):
+            return False
+        self.watch.saw(batch)
+        events.push(self._told(batch))
+        return True
+
     async def _part(self, keepalive_s: float) -> tuple[bytes, bool]:
         """The stream's next bytes, maybe none, and whether more follow."""
         try:
@@ -119,8 +131,10 @@ class Answer:
             return WAITING, True
         data = b""
         if batch:
-            big = any(delta.prompt_logprobs for _, delta in batch)
-            data = await _spelled(big, lambda: b"".join(self._events(batch)))
+            if _slow(batch):
+                data = await asyncio.to_thread(self._told, batch)
+            else:
+                data = self._told(batch)
             if not self._outbox.over:
                 return data, True
         usage = self._shape.usage_event(self.usage()) if self._options.include_usage else b""
@@ -133,17 +147,14 @@ class Answer:
             return batch
         return [(slot, _without_output(delta)) for slot, delta in batch]
 
-    def _events(self, batch: Batch) -> Iterator[bytes]:
-        for slot, delta in batch:
-            yield self._shape.event(self._index(slot, delta), delta)
-
-    def _index(self, slot: int, delta: Delta) -> int:
-        return slot * self._n + delta.choice
+    def _told(self, batch: Batch) -> bytes:
+        shape, n = self._shape, self._n
+        return b"".join([shape.event(slot * n + delta.choice, delta) for slot, delta in batch])
 
 
-async def _spelled(big: bool, spell: Callable[[], bytes]) -> bytes:
-    """A long prompt's log-probabilities take half a second: other streams go on meanwhile."""
-    return await asyncio.to_thread(spell) if big else spell()
+def _slow(batch: Batch) -> bool:
+    """A long prompt's log-probabilities take half a second: in a thread, other streams go on."""
+    return any([delta.prompt_logprobs for _, delta in batch])
 
 
 def _without_output(delta: Delta) -> Delta:

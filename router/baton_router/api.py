@@ -192,6 +192,7 @@ class Api:
             return web.Response(body=await answer.whole(), content_type=JSON_TYPE)
         finally:
             timer.cancel()
+            outbox.close()
             guard.done()
             for flight in flights:
                 self.dispatcher.cancel(flight)

@@ -1,16 +1,17 @@
 """What clients ask of this router and how long they wait, counted as it happens.
 
 In: requests accepted and placed, tokens delivered. Out: a RouterReport, for whoever decides how
-many nodes the pool has. All counters begin at 0 with the process, which has a name of its own.
+many nodes the pool has; `ttft` and `itl` are on the router's /metrics too. All counters begin at 0 with
+the process, which has a name of its own.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterable
 
 from baton_protocol.store import LATENCY_BOUNDS_S, RouterReport
 from baton_router.flights import Flight
+from baton_router.histograms import Timings
 from baton_router.view import PoolView
 
 
@@ -22,8 +23,8 @@ class Demand:
         self._clock = clock
         self._started = self._busy_at = clock()
         self._requests = self._prompt_tokens = self._uncached_tokens = self._output_tokens = 0
-        self._ttft = [0] * (len(LATENCY_BOUNDS_S) + 1)
-        self._itl = [0] * (len(LATENCY_BOUNDS_S) + 1)
+        self.ttft = _timings("time_to_first_token", "Request to its first token.")
+        self.itl = _timings("inter_token_latency", "Between deltas of one choice.")
 
     def accepted(self, prompts: Iterable[int]) -> None:
         """A call's requests, each by its prompt's tokens."""
@@ -38,12 +39,6 @@ class Demand:
 
     def delivered(self, tokens: int) -> None:
         self._output_tokens += tokens
-
-    def first_token(self, seconds: float) -> None:
-        self._ttft[bisect_left(LATENCY_BOUNDS_S, seconds)] += 1
-
-    def later_token(self, seconds: float) -> None:
-        self._itl[bisect_left(LATENCY_BOUNDS_S, seconds)] += 1
 
     def report(self, live: int, held: int) -> RouterReport:
         """As of now. What was live between two calls and is over counts as the last one saw it:
@@ -61,9 +56,13 @@ class Demand:
             live=live,
             held=held,
             idle_s=now - self._busy_at,
-            ttft_counts=tuple(self._ttft),
-            itl_counts=tuple(self._itl),
+            ttft_counts=tuple(self.ttft.counts),
+            itl_counts=tuple(self.itl.counts),
         )
+
+
+def _timings(name: str, what: str) -> Timings:
+    return Timings(f"baton_router_{name}_seconds", what, LATENCY_BOUNDS_S)
 
 
 def held_among(flights: Iterable[Flight], view: PoolView) -> int:

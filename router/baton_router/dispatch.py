@@ -109,9 +109,15 @@ class Dispatcher:
     # --- what nodes say ---------------------------------------------------------------------------
 
     def on_deltas(self, node: NodeId, frame: Deltas) -> None:
+        now = self._clock()
         for delta in frame.items:
             flight = self.flights.get(delta.request)
-            if flight is not None:
+            if flight is None:
+                continue
+            if flight.flows and flight.record.adds(node, delta):
+                flight.outbox.put(flight.slot, delta)
+                flight.token_at = now
+            else:
                 if delta.attempt == flight.record.attempt:
                     self._places.view.prefilled(node, flight.id)
                 self._apply(flight, flight.record.on_delta(node, delta))

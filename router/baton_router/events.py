@@ -21,6 +21,12 @@ STREAM_HEADERS = {
 WAITING = b": waiting\n\n"  # a comment: SSE clients skip it
 
 
+class _Stream(web.StreamResponse):
+    """Headers and the first event are one write."""
+
+    _send_headers_immediately = False
+
+
 class EventStream:
     """`headers` are asked for when they are sent. A stream without a token for `keepalive_s` is to
     be told that it WAITs: clients and proxies give up connections that say nothing."""
@@ -35,6 +41,7 @@ class EventStream:
         self._request = request
         self._headers = headers
         self._response: web.StreamResponse | None = None
+        self._chunked = False
 
     @property
     def begun(self) -> bool:
@@ -42,9 +49,26 @@ class EventStream:
 
     async def write(self, data: bytes) -> None:
         """Also nothing: then it only begins."""
-        response = await self._begin()
-        if data:
-            await response.write(data)
+        response = self._response or await self._begin()
+        await response.write(data)
+
+    @property
+    def flows(self) -> bool:
+        """The stream has begun, and the system has taken all that was written: push() may follow.
+        Else write() waits for the client."""
+        transport = self._request.transport
+        return (
+            self._chunked
+            and transport is not None
+            and not transport.is_closing()
+            and not transport.get_write_buffer_size()
+        )
+
+    def push(self, data: bytes) -> None:
+        """Write at once, while the stream `flows`."""
+        assert self._request.transport is not None
+        if data:  # an empty chunk is the end
+            self._request.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
     async def fail(self, error: ErrorRecord) -> web.StreamResponse:
         """The last event; there is no [DONE] after it."""
@@ -53,7 +77,7 @@ class EventStream:
 
     async def end(self, data: bytes = b"") -> web.StreamResponse:
         """`data` and the stream's end are one write."""
-        response = await self._begin()
+        response = self._response or await self._begin()
         await response.write_eof(data)
         return response
 
@@ -63,8 +87,8 @@ class EventStream:
             self._request.transport.abort()
 
     async def _begin(self) -> web.StreamResponse:
-        if self._response is None:
-            response = web.StreamResponse(headers={**STREAM_HEADERS, **self._headers()})
-            await response.prepare(self._request)
-            self._response = response
-        return self._response
+        response = _Stream(headers={**STREAM_HEADERS, **self._headers()})
+        await response.prepare(self._request)
+        self._response = response
+        self._chunked = response.headers.get("Transfer-Encoding") == "chunked"
+        return response

@@ -68,6 +68,11 @@ class Flight:
     def id(self) -> RequestId:
         return self.record.request.id
 
+    @property
+    def flows(self) -> bool:
+        """Tokens of its attempt came, and are followed by no others' business than its client's."""
+        return not self.story.silent and self.paused_at is None and self.first_at is None
+
     def wait(self, why: str, now: float) -> None:
         """There is no place for it now."""
         self.waits = why

@@ -128,8 +128,9 @@ class RouterMetrics:
             buckets=_RATIOS,
             registry=self.registry,
         )
-        self._ttft = self._histogram("time_to_first_token", "Request to its first token.")
-        self._itl = self._histogram("inter_token_latency", "Between deltas of one choice.")
+        self.ttft, self.itl = demand.ttft, demand.itl
+        self.registry.register(self.ttft)
+        self.registry.register(self.itl)
         self.e2e = self._histogram("e2e_request_latency", "Request to its end.")
         self.pause = self._histogram("pause", "Last token before a loss to the next one.")
         self.queue = self._histogram("queue", "On a node, neither fetching nor computing.")
@@ -168,15 +169,6 @@ class RouterMetrics:
         """The requests of one call, each by its prompt's tokens."""
         self._demand.accepted(prompts)
 
-    def first_token(self, seconds: float) -> None:
-        self._ttft.observe(seconds)
-        self._demand.first_token(seconds)
-
-    def later_token(self, seconds: float) -> None:
-        """Since the one before."""
-        self._itl.observe(seconds)
-        self._demand.later_token(seconds)
-
     def delivered(self, tokens: int) -> None:
         self._demand.delivered(tokens)
 
@@ -213,7 +205,9 @@ class RouterMetrics:
         return Counter(f"baton_router_{name}_total", what, registry=self.registry)
 
     def _histogram(self, name: str, what: str) -> Timings:
-        return Timings(f"baton_router_{name}_seconds", what, _SECONDS, self.registry)
+        timings = Timings(f"baton_router_{name}_seconds", what, _SECONDS)
+        self.registry.register(timings)
+        return timings
 
 
 class _Dropped(Collector):

@@ -142,6 +142,26 @@ class RequestRecord:
 
     # --- what nodes say ---------------------------------------------------------------------------
 
+    def adds(self, node: NodeId, delta: Delta) -> bool:
+        """Take the next tokens in order, after which the request goes on: what most deltas are.
+        False where it is anything else, for on_delta()."""
+        if (
+            self.phase != "running"
+            or node != self.decode
+            or delta.attempt != self.attempt
+            or delta.finish is not None
+            or delta.stats is not None
+            or delta.prompt_logprobs
+            or delta.choice not in self.open
+            or not delta.ids
+        ):
+            return False
+        have = self.outputs[delta.choice]
+        if delta.offset != len(have):
+            return False
+        have.extend(delta.ids)
+        return True
+
     def on_delta(self, node: NodeId, delta: Delta) -> list[Action]:
         """Tokens from the decode node. Before its First or NoFirst it has no business sending."""
         if self.phase != "running" or node != self.decode or delta.attempt != self.attempt:

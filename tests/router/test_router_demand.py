@@ -90,7 +90,7 @@ async def test_latencies_are_the_observations_of_the_metrics_page(
 @given(st.floats(0.0, 1e6))
 def test_a_latency_counts_for_the_first_bound_that_it_is_within(seconds: float) -> None:
     demand = Demand("router-1", lambda: 0.0)
-    demand.first_token(seconds)
+    demand.ttft.observe(seconds)
     counts = demand.report(0, 0).ttft_counts
     bounds = (*LATENCY_BOUNDS_S, float("inf"))
     assert sum(counts) == 1
