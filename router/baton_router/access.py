@@ -66,6 +66,8 @@ class Trail:
 
     def log(self, status: int, now: float) -> None:
         """`status` is that of the failure, where a stream that began with 200 had one."""
+        if not logger.isEnabledFor(logging.INFO):
+            return
         prompt, completion, attempts, ttft_ms = 0, 0, 0, None
         if self.answer is not None:
             usage, ttft_s = self.answer.usage(), self.answer.watch.ttft_s

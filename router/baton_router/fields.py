@@ -8,7 +8,7 @@ given here and nowhere else.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -54,6 +54,10 @@ class Fields:
     def raw(self, name: str, schema: Schema, *, required: bool = False) -> Any:
         """The value as it came, for a caller who checks that it is as `schema` has it."""
         return self._body.get(name)
+
+    def given(self, names: Iterable[str]) -> bool:
+        """Whether any of these is there: where none is, none need be read."""
+        return any([self._body.get(name) is not None for name in names])
 
     def integer(self, name: str, low: int | None = None, high: int | None = None) -> int | None:
         """An integer; 16.0 passes for 16, true does not pass for 1."""

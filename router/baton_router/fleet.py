@@ -321,7 +321,7 @@ class Fleet:
         drawn = named[0]
         if len(named) > 1:
             [drawn] = self._rng.choices(named, [one.weight for one in named])
-        return replace(drawn, name=wanted or drawn.name)
+        return replace(drawn, name=wanted) if wanted not in (None, "", drawn.name) else drawn
 
     def _note(self) -> None:
         """What the pool serves with is noted while it can be seen: requests may wait for it."""

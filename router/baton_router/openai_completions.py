@@ -119,4 +119,4 @@ def _prompts(value: Any, special: bool) -> tuple[Prompt, ...]:
 
 
 def _is_ids(value: list[Any]) -> bool:
-    return all(type(item) is int for item in value)
+    return set(map(type, value)) <= {int}

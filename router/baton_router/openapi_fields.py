@@ -6,7 +6,7 @@ schema of all such bodies, with the bounds that the readers were given.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from baton_router.fields import ANY, Fields, Schema
@@ -38,6 +38,9 @@ class _Asked(Fields):
         if required:
             self._required.add(name)
         return super().raw(name, schema, required=required)
+
+    def given(self, names: Iterable[str]) -> bool:
+        return True
 
     def integer(self, name: str, low: int | None = None, high: int | None = None) -> int | None:
         self._note(name, _nullable("integer") | INT64 | _bounds(low, high, None))

@@ -134,8 +134,8 @@ async def _sampling(call: Call, serving: Serving) -> Mapping[str, Any]:
 
 
 def _check_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
-    wrong = next((token for token in ids if not 0 <= token < vocab_size), None)
-    if wrong is not None:
+    if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+        wrong = next(token for token in ids if not 0 <= token < vocab_size)
         raise InvalidRequest(
             f"{name} holds token id {wrong}; ids are in [0, {vocab_size - 1}]", param=name
         )

@@ -204,15 +204,17 @@ def with_fallbacks(groups: Sequence[Group]) -> list[Group]:
     """Speeds a node has not measured are the median of all that have, else FALLBACK's."""
     if all(group.measured for group in groups):
         return list(groups)
-    filled: list[dict[str, Any]] = [{} for _ in groups]
+    some = [group for group in groups if len(group)]
+    filled: list[dict[str, Any]] = [{} for _ in some]
     for name in SPEEDS:
-        columns = [getattr(group, name) for group in groups]
-        if all(column.all() for column in columns):
+        columns = [getattr(group, name) for group in some]
+        if all([column.all() for column in columns]):
             continue
         usual = _usual(name, np.concatenate(columns))
         for speeds, column in zip(filled, columns, strict=True):
             speeds[name] = np.where(column > 0, column, usual)
-    return [replace(group, **speeds) for group, speeds in zip(groups, filled, strict=True)]
+    known = iter([replace(group, **speeds) for group, speeds in zip(some, filled, strict=True)])
+    return [next(known) if len(group) else group for group in groups]
 
 
 def _usual(name: str, values: Floats) -> float:

@@ -59,13 +59,16 @@ def check_unserved(fields: Fields, *more: str) -> None:
     """Raise InvalidRequest naming the first field that asks for what we do not do, or that breaks
     OpenAI's rules for it. `more` are fields that only the other endpoint obeys."""
     unserved = "this server does not support it; leave it out"
-    for name, harmless in (_REFUSED | dict.fromkeys(more, _EMPTY)).items():
-        _only(fields, name, harmless, unserved)
+    refused = _REFUSED | dict.fromkeys(more, _EMPTY)
+    if fields.given(refused):
+        for name, harmless in refused.items():
+            _only(fields, name, harmless, unserved)
     format = fields.raw("response_format", _PLAIN_TEXT)
     if format is not None and not (isinstance(format, dict) and format.get("type") == "text"):
         raise wrong("response_format", format, unserved)
-    for name in _DERIVED:
-        _only(fields, name, _EMPTY, "no request may name it: the API key says it; leave it out")
+    if fields.given(_DERIVED):
+        for name in _DERIVED:
+            _only(fields, name, _EMPTY, "no request may name it: the API key says it; leave it out")
     n = fields.integer("n", 1, MAX_CHOICES) or 1
     best_of = fields.integer("best_of", 1, MAX_CHOICES)
     if best_of is not None and best_of != n:

@@ -24,7 +24,7 @@ from baton_router.roster import Roster
 
 __all__ = ["BOOKING_ARRIVES_S", "LOAD_NUMBERS", "NodeView", "PoolView", "state_of"]
 
-NOBODY: tuple[list[NodeId], Ints] = ([], np.zeros(0, dtype=np.int64))
+NOBODY = Roster().group((), np.zeros(0, dtype=np.int64), np.zeros(1, dtype=np.int64))
 
 # Fields of NodeLoad that can be summed and drawn.
 LOAD_NUMBERS = tuple(
@@ -263,7 +263,10 @@ class PoolView:
         groups: dict[Role, Group] = {}
         members = self._by_kind().get(kind)
         for role in ROLES:
-            names, rows = members.roles.get(role, NOBODY) if members is not None else NOBODY
+            if members is None or role not in members.roles:
+                groups[role] = NOBODY
+                continue
+            names, rows = members.roles[role]
             group = self._roster.group(names, rows, lengths)
             if without:
                 group = only(group, np.array([node not in without for node in names], np.bool_))
