@@ -56,6 +56,8 @@ class HttpClient:
         self._writer = writer
         self._fields = {"model": model, "stream": True, "ignore_eos": True}
         self._as_ids = as_ids
+        if as_ids:
+            self._fields |= {"return_token_ids": True, "detokenize": False}
 
     async def ask(self, question: Question) -> Timing:
         prompt = question.ids if self._as_ids else question.text
@@ -115,7 +117,7 @@ class DirectLink:
 async def http_clients(
     port: int, model: str, clients: int, *, as_ids: bool = False
 ) -> AsyncIterator[list[Ask]]:
-    """So many connections; `as_ids`: prompts are sent as token ids."""
+    """So many connections; `as_ids`: prompts and answers are token ids."""
     opened = [await asyncio.open_connection(HOST, port, limit=LIMIT_BYTES) for _ in range(clients)]
     try:
         yield [HttpClient(*ends, model, as_ids=as_ids).ask for ends in opened]

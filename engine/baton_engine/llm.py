@@ -302,6 +302,8 @@ def _detokenizer(text: _Text | None, params: SamplingParams) -> Detokenizer | No
         if params.stop:
             raise ModelError("stop strings need tokenizer.json in the model folder")
         return None
+    if not params.detokenize:
+        return None
     from baton_text.detokenizer import Detokenizer
 
     return Detokenizer(

@@ -18,6 +18,8 @@ CANDIDATE_BYTES = 250
 
 def size_of(delta: Delta) -> int:
     """About how many bytes of memory a delta of one token takes."""
+    if not delta.logprobs and not delta.prompt_logprobs:
+        return DELTA_BYTES
     candidates = 0
     for position in (*delta.logprobs, *delta.prompt_logprobs):
         candidates += 1 + len(position.top)

@@ -24,23 +24,21 @@ class ChoiceText:
         params = request.params
         self._tokenizer = tokenizer
         self._request = request
-        self._detokenizer = Detokenizer(
-            tokenizer,
-            stop=params.stop,
-            include_stop=params.include_stop_str_in_output,
-            skip_special=params.skip_special_tokens,
-            known=known,
-            min_ids=params.min_tokens,
-        )
+        self._detokenizer = None
+        if params.detokenize:
+            self._detokenizer = Detokenizer(
+                tokenizer,
+                stop=params.stop,
+                include_stop=params.include_stop_str_in_output,
+                skip_special=params.skip_special_tokens,
+                known=known,
+                min_ids=params.min_tokens,
+            )
 
     def push(self, token: Token) -> Delta:
         """The delta of one token; its `finish` is set if the choice ends with it."""
-        text = ""
         ids = () if token.id is None else (token.id,)
-        if token.stop_id is None or self._request.params.include_stop_str_in_output:
-            text = self._detokenizer.push(ids).text  # else the id ends the text, unseen
-        if token.finish is not None:
-            text += self._detokenizer.finish()
+        text = self._text(token, ids)
         finish, stop = self._end(token)
         logprobs = () if token.logprobs is None else named(self._tokenizer, (token.logprobs,))
         return Delta(
@@ -55,10 +53,18 @@ class ChoiceText:
             stop=stop,
         )
 
+    def _text(self, token: Token, ids: Sequence[int]) -> str:
+        if self._detokenizer is None:
+            return ""
+        text = ""
+        if token.stop_id is None or self._request.params.include_stop_str_in_output:
+            text = self._detokenizer.push(ids).text  # else the id ends the text, unseen
+        return text if token.finish is None else text + self._detokenizer.finish()
+
     def _end(self, token: Token) -> tuple[FinishReason | None, str | int | None]:
         if token.finish == "length":
             return "length", None
-        if self._detokenizer.stopped is not None:
+        if self._detokenizer is not None and self._detokenizer.stopped is not None:
             return "stop", self._detokenizer.stopped
         if token.stop_id in self._request.params.stop_token_ids:
             return token.finish, token.stop_id

@@ -32,7 +32,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     generated id, EOS and stop tokens included. `logprobs` is the number of alternatives beside the
     sampled token (0: the sampled token alone), None is off; `prompt_logprobs` asks the same of the
     prompt's own tokens, which are then all computed anew. Noise is keyed by (seed, choice,
-    position); the router gives a seed to requests that have none.
+    position); the router gives a seed to requests that have none. Without `detokenize` nobody makes
+    text of the tokens, so no stop string can be looked for.
 
     What changes logits is a function of the tokens: `repetition_penalty` looks at prompt and
     outputs, frequency and presence at the choice's outputs. `logit_bias` holds (id, bias) pairs;
@@ -52,6 +53,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    detokenize: bool = True
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     frequency_penalty: float = 0.0
@@ -90,6 +92,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             _within("seed", self.seed, -(2**63), 2**63 - 1)
         if any(not text for text in self.stop):
             raise InvalidRequest("stop holds an empty string", param="stop")
+        if self.stop and not self.detokenize:
+            raise InvalidRequest(
+                "stop looks at text, and detokenize is false; leave out one of both", param="stop"
+            )
         longest = max(map(len, self.stop), default=0)
         if longest > MAX_STOP_CHARS:
             raise InvalidRequest(

@@ -154,7 +154,7 @@ class Answer:
 
 def _slow(batch: Batch) -> bool:
     """A long prompt's log-probabilities take half a second: in a thread, other streams go on."""
-    return any([delta.prompt_logprobs for _, delta in batch])
+    return any(delta.prompt_logprobs for _, delta in batch)
 
 
 def _without_output(delta: Delta) -> Delta:

@@ -186,16 +186,17 @@ class EventWriter:
         end = self._usage_so_far(index) if self._continuous else self._usage
         return b"".join((self._start, b',"choices":[', choice, b"]", more, end))
 
-    def text_event(self, index: int, delta: Delta) -> bytes:
-        """event() of a completion of which nothing is asked but text: most tokens of most calls.
-        Empty where there is nothing to show yet."""
-        if not (delta.text or delta.finish):
+    def text_event(self, index: int, delta: Delta, more: bytes = b"") -> bytes:
+        """event() of a completion of which nothing is asked but text, and `more` members of the
+        choice: most tokens of most calls. Empty where there is nothing to show yet."""
+        if not (delta.text or delta.finish or more):
             return b""
         parts = (
             self._start,
             b',"choices":[{"index":%d,"text":' % index,
             msgspec.json.encode(delta.text),
             b',"logprobs":null',
+            more,
             _UNFINISHED if delta.finish is None else finish_members(delta),
             b"]",
             self._usage_so_far(index) if self._continuous else self._usage,

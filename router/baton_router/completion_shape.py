@@ -64,7 +64,7 @@ class CompletionShape:
         self._prompt_logprobs = prompt_logprobs
         self._ids = options.return_token_ids
         self._prompts = prompts
-        self._plain = not self._ids and self._logprobs is None and prompts.echoes is None
+        self._plain = self._logprobs is None and prompts.echoes is None
         self._scores: dict[int, Positions] = {}  # by prompt
         self._offsets: dict[int, int] = {}
         counts = [len(ids) for ids in prompts.ids for _ in range(self._n)]
@@ -74,9 +74,12 @@ class CompletionShape:
         self._writer.count(index, delta)
         if delta.prompt_logprobs:
             self._scores[index // self._n] = delta.prompt_logprobs
-        if self._plain:
-            return self._writer.text_event(index, delta)
         begins = index not in self._offsets
+        if self._plain and not self._ids:
+            return self._writer.text_event(index, delta)
+        if self._plain and not begins:
+            ids_member = b',"token_ids":' + msgspec.json.encode(delta.ids)
+            return self._writer.text_event(index, delta, ids_member)
         echo = self._echo(index) if begins else None
         shown = delta.text or delta.finish or echo
         if not (shown or self._ids or self._logprobs is not None):

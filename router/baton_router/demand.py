@@ -1,8 +1,8 @@
 """What clients ask of this router and how long they wait, counted as it happens.
 
 In: requests accepted and placed, tokens delivered. Out: a RouterReport, for whoever decides how
-many nodes the pool has; `ttft` and `itl` are on the router's /metrics too. All counters begin at 0 with
-the process, which has a name of its own.
+many nodes the pool has; `ttft` and `itl` are on the router's /metrics too. All counters begin at 0
+with the process, which has a name of its own.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class Fields:
 
     def given(self, names: Iterable[str]) -> bool:
         """Whether any of these is there: where none is, none need be read."""
-        return any([self._body.get(name) is not None for name in names])
+        return any(self._body.get(name) is not None for name in names)
 
     def integer(self, name: str, low: int | None = None, high: int | None = None) -> int | None:
         """An integer; 16.0 passes for 16, true does not pass for 1."""

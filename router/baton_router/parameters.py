@@ -66,6 +66,7 @@ def sampling_fields(fields: Fields, least_tokens: int = 1) -> dict[str, Any]:
         "include_stop_str_in_output": fields.boolean("include_stop_str_in_output", False),
         "ignore_eos": fields.boolean("ignore_eos", False),
         "skip_special_tokens": fields.boolean("skip_special_tokens", True),
+        "detokenize": _detokenize(fields),
         "prompt_logprobs": _prompt_logprobs(fields),
         "frequency_penalty": fields.number("frequency_penalty", -PENALTY_RANGE, PENALTY_RANGE),
         "presence_penalty": fields.number("presence_penalty", -PENALTY_RANGE, PENALTY_RANGE),
@@ -140,6 +141,13 @@ def complete(
     params = SamplingParams(**given)
     params.check()
     return params
+
+
+def _detokenize(fields: Fields) -> bool:
+    wanted = fields.boolean("detokenize", True)
+    if not wanted and not fields.boolean("return_token_ids", False):
+        raise wrong("detokenize", wanted, "without text there are ids: set return_token_ids too")
+    return wanted
 
 
 def _prompt_logprobs(fields: Fields) -> int | None:

@@ -208,7 +208,7 @@ def with_fallbacks(groups: Sequence[Group]) -> list[Group]:
     filled: list[dict[str, Any]] = [{} for _ in some]
     for name in SPEEDS:
         columns = [getattr(group, name) for group in some]
-        if all([column.all() for column in columns]):
+        if all(column.all() for column in columns):
             continue
         usual = _usual(name, np.concatenate(columns))
         for speeds, column in zip(filled, columns, strict=True):

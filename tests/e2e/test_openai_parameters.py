@@ -193,6 +193,13 @@ def test_choices_differ_and_a_seed_repeats_them(ask: Ask) -> None:
     assert other.ids != first[0].ids
 
 
+def test_without_text_there_are_the_same_ids(ask: Ask) -> None:
+    [said], [silent] = ask(), ask(detokenize=False)
+    assert (silent.ids, silent.finish) == (said.ids, "length")
+    assert said.text
+    assert silent.text == ""
+
+
 @pytest.mark.parametrize("count", [0, 1, 20])
 def test_each_token_has_as_many_alternatives_as_were_asked_for(ask: Ask, count: int) -> None:
     [said] = ask(logprobs=count, max_tokens=8)

@@ -95,6 +95,14 @@ def test_the_text_of_a_stop_id_is_shown_only_on_request() -> None:
     assert text.push(token(66, 1, finish="stop", stop_id=66)).text == "B"
 
 
+def test_without_detokenize_there_are_ids_and_ends_and_no_text() -> None:
+    asked = make_request("r", b"p", stop_token_ids=(66,), detokenize=False)
+    text = ChoiceText(TOKENIZER, asked, ())
+    assert (text.push(token(65, 0)).ids, text.push(token(67, 1)).text) == ((65,), "")
+    last = text.push(token(66, 2, finish="stop", stop_id=66))
+    assert (last.ids, last.text, last.finish, last.stop) == ((66,), "", "stop", 66)
+
+
 @given(st.text(max_size=12), st.data())
 def test_whoever_takes_over_doubles_nothing_and_loses_nothing(
     reply: str, data: st.DataObject

@@ -74,6 +74,7 @@ def test_null_is_the_same_as_absent() -> None:
         "include_stop_str_in_output",
         "ignore_eos",
         "skip_special_tokens",
+        "detokenize",
     }
 
 
@@ -92,6 +93,7 @@ def test_all_sampling_fields_reach_the_parameters() -> None:
         include_stop_str_in_output=True,
         ignore_eos=True,
         skip_special_tokens=False,
+        detokenize=True,
         logprobs=4,
         prompt_logprobs=5,
         frequency_penalty=0.5,

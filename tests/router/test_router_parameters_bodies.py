@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from baton_protocol.errors import InvalidRequest, MalformedBody
+from baton_protocol.sampling import SamplingParams
 from baton_router.calls import TextPrompt
 from baton_router.fields import Fields
 from baton_router.openai_chat import ChatCall
@@ -150,6 +151,18 @@ def test_prompt_logprobs_are_not_for_streams(parse: Any) -> None:
     with pytest.raises(InvalidRequest, match="stream") as caught:
         parse(prompt_logprobs=0, stream=True)
     assert caught.value.param == "prompt_logprobs"
+
+
+@pytest.mark.parametrize("parse", [chat, completion])
+def test_without_text_there_must_be_ids(parse: Any) -> None:
+    with pytest.raises(InvalidRequest, match="return_token_ids") as caught:
+        parse(detokenize=False)
+    assert caught.value.param == "detokenize"
+    asked = parse(detokenize=False, return_token_ids=True, stop="x").sampling
+    assert asked["detokenize"] is False
+    with pytest.raises(InvalidRequest, match="looks at text") as caught:
+        SamplingParams(**asked).check()
+    assert caught.value.param == "stop"
 
 
 @pytest.mark.parametrize("parse", [chat, completion])

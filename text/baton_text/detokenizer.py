@@ -20,6 +20,7 @@ import codecs
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from baton_text.tokenizer import Tokenizer
 
@@ -28,8 +29,7 @@ _ESCAPED = re.compile("[\udc80-\udcff]")
 _UNKNOWN = "\ufffd"
 
 
-@dataclass(frozen=True)
-class Emitted:
+class Emitted(NamedTuple):
     """Text that may be shown now, the stop string that ended it, and how many ids belong to it.
 
     `used_ids` is the number of ids given unless a stop string was found among them; it counts the
@@ -197,6 +197,8 @@ class Detokenizer:
 
     def push(self, ids: Sequence[int]) -> Emitted:
         """Text that these ids allow to be shown. After a stop string: nothing, and no id used."""
+        if not self._matchers:
+            return Emitted("".join(map(self._reader.push, ids)), None, len(ids))
         shown: list[str] = []
         for used, token_id in enumerate(ids, start=1):
             if self.stopped is not None:
@@ -209,14 +211,14 @@ class Detokenizer:
         """No more ids come: the text that was held back. `stopped` may be set by it."""
         if self.stopped is not None:
             return ""
+        if not self._matchers:
+            return self._reader.finish()
         text = self._take(self._reader.finish())
         held, self._held = self._held, ""
         return text + held
 
     def _take(self, text: str) -> str:
         """Add characters; return those that may be shown now."""
-        if not self._matchers:
-            return text
         counts = self._count > self._settings.min_ids
         for index, char in enumerate(text):
             ended = [matcher.stop for matcher in self._matchers if matcher.step(char)]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from tokenizers import AddedToken
@@ -26,6 +27,8 @@ from baton_text.pieces import Spelling, spelling_of
 
 # Characters; an event loop has longer ones encoded in a thread.
 LONG_TEXT = 8192
+# Tokens whose bytes are remembered: a text's are few of the vocabulary's.
+PIECES = 32_768
 
 _TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
@@ -41,6 +44,7 @@ class Tokenizer:
         self.special_ids = frozenset(
             index for index, token in backend.get_added_tokens_decoder().items() if token.special
         )
+        self._piece = lru_cache(PIECES)(self._spell)
 
     @classmethod
     def from_artifacts(cls, artifacts: Mapping[str, bytes]) -> Tokenizer:
@@ -85,6 +89,9 @@ class Tokenizer:
 
         None for an id that is not shown: it stands for nothing, or is special and skipped.
         """
+        return self._piece(token_id, first, skip_special)
+
+    def _spell(self, token_id: int, first: bool, skip_special: bool) -> bytes | None:
         if skip_special and token_id in self.special_ids:
             return None
         if not 0 <= token_id < 2**32:  # the library raises for what is no unsigned 32-bit number
