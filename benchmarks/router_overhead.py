@@ -11,9 +11,9 @@ median of its passes.
 
 vllm-router, sglang-router and envoy forward text; Dynamo's frontend tokenizes, as ours does, and
 has a simulated worker of its own, so nothing is subtracted from its latency. "ids" is our router
-with token ids in and out, and no text. Goals (exit 1): p50 under 1.5 ms added for one client, p99 under 10 ms
-for 32; CPU at most 1.5x Dynamo's, and with ids at most 3x vllm-router's. --profile writes the
-router's cProfile to FILE.0ms and FILE.10ms, and makes it slower. Rivals take part where
+with token ids in and out, and no text. Goals (exit 1): p50 under 1.5 ms added for one client, p99
+under 10 ms for 32; CPU at most 1.5x Dynamo's, and with ids at most 3x vllm-router's. --profile
+writes the router's cProfile to FILE.0ms and FILE.10ms, and makes it slower. Rivals take part where
 `make peers-routers` has installed them.
 
     python -m benchmarks.router_overhead --workers 1 2 [--passes 3] [--quick]
