@@ -38,37 +38,25 @@ class ChoiceText:
     def push(self, token: Token) -> Delta:
         """The delta of one token; its `finish` is set if the choice ends with it."""
         ids = () if token.id is None else (token.id,)
-        text = self._text(token, ids)
+        text = "" if self._detokenizer is None else self._text(self._detokenizer, token, ids)
         finish, stop = self._end(token)
         logprobs = () if token.logprobs is None else named(self._tokenizer, (token.logprobs,))
-        return Delta(
-            request=token.request,
-            attempt=token.attempt,
-            choice=token.choice,
-            offset=token.offset,
-            ids=ids,
-            text=text,
-            logprobs=logprobs,
-            finish=finish,
-            stop=stop,
-        )
+        place = (token.request, token.attempt, token.choice, token.offset)
+        return Delta(*place, ids, text, logprobs, finish, stop)
 
-    def _text(self, token: Token, ids: Sequence[int]) -> str:
-        if self._detokenizer is None:
-            return ""
+    def _text(self, detokenizer: Detokenizer, token: Token, ids: Sequence[int]) -> str:
         text = ""
         if token.stop_id is None or self._request.params.include_stop_str_in_output:
-            text = self._detokenizer.push(ids).text  # else the id ends the text, unseen
-        return text if token.finish is None else text + self._detokenizer.finish()
+            text = detokenizer.push(ids).text  # else the id ends the text, unseen
+        return text if token.finish is None else text + detokenizer.finish()
 
     def _end(self, token: Token) -> tuple[FinishReason | None, str | int | None]:
         if token.finish == "length":
             return "length", None
         if self._detokenizer is not None and self._detokenizer.stopped is not None:
             return "stop", self._detokenizer.stopped
-        if token.stop_id in self._request.params.stop_token_ids:
-            return token.finish, token.stop_id
-        return token.finish, None
+        known = token.stop_id is not None and token.stop_id in self._request.params.stop_token_ids
+        return token.finish, token.stop_id if known else None
 
 
 def named(

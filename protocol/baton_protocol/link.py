@@ -180,13 +180,13 @@ class RequestStats(msgspec.Struct, frozen=True, omit_defaults=True):
     prefill_ms: float = 0.0
 
 
-class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
+class Delta(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """New ids of one choice: `offset` is the index of the first of them among the choice's outputs.
 
     `text` may lag behind the ids (half characters, possible stop strings). `finish` is set on the
     choice's last delta; `stop` is the stop string or id that ended it, if one did. `stats` is set
     on the request's last delta, `prompt_logprobs` (one per prompt token from the second on) on the
-    first of a request that asked for them.
+    first of a request that asked for them. It can be in no cycle, so collections pass over it.
     """
 
     request: RequestId

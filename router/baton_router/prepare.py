@@ -167,5 +167,6 @@ def _chunk_names(ids: tuple[int, ...], sample: NodeReport, salt: str) -> tuple[B
     if len(ids) < layout.chunk_tokens:
         return ()
     root = root_hash(sample.fingerprint, salt=salt)
-    hashes = extend_hashes(root, ids, layout.block_size)
+    whole = len(ids) - len(ids) % layout.chunk_tokens
+    hashes = extend_hashes(root, ids[:whole], layout.block_size)
     return tuple(chunk_hashes(hashes, layout.chunk_blocks))
