@@ -160,6 +160,7 @@ class RequestRecord:
         if delta.offset != len(have):
             return False
         have.extend(delta.ids)
+        self._progress = True
         return True
 
     def on_delta(self, node: NodeId, delta: Delta) -> list[Action]:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from baton_protocol.errors import ErrorRecord
 from baton_protocol.ids import Epoch, NodeId, RequestId
@@ -437,3 +439,32 @@ def test_the_prompts_logprobs_are_asked_for_until_they_are_delivered() -> None:
     rec.on_lost(DECODE, "link")
     ((_, job),) = frames(rec.placed(DECODE, EPOCH), RunJob)
     assert job.request.params.prompt_logprobs is None
+
+
+# --- the short way --------------------------------------------------------------------------------
+
+DELTAS = st.builds(
+    Delta,
+    st.just(RID),
+    st.sampled_from([1, 2]),
+    st.integers(0, 1),
+    st.integers(0, 4),
+    ids=st.sampled_from([(), (7,), (8, 9)]),
+    text=st.sampled_from(["", "x"]),
+    finish=st.sampled_from([None, None, None, "stop", "abort"]),
+    stats=st.sampled_from([None, None, STATS]),
+    prompt_logprobs=st.sampled_from([(), (), PROBS]),
+)
+
+
+@given(st.lists(DELTAS, max_size=30), st.sampled_from([DECODE, DECODE, OTHER]))
+def test_what_is_added_is_what_on_delta_would_only_emit(deltas: list[Delta], node: NodeId) -> None:
+    short, long = record(n=2, split=False), record(n=2, split=False)
+    for each in deltas:
+        actions = long.on_delta(node, each)
+        if short.adds(node, each):
+            assert actions == [Emit(each)]
+        else:
+            assert short.on_delta(node, each) == actions
+        assert (short.outputs, short.phase) == (long.outputs, long.phase)
+        assert (short.open, short.attempt, short.strikes) == (long.open, long.attempt, long.strikes)

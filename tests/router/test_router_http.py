@@ -243,8 +243,8 @@ async def test_a_client_that_leaves_while_it_is_written_to_is_no_error_of_the_ro
     monkeypatch.setattr(web.StreamResponse, "write", gone)
     async with running(decode) as client:
         body = {"prompt": "x", "stream": True}
-        async with client.session.post(client.url + COMPLETIONS, json=body) as response:
-            with contextlib.suppress(aiohttp.ClientError):
+        with contextlib.suppress(aiohttp.ClientError):
+            async with client.session.post(client.url + COMPLETIONS, json=body) as response:
                 await response.read()
         page = await (await client.session.get(client.url + "/metrics")).text()
         assert client.router.dispatcher.flights == {}

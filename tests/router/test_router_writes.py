@@ -13,7 +13,7 @@ from baton_protocol.ids import RequestId
 from baton_protocol.link import Delta, FinishReason
 from baton_router.calls import EventWriter, Head, Options, finish_members
 from baton_router.errors import RequestFailed
-from baton_router.outbox import Outbox
+from baton_router.outbox import Batch, Outbox
 from tests.support.fake_node import FakeNode
 
 
@@ -89,3 +89,121 @@ async def test_an_outbox_that_failed_is_not_over_but_raises() -> None:
     assert not outbox.over
     with pytest.raises(RequestFailed):
         await outbox.next()
+
+
+class Pour:
+    """Takes what is poured, or not."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        self.got: list[str] = []
+        self.takes = True
+        outbox.pour = self
+
+    def __call__(self, batch: Batch) -> bool:
+        if self.takes:
+            self.got += [delta.text for _, delta in batch]
+        return self.takes
+
+
+async def read(outbox: Outbox, patience_s: float | None = None) -> list[str]:
+    return [delta.text for _, delta in await outbox.next(patience_s)]
+
+
+async def test_what_comes_while_the_reader_waits_is_poured_and_its_end_is_read() -> None:
+    outbox = Outbox(1)
+    pour = Pour(outbox)
+    reader = asyncio.create_task(read(outbox))
+    await asyncio.sleep(0)
+    for text in "abc":
+        outbox.put(0, delta(text))
+        await asyncio.sleep(0)
+    assert (pour.got, reader.done()) == (["a", "b", "c"], False)
+    outbox.put(0, delta("d"))
+    outbox.end()
+    assert await reader == ["d"]  # the last token and the end are one write
+    assert outbox.over
+    assert pour.got == ["a", "b", "c"]
+
+
+async def test_what_is_not_taken_is_read() -> None:
+    outbox = Outbox(1)
+    pour = Pour(outbox)
+    pour.takes = False
+    reader = asyncio.create_task(read(outbox))
+    await asyncio.sleep(0)
+    outbox.put(0, delta("a"))
+    assert await reader == ["a"]
+    outbox.put(0, delta("b"))  # nobody waits: the reader writes
+    await asyncio.sleep(0)
+    pour.takes = True
+    assert await read(outbox) == ["b"]
+    assert pour.got == []
+
+
+async def test_what_cannot_be_poured_fails_the_reader() -> None:
+    outbox = Outbox(1)
+
+    def breaks(batch: Batch) -> bool:
+        raise ZeroDivisionError
+
+    outbox.pour = breaks
+    reader = asyncio.create_task(read(outbox))
+    await asyncio.sleep(0)
+    outbox.put(0, delta("a"))
+    with pytest.raises(ZeroDivisionError):
+        await reader
+
+
+async def test_an_error_is_read_behind_what_came_before_it() -> None:
+    outbox = Outbox(1)
+    pour = Pour(outbox)
+    reader = asyncio.create_task(read(outbox))
+    await asyncio.sleep(0)
+    outbox.put(0, delta("a"))
+    outbox.fail(Unavailable("gone").record())
+    assert await reader == ["a"]
+    with pytest.raises(RequestFailed):
+        await outbox.next()
+    assert pour.got == []
+
+
+async def test_patience_begins_anew_with_what_is_poured() -> None:
+    loop, outbox = asyncio.get_running_loop(), Outbox(1)
+    pour = Pour(outbox)
+    reader = asyncio.create_task(read(outbox, 0.2))
+    await asyncio.sleep(0.15)
+    outbox.put(0, delta("a"))
+    poured = loop.time()
+    with pytest.raises(TimeoutError):
+        await reader
+    assert loop.time() - poured >= 0.2
+    assert pour.got == ["a"]
+    outbox.put(0, delta("b"))
+    assert await read(outbox, 0.2) == ["b"]
+    outbox.close()
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+async def test_a_stream_reads_the_same_in_chunks_and_without(
+    running: Any, decode: FakeNode, version: str
+) -> None:
+    async with running(decode) as client:
+        reader, writer = await asyncio.open_connection("127.0.0.1", client.router.port)
+        body = json.dumps({"prompt": "x", "stream": True, "max_tokens": 9}).encode()
+        head = f"POST /v1/completions HTTP/{version}\r\nHost: router\r\nConnection: close\r\n"
+        writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        told = await reader.read()
+        writer.close()
+    _, _, answer = told.partition(b"\r\n\r\n")
+    if version == "1.1":
+        parts = []
+        while size := int(answer[: answer.index(b"\r\n")], 16):
+            _, _, answer = answer.partition(b"\r\n")
+            parts.append(answer[:size])
+            answer = answer[size + 2 :]
+        answer = b"".join(parts)
+    *events, done, rest = answer.split(b"\n\n")
+    assert (done, rest) == (b"data: [DONE]", b"")
+    choices = [json.loads(event.removeprefix(b"data: "))["choices"][0] for event in events]
+    assert "".join(choice["text"] for choice in choices) == decode.script.reply[:9].decode()
+    assert choices[-1]["finish_reason"] == "length"
