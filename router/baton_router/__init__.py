@@ -17,7 +17,7 @@ It mounts no model: tokenizer and chat template come from its nodes, by digest. 
     calls                          what both endpoints share
     openai_chat, openai_completions, completion_shape, logprobs   their fields and shapes
     openapi, openapi_fields, openapi_answers   GET /openapi.json
-    prepare, encoding, models      tokenize and hash once, in batches; artifacts by digest
+    prepare, models                tokenize and hash once; artifacts by digest
     placement, prices, roster      where a request runs: pure, predicted milliseconds; their figures
     ownership, actions             one request's state machine: pure, no sockets
     dispatch, flights, places      carrying requests from attempt to attempt; placing and booking

@@ -9,17 +9,16 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 
 from baton_protocol.link import ARTIFACTS_PATH
 from baton_protocol.store import NodeReport
-from baton_router.encoding import Encoder
 from baton_text.chat import ChatTemplate
 from baton_text.defaults import generation_defaults
-from baton_text.tokenizer import Tokenizer
+from baton_text.tokenizer import LONG_TEXT, Tokenizer
 
 FETCH_TIMEOUT_S = 30.0
 # Other nodes wait for the same model: one that froze in mid-answer must not keep them for long.
@@ -34,20 +33,17 @@ class FetchError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PoolModel:
-    """`defaults` are sampling defaults of the model's own generation_config; `encoders` encode
-    without and with special tokens."""
+    """`defaults` are sampling defaults of the model's own generation_config."""
 
     tokenizer: Tokenizer
     template: ChatTemplate
     defaults: dict[str, Any]
-    encoders: tuple[Encoder, Encoder] = field(init=False)
-
-    def __post_init__(self) -> None:
-        both = (Encoder(self.tokenizer, special=special) for special in (False, True))
-        object.__setattr__(self, "encoders", tuple(both))
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        return await self.encoders[add_special_tokens].encode(text)
+        """Long texts in a thread; a short one takes some milliseconds of the event loop."""
+        if len(text) <= LONG_TEXT:
+            return self.tokenizer.encode(text, add_special_tokens)
+        return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens)
 
 
 Key = tuple[tuple[str, str], ...]

@@ -51,7 +51,7 @@ async def prepare(
     tokens = 0
     for slot, prompt in enumerate(prompts):
         if slot:
-            await asyncio.sleep(0)  # naming a prompt's blocks takes time: others go on between two
+            await asyncio.sleep(0)  # each takes milliseconds: other streams go on between two
         ids = await _ids(prompt, serving)
         tokens += len(ids)
         check_scores(sampling, tokens, call.names)

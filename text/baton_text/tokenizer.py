@@ -72,18 +72,12 @@ class Tokenizer:
         plain prompt, not for a rendered chat, whose template writes them itself. As in transformers
         5, tokenizer_config.json's add_bos_token does not overrule tokenizer.json.
         """
-        [ids] = self.encode_batch([text], add_special_tokens)
+        # A batch, since the library lets other Python threads run only while it encodes one, and
+        # 3 MB take it 3 s; the fast kind, since nobody asks where in the text a token stands. Of
+        # one text: several at once would be encoded on all cores, for twice the CPU time.
+        [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
         return ids
-
-    def encode_batch(
-        self, texts: Sequence[str], add_special_tokens: bool = True
-    ) -> list[list[int]]:
-        """Ids of each text, as encode() has them; several on all cores."""
-        # A batch also for one, since the library lets other Python threads run only while it
-        # encodes one, and 3 MB take it 3 s; the fast kind, since nobody asks where in the text a
-        # token stands.
-        found = self._backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
-        return [encoding.ids for encoding in found]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of a whole sequence. While ids still arrive, use a Detokenizer."""
