@@ -71,7 +71,9 @@ class Answer:
         self.flights = flights
         self._outbox = outbox
         self.watch = watch
-        self._n = flights[0].record.request.params.n
+        params = flights[0].record.request.params
+        self._n = params.n
+        self._scored = params.prompt_logprobs is not None
 
     @cached_property
     def _shape(self) -> Shape:
@@ -117,7 +119,7 @@ class Answer:
         )
 
     def _pour(self, events: EventStream, batch: Batch) -> bool:
-        if not events.flows or _slow(batch):
+        if not events.flows or self._slow(batch):
             return False
         self.watch.saw(batch)
         events.push(self._told(batch))
@@ -131,7 +133,7 @@ class Answer:
             return WAITING, True
         data = b""
         if batch:
-            if _slow(batch):
+            if self._slow(batch):
                 data = await asyncio.to_thread(self._told, batch)
             else:
                 data = self._told(batch)
@@ -147,14 +149,13 @@ class Answer:
             return batch
         return [(slot, _without_output(delta)) for slot, delta in batch]
 
+    def _slow(self, batch: Batch) -> bool:
+        """A long prompt's log-probabilities take half a second: a thread's, not other streams'."""
+        return self._scored and any(delta.prompt_logprobs for _, delta in batch)
+
     def _told(self, batch: Batch) -> bytes:
         shape, n = self._shape, self._n
         return b"".join([shape.event(slot * n + delta.choice, delta) for slot, delta in batch])
-
-
-def _slow(batch: Batch) -> bool:
-    """A long prompt's log-probabilities take half a second: in a thread, other streams go on."""
-    return any(delta.prompt_logprobs for _, delta in batch)
 
 
 def _without_output(delta: Delta) -> Delta:

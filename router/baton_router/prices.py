@@ -53,7 +53,8 @@ class Facts:
 
     def __post_init__(self) -> None:
         before = np.zeros(len(self.stored) + 1, dtype=np.int64)
-        np.cumsum(np.frombuffer(bytes(self.stored), dtype=np.uint8), out=before[1:])
+        if any(self.stored):
+            np.cumsum(np.frombuffer(bytes(self.stored), dtype=np.uint8), out=before[1:])
         object.__setattr__(self, "stored_before", before)
 
     @property
