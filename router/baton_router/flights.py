@@ -70,7 +70,7 @@ class Flight:
 
     @property
     def flows(self) -> bool:
-        """Tokens of its attempt came, and are followed by no others' business than its client's."""
+        """Its attempt has sent tokens, and nobody but its client waits for the next ones."""
         return not self.story.silent and self.paused_at is None and self.first_at is None
 
     def wait(self, why: str, now: float) -> None:
