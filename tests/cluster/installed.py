@@ -17,6 +17,7 @@ import yaml
 from tests.cluster.machine.client import CommandFailed, Kubernetes
 from tests.support.needs import needs
 
+SERVED_S = 180.0
 CLEAN_S = 30.0
 GONE_S = 120.0
 
@@ -27,10 +28,20 @@ def definition(cluster: Kubernetes, manifest: Mapping[str, Any]) -> Iterator[Non
     name = f"crd/{manifest['metadata']['name']}"
     cluster.kubectl("create", "-f", "-", stdin=yaml.safe_dump(dict(manifest)))
     try:
-        cluster.kubectl("wait", "--for=condition=Established", name, "--timeout=180s")
+        established(cluster, name)
         yield
     finally:
         remove_definitions(cluster, name)
+
+
+def established(cluster: Kubernetes, name: str) -> None:
+    """Wait until it is served. Not by `kubectl wait`: that fails at once for a definition which is
+    so new that it has no conditions yet."""
+    conditions = "jsonpath={range .status.conditions[*]}{.type}={.status} {end}"
+    until = time.monotonic() + SERVED_S
+    while "Established=True" not in cluster.kubectl("get", name, f"--output={conditions}"):
+        assert time.monotonic() < until, f"{name} is not served after {SERVED_S:g} s"
+        time.sleep(0.1)
 
 
 def remove_definitions(cluster: Kubernetes, *names: str) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.cluster.installed import remove_definitions
+from tests.cluster.installed import established, remove_definitions
 from tests.cluster.machine.client import CommandFailed, Kubernetes
 from tests.support.chart import CHART, CRD, SCALERS, manifests, one_of
 from tests.support.documents import POOLS, excerpts
@@ -40,7 +40,7 @@ class Site:
     def install(self, *words: str, chart: Path = CHART) -> str:
         """Install or upgrade; what Helm printed."""
         printed = self.helm("upgrade", "baton", str(chart), "--install", *words)
-        self.kubectl("wait", "--for=condition=Established", f"crd/{CRD}", "--timeout=180s")
+        established(self.kubernetes, f"crd/{CRD}")
         return printed
 
     def uninstall(self) -> str:
