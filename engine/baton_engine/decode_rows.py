@@ -107,7 +107,6 @@ class RowsInPlace(ABC):
         self._kv = kv
         self._scale = kv.head_dim**-0.5
         rows, keys = visible_RS.shape
-        self._keys = keys
         self._slots = torch.from_numpy(_slots(kv, table_RM, visible_RS))
         self._bags = torch.arange(0, rows * kv.num_heads * keys, keys)
 
@@ -123,7 +122,7 @@ class RowsInPlace(ABC):
 
     @abstractmethod
     def _score(self, layer: int, q_RNH: torch.Tensor) -> torch.Tensor:
-        """float32 [R, N, S], or more than S; -inf where a row does not see a key."""
+        """float32 [R, N, S]; -inf where a row does not see a key."""
         ...
 
     def _sums(self, layer: int, weights_RNS: torch.Tensor) -> torch.Tensor:
@@ -132,7 +131,7 @@ class RowsInPlace(ABC):
         out, *_ = torch.embedding_bag(
             *(v_slots, self._slots, self._bags),
             mode=0,  # sums
-            per_sample_weights=weights_RNS[..., : self._keys].to(v_slots.dtype).view(-1),
+            per_sample_weights=weights_RNS.to(v_slots.dtype).view(-1),
         )
         return out.view(*weights_RNS.shape[:2], -1)
 
@@ -169,8 +168,11 @@ class CopiedKeys(RowsInPlace):
     """Copies keys, those of a few rows, or of some blocks of a long one, at a time."""
 
     def __init__(self, kv: PagedKV, places: Places, table_RM: Table, visible_RS: Visible) -> None:
-        super().__init__(kv, places, table_RM, visible_RS)
         rows, blocks = table_RM.shape
+        # Of whole blocks, so that no product has gaps between its matrices.
+        seen_RS = np.zeros((rows, blocks * kv.block_size), np.bool_)
+        seen_RS[:, : visible_RS.shape[1]] = visible_RS
+        super().__init__(kv, places, table_RM, seen_RS)
         most = max(1, MAX_COPIED // (kv.num_kv_heads * kv.block_size * kv.head_dim))
         width = min(blocks, most)
         height = max(1, most // blocks)
@@ -183,25 +185,22 @@ class CopiedKeys(RowsInPlace):
             for row in range(0, rows, height)
             for block in range(0, blocks, width)
         ]
-        self._width = blocks * kv.block_size
-        seen = np.zeros((rows, self._width), np.bool_)
-        seen[:, : visible_RS.shape[1]] = visible_RS
-        self._hidden = None if seen.all() else torch.from_numpy(~seen[:, None])
+        self._all_see = seen_RS.shape[1] if seen_RS.all() else int(seen_RS.all(0).argmin())
+        self._hidden = torch.from_numpy(~seen_RS[:, None, self._all_see :])
 
     def _score(self, layer: int, q_RNH: torch.Tensor) -> torch.Tensor:
-        """Of whole blocks, so that no product has gaps between its matrices."""
         rows, heads, dim = q_RNH.shape
         q_RKGH = q_RNH.reshape(rows, self._kv.num_kv_heads, -1, dim)
         parts = [self._score_part(layer, q_RKGH, part) for part in self._parts]
         if len(parts) == 1:
             scores_RKGS = parts[0]
         else:
-            scores_RKGS = torch.empty(*q_RKGH.shape[:3], self._width)
+            scores_RKGS = torch.empty(*q_RKGH.shape[:3], self._hidden.shape[-1] + self._all_see)
             for part, scores in zip(self._parts, parts, strict=True):
                 scores_RKGS[part.rows, ..., part.keys] = scores
         scores_RNS = scores_RKGS.view(rows, heads, -1)
-        if self._hidden is not None:
-            scores_RNS.masked_fill_(self._hidden, -torch.inf)  # whatever stands there
+        # Whatever stands there, of which a sum could make no -inf.
+        scores_RNS[..., self._all_see :].masked_fill_(self._hidden, -torch.inf)
         return scores_RNS
 
     def _score_part(self, layer: int, q_RKGH: torch.Tensor, part: _Part) -> torch.Tensor:
