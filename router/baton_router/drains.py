@@ -2,7 +2,9 @@
 
 In: HTTP requests of who may, and what nodes then say of themselves. Out: DrainNode and ResumeNode
 frames; an answer once the node has done as it was told. Whichever router has told it, all of them
-know: the node itself says that it drains.
+know: the node itself says that it drains. A node that others replace is told once those others can
+serve here: they are ready for Kubernetes a moment before this router knows all that it needs of
+them.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from baton_router.fleet import Fleet
 from baton_router.settings import RouterSettings
 from baton_router.view import NodeView, state_of
 
-ANSWER_S = 2.0  # for the node to say that it has done so: a round trip
+ANSWER_S = 2.0  # until others can serve, and the node says that it has done so: a round trip
 POLL_S = 0.01
 MAX_REASON = 200
 REVISION = re.compile(r"[a-z0-9-]{0,63}")
@@ -39,6 +41,7 @@ class Drains:
         self._settings = settings
         self._fleet = fleet
         self._clock = clock
+        self._replaced: set[NodeId] = set()  # those that are being told so
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -50,12 +53,20 @@ class Drains:
         node = self._node(request)
         words = drain_words(await body_of(request))
         logger.info("%s is told to drain: %s", node, words.reason or "no reason given")
-        return await self._tell(node, words, "draining")
+        until = self._clock() + ANSWER_S
+        if not words.replaced_by:
+            return await self._tell(node, words, "draining", until)
+        self._replaced.add(node)
+        try:
+            await self._spared(node, until)
+            return await self._tell(node, words, "draining", until)
+        finally:
+            self._replaced.discard(node)
 
     async def resume(self, request: web.Request) -> web.Response:
         node = self._node(request)
         logger.info("%s is told to take requests again", node)
-        return await self._tell(node, ResumeNode(), "ready")
+        return await self._tell(node, ResumeNode(), "ready", self._clock() + ANSWER_S)
 
     def _node(self, request: web.Request) -> NodeId:
         """Raise for who may not, for a node that is none, and for one that would not understand."""
@@ -73,11 +84,20 @@ class Drains:
             )
         return node
 
+    async def _spared(self, node: NodeId, until: float) -> None:
+        """Raise Unavailable where no other can serve by then."""
+        while not self._fleet.view.can_spare(self._replaced | {node}):
+            if self._clock() > until:
+                raise Unavailable(
+                    f"without {node} no request could be served here: nothing that replaces it is"
+                    f" ready yet ({self._fleet.view.states()})"
+                )
+            await asyncio.sleep(POLL_S)
+
     async def _tell(
-        self, node: NodeId, frame: DrainNode | ResumeNode, wanted: NodeState
+        self, node: NodeId, frame: DrainNode | ResumeNode, wanted: NodeState, until: float
     ) -> web.Response:
         self._fleet.send(node, frame)
-        until = self._clock() + ANSWER_S
         view = self._view(node)
         while not (view.connected and view.report.state == wanted):
             if self._clock() > until:

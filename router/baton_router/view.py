@@ -238,6 +238,16 @@ class PoolView:
         serving = {kind: each for kind, each in whole.items() if "decode" in each.roles} or whole
         return {kind: each.views for kind, each in serving.items()}
 
+    def can_spare(self, going: Container[NodeId]) -> bool:
+        """Whether new requests find as many roles without those nodes, of one kind. Where they find
+        none at all nothing is lost either."""
+        kinds = self.whole().values()
+        return not kinds or any(
+            {view.report.role for view in views if view.report.node not in going}
+            == {view.report.role for view in views}
+            for views in kinds
+        )
+
     def ready(self, kind: Kind | None = None) -> Iterator[NodeView]:
         """Nodes that may get requests of that kind; by default, new requests of any."""
         if kind is None:

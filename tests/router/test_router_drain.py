@@ -65,16 +65,58 @@ async def test_without_a_body_the_node_s_own_deadline_counts(
 
 
 async def test_a_node_that_another_revision_replaces_says_so_until_it_resumes(
-    running: Any, decode: FakeNode
+    running: Any, decode: FakeNode, other: FakeNode
 ) -> None:
-    async with running(decode) as client:
+    async with running(decode, other) as client:
         assert (await client.post(DRAIN, {"replaced_by": "web-7f9-c4d"}))[0] == 200
-        [node] = (await client.get("/pool"))[1]["nodes"]
+        node, _ = (await client.get("/pool"))[1]["nodes"]
         assert (node["state"], node["replaced_by"]) == ("draining", "web-7f9-c4d")
         assert decode.got == [DrainNode(None, "", "web-7f9-c4d")]
         assert (await client.post(RESUME, b""))[0] == 200
-        [node] = (await client.get("/pool"))[1]["nodes"]
+        node, _ = (await client.get("/pool"))[1]["nodes"]
         assert (node["state"], node["replaced_by"]) == ("ready", "")
+
+
+async def test_the_last_node_of_its_role_is_kept_until_what_replaces_it_can_serve(
+    running: Any,
+    decode: FakeNode,
+    other: FakeNode,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "baton_router.drains")
+    words = {"replaced_by": "r2"}
+    async with running(decode) as client:
+        answer = asyncio.create_task(client.post(DRAIN, words))
+        await until(lambda: "decode-0 is told" in caplog.text)
+        assert (decode.got, ready(client, decode)) == ([], True)
+        await join(client, other)
+        assert (await answer)[0] == 200
+        assert decode.got == [DrainNode(None, "", "r2")]
+        monkeypatch.setattr("baton_router.drains.ANSWER_S", 0.05)
+        status, told, _ = await client.post("/nodes/decode-1/drain", words)
+        assert (status, told["error"]["message"]) == (
+            503,
+            "without decode-1 no request could be served here: nothing that replaces it is ready"
+            " yet (1 draining, 1 ready)",
+        )
+        assert ready(client, other)
+        assert (await client.post("/nodes/decode-1/drain", {"reason": "by hand"}))[0] == 200
+
+
+async def test_nodes_that_are_replaced_at_once_do_not_stand_in_for_each_other(
+    running: Any, decode: FakeNode, other: FakeNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "baton_router.drains")
+    async with FakeNode("decode-n", "decode") as new, running(decode, other) as client:
+        both = [
+            asyncio.create_task(client.post(f"/nodes/{name}/drain", {"replaced_by": "r2"}))
+            for name in ("decode-0", "decode-1")
+        ]
+        await until(lambda: caplog.text.count("is told to drain") == 2)
+        await join(client, new)
+        assert [status for status, _, _ in await asyncio.gather(*both)] == [200, 200]
+        assert [len(node.got_of(DrainNode)) for node in (decode, other, new)] == [1, 1, 0]
 
 
 @pytest.mark.parametrize(

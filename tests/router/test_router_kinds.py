@@ -77,6 +77,31 @@ def test_new_requests_may_be_of_kinds_that_have_all_roles_of_the_one_served_long
     assert pool.whole() == whole.split()
 
 
+@pytest.mark.parametrize(
+    ("nodes", "going", "can"),
+    [
+        ("", "d1-0", True),
+        ("d1-0", "d1-0", False),
+        ("d1-0 d1-1", "d1-0", True),
+        ("d1-0 d1-1", "d1-0 d1-1", False),
+        ("d1-0 p1-0", "p1-0", False),
+        ("d1-0 p1-0 d2-0", "d1-0", False),
+        ("d1-0 p1-0 d2-0 p2-0", "d1-0 p1-0", True),
+        ("d1-0 p1-0 d2-0 p2-0", "d1-0 p2-0", False),
+        ("d1-0 d2-0 p2-0", "d2-0", True),
+        ("p1-0 d2-0", "d2-0", True),
+    ],
+)
+def test_nodes_can_be_spared_while_requests_find_the_roles_of_one_kind_without_them(
+    nodes: str, going: str, can: bool
+) -> None:
+    pool = Pool()
+    for name in nodes.split():
+        pool.meet(name)
+        pool.view.kind()
+    assert pool.view.can_spare([NodeId(name) for name in going.split()]) is can
+
+
 def test_the_kind_served_longest_is_it_while_a_node_of_it_is_ready() -> None:
     pool = Pool()
     assert pool.view.kind() is None

@@ -52,6 +52,13 @@ async def replace(client: Any, *nodes: FakeNode, leaving: bool = True) -> None:
             await node.say_load("draining", leaving=True)
 
 
+async def replaced(client: Any, node: FakeNode, *, leaving: bool = True) -> None:
+    """As `replace`, of one that heard it from another router, for which others could serve."""
+    node.report = msgspec.structs.replace(node.report, replaced_by="r2")
+    await node.say_load("draining", leaving=leaving)
+    await until(lambda: not ready(client, node))
+
+
 async def asked(client: Any, count: int = 60, **more: Any) -> list[Any]:
     """The bodies of so many answers, all right."""
     answers = [await client.post("/v1/completions", ask(**more)) for _ in range(count)]
@@ -140,7 +147,7 @@ async def test_what_waits_for_its_first_place_goes_over(
     running: Any, decode: FakeNode, new: FakeNode
 ) -> None:
     async with running(decode) as client:
-        await replace(client, decode)
+        await replaced(client, decode)
         answer = completing(client, model="fake-model")
         await until(lambda: records(client))
         await join(client, new)
@@ -191,7 +198,7 @@ async def test_so_does_what_an_ended_node_hands_back(
     async with running(decode) as client:
         answer = completing(client)
         await until(lambda: decode.got_of(RunJob))
-        await replace(client, decode)
+        await replaced(client, decode)
         await join(client, new)
         assert text(await answer) == REPLY
 
@@ -346,7 +353,7 @@ async def test_what_does_not_fit_the_new_kind_is_told_so_before_it_has_begun(
     unlike = FakeNode("decode-n", "decode", **report)
     unlike.artifacts = {digest(data): data for data in files.values()}
     async with unlike, running(decode) as client:
-        await replace(client, decode)
+        await replaced(client, decode)
         answer = completing(client)
         await until(lambda: records(client))
         await join(client, unlike)
