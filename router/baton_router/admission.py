@@ -1,15 +1,16 @@
 """Lets calls in: within their tenant's budgets, and in their turn while every node is full.
 
 In: calls that are prepared, the pool's view, what became of calls. Out: a Ticket, or RateLimited,
-QueueFull, QueueTimeout. A pool with room lets everybody in at once. What was let in is never held
+QueueFull, QueueTimeout. A pool with room lets everybody in at once; where tenants share it, some of
+the room is for those who have less than their share of what runs. What was let in is never held
 again here: who loses its node is placed anew by the dispatcher.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 
 from baton_protocol.errors import BatonError, QueueFull, QueueTimeout, Unavailable
 from baton_protocol.store import Kind
@@ -23,9 +24,9 @@ from baton_router.limits import Limits
 from baton_router.queueing import FairQueue, Waiter
 from baton_router.room import Load, Rule, has_room
 from baton_router.settings import RouterSettings
-from baton_router.view import NodeView
+from baton_router.view import PoolView
 
-# Room also comes with nodes' reports and with prompts that are computed: it is looked for so often.
+# Room also comes with nodes' reports: it is looked for so often.
 LOOK_S = 0.02
 # Where a client names no limit, so much of an answer is booked; the rest is paid when it is over.
 USUAL_ANSWER = 1024
@@ -41,6 +42,7 @@ class Ticket:
     ) -> None:
         self._admission = admission
         self._tenant = tenant
+        self._sequences = load.sequences
         self._load: Load | None = load
         self._booking = booking
 
@@ -53,30 +55,36 @@ class Ticket:
     def over(self, usage: Usage | None) -> None:
         """`usage` is what it used; None: it had no place."""
         self.placed()
+        self._admission.ended(self._tenant, self._sequences)
         self._admission.left(self._tenant, usage, self._booking)
 
 
 class Admission:
-    """`limits` are those in force; a file that changes replaces them."""
+    """`limits` are those in force, and whether several tenants share the pool; files that change
+    replace them."""
 
     def __init__(
         self,
         settings: RouterSettings,
-        ready: Callable[[Kind], Iterable[NodeView]],
+        view: PoolView,
         budgets: Budgets,
         metrics: AdmissionMetrics,
         clock: Callable[[], float],
     ) -> None:
         self.limits = Limits()
+        self.shared = False
         self._rule = Rule.of_settings(settings)
+        self._rule_for_the_largest = self._rule.for_the_largest()
         self._wait_s = settings.queue_timeout_s
-        self._ready = ready
+        self._view = view
+        view.eased = self._look
         self._budgets = budgets
         self._metrics = metrics
         self._clock = clock
         self._queue = FairQueue(settings.max_queued)
         self._turns: dict[Waiter, _Turn] = {}
         self._pending = Load()
+        self._running: Counter[str] = Counter()  # sequences of tenants
         self._granted: deque[float] = deque(maxlen=RATE_OVER)
         self._looking: asyncio.Task[None] | None = None
         self._ending = False
@@ -91,10 +99,10 @@ class Admission:
         """When its turn has come. Raise RateLimited, QueueFull, QueueTimeout, Unavailable."""
         tenant = trail.tenant_name
         limits = self.limits.of(tenant)
-        load, tokens = _load(prepared), sum(map(_expected, prepared))
+        load, tokens = self._load(prepared), sum(map(_expected, prepared))
         booking = await self._budgets.book(tenant, limits, 1, tokens)
         waiter = Waiter(tenant, tokens, limits.weight, limits.priority, limits.max_queued)
-        turn = _Turn(load, prepared[0].kind)
+        turn = _Turn(tenant, load, prepared[0].kind)
         try:
             if self.waiting or not self._fits(turn):
                 await self._wait(waiter, turn, trail, events)
@@ -128,6 +136,11 @@ class Admission:
         self._pending.tokens -= load.tokens
         self._look()
 
+    def ended(self, tenant: str, sequences: int) -> None:
+        self._running[tenant] -= sequences
+        if not self._running[tenant]:
+            del self._running[tenant]
+
     def left(self, tenant: str, usage: Usage | None, booking: Booking | None) -> None:
         if usage is not None:
             self._metrics.used(tenant, usage)
@@ -148,6 +161,7 @@ class Admission:
             await self._come(turn, since, events)
         except BaseException:
             if not self._queue.remove(waiter) and turn.granted:
+                self.ended(turn.tenant, turn.load.sequences)
                 self.arrived(turn.load)
             raise
         finally:
@@ -200,21 +214,42 @@ class Admission:
             self._look()
 
     def _look(self) -> None:
-        """Let in whose turn it is, as long as there is room."""
-        while (waiter := self._queue.peek()) is not None:
-            turn = self._turns[waiter]
-            if not self._fits(turn):
-                return
-            self._queue.next()
+        """Let in whose turn it is, as long as there is room; who has less than its share passes
+        those for whom there is none."""
+        while (head := next(filter(self._may_enter, self._queue.heads()), None)) is not None:
+            self._queue.take(head)
             self._granted.append(self._clock())
-            self._let_in(turn)
+            self._let_in(self._turns[head])
+
+    def _may_enter(self, waiter: Waiter) -> bool:
+        return self._fits(self._turns[waiter])
 
     def _fits(self, turn: _Turn) -> bool:
-        return has_room(self._ready(turn.kind), self._rule, self._pending)
+        largest = self.shared and self._has_more(turn.tenant)
+        rule = self._rule_for_the_largest if largest else self._rule
+        return has_room(self._view.ready(turn.kind), rule, self._pending, turn.load.tokens)
+
+    def _has_more(self, tenant: str) -> bool:
+        """Than its weight's share of what runs, if one other tenant came now that has nothing."""
+        weight = self.limits.of(tenant).weight
+        others = sum(self.limits.of(name).weight for name in self._running if name != tenant)
+        share = weight / (weight + (others or self.limits.of("").weight))
+        return self._running[tenant] > share * self._running.total()
+
+    def _load(self, prepared: Sequence[Prepared]) -> Load:
+        """What is in some node's cache is not computed: there its requests go."""
+        load = Load()
+        for item in prepared:
+            cached = self._view.chunks.longest(item.chunks)
+            chunk = item.serving.sample.layout.chunk_tokens
+            load.sequences += item.request.params.n
+            load.tokens += max(1, len(item.request.prompt_ids) - cached * chunk)
+        return load
 
     def _let_in(self, turn: _Turn) -> None:
         self._pending.sequences += turn.load.sequences
         self._pending.tokens += turn.load.tokens
+        self._running[turn.tenant] += turn.load.sequences
         turn.grant()
 
     def _drain_s(self) -> float:
@@ -228,7 +263,8 @@ class Admission:
 class _Turn:
     """What a waiter waits for."""
 
-    def __init__(self, load: Load, kind: Kind) -> None:
+    def __init__(self, tenant: str, load: Load, kind: Kind) -> None:
+        self.tenant = tenant
         self.load = load
         self.kind = kind
         self._error: BatonError | None = None
@@ -261,13 +297,6 @@ class _Turn:
                 await self._come.wait()
         except TimeoutError:
             pass
-
-
-def _load(prepared: Sequence[Prepared]) -> Load:
-    return Load(
-        sum(item.request.params.n for item in prepared),
-        sum(len(item.request.prompt_ids) for item in prepared),
-    )
 
 
 def _expected(item: Prepared) -> int:

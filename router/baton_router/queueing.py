@@ -3,7 +3,8 @@
 In: waiters, each of a tenant with its weight and priority. Out: the next one. All of a higher
 priority go first. Tenants of one priority share by weight and tokens, by start-time fair queueing:
 a tenant's first waiter has the virtual time at which its tenant's share of what went before is used
-up, and the lowest goes first. Within a tenant the first that came goes first.
+up, and the lowest goes first. Within a tenant the first that came goes first. Who finds no room for
+the one whose turn it is may let the next tenant's pass.
 
 Bounded: where it is full, a waiter takes the place of the last one of whoever has more than it,
 of those with the lowest priority; else it is refused.
@@ -12,6 +13,7 @@ of those with the lowest priority; else it is refused.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from baton_protocol.errors import QueueFull
@@ -59,12 +61,11 @@ class _Level:
         flow.weight = waiter.weight
         flow.waiters[waiter] = None
 
-    def first(self) -> _Flow:
-        return min(self.flows.values(), key=lambda flow: flow.start)
-
     def take(self, flow: _Flow) -> Waiter:
+        """Its first waiter. The time is that of the lowest, so that who comes next starts no later
+        than those that were passed."""
         waiter, _ = flow.waiters.popitem(last=False)
-        self.now = flow.start
+        self.now = min(flow.start for flow in self.flows.values())
         flow.start += max(1, waiter.tokens) / waiter.weight
         self.tidy(flow)
         return waiter
@@ -126,18 +127,18 @@ class FairQueue:
         level.tidy(flow)
         return True
 
-    def peek(self) -> Waiter | None:
-        """The one whose turn it is, if one waits."""
+    def heads(self) -> Iterator[Waiter]:
+        """The first of each tenant of the highest priority, in the order of their turns."""
         level = self._highest()
-        return next(iter(level.first().waiters)) if level is not None else None
+        if level is not None:
+            for flow in sorted(level.flows.values(), key=lambda flow: flow.start):
+                yield next(iter(flow.waiters))
 
-    def next(self) -> Waiter | None:
-        """The same; it waits no more."""
-        level = self._highest()
-        if level is None:
-            return None
+    def take(self, head: Waiter) -> None:
+        """One of `heads` waits no more."""
+        level = self._levels[head.priority]
+        level.take(level.flows[head.tenant])
         self._size -= 1
-        return level.take(level.first())
 
     def _highest(self) -> _Level | None:
         priority = max((p for p, level in self._levels.items() if level.flows), default=None)

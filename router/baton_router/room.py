@@ -1,37 +1,59 @@
 """Whether a pool has room for one more request, or it would only wait on a node.
 
-In: what the view knows of the ready nodes; what was let in and is not booked yet. Out: yes or no.
-A node without a free sequence has none, nor has one with prompts to compute for longer than is
-allowed, by its own measured speed. Prefill nodes lend their time to decode nodes.
+In: what the view knows of the ready nodes; what was let in and is not booked yet; how much of the
+request's prompt is to be computed. Out: yes or no. A node without a free sequence has none, nor has
+one with prompts to compute for longer than is allowed, by its own measured speed. Where prefill
+nodes compute prompts, decode nodes lend their time only as long as placement would take it: while
+that costs those who decode there less than the prefill nodes' queues cost the request.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from baton_protocol.store import Role
 from baton_router.node_view import NodeView
-from baton_router.settings import RouterSettings
+from baton_router.settings import Handoff, RouterSettings
 
 # Of a node that does not say how many sequences it computes at once.
 USUAL_SEQUENCES = 256
+# Of a node's queue a tenant that has most of the pool gets so much, and so much of its sequences it
+# leaves: who has less comes in at once, and finds little before it.
+QUEUE_PART = 0.05
+KEPT_PART = 1 / 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """A node is full with `sequences` (0: as many as it says), or with prompts for `queue_ms`
-    (0: no pool is ever full). Where nothing is handed over, prefill nodes lend no time."""
+    """A node is full with `sequences` (0: as many as it says) less the part of them that is `kept`,
+    or with prompts for `queue_ms` (0: no pool is ever full). What is handed over, and from how many
+    tokens on, is the placement's policy."""
 
     queue_ms: float
     sequences: int = 0
-    hands_over: bool = True
+    handoff: Handoff = "auto"
+    handoff_tokens: int = 0
+    kept: float = 0.0
 
     @classmethod
     def of_settings(cls, settings: RouterSettings) -> Rule:
         return cls(
             queue_ms=settings.admission_queue_ms,
             sequences=settings.max_inflight,
-            hands_over=settings.handoff != "never",
+            handoff=settings.handoff,
+            handoff_tokens=settings.handoff_min_tokens,
+        )
+
+    def for_the_largest(self) -> Rule:
+        """For a tenant that has more of the pool than its share, where there are others."""
+        return replace(self, queue_ms=QUEUE_PART * self.queue_ms, kept=KEPT_PART)
+
+    def splits(self, tokens: int) -> bool:
+        """Whether prefill nodes compute what has so many tokens to be computed."""
+        return self.handoff == "always" or (
+            self.handoff == "auto" and tokens >= self.handoff_tokens
         )
 
 
@@ -43,49 +65,51 @@ class Load:
     tokens: int = 0
 
 
-def has_room(nodes: Iterable[NodeView], rule: Rule, pending: Load) -> bool:
-    """Beyond what is `pending`. A pool without a ready node is not full: there requests wait for a
-    node. Most often the first node says it: the rest is not looked at."""
+def has_room(nodes: Iterable[NodeView], rule: Rule, pending: Load, tokens: int) -> bool:
+    """Beyond what is `pending`, for a request with so many `tokens` to be computed. A pool without
+    a ready node is not full: there requests wait for a node. Most often the first node of each role
+    says it: the rest is not looked at."""
     if not rule.queue_ms:
         return True
-    decode, helpers = _Room(), []
+    nodes = tuple(nodes)
+    host: Role = "decode" if any(node.report.role == "decode" for node in nodes) else "prefill"
+    sequences, time, most_ms = 0, 0.0, math.inf
+    if host == "decode" and rule.splits(tokens):
+        waits_ms = math.inf
+        for node in nodes:
+            if node.report.role != host:
+                time += _time(node, rule)
+                waits_ms = min(waits_ms, _ms(node, node.queued_tokens))
+                if time > pending.tokens:
+                    break
+        else:
+            most_ms = waits_ms if rule.handoff == "auto" or waits_ms == math.inf else 0.0
     for node in nodes:
-        if node.report.role != "decode":
-            helpers.append(node)
-            continue
-        decode.add(node, rule)
-        if decode.takes(pending):
-            return True
-    prefill = _Room()
-    for node in helpers:
-        prefill.add(node, rule)
-    if not decode.nodes:
-        return prefill.takes(pending) or not prefill.nodes
-    return decode.takes(pending, prefill.tokens if rule.hands_over else 0.0)
+        if node.report.role == host:
+            sequences += max(0, _free(node, rule))
+            if node.sequences * _ms(node, tokens) < most_ms:
+                time += _time(node, rule)
+            if sequences > pending.sequences and time > pending.tokens:
+                return True
+    return not nodes
 
 
-@dataclass(slots=True)
-class _Room:
-    """Of the nodes of one role."""
-
-    nodes: int = 0
-    sequences: int = 0
-    tokens: float = 0.0
-
-    def add(self, node: NodeView, rule: Rule) -> None:
-        self.nodes += 1
-        most = rule.sequences or node.report.max_num_seqs or USUAL_SEQUENCES
-        free = most - node.sequences
-        if free > 0:
-            self.sequences += free
-            self.tokens += max(0.0, _tokens(node, rule.queue_ms) - node.queued_tokens)
-
-    def takes(self, pending: Load, lent: float = 0.0) -> bool:
-        """More than what is `pending`, with `lent` tokens of others."""
-        return self.sequences > pending.sequences and self.tokens + lent > pending.tokens
+def _free(node: NodeView, rule: Rule) -> int:
+    most = rule.sequences or node.report.max_num_seqs or USUAL_SEQUENCES
+    return most - int(rule.kept * most) - node.sequences
 
 
-def _tokens(node: NodeView, queue_ms: float) -> float:
-    """So many prompt tokens fill the node; one that has not measured itself is not filled."""
+def _time(node: NodeView, rule: Rule) -> float:
+    """In prompt tokens, of which so many fill the node; one that has not measured itself is not
+    filled."""
+    if _free(node, rule) <= 0:
+        return 0.0
     speed = node.report.speeds.prefill_tokens_per_s
-    return max(1.0, speed * queue_ms / 1000) if speed > 0 else float("inf")
+    most = max(1.0, speed * rule.queue_ms / 1000) if speed > 0 else math.inf
+    return max(0.0, most - node.queued_tokens)
+
+
+def _ms(node: NodeView, tokens: int) -> float:
+    """To compute so many prompt tokens; 0 where the node has not measured itself."""
+    speed = node.report.speeds.prefill_tokens_per_s
+    return 1000 * tokens / speed if speed > 0 else 0.0

@@ -160,9 +160,9 @@ class Router:
         )
         admission_metrics = AdmissionMetrics(metrics.registry)
         self.admission = Admission(
-            settings, self.view.ready, Budgets(self._budgets, clock), admission_metrics, clock
+            settings, self.view, Budgets(self._budgets, clock), admission_metrics, clock
         )
-        self.admission.limits = limits
+        self.admission.limits, self.admission.shared = limits, len(tenants.names) > 1
         self.api = Api(
             name=name,
             settings=settings,
@@ -202,6 +202,7 @@ class Router:
     def _read_tenants(self) -> None:
         """Raise StartError for what cannot be used; then all stays as it is."""
         self.api.tenants, self.admission.limits = _tenants(self.settings)
+        self.admission.shared = len(self.api.tenants.names) > 1
 
     # --- parts ----------------------------------------------------------------------------------
 

@@ -51,6 +51,7 @@ class PoolView:
         self._members: dict[Kind, _Members] | None = None  # None: who is ready has changed
         self._kind: Kind | None = None
         self._rolled: dict[Kind, str] = {}  # what the last forgotten node of a kind said
+        self.eased: Callable[[], None] = lambda: None  # called when a booking got less
 
     # --- what links say ---------------------------------------------------------------------
 
@@ -204,11 +205,13 @@ class PoolView:
             view.booked_tokens -= booking.tokens
             booking.tokens = 0
             self._loaded(view)
+            self.eased()
 
     def release(self, node: NodeId, request: RequestId) -> None:
         view = self.nodes.get(node)
         if view is not None and self._unbook(view, request):
             self._loaded(view)
+            self.eased()
 
     def _unbook(self, view: NodeView, request: RequestId) -> bool:
         booking = view.booked.pop(request, None)

@@ -235,6 +235,36 @@ async def test_a_higher_priority_goes_first_and_tenants_of_one_take_turns(
     assert prompts(decode) == ["first", "ops", "acme0", "globe0", "acme1", "globe1", "acme2"]
 
 
+@pytest.mark.parametrize("shared", [True, False], ids=["several tenants", "one tenant"])
+async def test_the_largest_of_several_tenants_leaves_room_in_which_others_pass_it(
+    running: Any, decode: FakeNode, keyed: dict[str, Any], shared: bool
+) -> None:
+    if not shared:
+        Path(keyed["api_keys"]).write_text(f"acme {ACME}\n")
+    occupy(decode)
+    async with running(decode, max_inflight=8, **keyed) as client:
+        admission = client.router.admission
+        tasks = [await ask(client, f"acme{n}", ACME) for n in range(9)]
+        assert admission.waiting == (2 if shared else 1)
+        if shared:
+            tasks += [await ask(client, f"globe{n}", GLOBEX) for n in range(2)]
+            assert (prompts(decode)[7:], admission.waiting) == (["globe0"], 3)
+        await finish(client, *tasks)
+        assert admission._running == {}
+
+
+async def test_by_its_weight_a_tenant_may_have_more_before_it_is_the_largest(
+    running: Any, decode: FakeNode, keyed: dict[str, Any]
+) -> None:
+    Path(keyed["tenants"]).write_text("[tenants.acme]\nweight = 3\n")
+    occupy(decode)
+    async with running(decode, max_inflight=8, **keyed) as client:
+        tasks = [await ask(client, f"globe{n}", GLOBEX) for n in range(2)]
+        tasks += [await ask(client, f"acme{n}", ACME) for n in range(6)]
+        assert (len(prompts(decode)), client.router.admission.waiting) == (8, 0)
+        await finish(client, *tasks)
+
+
 async def test_in_a_full_queue_a_flood_makes_room_for_another_tenant(
     running: Any, decode: FakeNode, keyed: dict[str, Any]
 ) -> None:

@@ -19,9 +19,17 @@ def of(tenant: str, tokens: int = 10, **changes: float) -> Waiter:
     return Waiter(tenant, tokens, **changes)  # type: ignore[arg-type]
 
 
+def take(queue: FairQueue) -> Waiter | None:
+    """The one whose turn it is."""
+    head = next(queue.heads(), None)
+    if head is not None:
+        queue.take(head)
+    return head
+
+
 def drained(queue: FairQueue) -> list[Waiter]:
     found = []
-    while (waiter := queue.next()) is not None:
+    while (waiter := take(queue)) is not None:
         found.append(waiter)
     return found
 
@@ -51,7 +59,7 @@ def test_tenants_share_tokens_by_their_weights(weights: tuple[float, float]) -> 
         queue.add(of("globex", 10, weight=weights[1]))
     served: Counter[str] = Counter()
     for _ in range(600):
-        waiter = queue.next()
+        waiter = take(queue)
         assert waiter is not None
         served[waiter.tenant] += waiter.tokens
     assert served["acme"] / served["globex"] == pytest.approx(weights[0] / weights[1], rel=0.1)
@@ -62,7 +70,7 @@ def test_who_comes_late_gets_its_share_and_no_arrears() -> None:
     for _ in range(100):
         queue.add(of("acme"))
     for _ in range(50):
-        queue.next()
+        take(queue)
     for _ in range(20):
         queue.add(of("globex"))
     turns = [waiter.tenant for waiter in drained(queue)]
@@ -73,7 +81,7 @@ def test_who_left_and_comes_back_has_not_got_rid_of_what_it_used() -> None:
     queue = FairQueue(1000)
     queue.add(of("acme", 1000))
     queue.add(of("globex", 10))
-    queue.next()  # acme's, and it waits no more
+    take(queue)  # acme's, and it waits no more
     queue.add(of("acme", 1))
     for _ in range(9):
         queue.add(of("globex", 10))
@@ -159,8 +167,11 @@ def test_nobody_is_lost_doubled_or_overtaken_by_its_own_tenant(
         elif act == "remove" and inside:
             assert queue.remove(inside.pop(tokens % len(inside)))
         elif act == "next":
-            first = queue.peek()
-            assert queue.next() is first
+            heads = list(queue.heads())
+            assert len(heads) == len({head.tenant for head in heads})
+            first = heads[tokens % len(heads)] if heads else None
+            if first is not None:
+                queue.take(first)
             assert (first is None) == (not inside)
             if first is not None:
                 same = [
@@ -171,6 +182,21 @@ def test_nobody_is_lost_doubled_or_overtaken_by_its_own_tenant(
                 inside.remove(first)
         assert len(queue) == len(inside) == sum(queue.lengths().values())
     assert set(drained(queue)) == set(inside)
+
+
+def test_who_passes_another_tenant_pays_for_it_and_delays_no_newcomer() -> None:
+    queue = FairQueue(10)
+    acme, first, second = of("acme", 100), of("globex", 10), of("globex", 10)
+    for waiter in (acme, first, second):
+        queue.add(waiter)
+    assert list(queue.heads()) == [acme, first]
+    queue.take(first)
+    assert list(queue.heads()) == [acme, second]
+    queue.take(second)
+    later, newcomer = of("globex", 10), of("ops", 10)
+    queue.add(later)
+    queue.add(newcomer)
+    assert list(queue.heads()) == [acme, newcomer, later]
 
 
 # --- a flood, in played time ----------------------------------------------------------------------
@@ -203,7 +229,7 @@ def first_tokens(coming: list[tuple[float, str]], fair: bool) -> list[float]:
             came[waiter] = events[at]
             queue.add(waiter)
             at += 1
-        waiter_next = queue.next()
+        waiter_next = take(queue)
         assert waiter_next is not None
         since, tenant = came.pop(waiter_next)
         start = max(since, free)
