@@ -101,7 +101,10 @@ class Admission:
         limits = self.limits.of(tenant)
         load, tokens = self._load(prepared), sum(map(_expected, prepared))
         booking = await self._budgets.book(tenant, limits, 1, tokens)
-        waiter = Waiter(tenant, tokens, limits.weight, limits.priority, limits.max_queued)
+        splits = self._rule.splits(load.tokens)
+        waiter = Waiter(
+            *(tenant, tokens, limits.weight, limits.priority, limits.max_queued), splits=splits
+        )
         turn = _Turn(tenant, load, prepared[0].kind)
         try:
             if self.waiting or not self._fits(turn):
@@ -214,8 +217,8 @@ class Admission:
             self._look()
 
     def _look(self) -> None:
-        """Let in whose turn it is, as long as there is room; who has less than its share passes
-        those for whom there is none."""
+        """Let in whose turn it is, as long as there is room; who has less than its share, or waits
+        for other nodes, passes those for whom there is none."""
         while (head := next(filter(self._may_enter, self._queue.heads()), None)) is not None:
             self._queue.take(head)
             self._granted.append(self._clock())

@@ -4,7 +4,8 @@ In: waiters, each of a tenant with its weight and priority. Out: the next one. A
 priority go first. Tenants of one priority share by weight and tokens, by start-time fair queueing:
 a tenant's first waiter has the virtual time at which its tenant's share of what went before is used
 up, and the lowest goes first. Within a tenant the first that came goes first. Who finds no room for
-the one whose turn it is may let the next tenant's pass.
+the one whose turn it is may let the next tenant's pass, or the first of the same tenant's other
+lane: what prefill nodes compute waits for other nodes than what is short.
 
 Bounded: where it is full, a waiter takes the place of the last one of whoever has more than it,
 of those with the lowest priority; else it is refused.
@@ -15,19 +16,26 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
+from operator import itemgetter
 
 from baton_protocol.errors import QueueFull
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Waiter:
-    """One call; `tokens` is what it is expected to cost. At most `most` of its tenant wait."""
+    """One call; `tokens` is what it is expected to cost. At most `most` of its tenant wait. Its
+    lane is whether prefill nodes compute its prompt (`splits`)."""
 
     tenant: str
     tokens: int
     weight: float = 1.0
     priority: int = 0
     most: int | None = None
+    splits: bool = False
+
+
+Lane = OrderedDict[Waiter, int]  # with their numbers in the order in which they came
 
 
 @dataclass(slots=True)
@@ -37,11 +45,35 @@ class _Flow:
     tenant: str
     start: float
     weight: float = 1.0
-    waiters: OrderedDict[Waiter, None] = field(default_factory=OrderedDict)
+    lanes: tuple[Lane, Lane] = field(default_factory=lambda: (OrderedDict(), OrderedDict()))
+    came: int = 0
+
+    def __len__(self) -> int:
+        return sum(map(len, self.lanes))
+
+    def __contains__(self, waiter: Waiter) -> bool:
+        return waiter in self.lanes[waiter.splits]
+
+    def add(self, waiter: Waiter) -> None:
+        self.came += 1
+        self.weight = waiter.weight
+        self.lanes[waiter.splits][waiter] = self.came
+
+    def remove(self, waiter: Waiter) -> None:
+        del self.lanes[waiter.splits][waiter]
+
+    def heads(self) -> list[Waiter]:
+        """The first of each lane, the first of all first."""
+        heads = [(lane[head], head) for lane in self.lanes for head in islice(lane, 1)]
+        return [head for _, head in sorted(heads, key=itemgetter(0))]
+
+    def last(self) -> Waiter:
+        lasts = [(lane[last], last) for lane in self.lanes for last in islice(reversed(lane), 1)]
+        return max(lasts, key=itemgetter(0))[1]
 
     @property
     def share(self) -> float:
-        return len(self.waiters) / self.weight
+        return len(self) / self.weight
 
 
 class _Level:
@@ -58,20 +90,19 @@ class _Level:
         if flow is None:
             start = max(self.now, self.ends.pop(waiter.tenant, 0.0))
             flow = self.flows[waiter.tenant] = _Flow(waiter.tenant, start)
-        flow.weight = waiter.weight
-        flow.waiters[waiter] = None
+        flow.add(waiter)
 
-    def take(self, flow: _Flow) -> Waiter:
-        """Its first waiter. The time is that of the lowest, so that who comes next starts no later
-        than those that were passed."""
-        waiter, _ = flow.waiters.popitem(last=False)
+    def take(self, head: Waiter) -> None:
+        """The time is that of the lowest, so that who comes next starts no later than those that
+        were passed."""
+        flow = self.flows[head.tenant]
+        flow.remove(head)
         self.now = min(flow.start for flow in self.flows.values())
-        flow.start += max(1, waiter.tokens) / waiter.weight
+        flow.start += max(1, head.tokens) / head.weight
         self.tidy(flow)
-        return waiter
 
     def tidy(self, flow: _Flow) -> None:
-        if flow.waiters:
+        if len(flow):
             return
         del self.flows[flow.tenant]
         self.ends = {name: end for name, end in self.ends.items() if end > self.now}
@@ -93,14 +124,14 @@ class FairQueue:
     def lengths(self) -> dict[int, int]:
         """How many wait, by priority; also of priorities where nobody does any more."""
         return {
-            priority: sum(len(flow.waiters) for flow in level.flows.values())
+            priority: sum(map(len, level.flows.values()))
             for priority, level in self._levels.items()
         }
 
     def of(self, tenant: str) -> int:
         """How many of its requests wait."""
         found = (level.flows.get(tenant) for level in self._levels.values())
-        return sum(len(flow.waiters) for flow in found if flow is not None)
+        return sum(len(flow) for flow in found if flow is not None)
 
     def add(self, waiter: Waiter) -> Waiter | None:
         """Who lost its place to the newcomer, if somebody did. Raise QueueFull."""
@@ -120,24 +151,23 @@ class FairQueue:
         """Its client left, or it waited too long; False where it does not wait."""
         level = self._levels.get(waiter.priority)
         flow = level.flows.get(waiter.tenant) if level is not None else None
-        if level is None or flow is None or waiter not in flow.waiters:
+        if level is None or flow is None or waiter not in flow:
             return False
-        del flow.waiters[waiter]
+        flow.remove(waiter)
         self._size -= 1
         level.tidy(flow)
         return True
 
     def heads(self) -> Iterator[Waiter]:
-        """The first of each tenant of the highest priority, in the order of their turns."""
+        """The first of each lane of each tenant of the highest priority, in the order of turns."""
         level = self._highest()
         if level is not None:
             for flow in sorted(level.flows.values(), key=lambda flow: flow.start):
-                yield next(iter(flow.waiters))
+                yield from flow.heads()
 
     def take(self, head: Waiter) -> None:
         """One of `heads` waits no more."""
-        level = self._levels[head.priority]
-        level.take(level.flows[head.tenant])
+        self._levels[head.priority].take(head)
         self._size -= 1
 
     def _highest(self) -> _Level | None:
@@ -149,9 +179,9 @@ class FairQueue:
         if lowest is not None and lowest <= waiter.priority:
             largest = max(self._levels[lowest].flows.values(), key=lambda flow: flow.share)
             mine = self._levels[lowest].flows.get(waiter.tenant)
-            having = len(mine.waiters) if mine is not None else 0
+            having = len(mine) if mine is not None else 0
             if lowest < waiter.priority or (having + 1) / waiter.weight < largest.share:
-                return next(reversed(largest.waiters))
+                return largest.last()
         raise QueueFull(
             f"every node is full and {self._size} requests wait already; send the request again"
             " later"

@@ -10,7 +10,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from baton_protocol.link import RunJob
+from baton_protocol.link import PrefillJob, RunJob
+from baton_protocol.store import Speeds
 from baton_router.room import Load
 from baton_text.tokenizer import LONG_TEXT, Tokenizer
 from tests.support.fake_node import FakeNode
@@ -251,6 +252,28 @@ async def test_the_largest_of_several_tenants_leaves_room_in_which_others_pass_i
             assert (prompts(decode)[7:], admission.waiting) == (["globe0"], 3)
         await finish(client, *tasks)
         assert admission._running == {}
+
+
+async def test_what_is_short_passes_prompts_of_its_tenant_that_wait_for_prefill_nodes(
+    running: Any,
+) -> None:
+    facts: dict[str, Any] = {"speeds": Speeds(prefill_tokens_per_s=1000.0), "max_num_seqs": 256}
+    async with (
+        FakeNode("decode-0", "decode", **facts) as decode,
+        FakeNode("prefill-0", "prefill", **facts) as prefill,
+        running(decode, prefill, handoff_min_tokens=16) as client,
+    ):
+        nodes = client.router.view.nodes
+        await decode.say_load(running=200)
+        await prefill.say_load(queued_tokens=5000)
+        await until(lambda: nodes["decode-0"].sequences == 200)
+        await until(lambda: nodes["prefill-0"].queued_tokens == 5000)
+        long = await ask(client, "x" * 32)
+        assert (await client.post(COMPLETIONS, body("short")))[0] == 200
+        assert (client.router.admission.waiting, prefill.got_of(PrefillJob)) == (1, [])
+        await prefill.say_load()
+        assert (await long)[0] == 200
+        assert len(prefill.got_of(PrefillJob)) == 1
 
 
 async def test_by_its_weight_a_tenant_may_have_more_before_it_is_the_largest(

@@ -145,18 +145,19 @@ def test_a_tenant_has_a_bound_of_its_own() -> None:
             st.integers(0, 500),
             st.sampled_from([0.5, 1.0, 3.0]),
             st.integers(-1, 1),
+            st.booleans(),
         ),
         max_size=200,
     )
 )
 def test_nobody_is_lost_doubled_or_overtaken_by_its_own_tenant(
-    acts: list[tuple[str, str, int, float, int]],
+    acts: list[tuple[str, str, int, float, int, bool]],
 ) -> None:
     queue = FairQueue(12)
     inside: list[Waiter] = []
-    for act, tenant, tokens, weight, priority in acts:
+    for act, tenant, tokens, weight, priority, splits in acts:
         if act == "add":
-            waiter = Waiter(tenant, tokens, weight, priority, most=8)
+            waiter = Waiter(tenant, tokens, weight, priority, 8, splits)
             try:
                 loser = queue.add(waiter)
             except QueueFull:
@@ -168,20 +169,35 @@ def test_nobody_is_lost_doubled_or_overtaken_by_its_own_tenant(
             assert queue.remove(inside.pop(tokens % len(inside)))
         elif act == "next":
             heads = list(queue.heads())
-            assert len(heads) == len({head.tenant for head in heads})
+            assert len(heads) == len({(head.tenant, head.splits) for head in heads})
             first = heads[tokens % len(heads)] if heads else None
             if first is not None:
                 queue.take(first)
             assert (first is None) == (not inside)
             if first is not None:
-                same = [
-                    w for w in inside if (w.tenant, w.priority) == (first.tenant, first.priority)
-                ]
+                same = [w for w in inside if (w.tenant, w.priority, w.splits) == _lane(first)]
                 assert same[0] is first
                 assert first.priority == max(w.priority for w in inside)
                 inside.remove(first)
         assert len(queue) == len(inside) == sum(queue.lengths().values())
     assert set(drained(queue)) == set(inside)
+
+
+def _lane(waiter: Waiter) -> tuple[str, int, bool]:
+    return waiter.tenant, waiter.priority, waiter.splits
+
+
+def test_of_one_tenant_the_first_of_the_other_lane_may_pass_and_the_last_of_both_goes() -> None:
+    queue = FairQueue(3)
+    long, longer, short = of("acme", splits=True), of("acme", splits=True), of("acme")
+    for waiter in (long, longer, short):
+        queue.add(waiter)
+    assert list(queue.heads()) == [long, short]
+    assert queue.add(of("globex")) is short
+    assert queue.of("acme") == 2
+    assert next(queue.heads()) is long
+    queue.take(long)
+    assert longer in list(queue.heads())
 
 
 def test_who_passes_another_tenant_pays_for_it_and_delays_no_newcomer() -> None:
