@@ -10,7 +10,8 @@ and open loop: requests come at random times, whatever becomes of those before. 
 fifth of what the pool can. Prompts are new, answers take 0.5 to 1.5 of the tokens named. Phases of
 the same pool take turns: alone, beside the other tenant's flood, beside its own; in each phase of a
 pass requests come at the same times. A flood is under way before anybody is timed, and how many
-answers it gets is told. Exit 1 where a ratio misses the goal.
+answers it gets is told. Who waits for 30 s is refused, and counts with that. Exit 1 where a ratio
+misses the goal.
 """
 
 from __future__ import annotations

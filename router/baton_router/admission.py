@@ -2,15 +2,16 @@
 
 In: calls that are prepared, the pool's view, what became of calls. Out: a Ticket, or RateLimited,
 QueueFull, QueueTimeout. A pool with room lets everybody in at once; where tenants share it, some of
-the room is for those who have less than their share of what runs. What was let in is never held
-again here: who loses its node is placed anew by the dispatcher.
+the room is for those who run less, or had less computed lately, than their share. What was let in
+is never held again here: who loses its node is placed anew by the dispatcher.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import product
 
 from baton_protocol.errors import BatonError, QueueFull, QueueTimeout, Unavailable
 from baton_protocol.store import Kind
@@ -24,10 +25,13 @@ from baton_router.limits import Limits
 from baton_router.queueing import FairQueue, Waiter
 from baton_router.room import Load, Rule, has_room
 from baton_router.settings import RouterSettings
+from baton_router.shares import Shares
 from baton_router.view import PoolView
 
 # Room also comes with nodes' reports: it is looked for so often.
 LOOK_S = 0.02
+# A burst of a tenant's usual traffic is short against this, and a flood is not.
+LATELY_S = 5.0
 # Where a client names no limit, so much of an answer is booked; the rest is paid when it is over.
 USUAL_ANSWER = 1024
 RATE_OVER = 64  # the last turns, by which the next ones are predicted
@@ -73,8 +77,11 @@ class Admission:
     ) -> None:
         self.limits = Limits()
         self.shared = False
-        self._rule = Rule.of_settings(settings)
-        self._rule_for_the_largest = self._rule.for_the_largest()
+        rule = self._rule = Rule.of_settings(settings)
+        self._shared_rules = {
+            each: rule.shared(prompts=each[0], sequences=each[1])
+            for each in product((False, True), repeat=2)
+        }
         self._wait_s = settings.queue_timeout_s
         self._view = view
         view.eased = self._look
@@ -84,7 +91,8 @@ class Admission:
         self._queue = FairQueue(settings.max_queued)
         self._turns: dict[Waiter, _Turn] = {}
         self._pending = Load()
-        self._running: Counter[str] = Counter()  # sequences of tenants
+        self._running = Shares(clock)  # sequences
+        self._computed = Shares(clock, LATELY_S)  # tokens of prompts
         self._granted: deque[float] = deque(maxlen=RATE_OVER)
         self._looking: asyncio.Task[None] | None = None
         self._ending = False
@@ -140,9 +148,7 @@ class Admission:
         self._look()
 
     def ended(self, tenant: str, sequences: int) -> None:
-        self._running[tenant] -= sequences
-        if not self._running[tenant]:
-            del self._running[tenant]
+        self._running.give_back(tenant, sequences)
 
     def left(self, tenant: str, usage: Usage | None, booking: Booking | None) -> None:
         if usage is not None:
@@ -217,27 +223,35 @@ class Admission:
             self._look()
 
     def _look(self) -> None:
-        """Let in whose turn it is, as long as there is room; who has less than its share, or waits
-        for other nodes, passes those for whom there is none."""
-        while (head := next(filter(self._may_enter, self._queue.heads()), None)) is not None:
+        """Let in whose turn it is, as long as there is room."""
+        while (head := self._next()) is not None:
             self._queue.take(head)
             self._granted.append(self._clock())
             self._let_in(self._turns[head])
 
-    def _may_enter(self, waiter: Waiter) -> bool:
-        return self._fits(self._turns[waiter])
+    def _next(self) -> Waiter | None:
+        """The first for whom there is room: who has less than its share, or waits for other nodes,
+        passes the others. Of those who want the same the first is asked for all."""
+        full: set[tuple[Rule, Kind, bool]] = set()
+        for head in self._queue.heads():
+            turn = self._turns[head]
+            wanted = self._rule_of(turn.tenant), turn.kind, head.splits
+            if wanted not in full:
+                if self._fits(turn):
+                    return head
+                full.add(wanted)
+        return None
 
     def _fits(self, turn: _Turn) -> bool:
-        largest = self.shared and self._has_more(turn.tenant)
-        rule = self._rule_for_the_largest if largest else self._rule
-        return has_room(self._view.ready(turn.kind), rule, self._pending, turn.load.tokens)
+        nodes, rule = self._view.ready(turn.kind), self._rule_of(turn.tenant)
+        return has_room(nodes, rule, self._pending, turn.load.tokens)
 
-    def _has_more(self, tenant: str) -> bool:
-        """Than its weight's share of what runs, if one other tenant came now that has nothing."""
+    def _rule_of(self, tenant: str) -> Rule:
+        if not self.shared:
+            return self._rule
         weight = self.limits.of(tenant).weight
-        others = sum(self.limits.of(name).weight for name in self._running if name != tenant)
-        share = weight / (weight + (others or self.limits.of("").weight))
-        return self._running[tenant] > share * self._running.total()
+        more = self._computed.has_more(tenant, weight), self._running.has_more(tenant, weight)
+        return self._shared_rules[more]
 
     def _load(self, prepared: Sequence[Prepared]) -> Load:
         """What is in some node's cache is not computed: there its requests go."""
@@ -252,7 +266,9 @@ class Admission:
     def _let_in(self, turn: _Turn) -> None:
         self._pending.sequences += turn.load.sequences
         self._pending.tokens += turn.load.tokens
-        self._running[turn.tenant] += turn.load.sequences
+        weight = self.limits.of(turn.tenant).weight
+        self._running.add(turn.tenant, turn.load.sequences, weight)
+        self._computed.add(turn.tenant, turn.load.tokens, weight)
         turn.grant()
 
     def _drain_s(self) -> float:

@@ -19,9 +19,10 @@ from baton_router.settings import Handoff, RouterSettings
 
 # Of a node that does not say how many sequences it computes at once.
 USUAL_SEQUENCES = 256
-# Of a node's queue a tenant that has most of the pool gets so much, and so much of its sequences it
-# leaves: who has less comes in at once, and finds little before it.
-QUEUE_PART = 0.05
+# Where tenants share a pool, each gets so much of a node's queue; who lately had more prompts
+# computed than its share, so much; and who runs more than its share leaves so much of a node's
+# sequences. Others come in at once, and find little before them.
+SHARED_PART, MORE_PART = 0.25, 0.05
 KEPT_PART = 1 / 8
 
 
@@ -46,9 +47,10 @@ class Rule:
             handoff_tokens=settings.handoff_min_tokens,
         )
 
-    def for_the_largest(self) -> Rule:
-        """For a tenant that has more of the pool than its share, where there are others."""
-        return replace(self, queue_ms=QUEUE_PART * self.queue_ms, kept=KEPT_PART)
+    def shared(self, *, prompts: bool, sequences: bool) -> Rule:
+        """Where there are other tenants, for one with more than its share of them."""
+        part = MORE_PART if prompts else SHARED_PART
+        return replace(self, queue_ms=part * self.queue_ms, kept=KEPT_PART if sequences else 0.0)
 
     def splits(self, tokens: int) -> bool:
         """Whether prefill nodes compute what has so many tokens to be computed."""

@@ -251,7 +251,22 @@ async def test_the_largest_of_several_tenants_leaves_room_in_which_others_pass_i
             tasks += [await ask(client, f"globe{n}", GLOBEX) for n in range(2)]
             assert (prompts(decode)[7:], admission.waiting) == (["globe0"], 3)
         await finish(client, *tasks)
-        assert admission._running == {}
+        assert len(admission._running) == 0
+
+
+async def test_who_had_most_prompts_computed_lately_waits_though_another_one_runs_more(
+    running: Any, decode: FakeNode, keyed: dict[str, Any]
+) -> None:
+    """The node computes 10,000 tokens a second: acme may queue 5 ms of it, globex 25."""
+    async with running(decode, admission_queue_ms=100, **keyed) as client:
+        for number in range(6):
+            assert (await client.post(COMPLETIONS, body(f"{number}" * 90), bearer(ACME)))[0] == 200
+        occupy(decode)
+        tasks = [await ask(client, f"{n}" * 30, GLOBEX) for n in range(3)]
+        tasks += [await ask(client, "acme", ACME), await ask(client, "globex", GLOBEX)]
+        assert prompts(decode)[-1] == "globex"
+        assert client.router.admission.waiting == 1
+        await finish(client, *tasks)
 
 
 async def test_what_is_short_passes_prompts_of_its_tenant_that_wait_for_prefill_nodes(

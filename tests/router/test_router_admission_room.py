@@ -87,13 +87,17 @@ def test_what_is_never_or_always_handed_over_finds_room_with_one_role_alone() ->
     assert has_room([node(tokens=1000), free], short, Load(), 128)
 
 
-def test_to_the_largest_a_node_is_full_with_fewer_sequences_and_with_a_shorter_queue() -> None:
-    rule = Rule(queue_ms=1000.0).for_the_largest()
-    most = 64 - 8
+def test_where_tenants_share_a_pool_queues_are_short_and_shorter_for_who_has_more() -> None:
+    for prompts, most in ((False, 250), (True, 50)):
+        rule = RULE.shared(prompts=prompts, sequences=False)
+        assert has_room([node(sequences=3, tokens=most - 1)], rule, Load(), LONG)
+        assert not has_room([node(tokens=most)], rule, Load(), LONG)
+
+
+def test_who_runs_more_than_its_share_leaves_sequences_free() -> None:
+    rule, most = RULE.shared(prompts=False, sequences=True), 64 - 8
     assert has_room([node(sequences=most - 1, max_num_seqs=64)], rule, Load(), LONG)
     assert not has_room([node(sequences=most, max_num_seqs=64)], rule, Load(), LONG)
-    assert has_room([node(tokens=49)], rule, Load(), LONG)
-    assert not has_room([node(tokens=50)], rule, Load(), LONG)
     assert has_room([node(max_num_seqs=1)], rule, Load(), LONG)
 
 
