@@ -141,14 +141,20 @@ async def direct_link(url: str) -> AsyncIterator[Ask]:
             reading.cancel()
 
 
-async def closed_loop(asks: Sequence[Ask], questions: Iterable[Question]) -> list[Timing]:
-    """Each client takes the next question as soon as its last request is over."""
+async def closed_loop(
+    asks: Sequence[Ask], questions: Iterable[Question], apart_s: float = 0.0
+) -> list[Timing]:
+    """Each client takes the next question as soon as its last request is over.
+
+    Clients begin so far apart.
+    """
     todo = iter(questions)
     found: list[Timing] = []
 
-    async def client(ask: Ask) -> None:
+    async def client(ask: Ask, begins_s: float) -> None:
+        await asyncio.sleep(begins_s)
         for question in todo:
             found.append(await ask(question))
 
-    await asyncio.gather(*(client(ask) for ask in asks))
+    await asyncio.gather(*(client(ask, number * apart_s) for number, ask in enumerate(asks)))
     return found

@@ -7,12 +7,16 @@ import json
 import pytest
 
 from benchmarks.router_overhead import (
+    ANSWER_TOKENS,
+    BUSY,
     IDS,
     MOCK,
     NODE,
     OURS,
+    REQUESTS,
     Cell,
     Figures,
+    Load,
     Place,
     added,
     goals,
@@ -26,15 +30,15 @@ from benchmarks.support.router_load import Timing
 def found(**cpu: float) -> dict[Place, Figures]:
     """Rows in which ours adds 1 ms for one client and 9 for 32; CPU by name."""
     rows: dict[Place, Figures] = {}
-    for delay in (0.0, 10.0):
-        for clients, more in ((1, 1.0), (32, 9.0)):
-            rows[delay, clients, NODE] = Figures(2.0, 4.0, 6.0, 0.5)
-            for name in (OURS, IDS):
-                rows[delay, clients, name] = Figures(2 + more, 4 + more, 9.0, cpu.get(name, 2.0))
+    for load in REQUESTS:
+        more = 1.0 if load.clients == 1 else 9.0
+        rows[load, NODE] = Figures(2.0, 4.0, 6.0, 0.5)
+        for name in (OURS, IDS):
+            rows[load, name] = Figures(2 + more, 4 + more, 9.0, cpu.get(name, 2.0))
     for name in ("dynamo", "vllm-router"):
         if name in cpu:
-            rows[0.0, 32, MOCK] = Figures(1.0, 1.0, 1.0, 0.2)
-            rows[0.0, 32, name] = Figures(1.5, 2.0, 3.0, cpu[name])
+            rows[BUSY, MOCK] = Figures(1.0, 1.0, 1.0, 0.2)
+            rows[BUSY, name] = Figures(1.5, 2.0, 3.0, cpu[name])
     return rows
 
 
@@ -48,16 +52,23 @@ def test_a_cell_tells_the_median_of_its_passes() -> None:
 
 def test_each_is_compared_with_what_is_behind_it() -> None:
     rows = found(**{"vllm-router": 1.0, "dynamo": 2.0})
-    assert added(rows, (0.0, 1, OURS)) == Figures(1.0, 1.0, 3.0, 1.5)
-    assert added(rows, (0.0, 32, "vllm-router")) == Figures(0.5, 1.0, 2.0, 0.8)
+    assert added(rows, (Load(0.0, 1), OURS)) == Figures(1.0, 1.0, 3.0, 1.5)
+    assert added(rows, (BUSY, "vllm-router")) == Figures(0.5, 1.0, 2.0, 0.8)
     for name in ("dynamo", NODE, MOCK):
-        assert added(rows, (0.0, 32, name)) is None
+        assert added(rows, (BUSY, name)) is None
 
 
 def test_goals_without_rivals_are_those_of_latency() -> None:
-    assert [met for _, met in goals(found())] == [True] * 4
-    slow = found() | {(10.0, 32, OURS): Figures(2.0, 14.0, 9.0, 2.0)}
-    assert [met for _, met in goals(slow)] == [True, True, True, False]
+    assert [met for _, met in goals(found())] == [True] * len(REQUESTS)
+    slow = found() | {(Load(10.0, 32), OURS): Figures(2.0, 14.0, 9.0, 2.0)}
+    assert [text for text, met in goals(slow) if not met] == ["10 ms, 32 clients: p99 +10.00 ms"]
+
+
+def test_clients_that_are_spread_begin_a_share_of_a_request_apart() -> None:
+    spread = Load(10.0, 32, spread=True)
+    assert spread.apart_s * 32 == pytest.approx(0.01 * ANSWER_TOKENS)
+    assert {load.apart_s for load in REQUESTS if not load.spread} == {0.0}
+    assert str(spread) == "10 ms, 32 clients spread"
 
 
 def test_goals_with_rivals_are_ratios_of_cpu_too() -> None:
@@ -72,7 +83,19 @@ def test_the_table_has_a_line_for_each_side() -> None:
     rows = found(dynamo=1.0)
     lines = table(rows)
     assert len(lines) == 1 + len(rows)
-    assert lines[2].split() == ["0", "1", "baton", "3.00", "5.00", "1.00", "1.00", "9.0", "2.00"]
+    assert lines[2].split() == [
+        "0",
+        "ms,",
+        "1",
+        "client",
+        "baton",
+        "3.00",
+        "5.00",
+        "1.00",
+        "1.00",
+        "9.0",
+        "2.00",
+    ]
 
 
 def test_the_mock_backend_s_last_event_ends_its_choice() -> None:
