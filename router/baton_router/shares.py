@@ -35,10 +35,11 @@ class Shares:
         return len(self._shares)
 
     def add(self, tenant: str, amount: float, weight: float) -> None:
-        grown = math.exp((self._clock() - self._since) / self._fades_s)
-        if grown > math.e:
-            self._fade(grown)
-            grown = 1.0
+        passed = (self._clock() - self._since) / self._fades_s
+        if passed > 1:
+            self._fade(math.exp(-passed))
+            passed = 0.0
+        grown = math.exp(passed)
         share = self._shares.setdefault(tenant, _Share(0.0, 0.0))
         share.amount += amount * grown
         self._amounts += amount * grown
@@ -61,12 +62,12 @@ class Shares:
         others = self._weights - share.weight if len(self._shares) > 1 else 1.0
         return share.amount * (weight + others) > weight * self._amounts
 
-    def _fade(self, grown: float) -> None:
+    def _fade(self, left: float) -> None:
+        """To so much of what they are; after long enough nothing is left of anybody."""
         self._since = self._clock()
-        least = FADED * self._amounts
-        kept = {name: share for name, share in self._shares.items() if share.amount >= least}
-        for share in kept.values():
-            share.amount /= grown
-        self._shares = kept
-        self._amounts = sum(share.amount for share in kept.values())
-        self._weights = sum(share.weight for share in kept.values())
+        least = FADED * left * self._amounts
+        for share in self._shares.values():
+            share.amount *= left
+        self._shares = {name: one for name, one in self._shares.items() if one.amount > least}
+        self._amounts = sum(share.amount for share in self._shares.values())
+        self._weights = sum(share.weight for share in self._shares.values())

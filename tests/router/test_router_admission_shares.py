@@ -76,6 +76,18 @@ def test_what_was_long_ago_is_forgotten() -> None:
     assert len(shares) == 1
 
 
+@pytest.mark.parametrize("idle_s", [60.0, 4000.0, 1e9])
+def test_after_any_time_without_requests_it_goes_on(idle_s: float) -> None:
+    clock = Clock()
+    shares = Shares(clock, FADES_S)
+    shares.add("acme", 1000, 1.0)
+    clock.now += idle_s
+    shares.add("globex", 2, 1.0)
+    shares.add("acme", 1, 1.0)
+    assert shares.has_more("globex", 1.0)
+    assert not shares.has_more("acme", 1.0)
+
+
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 1000), st.floats(0, 20))))
 def test_amounts_fade_alike_however_time_goes(acts: list[tuple[str, int, float]]) -> None:
     clock = Clock()
