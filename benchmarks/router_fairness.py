@@ -82,7 +82,9 @@ class Phase:
 class Client:
     """`ended`: answers so far."""
 
-    def __init__(self, url: str, session: aiohttp.ClientSession, load: Load, rng: random.Random):
+    def __init__(
+        self, url: str, session: aiohttp.ClientSession, load: Load, rng: random.Random
+    ) -> None:
         self._url = url
         self._session = session
         self._load = load

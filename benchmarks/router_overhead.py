@@ -78,16 +78,15 @@ class Load(NamedTuple):
         return f"{self.delay_ms:g} ms, {self.clients} client{'s' * (self.clients > 1)}{spread}"
 
 
+BUSY = Load(0.0, 32)
 # Requests of one pass of each: some seconds.
 REQUESTS = {
     Load(0.0, 1): 60,
-    Load(0.0, 32): 320,
+    BUSY: 320,
     Load(10.0, 1): 6,
     Load(10.0, 32): 128,
     Load(10.0, 32, spread=True): 128,
 }
-
-BUSY = Load(0.0, 32)
 
 Place = tuple[Load, str]  # and the side
 

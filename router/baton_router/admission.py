@@ -26,6 +26,7 @@ from baton_router.queueing import FairQueue, Waiter
 from baton_router.room import Load, Rule, has_room
 from baton_router.settings import RouterSettings
 from baton_router.shares import Shares
+from baton_router.tenants import Tenants
 from baton_router.view import PoolView
 
 # Room also comes with nodes' reports: it is looked for so often.
@@ -64,8 +65,7 @@ class Ticket:
 
 
 class Admission:
-    """`limits` are those in force, and whether several tenants share the pool; files that change
-    replace them."""
+    """`limits` are those in force."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Admission:
         clock: Callable[[], float],
     ) -> None:
         self.limits = Limits()
-        self.shared = False
+        self._shared = False
         rule = self._rule = Rule.of_settings(settings)
         self._shared_rules = {
             each: rule.shared(prompts=each[0], sequences=each[1])
@@ -97,6 +97,10 @@ class Admission:
         self._looking: asyncio.Task[None] | None = None
         self._ending = False
 
+    def use(self, tenants: Tenants, limits: Limits) -> None:
+        """From now on; files that change say others."""
+        self.limits, self._shared = limits, len(tenants.names) > 1
+
     @property
     def waiting(self) -> int:
         return len(self._queue)
@@ -115,7 +119,7 @@ class Admission:
         )
         turn = _Turn(tenant, load, prepared[0].kind)
         try:
-            if self.waiting or not self._fits(turn):
+            if self.waiting or not self._fits(turn, self._rule_of(tenant)):
                 await self._wait(waiter, turn, trail, events)
             else:
                 self._let_in(turn)
@@ -235,19 +239,19 @@ class Admission:
         full: set[tuple[Rule, Kind, bool]] = set()
         for head in self._queue.heads():
             turn = self._turns[head]
-            wanted = self._rule_of(turn.tenant), turn.kind, head.splits
+            rule = self._rule_of(turn.tenant)
+            wanted = rule, turn.kind, head.splits
             if wanted not in full:
-                if self._fits(turn):
+                if self._fits(turn, rule):
                     return head
                 full.add(wanted)
         return None
 
-    def _fits(self, turn: _Turn) -> bool:
-        nodes, rule = self._view.ready(turn.kind), self._rule_of(turn.tenant)
-        return has_room(nodes, rule, self._pending, turn.load.tokens)
+    def _fits(self, turn: _Turn, rule: Rule) -> bool:
+        return has_room(self._view.ready(turn.kind), rule, self._pending, turn.load.tokens)
 
     def _rule_of(self, tenant: str) -> Rule:
-        if not self.shared:
+        if not self._shared:
             return self._rule
         weight = self.limits.of(tenant).weight
         more = self._computed.has_more(tenant, weight), self._running.has_more(tenant, weight)

@@ -63,6 +63,11 @@ class Policy:
     ranking: Ranking = "cost"
 
 
+def hands_over(handoff: Handoff, min_tokens: int, uncached: int) -> bool:
+    """Whether a prompt with so much to be computed is one for prefill nodes."""
+    return handoff == "always" or (handoff == "auto" and uncached >= min_tokens)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Considered:
     """One way that was weighed. `predicted_ms` is the sum of what it is made of, milliseconds each:
@@ -156,7 +161,7 @@ def _with_prefill(chooser: _Chooser, whole: _Way, prefills: Group) -> Placement 
     publishing = prefills.store_up.nonzero()[0]
     fetching = chooser.prices.group.store_up.nonzero()[0]
     uncached = int(chooser.prices.uncached[whole.at])
-    long = policy.handoff == "always" or uncached >= policy.min_tokens
+    long = hands_over(policy.handoff, policy.min_tokens, uncached)
     if not len(prefills):
         if policy.missing_role != "aggregate" and facts.store_up and len(fetching) and long:
             return Missing("prefill", policy.missing_role)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from baton_protocol.store import Role
 from baton_router.node_view import NodeView
+from baton_router.placement import hands_over
 from baton_router.settings import Handoff, RouterSettings
 
 # Of a node that does not say how many sequences it computes at once.
@@ -54,9 +55,7 @@ class Rule:
 
     def splits(self, tokens: int) -> bool:
         """Whether prefill nodes compute what has so many tokens to be computed."""
-        return self.handoff == "always" or (
-            self.handoff == "auto" and tokens >= self.handoff_tokens
-        )
+        return hands_over(self.handoff, self.handoff_tokens, tokens)
 
 
 @dataclass(slots=True)

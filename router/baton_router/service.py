@@ -162,7 +162,7 @@ class Router:
         self.admission = Admission(
             settings, self.view, Budgets(self._budgets, clock), admission_metrics, clock
         )
-        self.admission.limits, self.admission.shared = limits, len(tenants.names) > 1
+        self.admission.use(tenants, limits)
         self.api = Api(
             name=name,
             settings=settings,
@@ -201,8 +201,8 @@ class Router:
 
     def _read_tenants(self) -> None:
         """Raise StartError for what cannot be used; then all stays as it is."""
-        self.api.tenants, self.admission.limits = _tenants(self.settings)
-        self.admission.shared = len(self.api.tenants.names) > 1
+        self.api.tenants, limits = _tenants(self.settings)
+        self.admission.use(self.api.tenants, limits)
 
     # --- parts ----------------------------------------------------------------------------------
 

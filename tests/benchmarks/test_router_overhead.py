@@ -83,19 +83,8 @@ def test_the_table_has_a_line_for_each_side() -> None:
     rows = found(dynamo=1.0)
     lines = table(rows)
     assert len(lines) == 1 + len(rows)
-    assert lines[2].split() == [
-        "0",
-        "ms,",
-        "1",
-        "client",
-        "baton",
-        "3.00",
-        "5.00",
-        "1.00",
-        "1.00",
-        "9.0",
-        "2.00",
-    ]
+    row = "0 ms, 1 client baton 3.00 5.00 1.00 1.00 9.0 2.00"
+    assert " ".join(lines[2].split()) == row
 
 
 def test_the_mock_backend_s_last_event_ends_its_choice() -> None:
