@@ -15,18 +15,9 @@ from baton_operator.connection import load
 from baton_operator.lease import DURATION_S, NAME, Lease
 from tests.cluster.fault_proxy import RESET, SILENCE, Fault, FaultProxy
 from tests.cluster.machine.client import Kubernetes
+from tests.support.clock import Clock
 
 WAIT_S = 120.0
-
-
-class Clock:
-    """It stands still, but for what a test adds."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class RunningClock(Clock):

@@ -6,14 +6,7 @@ from baton_node import stash as module
 from baton_node.stash import Stash
 from baton_protocol.ids import RequestId
 from baton_protocol.store import InboxEntry
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.support.clock import Clock
 
 
 def entry(name: str, attempt: int = 1, first: int = 0) -> InboxEntry:

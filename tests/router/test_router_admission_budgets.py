@@ -15,18 +15,11 @@ from baton_kvstore.errors import LinkBroken
 from baton_protocol.errors import RateLimited
 from baton_router.budgets import Booking, Budgets
 from baton_router.limits import TenantLimits
+from tests.support.clock import Clock
 
 PER_S = 200.0
 LIMITS = TenantLimits(tokens_per_minute=60 * PER_S * 10)  # requests of 10 tokens each
 WINDOW_S = 3.0
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Index:

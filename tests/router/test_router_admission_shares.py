@@ -9,16 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton_router.shares import Shares
+from tests.support.clock import Clock
 
 FADES_S = 5.0
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def test_a_share_goes_by_weight() -> None:
