@@ -13,6 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from baton_operator.builders.model import FETCH
+from baton_operator.builders.router import WAKE_WAIT
 from baton_operator.gpus import gpus_of_pod
 from baton_operator.names import (
     COMPONENT_LABEL,
@@ -47,7 +48,8 @@ class ObservedWorkload(msgspec.Struct, frozen=True, kw_only=True):
     """A Deployment. `instance`: which server for KV bytes. `pods`: how many it has, of old
     templates too; `updated`: of the newest. `current`: its controller has seen the newest spec.
     `problem`: PodsRefused while its controller may not make pods; `message` is what it was told.
-    `gpus` of each of its pods."""
+    `gpus` of each of its pods. `holds`: routers of the newest template hold requests that come
+    while there is no node."""
 
     name: str
     component: str
@@ -61,6 +63,12 @@ class ObservedWorkload(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""
     message: str = ""
     gpus: int = 0
+    holds: bool = False
+
+    @property
+    def rolled(self) -> bool:
+        """No pod of an older template is left; only those that end may be."""
+        return self.current and self.pods == self.updated
 
 
 class ObservedPod(msgspec.Struct, frozen=True, kw_only=True):
@@ -191,6 +199,7 @@ def read_workload(body: Body) -> ObservedWorkload:
     metadata, status = body["metadata"], body.get("status") or {}
     refused = condition(status, "ReplicaFailure")
     fails = refused.get("status") == "True"
+    pod = (body["spec"].get("template") or {}).get("spec") or {}
     return ObservedWorkload(
         name=metadata["name"],
         component=_label(metadata, COMPONENT_LABEL),
@@ -203,7 +212,8 @@ def read_workload(body: Body) -> ObservedWorkload:
         instance=_label(metadata, INSTANCE_LABEL),
         problem="PodsRefused" if fails else "",
         message=refused.get("message", "") if fails else "",
-        gpus=gpus_of_pod((body["spec"].get("template") or {}).get("spec") or {}),
+        gpus=gpus_of_pod(pod),
+        holds=_holds(pod),
     )
 
 
@@ -272,6 +282,11 @@ def _label(metadata: Body, name: str) -> str:
 def _annotation(metadata: Body, name: str) -> str:
     value: str = (metadata.get("annotations") or {}).get(name, "")
     return value
+
+
+def _holds(pod: Body) -> bool:
+    words = (word for one in pod.get("containers") or () for word in one.get("args") or ())
+    return any(word.startswith(f"--{WAKE_WAIT}") for word in words)
 
 
 def _stage(body: Body) -> Stage:

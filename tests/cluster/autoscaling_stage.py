@@ -116,6 +116,9 @@ class Scaled(Stage):
         """Names, without those that end."""
         return self._pods(role)
 
+    def routers(self) -> list[str]:
+        return self._pods("router")
+
     def say(self, node: str, role: Role, state: NodeState = "ready") -> None:
         """What a node reports from now on."""
         revision = self.pool.body()["status"]["revision"]

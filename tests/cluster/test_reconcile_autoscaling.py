@@ -53,6 +53,19 @@ def clients(stage: Scaled, index: int) -> Iterator[Clients]:
         yield one
 
 
+def metrics(operator: Operator) -> str:
+    with urlopen(f"http://127.0.0.1:{operator.metrics_port}/metrics") as answer:
+        page: str = answer.read().decode()
+        return page
+
+
+def decisions(operator: Operator, pool: Pool) -> float:
+    """How often the planner has decided for it."""
+    begin = f'baton_operator_decisions_total{{pool="{pool.namespace}/pool",'
+    lines = (line for line in metrics(operator).splitlines() if line.startswith(begin))
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+
 def test_prompts_bring_prefill_nodes_and_when_they_end_these_go(
     stage: Scaled, clients: Clients, operator: Operator
 ) -> None:
@@ -62,9 +75,7 @@ def test_prompts_bring_prefill_nodes_and_when_they_end_these_go(
     assert (said["desiredPrefill"], said["desiredDecode"], said["mode"]) == (4, 1, "auto")
     assert "prefill_needed" in said["numbers"]
     until(lambda: any("prefill 1 -> " in one for one in stage.moves()), "its event")
-    with urlopen(f"http://127.0.0.1:{operator.metrics_port}/metrics") as answer:
-        page = answer.read().decode()
-    pool = f'pool="{stage.pool.namespace}/pool"'
+    page, pool = metrics(operator), f'pool="{stage.pool.namespace}/pool"'
     assert f'baton_operator_desired_nodes{{{pool},role="prefill"}} 4.0' in page
     assert f"baton_operator_decisions_total{{{pool},reason=" in page
     until(lambda: stage.pool.body()["status"]["prefill"]["desired"] == 4, "the status")
@@ -130,6 +141,25 @@ def test_a_pool_without_clients_sleeps_until_a_request_is_held(
     until(lambda: stage.pool.condition("Serving")["reason"] == "Waking", "condition Serving")
     clients.held = 0
     until(lambda: any("prefill 0 -> 1" in one for one in stage.moves()), "its event")
+
+
+def test_a_pool_that_may_sleep_from_now_on_first_gets_routers_that_hold_requests(
+    stage: Scaled, clients: Clients, operator: Operator
+) -> None:
+    clients.uncached = 1000.0
+    stage.until_known()
+    clients.uncached, clients.idle_s = 0.0, 30.0
+    [old] = stage.routers()
+    stage.pool.patch({"autoscaling": {"scaleToZeroAfterSeconds": 10}})
+    until(lambda: len(stage.routers()) == 2, "the new router's pod")
+    before = decisions(operator, stage.pool)
+    until(lambda: decisions(operator, stage.pool) >= before + 3, "more decisions")
+    assert stage.counts() == (1, 1)
+    assert not stage.router.acts("drain")
+    [new] = {*stage.routers()} - {old}
+    stage.kubelet(new, podIP=stage.router.address)
+    until(lambda: len({*stage.router.acts("drain")}) == 2, "both drains")
+    assert stage.routers() == [new]
 
 
 class Killer:

@@ -266,6 +266,17 @@ def test_a_workload_is_read_with_its_numbers() -> None:
     assert (seen.problem, seen.message) == ("", "")
 
 
+@pytest.mark.parametrize(
+    ("args", "holds"), [(None, False), (["router", "--port=1"], False), (["--wake-wait=900"], True)]
+)
+def test_a_router_holds_requests_where_it_is_told_how_long(
+    args: list[str] | None, holds: bool
+) -> None:
+    body = b.workload("r", "router")
+    body["spec"]["template"] = {"spec": {"containers": [{"name": "router", "args": args}]}}
+    assert read_workload(body).holds is holds
+
+
 def test_a_workload_just_made_has_nothing_and_is_not_seen_yet() -> None:
     body = b.workload("d", "decode")
     del body["status"], body["spec"]["replicas"]

@@ -81,12 +81,17 @@ def data_pod(number: int, **changes: Any) -> ObservedPod:
     return pod("kv-data", number, instance=str(number), **changes)
 
 
+def may_sleep(pool: Pool) -> bool:
+    scaling = pool.spec.autoscaling
+    return scaling is not None and scaling.sleeps
+
+
 def workloads(pool: Pool) -> tuple[ObservedWorkload, ...]:
     revision = revision_of(pool)
     made = (
         workload(f"demo-prefill-{revision}", "prefill", pool.spec.prefill.replicas, revision),
         workload(f"demo-decode-{revision}", "decode", pool.spec.decode.replicas, revision),
-        workload("demo-router", "router", pool.spec.router.replicas),
+        workload("demo-router", "router", pool.spec.router.replicas, holds=may_sleep(pool)),
     )
     if pool.spec.kv_store.external is not None:
         return made

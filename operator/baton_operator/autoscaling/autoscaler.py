@@ -141,6 +141,7 @@ class Autoscaler:
     ) -> Planned:
         policy = policy_of(pool, spec, self._now())
         situation = self._situation(policy, _rolls(pool, observed), desired, observed, memory)
+        situation = replace(situation, holds=not spec.sleeps or _holds(observed))
         situation = _with_store(situation, spec, memory.gauges)
         decision, memory.planner = plan(situation, policy, memory.planner)
         planned = _planned(spec, decision)
@@ -222,6 +223,13 @@ def _rolls(pool: Pool, observed: Observed) -> bool:
         pod.revision for pod in observed.pods if pod.component in ROLES and pod.stage != "over"
     }
     return bool((made | there) - {revision})
+
+
+def _holds(observed: Observed) -> bool:
+    """Every router holds requests that come while there is no node. Those that were there before
+    the spec let the pool sleep do not, and no longer serve once it does."""
+    routers = (one for one in observed.workloads if one.component == "router")
+    return any(one.holds and one.rolled and one.ready for one in routers)
 
 
 def _planned(spec: AutoscalingSpec, decision: Decision) -> Planned:

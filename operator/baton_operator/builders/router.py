@@ -28,6 +28,7 @@ PORT = 8000  # as on a laptop
 LEAVE_S = 3
 # Of a pool that sleeps: so long a request waits for its first node.
 WAKE_WAIT_S = 900
+WAKE_WAIT = "wake-wait"
 KEYS_FOLDER = "/etc/baton/api-keys"
 
 
@@ -84,7 +85,7 @@ def _settings(pool: Pool) -> dict[str, str | int | None]:
         "workers": spec.workers if spec.workers != 1 else None,
         "placement": spec.placement if spec.placement != "cost" else None,
         "drain-timeout": DRAIN_S,
-        "wake-wait": WAKE_WAIT_S if scaling is not None and scaling.sleeps else None,
+        WAKE_WAIT: WAKE_WAIT_S if scaling is not None and scaling.sleeps else None,
     }
 
 

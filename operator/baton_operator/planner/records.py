@@ -129,7 +129,7 @@ class Policy:
 class Situation:
     """Everything of one look. `minute_of_week` is local to the policy's time zone, Monday 00:00 is
     0. `desired` is what the workloads are set to now, less what drains in order to go; `rolling`
-    while a roll-out runs."""
+    while a roll-out runs; `holds`: requests that come while there is no node are held."""
 
     at_s: float
     nodes: tuple[NodeView, ...]
@@ -138,6 +138,7 @@ class Situation:
     capability: Capability | None
     minute_of_week: int = 0
     rolling: bool = False
+    holds: bool = True
 
 
 class Reason(StrEnum):

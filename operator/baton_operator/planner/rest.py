@@ -2,7 +2,8 @@
 
 In: one look, the bounds of now. Out: the reason to have no nodes at all; None where the pool is to
 be awake. A pool goes to sleep after the owner's idle time, both roles at once and only if it is
-known that nothing runs; it sleeps on while nothing is known; one held request wakes it.
+known that nothing runs and that the next request would be held; it sleeps on while nothing is
+known; one held request wakes it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ def rest(
     fresh = demand is not None and demand.age_s <= policy.stale_after_s
     if all(fleet.desired == 0 for fleet in fleets.values()):
         return _asleep(demand if fresh else None, after)
-    if demand is None or not fresh or situation.rolling or not _quiet(demand, fleets):
+    if demand is None or not fresh or situation.rolling or not situation.holds:
+        return None
+    if not _quiet(demand, fleets):
         return None
     if demand.idle_s is None or demand.idle_s < after:
         return None

@@ -194,7 +194,7 @@ def old_nodes(view: View) -> int:
 
 def _rolling(view: View) -> list[str]:
     there = [item for item in view.workloads("router", *STORE) if item.pods]
-    return sorted(item.name for item in there if not item.current or item.pods > item.updated)
+    return sorted(item.name for item in there if not item.rolled)
 
 
 def scaled(view: View) -> Finding:

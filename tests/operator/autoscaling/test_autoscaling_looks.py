@@ -247,6 +247,37 @@ def test_a_pool_sleeps_and_wakes() -> None:
     assert operator.said.reason == "Woken"
 
 
+@pytest.mark.parametrize(
+    "routers",
+    [
+        {"holds": False},  # as they were before the pool might sleep
+        {"current": False},
+        {"pods": 2, "updated": 1},
+        {"ready": 0},
+    ],
+)
+def test_a_pool_stays_awake_until_all_its_routers_hold_requests(routers: dict[str, Any]) -> None:
+    operator = Operator(autoscaling=AUTO | {"scaleToZeroAfterSeconds": 60})
+    operator.looks(4, 1000.0)
+    there = tuple(
+        msgspec.structs.replace(one, **routers) if one.component == "router" else one
+        for one in operator.observed().workloads
+    )
+    for _ in range(5):
+        operator.seconds += LOOK_S
+        pool, _ = operator.look(operator.answer(idle_s=61.0), workloads=there)
+        assert pool.spec.decode.replicas == 1
+    assert operator.looks(1, idle_s=66.0) == (0, 0)
+
+
+def test_an_adviser_says_that_a_pool_might_sleep_though_no_router_holds_requests() -> None:
+    advise = {"mode": "advise", "scaleToZeroAfterSeconds": 60}
+    operator = Operator(autoscaling=AUTO | advise)
+    operator.looks(4, 1000.0)
+    assert operator.looks(1, idle_s=61.0) == (1, 1)
+    assert operator.said.reason == "Idle"
+
+
 def test_a_new_operator_wakes_a_pool_at_its_first_look() -> None:
     operator = Operator(autoscaling=AUTO | {"scaleToZeroAfterSeconds": 60})
     operator.looks(4, 1000.0)

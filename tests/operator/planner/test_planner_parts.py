@@ -169,6 +169,14 @@ def test_a_pool_goes_to_sleep_only_if_nothing_waits_or_runs(change: dict[str, An
     assert min(found.prefill, found.decode) >= 1
 
 
+def test_a_pool_goes_to_sleep_only_if_its_routers_would_hold_a_request_and_then_sleeps_on() -> None:
+    policy = replace(POLICY, scale_to_zero_after_s=300.0)
+    awake, asleep = look(2, 2, 0.0), look(0, 0, 0.0)
+    assert decide(awake, policy).reason == Reason.IDLE
+    assert decide(replace(awake, holds=False), policy).decode >= 1
+    assert decide(replace(asleep, holds=False), policy).reason == Reason.ASLEEP
+
+
 def test_a_pool_without_prefill_nodes_has_no_ratio() -> None:
     policy = bounded((0, 0), (1, 9), ratio_min=0.5, ratio_max=2.0)
     found = decide(look(0, 2, 10.0), policy)
