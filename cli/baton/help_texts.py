@@ -91,7 +91,7 @@ examples:
   KUBECONFIG=FILE baton operator --namespace models ...  from outside the cluster, one namespace
 
 The chart runs it as a pod. It logs in as the pod's service account, else by KUBECONFIG. The
-variable POD_NAMESPACE names its own namespace. SIGTERM ends it; pools go on serving.
+variables POD_NAME and POD_NAMESPACE say which pod it is. SIGTERM ends it; pools go on serving.
 """
 
 EXPLAIN = """\

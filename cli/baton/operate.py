@@ -48,7 +48,7 @@ def settings_of(options: OperatorOptions, environ: Mapping[str, str]) -> Operato
         ),
         namespaces=options.namespace,
         # A container that restarts in its pod is the same holder of a lease.
-        identity=f"{socket.gethostname()}-{os.getpid()}",
+        identity=environ.get("POD_NAME") or f"{socket.gethostname()}-{os.getpid()}",
         leader_elect=options.leader_elect,
         workers=options.workers,
         host=options.host,

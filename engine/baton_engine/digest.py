@@ -98,11 +98,15 @@ def _hash_file(path: Path, threads: int) -> tuple[TensorDigest, ...]:
             return tuple(pool.map(one, entries))
 
 
-def _cache_places(folder: Path) -> tuple[Path, Path]:
+def _cache_places(folder: Path) -> tuple[Path, ...]:
     """Beside the weights, so that every user of the folder shares it; else the user's own."""
-    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    shared = folder / CACHE_NAME
+    try:
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:  # no HOME, and /etc/passwd does not list the user: so in containers
+        return (shared,)
     name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:32]
-    return folder / CACHE_NAME, Path(home) / "baton" / "digests" / f"{name}.json"
+    return shared, home / "baton" / "digests" / f"{name}.json"
 
 
 def _read_cache(folder: Path) -> Mapping[str, _FileDigests]:

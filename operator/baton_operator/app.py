@@ -167,9 +167,13 @@ class _Life:
     ) -> Collection[asyncio.Task[Any]]:
         settings = self._settings
         health = f"http://{settings.host}:{settings.health_port}/healthz"
+        # kopf's default asks for the user's name, and a container's user id has none. kopf does not
+        # export the type.
+        identity: Any = settings.identity
         roots = await kopf.spawn_tasks(
             registry=registry,
             settings=watch_settings(settings.namespaces),
+            identity=identity,
             namespaces=settings.namespaces,
             clusterwide=not settings.namespaces,
             standalone=True,

@@ -10,7 +10,6 @@ ConnectionFailed    there is no login; one line
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import kopf
@@ -31,7 +30,7 @@ class ConnectionFailed(Exception):
 async def load(environ: Mapping[str, str] = os.environ) -> Configuration:
     """Raise ConnectionFailed."""
     configuration, loaders = Configuration(), _untyped(config)
-    file = environ.get("KUBECONFIG") or str(Path("~/.kube/config").expanduser())
+    file = environ.get("KUBECONFIG") or os.path.expanduser("~/.kube/config")
     try:
         if "KUBECONFIG" not in environ and "KUBERNETES_SERVICE_HOST" in environ:
             loaders.load_incluster_config(configuration)

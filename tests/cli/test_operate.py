@@ -41,5 +41,10 @@ def test_a_lease_needs_to_know_its_namespace() -> None:
     assert settings_of(options(leader_elect=True), {"POD_NAMESPACE": "x"}).leader_elect
 
 
+def test_a_pod_is_known_by_its_name_however_its_host_is_called() -> None:
+    settings = settings_of(options(), {"POD_NAME": "baton-operator-5d4f-x2x9p"})
+    assert settings.identity == "baton-operator-5d4f-x2x9p"
+
+
 def test_two_processes_of_one_machine_are_two_replicas() -> None:
     assert settings_of(options(), {}).identity.rpartition("-")[2].isdigit()
