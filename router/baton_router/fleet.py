@@ -339,6 +339,7 @@ class Fleet:
             except Exception:
                 logger.exception("the artifacts of %s are of no use", report.node)
             else:
+                self._models.forget_unused(view.report for view in self.view.nodes.values())
                 view = self.view.nodes.get(report.node)
                 if view is not None and view.report.epoch == report.epoch:
                     view.usable = True

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +24,8 @@ from baton_text.tokenizer import LONG_TEXT, Tokenizer
 FETCH_TIMEOUT_S = 30.0
 # Other nodes wait for the same model: one that froze in mid-answer must not keep them for long.
 SILENCE_S = 3.0
-# Models of past roll-outs that are kept; one is in use, or two while a pool rolls.
-KEPT_MODELS = 4
+# Models that no node uses any more are kept for nodes that come back: so many, the last used ones.
+KEPT_UNUSED = 4
 
 
 class FetchError(Exception):
@@ -50,7 +51,8 @@ Key = tuple[tuple[str, str], ...]
 
 
 class ModelStore:
-    """PoolModels by the digests they are made of; concurrent callers share one build."""
+    """PoolModels by the digests they are made of, the last asked for at the end; concurrent callers
+    share one build."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
@@ -64,8 +66,6 @@ class ModelStore:
         if task is None:
             task = asyncio.create_task(self._build(report, address))
             self._models[key] = task
-            while len(self._models) > KEPT_MODELS:
-                self._models.popitem(last=False)
         self._models.move_to_end(key)
         try:
             return await asyncio.shield(task)
@@ -79,6 +79,13 @@ class ModelStore:
         task = self._models.get(_key(report))
         done = task is not None and task.done() and not task.cancelled()
         return task.result() if task is not None and done and task.exception() is None else None
+
+    def forget_unused(self, used: Iterable[NodeReport]) -> None:
+        """Keep the models of those nodes, and KEPT_UNUSED others."""
+        keys = {_key(report) for report in used}
+        unused = [key for key in self._models if key not in keys]
+        for key in unused[: max(0, len(unused) - KEPT_UNUSED)]:
+            self._models.pop(key).cancel()
 
     async def close(self) -> None:
         for task in self._models.values():

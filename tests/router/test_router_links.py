@@ -7,6 +7,7 @@ import itertools
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack
 from typing import Any
 
 import aiohttp
@@ -22,10 +23,12 @@ from baton_router.discovery import MISSES, Discovery
 from baton_router.errors import StartError
 from baton_router.links import MISSED_PINGS, Link, LinkTable
 from baton_router.markers import FAILURES, RETRY_S, Markers
-from baton_router.models import FetchError, ModelStore
+from baton_router.models import KEPT_UNUSED, FetchError, ModelStore
 from baton_router.service import Router
 from baton_router.settings import RouterSettings
-from tests.support.fake_node import FakeNode, make_report
+from baton_text.artifacts import byte_artifacts
+from tests.support.failing_pool import REPLY, completing, join, text
+from tests.support.fake_node import VOCAB, FakeNode, make_report
 from tests.support.waiting import until
 
 FP = Fingerprint("f" * 32)
@@ -192,6 +195,38 @@ async def test_artifacts_are_fetched_once_for_nodes_that_share_them(decode: Fake
         )
         decode.artifacts = {}
         assert one is two is await store.get(decode.report, decode.address)
+        await store.close()
+
+
+async def test_the_model_of_a_live_node_is_kept_however_many_others_come_after_it(
+    running: Any, decode: FakeNode
+) -> None:
+    async with running(decode) as client, AsyncExitStack() as stack:
+        for number in range(KEPT_UNUSED + 2):
+            canary = FakeNode(f"canary-{number}", "decode", fingerprint=Fingerprint("c" * 32))
+            canary.serve_artifacts(byte_artifacts(VOCAB + 1 + number))
+            await stack.enter_async_context(canary)
+            await join(client, canary)
+        assert (await client.get("/ready"))[0] == 200
+        assert text(await completing(client)) == REPLY
+        await stack.aclose()
+        assert (await client.get("/ready"))[0] == 200
+
+
+async def test_of_models_that_no_node_uses_the_last_used_ones_are_kept() -> None:
+    async with (
+        FakeNode("node-0", "decode") as node,
+        aiohttp.ClientSession() as session,
+    ):
+        store, reports = ModelStore(session), []
+        for number in range(KEPT_UNUSED + 3):
+            node.serve_artifacts(byte_artifacts(VOCAB + number))
+            reports.append(node.report)
+            await store.get(node.report, node.address)
+        await store.get(reports[0], node.address)
+        store.forget_unused([reports[1]])
+        kept = [number for number, report in enumerate(reports) if store.ready(report) is not None]
+        assert kept == [0, 1, *range(4, KEPT_UNUSED + 3)]
         await store.close()
 
 

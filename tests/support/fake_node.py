@@ -7,7 +7,7 @@ byte tokenizer. Its tokens are the bytes of the reply, so that texts and ids are
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -111,9 +111,10 @@ class FakeNode:
 
     def __init__(self, name: str, role: Role, script: Script | None = None, **report: Any) -> None:
         self.script = script or Script()
-        self.artifacts = {digest(data): data for data in byte_artifacts(VOCAB).values()}
-        names = {name: digest(data) for name, data in byte_artifacts(VOCAB).items()}
-        self.report = make_report(name, role, **({"artifacts": names} | report))
+        self.artifacts: dict[str, bytes] = {}
+        self.report = make_report(name, role)
+        self.serve_artifacts(byte_artifacts(VOCAB))
+        self.report = msgspec.structs.replace(self.report, **report)
         self.got: list[ToNode] = []
         self.chunks: tuple[BlockHash, ...] = ()
         self.events = 0  # frames of cache events that were sent
@@ -129,6 +130,12 @@ class FakeNode:
         self._jobs: dict[RequestId, asyncio.Task[None]] = {}
         self._firsts: dict[RequestId, asyncio.Future[First | NoFirst]] = {}
         self._runner: web.AppRunner | None = None
+
+    def serve_artifacts(self, files: Mapping[str, bytes]) -> None:
+        """From the next hello on."""
+        self.artifacts |= {digest(data): data for data in files.values()}
+        names = {name: digest(data) for name, data in files.items()}
+        self.report = msgspec.structs.replace(self.report, artifacts=names)
 
     async def __aenter__(self) -> FakeNode:
         await self.start()
