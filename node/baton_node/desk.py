@@ -64,7 +64,7 @@ class DeskOptions:
 
 
 class Desk:
-    """Owned by one thread. `wall` is the time that requests' deadlines are in, Unix seconds."""
+    """Owned by one thread."""
 
     def __init__(
         self,
@@ -73,13 +73,11 @@ class Desk:
         port: Port,
         options: DeskOptions,
         clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
     ) -> None:
         self._engine = engine
         self._connector = connector
         self._port = port
         self._clock = clock
-        self._wall = wall
         self._chunk_blocks = engine.info.layout.chunk_blocks
         self.counters = Counters()
         waits = Waits(options.lookup_wait_s, options.first_wait_s, options.blocks_wait_s)
@@ -148,7 +146,7 @@ class Desk:
         now = self._clock()
         if now >= self._next_expiry:
             self._next_expiry = now + EXPIRE_EVERY_S
-            self._end_late_ones()
+            self._end_late_ones(now)
         self._lot.expire(now)
         self._lot.grant()
         moved = self._batch.step() if self._engine.has_work() else True
@@ -312,9 +310,8 @@ class Desk:
         # With every choice ended at the prefill node nothing is left to run.
         self._lot.tell(job, parking.FirstKnown() if job.open_choices else parking.Abort())
 
-    def _end_late_ones(self) -> None:
+    def _end_late_ones(self, now: float) -> None:
         """Nobody waits any more for what is past its deadline."""
-        now = self._wall()
         late = [job for job in (*self._lot.jobs(), *self._batch.jobs()) if job.is_late(now)]
         for job in late:
             self._abort(job.key)

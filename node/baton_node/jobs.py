@@ -125,8 +125,11 @@ class Job:
         return max(0, max(map(self.given, self.open_choices), default=0) - found * self.block_size)
 
     def is_late(self, now: float) -> bool:
-        """Whether it is past its deadline (Unix seconds) and nobody has ended it yet."""
-        return 0.0 < self.request.deadline <= now and not self.parked.aborted
+        """Whether its time is over (by the loop's clock) and nobody has ended it yet."""
+        left = self.request.time_left
+        if left is None or self.parked.aborted:
+            return False
+        return self.times.arrived + left <= now
 
     def given(self, choice: int) -> int:
         """How many tokens of a choice it came with."""

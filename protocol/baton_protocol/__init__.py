@@ -17,4 +17,5 @@ fingerprints and the error vocabulary. Every other room imports this one.
     wire         MessagePack with a protocol version
 """
 
-PROTOCOL_VERSION = 3  # 2: DrainNode, ResumeNode; a hello says its node's version. 3: Resync
+# 2: DrainNode, ResumeNode; a hello says its node's version. 3: Resync. 4: Request.time_left
+PROTOCOL_VERSION = 4

@@ -16,7 +16,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One request in one attempt.
 
     `outputs[c]` holds the ids choice c already has; its length is `params.n`. `attempt` grows with
-    each placement; anything about an older attempt is dropped. `deadline` is Unix seconds, 0 none.
+    each placement; anything about an older attempt is dropped. `time_left` is how many seconds the
+    request may still take when the job is sent, None without a limit; the receiver measures them
+    with its own monotonic clock, so nobody compares the clocks of two machines. Up to version 3 of
+    the protocol a field `deadline` held Unix seconds instead. It is neither sent nor read any more:
+    where the other side speaks version 3, only the router measures the time, and aborts.
     `traceparent` (W3C) is of the router's span, "" where the request is not traced.
     `salt` and `adapter` enter the block hashes; both come from the router, never from the client.
     """
@@ -26,7 +30,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     prompt_ids: tuple[int, ...]
     params: SamplingParams
     outputs: tuple[tuple[int, ...], ...]
-    deadline: float = 0.0
+    time_left: float | None = None
     tenant: str = ""
     salt: str = ""
     adapter: str = ""

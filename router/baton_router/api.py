@@ -152,7 +152,7 @@ class Api:
         waits_until = await self.waking.hold(call, trail, events)
         serving = self.fleet.serving(call.options.model)
         # The time that a call was held is not its own: a node that loads takes minutes.
-        deadline = time.time() + self.settings.request_timeout_s
+        deadline = self.clock() + self.settings.request_timeout_s
         prepared = await prepare(
             call,
             serving,
@@ -171,7 +171,7 @@ class Api:
         flights = guard.flights = await self._start(ticket, prepared, outbox, waits_until)
         # From here on nothing is awaited outside of the try: a client that leaves ends its flights.
         timer = asyncio.get_running_loop().call_later(
-            max(0.0, deadline - time.time()), self._too_late, guard
+            max(0.0, deadline - self.clock()), self._too_late, guard
         )
 
         def shape() -> Shape:

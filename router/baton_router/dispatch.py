@@ -22,9 +22,21 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 
+import msgspec
+
 from baton_protocol.errors import ErrorRecord, InternalError, Unavailable
 from baton_protocol.ids import NodeId, RequestId
-from baton_protocol.link import Delta, Deltas, First, JobFailed, NoFirst, PrefillDone
+from baton_protocol.link import (
+    Delta,
+    Deltas,
+    First,
+    JobFailed,
+    NoFirst,
+    PrefillDone,
+    PrefillJob,
+    RunJob,
+    ToNode,
+)
 from baton_router.actions import (
     Action,
     Emit,
@@ -52,6 +64,15 @@ __all__ = ["Dispatcher", "Flight", "Prepared"]
 REFUSED_S = 1.0
 
 logger = logging.getLogger(__name__)
+
+
+def _timed(frame: ToNode, flight: Flight, now: float) -> ToNode:
+    """A job says how much time is left as it is sent: each attempt has less."""
+    deadline = flight.prepared.deadline
+    if deadline is None or not isinstance(frame, PrefillJob | RunJob):
+        return frame
+    request = msgspec.structs.replace(frame.request, time_left=max(0.0, deadline - now))
+    return msgspec.structs.replace(frame, request=request)
 
 
 class Dispatcher:
@@ -291,12 +312,13 @@ class Dispatcher:
                 yield flight
 
     def _apply(self, flight: Flight, actions: Sequence[Action]) -> None:
+        now = self._clock()  # the jobs of one placement say the same time left
         for action in actions:
             match action:
                 case Emit():
                     self._emit(flight, action.delta)
                 case Send():
-                    self._fleet.send(action.node, action.frame)
+                    self._fleet.send(action.node, _timed(action.frame, flight, now))
                     if isinstance(action.frame, First):
                         flight.first_at = self._clock()
                     elif isinstance(action.frame, NoFirst):

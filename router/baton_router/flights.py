@@ -24,7 +24,8 @@ from baton_router.story import Story
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A request that is tokenized and hashed. `chunks` name its full chunks; only nodes of `kind`
-    can run it. `wanted` is the model's name, where its client gave one; with `fills` its answer may
+    can run it. By `deadline`, a time of the router's clock, it is to be over; None is any time.
+    `wanted` is the model's name, where its client gave one; with `fills` its answer may
     be as long as the context leaves. `ranking` is the placement policy that it asked for."""
 
     request: Request
@@ -33,6 +34,7 @@ class Prepared:
     wanted: str | None
     fills: bool
     ranking: Ranking | None = None
+    deadline: float | None = None
 
     @property
     def kind(self) -> Kind:

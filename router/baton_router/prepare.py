@@ -44,7 +44,8 @@ async def prepare(
     ranking: Ranking | None = None,
     traceparent: str = "",
 ) -> list[Prepared]:
-    """Raise InvalidRequest (PromptTooLong) before anything is placed."""
+    """Raise InvalidRequest (PromptTooLong) before anything is placed. `deadline` is a time of the
+    router's clock."""
     prompts = call.prompts(serving.model)
     sampling = await _sampling(call, serving)
     prepared = []
@@ -71,14 +72,15 @@ async def prepare(
             prompt_ids=ids,
             params=params,
             outputs=((),) * params.n,
-            deadline=deadline,
             tenant=tenant.name,
             salt=tenant.salt,
             traceparent=traceparent,
         )
         chunks = await _chunks(ids, serving.sample, tenant.salt)
         fills = sampling.get("max_tokens") is None and call.default_max_tokens is None
-        prepared.append(Prepared(request, chunks, serving, call.options.model, fills, ranking))
+        prepared.append(
+            Prepared(request, chunks, serving, call.options.model, fills, ranking, deadline)
+        )
     return prepared
 
 

@@ -27,8 +27,8 @@ def node() -> Iterator[DeskNode]:
     made.close()
 
 
-def due(request: Request, unix: float) -> Request:
-    return msgspec.structs.replace(request, deadline=unix)
+def due(request: Request, time_left: float) -> Request:
+    return msgspec.structs.replace(request, time_left=time_left)
 
 
 # --- aborts ---------------------------------------------------------------------------------------
@@ -100,12 +100,12 @@ def test_an_aborted_prefill_job_gives_no_token(node: DeskNode) -> None:
 
 
 def test_a_running_request_ends_at_its_deadline_with_a_final_error(node: DeskNode) -> None:
-    request = due(make_request("r", PROMPT, max_tokens=4000), node.unix + 10)
+    request = due(make_request("r", PROMPT, max_tokens=4000), 10.0)
     node.take(RunJob(request))
     spin([node], lambda: len(node.ids("r")) > 2, "some tokens")
-    node.unix += 9
+    node.ahead += 9
     spin([node], lambda: len(node.ids("r")) > 100, "more tokens")
-    node.unix += 1
+    node.ahead += 1
     spin([node], lambda: bool(node.failures()), "the end")
     assert node.freed
     (failed,) = node.failures()
@@ -120,14 +120,14 @@ def test_a_request_that_does_not_run_yet_ends_at_its_deadline_too(
     running = make_request("running", PROMPT, max_tokens=4000)
     node.take(RunJob(running))
     spin([node], lambda: len(node.ids("running")) > 2, "some tokens")
-    request = due(make_request("r", PROMPT[::-1]), node.unix + 10)
+    request = due(make_request("r", PROMPT[::-1]), 10.0)
     if stage == "prefill":
         node.take(PrefillJob(request, NodeId("d"), Epoch("e")))
     else:
         node.take(RunJob(request, await_first=stage == "parked"))
     spin([node], lambda: len(node.ids("running")) > 20, "some turns")
     assert not node.failures()
-    node.unix += 10
+    node.ahead += 10
     spin([node], lambda: bool(node.failures()), "the end")
     node.take(Abort(running.id, 1))
     settle([node])
@@ -136,8 +136,8 @@ def test_a_request_that_does_not_run_yet_ends_at_its_deadline_too(
 
 
 def test_a_request_that_ended_in_time_is_not_failed_later(node: DeskNode) -> None:
-    request = due(make_request("r", PROMPT), node.unix + 10)
+    request = due(make_request("r", PROMPT), 10.0)
     alone(node, request)
-    node.unix += 100
+    node.ahead += 100
     alone(node, make_request("next", PROMPT))
     assert not node.failures()

@@ -184,13 +184,13 @@ def test_blocks_of_a_late_fetch_are_held_until_it_has_settled(store: EmbeddedSto
     both = (prefill, decode)
     try:
         request = make_request("r", PROMPT)
-        request = msgspec.structs.replace(request, deadline=decode.unix + 10)
+        request = msgspec.structs.replace(request, time_left=10.0)
         prefill.take(PrefillJob(request, decode.name, decode.epoch))
         spin(both, lambda: prefill.desk.idle and decode.desk.stashed > 20, "the chunks")
         with frozen(store, "data0", "data1"):
             decode.take(RunJob(request, await_first=True))
             spin([decode], lambda: not decode.freed, "blocks for the fetch")
-            decode.unix += 10
+            decode.ahead += 10
             spin([decode], lambda: bool(decode.failures()), "the end")
             assert not decode.freed
         settle(both)

@@ -7,7 +7,6 @@ import hashlib
 import os
 import signal
 import socket
-import time
 from pathlib import Path
 from typing import Any
 
@@ -260,7 +259,7 @@ async def test_a_link_is_read_and_a_node_ends_though_its_engine_stands_still() -
 
 async def test_a_request_past_its_deadline_is_a_final_error() -> None:
     async with running(settings(None)) as (node,), linked(node) as link:
-        late = msgspec.structs.replace(make_request("r", PROMPT), deadline=time.time() - 1)
+        late = msgspec.structs.replace(make_request("r", PROMPT), time_left=0.0)
         await link.send(RunJob(late, await_first=True))
         error = (await link.failure("r")).error
         assert (error.code, error.retryable) == ("deadline_exceeded", False)

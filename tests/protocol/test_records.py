@@ -17,7 +17,7 @@ REQUEST = Request(
     prompt_ids=(1, 2, 3),
     params=SamplingParams(n=2, temperature=0.0, stop=("x",), seed=-5),
     outputs=((7,), (8, 9)),
-    deadline=12.5,
+    time_left=12.5,
 )
 
 
@@ -34,6 +34,18 @@ def test_deltas_carry_logprobs_and_bytes() -> None:
     delta = Delta(RequestId("r"), 1, 0, 4, (5,), "x", (logprobs,), finish="stop", stop=5)
     codec = to_router_codec()
     assert codec.decode(codec.encode(Deltas((delta,)))) == Deltas((delta,))
+
+
+def test_the_wall_clock_deadline_of_version_3_is_neither_read_nor_sent() -> None:
+    codec = to_node_codec()
+    request = {"id": "r", "attempt": 1, "prompt_ids": [1], "params": {}, "outputs": [[]]}
+    job = {"type": "run", "request": request | {"deadline": 1.0}}
+    read = codec.decode(msgspec.msgpack.encode([3, job]))
+    assert isinstance(read, RunJob)
+    assert read.request.time_left is None
+    _, sent = msgspec.msgpack.decode(codec.encode(RunJob(REQUEST)))
+    assert sent["request"]["time_left"] == 12.5
+    assert "deadline" not in sent["request"]
 
 
 def test_unknown_fields_of_a_newer_peer_are_ignored() -> None:

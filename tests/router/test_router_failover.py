@@ -146,6 +146,26 @@ async def test_a_request_that_waits_too_long_ends_with_a_504(
         assert (status, body["error"]["code"]) == (504, "deadline_exceeded")
 
 
+async def test_each_job_says_how_much_time_is_left_whatever_the_time_of_day(
+    running: Any, decode: FakeNode, other: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode.script.run = "half"
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + 3600.0)
+    async with running(decode, request_timeout_s=60.0) as client:
+        answer = completing(client)
+        await half_said(client)
+        monkeypatch.setattr(time, "time", lambda: real() - 3600.0)
+        await join(client, other)
+        await decode.stop()
+        status, _, _ = await answer
+        assert status == 200
+    first, second = only(decode).request.time_left, only(other, attempt=2).request.time_left
+    assert first is not None
+    assert second is not None
+    assert 60.0 >= first > second > 0.0
+
+
 # --- a link is lost -------------------------------------------------------------------------------
 
 

@@ -208,7 +208,7 @@ def test_it_is_not_gone_while_nothing_else_is_seen_to_serve() -> None:
 async def made(call: ChatCall | CompletionCall, max_model_len: int = 100) -> Prepared:
     tenant, rng = Tenant(salt="s"), random.Random(0)
     serving = make_serving(max_model_len, fingerprint=OLD)
-    [item] = await prepare(call, serving, "r", tenant=tenant, deadline=0.0, rng=rng)
+    [item] = await prepare(call, serving, "r", tenant=tenant, deadline=60.0, rng=rng)
     return item
 
 
@@ -229,7 +229,7 @@ async def test_what_goes_over_keeps_its_ids_and_parameters_and_gets_new_names_fo
     assert (len(item.chunks), len(again.chunks)) == (40 // 8, 40 // 16)
     assert not set(item.chunks) & set(again.chunks)
     [fresh] = await prepare(
-        completion(), other, "r", tenant=Tenant(salt="s"), deadline=0.0, rng=random.Random(0)
+        completion(), other, "r", tenant=Tenant(salt="s"), deadline=60.0, rng=random.Random(0)
     )
     assert again.chunks == fresh.chunks
 

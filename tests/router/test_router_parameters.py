@@ -129,7 +129,7 @@ def test_all_sampling_fields_reach_the_parameters() -> None:
 async def test_bad_words_are_banned_as_they_are_and_after_a_space() -> None:
     serving = make_serving()
     call = completion(bad_words=["the", "fox", " end", "x"])
-    [made] = await prepare(call, serving, "r", tenant=Tenant(), deadline=0.0, rng=random.Random(0))
+    [made] = await prepare(call, serving, "r", tenant=Tenant(), deadline=60.0, rng=random.Random(0))
     banned = made.request.params.bad_words
     # "x" has one spelling: after a space it is the same token.
     told = [serving.model.tokenizer.decode(ids) for ids in banned]
@@ -237,4 +237,4 @@ async def test_the_logprobs_of_all_prompts_of_a_call_count_together() -> None:
     serving = make_serving(9_000)
     call = completion(prompt=[[1] * 5_000] * 2, prompt_logprobs=20)
     with pytest.raises(InvalidRequest, match="for 10000 tokens"):
-        await prepare(call, serving, "r", tenant=Tenant(), deadline=0.0, rng=random.Random(0))
+        await prepare(call, serving, "r", tenant=Tenant(), deadline=60.0, rng=random.Random(0))

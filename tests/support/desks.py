@@ -43,9 +43,9 @@ class FakePort:
 
 
 class DeskNode:
-    """One node without its server; its engine is a simulated one unless it is given. `unix` is what
-    it takes for the time of day, `ahead` by how many seconds its clock is. It fetches whatever the
-    store has: a simulated engine computes for nothing."""
+    """One node without its server; its engine is a simulated one unless it is given. `ahead` is by
+    how many seconds its clock is. It fetches whatever the store has: a simulated engine computes
+    for nothing."""
 
     def __init__(
         self,
@@ -60,7 +60,6 @@ class DeskNode:
         self.engine = engine or build_sim(settings or SimSettings(chunk_blocks=1))
         self.connector = connect(self.engine)
         self.port = FakePort()
-        self.unix = 1e9
         self.ahead = 0.0
         self.desk = Desk(
             self.engine,
@@ -68,7 +67,6 @@ class DeskNode:
             self.port,
             DeskOptions(epoch=self.epoch, **{"fetch": "always", **options}),
             clock=lambda: time.monotonic() + self.ahead,
-            wall=lambda: self.unix,
         )
 
     def take(self, *frames: ToEngine) -> None:

@@ -197,30 +197,25 @@ def tokens_over(stage: Stage) -> list[int]:
 
 
 @contextmanager
-def wall_clock(stage: Stage, by_s: float) -> Iterator[None]:
-    """The time of day jumps, for the nodes' desks and for whoever else asks Python."""
+def wall_clock(by_s: float) -> Iterator[None]:
+    """The time of day jumps, for whoever asks Python: the nodes, and the index's clients."""
     real = time.time
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "time", lambda: real() + by_s)
-        for node in stage.nodes.values():
-            node.unix += by_s
         yield
-        for node in stage.nodes.values():
-            node.unix -= by_s
 
 
 def clock_jump(by_s: float) -> Act:
-    """In mid-hand-off, and back before its end; no deadline is near."""
+    """In mid-hand-off, and back before its end; the jump is longer than the time that is left."""
 
     def play(stage: Stage) -> None:
         for name in ("p0", "d0"):
             stage.node(name)
-        far = stage.node("d0").unix + 10 * HOUR_S
-        stage.request = msgspec.structs.replace(stage.request, deadline=far)
+        stage.request = msgspec.structs.replace(stage.request, time_left=HOUR_S / 2)
         stage.begin_hand_off("p0", "d0")
         stage.spin(lambda: stage.node("d0").fetched() > 0, "the first chunk")
         stage.strike(lambda _: None)
-        with wall_clock(stage, by_s):
+        with wall_clock(by_s):
             stage.spin(lambda: stage.node("d0").fetched() > CHUNKS // 2, "half of the chunks")
         stage.end_hand_off("p0", "d0")
         everything_fetched(stage)
@@ -229,18 +224,18 @@ def clock_jump(by_s: float) -> Act:
 
 
 def past_deadline(stage: Stage) -> None:
-    """The clock jumps beyond the deadline while fetches are in flight: an error before the first
-    token, and blocks that are held until the fetches have settled."""
+    """The time is over while fetches are in flight: an error before the first token, and blocks
+    that are held until the fetches have settled."""
     stage.publish()
     node = stage.node("d0")
-    request = msgspec.structs.replace(stage.request, deadline=node.unix + HOUR_S)
+    request = msgspec.structs.replace(stage.request, time_left=HOUR_S)
     link = stage.link("d0", "data0")
     link.hold()
     node.take(RunJob(request))
     stage.spin(lambda: not node.freed, "a fetch in flight")
-    with wall_clock(stage, 2 * HOUR_S):
-        stage.spin(lambda: bool(node.failures()), "the end", 2.0)
-        assert not node.freed
+    node.ahead += 2 * HOUR_S
+    stage.spin(lambda: bool(node.failures()), "the end", 2.0)
+    assert not node.freed
     assert [failed.error.code for failed in node.failures()] == ["deadline_exceeded"]
     assert node.ids(request.id) == []
     link.mend()
@@ -307,7 +302,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         name="clock jump",
         how="the nodes' time of day jumps an hour forth or back in mid-hand-off, and returns; "
-        "beyond the deadline; every key expires as under a server's clock that jumped",
+        "the request's time is over; every key expires as under a server's clock that jumped",
         seen="everything is fetched; past the deadline an error before the first token; what "
         "expired is not found",
         deadline=QUICK,

@@ -146,8 +146,8 @@ class Race:
         """An abort, a newer attempt (aborted in its turn), and now and then a deadline that passes:
         these are looked at every 0.1 s."""
         node, key = self.node, (request.id, request.attempt)
-        if number % LATE_EVERY == 1 and request.deadline:
-            node.unix = request.deadline + 1
+        if number % LATE_EVERY == 1 and request.time_left:
+            node.ahead += request.time_left + 1
             self.stage.spin(lambda: bool(node.failures()), "the deadline")
             return
         if number % 2 == 0:
@@ -179,8 +179,7 @@ def destination_race(stage: Stage, rounds: int, wanted_s: float = WANTED_S) -> T
     stage.publish()
     race = Race(stage, wanted_s)
     for number in range(rounds):
-        deadline = race.node.unix + HOUR_S
-        first = msgspec.structs.replace(ask(f"first-{number}", PROMPTS), deadline=deadline)
+        first = msgspec.structs.replace(ask(f"first-{number}", PROMPTS), time_left=HOUR_S)
         race.round(number, first, fetches=True)
     return race.tally
 

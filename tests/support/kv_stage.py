@@ -335,7 +335,7 @@ class Stage:
         if key not in self._truths:
             self._asked += 1
             name = RequestId(f"calm-{self._asked}")
-            calm = msgspec.structs.replace(request, id=name, attempt=1, deadline=0.0)
+            calm = msgspec.structs.replace(request, id=name, attempt=1, time_left=None)
             [self._truths[key]] = alone(self._calm, calm)
         return self._truths[key]
 
