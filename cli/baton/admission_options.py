@@ -18,7 +18,7 @@ class AdmissionOptions:
     tenants: str = flag("", "TOML: what each tenant may (default: all it wants)", metavar="FILE")
     admin_key: str = flag(
         "",
-        "opens /pool and /metrics, as do keys of the file marked admin (by the variable)",
+        "opens /pool, /metrics and /nodes, as do keys of the file marked admin (by the variable)",
         metavar="WORD",
         secret=True,
     )

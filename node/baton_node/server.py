@@ -125,6 +125,8 @@ class NodeServer:
 
     async def link(self, request: web.Request) -> web.StreamResponse:
         """One router. Its frames are handled in order; ours go out through the link's queue."""
+        if "Origin" in request.headers:  # browsers open WebSockets to any host, for any page
+            raise web.HTTPForbidden(text="links are for routers, not for pages in a browser\n")
         self._admit(request)
         service = self.service
         if service is None:

@@ -23,6 +23,7 @@ places the request again.
 from __future__ import annotations
 
 import hmac
+import ipaddress
 from typing import Literal
 
 import msgspec
@@ -58,6 +59,16 @@ def says_token(authorization: str, token: str) -> bool:
     wanted = link_headers(token)["Authorization"].encode()
     # As bytes: compare_digest takes no other text than ASCII, and a header may hold any.
     return hmac.compare_digest(authorization.encode(errors="surrogateescape"), wanted)
+
+
+def is_loopback(host: str) -> bool:
+    """Of an address that listens, or of a client's."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host == "localhost"
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
 
 
 class PrefillJob(msgspec.Struct, frozen=True, tag="prefill"):

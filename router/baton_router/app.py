@@ -1,5 +1,5 @@
 """The aiohttp application: routes, and one middleware that asks for the API key and shapes every
-error as OpenAI does.
+error as OpenAI does. Another one refuses what a browser sends for another site (see `origins`).
 
 In: the Api. Out: an application whose answers all carry x-baton-request-id, and whose generation
 answers carry x-baton-placement, errors included.
@@ -21,11 +21,13 @@ from baton_router.api import PLACEMENT_HEADER, REQUEST_ID_HEADER, TRAIL, Api
 from baton_router.drains import Drains
 from baton_router.errors import RequestFailed
 from baton_router.openapi import document
+from baton_router.origins import own_origin
 from baton_router.siblings import Siblings, gathering
 
 GENERATION = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
 KEYED = ("/v1/", "/requests/")  # what is below wants an API key, where keys are configured
 ADMINS = ("/pool", "/metrics")  # and these an admin's
+COMMANDS = "/nodes/"  # what is below changes what nodes do
 CLIENT_LEFT = 499
 RETRY_AFTER_S = 1
 _CODES = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
@@ -36,9 +38,10 @@ logger = logging.getLogger(__name__)
 
 def build_app(api: Api, siblings: Siblings | None = None) -> web.Application:
     """`siblings`: the workers beside this one, on the same port."""
-    middlewares = [_shaped(api), *([gathering(siblings)] if siblings is not None else ())]
+    gathers = [gathering(siblings)] if siblings is not None else []
+    middlewares = [_shaped(api), own_origin, *gathers]
     app = web.Application(client_max_size=api.settings.max_body_bytes, middlewares=middlewares)
-    drains = Drains(api.settings, api.fleet, api.clock)
+    drains = Drains(api.fleet, api.clock)
     described = web.get("/openapi.json", _openapi)
     app.add_routes([*api.routes(), *drains.routes(), described])
     return app
@@ -93,6 +96,8 @@ async def _answer(api: Api, request: web.Request, handler: Handler) -> web.Strea
             request[TRAIL].tenant = api.tenants.who(authorization)
         elif request.path in ADMINS:
             request[TRAIL].tenant = api.tenants.admin(authorization)
+        elif request.path.startswith(COMMANDS):
+            request[TRAIL].tenant = api.tenants.commander(authorization, request.remote)
         response = await handler(request)
     except ConnectionError:
         # The client is gone, and aiohttp would log an exception as our failure: it gets a response

@@ -1,16 +1,15 @@
 """POST /nodes/{node}/drain and /resume: by hand, or by who scales the pool.
 
-In: HTTP requests of who may, and what nodes then say of themselves. Out: DrainNode and ResumeNode
-frames; an answer once the node has done as it was told. Whichever router has told it, all of them
-know: the node itself says that it drains. A node that others replace is told once those others can
-serve here: they are ready for Kubernetes a moment before this router knows all that it needs of
-them.
+In: HTTP requests of who may (see `app`), and what nodes then say of themselves. Out: DrainNode and
+ResumeNode frames; an answer once the node has done as it was told. Whichever router has told it,
+all of them know: the node itself says that it drains. A node that others replace is told once those
+others can serve here: they are ready for Kubernetes a moment before this router knows all that it
+needs of them.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import re
 from collections.abc import Callable
@@ -18,14 +17,13 @@ from collections.abc import Callable
 import msgspec
 from aiohttp import web
 
-from baton_protocol.errors import Forbidden, InvalidRequest, NotFound, Unauthorized, Unavailable
+from baton_protocol.errors import InvalidRequest, NotFound, Unavailable
 from baton_protocol.ids import NodeId
-from baton_protocol.link import DRAIN_SINCE, DrainNode, ResumeNode, says_token
+from baton_protocol.link import DRAIN_SINCE, DrainNode, ResumeNode
 from baton_protocol.store import NodeState
 from baton_router.api import body_of
 from baton_router.fields import Fields, wrong
 from baton_router.fleet import Fleet
-from baton_router.settings import RouterSettings
 from baton_router.view import NodeView, state_of
 
 ANSWER_S = 2.0  # until others can serve, and the node says that it has done so: a round trip
@@ -37,8 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 class Drains:
-    def __init__(self, settings: RouterSettings, fleet: Fleet, clock: Callable[[], float]) -> None:
-        self._settings = settings
+    def __init__(self, fleet: Fleet, clock: Callable[[], float]) -> None:
         self._fleet = fleet
         self._clock = clock
         self._replaced: set[NodeId] = set()  # those that are being told so
@@ -69,8 +66,7 @@ class Drains:
         return await self._tell(node, ResumeNode(), "ready", self._clock() + ANSWER_S)
 
     def _node(self, request: web.Request) -> NodeId:
-        """Raise for who may not, for a node that is none, and for one that would not understand."""
-        admit(self._settings, request.headers.get("Authorization", ""))
+        """Raise for a node that is none, and for one that would not understand."""
         node = NodeId(request.match_info["node"])
         view = self._fleet.view.nodes.get(node)
         if view is None:
@@ -117,24 +113,6 @@ class Drains:
         return view
 
 
-def admit(settings: RouterSettings, authorization: str) -> None:
-    """Whoever says the link token. Where there is none, whoever reaches a router that listens for
-    its own machine only. Raise Unauthorized, Forbidden."""
-    if not settings.link_token:
-        if not _is_loopback(settings.host):
-            raise Forbidden(
-                f"this router listens on {settings.host} and has no link token, so nobody may"
-                " drain nodes; give it and its nodes one (--link-token), and send it as"
-                " `Authorization: Bearer TOKEN`"
-            )
-        return
-    if not says_token(authorization, settings.link_token):
-        raise Unauthorized(
-            "draining nodes wants the pool's link token; send it as `Authorization: Bearer TOKEN`",
-            code="invalid_link_token",
-        )
-
-
 def drain_words(body: bytes) -> DrainNode:
     """An empty body asks for the node's own deadline. Raise InvalidRequest, MalformedBody."""
     return read_drain(Fields.parse(body) if body.strip() else Fields({}))
@@ -150,10 +128,3 @@ def read_drain(fields: Fields) -> DrainNode:
         allowed = "it names a revision: at most 63 of a to z, 0 to 9 and -"
         raise wrong("replaced_by", replaced_by, allowed)
     return DrainNode(deadline_s, reason, replaced_by)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

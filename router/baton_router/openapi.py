@@ -67,7 +67,10 @@ Errors = Sequence[type[BatonError]]
 # What any answer may come to: a header that is none, a bug of ours.
 _ANY: Errors = (InvalidRequest, InternalError)
 _KEYED: Errors = (*_ANY, Unauthorized)
-_GENERATION: Errors = (*_KEYED, NotFound, TooLarge, Saturated, Unavailable, DeadlineExceeded)
+_GENERATION: Errors = (
+    *(*_KEYED, Forbidden, NotFound, TooLarge),
+    *(Saturated, Unavailable, DeadlineExceeded),
+)
 _ADMINS: Errors = (*_KEYED, Forbidden)
 _ADMIN: Errors = (*_ADMINS, NotFound, TooLarge, Unavailable)
 

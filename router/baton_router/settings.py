@@ -43,10 +43,10 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     it computes at once), or with prompts for `admission_queue_ms` before it (0: nobody waits here).
 
     `api_keys` is a file (see `tenants`), "" asks nobody for a key; `tenants` is one of what each
-    tenant may (see `limits`); both are read again when they change. `admin_key` opens /pool and
-    /metrics beside the admins' keys of the file. With `sharing` "tenant" no
-    tenant's KV serves another; their names' salts are derived from `tenant_secret`, which all
-    routers of a pool share.
+    tenant may (see `limits`); both are read again when they change. `admin_key` opens /pool,
+    /metrics and the routes that drain nodes, beside the admins' keys of the file. With `sharing`
+    "tenant" no tenant's KV serves another; their names' salts are derived from `tenant_secret`,
+    which all routers of a pool share.
 
     `worker_socket` is the unix socket of one worker among several on the same port, beside those of
     its siblings (see `workers`); "" listens alone.

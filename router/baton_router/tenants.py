@@ -1,9 +1,10 @@
 """Who asks: API keys, the tenants they belong to, and the salts that keep tenants' KV apart.
 
-In: a file of keys; a request's Authorization header. Out: its Tenant, or the 401 or 403 that its
-client gets. Keys are held and looked up as SHA-256 digests, and no message repeats one.
+In: a file of keys; a request's Authorization header and its client's address. Out: its Tenant, or
+the 401 or 403 that its client gets. Keys are held and looked up as SHA-256 digests, and no message
+repeats one.
 
-    # one per line; a tenant may have several; `admin` also opens what tells of all tenants
+    # one per line; a tenant may have several; `admin` also opens what is every tenant's
     TENANT KEY [admin]
     TENANT sha256:HEX [admin]
 """
@@ -18,6 +19,7 @@ from pathlib import Path
 
 from baton_protocol.errors import Forbidden, Unauthorized
 from baton_protocol.hashing import tenant_salt
+from baton_protocol.link import is_loopback, says_token
 from baton_router.errors import StartError
 from baton_router.settings import RouterSettings
 
@@ -43,10 +45,13 @@ Keys = Mapping[bytes, Tenant]  # by a key's digest, without salts
 class Tenants:
     """What was configured at one time: another file is another object."""
 
-    def __init__(self, keys: Keys, secret: str = "", admin_key: str = "") -> None:
+    def __init__(
+        self, keys: Keys, secret: str = "", admin_key: str = "", link_token: str = ""
+    ) -> None:
         """Without keys anybody may ask; with a secret no two tenants share KV."""
         salts = {one.name: _salt(secret, one.name) for one in (*keys.values(), Tenant())}
         self._open = not keys
+        self._link_token = link_token
         self._tenants = {d: replace(one, salt=salts[one.name]) for d, one in keys.items()}
         if admin_key:
             self._tenants[_digest(admin_key)] = Tenant("", salts[""], admin=True)
@@ -57,25 +62,47 @@ class Tenants:
         """Raise StartError for a file of keys that cannot be read."""
         keys = read_keys(settings.api_keys) if settings.api_keys else {}
         secret = settings.tenant_secret if settings.sharing == "tenant" else ""
-        return cls(keys, secret, settings.admin_key)
+        return cls(keys, secret, settings.admin_key, settings.link_token)
 
     def who(self, authorization: str | None) -> Tenant:
         """Whose request has this header. Raise Unauthorized."""
         return Tenant() if self._open else self._holder(authorization)
 
     def admin(self, authorization: str | None) -> Tenant:
-        """Who may see what tells of all tenants: anybody where there is no key at all. Raise
-        Unauthorized, Forbidden."""
-        if not self._tenants:
+        """Who may see what tells of all tenants: who has an admin key or the link token; anybody
+        where there is no key at all. Raise Unauthorized, Forbidden."""
+        if not self._tenants or self._says_token(authorization):
             return Tenant(admin=True)
         tenant = self._holder(authorization)
         if not tenant.admin:
             raise Forbidden(
-                "this tells of all tenants and wants an admin key: one whose line in the file of"
+                "this is every tenant's and wants an admin key: one whose line in the file of"
                 f" keys ends with `{ADMIN}`",
                 code="admin_key_required",
             )
         return tenant
+
+    def commander(self, authorization: str | None, peer: str | None) -> Tenant:
+        """Who may change what the pool's nodes do: who has an admin key or the link token; where
+        there is neither key nor token, clients on this machine. `peer` is the client's address.
+        Raise Unauthorized, Forbidden."""
+        if self._tenants or self._says_token(authorization):
+            return self.admin(authorization)
+        if self._link_token:
+            raise Unauthorized(
+                "this wants the pool's link token; send it as `Authorization: Bearer TOKEN`",
+                code="invalid_link_token",
+            )
+        if not is_loopback(peer or ""):
+            raise Forbidden(
+                "this router has no API keys and no link token, so only clients on its own machine"
+                f" may do this, and {peer or 'this client'} is none; give the router and its nodes"
+                " a token (--link-token), and send it as `Authorization: Bearer TOKEN`"
+            )
+        return Tenant(admin=True)
+
+    def _says_token(self, authorization: str | None) -> bool:
+        return bool(self._link_token) and says_token(authorization or "", self._link_token)
 
     def _holder(self, authorization: str | None) -> Tenant:
         scheme, _, key = (authorization or "").strip().partition(" ")

@@ -53,6 +53,14 @@ async def test_who_says_it_gets_artifacts_and_is_heard_at_the_link(
         assert answer.status == 503  # the engine is not ready
 
 
+async def test_a_page_in_a_browser_gets_no_link_whatever_it_says(
+    guarded: TestClient[aiohttp.web.Request, aiohttp.web.Application],
+) -> None:
+    headers = {**link_headers(TOKEN), "Origin": "http://127.0.0.1"}
+    async with guarded.get("/link", headers=headers) as answer:
+        assert answer.status == 403
+
+
 @pytest.mark.parametrize(("path", "status"), [("/health", 200), ("/ready", 503), ("/metrics", 200)])
 async def test_probes_and_metrics_ask_for_nothing(
     guarded: TestClient[aiohttp.web.Request, aiohttp.web.Application], path: str, status: int

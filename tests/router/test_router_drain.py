@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from baton_protocol.errors import ErrorRecord
+from baton_protocol.errors import ErrorRecord, Forbidden
 from baton_protocol.link import (
     DRAINED,
     Abort,
@@ -17,6 +18,7 @@ from baton_protocol.link import (
     ResumeNode,
     RunJob,
 )
+from baton_router.tenants import Tenants
 from tests.support.failing_pool import (
     REPLY,
     completing,
@@ -203,23 +205,62 @@ async def test_a_pool_with_a_link_token_wants_it(running: Any, decode: FakeNode)
         assert (await client.post(DRAIN, b"", right))[0] == 200
 
 
-async def test_without_a_token_a_router_that_strangers_reach_lets_nobody_drain(
-    running: Any, decode: FakeNode
+@pytest.mark.parametrize(
+    ("said", "answer"),
+    [
+        ("", (401, "invalid_api_key")),
+        ("Bearer sk-unknown", (401, "invalid_api_key")),
+        ("Bearer sk-of-acme", (403, "admin_key_required")),
+        ("Bearer sk-of-ops", 200),
+        (f"Bearer {TOKEN}", 200),
+    ],
+)
+@pytest.mark.parametrize("token", ["", TOKEN])
+async def test_a_router_with_api_keys_wants_an_admin_s_or_the_link_token(
+    running: Any, decode: FakeNode, tmp_path: Path, token: str, said: str, answer: Any
 ) -> None:
-    async with running(decode, host="0.0.0.0") as client:
-        for path in (DRAIN, "/nodes/decode-7/resume"):
-            status, told, _ = await client.post(path, b"", {"Authorization": "Bearer guess"})
-            assert (status, told["error"]["code"]) == (403, "forbidden")
-            assert "--link-token" in told["error"]["message"]
-        assert decode.got == []
+    keys = tmp_path / "keys"
+    keys.write_text("acme sk-of-acme\nops sk-of-ops admin\n")
+    if said.endswith(TOKEN) and not token:
+        answer = (401, "invalid_api_key")
+    decode.token = token
+    async with running(decode, api_keys=str(keys), link_token=token) as client:
+        for path in (DRAIN, RESUME):
+            status, told, _ = await client.post(path, b"", {"Authorization": said} if said else {})
+            assert (status if status == 200 else (status, told["error"]["code"])) == answer
+        assert len(decode.got) == (2 if answer == 200 else 0)
 
 
-@pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
-async def test_without_a_token_who_reaches_a_loopback_address_may(
+@pytest.mark.parametrize(
+    ("peer", "may"),
+    [
+        ("127.0.0.1", True),
+        ("127.9.9.9", True),
+        ("::1", True),
+        ("::ffff:127.0.0.1", True),
+        ("10.1.2.3", False),
+        ("::ffff:10.1.2.3", False),
+        ("fe80::1%eth0", False),
+        ("", False),
+        (None, False),
+    ],
+)
+def test_without_keys_and_token_only_clients_of_the_same_machine_may(
+    peer: str | None, may: bool
+) -> None:
+    nobody = Tenants({})
+    if may:
+        assert nobody.commander("Bearer guess", peer).admin
+    else:
+        with pytest.raises(Forbidden, match="--link-token"):
+            nobody.commander("Bearer guess", peer)
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "0.0.0.0"])
+async def test_without_a_token_the_client_s_address_counts_not_the_one_that_listens(
     running: Any, decode: FakeNode, host: str
 ) -> None:
     async with running(decode, host=host) as client:
-        client.url = f"http://{host}:{client.router.port}"
         assert (await client.post(DRAIN, b""))[0] == 200
 
 

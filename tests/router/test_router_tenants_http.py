@@ -97,10 +97,11 @@ async def test_what_probes_look_at_wants_no_key(
 async def test_what_tells_of_all_tenants_wants_an_admins_key(
     running: Any, decode: FakeNode, keyed: dict[str, Any], path: str
 ) -> None:
-    async with running(decode, **keyed, admin_key="key-of-up") as client:
+    decode.token = "t0ken"
+    async with running(decode, **keyed, admin_key="key-of-up", link_token="t0ken") as client:
         refused = [await client.get(path, headers) for headers in ({}, bearer("sk-no"))]
         forbidden = await client.get(path, bearer(ACME))
-        pages = [await client.text(path, bearer(key)) for key in (ADMIN, "key-of-up")]
+        pages = [await client.text(path, bearer(key)) for key in (ADMIN, "key-of-up", "t0ken")]
     assert [(status, body["error"]["code"]) for status, body, _ in refused] == [
         (401, "invalid_api_key"),
         (401, "invalid_api_key"),
