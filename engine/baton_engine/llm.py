@@ -110,12 +110,21 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
-        """Run one or many prompts together; outputs stand in the order of the prompts.
+        """Run one or many prompts together; outputs stand in the order of the prompts. Each
+        output's text continues its prompt's.
 
         Without parameters the model's generation_config decides. Raise InvalidRequest or
         PromptTooLong, and then run nothing.
         """
-        many = _as_list(prompts)
+        return self._generate(_as_list(prompts), sampling_params, continues_prompt=True)
+
+    def _generate(
+        self,
+        many: Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        *,
+        continues_prompt: bool,
+    ) -> list[RequestOutput]:
         if sampling_params is None:
             sampling_params = self.default_sampling_params()
         if isinstance(sampling_params, SamplingParams):
@@ -123,7 +132,7 @@ class LLM:
         if len(sampling_params) != len(many):
             raise ValueError(f"{len(many)} prompts and {len(sampling_params)} sampling_params")
         runs = [
-            self._prepare(prompt, params)
+            self._prepare(prompt, params, continues_prompt)
             for prompt, params in zip(many, sampling_params, strict=True)
         ]
         return self._run(runs)
@@ -150,7 +159,7 @@ class LLM:
             )
             for chat in chats
         ]
-        return self.generate(prompts, sampling_params)
+        return self._generate(prompts, sampling_params, continues_prompt=False)
 
     def default_sampling_params(self) -> SamplingParams:
         """SamplingParams' own defaults under those of the model's generation_config.json."""
@@ -158,7 +167,7 @@ class LLM:
             return SamplingParams()
         return msgspec.convert(self._text.defaults, SamplingParams)
 
-    def _prepare(self, prompt: Prompt, params: SamplingParams) -> _Run:
+    def _prepare(self, prompt: Prompt, params: SamplingParams, continues_prompt: bool) -> _Run:
         params = _normalised(params)
         params.check()
         if params.seed is None:
@@ -174,9 +183,10 @@ class LLM:
             prompt_ids=tuple(ids),
             params=params,
             outputs=((),) * params.n,
+            continues_prompt=continues_prompt,
         )
         self._count += 1
-        choices = [_Choice(_detokenizer(self._text, params)) for _ in range(params.n)]
+        choices = [_Choice(_detokenizer(self._text, request)) for _ in range(params.n)]
         return _Run(request, prompt if isinstance(prompt, str) else None, choices)
 
     def _run(self, runs: Sequence[_Run]) -> list[RequestOutput]:
@@ -297,21 +307,25 @@ def _read_text(folder: Path, chat_template: Path | str | None) -> _Text | None:
     )
 
 
-def _detokenizer(text: _Text | None, params: SamplingParams) -> Detokenizer | None:
+def _detokenizer(text: _Text | None, request: Request) -> Detokenizer | None:
+    params = request.params
     if text is None:
         if params.stop:
             raise ModelError("stop strings need tokenizer.json in the model folder")
         return None
     if not params.detokenize:
         return None
-    from baton_text.detokenizer import Detokenizer
+    from baton_text.detokenizer import Detokenizer, context_of
 
+    skip = params.skip_special_tokens
+    before = request.prompt_ids if request.continues_prompt else ()
     return Detokenizer(
         text.tokenizer,
         stop=params.stop,
         include_stop=params.include_stop_str_in_output,
-        skip_special=params.skip_special_tokens,
+        skip_special=skip,
         min_ids=params.min_tokens,
+        context=context_of(text.tokenizer, before, skip),
     )
 
 

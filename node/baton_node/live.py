@@ -13,7 +13,7 @@ import msgspec
 from baton_node.frames import Token
 from baton_node.history import History, size_of
 from baton_node.links import Link
-from baton_node.textual import ChoiceText
+from baton_node.textual import ChoiceText, context
 from baton_protocol.ids import RequestId
 from baton_protocol.link import Delta, JobFailed, PrefillDone, PrefillJob, RequestStats, RunJob
 from baton_protocol.request import PositionLogprobs, Request
@@ -67,7 +67,8 @@ class Live:
     def start(self, tokenizer: Tokenizer, outputs: Outputs) -> None:
         """Its texts begin behind these ids, which its router has with their text."""
         known = outputs or ((),) * self.request.params.n
-        self.texts = [ChoiceText(tokenizer, self.request, ids) for ids in known]
+        before = context(tokenizer, self.request)
+        self.texts = [ChoiceText(tokenizer, self.request, ids, before) for ids in known]
         self.histories = [History(len(ids)) for ids in known]
 
     def take(self, token: Token, limit: int) -> Delta:

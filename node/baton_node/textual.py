@@ -13,14 +13,29 @@ from collections.abc import Iterable, Sequence
 from baton_node.frames import Token
 from baton_protocol.link import Delta, FinishReason
 from baton_protocol.request import PositionLogprobs, Request, TokenLogprob
-from baton_text.detokenizer import Detokenizer
+from baton_text.detokenizer import Detokenizer, context_of
 from baton_text.tokenizer import Tokenizer
 
 
-class ChoiceText:
-    """One choice of one request. `known` are ids whose text somebody else has sent."""
+def context(tokenizer: Tokenizer, request: Request) -> tuple[int, ...]:
+    """The ids that each choice's text continues; computed once per request, since a long prompt of
+    tokens that are not shown is looked through whole."""
+    if not request.continues_prompt:
+        return ()
+    return context_of(tokenizer, request.prompt_ids, request.params.skip_special_tokens)
 
-    def __init__(self, tokenizer: Tokenizer, request: Request, known: Sequence[int]) -> None:
+
+class ChoiceText:
+    """One choice of one request. `known` are ids whose text somebody else has sent; `context` is
+    that of context()."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        request: Request,
+        known: Sequence[int],
+        context: Sequence[int] = (),
+    ) -> None:
         params = request.params
         self._tokenizer = tokenizer
         self._request = request
@@ -33,6 +48,7 @@ class ChoiceText:
                 skip_special=params.skip_special_tokens,
                 known=known,
                 min_ids=params.min_tokens,
+                context=context,
             )
 
     def push(self, token: Token) -> Delta:

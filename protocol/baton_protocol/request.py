@@ -22,6 +22,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     the protocol a field `deadline` held Unix seconds instead. It is neither sent nor read any more:
     where the other side speaks version 3, only the router measures the time, and aborts.
     `traceparent` (W3C) is of the router's span, "" where the request is not traced.
+    `continues_prompt` says that the answer's text goes on where the prompt's text ends, as a
+    completion's does; a chat message begins a text of its own.
     `salt` and `adapter` enter the block hashes; both come from the router, never from the client.
     """
 
@@ -35,6 +37,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     salt: str = ""
     adapter: str = ""
     traceparent: str = ""
+    continues_prompt: bool = False
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, omit_defaults=True):

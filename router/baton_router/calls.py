@@ -120,6 +120,11 @@ class Call(Protocol):
     def default_max_tokens(self) -> int | None: ...
 
     @property
+    def continues_prompt(self) -> bool:
+        """Request.continues_prompt"""
+        ...
+
+    @property
     def names(self) -> Mapping[str, str]:
         """What the client calls a field of SamplingParams, or the prompt, where it differs."""
         ...

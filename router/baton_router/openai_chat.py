@@ -75,6 +75,7 @@ class ChatCall:
     add_special_tokens: bool
     names: Mapping[str, str]
     default_max_tokens: int | None = None
+    continues_prompt: bool = False
 
     @classmethod
     def parse(cls, data: bytes) -> ChatCall:

@@ -19,6 +19,7 @@ from baton_router.fields import Fields, wrong
 from baton_router.models import PoolModel
 from baton_router.parameters import bad_words, limit_field, sampling_fields
 from baton_router.unserved import check_unserved
+from baton_text.detokenizer import Detokenizer, context_of
 from baton_text.tokenizer import Tokenizer
 
 DEFAULT_MAX_TOKENS = 16
@@ -48,6 +49,7 @@ class CompletionCall:
     prompt_logprobs: int | None
     names: Mapping[str, str]
     default_max_tokens: int | None = DEFAULT_MAX_TOKENS
+    continues_prompt: bool = True
 
     @classmethod
     def parse(cls, data: bytes) -> CompletionCall:
@@ -90,14 +92,25 @@ class CompletionCall:
         return CompletionShape(head, self.options, self.sampling, shown, self.prompt_logprobs)
 
     def _echoes(self, prompts: PromptIds, tokenizer: Tokenizer) -> list[Echo]:
-        skip: bool = self.sampling["skip_special_tokens"]
         return [
             Echo(
-                text=given.text if isinstance(given, TextPrompt) else tokenizer.decode(ids, skip),
+                text=given.text if isinstance(given, TextPrompt) else self._text(ids, tokenizer),
                 first=tokenizer.token_text(ids[0]),
             )
             for given, ids in zip(self.given, prompts, strict=True)
         ]
+
+    def _text(self, ids: tuple[int, ...], tokenizer: Tokenizer) -> str:
+        """The text of a prompt of ids. A character that the prompt only begins is left to the
+        answer, which completes it."""
+        skip: bool = self.sampling["skip_special_tokens"]
+        text = tokenizer.decode(ids, skip)
+        if not self.options.generates:
+            return text
+        begun = Detokenizer(
+            tokenizer, skip_special=skip, context=context_of(tokenizer, ids, skip)
+        ).finish()
+        return text.removesuffix(begun)
 
 
 def _prompts(value: Any, special: bool) -> tuple[Prompt, ...]:

@@ -75,6 +75,7 @@ async def prepare(
             tenant=tenant.name,
             salt=tenant.salt,
             traceparent=traceparent,
+            continues_prompt=call.continues_prompt,
         )
         chunks = await _chunks(ids, serving.sample, tenant.salt)
         fills = sampling.get("max_tokens") is None and call.default_max_tokens is None

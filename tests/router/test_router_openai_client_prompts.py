@@ -48,6 +48,25 @@ async def test_an_echo_of_ids_is_their_text(api: Any) -> None:
     assert len(shown.choices[0].text) > 3
 
 
+async def test_an_echo_leaves_a_character_that_the_prompt_only_begins_to_the_answer(
+    api: Any,
+) -> None:
+    half = [72, *"\u00fc".encode()[:1]]
+    assert (await complete(api, prompt=half)).choices[0].text == "HHe"  # the node's text follows
+    alone = await complete(api, prompt=half, max_tokens=0)
+    assert alone.choices[0].text == "H\ufffd"
+
+
+async def test_nodes_are_told_which_answers_continue_their_prompts_text(
+    api: Any, decode: FakeNode
+) -> None:
+    await complete(api)
+    message = {"role": "user", "content": "Say"}
+    await api.chat.completions.create(model="fake-model", messages=[message], max_tokens=2)
+    asked = [job.request.continues_prompt for job in decode.got_of(RunJob)]
+    assert asked == [True, False]
+
+
 async def test_a_streamed_echo_begins_each_choice_once(api: Any) -> None:
     chunks = await parts(api, n=2)
     for index in (0, 1):

@@ -32,6 +32,10 @@ FIELDS: dict[Kind, Json] = {
     "stop": {"temperature": 1.0, "seed": 13},
     "whole": {"temperature": 0, "stream": False},
     "echo": {"temperature": 0, "echo": True, "logprobs": 2},
+    "scores": {
+        **{"temperature": 1.0, "seed": 17, "n": 2, "stream": False},
+        **{"prompt_logprobs": 2, "logprobs": 2},
+    },
 }
 
 

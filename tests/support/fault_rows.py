@@ -39,7 +39,9 @@ How = Literal[
     "take away",  # killed, and it stays away until the request is over
 ]
 # A kind of request: what is asked, beside greedy ids.
-Kind = Literal["greedy", "seeded", "two", "penalties", "logprobs", "stop", "whole", "echo"]
+Kind = Literal[
+    "greedy", "seeded", "two", "penalties", "logprobs", "stop", "whole", "echo", "scores"
+]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 STORE: tuple[What, ...] = ("index", "data", "both")
 
@@ -113,10 +115,15 @@ def all_rows() -> list[Row]:
 
 
 def _fitting(kinds: Iterator[Kind], place: tuple[What, When, How]) -> Kind:
-    """The next kind; one with the prompt's log-probabilities has no hand-off."""
+    """The next kind; one with the prompt's log-probabilities has no hand-off, and one without a
+    stream no first event."""
     what, when, _ = place
-    unsplit = when in UNSPLIT and what != "prefill"
-    return next(kind for kind in kinds if kind != "echo" or unsplit)
+    unfit: set[Kind] = set()
+    if when not in UNSPLIT or what == "prefill":
+        unfit |= {"echo", "scores"}
+    if when == "first seen":
+        unfit.add("scores")
+    return next(kind for kind in kinds if kind not in unfit)
 
 
 # A selection for every run: each what, each when, each how and each kind.
@@ -132,6 +139,8 @@ SHORT_ROWS: tuple[Row, ...] = (
     Row("decode", "mid-stream", "freeze", "penalties"),
     Row("decode", "mid-stream", "hold", "whole"),
     Row("decode", "mid-stream", "kill engine", "echo"),
+    Row("decode", "mid-stream", "kill", "scores"),
+    Row("decode", "parked", "kill", "echo"),
     Row("decode", "mid-stream", "freeze engine", "two"),
     Row("decode", "mid-stream", "blip", "penalties"),
     Row("decode", "mid-stream", "blink", "stop"),

@@ -40,6 +40,7 @@ class Said:
     finish: str | None = None
     stop: str | int | None = None
     logprobs: list[Any] = field(default_factory=list)
+    prompt_logprobs: list[Any] | None = None
 
 
 @dataclass
@@ -56,6 +57,7 @@ class Result:
             said.text += text or ""
             said.ids += choice.get("token_ids") or []
             said.logprobs += _positions(choice.get("logprobs"))
+            said.prompt_logprobs = choice.get("prompt_logprobs", said.prompt_logprobs)
             if choice["finish_reason"] is not None:
                 assert said.finish is None, f"choice {choice['index']} finished twice"
                 said.finish, said.stop = choice["finish_reason"], choice.get("stop_reason")
@@ -79,14 +81,13 @@ def result_of(bodies: Iterable[Json]) -> Result:
 
 
 def _positions(logprobs: Json | None) -> list[Any]:
-    """Per position what was told, in either endpoint's form. Offsets count within one event in a
-    stream's form, so they are left out."""
+    """Per position what was told, in either endpoint's form."""
     if logprobs is None:
         return []
     if "content" in logprobs:
         return list(logprobs["content"])
-    columns = (logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"])
-    return list(zip(*columns, strict=True))
+    names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+    return list(zip(*(logprobs[name] for name in names), strict=True))
 
 
 class Mix:

@@ -1,19 +1,26 @@
 """Small tokenizers built on the spot, as artifacts and as folders that transformers reads.
 
 In: nothing. Out: artifacts of a byte-level BPE (as Llama 3 and Qwen have), of a Metaspace one with
-byte fallback (as Llama 2 and Mistral have), and the folder form of any artifacts.
+byte fallback (as Llama 2 and Mistral have), of a Unigram (as XLM and T5 have), of a WordPiece (as
+BERT's have), and the folder form of any artifacts.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
-from baton_text.artifacts import CHAT_TEMPLATE, GENERATION_CONFIG, TOKENIZER, TOKENIZER_CONFIG
+from baton_text.artifacts import (
+    CHAT_TEMPLATE,
+    GENERATION_CONFIG,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    byte_artifacts,
+)
 
 CORPUS = (
     "The quick brown fox jumps over the lazy dog. STOP here, or stop there; the end of the line.\n"
@@ -67,6 +74,36 @@ def metaspace_decoder_artifacts() -> dict[str, bytes]:
     return artifacts_of(backend, CHATML)
 
 
+def unigram_artifacts() -> dict[str, bytes]:
+    """A Unigram with Metaspace on both sides; a character that it does not know is <unk>."""
+    backend = Backend(models.Unigram())
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    backend.decoder = decoders.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=120,
+        unk_token="<unk>",
+        special_tokens=[AddedToken(text, special=True) for text in ("<unk>", "<s>", "</s>")],
+        show_progress=False,
+    )
+    backend.train_from_iterator(CORPUS, trainer)
+    return artifacts_of(backend, CHATML)
+
+
+def wordpiece_artifacts() -> dict[str, bytes]:
+    """A WordPiece: words are split at spaces and punctuation, `##` continues a word."""
+    backend = Backend(models.WordPiece(unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece(prefix="##", cleanup=True)
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=160,
+        special_tokens=[AddedToken(text, special=True) for text in ("<unk>", "<s>", "</s>")],
+        continuing_subword_prefix="##",
+        show_progress=False,
+    )
+    backend.train_from_iterator(CORPUS, trainer)
+    return artifacts_of(backend, CHATML)
+
+
 def _with_bytes() -> Backend:
     words = ["the", "quick", "brown", "stop", "STOP", "line", "\u65e5\u672c", "end"]
     vocab: dict[str, int] = {"<unk>": 0, "<s>": 1, "</s>": 2}
@@ -112,3 +149,16 @@ def write_artifacts(artifacts: Mapping[str, bytes], folder: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
     return folder
+
+
+# One of each family that causal language models use.
+FAMILIES: Mapping[str, Callable[[], dict[str, bytes]]] = {
+    "bytes": byte_artifacts,
+    "byte-level": byte_level_artifacts,
+    "metaspace": metaspace_artifacts,
+    "metaspace-decoder": metaspace_decoder_artifacts,
+    "unigram": unigram_artifacts,
+    "wordpiece": wordpiece_artifacts,
+}
+# Those that have ids for every text.
+LOSSLESS = ("bytes", "byte-level", "metaspace", "metaspace-decoder")

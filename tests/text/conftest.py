@@ -10,13 +10,8 @@ from typing import Any
 import pytest
 
 from baton.demo_model import INSTALL_LINE, PACKAGE, demo_folder, fetch_demo
-from baton_text.artifacts import byte_artifacts, read_artifacts
-from tests.support.text_models import (
-    byte_level_artifacts,
-    metaspace_artifacts,
-    metaspace_decoder_artifacts,
-    write_artifacts,
-)
+from baton_text.artifacts import read_artifacts
+from tests.support.text_models import FAMILIES, LOSSLESS, write_artifacts
 
 AutoTokenizer = Callable[[Path], Any]
 
@@ -29,22 +24,14 @@ def hugging_face() -> AutoTokenizer:
     return lambda folder: Theirs.from_pretrained(folder)
 
 
-@pytest.fixture(
-    params=["bytes", "byte-level", "metaspace", "metaspace-decoder", "demo"], scope="session"
-)
+@pytest.fixture(params=[*LOSSLESS, "demo"], scope="session")
 def model_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tokenizer; the demo model's where its package is installed."""
     if request.param == "demo":
         if find_spec(PACKAGE) is None and not demo_folder().is_dir():
             pytest.skip(f"the demo model's package is not installed; run: {INSTALL_LINE}")
         return fetch_demo(None, lambda line: None)
-    makers: dict[str, Callable[[], dict[str, bytes]]] = {
-        "bytes": byte_artifacts,
-        "byte-level": byte_level_artifacts,
-        "metaspace": metaspace_artifacts,
-        "metaspace-decoder": metaspace_decoder_artifacts,
-    }
-    return write_artifacts(makers[request.param](), tmp_path_factory.mktemp("tokenizer"))
+    return write_artifacts(FAMILIES[request.param](), tmp_path_factory.mktemp("tokenizer"))
 
 
 @pytest.fixture

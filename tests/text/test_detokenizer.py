@@ -10,24 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton_text.artifacts import byte_artifacts
-from baton_text.detokenizer import Detokenizer, Emitted, StopMatcher, TextSettings, emitted
-from baton_text.tokenizer import Tokenizer
-from tests.support.text_models import (
-    byte_level_artifacts,
-    metaspace_artifacts,
-    metaspace_decoder_artifacts,
+from baton_text.detokenizer import (
+    Detokenizer,
+    Emitted,
+    StopMatcher,
+    TextSettings,
+    context_of,
+    emitted,
 )
+from baton_text.tokenizer import Tokenizer
+from tests.support.text_models import FAMILIES, LOSSLESS
 
-BYTES = Tokenizer.from_artifacts(byte_artifacts())
-BYTE_LEVEL = Tokenizer.from_artifacts(byte_level_artifacts())
-METASPACE = Tokenizer.from_artifacts(metaspace_artifacts())
-METASPACE_DECODER = Tokenizer.from_artifacts(metaspace_decoder_artifacts())
-TOKENIZERS = {
-    "bytes": BYTES,
-    "byte-level": BYTE_LEVEL,
-    "metaspace": METASPACE,
-    "metaspace-decoder": METASPACE_DECODER,
-}
+TOKENIZERS = {name: Tokenizer.from_artifacts(make()) for name, make in FAMILIES.items()}
+BYTES, BYTE_LEVEL = TOKENIZERS["bytes"], TOKENIZERS["byte-level"]
+METASPACE, METASPACE_DECODER = TOKENIZERS["metaspace"], TOKENIZERS["metaspace-decoder"]
 every_tokenizer = pytest.mark.parametrize("tokenizer", TOKENIZERS.values(), ids=TOKENIZERS.keys())
 
 EMOJI = "\U0001f469\u200d\U0001f4bb \U0001f600"
@@ -115,6 +111,75 @@ def test_whoever_takes_over_in_the_middle_sends_exactly_the_rest(
 
 
 @every_tokenizer
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_an_answer_behind_its_prompts_context_is_decoded_as_behind_the_whole_prompt(
+    tokenizer: Tokenizer, data: st.DataObject
+) -> None:
+    prompt, ids = data.draw(any_ids(tokenizer)), data.draw(any_ids(tokenizer))
+    stop, skip = data.draw(STOPS), data.draw(st.booleans())
+    middle = data.draw(st.integers(0, len(ids)))
+    wanted = TextSettings(stop, skip_special=skip)
+    context = context_of(tokenizer, prompt, skip)
+    assert len(context) <= 5
+    before = emitted(tokenizer, ids[:middle], wanted, context=prompt).text
+    after = Detokenizer(tokenizer, stop, skip_special=skip, known=ids[:middle], context=context)
+    rest = after.push(ids[middle:]).text + after.finish()
+    whole = emitted(tokenizer, ids, wanted, context=prompt, finished=True)
+    assert (before + rest, after.stopped) == (whole.text, whole.stop)
+
+
+@every_tokenizer
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_prompt_and_answer_together_are_the_text_of_all_ids(
+    tokenizer: Tokenizer, data: st.DataObject
+) -> None:
+    words = st.sampled_from([" the", " quick", "the", "stop", "here", ", or", ".", "\n"])
+    texts = st.lists(words, min_size=1, max_size=6).map("".join)
+    prompt, ids = (tokenizer.encode(data.draw(texts), add_special_tokens=False) for _ in range(2))
+    detokenizer = Detokenizer(tokenizer, context=context_of(tokenizer, prompt, True))
+    answer = detokenizer.push(ids).text + detokenizer.finish()
+    assert tokenizer.decode(prompt) + answer == tokenizer.decode([*prompt, *ids])
+
+
+@pytest.mark.parametrize(
+    ("family", "alone", "continued"),
+    [
+        ("bytes", " brown", " brown"),
+        ("byte-level", " brown", " brown"),
+        ("metaspace", "brown", " brown"),
+        ("metaspace-decoder", "brown", " brown"),
+        ("unigram", "brown", " brown"),
+        ("wordpiece", "brown", " brown"),
+    ],
+)
+def test_an_answer_keeps_the_space_between_it_and_its_prompt(
+    family: str, alone: str, continued: str
+) -> None:
+    tokenizer = TOKENIZERS[family]
+    prompt = tokenizer.encode("the quick", add_special_tokens=False)
+    ids = tokenizer.encode("the quick brown", add_special_tokens=False)[len(prompt) :]
+    assert Detokenizer(tokenizer).push(ids).text == alone
+    context = context_of(tokenizer, prompt, True)
+    assert Detokenizer(tokenizer, context=context).push(ids).text == continued
+
+
+@pytest.mark.parametrize("tokenizer", [BYTES, BYTE_LEVEL, METASPACE])
+def test_an_answer_completes_the_character_that_its_prompt_began(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("a\U0001f680", add_special_tokens=False)
+    for cut in range(len(ids) - 3, len(ids)):
+        context = context_of(tokenizer, ids[:cut], True)
+        assert Detokenizer(tokenizer, context=context).push(ids[cut:]).text == "\U0001f680"
+
+
+def test_a_stop_string_is_not_looked_for_in_the_context() -> None:
+    context = context_of(BYTES, BYTES.encode("the E"), True)
+    detokenizer = Detokenizer(BYTES, stop=("END",), context=context)
+    assert detokenizer.push(BYTES.encode("NDs")) == Emitted("NDs", None, 3)
+
+
+@every_tokenizer
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_shown_text_is_never_taken_back(tokenizer: Tokenizer, data: st.DataObject) -> None:
@@ -169,8 +234,9 @@ def test_metaspace_text_is_what_the_library_decodes_for_any_valid_text(
     assert shown == tokenizer.decode(ids, skip_special_tokens=skip)
 
 
-@every_tokenizer
-def test_a_character_appears_with_its_last_byte(tokenizer: Tokenizer) -> None:
+@pytest.mark.parametrize("family", LOSSLESS)
+def test_a_character_appears_with_its_last_byte(family: str) -> None:
+    tokenizer = TOKENIZERS[family]
     ids = tokenizer.encode("\U0001f680", add_special_tokens=False)
     assert len(ids) >= 4
     detokenizer = Detokenizer(tokenizer)

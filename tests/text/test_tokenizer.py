@@ -184,9 +184,9 @@ def test_a_tokenizer_that_is_none_is_named(data: bytes | None, message: str) -> 
 def test_a_decoder_that_cannot_be_streamed_is_refused_by_name() -> None:
     artifacts = byte_level_artifacts()
     raw = json.loads(artifacts[TOKENIZER])
-    raw["decoder"] = {"type": "WordPiece", "prefix": "##", "cleanup": True}
+    raw["decoder"] = {"type": "CTC", "pad_token": "-", "word_delimiter_token": "|", "cleanup": True}
     artifacts[TOKENIZER] = json.dumps(raw).encode()
-    with pytest.raises(ArtifactError, match="WordPiece"):
+    with pytest.raises(ArtifactError, match="CTC"):
         Tokenizer.from_artifacts(artifacts)
 
 

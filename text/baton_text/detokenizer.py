@@ -9,6 +9,10 @@ E is the decoded text without
 It depends on the ids alone, not on how they arrived: whoever takes over a stream in the middle
 sends E(all ids) minus E(ids known before), and nothing is doubled or lost.
 
+An answer that continues its prompt (a completion) is decoded behind the prompt's last ids, its
+`context`: some tokenizers drop the space before the first token of a text, and the prompt may end
+within a character. The text of the context is not shown, and stop strings are not looked for in it.
+
 A stop string occurs where its last character becomes known; if several end at the same character,
 the longest counts. Each id is turned into bytes once and each character looked at once per stop
 string, so the cost is linear. `emitted` is the definition, `Detokenizer` the same in increments.
@@ -27,6 +31,10 @@ from baton_text.tokenizer import Tokenizer
 # What the error handler "surrogateescape" makes of a byte that is not UTF-8.
 _ESCAPED = re.compile("[\udc80-\udcff]")
 _UNKNOWN = "\ufffd"
+
+
+# Bytes of a UTF-8 character before its last.
+_OPEN_BYTES = 3
 
 
 class Emitted(NamedTuple):
@@ -59,13 +67,21 @@ class TextSettings:
 
 
 def emitted(
-    tokenizer: Tokenizer, ids: Sequence[int], settings: TextSettings, *, finished: bool = False
+    tokenizer: Tokenizer,
+    ids: Sequence[int],
+    settings: TextSettings,
+    *,
+    context: Sequence[int] = (),
+    finished: bool = False,
 ) -> Emitted:
-    """E(ids, stop) by its definition. `finished`: no more ids come, so nothing is held back.
+    """E(ids, stop) behind `context`, by its definition. `finished`: no more ids come, so nothing is
+    held back.
 
     Costs a pass over all ids; for a stream use `Detokenizer`.
     """
-    text, ends = _characters(tokenizer, ids, settings.skip_special, finished)
+    whole, all_ends = _characters(tokenizer, [*context, *ids], settings.skip_special, finished)
+    start = all_ends[len(context) - 1] if context else 0
+    text, ends = whole[start:], [end - start for end in all_ends[len(context) :]]
     if settings.min_ids >= len(ids):
         exempt = len(text)
     else:
@@ -96,6 +112,20 @@ def _characters(
         text += reader.push(token_id)
         ends.append(len(text))
     return text + (reader.finish() if finished else ""), ends
+
+
+def context_of(tokenizer: Tokenizer, ids: Sequence[int], skip_special: bool) -> tuple[int, ...]:
+    """The end of `ids` that decides how the ids behind them are decoded, as a few ids: enough of
+    those that are shown to hold an unfinished character and what is stripped from a text's start.
+    """
+    enough = 1 + _OPEN_BYTES + tokenizer.spelling.strip_count
+    tail: list[int] = []
+    for token_id in reversed(ids):
+        if tokenizer.piece(token_id, skip_special=skip_special):
+            tail.append(token_id)
+            if len(tail) == enough:
+                break
+    return tuple(reversed(tail))
 
 
 def _overlap(text: str, stop: str) -> int:
@@ -175,7 +205,7 @@ class Detokenizer:
     """E(ids, stop) in increments, for one choice of one request.
 
     `known` are ids whose text somebody else has shown: pushes return what comes after it. They
-    count towards `min_ids`.
+    count towards `min_ids`. `context` are ids before the text, of which nothing is shown.
     """
 
     def __init__(
@@ -186,6 +216,7 @@ class Detokenizer:
         skip_special: bool = True,
         known: Sequence[int] = (),
         min_ids: int = 0,
+        context: Sequence[int] = (),
     ) -> None:
         self._settings = TextSettings(tuple(stop), include_stop, skip_special, min_ids)
         self._reader = TextReader(tokenizer, skip_special)
@@ -193,6 +224,8 @@ class Detokenizer:
         self._held = ""
         self._count = 0
         self.stopped: str | None = None
+        for token_id in context:
+            self._reader.push(token_id)
         self.push(known)
 
     def push(self, ids: Sequence[int]) -> Emitted:

@@ -6,7 +6,7 @@ decoding any id twice. One difference is deliberate: where byte-fallback tokens 
 valid UTF-8, the library turns the whole row into U+FFFD, valid characters before the fault
 included. That would take back text already shown, so here only the faulty bytes become U+FFFD.
 
-Decoders that no causal language model uses (WordPiece, CTC, ...) are refused by name.
+Decoders that no causal language model uses (CTC, BPEDecoder, ...) are refused by name.
 """
 
 from __future__ import annotations
@@ -19,6 +19,20 @@ from typing import Any, Protocol
 from baton_text.artifacts import ArtifactError
 from baton_text.bytelevel import CHAR_TO_BYTE
 
+# The `tokenizers` library's cleanup of one WordPiece token, in its order.
+_CLEANUP = (
+    (" .", "."),
+    (" ?", "?"),
+    (" !", "!"),
+    (" ,", ","),
+    (" ' ", "'"),
+    (" n't", "n't"),
+    (" 'm", "'m"),
+    (" do not", " don't"),
+    (" 's", "'s"),
+    (" 've", "'ve"),
+    (" 're", "'re"),
+)
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -82,6 +96,29 @@ class SentencePiece:
 
 
 @dataclass(frozen=True)
+class WordPiece:
+    """BERT's way: `prefix` marks a token that continues a word, any other begins one.
+
+    `cleanup` drops the space before punctuation and English contractions.
+    """
+
+    errors: str = "replace"
+    strip_char: str = ""
+    strip_count: int = 0
+    prefix: str = "##"
+    cleanup: bool = True
+
+    def piece(self, token: str, first: bool) -> bytes:
+        if not first:
+            continues = token.startswith(self.prefix)
+            token = token.removeprefix(self.prefix) if continues else " " + token
+        if self.cleanup:
+            for old, new in _CLEANUP:
+                token = token.replace(old, new)
+        return token.encode()
+
+
+@dataclass(frozen=True)
 class Words:
     """No decoder at all: tokens are joined by spaces."""
 
@@ -100,6 +137,8 @@ def spelling_of(decoder: Mapping[str, Any] | None) -> Spelling:
     steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
     if [step["type"] for step in steps] == ["ByteLevel"]:
         return ByteLevel()
+    if len(steps) == 1 and steps[0]["type"] == "WordPiece":
+        return WordPiece(prefix=steps[0]["prefix"], cleanup=steps[0]["cleanup"])
     spelling = SentencePiece()
     fused = False
     for step in steps:
@@ -126,5 +165,6 @@ def _with_step(spelling: SentencePiece, step: Mapping[str, Any], fused: bool) ->
             return replace(spelling, strip_char=char, strip_count=count)
     raise ArtifactError(
         f"tokenizer.json's decoder step {dict(step)} is not supported; known are ByteLevel, "
-        "Metaspace, ByteFallback, Replace of a string, Fuse, and Strip of the start after Fuse"
+        "WordPiece, Metaspace, ByteFallback, Replace of a string, Fuse, and Strip of the start "
+        "after Fuse"
     )

@@ -1,0 +1,81 @@
+"""The text between a prompt and its answer, with a tokenizer that drops a text's leading space.
+
+A real model with a Unigram tokenizer, made to say one word only; as a pool and offline.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from baton_engine.llm import LLM
+from baton_protocol.sampling import SamplingParams
+from baton_text.artifacts import read_artifacts
+from baton_text.tokenizer import Tokenizer
+from tests.support.pool import Pool
+from tests.support.text_models import unigram_artifacts, write_artifacts
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("unigram") / "model"
+    shutil.copytree(tiny_model("llama-gqa2-tied"), made)
+    return write_artifacts(unigram_artifacts(), made)
+
+
+@pytest.fixture(scope="module")
+def word(folder: Path) -> int:
+    """The id of a word that begins with a space."""
+    tokenizer = Tokenizer.from_artifacts(read_artifacts(folder))
+    [word] = tokenizer.encode("the", add_special_tokens=False)
+    assert tokenizer.token_text(word) == " the"
+    return word
+
+
+@pytest.fixture(scope="module")
+def client(folder: Path) -> Iterator[openai.OpenAI]:
+    flags = [
+        *("--model", str(folder), "--dtype", "float32", "--threads", "1", "--kv-blocks", "400"),
+        *("--prefill", "1", "--decode", "1", "--handoff", "always", "--chunk-blocks", "1"),
+    ]
+    with (
+        Pool(flags) as pool,
+        openai.OpenAI(base_url=f"{pool.url}/v1", api_key="none", max_retries=0) as made,
+    ):
+        yield made
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_completion_keeps_the_space_behind_its_prompt_and_a_message_has_none(
+    client: openai.OpenAI, word: int, stream: bool
+) -> None:
+    asked: dict[str, Any] = {
+        **{"model": "", "max_tokens": 2, "temperature": 0, "stream": stream},
+        "extra_body": {"allowed_token_ids": [word], "ignore_eos": True},
+    }
+    asked["model"] = client.models.list().data[0].id
+    answer: Any = client.completions.create(prompt="the quick", echo=True, **asked)
+    events = answer if stream else [answer]
+    assert "".join(one.choices[0].text for one in events) == "the quick the the"
+
+    message = {"role": "user", "content": "the quick"}
+    answer = client.chat.completions.create(messages=[message], **asked)  # type: ignore[list-item]
+    events = [one.choices[0] for one in (answer if stream else [answer])]
+    shown = [(one.delta if stream else one.message).content or "" for one in events]
+    assert "".join(shown) == "the the"
+
+
+def test_the_offline_engine_decodes_as_the_pool_does(folder: Path, word: int) -> None:
+    llm = LLM(folder, dtype="float32", kv_blocks=100)
+    params = SamplingParams(
+        max_tokens=2, temperature=0.0, allowed_token_ids=(word,), ignore_eos=True
+    )
+    [completion] = llm.generate("the quick", params)
+    assert completion.outputs[0].text == " the the"
+    [message] = llm.chat([{"role": "user", "content": "the quick"}], params)
+    assert message.outputs[0].text == "the the"
