@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -47,6 +47,73 @@ DEFAULT_WINDOW = 4096
 DEFAULT_MAX_WINDOW_LAYERS = 28
 
 
+# Fields of ModelConfig that cannot change KV: nodes that differ only here may exchange it.
+NO_KV_FIELDS = frozenset(
+    {
+        "eos_ids",  # where an answer ends; no layer sees it
+        # The dtype that the checkpoint claims. What counts is in the fingerprint already: each
+        # tensor's own dtype, and in the KV layout the dtype that this node computes in.
+        "dtype",
+    }
+)
+# Keys of config.json whose whole meaning is in ModelConfig: they count by that, not as they are
+# written. A key that is missing here counts twice, which does no harm.
+READ_KEYS = frozenset(
+    {
+        "architectures",
+        "attention_bias",
+        "head_dim",
+        "hidden_act",  # only silu, or swish, which is the same: anything else is refused
+        "hidden_size",
+        "intermediate_size",
+        "layer_types",
+        "max_position_embeddings",
+        "max_window_layers",
+        "mlp_bias",
+        "num_attention_heads",
+        "num_hidden_layers",
+        "num_key_value_heads",
+        "partial_rotary_factor",  # only 1: anything else is refused
+        "rms_norm_eps",
+        "rope_parameters",
+        "rope_scaling",
+        "rope_theta",
+        "sliding_window",
+        "tie_word_embeddings",
+        "use_sliding_window",
+        "vocab_size",
+    }
+)
+# The same inside rope_scaling and rope_parameters.
+READ_ROPE_KEYS = frozenset(
+    {
+        "factor",
+        "high_freq_factor",
+        "low_freq_factor",
+        "original_max_position_embeddings",
+        "partial_rotary_factor",
+        "rope_theta",
+        "rope_type",
+        "type",
+    }
+)
+# Keys of config.json that cannot change KV, whoever reads them.
+NO_KV_KEYS = frozenset(
+    {
+        "_name_or_path",  # where the checkpoint was saved from
+        "attention_dropout",  # training only
+        "bos_token_id",  # token ids: requests carry ids, no layer knows which one is special
+        "eos_token_id",
+        "pad_token_id",
+        "dtype",  # see NO_KV_FIELDS; transformers 4 spells it torch_dtype
+        "torch_dtype",
+        "initializer_range",  # training only
+        "transformers_version",  # which version wrote the file
+        "use_cache",  # whether transformers keeps KV at all
+    }
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
     """Rotary settings. The last three belong to llama3, `factor` also to linear."""
@@ -57,16 +124,6 @@ class RopeConfig:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 1.0
     original_max_positions: int = 0
-
-    def canonical(self) -> str:
-        """The text that enters the fingerprint: equal settings, equal text, in either spelling."""
-        parts = [self.type, repr(self.theta)]
-        if self.type != "default":
-            parts.append(repr(self.factor))
-        if self.type == "llama3":
-            parts += [repr(self.low_freq_factor), repr(self.high_freq_factor)]
-            parts.append(str(self.original_max_positions))
-        return ":".join(parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,13 +153,16 @@ class ModelConfig:
     eos_ids: tuple[int, ...]
     dtype: str
     windows: tuple[int | None, ...] = ()
+    # Keys of config.json that this file does not read, and their values as canonical JSON.
+    unread: tuple[tuple[str, str], ...] = ()
 
     def canonical(self) -> str:
-        """The text that enters the fingerprint: what beside the weights decides the KV of a
-        token. A model without windows has the text that it had before there were any."""
-        if not any(self.windows):
-            return self.rope.canonical()
-        return f"{self.rope.canonical()};windows={','.join(str(w or '') for w in self.windows)}"
+        """The text that enters the fingerprint: every field but NO_KV_FIELDS, so that a new field
+        counts unless somebody decides otherwise. Two spellings of the same config, and a default
+        that is written out or left out, give the same text. Only of a key that this file does not
+        read nobody knows the default: it counts as it is written."""
+        counted = {name: value for name, value in asdict(self).items() if name not in NO_KV_FIELDS}
+        return json.dumps(counted, sort_keys=True)
 
 
 def read_config(folder: Path) -> ModelConfig:
@@ -141,6 +201,7 @@ def read_config(folder: Path) -> ModelConfig:
         eos_ids=_eos_ids(generation, values),
         dtype=_checkpoint_dtype(values),
         windows=_windows(values, family),
+        unread=_unread(values),
     )
     if config.num_heads % config.num_kv_heads:
         raise UnsupportedModel(
@@ -297,6 +358,16 @@ def _rope(values: Mapping[str, Any]) -> RopeConfig:
             "original_max_position_embeddings", values.get("max_position_embeddings")
         ),
     )
+
+
+def _unread(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """What config.json says beyond what is read or cannot change KV."""
+    unread = {key: values[key] for key in values.keys() - READ_KEYS - NO_KV_KEYS}
+    for part in ("rope_scaling", "rope_parameters"):
+        spelled = values.get(part) or {}
+        # Both parts are one setting in two spellings.
+        unread |= {f"rope.{key}": spelled[key] for key in spelled.keys() - READ_ROPE_KEYS}
+    return tuple((key, json.dumps(unread[key], sort_keys=True)) for key in sorted(unread))
 
 
 def _eos_ids(generation: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[int, ...]:

@@ -19,9 +19,11 @@ STD = 0.02
 NORM = "norm.weight"
 
 
-def dummy_digests(config: ModelConfig) -> list[TensorDigest]:
-    """What stands for the tensors' digests: no checkpoint's KV is ever taken for a dummy's."""
-    return [TensorDigest("dummy", (count_weights(config),), config.dtype, f"seed {SEED}: {config}")]
+def dummy_digests(config: ModelConfig, device: str) -> list[TensorDigest]:
+    """What stands for the tensors' digests: no checkpoint's KV is ever taken for a dummy's.
+    `device` is "cpu" or "cuda": each has a random generator of its own."""
+    digest = f"seed {SEED} on {device}: {config}"
+    return [TensorDigest("dummy", (count_weights(config),), config.dtype, digest)]
 
 
 def fill_slots(slots: WeightSlots) -> None:

@@ -6,6 +6,7 @@ as the settings say. Router, scaling and roll-out tests run on it.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 
@@ -23,6 +24,20 @@ from baton_protocol.layout import ITEM_BYTES, KVLayout, default_chunk_blocks
 
 # Enters the fingerprint: change it whenever the same tokens would get other bytes.
 FORMULA = "sim/1"
+# Settings that cannot change KV: all others enter the fingerprint.
+NO_KV_SETTINGS = frozenset(
+    {
+        "model",  # a name for clients
+        # In the KV layout, which the fingerprint holds whole; there chunk_blocks is never None.
+        *("layers", "kv_heads", "head_dim", "block_size", "dtype", "chunk_blocks", "kv_shards"),
+        *("eos_ids", "first_id", "end_id", "eos_every"),  # what it says, not what it computes
+        "poison_token",  # ends the process before any KV is written
+        # Sizes and schedules
+        *("num_blocks", "host_kv_memory", "max_model_len", "max_batched_tokens", "max_num_seqs"),
+        "overlap",
+        *("prefill_base_ms", "prefill_ms_per_token", "decode_ms", "decode_ms_per_seq"),
+    }
+)
 
 
 class SimSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -130,7 +145,9 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         names and speeds."""
         shape = (self.vocab_size, self.layers, self.kv_heads, self.head_dim)
         tensor = TensorDigest(name="sim", shape=shape, dtype=self.dtype, digest=FORMULA)
-        return fingerprint([tensor], self.layout(), rope="")
+        settings = msgspec.structs.asdict(self)
+        counted = {name: settings[name] for name in settings.keys() - NO_KV_SETTINGS}
+        return fingerprint([tensor], self.layout(), json.dumps(counted, sort_keys=True))
 
 
 def build_sim(

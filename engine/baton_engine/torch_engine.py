@@ -84,7 +84,7 @@ def build_runner(settings: TorchSettings) -> TorchRunner:
 
 def _digests(settings: TorchSettings, plan: Plan) -> list[TensorDigest]:
     if settings.load_format == "dummy":
-        return dummy_digests(plan.config)
+        return dummy_digests(plan.config, plan.device.type)
     return tensor_digests(settings.model, plan.config, threads=plan.threads)
 
 

@@ -1,7 +1,8 @@
 """Fingerprint: two nodes of equal fingerprint may exchange KV; no others may.
 
-It covers the weights by content (each tensor's name, shape, dtype and digest, never a path), the
-KV layout (dtype, codec, version, block size, chunk_blocks, kv_shards) and rope.
+It covers the weights by content (each tensor's name, shape, dtype and digest, never a path), every
+field of the KV layout (geometry, dtype, codec, version, block size, chunk_blocks, kv_shards) and
+the model's config.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ class TensorDigest(msgspec.Struct, frozen=True, order=True):
     digest: str
 
 
-def fingerprint(tensors: Iterable[TensorDigest], layout: KVLayout, rope: str) -> Fingerprint:
+def fingerprint(tensors: Iterable[TensorDigest], layout: KVLayout, model: str) -> Fingerprint:
     """Digest of all that makes KV interchangeable, as 32 hex characters.
 
-    `rope` is a canonical text of the rotary settings (the engine's business what it says).
-    The order of `tensors` does not matter.
+    `model` is a canonical text of the model's config: all that beside the weights decides a token's
+    KV. The engine knows what that is. The order of `tensors` does not matter.
     """
-    canonical = msgspec.json.encode([sorted(tensors), layout, rope], order="sorted")
+    canonical = msgspec.json.encode([sorted(tensors), layout, model], order="sorted")
     return Fingerprint(hashlib.sha256(canonical).hexdigest()[:32])

@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -76,13 +77,29 @@ def test_one_changed_weight_changes_one_digest_and_the_fingerprint(folder: Path)
     assert small_engine(folder).info.fingerprint != fingerprint
 
 
-def test_rope_and_chunk_size_are_in_the_fingerprint(folder: Path) -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 20000.0}},
+        {"rms_norm_eps": 1e-3},
+        {"architectures": ["MistralForCausalLM"]},  # the same weights fit it
+        {"a_field_of_next_year": 1},
+    ],
+)
+def test_the_models_config_is_in_the_fingerprint(folder: Path, changes: dict[str, object]) -> None:
     plain = small_engine(folder).info.fingerprint
-    assert small_engine(folder, chunk_blocks=4).info.fingerprint != plain
     config = json.loads((folder / "config.json").read_text())
-    config["rope_parameters"]["rope_theta"] = 20000.0
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config | changes))
     assert small_engine(folder).info.fingerprint != plain
+
+
+@pytest.mark.parametrize(
+    "settings", [{"chunk_blocks": 4}, {"block_size": 8}, {"dtype": "bfloat16"}, {"kv_shards": 2}]
+)
+def test_the_kv_layout_is_in_the_fingerprint(folder: Path, settings: dict[str, Any]) -> None:
+    assert (
+        small_engine(folder, **settings).info.fingerprint != small_engine(folder).info.fingerprint
+    )
 
 
 def test_a_tied_models_copy_of_the_embedding_is_not_in_the_digests(folder: Path) -> None:

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from baton_engine.config import ModelConfig, compute_dtype, read_config
+from baton_engine.config import (
+    NO_KV_FIELDS,
+    NO_KV_KEYS,
+    READ_KEYS,
+    READ_ROPE_KEYS,
+    ModelConfig,
+    RopeConfig,
+    compute_dtype,
+    read_config,
+)
 from baton_engine.errors import ModelError, UnsupportedModel
 
 LLAMA: dict[str, Any] = {
@@ -59,9 +69,9 @@ def test_both_spellings_of_rope_give_the_same_settings(tmp_path: Path, key: str)
         rope_parameters={"rope_type": "llama3", "rope_theta": 500000.0, **LLAMA3},
     )
     assert old.rope == new.rope
-    assert old.rope.canonical() == new.rope.canonical()
+    assert old.canonical() == new.canonical()
     assert old.rope.original_max_positions == 256
-    assert old.rope.canonical() != config_of(tmp_path).rope.canonical()
+    assert old.canonical() != config_of(tmp_path).canonical()
 
 
 def test_generation_configs_list_of_eos_ids_wins(tmp_path: Path) -> None:
@@ -137,7 +147,9 @@ def test_a_sliding_window_that_is_not_in_use_is_no_obstacle(
 ) -> None:
     config = config_of(tmp_path, **changes)
     assert config.windows == (None, None)
-    assert config.canonical() == config.rope.canonical()
+    windows = {"sliding_window", "use_sliding_window", "layer_types"}
+    without = {key: value for key, value in changes.items() if key not in windows}
+    assert config.canonical() == config_of(tmp_path, **without).canonical()
 
 
 @pytest.mark.parametrize(
@@ -172,7 +184,131 @@ def test_other_windows_are_another_text_of_the_fingerprint(tmp_path: Path) -> No
         config_of(tmp_path, **QWEN3, **SWITCHED, layer_types=kinds).canonical()
         for kinds in (["sliding_attention", "full_attention"], ["full_attention"] * 2)
     }
-    assert len(texts) == 4
+    assert len(texts) == 5
+
+
+# A config that spells out everything, and another value for each of its keys.
+WRITTEN_OUT: dict[str, Any] = {
+    **LLAMA,
+    "architectures": ["Qwen3ForCausalLM"],
+    "attention_bias": False,
+    "head_dim": 16,
+    "hidden_act": "silu",
+    "layer_types": ["full_attention", "sliding_attention"],
+    "max_window_layers": 1,
+    "mlp_bias": False,
+    "num_key_value_heads": 2,
+    "partial_rotary_factor": 1.0,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": None,
+    "rope_scaling": {"rope_type": "llama3", **LLAMA3},
+    "sliding_window": 512,
+    "tie_word_embeddings": True,
+    "use_sliding_window": True,
+}
+OTHERS: dict[str, Any] = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "attention_bias": True,
+    "head_dim": 32,
+    "hidden_act": "gelu",
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "max_position_embeddings": 2048,
+    "mlp_bias": True,
+    "num_attention_heads": 8,
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 1,
+    "partial_rotary_factor": 0.5,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {"rope_theta": 10000.0},
+    "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+    "rope_theta": 10000.0,
+    "sliding_window": 256,
+    "tie_word_embeddings": False,
+    "vocab_size": 640,
+}
+# Keys that only say what `layer_types` says when that is left out.
+IMPLIED: dict[str, Any] = {"max_window_layers": 0, "use_sliding_window": False}
+
+
+@pytest.mark.parametrize("key", sorted(READ_KEYS))
+def test_each_key_of_config_json_that_is_read_is_in_the_fingerprint(
+    tmp_path: Path, key: str
+) -> None:
+    """Or another value is refused, so that no node can have it."""
+    base, changed = dict(WRITTEN_OUT), {**WRITTEN_OUT, key: (OTHERS | IMPLIED)[key]}
+    for values in (base, changed):
+        if key in IMPLIED:
+            del values["layer_types"]
+        elif key == "num_hidden_layers":
+            values["layer_types"] = ["full_attention"] * values[key]
+    before = config_of(tmp_path, **base)
+    if key in ("hidden_act", "partial_rotary_factor"):
+        with pytest.raises(UnsupportedModel, match=str(OTHERS[key])):
+            config_of(tmp_path, **changed)
+    else:
+        assert config_of(tmp_path, **changed).canonical() != before.canonical()
+
+
+@pytest.mark.parametrize("key", sorted(READ_ROPE_KEYS))
+@pytest.mark.parametrize("part", ["rope_scaling", "rope_parameters"])
+def test_each_key_of_the_rope_settings_is_in_the_fingerprint(
+    tmp_path: Path, part: str, key: str
+) -> None:
+    kind = "type" if key == "type" else "rope_type"
+    rope = {**LLAMA3, kind: "llama3", "rope_theta": 500000.0, "partial_rotary_factor": 1.0}
+    other = {kind: "linear", "original_max_position_embeddings": 128}.get(key, 0.5)
+    before = config_of(tmp_path, **{part: rope})
+    changed = {part: {**rope, key: other}}
+    if key == "partial_rotary_factor":
+        with pytest.raises(UnsupportedModel, match=r"partial_rotary_factor 0\.5"):
+            config_of(tmp_path, **changed)
+    else:
+        assert config_of(tmp_path, **changed).canonical() != before.canonical()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model_type": "other"},
+        {"attention_multiplier": 0.5},
+        {"a_field_of_next_year": {"b": 1}},
+        {"rope_scaling": {"rope_type": "default", "mscale": 0.7}},
+        {"rope_parameters": {"rope_type": "default", "mscale": 0.7}},
+    ],
+)
+def test_a_key_that_nobody_knows_is_in_the_fingerprint(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    assert config_of(tmp_path, **changes).canonical() != config_of(tmp_path).canonical()
+
+
+@pytest.mark.parametrize("key", sorted(NO_KV_KEYS))
+def test_a_key_that_cannot_change_kv_is_not_in_the_fingerprint(tmp_path: Path, key: str) -> None:
+    other: Any = {"dtype": "bfloat16", "torch_dtype": "bfloat16"}.get(key, 7)
+    assert config_of(tmp_path, **{key: other}).canonical() == config_of(tmp_path).canonical()
+
+
+def test_every_field_of_a_read_config_is_in_the_fingerprint_unless_it_cannot_change_kv(
+    tmp_path: Path,
+) -> None:
+    """A field that somebody adds counts by itself."""
+    config = config_of(tmp_path)
+    others: dict[str, Any] = {"rope": RopeConfig(type="linear", theta=500000.0, factor=2.0)}
+    for each in fields(config):
+        changed = replace(config, **{each.name: others.get(each.name, "other")})
+        counts = changed.canonical() != config.canonical()
+        assert counts == (each.name not in NO_KV_FIELDS), each.name
+
+
+def test_a_default_that_is_written_out_gives_the_same_fingerprint(tmp_path: Path) -> None:
+    written_out: dict[str, Any] = {
+        **{"num_key_value_heads": 4, "head_dim": 16, "rms_norm_eps": 1e-6, "hidden_act": "silu"},
+        **{"attention_bias": False, "mlp_bias": False, "tie_word_embeddings": False},
+        **{"rope_scaling": None, "sliding_window": None, "layer_types": ["full_attention"] * 2},
+    }
+    assert config_of(tmp_path, **written_out).canonical() == config_of(tmp_path).canonical()
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from baton_engine.api import Row
 from baton_engine.core import EngineCore
 from baton_engine.errors import SettingsError
-from baton_engine.sim import SimSettings, build_sim
+from baton_engine.sim import NO_KV_SETTINGS, SimSettings, build_sim
 from baton_engine.sim_runner import Timing
 from baton_engine.sim_words import mix
 from baton_protocol.ids import BlockId, Fingerprint
@@ -343,6 +343,20 @@ def test_engines_of_equal_geometry_may_exchange_kv_and_others_may_not() -> None:
         {"vocab_size": 300},
     ]
     assert len({fingerprint(**each) for each in ({}, *changes)}) == len(changes) + 1
+
+
+def test_every_setting_of_a_sim_is_in_its_fingerprint_or_is_known_not_to_change_kv() -> None:
+    base = SimSettings()
+    others: dict[str, object] = {
+        **{"model": "other", "dtype": "bfloat16", "chunk_blocks": 3, "kv_shards": 2},
+        **{"eos_ids": (3,), "poison_token": 7, "overlap": True},
+    }
+    for name in SimSettings.__struct_fields__:
+        value = others.get(name) or getattr(base, name) * 2 + 1
+        changed = msgspec.structs.replace(base, **{name: value})
+        in_layout = base.layout() != changed.layout()
+        counts = changed.fingerprint() != base.fingerprint()
+        assert counts == (in_layout or name not in NO_KV_SETTINGS), name
 
 
 def test_the_default_chunk_is_as_large_as_the_geometry_asks() -> None:
