@@ -25,7 +25,11 @@ local now = t[1] + t[2] / 1000000
 local known = redis.call('HGETALL', KEYS[1])
 local had = {}
 for i = 1, #known, 2 do had[known[i]] = tonumber(known[i + 1]) end
-local since = math.max(0, now - (had.at or now))
+if had.at and had.at > now then -- the server's clock was set back: the bucket fills from now on
+  had.at = now
+  redis.call('HSET', KEYS[1], 'at', string.format('%.17g', now))
+end
+local since = now - (had.at or now)
 local levels, wait, full = {}, 0, 0
 for i = 2, #ARGV, 3 do
   local rate, capacity, amount = tonumber(ARGV[i]), tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2])

@@ -1,8 +1,8 @@
 """The index role as one node's control loop sees it: commit markers and hand-off inboxes.
 
 A marker says that all of a chunk is stored, and where; it is written after the value and before
-the inbox entry. An inbox is a stream per decode node and epoch with one reader, which remembers
-how far it has read: what it has confirmed by asking for more is trimmed.
+the inbox entry. An inbox is a stream per decode node and epoch with one reader, which reads from
+its start: what it has confirmed by asking for more is removed.
 
 In: names and records of baton_protocol. Out: the same, or StoreUnavailable. Small commands of
 redis-py's asyncio client, but for lookups: see `async_resp`. Use one Index per event loop.
@@ -36,7 +36,6 @@ T = TypeVar("T")
 INBOX_MAX_ENTRIES = 10_000
 INBOX_TTL_S = 120
 INBOX_BATCH = 256
-INBOX_START = "0-0"
 PROBE_TTL_MS = 5000
 FIELD = b"e"
 _DELETE_IF_EQUAL = """
@@ -61,7 +60,6 @@ class Index(ClosesItself):
         self._markers: Codec[Marker] = Codec(Marker)
         self._entries: Codec[InboxEntry] = Codec(InboxEntry)
         self._delete_if_equal = self._client.redis.register_script(_DELETE_IF_EQUAL)
-        self._trimmed_to: dict[bytes, str] = {}
 
     async def close(self) -> None:
         self._lookups.close()
@@ -164,35 +162,37 @@ class Index(ClosesItself):
         await self._client.call(pipeline.execute())
 
     async def read_inbox(
-        self, node: NodeId, epoch: Epoch, last_id: str = INBOX_START, block_ms: int = 1000
-    ) -> tuple[str, list[InboxEntry]]:
-        """Entries after `last_id` (at most 256) and the new last id; waits up to `block_ms` for
-        the first. By asking, the caller confirms what is up to `last_id`: it is trimmed."""
+        self, node: NodeId, epoch: Epoch, confirmed: Sequence[bytes] = (), block_ms: int = 1000
+    ) -> tuple[list[bytes], list[InboxEntry]]:
+        """The first entries (at most 256) and the ids to confirm them by with the next call; waits
+        up to `block_ms` for the first. What is `confirmed` is removed.
+
+        It reads from the start, never "after the last id": ids are times of the server's clock. If
+        that is set back, a stream that expired begins again with lower ids than the last one.
+        """
         key = inbox_key(self._pool, node, epoch)
-        if last_id != self._trimmed_to.get(key, INBOX_START):
+        if confirmed:
             pipeline = self._client.redis.pipeline(transaction=False)
-            pipeline.xtrim(key, minid=last_id, approximate=False)
+            pipeline.xdel(key, *confirmed)
             pipeline.expire(key, INBOX_TTL_S)
             await self._client.call(pipeline.execute())
-            self._trimmed_to[key] = last_id
         reply = await self._reader.call(
-            self._reader.redis.xread({key: last_id}, count=INBOX_BATCH, block=max(1, block_ms)),
+            self._reader.redis.xread({key: "0-0"}, count=INBOX_BATCH, block=max(1, block_ms)),
             extra_s=block_ms / 1000.0,
         )
+        ids: list[bytes] = []
         entries: list[InboxEntry] = []
         for _, items in reply or ():
             for item_id, fields in items:
-                last_id = item_id.decode()
+                ids.append(item_id)
                 entry = self._read(self._entries, fields.get(FIELD))
                 if entry is not None:
                     entries.append(entry)
-        return last_id, entries
+        return ids, entries
 
     async def drop_inbox(self, node: NodeId, epoch: Epoch) -> None:
         """Remove this node's own inbox at its end."""
-        key = inbox_key(self._pool, node, epoch)
-        self._trimmed_to.pop(key, None)
-        await self._client.call(self._client.redis.delete(key))
+        await self._client.call(self._client.redis.delete(inbox_key(self._pool, node, epoch)))
 
     def _read(self, codec: Codec[T], value: bytes | None) -> T | None:
         if value is None:

@@ -28,6 +28,7 @@ from baton_protocol.wire import Codec, WireError
 logger = logging.getLogger(__name__)
 R = TypeVar("R", NodeReport, FetchReport, RouterReport)
 DEFAULT_TTL_S = 3.0
+LONGEST_TTL_S = 600.0
 _NOW = "local t = redis.call('TIME'); local now = t[1] * 1000 + math.floor(t[2] / 1000); "
 _REGISTER = (
     _NOW
@@ -52,6 +53,10 @@ _LIST = (
     _NOW
     + """
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
+-- Such a late expiry was written before the clock was set back: who is there writes it anew.
+for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. now + ARGV[1], '+inf')) do
+  redis.call('ZADD', KEYS[1], now + ARGV[2], name)
+end
 local found = {}
 for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], now, '+inf')) do
   local report = redis.call('GET', KEYS[1] .. ':' .. name)
@@ -60,6 +65,8 @@ end
 return found
 """
 )
+
+_LIST_ARGS = [round(seconds * 1000) for seconds in (LONGEST_TTL_S, DEFAULT_TTL_S)]
 
 
 class Registry(ClosesItself):
@@ -80,7 +87,8 @@ class Registry(ClosesItself):
         await self._client.close()
 
     async def register(self, report: NodeReport, ttl_s: float = DEFAULT_TTL_S) -> None:
-        """Say that this node is there for `ttl_s` more seconds; replaces what it said before."""
+        """Say that this node is there for `ttl_s` more seconds, at most LONGEST_TTL_S; replaces
+        what it said before."""
         keys = [nodes_key(self._pool), node_key(self._pool, report.node)]
         await self._put(keys, report.node, self._reports.encode(report), ttl_s)
 
@@ -126,11 +134,11 @@ class Registry(ClosesItself):
         return sorted(found, key=lambda report: report.router)
 
     async def _put(self, keys: list[bytes], name: str, value: bytes, ttl_s: float) -> None:
-        args = [name, value, max(1, int(ttl_s * 1000))]
+        args = [name, value, max(1, int(min(ttl_s, LONGEST_TTL_S) * 1000))]
         await self._client.call(self._register(keys=keys, args=args))
 
     async def _all(self, key: bytes, codec: Codec[R]) -> list[R]:
-        values: list[bytes] = await self._client.call(self._list(keys=[key]))
+        values: list[bytes] = await self._client.call(self._list(keys=[key], args=_LIST_ARGS))
         return [report for value in values if (report := self._read(codec, value)) is not None]
 
     def _read(self, codec: Codec[R], value: bytes) -> R | None:

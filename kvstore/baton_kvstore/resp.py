@@ -34,7 +34,7 @@ from baton_kvstore.errors import (
 SCRATCH_BYTES = 16 << 10  # replies other than values must fit (INFO server is about 600 bytes)
 HEAD_BYTES = 64  # read at most this much before a value's length is known: the rest goes in place
 LIST_ITEMS = 256  # what CONFIG GET answers must fit
-OLDEST_SERVER = (6, 2)  # GETEX, XTRIM MINID
+OLDEST_SERVER = (6, 2)  # GETEX
 CRLF = b"\r\n"
 # A send that gets nothing out in STALL_S returns, to look at the clock. On a unix socket the kernel
 # counts that time anew for each packet it makes of a send, and a packet has at least PACKET_BYTES.

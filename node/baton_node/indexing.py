@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from baton_kvstore.errors import ServerRefused, StoreError
-from baton_kvstore.index import INBOX_START, Index
+from baton_kvstore.index import Index
 from baton_kvstore.keys import ttl_ms
 from baton_node.control import ControlThread
 from baton_node.gathered import Gathered
@@ -230,19 +230,18 @@ class Indexing:
             logger.debug("%d announcements to %s lost: %s", len(batch), node, error)
 
     async def _read_inbox(self) -> None:
-        last, run_id, broken, warned = INBOX_START, "", True, False
+        run_id, broken, warned = "", True, False
+        ids: list[bytes] = []  # of the entries that were emitted
         while not self._control.closing:
             await self._watch.answers()
             try:
                 if broken:
                     now = await self._watch.ask(self._idx.run_id, adds=False)
                     if now != run_id:
-                        # An index that came back empty starts its streams anew, and may have
-                        # forgotten how it was set.
-                        last = INBOX_START
+                        # An index that came back may have forgotten how it was set.
                         await self._watch.ask(self._tend, adds=False)
                         run_id = now
-                last, entries = await self._watch.ask(partial(self._read_after, last), adds=False)
+                ids, entries = await self._watch.ask(partial(self._read_next, ids), adds=False)
                 broken = warned = False
             except StoreError as error:
                 # Of an index that is away the watch has warned.
@@ -262,9 +261,9 @@ class Indexing:
     def _tend(self) -> Awaitable[None]:
         return self._idx.tend(self._address.settings)
 
-    def _read_after(self, last: str) -> Awaitable[tuple[str, list[InboxEntry]]]:
+    def _read_next(self, ids: Sequence[bytes]) -> Awaitable[tuple[list[bytes], list[InboxEntry]]]:
         node, epoch = self._address.node, self._address.epoch
-        return self._idx.read_inbox(node, epoch, last, INBOX_BLOCK_MS)
+        return self._idx.read_inbox(node, epoch, ids, INBOX_BLOCK_MS)
 
 
 def _may_exist(marker: Marker, runs: Sequence[str | None]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -82,6 +83,20 @@ async def test_buckets_fill_with_time_and_are_forgotten_when_they_are_full(
     async with redis.asyncio.from_url(single.index_url) as client:
         ttl_ms = await client.pttl(budget_key("pool", "acme"))
     assert 0 < ttl_ms <= 1100
+
+
+async def test_an_empty_bucket_goes_on_filling_when_the_servers_clock_was_set_back(
+    budgets: Budgets, single: EmbeddedStore
+) -> None:
+    fast = [Draw(20.0, 100, 100)]
+    assert (await budgets.take("acme", fast)).wait_s == 0
+    async with redis.asyncio.from_url(single.index_url) as client:
+        seconds, _ = await client.time()
+        await client.hset(budget_key("pool", "acme"), "at", str(seconds + 3600))
+        first = (await budgets.take("acme", fast)).wait_s
+        await asyncio.sleep(0.2)
+        second = (await budgets.take("acme", fast)).wait_s
+    assert 0 < second <= first - 0.2 <= 4.8
 
 
 async def test_who_asks_hears_how_many_routers_share(

@@ -13,11 +13,12 @@ import pytest
 from baton_kvstore import index as index_module
 from baton_kvstore.embedded import EmbeddedStore
 from baton_kvstore.errors import ServerRefused, StoreMisconfigured, StoreUnavailable
-from baton_kvstore.index import INBOX_BATCH, INBOX_START, Index
+from baton_kvstore.index import INBOX_BATCH, Index
 from baton_kvstore.keys import inbox_key, marker_key
 from baton_kvstore.registry import Registry
 from baton_protocol.ids import Epoch, Fingerprint, NodeId, RequestId
 from baton_protocol.store import InboxEntry, Marker
+from baton_protocol.wire import Codec
 from tests.support.kvstore import (
     EPOCH,
     FINGERPRINT,
@@ -126,16 +127,16 @@ async def test_an_inbox_keeps_the_order_over_many_reads(index: Index) -> None:
     for start in range(0, len(entries), 7):
         await index.announce(NODE, EPOCH, entries[start : start + 7])
     received: list[InboxEntry] = []
-    last = INBOX_START
+    ids: list[bytes] = []
     for _ in range(2):
-        last, batch = await index.read_inbox(NODE, EPOCH, last, 1000)
+        ids, batch = await index.read_inbox(NODE, EPOCH, ids, 1000)
         received += batch
     assert received == entries
-    assert await index.read_inbox(NODE, EPOCH, last, 10) == (last, [])
+    assert await index.read_inbox(NODE, EPOCH, ids, 10) == ([], [])
 
 
 async def test_a_waiting_reader_gets_what_is_announced_meanwhile(index: Index) -> None:
-    reading = asyncio.create_task(index.read_inbox(NODE, EPOCH, INBOX_START, 20_000))
+    reading = asyncio.create_task(index.read_inbox(NODE, EPOCH, (), 20_000))
     await asyncio.sleep(0.05)
     await index.announce(NODE, EPOCH, [entry(1)])
     _, entries = await asyncio.wait_for(reading, 120)
@@ -144,7 +145,7 @@ async def test_a_waiting_reader_gets_what_is_announced_meanwhile(index: Index) -
 
 async def test_waiting_readers_do_not_stop_lookups(index: Index) -> None:
     readers = [
-        asyncio.create_task(index.read_inbox(NodeId(f"n{number}"), EPOCH, INBOX_START, 3000))
+        asyncio.create_task(index.read_inbox(NodeId(f"n{number}"), EPOCH, (), 3000))
         for number in range(2)
     ]
     for _ in range(50):
@@ -159,25 +160,41 @@ async def test_an_inbox_is_of_one_epoch_and_empty_announcements_make_none(
     index: Index, single: EmbeddedStore
 ) -> None:
     await index.announce(NODE, EPOCH, [entry(1)])
-    assert (await index.read_inbox(NODE, Epoch("later"), INBOX_START, 10))[1] == []
+    assert (await index.read_inbox(NODE, Epoch("later"), (), 10))[1] == []
     await index.announce(NODE, Epoch("later"), [])
     with plain_client(single.index_url) as client:
         assert client.keys() == [inbox_key("pool", NODE, EPOCH)]
 
 
-async def test_what_a_reader_has_confirmed_is_trimmed_and_nothing_before(
+async def test_what_a_reader_has_confirmed_is_removed_and_nothing_else(
     index: Index, single: EmbeddedStore
 ) -> None:
     key = inbox_key("pool", NODE, EPOCH)
     await index.announce(NODE, EPOCH, [entry(number) for number in range(20)])
-    last, _ = await index.read_inbox(NODE, EPOCH, INBOX_START, 10)
+    ids, _ = await index.read_inbox(NODE, EPOCH, (), 10)
     with plain_client(single.index_url) as client:
         assert client.xlen(key) == 20  # the answer might have been lost
-        again, entries = await index.read_inbox(NODE, EPOCH, INBOX_START, 10)
-        assert (again, len(entries)) == (last, 20)
-        await index.read_inbox(NODE, EPOCH, last, 10)
+        again, entries = await index.read_inbox(NODE, EPOCH, (), 10)
+        assert (again, len(entries)) == (ids, 20)
+        await index.announce(NODE, EPOCH, [entry(20)])
+        _, entries = await index.read_inbox(NODE, EPOCH, ids, 10)
+        assert entries == [entry(20)]
         assert client.xlen(key) == 1
         assert 0 < client.ttl(key) <= index_module.INBOX_TTL_S
+
+
+async def test_a_reader_hears_of_what_comes_after_the_servers_clock_was_set_back(
+    index: Index, single: EmbeddedStore
+) -> None:
+    await index.announce(NODE, EPOCH, [entry(1)])
+    ids, _ = await index.read_inbox(NODE, EPOCH, (), 10)
+    with plain_client(single.index_url) as client:
+        key = inbox_key("pool", NODE, EPOCH)
+        client.delete(key)  # it expires where nothing is announced for INBOX_TTL_S
+        an_hour_ago = client.time()[0] - 3600
+        encoded = Codec[InboxEntry](InboxEntry).encode(entry(2))
+        client.xadd(key, {"e": encoded}, id=f"{an_hour_ago * 1000}-0")
+    assert (await index.read_inbox(NODE, EPOCH, ids, 10))[1] == [entry(2)]
 
 
 async def test_an_inbox_nobody_reads_is_bounded_and_dies(
@@ -198,9 +215,9 @@ async def test_an_entry_that_cannot_be_read_is_skipped(index: Index, single: Emb
         client.xadd(inbox_key("pool", NODE, EPOCH), {"e": b"rubbish"})
         client.xadd(inbox_key("pool", NODE, EPOCH), {"other": b"x"})
     await index.announce(NODE, EPOCH, [entry(1)])
-    last, entries = await index.read_inbox(NODE, EPOCH, INBOX_START, 10)
+    ids, entries = await index.read_inbox(NODE, EPOCH, (), 10)
     assert entries == [entry(1)]
-    assert last != INBOX_START
+    assert len(ids) == 3
 
 
 async def test_a_lost_index_is_one_kind_of_error_and_it_is_used_when_it_is_back(
@@ -218,7 +235,7 @@ async def test_a_lost_index_is_one_kind_of_error_and_it_is_used_when_it_is_back(
         except StoreUnavailable:
             await asyncio.sleep(0.05)
     assert await index.lookup(FINGERPRINT, [chunk_name(1)]) == [MARKER]
-    assert (await index.read_inbox(NODE, EPOCH, "999-0", 10))[1] == []
+    assert (await index.read_inbox(NODE, EPOCH, [b"999-0"], 10))[1] == []
 
 
 async def test_a_frozen_index_is_unavailable_in_time(index: Index, single: EmbeddedStore) -> None:
@@ -229,7 +246,7 @@ async def test_a_frozen_index_is_unavailable_in_time(index: Index, single: Embed
         with pytest.raises(StoreUnavailable, match="did not answer in time"):
             await index.lookup(FINGERPRINT, [chunk_name(1)])
         with pytest.raises(StoreUnavailable, match="did not answer in time"):
-            await index.read_inbox(NODE, EPOCH, INBOX_START, 100)
+            await index.read_inbox(NODE, EPOCH, (), 100)
     finally:
         os.kill(pid, signal.SIGCONT)
     # The late answer must not be taken for the next question's.
@@ -313,7 +330,7 @@ async def test_a_full_index_refuses_writes_and_answers_reads(
                 await refused
             assert caught.value.code == "OOM"
         assert await index.lookup(FINGERPRINT, [chunk_name(1)]) == [MARKER]
-        assert (await index.read_inbox(NODE, EPOCH, INBOX_START, 10))[1] == []
+        assert (await index.read_inbox(NODE, EPOCH, (), 10))[1] == []
         client.config_set("maxmemory", 64 << 20)
     await index.probe(NODE, EPOCH)
 
@@ -340,8 +357,8 @@ async def test_every_key_of_an_index_has_a_lifetime(index: Index, single: Embedd
     await index.mark_all(FINGERPRINT, [(chunk_name(1), MARKER, 60_000)])
     await index.refresh(FINGERPRINT, [(chunk_name(1), 600_000)])
     await index.announce(NODE, EPOCH, [entry(number) for number in range(300)])
-    last, _ = await index.read_inbox(NODE, EPOCH, INBOX_START, 10)
-    await index.read_inbox(NODE, EPOCH, last, 10)
+    ids, _ = await index.read_inbox(NODE, EPOCH, (), 10)
+    await index.read_inbox(NODE, EPOCH, ids, 10)
     async with Registry(single.index_url, "pool") as registry:
         for name in ("a", "b"):
             await registry.register(node_report(name))

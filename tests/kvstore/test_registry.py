@@ -20,7 +20,7 @@ from baton_kvstore.keys import (
     router_key,
     routers_key,
 )
-from baton_kvstore.registry import Registry
+from baton_kvstore.registry import DEFAULT_TTL_S, Registry
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.store import FetchReport, RouterReport
 from tests.support.kvstore import frozen, held_down, node_report, plain_client
@@ -60,6 +60,18 @@ async def test_a_silent_node_expires_and_leaves_nothing(
     assert [report.node for report in await registry.nodes()] == ["b"]
     with plain_client(single.index_url) as client:
         assert client.zrange(nodes_key("pool"), 0, -1) == [b"b"]
+
+
+async def test_a_silent_node_expires_also_where_the_servers_clock_was_set_back(
+    registry: Registry, single: EmbeddedStore
+) -> None:
+    await registry.register(node_report("a"), 60.0)
+    with plain_client(single.index_url) as client:
+        an_hour_later = (client.time()[0] + 3600) * 1000
+        client.zadd(nodes_key("pool"), {"a": an_hour_later})
+        assert [report.node for report in await registry.nodes()] == ["a"]
+        left_ms = client.zscore(nodes_key("pool"), "a") - client.time()[0] * 1000
+        assert left_ms <= 1000 * DEFAULT_TTL_S + 1000
 
 
 async def test_a_node_leaves_only_as_the_start_it_was_registered_as(registry: Registry) -> None:

@@ -12,7 +12,7 @@ from baton_kvstore.data import Tuning
 from baton_kvstore.embedded import EmbeddedStore
 from baton_kvstore.endpoint import with_login
 from baton_kvstore.errors import StoreUnavailable
-from baton_kvstore.index import INBOX_START, Index
+from baton_kvstore.index import Index
 from baton_kvstore.registry import Registry
 from baton_protocol.ids import RequestId
 from baton_protocol.store import InboxEntry
@@ -146,7 +146,7 @@ async def test_markers_inboxes_and_reports_go_over_tls_as_a_user_that_may_do_lit
             await index.ping()
             assert await index.lookup(FINGERPRINT, [ONE]) == [None]
             await index.announce(report.node, EPOCH, [entry])
-            assert (await index.read_inbox(report.node, EPOCH, INBOX_START))[1] == [entry]
+            assert (await index.read_inbox(report.node, EPOCH))[1] == [entry]
             await registry.register(report)
             assert [found.node for found in await registry.nodes()] == [report.node]
         wrong = with_login(f"rediss://{place}?ssl_ca_certs={certificate}", "ix", "wr0ng")

@@ -10,7 +10,7 @@ import pytest
 
 from baton_engine.sim import SimSettings
 from baton_kvstore.embedded import EmbeddedStore
-from baton_kvstore.index import INBOX_START, Index
+from baton_kvstore.index import Index
 from baton_kvstore.keys import marker_key
 from baton_node.jobs import PADDING
 from baton_node.plane import Copied, LookedUp, Published
@@ -236,11 +236,11 @@ def test_who_waits_for_a_chunk_hears_of_it_while_its_writer_is_in_a_step(
         harness.put(name, inbox=("decode", "e1"))
 
     async def hear() -> list[InboxEntry]:
-        last = INBOX_START
+        ids: list[bytes] = []
         heard: list[InboxEntry] = []
         async with Index(store.index_url, "default") as index:
             while len(heard) < len(names):
-                last, entries = await index.read_inbox(NodeId("decode"), Epoch("e1"), last, 1000)
+                ids, entries = await index.read_inbox(NodeId("decode"), Epoch("e1"), ids, 1000)
                 heard += entries
         return heard
 
