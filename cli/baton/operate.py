@@ -32,8 +32,8 @@ def run(options: OperatorOptions) -> int:
 
 def settings_of(options: OperatorOptions, environ: Mapping[str, str]) -> OperatorSettings:
     """Flags as the operator's record; raise UsageError where an image is missing."""
-    images = {name: getattr(options, f"{name}_image") for name in ("node", "router", "redis")}
-    for name, image in images.items():
+    required = {name: getattr(options, f"{name}_image") for name in ("node", "router", "redis")}
+    for name, image in required.items():
         if not image:
             raise UsageError(f"--{name}-image is missing; name the image of the pools' pods")
     namespace = environ.get("POD_NAMESPACE", "")
@@ -41,7 +41,7 @@ def settings_of(options: OperatorOptions, environ: Mapping[str, str]) -> Operato
         raise UsageError("--leader-elect needs the variable POD_NAMESPACE: where the lease is")
     return OperatorSettings(
         installation=Installation(
-            images=Images(**images),
+            images=Images(**required, sim=options.sim_image),
             namespace=namespace,
             pull_policy=options.pull_policy or "",
             pull_secrets=options.pull_secrets,

@@ -19,6 +19,9 @@ class OperatorOptions(CommonOptions):
         (), "namespaces whose pools are looked after (default: all)", metavar="NAME,..."
     )
     node_image: str = flag("", "image of prefill and decode nodes", metavar="IMAGE")
+    sim_image: str = flag(
+        "", "image of nodes with the simulated engine (default: --node-image)", metavar="IMAGE"
+    )
     router_image: str = flag("", "image of routers", metavar="IMAGE")
     redis_image: str = flag("", "image with redis-server 7 or later", metavar="IMAGE")
     pull_policy: PullPolicy | None = flag(

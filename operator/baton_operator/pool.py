@@ -25,11 +25,13 @@ NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?", re.ASCII)
 
 
 class Images(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Full names with versions. `redis` is redis-server or Valkey's, version 7 or later."""
+    """Full names with versions. `redis` is redis-server or Valkey's, version 7 or later. `sim` is
+    for nodes that simulate their model and has no torch; "": `node`, which can do it too."""
 
     node: str
     router: str
     redis: str
+    sim: str = ""
 
 
 class Installation(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +74,11 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     def key(self) -> str:
         """The pool's name in Redis, which pools of other namespaces may share."""
         return f"{self.namespace}.{self.name}"
+
+    @property
+    def node_image(self) -> str:
+        images = self.installation.images
+        return (self.spec.engine.kind == "sim" and images.sim) or images.node
 
 
 def read_pool(

@@ -1,6 +1,6 @@
 """The Dockerfiles say what they should, and `make images` runs the builder that is there.
 
-No image is built here: that needs a daemon and a registry. What goes into one is checked instead.
+No image is built here: tests/cluster/test_images.py does that, and starts what was built.
 """
 
 from __future__ import annotations
@@ -22,7 +22,15 @@ from tests.support.needs import needs
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 FILES = {room: (ROOT / room / "Dockerfile").read_text() for room in ("node", "router", "operator")}
-TARGETS = [("node", "cpu"), ("node", "cuda"), ("router", ""), ("operator", "")]
+TARGETS = [("node", "sim"), ("node", "cpu"), ("node", "cuda"), ("router", ""), ("operator", "")]
+# What each image asks pip for, by the stage that installs it.
+EXTRAS = {
+    ("operator", "packages"): "operator",
+    ("router", "packages"): "router,otel",
+    ("node", "packages-sim"): "serve,otel",
+    ("node", "packages-cpu"): "node,otel",
+    ("node", "packages-cuda"): "node,otel",
+}
 PINNED = re.compile(r"[a-z0-9./-]+:\d+\.\d+\.\d+[a-z0-9.-]*")
 PATTERNS = [
     line
@@ -36,6 +44,15 @@ def target(room: str, name: str) -> list[Stage]:
     stages = stages_of(FILES[room])
     [final] = [one for one in stages if one.name == name]
     return list(lineage(stages, final))
+
+
+def pip_commands(room: str, *acts: str) -> list[list[str]]:
+    """The words of each pip command that does one of these."""
+    runs = [text for stage in stages_of(FILES[room]) for text in stage.texts("RUN")]
+    commands = [command.split() for run in runs for command in run.split("&&")]
+    found = [words for words in commands if words[0] == "pip" and {*acts} & {*words}]
+    assert found
+    return found
 
 
 @pytest.mark.parametrize("room", FILES)
@@ -82,8 +99,8 @@ def test_an_image_holds_no_tool_of_its_build(room: str, name: str) -> None:
         assert stage.texts("RUN") == []
         for text in stage.texts("COPY"):
             assert text.startswith("--from=")
-    for run in re.findall(r"pip [^&]*(?:install|wheel) [^&]*", FILES[room]):
-        assert "--no-cache-dir" in run
+    for words in pip_commands(room, "install", "wheel"):
+        assert "--no-cache-dir" in words
 
 
 @pytest.mark.parametrize("room", FILES)
@@ -111,12 +128,38 @@ def test_the_builder_gets_what_the_wheel_is_made_of_and_nothing_else() -> None:
     assert [one for one in unwanted if in_context(PATTERNS, one)] == []
 
 
-@pytest.mark.parametrize("room", FILES)
-def test_an_image_s_packages_are_the_room_s_extra_as_constraints_say(room: str) -> None:
-    traced = "" if room == "operator" else ",otel"
-    assert f'/wheels/baton-*.whl)[{room}{traced}]"' in FILES[room]
-    for run in re.findall(r"pip [^&]*install [^&]*", FILES[room]):
-        assert re.search(r" -c /?constraints\.txt ", run)
+@pytest.mark.parametrize(("room", "name"), EXTRAS)
+def test_an_image_s_packages_are_its_extra_as_constraints_say(room: str, name: str) -> None:
+    stages = stages_of(FILES[room])
+    [stage] = [one for one in stages if one.name == name]
+    [run] = stage.texts("RUN")
+    assert f' ".[{EXTRAS[room, name]}]" ' in run
+    assert any(f"--from={name} " in text for one in stages for text in one.texts("COPY"))
+    for words in pip_commands(room, "install"):
+        assert words[words.index("-c") + 1] in {"constraints.txt", "/constraints.txt"}
+
+
+@pytest.mark.parametrize(("room", "name"), TARGETS)
+def test_a_change_of_the_source_makes_only_the_last_layer_anew(room: str, name: str) -> None:
+    """The stage `baton` sees the sources; whatever else is copied must not depend on it."""
+    stages = stages_of(FILES[room])
+    sees_sources = [one.name for one in stages if ". ." in one.texts("COPY")]
+    assert sees_sources == ["baton"]
+    *others, last = target(room, name)[0].texts("COPY")
+    assert last == "--from=baton /opt/baton /opt/baton"
+    assert others
+    assert not any("--from=baton" in text for text in others)
+
+
+def test_baton_itself_is_built_alike_for_all_images() -> None:
+    """Then a builder makes it once."""
+    found = {
+        one.instructions
+        for text in FILES.values()
+        for one in stages_of(text)
+        if one.name == "baton"
+    }
+    assert len(found) == 1
 
 
 def closure(extra: str) -> set[str]:
@@ -148,11 +191,12 @@ def needed(name: str, extras: set[str]) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("room", ["router", "operator"])
-def test_no_torch_comes_with_the_router_or_the_operator(room: str) -> None:
+@pytest.mark.parametrize("extra", ["router", "operator", "serve", "otel"])
+def test_no_torch_comes_with_the_router_the_operator_or_the_simulated_node(extra: str) -> None:
     assert "torch" in closure("node")
-    assert closure(room) & {"torch", "transformers", "triton"} == set()
-    assert "torch" not in FILES[room].partition("FROM")[2]
+    assert closure(extra) & {"torch", "transformers", "triton"} == set()
+    if extra in FILES:
+        assert "torch" not in FILES[extra].partition("FROM")[2]
 
 
 def make_images(folder: Path, builders: dict[str, str], *words: str) -> tuple[int, str]:
@@ -183,17 +227,19 @@ def test_make_images_takes_the_first_builder_that_can_run(tmp_path: Path) -> Non
     assert built == [
         ("operator/Dockerfile", "registry.example/team/baton-operator:1.2.3"),
         ("router/Dockerfile", "registry.example/team/baton-router:1.2.3"),
+        ("node/Dockerfile", "registry.example/team/baton-sim:1.2.3"),
         ("node/Dockerfile", "registry.example/team/baton-node:1.2.3"),
         ("node/Dockerfile", "registry.example/team/baton-node:1.2.3-cuda"),
     ]
 
 
 def test_images_are_named_as_the_chart_expects_them(tmp_path: Path) -> None:
-    code, printed = make_images(tmp_path, {"docker": 'echo "docker $*"'}, "NODE_FLAVOURS=cpu")
+    flavours = "NODE_FLAVOURS=sim cpu"
+    code, printed = make_images(tmp_path, {"docker": 'echo "docker $*"'}, flavours)
     assert code == 0, printed
     version = PROJECT["project"]["version"]
     names = re.findall(r"^docker build .*-t (\S+)", printed, re.MULTILINE)
-    assert names == [f"baton-{room}:{version}" for room in ("operator", "router", "node")]
+    assert names == [f"baton-{room}:{version}" for room in ("operator", "router", "sim", "node")]
 
 
 def test_make_images_says_what_is_missing_where_nothing_can_build(tmp_path: Path) -> None:

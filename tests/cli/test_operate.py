@@ -22,6 +22,7 @@ def test_flags_become_the_installation() -> None:
     settings = settings_of(given, {"POD_NAMESPACE": "baton-system"})
     installation = settings.installation
     assert (installation.images.node, installation.images.redis) == ("node:1", "redis:7")
+    assert settings_of(options(sim_image="sim:1"), {}).installation.images.sim == "sim:1"
     assert installation.pull_policy == "Never"
     assert installation.pull_secrets == ("login",)
     assert installation.namespace == "baton-system"

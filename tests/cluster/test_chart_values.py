@@ -19,6 +19,7 @@ CHANGES: list[tuple[str, Any, str]] = [
     ("images.pullSecrets", ["login", "other"], "--pull-secrets=login,other"),
     ("images.operator", "mine:1", "image: \"mine:1\""),
     ("images.node", "mine@sha256:0123", "--node-image=mine@sha256:0123\n"),
+    ("images.sim", "mine:2", "--sim-image=mine:2\n"),
     ("images.router", "mine", "--router-image=mine:"),
     ("images.redis", "valkey/valkey:8.1.4", "--redis-image=valkey/valkey:8.1.4"),
     ("watchNamespaces", ["blue", "green"], "--namespace=blue,green"),
@@ -184,6 +185,7 @@ def test_the_registry_is_before_baton_s_images_and_not_before_redis(
     assert container["image"] == "registry.example/team/baton-operator:1.2.3"
     assert [one for one in container["args"] if "-image=" in one] == [
         "--node-image=registry.example/team/baton-node:1.2.3",
+        "--sim-image=registry.example/team/baton-sim:1.2.3",
         "--router-image=registry.example/team/baton-router:1.2.3",
         f"--redis-image={values()['images']['redis']}",
     ]

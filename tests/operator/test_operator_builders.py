@@ -75,11 +75,20 @@ def test_another_template_is_another_revision_beside_the_old(changed: dict[str, 
 
 
 def test_another_node_image_is_another_revision_and_another_router_image_is_none() -> None:
-    before = revision_of(sample_pool("sim"))
     node = msgspec.structs.replace(IMAGES, node="registry.example/baton-node:0.2.0")
+    sim = msgspec.structs.replace(IMAGES, sim="registry.example/baton-sim:0.2.0")
     router = msgspec.structs.replace(IMAGES, router="registry.example/baton-router:0.2.0")
-    assert revision_of(sample_pool("sim", Installation(images=node))) != before
-    assert revision_of(sample_pool("sim", Installation(images=router))) == before
+    for name, own, foreign in (("torch", node, sim), ("sim", sim, node)):
+        before = revision_of(sample_pool(name))
+        assert revision_of(sample_pool(name, Installation(images=own))) != before
+        assert revision_of(sample_pool(name, Installation(images=foreign))) == before
+        assert revision_of(sample_pool(name, Installation(images=router))) == before
+
+
+def test_without_an_image_of_their_own_simulated_nodes_take_that_of_the_others() -> None:
+    images = msgspec.structs.replace(IMAGES, sim="")
+    built = build_nodes(sample_pool("sim", Installation(images=images)), "decode")
+    assert [one["image"] for one in containers(built["spec"]["template"])] == [IMAGES.node]
 
 
 @pytest.mark.parametrize("name", SAMPLES)

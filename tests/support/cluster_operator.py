@@ -28,6 +28,7 @@ RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 IMAGES = {
     "operator": BATON_IMAGE,
     "node": BATON_IMAGE,
+    "sim": BATON_IMAGE,
     "router": BATON_IMAGE,
     "redis": REDIS_IMAGE,
     "pullPolicy": "Never",

@@ -25,6 +25,7 @@ IMAGES = Images(
     node="registry.example/baton-node:0.1.0",
     router="registry.example/baton-router:0.1.0",
     redis="registry.example/redis:7.2.5",
+    sim="registry.example/baton-sim:0.1.0",
 )
 INSTALLATION = Installation(images=IMAGES, namespace="baton-system")
 CREDENTIALS = Credentials(

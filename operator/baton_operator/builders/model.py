@@ -99,7 +99,7 @@ def _fetch(pool: Pool, source: HubModel, resources: Manifest) -> Manifest:
     built = container(
         pool,
         FETCH,
-        pool.installation.images.node,
+        pool.node_image,
         command=["baton"],
         args=[*words, "--node=$(POD_NAME)", *flags(settings)],
         env=variables(POD_NAME, *store_login(pool), *login),

@@ -82,7 +82,7 @@ def _template(pool: Pool, role: Role, revision: str) -> Manifest:
     container = http_container(
         pool,
         "node",
-        pool.installation.images.node,
+        pool.node_image,
         words,
         PORT,
         env=variables(POD_NAME, POD_IP, *store_login(pool), token),
