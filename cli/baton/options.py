@@ -217,7 +217,11 @@ class ExchangeOptions(CommonOptions):
 class NodeOptions(EngineOptions, ExchangeOptions, StoreLoginOptions, TraceOptions, ChildOptions):
     TITLE = "node"
 
-    node: str = flag("", "the node's name in its pool (default: role and pid)", metavar="NAME")
+    node: str = flag(
+        "",
+        "the node's name in its pool, no other's (default: host, role and random digits)",
+        metavar="NAME",
+    )
     host: str = flag("127.0.0.1", "address to listen on")
     port: int = flag(0, "port to listen on; 0 takes a free one", least=0, most=MAX_PORT)
     address: str = flag("", "what routers dial (default: http://HOST:PORT)", metavar="URL")

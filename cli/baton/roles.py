@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
+import socket
 import sys
 from collections.abc import Coroutine
 from contextlib import AbstractContextManager
@@ -82,7 +84,7 @@ def node_settings(options: NodeOptions, role: Role) -> NodeSettings:
         found = find_model(options.model, weights=options.engine == "torch")
         folder, name = str(found.path), found.name
     return NodeSettings(
-        node=options.node or f"{role}-{os.getpid()}",
+        node=options.node or new_name(role),
         role=role,
         host=options.host,
         port=options.port,
@@ -124,6 +126,11 @@ def node_settings(options: NodeOptions, role: Role) -> NodeSettings:
         log_level=options.log_level.upper(),
         json_logs=options.json_logs,
     )
+
+
+def new_name(role: Role) -> str:
+    """One that no other node has: in containers, process ids and often host names are the same."""
+    return f"{socket.gethostname()}-{role}-{secrets.token_hex(4)}"
 
 
 def router_settings(options: RouterOptions) -> RouterSettings:

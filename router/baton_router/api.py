@@ -34,6 +34,7 @@ from baton_router.explain import encoded
 from baton_router.explanations import Explanations
 from baton_router.fleet import Fleet
 from baton_router.flights import Flight, Prepared
+from baton_router.links import Link
 from baton_router.metrics import RouterMetrics
 from baton_router.openai_chat import ChatCall
 from baton_router.openai_completions import CompletionCall
@@ -58,8 +59,9 @@ ROUTER_DIGITS = 8
 @dataclass(slots=True)
 class Api:
     """`name` is the router's; its last digits begin the ids of its requests. `store_state` and
-    `unreachable` (address: why) tell /pool about the store and about nodes without a link;
-    `refused` counts errors by code; `draining` refuses new requests."""
+    `unreachable` (address: why) tell /pool about the store and about nodes without a link,
+    `conflicts` about nodes whose names others have; `refused` counts errors by code; `draining`
+    refuses new requests."""
 
     name: str
     settings: RouterSettings
@@ -76,6 +78,7 @@ class Api:
     clock: Callable[[], float]
     store_state: Callable[[], dict[str, Any]]
     unreachable: Callable[[], dict[str, str]]
+    conflicts: Callable[[], Sequence[Link]]
     draining: bool = False
     answering: int = 0  # calls that are held, placed, run or written
 
@@ -255,6 +258,7 @@ class Api:
                 model=next(iter(self.fleet.names()), None),
                 store=self.store_state(),
                 unreachable=self.unreachable(),
+                conflicts=self.conflicts(),
                 running=len(self.dispatcher.flights),
             )
         )

@@ -79,9 +79,10 @@ class Discovery:
             self._eager_until = asyncio.get_running_loop().time() + EAGER_FOR_S
         for address in listed:
             self._table.ensure(address)
-            self._absent.pop(address, None)
         for address, link in list(self._table.links.items()):
-            if link.up or address in listed or address in self._static:
+            # Two nodes of one name are listed in turn: the one that is not used is still shown.
+            if link.up or link.rival or address in listed or address in self._static:
+                self._absent.pop(address, None)
                 continue
             now = asyncio.get_running_loop().time()
             if now - self._absent.setdefault(address, now) >= MISSES * self._interval_s:

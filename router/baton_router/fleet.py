@@ -8,6 +8,7 @@ dispatcher, which hears of lost and of resumed nodes too.
     pings unanswered              lost at once
     no engine step for long       lost, though its link is up; it gets nothing before it moves
     draining, past the deadline   not lost: its requests are moved, where another node takes them
+    two engines under one name    the one whose epoch was heard of last is used; the other is shown
 
 Aborts for a node that cannot be reached are kept and go out first when the same engine is back:
 they free its blocks.
@@ -51,6 +52,7 @@ RETRY_MODEL_S = 1.0
 WATCH_S = 0.5
 IDLE_REPORT_S = 1.5  # an idle engine says so oftener; only then it begins to stand still
 KEPT_ABORTS = 4096
+KEPT_EPOCHS = 64
 
 logger = logging.getLogger(__name__)
 
@@ -120,6 +122,7 @@ class Fleet:
         self._links: dict[NodeId, Link] = {}
         self._broken: dict[NodeId, asyncio.TimerHandle] = {}
         self._kept: deque[tuple[NodeId, Epoch, Abort]] = deque(maxlen=KEPT_ABORTS)
+        self._older: dict[NodeId, deque[Epoch]] = {}  # engines whose name a newer one has taken
         self._admissions: set[asyncio.Task[None]] = set()
         self._served: list[Serving] = []  # what was offered last
         self._known: deque[tuple[Sequence[NodeView], Serving]] = deque(maxlen=4)
@@ -128,15 +131,28 @@ class Fleet:
     # --- links ----------------------------------------------------------------------------------
 
     def on_hello(self, link: Link, report: NodeReport) -> bool:
-        node, other = report.node, self._links.get(report.node)
-        known = self.view.nodes.get(node)
+        node, rival = report.node, link.rival
+        link.rival = ""
+        self._renamed(link, node)
+        holder, known = self._links.get(node), self.view.nodes.get(node)
         same = known is not None and known.report.epoch == report.epoch
-        if other is not None and other is not link and other.up and same:
-            logger.debug("%s is %s, linked already", link.address, node)
-            return False
+        if holder is not None and holder is not link:
+            if holder.up and same:
+                logger.debug("%s is %s, linked already", link.address, node)
+                return False
+            if report.epoch in self._older.get(node, ()) and (holder.up or node in self._broken):
+                link.rival = holder.address
+                if link.rival != rival:
+                    self._conflict(node, link, holder)
+                return False
         if known is not None and not same:
-            self._lose(node, "restarted")  # another engine took the name: the newest hello counts
+            # The newest hello counts. Of two engines that both live the older one says hello again.
+            older = self._older.setdefault(node, deque(maxlen=KEPT_EPOCHS))
+            older.append(known.report.epoch)
+            self._lose(node, "restarted")
         self._links[node] = link
+        if holder is not None and holder is not link:
+            holder.drop()
         self.view.hello(report)
         task = asyncio.create_task(self._admit(link, report))
         self._admissions.add(task)
@@ -196,10 +212,7 @@ class Fleet:
         """Discovery gave the address up."""
         node = self._node_of(link)
         if node is not None:
-            self._lose(node, "link")
-            del self._links[node]
-            self.view.forget(node)
-            self.listener.on_change()  # who waits for nodes of its kind may wait in vain by now
+            self._forget(node, "link")
 
     def send(self, node: NodeId, frame: ToNode) -> None:
         link, known = self._links.get(node), self.view.nodes.get(node)
@@ -360,6 +373,29 @@ class Fleet:
         """The node that this link stands for, if it is still this one."""
         node = link.report.node if link.report is not None else None
         return node if node is not None and self._links.get(node) is link else None
+
+    def _renamed(self, link: Link, name: NodeId) -> None:
+        """A node that ended, and whose address another one has now, does not come back."""
+        for node, known in list(self._links.items()):
+            if known is link and node != name:
+                self._forget(node, "restarted")
+
+    def _conflict(self, node: NodeId, link: Link, holder: Link) -> None:
+        """Two engines live under one name, and both would go on saying hello: the one that was
+        replaced gets the name back only when the other is gone."""
+        logger.error(
+            "two nodes are called %s: the one at %s is newer and is used, the one at %s is not;"
+            " give each node a name of its own (--node), or none",
+            *(node, holder.address, link.address),
+            extra={"node": node},
+        )
+
+    def _forget(self, node: NodeId, cause: Loss) -> None:
+        self._lose(node, cause)
+        del self._links[node]
+        self._older.pop(node, None)
+        self.view.forget(node)
+        self.listener.on_change()  # who waits for nodes of its kind may wait in vain by now
 
     def _changed(self) -> None:
         self._note()

@@ -55,7 +55,7 @@ logger = logging.getLogger(__name__)
 
 class LinkListener(Protocol):
     def on_hello(self, link: Link, report: NodeReport) -> bool:
-        """False refuses the link: another one to this node is up already."""
+        """False refuses the link: another one to this node is up already, or `link.rival` is."""
         ...
 
     def on_up(self, link: Link) -> None:
@@ -75,7 +75,8 @@ class LinkListener(Protocol):
 
 class Link:
     """The link to one address. `report` is the last hello's, `heard_at` (the clock) when the node
-    last sent anything, `trouble` why the last attempt to connect failed."""
+    last sent anything, `trouble` why the last attempt to connect failed. `rival` is set while the
+    node is there and is not used: the address of a newer node of the same name."""
 
     def __init__(
         self,
@@ -91,6 +92,7 @@ class Link:
         self.report: NodeReport | None = None
         self.up = False
         self.trouble = ""
+        self.rival = ""
         self._session = session
         self._listener = listener
         self._pause_max_s = pause_max_s
@@ -102,6 +104,7 @@ class Link:
         self._unsent = 0  # bytes of it
         self._wake = asyncio.Event()
         self._full = asyncio.Event()
+        self._dropped = asyncio.Event()
         self._heard = 0
         self.heard_at = 0.0
         self._told = True  # that it is down: once per break, and never of a node not met yet
@@ -128,6 +131,10 @@ class Link:
         self._wake.set()
         if self._unsent > MAX_UNSENT_BYTES:
             self._full.set()
+
+    def drop(self) -> None:
+        """End the connection, if there is one; it is dialled again."""
+        self._dropped.set()
 
     @property
     def due_at(self) -> float:
@@ -159,6 +166,7 @@ class Link:
 
     def _failed(self, error: Exception) -> None:
         """Say it once per break, and of a node not met yet only what somebody must put right."""
+        self.rival = ""
         before, self.trouble = self.trouble, str(error) or type(error).__name__
         level, self._told = logging.DEBUG if self._told else logging.INFO, True
         if isinstance(error, aiohttp.WSServerHandshakeError) and error.status == 401:
@@ -189,8 +197,10 @@ class Link:
         """Until either side ends it, or the node falls silent."""
         self.up, self.trouble, self._told, self.heard_at = True, "", False, self._clock()
         self._full.clear()
+        self._dropped.clear()
         ways = (self._until_silent(socket), self._read(socket), self._write(socket))
-        tasks = [asyncio.create_task(each) for each in (*ways, self._until_choked())]
+        ends = (self._until_choked(), self._until_dropped())
+        tasks = [asyncio.create_task(each) for each in (*ways, *ends)]
         silent = False
         try:
             self._listener.on_up(self)
@@ -203,8 +213,8 @@ class Link:
             for task in tasks:
                 task.cancel()
             self._listener.on_broken(self, silent=silent)
-            ends = await asyncio.gather(*tasks, return_exceptions=True)
-        for end in ends:
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+        for end in results:
             if isinstance(end, Exception):
                 raise end
 
@@ -238,6 +248,9 @@ class Link:
                 if self._unsent >= before:
                     raise ConnectionError(f"it does not read: {self._unsent} bytes wait for it")
                 self._full.set()
+
+    async def _until_dropped(self) -> None:
+        await self._dropped.wait()
 
     async def _until_silent(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         missed = 0
@@ -286,6 +299,10 @@ class LinkTable:
     def unreachable(self) -> dict[str, str]:
         """Addresses that could not be connected to, and why."""
         return {address: link.trouble for address, link in self.links.items() if link.trouble}
+
+    def conflicts(self) -> list[Link]:
+        """Links to nodes whose names newer ones have: see `Link.rival`."""
+        return [link for link in self.links.values() if link.rival]
 
     async def remove(self, address: str) -> None:
         link = self.links.pop(address, None)

@@ -145,6 +145,11 @@ class RouterMetrics:
             "Requests that wait since no node can take them.",
             registry=self.registry,
         )
+        self.conflicts = Gauge(
+            "baton_router_node_name_conflicts",
+            "Nodes that are not used since newer ones have their names.",
+            registry=self.registry,
+        )
         tasks = Gauge("baton_asyncio_tasks", "Tasks of this process.", registry=self.registry)
         tasks.set_function(lambda: len(asyncio.all_tasks()))
         self.registry.register(NodeFigures(view))

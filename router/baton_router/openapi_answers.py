@@ -225,6 +225,14 @@ class Unreachable(msgspec.Struct):
     reason: str
 
 
+class Conflict(msgspec.Struct):
+    """The node at `address` is not used: the one at `held_by` has its name and is newer."""
+
+    node: str
+    address: str
+    held_by: str
+
+
 class Pool(msgspec.Struct, kw_only=True):
     """The pool as this router sees it."""
 
@@ -233,6 +241,7 @@ class Pool(msgspec.Struct, kw_only=True):
     fingerprint: str | None
     nodes: list[PoolNode]
     unreachable: list[Unreachable]
+    conflicts: list[Conflict]
     store: dict[str, Any]
     totals: dict[str, float]
 

@@ -5,13 +5,14 @@ In: the view and the router's other parts. Out: plain JSON values; nothing that 
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from baton_protocol.ids import NodeId
 from baton_protocol.store import DataInstance, Kind
+from baton_router.links import Link
 from baton_router.view import LOAD_NUMBERS, NodeView, PoolView, state_of
 
 Json = dict[str, Any]
@@ -25,6 +26,7 @@ def pool_json(
     model: str | None,
     store: Json,
     unreachable: Mapping[str, str],
+    conflicts: Sequence[Link],
     running: int,
 ) -> Json:
     """`router` is the name of the one that tells. `totals` sums the nodes' loads, and counts what
@@ -40,6 +42,11 @@ def pool_json(
         "nodes": [_node(node, used) for node in nodes],
         "unreachable": [
             {"address": address, "reason": reason} for address, reason in unreachable.items()
+        ],
+        "conflicts": [
+            {"node": link.report.node, "address": link.address, "held_by": link.rival}
+            for link in conflicts
+            if link.report is not None
         ],
         "store": store | _store(view),
         "totals": _totals(nodes) | {"requests_running": running, "nodes": len(nodes)},

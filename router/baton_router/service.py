@@ -146,6 +146,7 @@ class Router:
         self._demand = Demand(name, clock)
         metrics = RouterMetrics(self.view, self._demand)
         metrics.unheard(lambda: self.fleet.hearing.dropped)
+        metrics.conflicts.set_function(lambda: len(self._table.conflicts()))
         metrics.held.set_function(lambda: self.report().held)
         self.dispatcher = self.fleet.listener = Dispatcher(
             self.fleet,
@@ -179,6 +180,7 @@ class Router:
             clock=clock,
             store_state=self._store_state,
             unreachable=self._table.unreachable,
+            conflicts=self._table.conflicts,
         )
 
     async def __aexit__(

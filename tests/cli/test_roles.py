@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import subprocess
 import sys
 import urllib.request
+from dataclasses import replace
 
 import aiohttp
 
+from baton.options import NodeOptions
+from baton.roles import node_settings
 from baton_protocol.link import JobFailed, RunJob, to_node_codec, to_router_codec
+from baton_protocol.store import ROLES
 from tests.support.nodes import make_request
 from tests.support.one_role import WAIT_S, role, wait_ready
 
@@ -76,3 +81,12 @@ def test_a_router_without_nodes_is_refused_in_one_line() -> None:
     assert done.returncode == 1
     [line] = done.stderr.splitlines()
     assert line.startswith("baton: the router knows no nodes")
+
+
+def test_two_nodes_of_one_process_id_and_host_have_two_names() -> None:
+    options = NodeOptions(engine="sim")
+    names = {node_settings(options, each).node for each in ROLES for _ in range(2)}
+    assert len(names) == 2 * len(ROLES)
+    for each in ROLES:
+        assert sum(name.startswith(f"{socket.gethostname()}-{each}-") for name in names) == 2
+    assert node_settings(replace(options, node="web-0"), "decode").node == "web-0"

@@ -266,7 +266,7 @@ class Discovering:
     @staticmethod
     def _dial(address: str) -> Link:
         link = Link.__new__(Link)
-        link.address, link.up, link._task = address, False, None
+        link.address, link.up, link.rival, link._task = address, False, "", None
         link.start = lambda: None  # type: ignore[method-assign]
         return link
 
@@ -304,6 +304,19 @@ async def test_an_address_is_given_up_when_it_is_unlisted_and_its_link_is_down()
         await it.polls(MISSES + 2)
         assert it.forgotten == ["http://b:2"]
         assert set(it.table.links) == {"http://a:1", "http://c:3"}
+
+
+async def test_a_node_that_is_not_used_for_its_name_is_kept_in_view_though_it_is_unlisted() -> None:
+    """Two nodes of one name overwrite each other in the registry."""
+    async with Discovering() as it:
+        it.registry.reports = [listed("http://b:2")]
+        await it.polls(2)
+        it.table.links["http://b:2"].rival = "http://c:3"
+        it.registry.reports = [listed("http://c:3")]
+        await it.polls(MISSES + 2)
+        assert [link.address for link in it.table.conflicts()] == ["http://b:2"]
+        it.table.links["http://b:2"].rival = ""
+        await until(lambda: it.forgotten == ["http://b:2"])
 
 
 async def test_a_registry_that_is_down_takes_no_node_with_it() -> None:

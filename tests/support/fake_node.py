@@ -131,6 +131,10 @@ class FakeNode:
         self._firsts: dict[RequestId, asyncio.Future[First | NoFirst]] = {}
         self._runner: web.AppRunner | None = None
 
+    def rename(self, name: str) -> None:
+        """From the next hello on."""
+        self.report = msgspec.structs.replace(self.report, node=NodeId(name))
+
     def serve_artifacts(self, files: Mapping[str, bytes]) -> None:
         """From the next hello on."""
         self.artifacts |= {digest(data): data for data in files.values()}
