@@ -119,6 +119,7 @@ class _Life:
             reporter,
             self._settings.installation,
             self._metrics,
+            clock,
         )
         workers = Workers(queue, reconciler, self._metrics, clock)
         resync = Resync(api, cache, queue, self._settings.namespaces, clock)

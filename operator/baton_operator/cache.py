@@ -3,7 +3,7 @@
 In: objects, from watches, from listings, from the answers to our own requests. Out: the pools as
 they are, and per child the little that planning and status need: whose it is, a digest of all that
 is wished for in it, what status reads of it. Nothing here is truth: an operator that starts with an
-empty cache comes to the same pools. A Secret's values are digested and dropped.
+empty cache comes to the same pools. Secrets are not here: nothing watches them.
 """
 
 from __future__ import annotations

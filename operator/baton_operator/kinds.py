@@ -16,12 +16,14 @@ from baton_operator.pool import API_VERSION, KIND
 
 class Kind(msgspec.Struct, frozen=True, kw_only=True):
     """All are namespaced. `made`: the operator makes such objects; others it only looks at.
-    `optional`: a cluster may lack the kind."""
+    `watched`: the operator lists and watches them; others it only reads by name. `optional`: a
+    cluster may lack the kind."""
 
     api_version: str
     kind: str
     plural: str
     made: bool = True
+    watched: bool = True
     optional: bool = False
 
     @property
@@ -41,7 +43,9 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
 
 POOL = Kind(api_version=API_VERSION, kind=KIND, plural="inferencepools", made=False)
 POOL_SCALER = Kind(api_version=API_VERSION, kind=SCALER_KIND, plural="poolscalers", optional=True)
-SECRET = Kind(api_version="v1", kind="Secret", plural="secrets")
+# The right to list or watch Secrets is the right to read all of them: RBAC knows no labels, and no
+# right to metadata alone.
+SECRET = Kind(api_version="v1", kind="Secret", plural="secrets", watched=False)
 POD = Kind(api_version="v1", kind="Pod", plural="pods", made=False)
 NETWORK_POLICY = Kind(
     api_version="networking.k8s.io/v1", kind="NetworkPolicy", plural="networkpolicies"
@@ -60,6 +64,7 @@ CHILDREN = (
     Kind(api_version="policy/v1", kind="PodDisruptionBudget", plural="poddisruptionbudgets"),
     POD,
 )
+WATCHED = tuple(kind for kind in CHILDREN if kind.watched)
 EVENT = Kind(api_version="events.k8s.io/v1", kind="Event", plural="events")
 LEASE = Kind(api_version="coordination.k8s.io/v1", kind="Lease", plural="leases")
 _BY_NAME = {(one.api_version, one.kind): one for one in (*CHILDREN, POOL, EVENT, LEASE)}

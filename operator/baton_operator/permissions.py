@@ -8,20 +8,25 @@ from __future__ import annotations
 
 import msgspec
 
-from baton_operator.kinds import CHILDREN, EVENT, LEASE, POD, POOL, POOL_SCALER, Kind
+from baton_operator.kinds import CHILDREN, EVENT, LEASE, POD, POOL, POOL_SCALER, SECRET, Kind
+from baton_operator.lease import NAME as LEASE_NAME
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """`resource` may have a subresource, as "inferencepools/status"."""
+    """`resource` may have a subresource, as "inferencepools/status". `names`: only of objects with
+    these names; empty for all."""
 
     group: str
     resource: str
     verbs: tuple[str, ...]
+    names: tuple[str, ...] = ()
 
 
 WATCHED = ("get", "list", "watch")
 # create: a server-side apply that makes an object needs both.
 MADE = (*WATCHED, "create", "patch", "delete")
+# Of the pool's own Secret, and get of those that the pool names. No delete: it goes with its pool.
+READ_BY_NAME = ("get", "create", "patch")
 # To mark those that are to go.
 MARKED = (*WATCHED, "patch")
 
@@ -29,6 +34,8 @@ MARKED = (*WATCHED, "patch")
 def _verbs(kind: Kind) -> tuple[str, ...]:
     if kind == POD:
         return MARKED
+    if kind == SECRET:
+        return READ_BY_NAME
     return MADE if kind.made else WATCHED
 
 
@@ -42,5 +49,8 @@ POOL_RULES = (
 )
 # Where all namespaces are served, to notice a kind that is installed later.
 CLUSTER_RULES = (Rule("apiextensions.k8s.io", "customresourcedefinitions", ("list", "watch")),)
-# In the operator's own namespace, with leader election.
-LEASE_RULES = (Rule(LEASE.group, LEASE.plural, ("get", "create", "update")),)
+# In the operator's own namespace, with leader election. RBAC cannot restrict create to a name.
+LEASE_RULES = (
+    Rule(LEASE.group, LEASE.plural, ("create",)),
+    Rule(LEASE.group, LEASE.plural, ("get", "update"), (LEASE_NAME,)),
+)

@@ -3,14 +3,16 @@
 In: a pool's key; everything else is read from the cache and the API. Out: requests to the API, and
 when to look again. Level-triggered: what happened before does not matter, so that an operator
 killed at any step is followed by one that finishes. Nothing in memory is truth: what was applied
-before only saves requests, and credentials are read again when their Secret is another one.
+before only saves requests, and the Secret of credentials, which nothing watches, is read again
+when what is known of it is older than SECRET_S.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -53,6 +55,9 @@ UNREADY_AGAIN_S = 30.0
 # may take a worker 4 s. Of a roll-out all but a node's end as not ready comes by itself.
 DRAINING_AGAIN_S = 2.0
 HELD_AGAIN_S = 10.0
+# How old what is known of a pool's Secret may be at a look. A look costs one more request for it at
+# most that often; a pool that nothing happens to is looked at by the resync.
+SECRET_S = 30.0
 
 
 class Incomplete(Exception):
@@ -60,11 +65,13 @@ class Incomplete(Exception):
 
 
 class _Memory(msgspec.Struct, kw_only=True):
-    """What is kept of one pool between two looks. `secret`: uid and version of what was read."""
+    """What is kept of one pool between two looks. `secret` is what was last read or applied, at
+    `secret_at`; None where it is missing."""
 
     uid: str
     applied: dict[ChildKey, Applied] = {}
-    secret: tuple[str, int] = ("", 0)
+    secret: Child | None = None
+    secret_at: float = -math.inf
     credentials: Credentials | None = None
 
 
@@ -82,6 +89,7 @@ class Reconciler:
         reporter: Reporter,
         installation: Installation,
         metrics: Metrics,
+        clock: Callable[[], float],
     ) -> None:
         self._api = api
         self._cache = cache
@@ -92,6 +100,7 @@ class Reconciler:
         self._reporter = reporter
         self._installation = installation
         self._metrics = metrics
+        self._clock = clock
         self._memories: dict[PoolKey, _Memory] = {}
 
     async def reconcile(self, key: PoolKey) -> float | None:
@@ -165,20 +174,19 @@ class Reconciler:
     async def _credentials(self, key: PoolKey, memory: _Memory) -> Credentials:
         """Those in the pool's Secret. Where it is missing, those known from before, and new ones
         where none are or it is damaged; its manifest then brings them into the cluster before
-        anything that uses them. Raise Conflict while the watch says that it is there."""
-        place = _secret(key)
-        child = self._cache.children(key).get(place)
-        if child is not None and memory.credentials and memory.secret == (child.uid, child.version):
+        anything that uses them."""
+        now, secret = self._clock(), memory.secret
+        # One that is missing, or an earlier pool's, is about to change.
+        known = secret is not None and secret.owner == memory.uid
+        if memory.credentials is not None and known and now - memory.secret_at < SECRET_S:
             return memory.credentials
-        body = await self._api.get(place)
-        if body is None and child is not None:
-            raise Conflict(f"Secret {place.name} is gone, as the watch will show")
-        version = _version_of(body)
-        if memory.credentials is not None and memory.secret == version:
+        body = await self._api.get(_secret(key))
+        memory.secret, memory.secret_at = None if body is None else read_child(body), now
+        if memory.credentials is not None and _version_of(memory.secret) == _version_of(secret):
             return memory.credentials  # maybe new ones that are not yet in the cluster
         found = credentials_of(body, os.urandom, memory.credentials)
         kept = memory.credentials if body is None else None
-        memory.credentials, memory.secret = found or kept or new_credentials(os.urandom), version
+        memory.credentials = found or kept or new_credentials(os.urandom)
         return memory.credentials
 
     async def _converge(
@@ -186,6 +194,8 @@ class Reconciler:
     ) -> tuple[Refusal, ...]:
         """Apply and delete what differs; returns what the API server would not take."""
         known = self._cache.children(key)
+        if memory.secret is not None:
+            known[memory.secret.key] = memory.secret
         memory.applied = {
             child: memory.applied[child] for child in known if child in memory.applied
         }
@@ -219,15 +229,19 @@ class Reconciler:
                 self._metrics.wrote("delete", kind)
                 logger.info("pool %s: deleted %s %s", key, kind, act.key.name)
             case Apply():
-                if not act.seen:
+                if not act.seen or kind == SECRET.kind:  # what was seen of a Secret may be old
                     await self._check_owner(act.key, key, pool.uid)
-                # The answer, not what the cache may know of it since: that may be somebody's edit.
-                child = self._cache.see_child(await self._api.apply(act.manifest), ours=True)
+                child = self._applied(memory, await self._api.apply(act.manifest))
                 memory.applied[act.key] = Applied(act.digest, child.uid, child.digest)
-                if kind == SECRET.kind:
-                    memory.secret = (child.uid, child.version)
                 self._metrics.wrote("apply", kind)
                 logger.info("pool %s: applied %s %s", key, kind, act.key.name)
+
+    def _applied(self, memory: _Memory, answer: Body) -> Child:
+        """The answer, not what the cache may know of it since: that may be somebody's edit."""
+        if answer["kind"] != SECRET.kind:
+            return self._cache.see_child(answer, ours=True)
+        memory.secret, memory.secret_at = read_child(answer), self._clock()
+        return memory.secret
 
     async def _check_pool(self, key: PoolKey, uid: str) -> None:
         """Raise Conflict rather than make children of a pool that is gone. One that nothing was
@@ -293,10 +307,8 @@ def _ours(body: Body) -> bool:
     return any(one.get("manager") == FIELD_MANAGER for one in managers)
 
 
-def _version_of(body: Body | None) -> tuple[str, int]:
-    if body is None:
-        return "", 0
-    return body["metadata"]["uid"], int(body["metadata"]["resourceVersion"])
+def _version_of(secret: Child | None) -> tuple[str, int]:
+    return ("", 0) if secret is None else (secret.uid, secret.version)
 
 
 def _secret(key: PoolKey) -> ChildKey:

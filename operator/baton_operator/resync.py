@@ -15,7 +15,7 @@ from typing import Any
 
 from baton_operator.api import Api, ApiError, Body, Refused, TooManyRequests, Unavailable
 from baton_operator.cache import Cache, PoolKey, keys_of
-from baton_operator.kinds import CHILDREN, POOL, Kind
+from baton_operator.kinds import POOL, WATCHED, Kind
 from baton_operator.names import POOL_LABEL
 from baton_operator.observed import ChildKey
 from baton_operator.queue import WorkQueue
@@ -89,7 +89,7 @@ class Resync:
 
     async def _missing(self) -> list[str]:
         """Kinds of which an object is not known, or that may not be listed."""
-        found = [await self._lacking(kind) for kind in (*CHILDREN, POOL)]
+        found = [await self._lacking(kind) for kind in (*WATCHED, POOL)]
         return [words for words in found if words]
 
     async def _lacking(self, kind: Kind) -> str:
@@ -123,7 +123,7 @@ class Resync:
             await self._until_due(self._clock() + self._period_s * random.uniform(0.9, 1.1))
             for key in self._cache.pools():
                 self._queue.add(key, random.uniform(0, self._period_s / 2))
-            await self._compare({*CHILDREN, POOL})
+            await self._compare({*WATCHED, POOL})
 
     async def _until_due(self, due: float) -> None:
         """Compare what is marked meanwhile, and again what could not be."""

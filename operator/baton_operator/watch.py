@@ -16,7 +16,7 @@ import kopf
 
 from baton_operator.cache import Cache, PoolKey
 from baton_operator.connection import login
-from baton_operator.kinds import CHILDREN, POOL, Kind, key_of
+from baton_operator.kinds import POOL, WATCHED, Kind, key_of
 from baton_operator.names import POOL_LABEL
 
 PREFIX = "operator.baton.dev"
@@ -76,7 +76,7 @@ def watch_settings(namespaces: tuple[str, ...]) -> kopf.OperatorSettings:
     settings.persistence.finalizer = f"{PREFIX}/finalizer"
     settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=PREFIX)
     settings.persistence.diffbase_storage = NoDiffs()
-    for kind in CHILDREN:
+    for kind in WATCHED:
         settings.watching.label_selectors[_selector(kind)] = POOL_LABEL
     return settings
 
@@ -92,7 +92,7 @@ def watch_registry(
     async def log_in(**_: Any) -> kopf.ConnectionInfo:
         return await login()
 
-    for kind in CHILDREN:
+    for kind in WATCHED:
         _watch_children(registry, kind, cache, listed)
     _watch_pools(registry, cache, listed)
     for name, probe in probes.items():

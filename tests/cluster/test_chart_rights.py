@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
@@ -12,6 +13,7 @@ from baton_operator.builders import build_pool
 from baton_operator.permissions import CLUSTER_RULES, LEASE_RULES, POOL_RULES, Rule
 from tests.cluster.machine.client import Kubernetes
 from tests.support.chart import OPERATOR, Manifest, manifests, one_of
+from tests.support.documents import ROOT
 from tests.support.manifests import SAMPLES, sample_pool, templates
 from tests.support.needs import needs
 
@@ -22,11 +24,13 @@ Where = Literal["pools", "all", "own", "nowhere"]
 
 
 class Row(NamedTuple):
-    """Verbs on a resource, written RESOURCE[/SUBRESOURCE][.GROUP]."""
+    """Verbs on a resource, written RESOURCE[/SUBRESOURCE][.GROUP]; of the object `name`, "" for
+    any."""
 
     verbs: str
     resource: str
     where: Where
+    name: str = ""
 
 
 ROWS = (
@@ -35,8 +39,8 @@ ROWS = (
     Row("create update patch delete deletecollection", "inferencepools.baton.dev", "nowhere"),
     Row("update delete", "inferencepools/status.baton.dev", "nowhere"),
     Row("update patch", "inferencepools/finalizers.baton.dev", "nowhere"),
-    Row(MADE, "secrets", "pools"),
-    Row("update deletecollection", "secrets", "nowhere"),
+    Row("get create patch", "secrets", "pools"),
+    Row("list watch update delete deletecollection", "secrets", "nowhere"),
     Row(MADE, "services", "pools"),
     Row("update deletecollection proxy", "services", "nowhere"),
     Row("get create", "services/proxy", "nowhere"),
@@ -73,7 +77,9 @@ ROWS = (
     Row("create", "events.events.k8s.io", "pools"),
     Row("create patch", "events", "nowhere"),
     Row("list delete", "events.events.k8s.io", "nowhere"),
-    Row("get create update", "leases.coordination.k8s.io", "own"),
+    Row("create", "leases.coordination.k8s.io", "own"),
+    Row("get update", "leases.coordination.k8s.io", "own", "baton-operator"),
+    Row("get update", "leases.coordination.k8s.io", "nowhere", "somebody-elses"),
     Row("list patch delete", "leases.coordination.k8s.io", "nowhere"),
     Row("list watch", "customresourcedefinitions.apiextensions.k8s.io", "all"),
     Row("create patch delete", "customresourcedefinitions.apiextensions.k8s.io", "nowhere"),
@@ -105,12 +111,14 @@ class Ask(NamedTuple):
     verb: str
     resource: str
     namespace: str
+    object_name: str = ""
 
     def review(self, user: str) -> Manifest:
         name, _, group = self.resource.partition(".")
         resource, _, subresource = name.partition("/")
         attributes = {"verb": self.verb, "group": group, "resource": resource}
         attributes |= {"subresource": subresource, "namespace": self.namespace}
+        attributes["name"] = self.object_name
         return {
             "apiVersion": "authorization.k8s.io/v1",
             "kind": "SubjectAccessReview",
@@ -146,7 +154,7 @@ def granted(kubernetes: Kubernetes, namespace: str, *words: str) -> None:
 
 def asks(namespaces: Iterable[str]) -> list[tuple[Ask, Where]]:
     return [
-        (Ask(verb, row.resource, namespace), row.where)
+        (Ask(verb, row.resource, namespace, row.name), row.where)
         for row in ROWS
         for verb in row.verbs.split()
         for namespace in ("", *namespaces)
@@ -195,19 +203,24 @@ def test_an_operator_of_some_namespaces_may_nothing_in_others(
     control_plane.delete_namespace(watched)
 
 
-def rules_of(role: Manifest) -> dict[tuple[str, str], set[str]]:
-    found: dict[tuple[str, str], set[str]] = {}
+# Verbs by group, resource and names of objects.
+Table = dict[tuple[str, str, tuple[str, ...]], set[str]]
+
+
+def rules_of(role: Manifest) -> Table:
+    found: Table = {}
     for rule in role["rules"]:
-        assert rule.keys() == {"apiGroups", "resources", "verbs"}
+        assert rule.keys() - {"resourceNames"} == {"apiGroups", "resources", "verbs"}
+        names = tuple(rule.get("resourceNames", ()))
         for group in rule["apiGroups"]:
             for resource in rule["resources"]:
-                assert (group, resource) not in found
-                found[group, resource] = set(rule["verbs"])
+                assert (group, resource, names) not in found
+                found[group, resource, names] = set(rule["verbs"])
     return found
 
 
-def as_table(rules: Iterable[Rule]) -> dict[tuple[str, str], set[str]]:
-    return {(one.group, one.resource): set(one.verbs) for one in rules}
+def as_table(rules: Iterable[Rule]) -> Table:
+    return {(one.group, one.resource, one.names): set(one.verbs) for one in rules}
 
 
 def test_the_chart_s_rules_are_those_that_the_operator_asks_for(control_plane: Kubernetes) -> None:
@@ -253,3 +266,54 @@ def test_the_operator_s_pod_has_a_token_and_no_pod_of_a_pool_has_one(
     assert len(pods) > 3 * len(SAMPLES)
     told = with_token(control_plane, namespace, pods)
     assert told == dict.fromkeys(pods, False) | {"operator": True}
+
+
+# A row of docs/security.md: | `RESOURCE.GROUP` named `NAME` | VERBS | WHERE | ...
+DOCUMENTED = re.compile(
+    r"^\| `([a-z/]+)([a-z.0-9]*)`(?: named `([a-z-]+)`)? \| ([a-z, ]+) \| ([^|]+)"
+)
+
+
+def documented(title: str) -> dict[str, Table]:
+    """The rules under a heading, by what the third column says."""
+    text = (ROOT / "docs" / "security.md").read_text()
+    section = text.split(f"\n## {title}\n")[1].split("\n## ")[0]
+    found: dict[str, Table] = {}
+    for line in section.splitlines():
+        if row := DOCUMENTED.match(line):
+            resource, group, name, verbs, where = row.groups()
+            table = found.setdefault(where.strip(), {})
+            key = (group.removeprefix("."), resource, (name,) if name else ())
+            assert key not in table, line
+            table[key] = set(verbs.split(", "))
+    return found
+
+
+def test_the_page_about_rights_says_what_the_chart_grants(control_plane: Kubernetes) -> None:
+    told = documented("The operator's rights")
+    assert told.keys() == {"namespaces of pools", "the cluster", "its own namespace"}
+    everywhere = manifests(control_plane, "--set=operator.replicas=2")
+    granted_all = told["namespaces of pools"] | told["the cluster"]
+    assert rules_of(one_of(everywhere, "ClusterRole")) == granted_all
+    lease = one_of(everywhere, "Role", f"{OPERATOR}-lease")
+    assert rules_of(lease) == told["its own namespace"]
+    some = manifests(control_plane, '--set-json=watchNamespaces=["blue"]')
+    assert rules_of(one_of(some, "Role")) == told["namespaces of pools"]
+
+
+def test_the_page_about_rights_says_what_the_chart_gives_to_users(
+    control_plane: Kubernetes,
+) -> None:
+    told, found = documented("Users"), manifests(control_plane)
+    assert rules_of(one_of(found, "ClusterRole", "baton-pools-edit")) == told["`edit` and `admin`"]
+    viewers = told["`view`, `edit` and `admin`"]
+    assert rules_of(one_of(found, "ClusterRole", "baton-pools-view")) == viewers
+
+
+def test_nobody_but_the_operator_is_bound_to_a_role(control_plane: Kubernetes) -> None:
+    for words in (("--set=operator.replicas=2",), ('--set-json=watchNamespaces=["blue"]',)):
+        found = manifests(control_plane, *words)
+        bindings = [one for one in found if one["kind"].endswith("Binding")]
+        assert bindings
+        for one in bindings:
+            assert [subject["name"] for subject in one["subjects"]] == [OPERATOR]

@@ -9,16 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from baton_operator.permissions import CLUSTER_RULES, LEASE_RULES, POOL_RULES, Rule
+from baton_operator.reconcile import SECRET_S, UNREADY_AGAIN_S
 from tests.cluster.machine.client import Kubernetes
 from tests.cluster.operators import SIM, Operator, Pool, until
 
 ACCOUNT = "operator"
+SECRET_REPAIR_S = 5 * (SECRET_S + UNREADY_AGAIN_S)
 CHILDREN = 17
 
 
 def rules(given: Sequence[Rule]) -> list[dict[str, Any]]:
     return [
         {"apiGroups": [rule.group], "resources": [rule.resource], "verbs": list(rule.verbs)}
+        | ({"resourceNames": list(rule.names)} if rule.names else {})
         for rule in given
     ]
 
@@ -59,6 +62,8 @@ def served(operator: Operator, pool: Pool) -> None:
     assert len(pool.children()) == CHILDREN
     pool.kubectl("delete", "service", "pool-router", "--wait=false")
     until(lambda: pool.child("Service", "router"), "the repair")
+    pool.kubectl("delete", "secret", "pool-auth", "--wait=false")
+    until(lambda: pool.one("Secret/pool-auth"), "the Secret's repair", SECRET_REPAIR_S)
 
     def events() -> str:
         return pool.kubectl("get", "events.events.k8s.io", "-o", "json")

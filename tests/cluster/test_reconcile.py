@@ -12,6 +12,7 @@ from urllib.request import urlopen
 import pytest
 
 from baton_operator.crd import crd, scaler_crd
+from baton_operator.reconcile import SECRET_S, UNREADY_AGAIN_S
 from tests.cluster.field_edits import EDITS, INWARD, Edit, fields
 from tests.cluster.installed import definition
 from tests.cluster.machine.client import Kubernetes
@@ -19,6 +20,8 @@ from tests.cluster.operators import ROUTES, SIM, Body, Operator, Pool, Window, t
 
 # Long before the resync, which finds everything in the end.
 REPAIR_S = 30.0
+# Nothing watches Secrets: one is read again at the next look that is late enough.
+SECRET_REPAIR_S = 5 * (SECRET_S + UNREADY_AGAIN_S)
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +140,6 @@ DRIFTS = (
     Drift("Deployment/pool-router", {"spec": {"replicas": 7}}),
     Drift("Deployment/pool-kv-data-0", {"spec": {"replicas": 7}}),
     Drift("Service/pool-router", {"spec": {"selector": {"baton.dev/component": "decode"}}}),
-    Drift("Secret/pool-auth", {"data": {"users.acl": "bm9ib2R5"}}),
     Drift("NetworkPolicy/pool-router", {"spec": {"ingress": []}}),
     Drift("PodDisruptionBudget/pool-decode", {"spec": {"minAvailable": 5}}),
     Drift("Ingress/pool-router", {"spec": {"rules": [{"host": "else.example.org"}]}}),
@@ -201,11 +203,20 @@ def test_a_child_that_lost_its_label_gets_it_back(operator: Operator, drifting: 
     until(lambda: label() == "pool", "the label", REPAIR_S)
 
 
+def test_drift_of_the_secret_is_repaired_though_nothing_watches_it(pool: Pool) -> None:
+    made(pool)
+    before = wishes(pool.one("Secret/pool-auth"))
+    patch = '--patch={"data":{"users.acl":"bm9ib2R5"}}'
+    pool.kubectl("patch", "secret", "pool-auth", "--type=merge", patch)
+    assert wishes(pool.one("Secret/pool-auth")) != before
+    until(lambda: wishes(pool.one("Secret/pool-auth")) == before, "the repair", SECRET_REPAIR_S)
+
+
 def test_a_deleted_secret_is_back_with_its_values_and_no_pod_is_replaced(pool: Pool) -> None:
     made(pool)
     old, revision = pool.one("Secret/pool-auth"), pool.body()["status"]["revision"]
     pool.kubectl("delete", "secret", "pool-auth")
-    until(lambda: pool.one("Secret/pool-auth"), "the new one")
+    until(lambda: pool.one("Secret/pool-auth"), "the new one", SECRET_REPAIR_S)
     assert pool.one("Secret/pool-auth")["data"] == old["data"]
     # An edit that is applied: all that was to be done before has been done.
     pool.patch({"router": {"replicas": 2}})
@@ -220,7 +231,9 @@ def test_a_damaged_secret_is_made_anew_and_rolls_the_pods(pool: Pool) -> None:
     pool.kubectl(
         "patch", "secret", "pool-auth", "--type=merge", '--patch={"data":{"link-token":"eA=="}}'
     )
-    until(lambda: pool.body()["status"]["revision"] != revision, "another revision")
+    until(
+        lambda: pool.body()["status"]["revision"] != revision, "another revision", SECRET_REPAIR_S
+    )
     assert pool.child("Secret", "auth")["data"]["link-token"] != "eA=="
 
 

@@ -9,7 +9,10 @@ from baton_operator.permissions import CLUSTER_RULES, LEASE_RULES, POOL_RULES
 
 
 def test_no_resource_is_listed_twice() -> None:
-    rules = [(rule.group, rule.resource) for rule in (*POOL_RULES, *CLUSTER_RULES, *LEASE_RULES)]
+    rules = [
+        (rule.group, rule.resource, rule.names)
+        for rule in (*POOL_RULES, *CLUSTER_RULES, *LEASE_RULES)
+    ]
     assert len(rules) == len(set(rules))
 
 
@@ -22,3 +25,9 @@ def test_pools_are_never_written_and_pods_only_marked() -> None:
 def test_nothing_is_allowed_by_a_wildcard() -> None:
     for rule in (*POOL_RULES, *CLUSTER_RULES, *LEASE_RULES):
         assert "*" not in (rule.group, rule.resource, *rule.verbs)
+
+
+def test_secrets_are_neither_listed_nor_watched_nor_deleted() -> None:
+    for rule in (*POOL_RULES, *CLUSTER_RULES, *LEASE_RULES):
+        if rule.resource == "secrets":
+            assert set(rule.verbs) == {"get", "create", "patch"}

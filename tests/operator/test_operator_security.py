@@ -3,12 +3,14 @@ text has them. The API server's own word on it is in tests/cluster."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from baton_operator.builders import build_pool
+from tests.support.documents import ROOT
 from tests.support.manifests import RESTRICTED, SAMPLES, containers, sample_pool, templates
 
 VOLUMES = {
@@ -109,3 +111,43 @@ def test_pods_have_a_read_only_root_a_scratch_folder_and_no_view_of_the_cluster(
             assert {"name": "tmp", "mountPath": "/tmp"} in container["volumeMounts"]
             if container["command"] == ["baton"]:
                 assert {"name": "HOME", "value": "/tmp"} in container["env"]
+
+
+# The pods of a row of docs/security.md, by their component.
+PODS = {
+    "prefill": "nodes",
+    "decode": "nodes",
+    "router": "routers",
+    "kv-index": "Redis servers",
+    "kv-data": "Redis servers",
+}
+SECRETS_ROW = re.compile(r"^\| ([\w ]+) \| ((?:`[a-z.-]+`(?:, )?)+) \|", re.MULTILINE)
+
+
+def secret_keys(part: Any) -> Iterator[tuple[str, str]]:
+    """The Secrets and keys that a pod template gives to its containers."""
+    if isinstance(part, list):
+        for one in part:
+            yield from secret_keys(one)
+    if not isinstance(part, dict):
+        return
+    if reference := part.get("secretKeyRef"):
+        yield reference["name"], reference["key"]
+    if volume := part.get("secret"):
+        yield from ((volume["secretName"], item["key"]) for item in volume["items"])
+    for one in part.values():
+        yield from secret_keys(one)
+
+
+def test_the_page_about_rights_says_what_pods_get_of_the_pools_secret() -> None:
+    text = (ROOT / "docs" / "security.md").read_text()
+    section = text.split("\n## The pools' pods\n")[1].split("\n## ")[0]
+    told = {pods: set(re.findall("`(.*?)`", keys)) for pods, keys in SECRETS_ROW.findall(section)}
+    found: dict[str, set[str]] = {}
+    for sample in SAMPLES:
+        pool = sample_pool(sample)
+        for template in templates(build_pool(pool)).values():
+            pods = PODS[template["metadata"]["labels"]["baton.dev/component"]]
+            own = {key for name, key in secret_keys(template) if name == f"{pool.name}-auth"}
+            found[pods] = found.get(pods, set()) | own
+    assert found == told
