@@ -110,7 +110,7 @@ def _convert_into(folder: Path, progress: Progress) -> None:
         staging.rename(folder)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-    _write_stamp(folder)
+    _write_stamp(folder, _file_states(folder))
     progress(f"demo model: {folder} is ready ({time.monotonic() - start:.0f} s)")
 
 
@@ -118,16 +118,17 @@ def check_demo(folder: Path) -> None:
     """Raise DemoModelError unless `folder` holds exactly the demo model.
 
     The digest of 269 MB is taken once; its result is kept beside the folder and holds as long as
-    the sizes and modification times of the files do.
+    the sizes, inodes and times of change (mtime and ctime) of the files do.
     """
     if not folder.is_dir():
         raise DemoModelError(f"{folder} is no folder; `baton model fetch-demo` makes it")
-    if _read_stamp(folder) == _file_states(folder):
+    states = _file_states(folder)
+    if _read_stamp(folder) == states:
         return
     found = content_digest(folder)
     if found != CONTENT_DIGEST:
         raise DemoModelError(f"{folder} is not the demo model (content digest {found})")
-    _write_stamp(folder)
+    _write_stamp(folder, states)
 
 
 def content_digest(folder: Path) -> str:
@@ -197,7 +198,10 @@ def _stamp_path(folder: Path) -> Path:
 
 def _file_states(folder: Path) -> dict[str, list[int]]:
     states = {path.name: path.stat() for path in folder.iterdir()}
-    return {name: [state.st_size, state.st_mtime_ns] for name, state in sorted(states.items())}
+    return {
+        name: [state.st_size, state.st_ino, state.st_mtime_ns, state.st_ctime_ns]
+        for name, state in sorted(states.items())
+    }
 
 
 def _read_stamp(folder: Path) -> object:
@@ -208,7 +212,7 @@ def _read_stamp(folder: Path) -> object:
         return None
 
 
-def _write_stamp(folder: Path) -> None:
-    stamp = {"digest": CONTENT_DIGEST, "files": _file_states(folder)}
+def _write_stamp(folder: Path, states: dict[str, list[int]]) -> None:
+    stamp = {"digest": CONTENT_DIGEST, "files": states}
     with suppress(OSError):  # a read-only cache: the next check takes the digest again
         _stamp_path(folder).write_text(json.dumps(stamp) + "\n", "utf-8")

@@ -188,6 +188,9 @@ class EngineOptions(ComputeOptions, SimOptions):
         "values per chunk, split by KV heads, which it must divide; for readers of some heads",
         least=1,
     )
+    verify_weights: bool = flag(
+        False, "hash the weights again at the start, whatever .baton-digests.json says of them"
+    )
     chat_template: str = flag(
         "", "a Jinja file instead of the model's own template", metavar="FILE"
     )

@@ -116,6 +116,7 @@ def node_settings(options: NodeOptions, role: Role) -> NodeSettings:
         kernels=options.kernels,
         enforce_eager=options.enforce_eager,
         overlap=options.overlap,
+        verify_weights=options.verify_weights,
         chat_template=check_template(options.chat_template),
         sim=SimOptions(
             **{key: getattr(options, f"sim_{key}") for key in SimOptions.__struct_fields__}

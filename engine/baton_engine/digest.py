@@ -2,11 +2,16 @@
 
 In: the folder. Out: one TensorDigest per tensor that determines the model, equal for equal content
 wherever and however sharded it lies. Hashing costs about a second per GiB, so digests are cached:
-in a hidden JSON file in the folder, keyed by file size and modification time, or, where the folder
-cannot be written, under $XDG_CACHE_HOME/baton. A cache that is missing, stale or corrupt is
-computed again. Files changed less than a second ago are not cached: a second change within the
-clock's granularity would keep size and time. Who has fetched the weights and vouches that nobody
-changes them any more keeps the digests at once, so that nodes that may only read find them.
+in a hidden JSON file in the folder, or, where the folder cannot be written, under
+$XDG_CACHE_HOME/baton. A cache that is missing, stale or corrupt is computed again.
+
+A cached digest holds as long as the file's size, times of change (mtime and ctime) and inode are
+what they were. ctime and inode catch tools that keep the mtime, and files that are replaced. A file
+that changed less than two seconds before it was hashed is not cached: a second change within the
+granularity of the file system's clock would keep its times (git calls such files racily clean). Who
+has fetched the weights and vouches that nobody changes them any more keeps the digests at once, so
+that nodes that may only read find them. What none of this sees, such as a disk that rots or a clock
+that was set back, `verify` finds: it hashes everything again.
 """
 
 from __future__ import annotations
@@ -17,26 +22,35 @@ import mmap
 import os
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
 
 from baton_engine.config import ModelConfig
+from baton_engine.errors import WeightsError
 from baton_engine.weight_files import Entry, ignorable, read_entries, weight_files
 from baton_protocol.fingerprint import TensorDigest
 
 CACHE_NAME = ".baton-digests.json"
-CACHE_VERSION = 1
-FRESH_NS = 1_000_000_000
+CACHE_VERSION = 2
+FRESH_NS = 2_000_000_000  # the coarsest clock in use, FAT's
 
 logger = logging.getLogger(__name__)
 
 
-class _FileDigests(msgspec.Struct, frozen=True):
+class FileState(msgspec.Struct, frozen=True):
+    """What a file system says about a file. Equal states: nobody changed it in between."""
+
     size: int
+    inode: int
     mtime_ns: int
+    ctime_ns: int
+
+
+class _FileDigests(msgspec.Struct, frozen=True):
+    state: FileState
     tensors: tuple[TensorDigest, ...]
 
 
@@ -45,13 +59,29 @@ class _Cache(msgspec.Struct, frozen=True):
     files: dict[str, _FileDigests]
 
 
-def tensor_digests(folder: Path, config: ModelConfig, *, threads: int = 4) -> list[TensorDigest]:
-    """Digests of all tensors that the model uses, from the cache where it is valid."""
-    known = _read_cache(folder)
-    found = _find(folder, known, threads)
-    if found != known:
-        newest = time.time_ns() - FRESH_NS
-        _write_cache(folder, {name: one for name, one in found.items() if one.mtime_ns < newest})
+def tensor_digests(
+    folder: Path,
+    config: ModelConfig,
+    *,
+    threads: int = 4,
+    verify: bool = False,
+    clock_ns: Callable[[], int] = time.time_ns,
+) -> list[TensorDigest]:
+    """Digests of all tensors that the model uses, from the cache where it is valid; `verify` hashes
+    all files again. Raise WeightsError."""
+    cached = _read_cache(folder)
+    settled_ns = clock_ns() - FRESH_NS
+    found = _find(folder, {} if verify else cached, threads)
+    for name, each in found.items():
+        if name in cached and cached[name].state == each.state and cached[name] != each:
+            logger.warning("%s: the digests kept for %s were wrong; corrected", folder, name)
+    if found != cached:
+        kept = {
+            name: each
+            for name, each in found.items()
+            if max(each.state.mtime_ns, each.state.ctime_ns) < settled_ns
+        }
+        _write_cache(folder, kept)
     return [
         tensor
         for digests in found.values()
@@ -69,19 +99,41 @@ def keep_digests(folder: Path, *, threads: int = 4) -> None:
         _write_cache(folder, found)
 
 
+def file_states(folder: Path) -> dict[str, FileState]:
+    """Of the checkpoint's files, by name."""
+    return {path.name: _state(path) for path in weight_files(folder)}
+
+
+def check_unchanged(folder: Path, before: Mapping[str, FileState]) -> None:
+    """Raise WeightsError if a file of the checkpoint is no longer what `file_states` said."""
+    now = file_states(folder)
+    changed = sorted(
+        name for name in before.keys() | now.keys() if before.get(name) != now.get(name)
+    )
+    if changed:
+        raise WeightsError(
+            f"{', '.join(changed)} in {folder} changed while the weights were read, so what was"
+            " loaded has no name; start again once nobody writes there"
+        )
+
+
+def _state(path: Path) -> FileState:
+    status = path.stat()
+    return FileState(status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns)
+
+
 def _find(
     folder: Path, known: Mapping[str, _FileDigests], threads: int
 ) -> Mapping[str, _FileDigests]:
     """By file name: what is known where the file has not changed, else computed."""
     found: dict[str, _FileDigests] = {}
     for path in weight_files(folder):
-        status = path.stat()
-        cached = known.get(path.name)
-        if cached and (cached.size, cached.mtime_ns) == (status.st_size, status.st_mtime_ns):
+        state, cached = _state(path), known.get(path.name)
+        if cached and cached.state == state:
             found[path.name] = cached
         else:
-            tensors = _hash_file(path, threads)
-            found[path.name] = _FileDigests(status.st_size, status.st_mtime_ns, tensors)
+            found[path.name] = _FileDigests(state, _hash_file(path, threads))
+    check_unchanged(folder, {name: each.state for name, each in found.items()})
     return found
 
 

@@ -18,7 +18,7 @@ import torch
 from baton_engine.api import EngineInfo
 from baton_engine.core import EngineCore
 from baton_engine.decode_steps import decode_steps
-from baton_engine.digest import tensor_digests
+from baton_engine.digest import check_unchanged, file_states, tensor_digests
 from baton_engine.dummy_weights import dummy_digests, fill_slots
 from baton_engine.errors import SettingsError
 from baton_engine.freed_memory import keep_freed_memory
@@ -52,9 +52,13 @@ def build_torch(settings: TorchSettings) -> EngineCore:
     """Raise SettingsError or ModelError, one line each, for what a user can correct."""
     started = time.monotonic()
     plan = make_plan(settings)
+    weights_there = settings.load_format != "dummy"
+    states = file_states(settings.model) if weights_there else {}
     digests = _digests(settings, plan)
     with _no_memory_left(plan):
         model = _load_model(settings, plan)
+        if weights_there:
+            check_unchanged(settings.model, states)
         plan = _measured(plan, model)
         runner = _runner(plan, model)
         with ProgressLine(sys.stderr) as line:
@@ -85,7 +89,9 @@ def build_runner(settings: TorchSettings) -> TorchRunner:
 def _digests(settings: TorchSettings, plan: Plan) -> list[TensorDigest]:
     if settings.load_format == "dummy":
         return dummy_digests(plan.config, plan.device.type)
-    return tensor_digests(settings.model, plan.config, threads=plan.threads)
+    return tensor_digests(
+        settings.model, plan.config, threads=plan.threads, verify=settings.verify_weights
+    )
 
 
 def _load_model(settings: TorchSettings, plan: Plan) -> Decoder:

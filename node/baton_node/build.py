@@ -73,6 +73,7 @@ def build_engine(settings: NodeSettings) -> EngineCore:
                 kernels=settings.kernels,
                 enforce_eager=settings.enforce_eager,
                 overlap=settings.overlap,
+                verify_weights=settings.verify_weights,
             )
         )
     except (EngineError, ArtifactError) as error:

@@ -17,7 +17,7 @@ EVERY_S = 1.0
 
 logger = logging.getLogger(__name__)
 
-Stamp = tuple[int, int, int, int] | None
+Stamp = tuple[int, ...] | None
 
 
 class Reload:
@@ -61,4 +61,4 @@ def _stamp(path: str) -> Stamp:
         found = os.stat(path)
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size

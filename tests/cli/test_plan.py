@@ -91,17 +91,22 @@ def test_a_node_hears_how_its_kv_travels() -> None:
     assert (settings.write_behind_bandwidth, settings.store_settings) == (50_000_000, "check")
 
 
-COMPUTING = ("device", "gpu_memory_utilization", "enforce_eager", "overlap")
+COMPUTING = ("device", "gpu_memory_utilization", "enforce_eager", "overlap", "verify_weights")
 
 
 def test_a_node_hears_on_what_and_how_it_computes() -> None:
     options = replace(
-        SIM, device=CUDA, gpu_memory_utilization=0.5, enforce_eager=True, overlap="on"
+        SIM,
+        device=CUDA,
+        gpu_memory_utilization=0.5,
+        enforce_eager=True,
+        overlap="on",
+        verify_weights=True,
     )
     _, told = child_options(plan_of(options).nodes[0])
     assert isinstance(told, NodeOptions)
     settings = node_settings(told, "prefill")
-    assert [getattr(settings, name) for name in COMPUTING] == ["cuda", 0.5, True, "on"]
+    assert [getattr(settings, name) for name in COMPUTING] == [*("cuda", 0.5, True, "on", True)]
 
 
 def test_a_node_on_a_gpu_sees_that_one_alone(monkeypatch: pytest.MonkeyPatch) -> None:

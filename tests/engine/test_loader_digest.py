@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,18 +17,21 @@ from safetensors.torch import load_file, save_file
 from baton_engine import digest
 from baton_engine.config import read_config
 from baton_engine.digest import CACHE_NAME, tensor_digests
+from baton_engine.errors import WeightsError
+from baton_engine.loader import load_weights
 from baton_engine.weight_files import SINGLE_NAME
 from baton_protocol.fingerprint import TensorDigest
 from tests.support.torch_engines import small_engine
 
 LONG_AGO_NS = 10**18
+MINUTE_NS = 60 * 10**9
 
 
 @pytest.fixture
 def folder(
     tmp_path: Path, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> Path:
-    """A private copy of a tied model, last changed long ago, and a private user cache."""
+    """A private copy of a tied model and a private user cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     copy = tmp_path / "model"
     shutil.copytree(tiny_model("llama-gqa2-tied"), copy, ignore=shutil.ignore_patterns(".*"))
@@ -38,8 +43,22 @@ def age(folder: Path, nanoseconds: int = LONG_AGO_NS) -> None:
     os.utime(folder / SINGLE_NAME, ns=(nanoseconds, nanoseconds))
 
 
-def digests(folder: Path) -> list[TensorDigest]:
-    return sorted(tensor_digests(folder, read_config(folder)))
+def digests(folder: Path, *, verify: bool = False) -> list[TensorDigest]:
+    """Of a folder that nobody has changed for a minute: no call can set a ctime back."""
+    return sorted(
+        tensor_digests(
+            *(folder, read_config(folder)),
+            verify=verify,
+            clock_ns=lambda: time.time_ns() + MINUTE_NS,
+        )
+    )
+
+
+def other_weights(folder: Path) -> bytes:
+    """A file of the same size with one other weight."""
+    data = bytearray((folder / SINGLE_NAME).read_bytes())
+    data[-4] ^= 1  # the lowest byte of the last one
+    return bytes(data)
 
 
 def forbid_hashing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,10 +148,74 @@ def test_another_time_or_size_makes_the_cache_stale(
         digests(folder)
 
 
-def test_files_changed_just_now_are_not_cached(folder: Path) -> None:
-    os.utime(folder / SINGLE_NAME)
-    digests(folder)
+def overwritten(path: Path, data: bytes) -> None:
+    """As an editor of weights does it, or `rsync --inplace`."""
+    path.write_bytes(data)
+
+
+def replaced(path: Path, data: bytes) -> None:
+    """As `rsync` and `cp` to a new name do it."""
+    new = path.with_suffix(".new")
+    new.write_bytes(data)
+    new.rename(path)
+
+
+@pytest.mark.parametrize("change", [overwritten, replaced])
+def test_a_tool_that_keeps_times_does_not_keep_the_old_digests(
+    folder: Path, change: Callable[[Path, bytes], None]
+) -> None:
+    before, path = digests(folder), folder / SINGLE_NAME
+    size = path.stat().st_size
+    change(path, other_weights(folder))
+    age(folder)
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (size, LONG_AGO_NS)
+    assert digests(folder) != before
+
+
+@pytest.mark.parametrize("seconds_ago", [0.0, 1.9])
+def test_files_changed_just_before_they_are_hashed_are_not_cached(
+    folder: Path, seconds_ago: float
+) -> None:
+    """Another change within the granularity of the file system's clock would keep all times. How
+    long the hashing takes does not matter."""
+    changed_ns = (folder / SINGLE_NAME).stat().st_ctime_ns
+    now_ns = changed_ns + int(seconds_ago * 1e9)
+    tensor_digests(folder, read_config(folder), clock_ns=lambda: now_ns)
     assert not (folder / CACHE_NAME).exists()
+    now_ns = changed_ns + int(2.1e9)
+    tensor_digests(folder, read_config(folder), clock_ns=lambda: now_ns)
+    assert (folder / CACHE_NAME).exists()
+
+
+def test_a_start_that_verifies_weights_hashes_them_again_and_corrects_the_cache(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    right = digests(folder)
+    cache = folder / CACHE_NAME
+    cache.write_text(cache.read_text().replace(right[0].digest, "0" * 64))
+    assert digests(folder) != right
+    with caplog.at_level(logging.WARNING):
+        assert digests(folder, verify=True) == right
+    assert f"the digests kept for {SINGLE_NAME} were wrong" in caplog.text
+    assert digests(folder) == right
+    cache.write_text(cache.read_text().replace(right[0].digest, "0" * 64))
+    wrong = small_engine(folder).info.fingerprint
+    assert small_engine(folder, verify_weights=True).info.fingerprint != wrong
+
+
+def test_weights_that_change_while_they_are_loaded_are_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their fingerprint would be that of the weights before."""
+    data = other_weights(folder)
+
+    def slowly(*given: Any) -> None:
+        load_weights(*given)
+        overwritten(folder / SINGLE_NAME, data)
+
+    monkeypatch.setattr("baton_engine.torch_engine.load_weights", slowly)
+    with pytest.raises(WeightsError, match=f"{SINGLE_NAME} in .* changed while"):
+        small_engine(folder)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"version": 99, "files": {}}', b"\xff\0"])
