@@ -9,6 +9,7 @@ RouterReport index: what clients ask of one router, and how long they wait
 
 from __future__ import annotations
 
+import hashlib
 from enum import IntEnum
 from typing import Literal, get_args
 
@@ -169,14 +170,25 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
 
 class Kind(msgspec.Struct, frozen=True):
     """Nodes of one kind may be paired, and one may go on with what another began: they share KV and
-    they share token ids."""
+    token ids, and `files`, a digest of all artifacts, says that a stream has the same tokens and
+    end on each. EOS ids, sampling defaults, chat template and special tokens are in these files."""
 
     fingerprint: Fingerprint
     tokenizer: str
+    files: str
 
 
 def kind_of(report: NodeReport) -> Kind:
-    return Kind(report.fingerprint, report.artifacts.get("tokenizer.json", ""))
+    named = msgspec.json.encode(report.artifacts, order="sorted")
+    files = hashlib.sha256(named).hexdigest()
+    return Kind(report.fingerprint, report.artifacts.get("tokenizer.json", ""), files)
+
+
+def differing(one: NodeReport, other: NodeReport) -> list[str]:
+    """What makes them two kinds: "fingerprint", and names of artifacts. Empty of one kind."""
+    files, others = one.artifacts, other.artifacts
+    names = [name for name in sorted({*files, *others}) if files.get(name) != others.get(name)]
+    return ["fingerprint"] * (one.fingerprint != other.fingerprint) + names
 
 
 class FetchReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -39,7 +39,7 @@ from baton_protocol.link import (
     ToNode,
     ToRouter,
 )
-from baton_protocol.store import Kind, NodeReport
+from baton_protocol.store import Kind, NodeReport, differing
 from baton_router.actions import Loss
 from baton_router.hearing import Hearing
 from baton_router.links import LATE_S, Link
@@ -363,9 +363,24 @@ class Fleet:
                         link.address,
                         extra={"node": report.node},
                     )
+                    self._compare(report)
                     self._changed()
                 return
             await asyncio.sleep(RETRY_MODEL_S)
+
+    def _compare(self, report: NodeReport) -> None:
+        """Say why a node is not paired with those that serve. A roll-out wants it to be so."""
+        sample = self.view.sample()
+        parts = differing(report, sample.report) if sample is not None else []
+        if sample is None or not parts:
+            return
+        rolls = report.revision != sample.report.revision
+        logger.log(
+            logging.INFO if rolls else logging.WARNING,
+            "%s is of another kind than %s: they differ in %s; no request runs on both",
+            *(report.node, sample.report.node, ", ".join(parts)),
+            extra={"node": report.node},
+        )
 
     # --- what links say of nodes ------------------------------------------------------------------
 

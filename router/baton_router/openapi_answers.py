@@ -208,6 +208,7 @@ class PoolNode(msgspec.Struct, kw_only=True):
     state: str
     reason: str
     in_use: bool
+    differs: list[str]
     model: str
     engine: str
     fingerprint: str

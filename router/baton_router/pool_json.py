@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from baton_protocol.ids import NodeId
-from baton_protocol.store import DataInstance, Kind
+from baton_protocol.store import DataInstance, Kind, differing
 from baton_router.links import Link
 from baton_router.view import LOAD_NUMBERS, NodeView, PoolView, state_of
 
@@ -33,13 +33,13 @@ def pool_json(
     the router itself is doing. `store` is what the router knows of it; what the nodes say of its
     servers comes to that."""
     nodes = sorted(view.nodes.values(), key=lambda node: node.report.node)
-    kind, used = view.kind(), view.whole()
+    kind, used, sample = view.kind(), view.whole(), view.sample()
     return {
         "pool": name,
         "router": router,
         "model": model,
         "fingerprint": kind.fingerprint if kind is not None else None,
-        "nodes": [_node(node, used) for node in nodes],
+        "nodes": [_node(node, used, sample) for node in nodes],
         "unreachable": [
             {"address": address, "reason": reason} for address, reason in unreachable.items()
         ],
@@ -53,7 +53,7 @@ def pool_json(
     }
 
 
-def _node(node: NodeView, used: Container[Kind]) -> Json:
+def _node(node: NodeView, used: Container[Kind], sample: NodeView | None) -> Json:
     report = node.report
     layout = report.layout
     return {
@@ -67,6 +67,7 @@ def _node(node: NodeView, used: Container[Kind]) -> Json:
         "replaced_by": report.replaced_by,
         "store": report.store,
         "in_use": node.ready and node.kind in used,
+        "differs": differing(report, sample.report) if sample is not None else [],
         "revision": report.revision,
         "model": report.model,
         "engine": report.engine,
@@ -102,7 +103,7 @@ def _node(node: NodeView, used: Container[Kind]) -> Json:
 def _store(view: PoolView) -> Json:
     """`chunk_waste`: what a data server's allocator charges for a chunk beyond its payload, as a
     share of the payload."""
-    sample = next((node for node in view.nodes.values() if node.kind == view.kind()), None)
+    sample = view.sample()
     return {
         "chunk_waste": sample.report.layout.waste if sample is not None else None,
         "instances": [_instance(seen) for seen in view.instances()],

@@ -229,6 +229,11 @@ class PoolView:
         self._by_kind()
         return self._kind
 
+    def sample(self) -> NodeView | None:
+        """A node of the kind served longest, whatever its state."""
+        kind = self.kind()
+        return next((view for view in self.nodes.values() if view.kind == kind), None)
+
     def whole(self) -> dict[Kind, list[NodeView]]:
         """The ready nodes of each kind that new requests may be of. Such a kind has nodes of each
         role of which the kind served longest has some: one stray node is no pool. None is without

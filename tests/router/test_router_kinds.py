@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from typing import Any
 
@@ -9,15 +10,17 @@ import msgspec
 import pytest
 
 from baton_protocol.ids import Epoch, Fingerprint, NodeId
-from baton_protocol.link import Load
-from baton_protocol.store import NodeLoad, Role, Speeds
+from baton_protocol.link import Load, RunJob
+from baton_protocol.store import NodeLoad, Role, Speeds, differing
 from baton_router.flights import Prepared
 from baton_router.openai_chat import ChatCall
 from baton_router.openai_completions import CompletionCall
 from baton_router.prepare import fits, prepare, renamed
 from baton_router.tenants import Tenant
 from baton_router.view import NodeView, PoolView
-from tests.support.fake_node import LAYOUT, make_report
+from baton_text.artifacts import byte_artifacts
+from tests.support.failing_pool import REPLY, completing, half_said, join, text
+from tests.support.fake_node import LAYOUT, VOCAB, FakeNode, make_report
 from tests.support.servings import make_serving
 
 OLD, NEW = (Fingerprint(letter * 32) for letter in "12")
@@ -115,11 +118,83 @@ def test_the_kind_served_longest_is_it_while_a_node_of_it_is_ready() -> None:
     assert pool.view.kind() == pool.kinds["p3-0"]
 
 
-def test_nodes_of_one_fingerprint_and_two_tokenizers_are_two_kinds() -> None:
+FILES = {
+    "tokenizer.json": "a",
+    "tokenizer_config.json": "b",
+    "config.json": "c",
+    "generation_config.json": "d",
+    "special_tokens_map.json": "e",
+    "chat_template.jinja": "f",
+}
+DIFFERENT: list[tuple[dict[str, Any], list[str]]] = [
+    ({}, []),
+    *(({"artifacts": FILES | {name: "other"}}, [name]) for name in FILES),
+    ({"artifacts": {k: v for k, v in FILES.items() if k != "config.json"}}, ["config.json"]),
+    (
+        {"artifacts": FILES | {"additional_chat_templates/rag.jinja": "g"}},
+        ["additional_chat_templates/rag.jinja"],
+    ),
+    ({"fingerprint": NEW}, ["fingerprint"]),
+    (
+        {"fingerprint": NEW, "artifacts": FILES | {"tokenizer.json": "o", "config.json": "o"}},
+        ["fingerprint", "config.json", "tokenizer.json"],
+    ),
+    ({"model": "another-name", "revision": "r2", "max_model_len": 99}, []),
+]
+
+
+@pytest.mark.parametrize(("changes", "parts"), DIFFERENT)
+def test_nodes_are_of_one_kind_where_nothing_differs_that_changes_a_streams_tokens_or_end(
+    changes: dict[str, Any], parts: list[str]
+) -> None:
     pool = Pool()
-    pool.meet("d1-0")
-    pool.meet("d1-1", artifacts={"tokenizer.json": "other"})
-    assert len(pool.view.whole()) == 2
+    one = pool.meet("d1-0", artifacts=FILES)
+    other = pool.meet("d1-1", **({"artifacts": FILES} | changes))
+    assert (one.kind == other.kind) is (parts == [])
+    assert differing(one.report, other.report) == parts
+
+
+def changed_eos() -> dict[str, bytes]:
+    files = byte_artifacts(VOCAB)
+    told = json.loads(files["generation_config.json"]) | {"eos_token_id": [257, 10]}
+    return files | {"generation_config.json": json.dumps(told).encode()}
+
+
+async def test_a_stream_does_not_go_on_at_a_node_with_other_eos_ids(
+    running: Any, decode: FakeNode, other: FakeNode
+) -> None:
+    other.serve_artifacts(changed_eos())
+    decode.script.run = "half"
+    async with running(decode) as client:
+        answer = completing(client)
+        await half_said(client)
+        await join(client, other)
+        await decode.restart("epoch-2")
+        decode.script.run = "answer"
+        assert text(await answer) == REPLY
+        assert other.got_of(RunJob) == []
+
+
+@pytest.mark.parametrize(("revision", "level"), [("", "WARNING"), ("r2", "INFO")])
+async def test_a_node_of_another_kind_is_reported_with_what_differs(
+    running: Any,
+    decode: FakeNode,
+    other: FakeNode,
+    caplog: pytest.LogCaptureFixture,
+    revision: str,
+    level: str,
+) -> None:
+    caplog.set_level("INFO", "baton_router.fleet")
+    other.serve_artifacts(changed_eos())
+    other.report = msgspec.structs.replace(other.report, revision=revision)
+    async with running(decode) as client:
+        await join(client, other)
+        nodes = (await client.get("/pool"))[1]["nodes"]
+    assert [node["differs"] for node in nodes] == [[], ["generation_config.json"]]
+    [told] = [record for record in caplog.records if "another kind" in record.message]
+    assert told.levelname == level
+    assert "decode-1" in told.message
+    assert "generation_config.json" in told.message
 
 
 # --- gone for good --------------------------------------------------------------------------------
