@@ -28,6 +28,7 @@ from baton_operator.observed import (
     read_route,
     read_scaler,
     read_workload,
+    seen_pod,
 )
 
 Body = dict[str, Any]
@@ -85,6 +86,10 @@ class Cache:
     def pool(self, key: PoolKey) -> Body | None:
         return self._pools.get(key)
 
+    def now_s(self) -> float:
+        """By the clock that says when a pod was first seen as it is."""
+        return self._clock()
+
     def children(self, key: PoolKey) -> dict[ChildKey, Child]:
         """Those with the pool's label, whoever owns them."""
         return dict(self._children.get(key, {}))
@@ -121,6 +126,9 @@ class Cache:
         child = read_child(body)
         pool = _pool_of(body)
         known = self._children.get(pool, {}).get(child.key)
+        if child.pod is not None:
+            before = known.pod if known is not None and known.uid == child.uid else None
+            child = msgspec.structs.replace(child, pod=seen_pod(child.pod, before, self._clock()))
         if ours and pool not in self._pools:
             return child  # it goes with its pool, which was lost meanwhile
         if known is not None and child.version < known.version and not listed:

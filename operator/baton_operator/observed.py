@@ -71,6 +71,20 @@ class ObservedWorkload(msgspec.Struct, frozen=True, kw_only=True):
         return self.current and self.pods == self.updated
 
 
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """When this operator first saw a pod as it is now, in seconds of its own monotonic clock.
+
+    The moments that a pod's object holds are those of other machines' clocks: a kubelet's, the API
+    server's, an earlier leader's. They are shown and compared for equality; how long something has
+    lasted is measured by these. An operator that begins anew measures from its beginning.
+    """
+
+    created: float = 0.0
+    readiness: float = 0.0  # ready, or not, since then
+    unprepared: float = 0.0
+    drain: float = 0.0
+
+
 class ObservedPod(msgspec.Struct, frozen=True, kw_only=True):
     """`problem` is a reason of `pod_problems` why it does not get ready ("" while nothing is
     wrong); `message` says more. `unprepared_since` is when the kubelet began, in vain so far, to
@@ -98,8 +112,8 @@ class ObservedPod(msgspec.Struct, frozen=True, kw_only=True):
     replaced_by: str = ""
     unready_since: str = ""
     ready_since: str = ""
-    created: str = ""
     gpus: int = 0
+    seen: Seen = Seen()
 
     @property
     def ends(self) -> bool:
@@ -243,9 +257,26 @@ def read_pod(body: Body) -> ObservedPod:
         replaced_by=_annotation(metadata, REPLACED_BY_ANNOTATION),
         unready_since="" if is_ready else ready.get("lastTransitionTime") or "",
         ready_since=ready.get("lastTransitionTime") or "" if is_ready else "",
-        created=metadata.get("creationTimestamp") or "",
         gpus=gpus_of_pod(body["spec"]),
     )
+
+
+def seen_pod(pod: ObservedPod, before: ObservedPod | None, now_s: float) -> ObservedPod:
+    """The pod with when it was first `seen`; `before` is how the same pod was known."""
+    if before is None:
+        first = Seen(created=now_s, readiness=now_s, unprepared=now_s, drain=now_s)
+        return msgspec.structs.replace(pod, seen=first)
+    known = before.seen
+    ready = pod.ready, pod.ready_since, pod.unready_since
+    seen = Seen(
+        created=known.created,
+        readiness=known.readiness
+        if ready == (before.ready, before.ready_since, before.unready_since)
+        else now_s,
+        unprepared=known.unprepared if pod.unprepared_since == before.unprepared_since else now_s,
+        drain=known.drain if pod.drain_since == before.drain_since else now_s,
+    )
+    return msgspec.structs.replace(pod, seen=seen)
 
 
 def read_route(body: Body) -> ObservedRoute:

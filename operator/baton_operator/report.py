@@ -43,7 +43,7 @@ class Reporter:
         the pool since the cache saw it."""
         resource = self._cache.pool(key)
         before = read_status(resource) if resource is not None else None
-        after = derive(pool, generation, observed, before, self._now())
+        after = derive(pool, generation, observed, before, self._now(), self._cache.now_s())
         if resource is not None and after != before:
             await self._write(key, resource, after)
             for event in events_between(before, after):

@@ -8,6 +8,7 @@ import pytest
 
 from baton_operator.cache import Cache, PoolKey, digest_of
 from baton_operator.kinds import CHILDREN, key_of, kind_of
+from baton_operator.observed import Seen
 
 KEY = PoolKey("ns", "pool")
 SERVICE = next(kind for kind in CHILDREN if kind.kind == "Service")
@@ -55,6 +56,45 @@ def pool(version: int, uid: str = "u") -> dict[str, Any]:
 def test_a_new_child_marks_its_pool(cache: Cache, told: list[PoolKey]) -> None:
     cache.see_child(service(1))
     assert told == [KEY]
+
+
+def pod(version: int, *, ready: bool, uid: str = "p", **notes: str) -> dict[str, Any]:
+    """Its node's clock has no day in common with the operator's."""
+    labels = {"baton.dev/pool": "pool", "baton.dev/component": "decode"}
+    metadata = {"name": "pool-decode-0", "namespace": "ns", "uid": uid, "labels": labels}
+    said = {"type": "Ready", "status": str(ready), "lastTransitionTime": f"19{ready:d}0-01-01"}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {**metadata, "resourceVersion": str(version), "annotations": notes},
+        "spec": {"containers": []},
+        "status": {"phase": "Running", "conditions": [said]},
+    }
+
+
+def test_how_long_a_pod_is_as_it_is_counts_from_when_it_was_first_seen_so(
+    cache: Cache, clock: Clock
+) -> None:
+    def seen(body: dict[str, Any], **how: bool) -> Seen:
+        found = cache.see_child(body, **how).pod
+        assert found is not None
+        return found.seen
+
+    clock.now = 100
+    cache.see_pool(pool(1))
+    assert seen(pod(1, ready=False)) == Seen(created=100, readiness=100, unprepared=100, drain=100)
+    clock.now += 5
+    assert seen(pod(2, ready=False)).readiness == 100
+    clock.now += 5
+    assert seen(pod(3, ready=True)) == Seen(created=100, readiness=110, unprepared=100, drain=100)
+    clock.now += 5
+    marked = {"baton.dev/drain-since": "2999-01-01T00:00:00Z"}
+    assert seen(pod(4, ready=True, **marked), ours=True).drain == 115
+    clock.now += 5
+    assert seen(pod(5, ready=True, **marked)) == Seen(
+        created=100, readiness=110, unprepared=100, drain=115
+    )
+    assert seen(pod(6, ready=True, uid="another", **marked)).drain == 120
 
 
 def test_a_child_that_is_only_written_again_marks_nobody(cache: Cache, told: list[PoolKey]) -> None:

@@ -39,7 +39,7 @@ def fresh(fingerprint: Fingerprint) -> tuple[NodeReport, ...]:
 
 def look(*reports: NodeReport, pool: Pool = DEMO, asked: bool = True) -> Look:
     seen = o.observed(nodes=reports if asked else None)
-    return look_at(KEY, pool, {}, seen, NOW)
+    return look_at(KEY, pool, {}, seen, NOW, 0.0)
 
 
 def nodes(*pods: Any, wanted: int = 0, replaced_by: str = NEW) -> Nodes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -19,8 +18,9 @@ from baton_operator.spec.deadline import longest_request_s
 from tests.operator.test_operator_plan import PROVEN, live, old_nodes
 from tests.support.manifests import sample_pool
 
-NOW = datetime(2026, 5, 4, 12, 0, 0, tzinfo=UTC)
-LONG, JUST = "2026-05-04T11:50:00Z", "2026-05-04T11:59:30Z"
+# A stamp of a node's clock: nothing is measured by it.
+STAMP = "2026-05-04T11:50:00Z"
+LONG_S, MOMENT_S = 600.0, 30.0  # on the operator's clock, which stood at 0 when all was first seen
 POOL = sample_pool("sim")
 DESIRED = build_pool(POOL)
 Known = dict[ChildKey, Child]
@@ -34,9 +34,9 @@ def nodes_now() -> list[Manifest]:
     return [live(one) for one in DESIRED if REVISION_LABEL in one["metadata"]["labels"]]
 
 
-def pod(deployment: Manifest, number: int = 0, *, since: str = LONG, **changes: Any) -> Manifest:
+def pod(deployment: Manifest, number: int = 0, **changes: Any) -> Manifest:
     """A ready one, or as `changes` has its status."""
-    ready = {"type": "Ready", "status": "True", "lastTransitionTime": since}
+    ready = {"type": "Ready", "status": "True", "lastTransitionTime": STAMP}
     name = f"{deployment['metadata']['name']}-{number}"
     template = deployment["spec"]["template"]["spec"]
     return {
@@ -48,13 +48,13 @@ def pod(deployment: Manifest, number: int = 0, *, since: str = LONG, **changes: 
     }
 
 
-def unready(deployment: Manifest, since: str) -> Manifest:
-    not_ready = {"type": "Ready", "status": "False", "lastTransitionTime": since}
+def unready(deployment: Manifest) -> Manifest:
+    not_ready = {"type": "Ready", "status": "False", "lastTransitionTime": STAMP}
     return pod(deployment, conditions=[not_ready])
 
 
-def goal(*bodies: Manifest, pool: Pool = POOL) -> Goal:
-    return goal_of(pool, build_pool(pool), known(*bodies), NOW)
+def goal(*bodies: Manifest, pool: Pool = POOL, now_s: float = LONG_S) -> Goal:
+    return goal_of(pool, build_pool(pool), known(*bodies), now_s)
 
 
 def new(found: Goal) -> dict[str, int]:
@@ -92,20 +92,20 @@ def test_old_nodes_go_when_the_new_ones_are_ready() -> None:
 def test_a_new_node_that_is_to_go_does_not_count_as_ready() -> None:
     before, now = old_nodes(**PROVEN), nodes_now()
     pods = [pod(one) for one in (*before, *now)]
-    pods[-1]["metadata"]["annotations"] = {"baton.dev/drain-since": JUST}
+    pods[-1]["metadata"]["annotations"] = {"baton.dev/drain-since": STAMP}
     assert old(goal(*before, *now, *pods)) == {"prefill": 1, "decode": 1}
 
 
 @pytest.mark.parametrize(
-    ("since", "kept"),
-    [(LONG, {"prefill": 0, "decode": 0}), (JUST, {"prefill": 1, "decode": 1})],
+    ("now_s", "kept"),
+    [(LONG_S, {"prefill": 0, "decode": 0}), (MOMENT_S, {"prefill": 1, "decode": 1})],
     ids=["for long", "since a moment"],
 )
 def test_old_nodes_that_are_not_ready_hold_nothing_after_a_while(
-    since: str, kept: dict[str, int]
+    now_s: float, kept: dict[str, int]
 ) -> None:
     before = old_nodes(**PROVEN)
-    found = goal(*before, *(unready(one, since) for one in before))
+    found = goal(*before, *(unready(one) for one in before), now_s=now_s)
     assert old(found) == kept
     assert found.roll.rolling == bool(sum(kept.values()))
 
@@ -118,7 +118,7 @@ def test_pods_that_were_never_placed_hold_nothing() -> None:
 
 def test_deployments_that_never_served_are_left_to_be_deleted() -> None:
     before = old_nodes()
-    found = goal(*before, *(unready(one, JUST) for one in before))
+    found = goal(*before, *(unready(one) for one in before), now_s=MOMENT_S)
     assert not found.old
     assert not found.roll.rolling
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton_operator.observed import Observed, ObservedRoute
+from baton_operator.observed import Observed, ObservedRoute, Seen
 from baton_operator.pool import Pool
 from baton_protocol.ids import Fingerprint
 from tests.support import observations as o
@@ -22,7 +22,9 @@ NO_PREFILL = sample_pool("sim", prefill={"replicas": 0})
 TWO_SERVERS = sample_pool("sim", kvStore={"managed": {"dataInstances": 2}})
 INGRESS = sample_pool("sim", router={"ingress": {"host": "a.example"}})
 ROUTE = sample_pool("sim", router={"httpRoute": {"parentRefs": [{"name": "public"}]}})
-LONG_AGO, JUST_NOW = "2026-05-04T11:58:59Z", "2026-05-04T11:59:30Z"
+# The node's clock is an hour ahead: for how long is for the operator's own to say.
+AHEAD = "2026-05-04T13:00:00Z"
+LONG_AGO, JUST_NOW = Seen(unprepared=-61.0), Seen(unprepared=-30.0)
 ROUTER, INDEX, DATA = o.shared_pods(DEMO)
 
 
@@ -101,9 +103,9 @@ ROWS: list[Row] = [
      "DecodeReady", "False", "PodsRefused", "exceeded quota: gpus"),
     ("quota of the other role", DEMO, {"decode": ()} | forbidden("prefill"),
      "DecodeReady", "False", "Starting", ""),
-    ("no volume for a minute", DEMO, decode("", "", unprepared_since=LONG_AGO),
+    ("no volume for a minute", DEMO, decode("", "", unprepared_since=AHEAD, seen=LONG_AGO),
      "DecodeReady", "False", "NotPrepared", "volumes"),
-    ("no volume yet", DEMO, decode("", "", unprepared_since=JUST_NOW),
+    ("no volume yet", DEMO, decode("", "", unprepared_since=AHEAD, seen=JUST_NOW),
      "DecodeReady", "False", "Starting", "0 of 1 ready"),
     ("ending ones do not count", DEMO, {"decode": o.role_pods(DEMO, "decode", terminating=True)},
      "DecodeReady", "False", "Starting", "0 of 1 ready"),

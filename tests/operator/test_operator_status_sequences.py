@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton_operator.builders.nodes import revision_of
-from baton_operator.observed import Observed, ObservedPod, ObservedRoute, ObservedWorkload
+from baton_operator.observed import Observed, ObservedPod, ObservedRoute, ObservedWorkload, Seen
 from baton_operator.pool import Pool
 from baton_operator.spec.read import SpecError
 from baton_operator.status.conditions import KINDS, PARTS
@@ -58,6 +58,7 @@ def pods(draw: st.DrawFn) -> ObservedPod:
         message=problem and "words",
         fetch=draw(st.sampled_from(["", "waiting", "running", "done"])),
         unprepared_since="" if ready or problem else draw(st.sampled_from(["", o.stamp(-90)])),
+        seen=Seen(unprepared=-90.0),
     )
 
 
@@ -135,13 +136,13 @@ def test_any_sequence_keeps_the_status_well_formed(
     now = o.NOW
     for generation, (pool, seen, pause) in enumerate(steps):
         now += timedelta(seconds=pause)
-        after = derive(pool, generation, seen, before, now)
+        after = derive(pool, generation, seen, before, now, 0.0)
         check_form(after)
         check_ready(after)
         check_times(before, after, o.stamp((now - o.NOW).total_seconds()))
         check_events(before, after)
         # Nothing new to say is nothing to write.
-        assert derive(pool, generation, seen, after, now) == after
+        assert derive(pool, generation, seen, after, now, 0.0) == after
         before = after
 
 

@@ -122,7 +122,8 @@ def status_of(
     generation: int = 1,
     after_s: float = 0.0,
 ) -> PoolStatus:
-    return derive(pool, generation, seen, before, NOW + timedelta(seconds=after_s))
+    """The operator's own clock stands at 0 at NOW."""
+    return derive(pool, generation, seen, before, NOW + timedelta(seconds=after_s), after_s)
 
 
 def said(status: PoolStatus, kind: str) -> Condition:

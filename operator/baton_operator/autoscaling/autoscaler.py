@@ -167,7 +167,6 @@ class Autoscaler:
             memory.gauges,
             desired,
             rolling=rolling,
-            now=self._now(),
             now_s=now_s,
         )
         asked = demand.demand_of(

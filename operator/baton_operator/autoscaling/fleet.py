@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
 
 from baton_operator.autoscaling.gauges import Gauge, Gauges, kv_capacity, kv_tokens
-from baton_operator.moments import elapsed_s
 from baton_operator.observed import ObservedPod
 from baton_operator.planner.records import NodeView, Phase
 from baton_protocol.store import ROLES, Role
@@ -24,35 +22,29 @@ def nodes_of(
     desired: Mapping[Role, int],
     *,
     rolling: bool,
-    now: datetime,
     now_s: float,
 ) -> tuple[NodeView, ...]:
-    """`now` is the time of day that the API server's stamps are of, `now_s` that of the gauges.
-    While a roll-out runs there are more than are wanted, and none is too many."""
+    """`now_s` is the clock of the gauges, and of what was seen of the pods. While a roll-out
+    runs there are more than are wanted, and none is too many."""
     there = [pod for pod in pods if pod.component in ROLES and pod.stage != "over"]
     found: list[NodeView] = []
     for role in ROLES:
         own = [
-            _view(pod, role, gauges.get(pod.name), now, now_s)
-            for pod in there
-            if pod.component == role
+            _view(pod, role, gauges.get(pod.name), now_s) for pod in there if pod.component == role
         ]
         found += own if rolling else _without_surplus(own, desired[role])
     return tuple(found)
 
 
 def start_s(pod: ObservedPod) -> float | None:
-    """From its creation to its first request; None while nobody knows."""
-    if not pod.ready or not pod.created or not pod.ready_since:
-        return None
-    begun, ready = datetime.fromisoformat(pod.created), datetime.fromisoformat(pod.ready_since)
-    return (ready - begun).total_seconds()
+    """From its creation to its first request, as far as it was seen; None while nobody knows."""
+    return pod.seen.readiness - pod.seen.created if pod.ready else None
 
 
-def _view(
-    pod: ObservedPod, role: Role, gauge: Gauge | None, now: datetime, now_s: float
-) -> NodeView:
-    view = NodeView(name=pod.name, role=role, phase=_phase(pod, gauge), since_s=_since_s(pod, now))
+def _view(pod: ObservedPod, role: Role, gauge: Gauge | None, now_s: float) -> NodeView:
+    view = NodeView(
+        name=pod.name, role=role, phase=_phase(pod, gauge), since_s=_since_s(pod, now_s)
+    )
     if gauge is None:
         return view
     report, load = gauge.report, gauge.report.load
@@ -76,8 +68,10 @@ def _phase(pod: ObservedPod, gauge: Gauge | None) -> Phase:
     return Phase.PENDING if pod.stage == "unplaced" else Phase.STARTING
 
 
-def _since_s(pod: ObservedPod, now: datetime) -> float:
-    return elapsed_s(pod.drain_since or (pod.ready_since if pod.ready else pod.created), now)
+def _since_s(pod: ObservedPod, now_s: float) -> float:
+    if pod.drain_since:
+        return now_s - pod.seen.drain
+    return now_s - (pod.seen.readiness if pod.ready else pod.seen.created)
 
 
 def _without_surplus(views: Sequence[NodeView], desired: int) -> list[NodeView]:

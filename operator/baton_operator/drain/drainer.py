@@ -24,7 +24,6 @@ from baton_operator.drain.marks import Leave, leave_of, mark, unmark
 from baton_operator.drain.routers import Routers
 from baton_operator.drain.steps import Wait, allowed_replicas, leavers, wait_of
 from baton_operator.drain.victims import Victim, choose_victims, is_served
-from baton_operator.moments import elapsed_s
 from baton_operator.observed import Departure, Observed, ObservedPod, Roll
 from baton_operator.plan import Lower
 from baton_operator.pool import Pool
@@ -68,8 +67,9 @@ class Drainer:
         self, key: PoolKey, pool: Pool, desired: Sequence[Manifest], observed: Observed
     ) -> Step:
         """Raise Conflict where a pod is another one by now, Unavailable without an answer."""
-        look = look_at(key, pool, self._cache.children(key), observed, self._now())
-        goal = goal_of(pool, desired, look.children, look.now)
+        children, now_s = self._cache.children(key), self._cache.now_s()
+        look = look_at(key, pool, children, observed, self._now(), now_s)
+        goal = goal_of(pool, desired, children, now_s)
         done: list[_Done] = []
         manifests: list[Manifest] = []
         for manifest in goal.desired:
@@ -166,7 +166,7 @@ class Drainer:
         )
         waits = {}
         for pod, leave, answer in zip(marked, leaves, told, strict=True):
-            drained_s = 0.0 if pod.name in fresh else elapsed_s(pod.drain_since, look.now)
+            drained_s = 0.0 if pod.name in fresh else look.now_s - pod.seen.drain
             waits[pod.name] = wait_of(pod, answer, look.reports, drained_s, leave.seconds)
         return refused | {name: wait for name, wait in waits.items() if wait is not None}
 

@@ -27,9 +27,9 @@ from baton_protocol.store import ROLES, Kind, Role, kind_of
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one pool at one moment. `unasked`: why nobody says what nodes have to lose, "" while the
-    answer is on its way. `kinds`: of the nodes of `revision`, the current one; `unheard` are
-    ready ones that have said none yet."""
+    """Of one pool at one moment, `now` by the time of day and `now_s` by the clock of `Seen`.
+    `unasked`: why nobody says what nodes have to lose, "" while the answer is on its way. `kinds`:
+    of the nodes of `revision`, the current one; `unheard` are ready ones that have said none."""
 
     key: PoolKey
     pool: Pool
@@ -39,6 +39,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     unasked: str
     routers: tuple[str, ...]
     now: datetime
+    now_s: float
     kinds: frozenset[Kind]
     unheard: tuple[str, ...]
 
@@ -69,6 +70,7 @@ def look_at(
     children: Mapping[ChildKey, Child],
     observed: Observed,
     now: datetime,
+    now_s: float,
 ) -> Look:
     told, revision = observed.nodes, revision_of(pool)
     names = {report.node for report in told or ()}
@@ -85,6 +87,7 @@ def look_at(
             if pod.component == "router" and pod.ready and not pod.terminating and pod.address
         ),
         now=now,
+        now_s=now_s,
         kinds=frozenset(kind_of(report) for report in told or () if report.revision == revision),
         unheard=tuple(
             pod.name

@@ -3,20 +3,18 @@
 In: the manifests of the current revision, with as many replicas as are wanted in the end; the
 children as last seen. Out: a `Goal`: the same manifests with as many as there shall be now, the
 older Deployments with theirs, and what a roll-out lacks. Level-triggered: an operator that knows
-nothing but the cluster comes to the same goal.
+nothing but the cluster comes to the same goal. `now_s` is the clock of `Seen`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 
 import msgspec
 
 from baton_operator.builders import Manifest
 from baton_operator.cache import Child, pods_of
 from baton_operator.gpus import gpus_of_pod
-from baton_operator.moments import elapsed_s
 from baton_operator.names import COMPONENT_LABEL, REVISION_LABEL
 from baton_operator.observed import ChildKey, ObservedPod, Roll
 from baton_operator.plan import has_served
@@ -67,9 +65,9 @@ class _Group(msgspec.Struct, frozen=True, kw_only=True):
         return sum(pod.terminating for pod in self.pods)
 
 
-def goal_of(pool: Pool, desired: Sequence[Manifest], children: Children, now: datetime) -> Goal:
+def goal_of(pool: Pool, desired: Sequence[Manifest], children: Children, now_s: float) -> Goal:
     groups = _groups(pool, children)
-    roles = [_role_nodes(manifest, groups, now) for manifest in desired if _is_nodes(manifest)]
+    roles = [_role_nodes(manifest, groups, now_s) for manifest in desired if _is_nodes(manifest)]
     found = targets(roles, pool.spec.rollout.surge, pool.spec.gpu_budget)
     return Goal(
         desired=[_with_replicas(one, found) if _is_nodes(one) else one for one in desired],
@@ -115,7 +113,7 @@ def _with_replicas(manifest: Manifest, found: Targets) -> Manifest:
     return manifest | {"spec": manifest["spec"] | {"replicas": replicas}}
 
 
-def _role_nodes(manifest: Manifest, groups: Sequence[_Group], now: datetime) -> RoleNodes:
+def _role_nodes(manifest: Manifest, groups: Sequence[_Group], now_s: float) -> RoleNodes:
     labels = manifest["metadata"]["labels"]
     role, revision = labels[COMPONENT_LABEL], labels[REVISION_LABEL]
     own = [one for one in groups if one.role == role]
@@ -128,11 +126,11 @@ def _role_nodes(manifest: Manifest, groups: Sequence[_Group], now: datetime) -> 
         ending=sum(one.ending for one in new),
         ready=sum(pod.ready and not pod.ends for one in new for pod in one.pods),
         gpus=gpus_of_pod(manifest["spec"]["template"]["spec"]),
-        old=tuple(_old_nodes(one, now) for one in own if one.revision != revision),
+        old=tuple(_old_nodes(one, now_s) for one in own if one.revision != revision),
     )
 
 
-def _old_nodes(group: _Group, now: datetime) -> OldNodes:
+def _old_nodes(group: _Group, now_s: float) -> OldNodes:
     child = group.deployment
     served = child is not None and has_served(child, group.pods)
     workload = child.workload if child is not None else None
@@ -142,17 +140,17 @@ def _old_nodes(group: _Group, now: datetime) -> OldNodes:
         desired=group.desired,
         alive=len(group.alive),
         ending=group.ending,
-        holding=sum(_holds(pod, now) for pod in group.alive) if served else 0,
+        holding=sum(_holds(pod, now_s) for pod in group.alive) if served else 0,
         gpus=max(gpus, default=0),
     )
 
 
-def _holds(pod: ObservedPod, now: datetime) -> bool:
+def _holds(pod: ObservedPod, now_s: float) -> bool:
     if pod.stage != "running":
         return False
     if pod.ready or not pod.unready_since:
         return pod.ready
-    return elapsed_s(pod.unready_since, now) < UNREADY_S
+    return now_s - pod.seen.readiness < UNREADY_S
 
 
 def _roll(pool: Pool, found: Targets, roles: Sequence[RoleNodes]) -> Roll:

@@ -36,11 +36,13 @@ def derive(
     observed: Observed,
     before: PoolStatus | None,
     now: datetime,
+    now_s: float,
 ) -> PoolStatus:
-    """`generation` is that of the spec which `pool` was read from; `now` has a time zone."""
+    """`generation` is that of the spec which `pool` was read from; `now` has a time zone,
+    `now_s` is the clock of `Seen`."""
     valid, last = pool if isinstance(pool, Pool) else None, before or PoolStatus()
     revision = revision_now(valid, observed, last)
-    view = View(pool=valid, observed=observed, before=last, now=now, revision=revision)
+    view = View(pool=valid, observed=observed, before=last, now=now, now_s=now_s, revision=revision)
     view = msgspec.structs.replace(view, model=model_status(view))
     error = str(pool) if isinstance(pool, SpecError) else ""
     findings = _findings(view, error)

@@ -13,7 +13,6 @@ import msgspec
 
 from baton_operator.builders.nodes import revision_of
 from baton_operator.builders.store_access import data_servers, managed_store
-from baton_operator.moments import elapsed_s
 from baton_operator.observed import Observed, ObservedPod, ObservedWorkload
 from baton_operator.pool import Pool
 from baton_operator.status.reasons import NOT_PREPARED, POD_PROBLEMS, PODS_REFUSED, Reason
@@ -32,12 +31,14 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
-    """`revision` is the nodes' current one, "" while nothing was made."""
+    """`now` is the time of day, `now_s` the clock of `Seen`. `revision` is the nodes' current one,
+    "" while nothing was made."""
 
     pool: Pool | None
     observed: Observed
     before: PoolStatus
     now: datetime
+    now_s: float
     revision: str
     model: ModelStatus = ModelStatus()
 
@@ -130,7 +131,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
             return Finding(_REASONS[pod.problem], f"{pod.name}: {pod.message}")
         if not pod.unprepared_since:
             return None
-        if elapsed_s(pod.unprepared_since, self.now) < PREPARING_S:
+        if self.now_s - pod.seen.unprepared < PREPARING_S:
             return None
         return Finding(NOT_PREPARED, f"{pod.name}: volumes, secrets or network are not there yet")
 

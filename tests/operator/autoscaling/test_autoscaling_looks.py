@@ -103,7 +103,7 @@ class Operator:
         pool, planned = self.autoscaler.follow(KEY, self.pool, seen, answer)
         said = msgspec.structs.replace(seen, planned=planned)
         now = NOW + timedelta(seconds=self.seconds)
-        self.status = derive(pool, 1, said, self.status, now)
+        self.status = derive(pool, 1, said, self.status, now, self.seconds)
         return pool, planned
 
     def looks(self, count: int, rate: float = 0.0, **answer: Any) -> tuple[int, int]:

@@ -10,14 +10,14 @@ import pytest
 from baton_operator.autoscaling import gauges
 from baton_operator.autoscaling.fleet import nodes_of, start_s
 from baton_operator.autoscaling.gauges import BATCH, Gauge
-from baton_operator.observed import ObservedPod, read_pod
+from baton_operator.observed import ObservedPod, Seen, read_pod
 from baton_operator.planner.learn import NodeSample
 from baton_operator.planner.records import NodeView, Phase
 from baton_protocol.ids import Epoch
 from baton_protocol.store import NodeLoad, NodeReport, Role, Speeds
 from tests.support import pod_bodies as b
 from tests.support.fake_node import LAYOUT, make_report
-from tests.support.observations import NOW, pod, stamp
+from tests.support.observations import pod, stamp
 
 SPEEDS = Speeds(prefill_tokens_per_s=1000.0, decode_step_ms=20.0)
 ONE: dict[Role, int] = {"prefill": 1, "decode": 1}
@@ -38,7 +38,6 @@ def views(
         known or {},
         desired or {"prefill": 9, "decode": 9},
         rolling=rolling,
-        now=NOW,
         now_s=50.0,
     )
     return {view.name: view for view in found}
@@ -84,13 +83,14 @@ def test_a_node_without_a_report_says_nothing_and_not_zero() -> None:
     assert (view.age_s, view.running, view.busy, view.kv_tokens) == (None, None, None, None)
 
 
-def test_a_phase_has_lasted_since_the_clusters_own_stamp() -> None:
-    ready = pod("decode", 0, ready_since=stamp(-40), created=stamp(-90))
-    starting = pod("decode", 1, ready=False, created=stamp(-30))
-    draining = pod("decode", 2, drain_since=stamp(-5), ready_since=stamp(-40))
-    nobody = pod("decode", 3, drain_since="yesterday")
-    found = views(ready, starting, draining, nobody)
-    assert [view.since_s for view in found.values()] == [40.0, 30.0, 5.0, 0.0]
+def test_a_phase_has_lasted_since_it_was_first_seen_whatever_the_clusters_clocks_say() -> None:
+    hour_ahead = stamp(3600)
+    seen = Seen(created=5.0, readiness=10.0, drain=45.0)
+    ready = pod("decode", 0, ready_since=hour_ahead, seen=seen)
+    starting = pod("decode", 1, ready=False, unready_since=hour_ahead, seen=seen)
+    draining = pod("decode", 2, drain_since=hour_ahead, ready_since=hour_ahead, seen=seen)
+    found = views(ready, starting, draining)
+    assert [view.since_s for view in found.values()] == [40.0, 45.0, 5.0]
 
 
 def test_those_too_many_count_as_going_the_unready_first() -> None:
@@ -112,19 +112,18 @@ def test_in_a_roll_out_nobody_is_too_many() -> None:
 
 
 def test_a_start_lasts_from_the_pods_creation_to_its_readiness() -> None:
-    assert start_s(pod("decode", created=stamp(-90), ready_since=stamp(-30))) == 60.0
-    assert start_s(pod("decode", ready=False, created=stamp(-90))) is None
-    assert start_s(pod("decode")) is None
+    seen = Seen(created=10.0, readiness=70.0)
+    assert start_s(pod("decode", seen=seen)) == 60.0
+    assert start_s(pod("decode", ready=False, seen=seen)) is None
 
 
 def test_the_clusters_stamps_are_read_from_the_pod() -> None:
     body = b.pod(b.container(b.RUNNING, ready=True))
-    body["metadata"]["creationTimestamp"] = stamp(-60)
     conditions = body["status"].setdefault("conditions", [])
     conditions[:] = [one for one in conditions if one["type"] != "Ready"]
     conditions.append({"type": "Ready", "status": "True", "lastTransitionTime": stamp(-10)})
     found = read_pod(body)
-    assert (found.created, found.ready_since) == (stamp(-60), stamp(-10))
+    assert found.ready_since == stamp(-10)
     conditions[-1]["status"] = "False"
     assert read_pod(body).ready_since == ""
 
