@@ -47,7 +47,9 @@ def convert(gguf: Path, target: Path, progress: Progress) -> None:
     """Write the folder's files into `target`, prove that it answers; raises DemoModelError."""
     for module in ("gguf", "torch", "transformers"):
         if importlib.util.find_spec(module) is None:
-            raise DemoModelError(f"converting the demo model needs {module}: pip install {module}")
+            raise DemoModelError(
+                f"converting the demo model needs {module}: pip install 'baton[local]'"
+            )
     if (version := metadata.version("transformers")).split(".")[0] != "5":
         raise DemoModelError(f"transformers is {version}; converting the demo model needs 5.x")
     megabytes = gguf.stat().st_size // 1_000_000

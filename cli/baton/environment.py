@@ -36,7 +36,11 @@ def own_variables(environ: Mapping[str, str], known: Collection[str]) -> dict[st
         if not name.startswith(PREFIX) or is_service_variable(name, value):
             continue
         if name not in known:
-            raise UsageError(f"unknown variable {name}{_closest(name, known)}")
+            close = closest(name, known, PREFIX)
+            hint = (
+                f"did you mean {close}?" if close else "baton COMMAND --help lists the known ones"
+            )
+            raise UsageError(f"unknown variable {name}; {hint}")
         if value:
             found[name] = value
     return found
@@ -47,10 +51,9 @@ def for_children(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if not name.startswith(PREFIX)}
 
 
-def _closest(name: str, known: Collection[str]) -> str:
-    # Compared without the prefix that all of them share.
-    words = sorted(one.removeprefix(PREFIX) for one in known)
-    close = difflib.get_close_matches(name.removeprefix(PREFIX), words, n=1, cutoff=0.5)
-    if close:
-        return f"; did you mean {PREFIX}{close[0]}?"
-    return "; baton COMMAND --help lists the known ones"
+def closest(name: str, known: Collection[str], prefix: str) -> str:
+    """The known name that `name` is probably meant to be, or "". All known names share `prefix`,
+    which is not compared."""
+    names = {one.removeprefix(prefix): one for one in sorted(known)}
+    close = difflib.get_close_matches(name.removeprefix(prefix), names, n=1, cutoff=0.5)
+    return names[close[0]] if close else ""

@@ -13,12 +13,12 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from baton import help_texts as texts
 from baton.bench_options import LatencyOptions, ThroughputOptions
 from baton.bench_serve_options import ServeOptions
-from baton.environment import own_variables
+from baton.environment import closest, own_variables
 from baton.errors import CommandError, UsageError
 from baton.explain_options import ExplainOptions
 from baton.fetch_options import FetchDemoOptions, FetchOptions
@@ -37,30 +37,47 @@ FIRST_IN_A_CONTAINER = 1  # its process id
 
 
 class Command(NamedTuple):
-    """`runner` is "module:function"; the function takes the record and returns the exit code."""
+    """`runner` is "module:function"; the function takes the record and returns the exit code.
+    `extra` is the extra of the distribution with all that the command imports, "" for none."""
 
     words: str
     options: type[CommonOptions]
     runner: str
+    extra: str
     summary: str
     epilog: str = ""
 
 
 COMMANDS = (
-    Command("up", UpOptions, "baton.up:run", texts.UP, texts.UP_EXAMPLES),
-    Command("prefill", NodeOptions, "baton.roles:prefill", texts.PREFILL, texts.NODE_EXAMPLES),
-    Command("decode", NodeOptions, "baton.roles:decode", texts.DECODE, texts.NODE_EXAMPLES),
-    Command("router", RouterOptions, "baton.roles:router", texts.ROUTER, texts.ROUTER_EXAMPLES),
+    Command("up", UpOptions, "baton.up:run", "local", texts.UP, texts.UP_EXAMPLES),
     Command(
-        "operator", OperatorOptions, "baton.operate:run", texts.OPERATOR, texts.OPERATOR_EXAMPLES
+        "prefill", NodeOptions, "baton.roles:prefill", "node", texts.PREFILL, texts.NODE_EXAMPLES
+    ),
+    Command("decode", NodeOptions, "baton.roles:decode", "node", texts.DECODE, texts.NODE_EXAMPLES),
+    Command(
+        "router", RouterOptions, "baton.roles:router", "router", texts.ROUTER, texts.ROUTER_EXAMPLES
     ),
     Command(
-        "generate", GenerateOptions, "baton.generate:run", texts.GENERATE, texts.GENERATE_EXAMPLES
+        "operator",
+        OperatorOptions,
+        "baton.operate:run",
+        "operator",
+        texts.OPERATOR,
+        texts.OPERATOR_EXAMPLES,
+    ),
+    Command(
+        "generate",
+        GenerateOptions,
+        "baton.generate:run",
+        "node",
+        texts.GENERATE,
+        texts.GENERATE_EXAMPLES,
     ),
     Command(
         "bench throughput",
         ThroughputOptions,
         "baton.bench:throughput",
+        "node",
         texts.THROUGHPUT,
         texts.THROUGHPUT_EXAMPLES,
     ),
@@ -68,20 +85,42 @@ COMMANDS = (
         "bench latency",
         LatencyOptions,
         "baton.bench:latency",
+        "node",
         texts.LATENCY,
         texts.LATENCY_EXAMPLES,
     ),
     Command(
-        "bench serve", ServeOptions, "baton.bench_serve:run", texts.SERVE, texts.SERVE_EXAMPLES
+        "bench serve",
+        ServeOptions,
+        "baton.bench_serve:run",
+        "serve",
+        texts.SERVE,
+        texts.SERVE_EXAMPLES,
     ),
     Command(
-        "model fetch", FetchOptions, "baton.model_fetch:run", texts.FETCH, texts.FETCH_EXAMPLES
+        "model fetch",
+        FetchOptions,
+        "baton.model_fetch:run",
+        "serve",
+        texts.FETCH,
+        texts.FETCH_EXAMPLES,
     ),
     Command(
-        "model fetch-demo", FetchDemoOptions, "baton.model_command:fetch_demo", texts.FETCH_DEMO
+        "model fetch-demo",
+        FetchDemoOptions,
+        "baton.model_command:fetch_demo",
+        "local",
+        texts.FETCH_DEMO,
     ),
-    Command("explain", ExplainOptions, "baton.explain:run", texts.EXPLAIN, texts.EXPLAIN_EXAMPLES),
-    Command("version", VersionOptions, "baton.model_command:version", texts.VERSION),
+    Command(
+        "explain",
+        ExplainOptions,
+        "baton.explain:run",
+        "",
+        texts.EXPLAIN,
+        texts.EXPLAIN_EXAMPLES,
+    ),
+    Command("version", VersionOptions, "baton.model_command:version", "", texts.VERSION),
 )
 
 
@@ -99,6 +138,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except CommandError as error:
         print(f"baton: {error}", file=sys.stderr)
         return error.exit_code
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("baton"):
+            raise
+        print(
+            f"baton: `baton {command.words}` needs {error.name}, which is not installed;"
+            f" pip install 'baton[{command.extra}]'",
+            file=sys.stderr,
+        )
+        return 1
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -136,6 +184,22 @@ def _positional(command: Command) -> list[str]:
     return [item.metavar for item in flags_of(command.options) if item.positional]
 
 
+class _CommandParser(argparse.ArgumentParser):
+    """One command's parser: an unknown flag is an error that names the closest one."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            hints = "".join(self._hint(word) for word in unknown if word.startswith("-"))
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{hints}")
+        return found, unknown
+
+    def _hint(self, word: str) -> str:
+        flags = [flag for action in self._actions for flag in action.option_strings]
+        close = closest(word.split("=")[0], flags, "--")
+        return f"; did you mean {close}?" if close else ""
+
+
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="baton",
@@ -144,13 +208,19 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    trees = {"": parser.add_subparsers(metavar="COMMAND", title="commands", required=True)}
+    trees = {
+        "": parser.add_subparsers(
+            metavar="COMMAND", title="commands", required=True, parser_class=_CommandParser
+        )
+    }
     for command in COMMANDS:
         *group, word = command.words.split(" ")
         for name in group:
             if name not in trees:
                 inner = trees[""].add_parser(name, help=texts.GROUPS[name], allow_abbrev=False)
-                trees[name] = inner.add_subparsers(metavar="COMMAND", required=True)
+                trees[name] = inner.add_subparsers(
+                    metavar="COMMAND", required=True, parser_class=_CommandParser
+                )
         one = trees[" ".join(group)].add_parser(
             word,
             help=command.summary.split(".")[0],

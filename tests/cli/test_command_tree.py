@@ -13,6 +13,7 @@ from baton.errors import UsageError
 from baton.flags import flags_of
 from baton.main import COMMANDS, build_parser, read_command
 from baton.options import UpOptions
+from baton_protocol import PROTOCOL_VERSION
 
 
 def baton(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -79,6 +80,9 @@ def test_help_costs_no_heavy_import() -> None:
         (["decode", "--gpu-memory-utilization", "1.1"], "1.1 is too large; at most 1"),
         (["up", "--overlap", "maybe"], "'maybe' is none of auto, on, off"),
         (["dance"], "invalid choice: 'dance'"),
+        (["up", "--prefil", "2"], "--prefil 2; did you mean --prefill?"),
+        (["up", "--kv_memory=1GiB"], "--kv_memory=1GiB; did you mean --kv-memory?"),
+        (["bench", "serve", "--request-rat", "2"], "did you mean --request-rate?"),
         ([], "the following arguments are required: COMMAND"),
     ],
 )
@@ -116,7 +120,7 @@ def test_flags_that_exclude_each_other_are_refused() -> None:
 def test_version_says_what_is_installed() -> None:
     done = baton("version")
     assert done.returncode == 0
-    assert done.stdout.startswith("baton 0.1.0\nprotocol 3\ntorch ")
+    assert done.stdout.startswith(f"baton 0.1.0\nprotocol {PROTOCOL_VERSION}\ntorch ")
 
 
 def test_a_reader_that_went_away_is_no_traceback() -> None:
