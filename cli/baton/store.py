@@ -39,17 +39,28 @@ class OpenStore:
     embedded: EmbeddedStore | None = None
 
     async def keep(self, note: Callable[[str], None]) -> None:
-        """Until cancelled. A server that dies is started again by the embedded store's guardian;
-        should the guardian be killed, its servers go with it, and it is started again here: empty,
-        at the same addresses, so that nodes and router come back to it by themselves."""
-        backoff = Backoff()
-        while self.embedded is not None:
+        """Until cancelled. A server that dies is started again by the embedded store's guardian,
+        and named here; should the guardian be killed, its servers go with it, and it is started
+        again here: empty, at the same addresses, so that nodes and router come back to it by
+        themselves."""
+        if self.embedded is None:
+            return
+        backoff, ends = Backoff(), dict.fromkeys(self.embedded.names, "")
+        while True:
             await asyncio.sleep(LOOK_S)
+            for name, known in ends.items():
+                ends[name] = self.embedded.last_end(name)
+                if ends[name] != known:
+                    note(f"the store's server {name} ({ends[name]}) is started again, empty")
             if self.embedded.is_alive:
                 backoff.forget()
                 continue
             pause_s = backoff.wait_s()
-            note(f"the store was killed; starting it again in {pause_s:g} s")
+            servers = ", ".join(ends)
+            note(
+                f"the store's guardian was killed, and its servers ({servers}) with it;"
+                f" starting them again in {pause_s:g} s"
+            )
             await asyncio.sleep(pause_s)
             try:
                 self.embedded.revive()

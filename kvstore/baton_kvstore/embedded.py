@@ -10,6 +10,7 @@ Settings that only newer servers know are tried (CONFIG SET), not assumed.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import shutil
@@ -104,6 +105,18 @@ class EmbeddedServers:
         return int((self.folder / f"{name}.pid").read_text())
 
     @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(spec.name for spec in self._specs)
+
+    def last_end(self, name: str) -> str:
+        """How a server ended the last time, such as "pid 7 was ended by SIGKILL"; "" if it has not.
+        The guardian starts it again."""
+        try:
+            return (self.folder / f"{name}.ended").read_text()
+        except FileNotFoundError:
+            return ""
+
+    @property
     def is_alive(self) -> bool:
         """Whether the guardian runs. A server that dies comes back by itself, a guardian does
         not: see revive()."""
@@ -154,14 +167,14 @@ class EmbeddedServers:
             process.stdin.close()
 
     def _start_guardian(self, binary: Path) -> subprocess.Popen[bytes]:
-        words = [str(os.getpid()), str(self.folder)]
-        for position, spec in enumerate(self._specs):
+        for spec in self._specs:
             (self.folder / f"{spec.name}.conf").touch(0o600)
-            words += ["--"] * bool(position) + [spec.name, *self._command(binary, spec)]
+        commands = {spec.name: self._command(binary, spec) for spec in self._specs}
+        (self.folder / guardian.SERVERS).write_text(json.dumps(commands), encoding="utf-8")
         # -I -S: no site packages, no user settings; it starts in 20 ms and loads nothing of ours.
         # Its own session: a Ctrl-C on the terminal must reach the owner only.
         return subprocess.Popen(
-            [sys.executable, "-I", "-S", guardian.__file__, *words],
+            [sys.executable, "-I", "-S", guardian.__file__, str(os.getpid()), str(self.folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             cwd="/",

@@ -5,16 +5,20 @@ SIGKILL can clean nothing up, and a parent-death signal alone would leave the di
 off when the *thread* that forked ends). Its stdin is a pipe whose other end only the owner holds:
 end of file means that the owner is gone, however it went.
 
-In (argv): owner's pid, private directory, then per server a name and its command line, separated by
-"--". Out: `<name>.pid` in the directory, and, for a server that ends before it was ever up,
-`<name>.failed`; a server that dies later is started again after a pause (empty: its new run id
-tells everybody that what it held is gone). At the end the servers are dead and the directory is
-removed.
+In (argv): owner's pid, private directory; `servers.json` there holds each server's name and command
+line. They are not in argv, so that whoever looks for a server by its name or socket finds that
+server and not the guardian of all.
+
+Out: `<name>.pid` in the directory, and, for a server that ends before it was ever up,
+`<name>.failed`. A server that dies later leaves `<name>.ended`, which says how, and is started
+again alone after a pause (empty: its new run id tells everybody that what it held is gone). At the
+end the servers are dead and the directory is removed.
 """
 
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import select
 import shutil
@@ -29,6 +33,7 @@ STEADY_S = 1.0  # a server that ends sooner than this after its start never came
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 5.0
 PR_SET_PDEATHSIG = 1
+SERVERS = "servers.json"
 
 
 def die_with_parent() -> None:
@@ -72,10 +77,11 @@ class Ward:
             if now - self._started >= STEADY_S:
                 self._was_up, self._pause = True, FIRST_PAUSE_S
             return
-        self._process = None
+        pid, self._process = self._process.pid, None
         if status == 1 and not self._was_up:  # it refused its settings, and would again
             self._write("failed", str(status))
             return
+        self._write("ended", f"pid {pid} {_how(status)}")
         self._was_up = True
         self._restart_at = now + self._pause
         self._pause = min(LONGEST_PAUSE_S, 2 * self._pause)
@@ -95,6 +101,13 @@ class Ward:
         os.replace(path + ".new", path)
 
 
+def _how(status: int) -> str:
+    try:
+        return f"was ended by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"exited with code {status}"
+
+
 def _owner_is_gone(owner: int) -> bool:
     readable, _, _ = select.select([0], [], [], POLL_S)
     return (bool(readable) and not os.read(0, 1)) or os.getppid() != owner
@@ -110,14 +123,9 @@ def _finish(wards: list[Ward], folder: str) -> None:
 
 
 def main(argv: list[str]) -> int:
-    owner, folder, rest = int(argv[1]), argv[2], argv[3:]
-    commands: list[list[str]] = [[]]
-    for word in rest:
-        if word == "--":
-            commands.append([])
-        else:
-            commands[-1].append(word)
-    wards = [Ward(folder, words[0], words[1:]) for words in commands if words]
+    owner, folder = int(argv[1]), argv[2]
+    with open(os.path.join(folder, SERVERS), encoding="utf-8") as file:
+        wards = [Ward(folder, name, command) for name, command in json.load(file).items()]
     ended: list[int] = []
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the owner decides about Ctrl-C
     for number in (signal.SIGTERM, signal.SIGHUP):

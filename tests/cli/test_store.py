@@ -58,7 +58,42 @@ async def test_a_killed_store_is_started_again_as_often_as_it_is_killed() -> Non
             await until(lambda: store.pid("index") != before)  # noqa: B023
             assert store.is_alive
         keeper.cancel()
-    assert notes[0].startswith("the store was killed; starting it again in ")
+    assert notes[0].startswith(
+        "the store's guardian was killed, and its servers (index, data0) with it; starting them"
+        " again in "
+    )
+
+
+@pytest.mark.parametrize("name", ["index", "data1"])
+async def test_a_killed_server_is_started_again_alone_and_named(name: str) -> None:
+    with EmbeddedStore(64 << 20, data_instances=2) as store:
+        notes: list[str] = []
+        keeper = asyncio.create_task(open_embedded(store).keep(notes.append))
+        for kills in (1, 2):
+            before = {each: store.pid(each) for each in store.names}
+            os.kill(before[name], signal.SIGKILL)
+            await until(lambda: len(notes) == kills)  # noqa: B023
+            await until(lambda: store.pid(name) != before[name])  # noqa: B023
+            after = {each: store.pid(each) for each in store.names}
+            assert {each for each in after if after[each] != before[each]} == {name}
+            assert notes[-1] == (
+                f"the store's server {name} (pid {before[name]} was ended by SIGKILL) is started"
+                " again, empty"
+            )
+        keeper.cancel()
+
+
+def test_whoever_looks_for_a_server_finds_only_that_server() -> None:
+    with EmbeddedStore(64 << 20) as store:
+        for name in store.names:
+            socket = f"{name}.sock"
+            found = [
+                process.pid
+                for process in psutil.process_iter(["cmdline"])
+                if str(store.folder) in " ".join(process.info["cmdline"] or [])
+                and socket in " ".join(process.info["cmdline"] or [])
+            ]
+            assert found == [store.pid(name)]
 
 
 async def test_a_store_that_cannot_be_started_is_tried_again() -> None:
@@ -86,7 +121,7 @@ def test_a_pool_whose_store_was_killed_uses_it_again() -> None:
         servers = guardian.children()
         os.kill(guardian.pid, signal.SIGKILL)
         psutil.wait_procs(servers, timeout=120)
-        pool.wait(lambda: "the store was killed" in pool.log(), "notice it")
+        pool.wait(lambda: "the store's guardian was killed" in pool.log(), "notice it")
         back = "the store's index can be used again"
         pool.wait(lambda: pool.log().count(back) >= 2, "use it again in both nodes")
         wait_until(lambda: len(pool.pool()["nodes"]) == 2, "both nodes")
