@@ -21,10 +21,12 @@ CLOSE_S = 2.0
 
 
 class Link:
-    """One router's connection."""
+    """One router's connection. `router` is what that router says of itself with each of them (see
+    `baton_protocol.link.link_headers`); a secret, and never logged."""
 
-    def __init__(self, socket: web.WebSocketResponse, peer: str) -> None:
+    def __init__(self, socket: web.WebSocketResponse, peer: str, router: str = "") -> None:
         self.peer = peer
+        self.router = router
         self._socket = socket
         self._codec = to_router_codec()
         self._queue: deque[bytes] = deque()

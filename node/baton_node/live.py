@@ -33,6 +33,7 @@ class Live:
 
     request: Request
     prefill: bool
+    router: str
     link: Link | None
     awaits_first: bool
     open_choices: set[int]
@@ -122,6 +123,7 @@ def open_live(job: PrefillJob | RunJob, link: Link, tokenizer: Tokenizer, clock_
     live = Live(
         request=request,
         prefill=isinstance(job, PrefillJob),
+        router=link.router,
         link=link,
         awaits_first=awaits_first,
         open_choices=set(range(request.params.n)) - set(finished),

@@ -45,7 +45,15 @@ from baton_node.service import Service
 from baton_node.settings import EngineLost, NodeSettings, SetupError
 from baton_node.spans import NodeSpans
 from baton_protocol.ids import Epoch, NodeId
-from baton_protocol.link import ARTIFACTS_PATH, LINK_PATH, Load, says_token, to_node_codec
+from baton_protocol.link import (
+    ARTIFACTS_PATH,
+    LINK_PATH,
+    ROUTER_HEADER,
+    Load,
+    is_loopback,
+    says_token,
+    to_node_codec,
+)
 from baton_protocol.store import NodeLoad, Speeds
 from baton_protocol.traces import Sink
 from baton_protocol.wire import WireError
@@ -135,7 +143,7 @@ class NodeServer:
             heartbeat=PING_S, max_msg_size=MAX_FRAME_BYTES, compress=False
         )
         await socket.prepare(request)
-        link = Link(socket, str(request.remote))
+        link = Link(socket, str(request.remote), request.headers.get(ROUTER_HEADER, ""))
         codec = to_node_codec()
         writer = asyncio.create_task(link.write())
         service.joined(link)
@@ -190,6 +198,7 @@ async def _serve(
     tokenizer = load_tokenizer(artifacts)
     epoch = new_epoch()
     server = NodeServer(settings, epoch, artifacts)
+    _warn_if_open(settings)
     async with AsyncExitStack() as stack:
         site, port = await _listen(server, settings, stack)
         starting = _background(stack, start_engine(settings, epoch))
@@ -219,6 +228,15 @@ async def _serve(
                 following.result()
             except EngineLost as error:
                 raise EngineLost(await engine.epitaph()) from error
+
+
+def _warn_if_open(settings: NodeSettings) -> None:
+    if not settings.link_token and not is_loopback(settings.host):
+        logger.warning(
+            "%s listens on %s and has no link token: whoever reaches it can run requests here, have"
+            " it drained and read its tokenizer; give it and its routers one (--link-token)",
+            *(settings.node, settings.host or "all addresses"),
+        )
 
 
 def _check_store(settings: NodeSettings) -> None:

@@ -59,6 +59,11 @@ DRAINING = ErrorRecord(
     status=503,
     retryable=True,
 )
+TAKEN = ErrorRecord(
+    message="another router has a request of this id here",
+    code="request_taken",
+    status=409,
+)
 HANDED_BACK = ErrorRecord(
     message="this node has ended before the request",
     code=DRAINED,
@@ -149,11 +154,11 @@ class Service:
             case PrefillJob() | RunJob():
                 self._job(link, frame)
             case First():
-                self._table.first(frame)
+                self._table.first(frame, link.router)
             case NoFirst():
-                self._table.no_first(frame)
+                self._table.no_first(frame, link.router)
             case Abort():
-                self._table.abort(frame)
+                self._table.abort(frame, link.router)
             case DrainNode():
                 self._draining.drain(frame)
             case ResumeNode():
@@ -162,10 +167,11 @@ class Service:
                 self._list_chunks(link)
 
     def _job(self, link: Link, job: PrefillJob | RunJob) -> None:
-        if self._table.goes_on(job, link):
-            return
         request, attempt = job.request.id, job.request.attempt
-        refusal = self._refusal(job)
+        taken = self._table.is_anothers(request, link.router)
+        if not taken and self._table.goes_on(job, link):
+            return
+        refusal = TAKEN if taken else self._refusal(job)
         if refusal is not None:
             about = {"request": request, "attempt": attempt}
             logger.info("refused: %s", refusal.code, extra=about)

@@ -7,6 +7,8 @@ The loss of a link is not an abort: the request goes on, and a router that comes
 `grace_s` and sends its job again gets all that it has not seen, each delta once and whole. So what
 went out is kept for a while, also of requests that have ended: their last frame may have gone into
 a link that was broken already. After the grace period a request without a link is aborted.
+
+A request belongs to the router that sent its job: others can neither end it nor have its tokens.
 """
 
 from __future__ import annotations
@@ -72,7 +74,8 @@ class Table:
         self._live: dict[RequestId, Live] = {}
         self._ended: OrderedDict[RequestId, Live] = OrderedDict()  # the oldest first
         self._ended_bytes = 0
-        self._aborted: OrderedDict[RequestId, int] = OrderedDict()  # the newest such attempt
+        # By router and request, the newest such attempt.
+        self._aborted: OrderedDict[tuple[str, RequestId], int] = OrderedDict()
 
     def __len__(self) -> int:
         """Requests that have not ended."""
@@ -80,11 +83,19 @@ class Table:
 
     # --- from routers ---------------------------------------------------------------------------
 
+    def is_anothers(self, request: RequestId, router: str) -> bool:
+        """Whether another router's request of that id is here."""
+        live = self._live.get(request) or self._ended.get(request)
+        if live is None or live.router == router:
+            return False
+        logger.warning("a router was refused what is another's", extra=live.about)
+        return True
+
     def goes_on(self, job: PrefillJob | RunJob, link: Link) -> bool:
         """True for a job that is here already, that is older than what is here, or whose Abort was
         faster. One that is here goes out on this link from now on, what was missed first."""
         request = job.request
-        if self._aborted.get(request.id, -1) >= request.attempt:
+        if self._aborted.get((link.router, request.id), -1) >= request.attempt:
             return True
         live = self._live.get(request.id) or self._ended.get(request.id)
         if live is None or live.attempt < request.attempt:
@@ -106,14 +117,14 @@ class Table:
             self._live[live.id] = live
             self._send(job)
 
-    def first(self, word: First) -> None:
+    def first(self, word: First, router: str = "") -> None:
         """The texts start behind what the prefill node has shown."""
-        live = self._awaiting(word.request, word.attempt)
+        live = self._awaiting(word.request, word.attempt, router)
         if live is None:
             return
         if len(word.outputs) != live.request.params.n:
             reason = f"First brought {len(word.outputs)} outputs for n={live.request.params.n}"
-            self.no_first(NoFirst(word.request, word.attempt, reason))
+            self.no_first(NoFirst(word.request, word.attempt, reason), router)
             return
         self._stop_waiting(live)
         live.start(self._tokenizer, word.outputs)
@@ -122,16 +133,18 @@ class Table:
         if not live.open_choices:
             self._end(live)
 
-    def no_first(self, word: NoFirst) -> None:
-        live = self._awaiting(word.request, word.attempt)
+    def no_first(self, word: NoFirst, router: str = "") -> None:
+        live = self._awaiting(word.request, word.attempt, router)
         if live is not None:
             self._stop_waiting(live)
             self._send(word)
 
-    def abort(self, word: Abort) -> None:
+    def abort(self, word: Abort, router: str = "") -> None:
         """Forgotten here at once; the engine settles what is in flight."""
-        newest = max(word.attempt, self._aborted.pop(word.request, -1))
-        self._aborted[word.request] = newest
+        if self.is_anothers(word.request, router):
+            return
+        key = (router, word.request)
+        self._aborted[key] = max(word.attempt, self._aborted.pop(key, -1))
         if len(self._aborted) > MAX_ABORTED:
             self._aborted.popitem(last=False)
         if (live := self._get(word.request, word.attempt)) is not None:
@@ -212,9 +225,11 @@ class Table:
         elif job.await_first:
             return  # nothing was said yet
         elif any(job.request.outputs):
-            self.first(First(live.id, live.attempt, job.request.outputs, job.finished))
+            word = First(live.id, live.attempt, job.request.outputs, job.finished)
+            self.first(word, live.router)
         else:
-            self.no_first(NoFirst(live.id, live.attempt, "the router has no first token"))
+            none = NoFirst(live.id, live.attempt, "the router has no first token")
+            self.no_first(none, live.router)
 
     def _send_missed(self, live: Live, job: RunJob, link: Link) -> None:
         missed = live.missed(job)
@@ -241,9 +256,11 @@ class Table:
         live = self._live.get(request)
         return live if live is not None and live.attempt == attempt else None
 
-    def _awaiting(self, request: RequestId, attempt: int) -> Live | None:
+    def _awaiting(self, request: RequestId, attempt: int, router: str) -> Live | None:
         live = self._get(request, attempt)
-        return live if live is not None and live.awaits_first else None
+        if live is None or not live.awaits_first or self.is_anothers(request, router):
+            return None
+        return live
 
     def _stop_waiting(self, live: Live) -> None:
         live.awaits_first = False

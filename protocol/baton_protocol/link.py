@@ -4,7 +4,8 @@
     node -> router   Hello (first frame)  Load  CacheEvents  Deltas  PrefillDone  JobFailed
 
 Every frame about a request carries (request, attempt); the receiver drops what is older than the
-attempt it knows. The loss of a link is not an abort; only an Abort frame is.
+attempt it knows. The loss of a link is not an abort; only an Abort frame is. A request belongs to
+the router that sent its job: a node hears nothing about it from others.
 
 A router whose link to the same epoch came back sends each job of its requests there again, in the
 same attempt, with the outputs that it has by now: a node that still has the request goes on, and
@@ -44,14 +45,18 @@ from baton_protocol.wire import Codec
 FinishReason = Literal["stop", "length", "abort"]
 LINK_PATH = "/link"
 ARTIFACTS_PATH = "/artifacts/"
+ROUTER_HEADER = "x-baton-router"
 DRAIN_SINCE = 2
 DRAINED = "drained"
 
 
-def link_headers(token: str) -> dict[str, str]:
+def link_headers(token: str, router: str = "") -> dict[str, str]:
     """What a router says to its nodes with each request; a node with this token wants to hear it
-    for its link and its artifacts."""
-    return {"Authorization": f"Bearer {token}"} if token else {}
+    for its link and its artifacts. `router` is a secret of one start of a router: requests belong
+    to who says it, so that no other router can touch them, and its own links may break. Routers
+    that say none, as of version 3, share theirs."""
+    said = {ROUTER_HEADER: router} if router else {}
+    return said | ({"Authorization": f"Bearer {token}"} if token else {})
 
 
 def says_token(authorization: str, token: str) -> bool:

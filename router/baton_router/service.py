@@ -28,7 +28,7 @@ from baton_kvstore.errors import StoreError
 from baton_kvstore.index import Index
 from baton_kvstore.registry import Registry
 from baton_protocol.errors import Unavailable
-from baton_protocol.link import link_headers
+from baton_protocol.link import is_loopback, link_headers
 from baton_protocol.store import RouterReport
 from baton_protocol.traces import Sink
 from baton_router.admission import Admission
@@ -58,6 +58,7 @@ from baton_router.tenants import Tenants
 from baton_router.tracing import Tracing
 from baton_router.view import PoolView
 from baton_router.waking import Waking
+from baton_router.workers import FIRST_WORKER
 
 # After a request is ended by force: time for its error event and its aborts to be written.
 FAREWELL_S = 0.5
@@ -90,6 +91,7 @@ class Router:
         self._reporting: Reporting | None = None
 
     async def __aenter__(self) -> Router:
+        self._warn_if_open()
         reload = Reload((self.settings.api_keys, self.settings.tenants), self._read_tenants)
         tenants, limits = _tenants(self.settings)
         self._open_store()
@@ -107,6 +109,18 @@ class Router:
             raise
         return self
 
+    def _warn_if_open(self) -> None:
+        """Once, also with several workers on the port."""
+        settings = self.settings
+        if settings.api_keys or is_loopback(settings.host):
+            return
+        if Path(settings.worker_socket).stem in ("", FIRST_WORKER):
+            logger.warning(
+                "this router listens on %s and has no API keys: whoever reaches it may use the"
+                " models; give it a file of keys (--api-keys), or let nobody else reach it",
+                settings.host or "all addresses",
+            )
+
     def _open_pool(self) -> None:
         """What is known of nodes, and the ways to them."""
         settings, clock = self.settings, self._clock
@@ -114,7 +128,7 @@ class Router:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0),
             timeout=aiohttp.ClientTimeout(total=None),
-            headers=link_headers(settings.link_token),
+            headers=link_headers(settings.link_token, secrets.token_hex(16)),
         )
         self._models = ModelStore(self._session)
         self.view = PoolView(clock, settings.max_view_chunks)

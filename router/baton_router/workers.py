@@ -26,6 +26,7 @@ FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 10.0
 STEADY_S = 10.0  # a worker that lived so long is started again soon
 POLL_S = 0.02
+FIRST_WORKER = "0"
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 logger = logging.getLogger(__name__)

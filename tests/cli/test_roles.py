@@ -11,6 +11,7 @@ import urllib.request
 from dataclasses import replace
 
 import aiohttp
+import pytest
 
 from baton.options import NodeOptions
 from baton.roles import node_settings
@@ -68,6 +69,16 @@ async def test_each_line_of_a_node_and_its_engine_is_json_and_names_request_and_
     [failed] = [record for record in records if "failed" in record["message"]]
     assert (failed["request"], failed["attempt"]) == ("r1", 3)
     assert {"baton_node.server", "baton_node.engine_main"} <= {one["logger"] for one in records}
+
+
+@pytest.mark.parametrize("token", ["", "t0ken"])
+def test_a_node_that_strangers_reach_and_that_asks_for_no_token_says_so(token: str) -> None:
+    log: list[str] = []
+    listens = ("--engine", "sim", "--host", "0.0.0.0", "--address", "http://127.0.0.1:1")
+    with role("decode", *listens, log=log, BATON_LINK_TOKEN=token):
+        pass
+    warnings = [line for line in log if "WARNING" in line.upper() and "--link-token" in line]
+    assert len(warnings) == (0 if token else 1)
 
 
 def test_a_router_without_nodes_is_refused_in_one_line() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
 from baton_decode_node import DecodeRole
@@ -15,7 +16,19 @@ from baton_node.metrics import NodeMetrics
 from baton_node.service import MAX_UNREAD_BYTES, Service
 from baton_node.settings import NodeSettings
 from baton_protocol.ids import Epoch, NodeId, RequestId
-from baton_protocol.link import Abort, DrainNode, Hello, JobFailed, Load, ResumeNode, RunJob
+from baton_protocol.link import (
+    Abort,
+    DrainNode,
+    First,
+    Hello,
+    JobFailed,
+    Load,
+    NoFirst,
+    PrefillJob,
+    ResumeNode,
+    RunJob,
+    ToNode,
+)
 from baton_protocol.store import NodeLoad, Speeds
 from tests.support.kvstore import FINGERPRINT, LAYOUT
 from tests.support.nodes import make_request
@@ -222,3 +235,54 @@ def test_a_refusal_is_logged_with_request_and_attempt(
         service.heard(Pipe(), RunJob(make_request("r", b"p")))
     (told,) = caplog.records
     assert (vars(told)["request"], vars(told)["attempt"]) == ("r", 1)
+
+
+# --- whose requests they are ----------------------------------------------------------------------
+
+REQUEST = make_request("r", b"p", max_tokens=3)
+FOREIGN: dict[str, ToNode] = {
+    "an abort": Abort(REQUEST.id, 1),
+    "an abort of any attempt": Abort(REQUEST.id, 1 << 40),
+    "the first token": First(REQUEST.id, 1, ((120,),)),
+    "the end of the request": First(REQUEST.id, 1, ((120,),), finished=(0,)),
+    "that there is none": NoFirst(REQUEST.id, 1, "b says so"),
+    "the same job": RunJob(REQUEST, await_first=True),
+    "a newer attempt": RunJob(msgspec.structs.replace(REQUEST, attempt=2)),
+    "a prefill job": PrefillJob(REQUEST, NodeId("d"), Epoch("e")),
+}
+
+
+@pytest.mark.parametrize("word", FOREIGN.values(), ids=FOREIGN)
+@pytest.mark.parametrize("away", [False, True], ids=["linked", "its router is away"])
+async def test_what_one_router_says_changes_nothing_of_another_s_request(
+    service: Service, engine: Engine, word: ToNode, away: bool
+) -> None:
+    owner, other = Pipe("a"), Pipe("b")
+    service.heard(owner, RunJob(REQUEST, await_first=True))
+    if away:
+        service.left(owner)
+    service.heard(other, word)
+    if away:
+        owner = Pipe("a")
+        service.heard(owner, RunJob(REQUEST, await_first=True))
+    service.heard(owner, First(REQUEST.id, 1, ((97,),)))
+    service._said(Step(tuple(tokens_of(REQUEST, 0, b"abc"))[1:]))
+    assert [delta.text for delta in owner.deltas()] == ["b", "c"]
+    assert engine.heard == [RunJob(REQUEST, await_first=True), First(REQUEST.id, 1, ((97,),))]
+    assert other.deltas() == []
+    jobs = isinstance(word, RunJob | PrefillJob)
+    assert refusals(other) == ([("request_taken", False)] if jobs else [])
+
+
+def test_an_abort_that_comes_before_another_router_s_job_does_not_keep_it_away(
+    service: Service, engine: Engine
+) -> None:
+    service.heard(Pipe("b"), Abort(REQUEST.id, 1 << 40))
+    service.heard(Pipe("a"), RunJob(REQUEST))
+    assert engine.heard == [RunJob(REQUEST)]
+
+
+def test_a_router_ends_its_request_through_a_new_link(service: Service, engine: Engine) -> None:
+    service.heard(Pipe("a"), RunJob(REQUEST))
+    service.heard(Pipe("a"), Abort(REQUEST.id, 1))
+    assert engine.heard == [RunJob(REQUEST), Abort(REQUEST.id, 1)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -72,6 +73,48 @@ async def test_a_node_that_nobody_listens_at_is_shown_with_the_reason(
         [shown] = (await client.get("/pool"))[1]["unreachable"]
         assert shown["address"] == "http://127.0.0.1:1"
         assert "Connect call failed" in shown["reason"]
+
+
+async def test_a_router_says_the_same_secret_with_each_of_its_links_and_no_other_does(
+    running: Any, decode: FakeNode
+) -> None:
+    async with running(decode) as client:
+        await decode.drop_links()
+        await until(lambda: decode.links == 2)
+        pool = await client.text("/pool")
+    async with running(decode):
+        pass
+    first, again, other = decode.routers
+    assert len(first) == 32
+    assert first == again
+    assert first != other
+    assert first not in pool
+
+
+@pytest.mark.parametrize(
+    ("settings", "warned"),
+    [
+        ({}, False),
+        ({"host": "0.0.0.0"}, True),
+        ({"host": "0.0.0.0", "worker_socket": "0.sock"}, True),
+        ({"host": "0.0.0.0", "worker_socket": "1.sock"}, False),
+        ({"host": "0.0.0.0", "api_keys": "keys"}, False),
+    ],
+)
+async def test_a_router_that_strangers_reach_and_that_asks_for_no_key_says_so_once(
+    running: Any,
+    decode: FakeNode,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: dict[str, Any],
+    warned: bool,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "keys").write_text("acme sk-of-acme\n")
+    async with running(decode, **settings):
+        told = [record for record in caplog.records if "--api-keys" in record.message]
+    assert [record.levelname for record in told] == ["WARNING"] * warned
 
 
 def test_settings_show_neither_token_nor_login() -> None:

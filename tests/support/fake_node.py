@@ -20,6 +20,7 @@ from baton_protocol.errors import ErrorRecord
 from baton_protocol.ids import BlockHash, Epoch, Fingerprint, NodeId, RequestId
 from baton_protocol.layout import KVLayout
 from baton_protocol.link import (
+    ROUTER_HEADER,
     Abort,
     CacheEvents,
     Delta,
@@ -119,6 +120,7 @@ class FakeNode:
         self.chunks: tuple[BlockHash, ...] = ()
         self.events = 0  # frames of cache events that were sent
         self.links = 0
+        self.routers: list[str] = []  # what each link's router said of itself
         self.token = ""  # "" lets every router in
         self.refused = 0
         self.pongs = True
@@ -249,6 +251,7 @@ class FakeNode:
         socket = web.WebSocketResponse(compress=False, autoping=False)
         await socket.prepare(request)
         self.links += 1
+        self.routers.append(request.headers.get(ROUTER_HEADER, ""))
         await socket.send_bytes(self._encoder.encode(Hello(self.report)))
         await socket.send_bytes(self._encoder.encode(self._listing()))
         self._sockets[socket] = request.transport

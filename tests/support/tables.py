@@ -33,7 +33,8 @@ EPOCH_S = 1_000_000.0  # when the clock of a TableNode was 0, in Unix seconds
 class Pipe(Link):
     """A link whose frames a test reads. `broken`: they go nowhere."""
 
-    def __init__(self) -> None:
+    def __init__(self, router: str = "") -> None:
+        self.router = router
         self.frames: list[ToRouter] = []
         self.broken = False
 
