@@ -131,8 +131,11 @@ def _fetching(did: Json) -> str:
 
 
 def _stats(stats: Json) -> str:
+    partner = ""
+    if stats["handoff_ms"]:
+        partner = f"waited for the prefill node {_ms(stats['handoff_ms'])}, "
     return (
-        f"{stats['node']}: queue {_ms(stats['queue_ms'])}, fetch {_ms(stats['fetch_ms'])},"
+        f"{stats['node']}: {partner}queue {_ms(stats['queue_ms'])}, fetch {_ms(stats['fetch_ms'])},"
         f" prefill {_ms(stats['prefill_ms'])}; {stats['cached_tokens']} tokens cached,"
         f" {stats['host_tokens']} from its host tier, {stats['fetched_tokens']} fetched,"
         f" {stats['computed_tokens']} computed"

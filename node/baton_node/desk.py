@@ -197,6 +197,7 @@ class Desk:
             case NoFirst():
                 job = self._lot.get((frame.request, frame.attempt))
                 if job is not None and job.kind == "run":
+                    job.times.handed_off = self._clock()
                     self._lot.tell(job, parking.FirstKnown())
             case Abort():
                 self._abort((frame.request, frame.attempt))
@@ -307,6 +308,7 @@ class Desk:
         job.finished |= frozenset(frame.finished)
         job.open_choices -= job.finished
         job.handed_off = True
+        job.times.handed_off = self._clock()
         # With every choice ended at the prefill node nothing is left to run.
         self._lot.tell(job, parking.FirstKnown() if job.open_choices else parking.Abort())
 

@@ -55,18 +55,21 @@ def check_request(request: Request, info: EngineInfo) -> None:
 
 @dataclass(slots=True)
 class Times:
-    """Seconds of the loop's clock; 0.0 until it happened."""
+    """Seconds of the loop's clock; 0.0 until it happened. `handed_off` is when the router said what
+    a prefill partner's first tokens are, or that there are none."""
 
     arrived: float
     fetch_began: float = 0.0
     fetch_ended: float = 0.0
+    handed_off: float = 0.0
     admitted: float = 0.0
 
     def stats(self, use: PromptUse, now: float) -> RequestStats:
-        """Queue time is what was neither fetching nor computing the prompt."""
+        """RequestStats says what each time is."""
         fetch = max(0.0, self.fetch_ended - self.fetch_began) if self.fetch_began else 0.0
         prefill = max(0.0, now - self.admitted)
-        queue = max(0.0, now - self.arrived - fetch - prefill)
+        handoff = max(0.0, self.handed_off - self.arrived - self._fetching_until_handed_off())
+        queue = max(0.0, now - self.arrived - handoff - fetch - prefill)
         return RequestStats(
             prompt_tokens=use.prompt,
             cached_tokens=use.cached,
@@ -76,7 +79,13 @@ class Times:
             queue_ms=round(queue * 1e3, 3),
             fetch_ms=round(fetch * 1e3, 3),
             prefill_ms=round(prefill * 1e3, 3),
+            handoff_ms=round(handoff * 1e3, 3),
         )
+
+    def _fetching_until_handed_off(self) -> float:
+        if not self.fetch_began:
+            return 0.0
+        return max(0.0, min(self.fetch_ended, self.handed_off) - self.fetch_began)
 
 
 @dataclass(slots=True, eq=False)

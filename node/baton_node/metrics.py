@@ -84,7 +84,7 @@ BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 
 WAITS: dict[str, str] = {
     "handoff_wait": "from a job with a prefill partner to the router's word about its first token",
     "fetch": "from the first fetch of a request's chunks to the last",
-    "queue": "in which a request's prompt was neither fetched nor computed",
+    "queue": "in which a request's prompt was neither fetched nor computed, here or by a partner",
     "prefill": "from admission to the computed prompt",
 }
 

@@ -61,6 +61,7 @@ class NodeSpans:
         }
         if (stats := live.stats) is not None:
             told |= {
+                "baton.handoff_ms": stats.handoff_ms,
                 "baton.queue_ms": stats.queue_ms,
                 "baton.fetch_ms": stats.fetch_ms,
                 "baton.prefill_ms": stats.prefill_ms,

@@ -177,6 +177,9 @@ class CacheEvents(msgspec.Struct, frozen=True, tag="cache"):
 class RequestStats(msgspec.Struct, frozen=True, omit_defaults=True):
     """How a node closed the gap for one request. Tokens of the prompt; milliseconds.
 
+    Until the prompt is computed a node waits for its prefill partner's first token (`handoff_ms`),
+    fetches (`fetch_ms`), computes (`prefill_ms`), or does none of these (`queue_ms`). A fetch while
+    the partner computes is `fetch_ms`, so that the four add up to the time since the job arrived.
     `matched_tokens` were in its cache or had a marker; `host_tokens` came from its
     host tier. Of the last decision whether to fetch what the store holds or to compute it: what
     each was predicted to take (`fetch_predicted_ms`, `compute_predicted_ms`) and how many tokens
@@ -194,6 +197,7 @@ class RequestStats(msgspec.Struct, frozen=True, omit_defaults=True):
     queue_ms: float = 0.0
     fetch_ms: float = 0.0
     prefill_ms: float = 0.0
+    handoff_ms: float = 0.0
 
 
 class Delta(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

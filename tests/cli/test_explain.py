@@ -49,6 +49,7 @@ ATTEMPT: dict[str, Any] = {
     "measured": [
         {
             "node": "prefill-0",
+            "handoff_ms": 0.0,
             "queue_ms": 1.5,
             "fetch_ms": 9.0,
             "prefill_ms": 8.0,
@@ -56,7 +57,18 @@ ATTEMPT: dict[str, Any] = {
             "host_tokens": 0,
             "fetched_tokens": 48,
             "computed_tokens": 9,
-        }
+        },
+        {
+            "node": "decode-0",
+            "handoff_ms": 18.5,
+            "queue_ms": 0.5,
+            "fetch_ms": 6.0,
+            "prefill_ms": 2.0,
+            "cached_tokens": 0,
+            "host_tokens": 0,
+            "fetched_tokens": 592,
+            "computed_tokens": 8,
+        },
     ],
     "prefill_given_up_at_ms": None,
     "ended": {"why": "link", "at_ms": 40.0, "node": "decode-0"},
@@ -112,6 +124,8 @@ def test_the_text_has_the_candidates_and_the_prediction_beside_what_came() -> No
         " 48 tokens fetched in 9.0 ms, 16 left",
         "    prefill-0: queue 1.5 ms, fetch 9.0 ms, prefill 8.0 ms; 8 tokens cached,"
         " 0 from its host tier, 48 fetched, 9 computed",
+        "    decode-0: waited for the prefill node 18.5 ms, queue 0.5 ms, fetch 6.0 ms,"
+        " prefill 2.0 ms; 0 tokens cached, 0 from its host tier, 592 fetched, 8 computed",
         "    at 40.0 ms: ended: link (decode-0)",
         "  at 40.0 ms: waited 3.0 ms: no node is ready",
     ]

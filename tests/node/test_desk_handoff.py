@@ -68,6 +68,23 @@ def test_a_handed_over_request_has_the_ids_of_one_node_alone(
     assert (stats.fetched_tokens, stats.computed_tokens) == (192, 13)
 
 
+@pytest.mark.parametrize("first", [True, False], ids=["First", "NoFirst"])
+def test_waiting_for_the_prefill_node_is_told_apart_from_waiting_in_the_queue(
+    pair: tuple[DeskNode, DeskNode], first: bool
+) -> None:
+    request = make_request("r", PROMPT, max_tokens=4)
+    prefill, decode = pair
+    hand_off(*pair, request, say_first=False)
+    spin(pair, lambda: decode.desk.counters.fetched_chunks == 6, "the prompt's chunks")
+    decode.ahead += 1000
+    outputs = (tuple(prefill.ids("r")),)
+    decode.take(First("r", 1, outputs) if first else NoFirst("r", 1, "it is gone"))  # type: ignore[arg-type]
+    finish(pair, request)
+    stats = decode.prompted("r").stats
+    assert stats.handoff_ms >= 1e6
+    assert stats.queue_ms + stats.fetch_ms + stats.prefill_ms < 1e6
+
+
 def test_choices_of_a_seeded_request_differ_and_survive_the_hand_over(
     pair: tuple[DeskNode, DeskNode],
 ) -> None:

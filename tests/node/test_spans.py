@@ -14,7 +14,13 @@ from tests.support.tables import EPOCH_S, TableNode, begin, prefill, tokens_of
 
 TRACE, PARENT = "ab" * 16, "cd" * 8
 STATS = RequestStats(
-    prompt_tokens=6, cached_tokens=4, computed_tokens=2, queue_ms=1.0, fetch_ms=2.0, prefill_ms=3.0
+    prompt_tokens=6,
+    cached_tokens=4,
+    computed_tokens=2,
+    handoff_ms=4.0,
+    queue_ms=1.0,
+    fetch_ms=2.0,
+    prefill_ms=3.0,
 )
 
 
@@ -44,6 +50,7 @@ def test_a_request_that_ran_is_a_span_below_the_router_s(node: TableNode) -> Non
         "baton.request": "r",
         "baton.attempt": 1,
         "baton.node": "n",
+        "baton.handoff_ms": 4.0,
         "baton.queue_ms": 1.0,
         "baton.fetch_ms": 2.0,
         "baton.prefill_ms": 3.0,
