@@ -16,10 +16,10 @@ from typing import Any
 
 from baton_kvstore.endpoint import with_login
 from baton_kvstore.errors import StoreError
-from baton_kvstore.registry import Registry
+from baton_kvstore.registry import LONGEST_TTL_S, Registry
 from baton_operator.planner.records import Reason
 from baton_protocol.store import ROLES, NodeState, Role, RouterReport
-from tests.cluster.drain_stage import LIVE_S, Router, Stage
+from tests.cluster.drain_stage import Router, Stage
 from tests.cluster.operators import Body, Pool, Window, until
 from tests.operator.test_operator_index import PASSWORD
 from tests.support.fake_node import make_report
@@ -127,7 +127,7 @@ class Scaled(Stage):
         async def register() -> None:
             url = with_login(self._index_url, "", PASSWORD)
             async with Registry(url, f"{self.pool.namespace}.{self.pool.name}") as registry:
-                await registry.register(report, LIVE_S)
+                await registry.register(report, LONGEST_TTL_S)
 
         asyncio.run(register())
 

@@ -18,14 +18,13 @@ from typing import Any, NamedTuple
 from urllib.error import HTTPError
 
 from baton_kvstore.endpoint import with_login
-from baton_kvstore.registry import Registry
+from baton_kvstore.registry import LONGEST_TTL_S, Registry
 from baton_operator.builders.router import PORT
 from baton_protocol.store import NodeLoad, NodeState
 from tests.cluster.operators import Body, Pool, Window, until
 from tests.operator.test_operator_index import PASSWORD
 from tests.support.fake_node import make_report
 
-LIVE_S = 3600.0
 SECRET = "index-login"
 
 
@@ -165,7 +164,7 @@ class Stage:
         async def register() -> None:
             url = with_login(self._index_url, "", PASSWORD)
             async with Registry(url, f"{self.pool.namespace}.{self.pool.name}") as registry:
-                await registry.register(report, LIVE_S)
+                await registry.register(report, LONGEST_TTL_S)
 
         asyncio.run(register())
 

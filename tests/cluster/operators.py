@@ -68,8 +68,15 @@ ROUTES = {
 class Operator:
     """`with Operator(kubeconfig, folder) as one:` starts it; `start` again after `kill`."""
 
-    def __init__(self, kubeconfig: Path, folder: Path, *flags: str, system: str = SYSTEM) -> None:
-        """`system` is the namespace that it takes for its own."""
+    def __init__(
+        self,
+        kubeconfig: Path,
+        folder: Path,
+        *flags: str,
+        system: str = SYSTEM,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """`system` is the namespace that it takes for its own; `environment` is added to ours."""
         needs("own_cluster")  # it looks after the pools of all namespaces
         self._processes = Processes(folder / "logs", str(folder))
         self._log = folder / "logs" / f"{NAME}.log"
@@ -79,6 +86,7 @@ class Operator:
             "env",
             f"KUBECONFIG={kubeconfig}",
             f"POD_NAMESPACE={system}",
+            *(f"{name}={value}" for name, value in (environment or {}).items()),
             *(sys.executable, "-m", "baton", "operator", "--json-logs", *IMAGES),
             f"--health-port={self.health_port}",
             f"--metrics-port={self.metrics_port}",

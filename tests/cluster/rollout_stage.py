@@ -11,10 +11,10 @@ import json
 from typing import Any
 
 from baton_kvstore.endpoint import with_login
-from baton_kvstore.registry import Registry
+from baton_kvstore.registry import LONGEST_TTL_S, Registry
 from baton_protocol.ids import Fingerprint
 from baton_protocol.store import NodeLoad, NodeState, Role
-from tests.cluster.drain_stage import LIVE_S, Stage
+from tests.cluster.drain_stage import Stage
 from tests.cluster.operators import Body, until
 from tests.operator.test_operator_index import PASSWORD
 from tests.support.fake_node import make_report
@@ -107,7 +107,7 @@ class RolloutStage(Stage):
         async def register() -> None:
             url = with_login(self._index_url, "", PASSWORD)
             async with Registry(url, f"{self.pool.namespace}.{self.pool.name}") as registry:
-                await registry.register(report, LIVE_S)
+                await registry.register(report, LONGEST_TTL_S)
 
         asyncio.run(register())
 

@@ -68,7 +68,7 @@ def _command(name: str) -> Need:
 NEEDS = {
     "gpu": Need(_has_gpu, _never, "a CUDA device"),
     "root": Need(lambda: os.geteuid() == 0, _never, "to be root"),
-    "apt": Need(_has_apt, _never, "apt and dpkg, to unpack the distribution's Redis"),
+    "apt": Need(_has_apt, _never, "apt and dpkg, to unpack the distribution's packages"),
     "go": _command("go"),
     "openssl": _command("openssl"),
     "make": _command("make"),

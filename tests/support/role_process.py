@@ -26,7 +26,7 @@ LOG_TAIL = 3000
 
 
 class RoleProcess:
-    """`start()` may be called again after the process has ended."""
+    """`start()` may be called again after the process has ended; `environment` is added to ours."""
 
     def __init__(
         self, loop: WireLoop, name: str, words: Sequence[str], folder: Path, mark: str
@@ -38,6 +38,7 @@ class RoleProcess:
         self._held_port = reserve_port("127.0.0.1", 0)
         self.port: int = self._held_port.getsockname()[1]
         self.words = [*words, f"--port={self.port}"]
+        self.environment: dict[str, str] = {}
         self._log = folder / f"{name}.log"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -63,7 +64,7 @@ class RoleProcess:
         end = f"--supervisor-pid={os.getpid()}"
         words = [sys.executable, "-m", "baton", *self.words, end]
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("BATON_")}
-        environment = {**inherited, MARK: self._mark}
+        environment = {**inherited, MARK: self._mark, **self.environment}
 
         def spawn() -> subprocess.Popen[bytes]:
             with open(self._log, "ab") as log:

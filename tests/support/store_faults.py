@@ -13,6 +13,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Literal, get_args
 
 import psutil
@@ -34,13 +35,18 @@ SLOW_BYTES_PER_S, LOSSY_BYTES = 64 << 10, 16 << 10
 
 
 class FaultyStore:
-    """An EmbeddedStore. With `links` nodes and router reach each server over a link that can be
-    hit; without they use its socket."""
+    """An EmbeddedStore, of the `binary` given or the one that users have. With `links` nodes and
+    router reach each server over a link that can be hit; without they use its socket."""
 
     def __init__(
-        self, memory: int = 256 * MIB, *, data_servers: int = 1, links: bool = False
+        self,
+        memory: int = 256 * MIB,
+        *,
+        data_servers: int = 1,
+        links: bool = False,
+        binary: Path | None = None,
     ) -> None:
-        self.servers = EmbeddedStore(memory, data_instances=data_servers)
+        self.servers = EmbeddedStore(memory, data_instances=data_servers, binary=binary)
         self.data = tuple(f"data{number}" for number in range(data_servers))
         self.links: dict[str, LinkProxy] = {}
         self._loop = WireLoop() if links else None

@@ -48,6 +48,15 @@ def unpack_redis(folder: Path, progress: Progress) -> None:
     shutil.rmtree(archives)
 
 
+def unpack_faketime(folder: Path, progress: Progress) -> None:
+    """The library that gives a process another time of day. It needs nothing but the C library."""
+    progress("fetching libfaketime")
+    _apt("download", "libfaketime", folder=folder)
+    for archive in sorted(folder.glob("*.deb")):
+        _run(["dpkg", "-x", str(archive), str(folder)], folder)
+        archive.unlink()
+
+
 def _apt(*words: str, folder: Path) -> None:
     """Once more with fresh lists where it fails: those of a new machine are empty, or old."""
     try:
