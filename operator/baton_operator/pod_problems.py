@@ -10,6 +10,7 @@ or None while nothing is wrong: a pod that pulls its image or loads its model ha
     ContainerRefused   the container runtime cannot make or start the container
     OutOfMemory        a container was killed beyond its memory limit
     ModelFetchFailing  the init container that fetches the model failed
+    ConfigInvalid      a container says that its flags or files are wrong: its last line
     Crashing           a container ended: its exit code and last words
     Evicted            the pod is over: its node had no room for it any more, or refused it
     NodeLost           the pod's node is silent
@@ -58,6 +59,9 @@ _PULL_NOISE = re.compile(
     r'^Back-off pulling image "[^"]*": (?=\S)|ErrImagePull: |rpc error: code = \w+ desc = '
 )
 _MISSING = re.compile(r"not found|couldn't find key|non-existent config key")
+# A wrong command line, as our commands, argparse and shells say it, and sysexits.h's EX_USAGE and
+# EX_CONFIG.
+_CONFIG_ERRORS = frozenset({2, 64, 78})
 _SIGNALS = {9: "SIGKILL", 6: "SIGABRT", 11: "SIGSEGV", 15: "SIGTERM"}
 
 
@@ -138,6 +142,9 @@ def _ended(container: Body, spec: Body) -> Iterator[Problem]:
     reason = "ModelFetchFailing" if name == FETCH else "Crashing"
     if end.get("reason") in ("StartError", "ContainerCannotRun"):
         reason, what = "ContainerRefused", f"container {name} did not start"
+    elif end["exitCode"] in _CONFIG_ERRORS and last:
+        reason = reason if name == FETCH else "ConfigInvalid"
+        what = f"container {name}"
     yield Problem(reason, f"{what}: {last}" if last else what)
 
 

@@ -191,6 +191,17 @@ def test_the_registry_is_before_baton_s_images_and_not_before_redis(
     ]
 
 
+def test_an_operator_has_five_minutes_to_start_and_its_last_words_are_kept(
+    control_plane: Kubernetes,
+) -> None:
+    deployment = one_of(manifests(control_plane), "Deployment")
+    [container] = deployment["spec"]["template"]["spec"]["containers"]
+    probe = container["startupProbe"]
+    assert probe["httpGet"] == container["livenessProbe"]["httpGet"]
+    assert probe["failureThreshold"] * probe["periodSeconds"] >= 300
+    assert container["terminationMessagePolicy"] == "FallbackToLogsOnError"
+
+
 ROLLING = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
 
 

@@ -164,6 +164,16 @@ def test_a_crash_loop_stays_one_problem_with_the_last_words(
     )
 
 
+def test_a_container_that_refuses_its_flags_is_told_with_its_last_line(
+    cluster: Kubernetes, pod_namespace: str
+) -> None:
+    body = pod("flags", command=["baton", "router", "--no-such-flag"])
+    reason, message = problem_of(cluster, pod_namespace, body)
+    assert reason == "ConfigInvalid"
+    assert message.startswith("container node: baton: ")
+    assert "--no-such-flag" in message
+
+
 def test_a_container_that_takes_too_much_memory(cluster: Kubernetes, pod_namespace: str) -> None:
     body = pod("greedy", GREEDY, resources={"limits": {"memory": "64Mi"}})
     reason, message = problem_of(cluster, pod_namespace, body)

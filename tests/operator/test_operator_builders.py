@@ -152,6 +152,34 @@ def test_pods_leave_a_lost_cluster_node_after_half_a_minute(name: str) -> None:
         }
 
 
+def _is_ours(container: dict[str, Any]) -> bool:
+    """Not a user's, of a podTemplate."""
+    return container["image"] in (IMAGES.node, IMAGES.router, IMAGES.redis)
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_no_liveness_probe_ends_a_container_in_its_first_five_minutes(name: str) -> None:
+    """On a busy machine it takes so long to say that a flag is wrong."""
+    probed = 0
+    for template in templates(build_pool(sample_pool(name))).values():
+        for container in filter(_is_ours, template["spec"]["containers"]):
+            assert "livenessProbe" in container
+            probe = container["startupProbe"]
+            assert probe["failureThreshold"] * probe["periodSeconds"] >= 300
+            # A router is not ready before there is a node.
+            path = probe.get("httpGet", {}).get("path", "")
+            assert path == {"router": "/health", "node": "/ready"}.get(container["name"], "")
+            probed += 1
+    assert probed >= 3
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_what_a_container_logged_last_is_shown_with_its_pod(name: str) -> None:
+    for template in templates(build_pool(sample_pool(name))).values():
+        for container in filter(_is_ours, containers(template)):
+            assert container["terminationMessagePolicy"] == "FallbackToLogsOnError"
+
+
 def test_every_image_is_pulled_as_the_operator_was_told() -> None:
     told = Installation(images=IMAGES, pull_policy="Never", pull_secrets=("one", "two"))
     for template in templates(build_pool(sample_pool("hub", told))).values():

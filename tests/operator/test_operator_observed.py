@@ -13,6 +13,8 @@ from tests.support.pod_bodies import Body, container, pod, terminated, waiting
 
 PULL_BACK_OFF = f'Back-off pulling image "{b.NODE_IMAGE}": ErrImagePull: {b.NOT_FOUND}'
 LOG_LINE = '{"time": 1.5, "level": "error", "logger": "baton", "message": "no such folder: /m"}'
+USAGE = "usage: baton [-h] COMMAND ..."
+WRONG_FLAG = "baton: error: unrecognized arguments: --limits=/etc/limits.yaml"
 NO_CLAIM = '0/1 nodes are available: persistentvolumeclaim "models" not found. not found'
 START_FAILED = 'exec: "baton": executable file not found in $PATH'
 EVICTED = "The node was low on resource: memory. Threshold quantity: 100Mi, available: 12Mi. "
@@ -87,9 +89,42 @@ PROBLEMS: list[tuple[str, Body, str, str]] = [
     ),
     (
         "a crash, told in JSON",
-        pod(container(terminated(2, message=f"noise\n{LOG_LINE}"))),
+        pod(container(terminated(1, message=f"noise\n{LOG_LINE}"))),
         "Crashing",
-        "container node ended with exit code 2: no such folder: /m",
+        "container node ended with exit code 1: no such folder: /m",
+    ),
+    (
+        "a wrong flag",
+        pod(container(b.LOOPING, terminated(2, message=f"{USAGE}\n{WRONG_FLAG}\n"))),
+        "ConfigInvalid",
+        f"container node: {WRONG_FLAG}",
+    ),
+    (
+        "a wrong flag, told in JSON",
+        pod(container(terminated(2, message=f"noise\n{LOG_LINE}"))),
+        "ConfigInvalid",
+        "container node: no such folder: /m",
+    ),
+    (
+        "a wrong configuration by the codes of sysexits.h",
+        pod(container(b.RUNNING, terminated(78, message="no such key: /m"))),
+        "ConfigInvalid",
+        "container node: no such key: /m",
+    ),
+    (
+        "a wrong flag that is not named",
+        pod(container(b.LOOPING, terminated(2))),
+        "Crashing",
+        "container node ended with exit code 2",
+    ),
+    (
+        "a fetch with a wrong flag",
+        pod(
+            container(waiting("PodInitializing")),
+            init=(fetcher(b.LOOPING, terminated(2, message=WRONG_FLAG)),),
+        ),
+        "ModelFetchFailing",
+        f"container fetch-model: {WRONG_FLAG}",
     ),
     (
         "a crash without words",

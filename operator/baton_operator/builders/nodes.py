@@ -20,11 +20,12 @@ from baton_operator.builders.pods import (
     POD_NAME,
     STOP_S,
     flags,
-    get_probe,
     http_container,
+    http_get,
     literal,
     pod_template,
     resources,
+    startup_probe,
     variables,
 )
 from baton_operator.builders.store_access import store_certificate, store_login, store_settings
@@ -42,7 +43,6 @@ READS = 2  # each file once for the model's digest, once to load it
 READ_BYTES_PER_S = 100 << 20
 LEAST_START_S = 600  # a small model is no reason to give up early
 UNBOUNDED_START_S = 1800  # nothing says how large the model may be
-PROBE_S = 2
 
 
 def revision_of(pool: Pool) -> str:
@@ -87,8 +87,7 @@ def _template(pool: Pool, role: Role, revision: str) -> Manifest:
         PORT,
         env=variables(POD_NAME, POD_IP, *store_login(pool), token),
         resources=wanted,
-        startupProbe=get_probe("/ready", period_s=PROBE_S, timeout_s=PROBE_S)
-        | {"failureThreshold": -(-start_s // PROBE_S)},
+        startupProbe=startup_probe(http_get("/ready"), start_s),
         volumeMounts=mounts.mounts,
     )
     return pod_template(

@@ -21,6 +21,10 @@ DRAIN_S = 60  # running answers after SIGTERM: 2,000 tokens at 30 ms each
 STOP_S = 15  # then: leave the registry, end the engine, close links; normally 2 s
 # A lost cluster node's pods are replaced after this; Kubernetes would take 5 minutes.
 UNREACHABLE_S = 30
+# A router or a Redis server listens after seconds. On a machine that is short of CPU it may take
+# minutes, and a liveness probe that ends it earlier hides what it is about to say of its flags.
+START_S = 300
+START_PERIOD_S = 2
 USER = 65532  # "nonroot" of distroless images; no image needs to know it
 
 
@@ -124,15 +128,25 @@ def http_container(
         command=["baton"],
         args=words,
         ports=[{"name": "http", "protocol": "TCP", "containerPort": port}],
-        livenessProbe=get_probe("/health", period_s=10, timeout_s=5),
-        readinessProbe=get_probe("/ready", period_s=2, timeout_s=2),
+        livenessProbe=http_get("/health") | {"periodSeconds": 10, "timeoutSeconds": 5},
+        readinessProbe=http_get("/ready") | {"periodSeconds": 2, "timeoutSeconds": 2},
         **fields,
     )
 
 
-def get_probe(path: str, *, period_s: int, timeout_s: int) -> Manifest:
-    get = {"path": path, "port": "http"}
-    return {"httpGet": get, "periodSeconds": period_s, "timeoutSeconds": timeout_s}
+def http_get(path: str) -> Manifest:
+    """What a probe asks of a `baton` process."""
+    return {"httpGet": {"path": path, "port": "http"}}
+
+
+def startup_probe(check: Manifest, seconds: int = START_S) -> Manifest:
+    """The other probes begin once `check` has succeeded. The container is restarted where it has
+    not after so many seconds."""
+    return check | {
+        "periodSeconds": START_PERIOD_S,
+        "timeoutSeconds": START_PERIOD_S,
+        "failureThreshold": -(-seconds // START_PERIOD_S),
+    }
 
 
 def variables(*more: Manifest) -> list[Manifest]:

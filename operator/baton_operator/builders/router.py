@@ -15,9 +15,11 @@ from baton_operator.builders.pods import (
     Mounts,
     flags,
     http_container,
+    http_get,
     literal,
     pod_template,
     resources,
+    startup_probe,
     variables,
 )
 from baton_operator.builders.store_access import store_certificate, store_login, store_settings
@@ -45,6 +47,8 @@ def build_router(pool: Pool) -> Manifest:
         PORT,
         env=variables(*store_login(pool), link_token_variable(pool), *tenants),
         resources=resources(spec.resources),
+        # Not /ready, which waits for nodes.
+        startupProbe=startup_probe(http_get("/health")),
         lifecycle={"preStop": {"sleep": {"seconds": LEAVE_S}}},
         volumeMounts=mounts.mounts,
     )

@@ -11,7 +11,7 @@ from baton_kvstore.embedded import INDEX_MEMORY, optional_settings
 from baton_kvstore.endpoint import DEFAULT_PORT
 from baton_operator.builders.child import Child, Manifest
 from baton_operator.builders.credentials import ACL_KEY
-from baton_operator.builders.pods import Mounts, container, pod_template
+from baton_operator.builders.pods import Mounts, container, pod_template, startup_probe
 from baton_operator.builders.store_access import data_servers, managed_store
 from baton_operator.pool import Pool
 
@@ -19,6 +19,8 @@ MIB = 1 << 20
 # A cache has nothing to save at its end.
 GRACE_S = 5
 ACL_FOLDER = "/etc/baton/redis"
+# Not a command: the kernel accepts also while the server is busy with a large value.
+_CONNECTS: Manifest = {"tcpSocket": {"port": "redis"}}
 
 
 def build_store(pool: Pool) -> tuple[Manifest, ...]:
@@ -73,8 +75,9 @@ def _server(pool: Pool, maxmemory: int, policy: str, users: Mounts) -> Manifest:
         args=[word for name, value in settings.items() for word in (f"--{name}", *_words(value))],
         ports=[{"name": "redis", "protocol": "TCP", "containerPort": DEFAULT_PORT}],
         resources={"requests": {"memory": most}, "limits": {"memory": most}},
-        livenessProbe=_probe(),
-        readinessProbe=_probe(),
+        startupProbe=startup_probe(_CONNECTS),
+        livenessProbe=_CONNECTS | {"periodSeconds": 5, "timeoutSeconds": 2},
+        readinessProbe=_CONNECTS | {"periodSeconds": 5, "timeoutSeconds": 2},
         volumeMounts=users.mounts,
     )
 
@@ -92,8 +95,3 @@ def _users(pool: Pool) -> Mounts:
         ({"name": "users", "secret": secret},),
         ({"name": "users", "mountPath": ACL_FOLDER, "readOnly": True},),
     )
-
-
-def _probe() -> Manifest:
-    """Not a command: the kernel accepts also while the server is busy with a large value."""
-    return {"tcpSocket": {"port": "redis"}, "periodSeconds": 5, "timeoutSeconds": 2}

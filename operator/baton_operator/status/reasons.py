@@ -53,6 +53,11 @@ MODEL_FETCH_FAILING = false(
     "the model cannot be fetched; Kubernetes tries again",
     "check `model.uri`, the token in `model.secretRef`, the way to the hub, the room on the volume",
 )
+CONFIG_INVALID = false(
+    "ConfigInvalid",
+    "a container says that its flags, variables or files are wrong, and ends",
+    "the message is its last line; correct what it names: `extraArgs`, podTemplate, or a Secret",
+)
 CRASHING = false(
     "Crashing",
     "a container ended, and Kubernetes starts it again",
@@ -102,6 +107,7 @@ POD_PROBLEMS = (
     PODS_REFUSED,
     OUT_OF_MEMORY,
     MODEL_FETCH_FAILING,
+    CONFIG_INVALID,
     CRASHING,
     CONTAINER_REFUSED,
     CONFIG_MISSING,
