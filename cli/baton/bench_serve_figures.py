@@ -56,6 +56,7 @@ def figures(outcomes: Sequence[Outcome], duration: float, wanted: Wanted) -> Jso
         sum(one.prompt_tokens for one in good),
         sum(one.output_tokens for one in good),
     )
+    cached = [one.cached for one in good if one.cached is not None]
     found: Json = {
         "duration": duration,
         "completed": len(good),
@@ -63,6 +64,7 @@ def figures(outcomes: Sequence[Outcome], duration: float, wanted: Wanted) -> Jso
         "failures": dict(Counter(one.error for one in outcomes if one.error).most_common()),
         "short": sum(one.output_tokens < one.asked_tokens for one in good),
         "total_input_tokens": prompt,
+        "total_cached_tokens": sum(cached) if cached else None,
         "total_output_tokens": output,
         "request_throughput": len(good) / duration,
         "request_goodput": None,

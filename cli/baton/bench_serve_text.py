@@ -23,6 +23,7 @@ def serve_text(found: Json, wanted: Wanted) -> str:
         _line("Request rate configured (RPS):", found["request_rate"]),
         _line("Benchmark duration (s):", found["duration"]),
         _line("Total input tokens:", found["total_input_tokens"]),
+        _line("Of these from a cache:", found["total_cached_tokens"]),
         _line("Total generated tokens:", found["total_output_tokens"]),
         _line("Request throughput (req/s):", found["request_throughput"]),
         _line("Request goodput (req/s):", found["request_goodput"]),

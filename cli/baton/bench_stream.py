@@ -16,7 +16,8 @@ DONE = b"[DONE]"
 @dataclass(slots=True)
 class Outcome:
     """One request. Seconds: `start` since the run's beginning, the others since `start`; `gaps`
-    lie between two chunks with tokens, `latency` ends with the last chunk of a choice. An `error`
+    lie between two chunks with tokens, `latency` ends with the last chunk of a choice. `cached`
+    are those prompt tokens that the server did not compute, None where it does not say. An `error`
     is a reason in few words, empty where all went well."""
 
     start: float
@@ -27,6 +28,7 @@ class Outcome:
     latency: float = 0.0
     gaps: list[float] = field(default_factory=list)
     error: str = ""
+    cached: int | None = None
 
     @property
     def tpot(self) -> float | None:
@@ -62,9 +64,14 @@ class _Choice(msgspec.Struct, frozen=True):
         )
 
 
+class _PromptDetails(msgspec.Struct, frozen=True):
+    cached_tokens: int | None = None
+
+
 class _Usage(msgspec.Struct, frozen=True):
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    prompt_tokens_details: _PromptDetails | None = None
 
 
 class _Chunk(msgspec.Struct, frozen=True):
@@ -123,6 +130,8 @@ class AnswerReader:
         outcome.output_tokens = told.completion_tokens if told else self._counted
         if told and told.prompt_tokens:
             outcome.prompt_tokens = told.prompt_tokens
+        if told and told.prompt_tokens_details:
+            outcome.cached = told.prompt_tokens_details.cached_tokens
         if not (outcome.error or self._done):
             outcome.error = "the stream ended without [DONE]"
         if not (outcome.error or outcome.output_tokens):

@@ -38,6 +38,7 @@ def test_random_prompts_at_a_pool(pool: Pool, tmp_path: Path) -> None:
     )
     assert (found["model_id"], found["completed"], found["failed"]) == (pool.model, 6, 0)
     assert (found["total_input_tokens"], found["total_output_tokens"]) == (6 * 40, 6 * 8)
+    assert found["total_cached_tokens"] == 0
     assert 1 <= found["max_concurrent_requests"] <= 2
     assert found["good_requests"] == 6
     assert found["request_goodput"] == pytest.approx(found["request_throughput"])
@@ -64,7 +65,8 @@ def test_a_trace_finds_its_own_prefixes_cached(pool: Pool, tmp_path: Path) -> No
     )
     assert (found["total_input_tokens"], found["total_output_tokens"]) == (3 * 600, 3 * 4)
     assert (found["request_rate"], found["duration"] >= 0.6) == ("trace", True)
-    assert pool.totals()["cached_prompt_tokens_total"] - before >= 2 * 512
+    assert found["total_cached_tokens"] >= 2 * 512
+    assert pool.totals()["cached_prompt_tokens_total"] - before == found["total_cached_tokens"]
 
 
 def test_warm_up_is_not_counted_and_a_file_is_named_for_it(pool: Pool, tmp_path: Path) -> None:

@@ -117,8 +117,8 @@ def test_an_error_is_a_short_word(body: Any, word: str) -> None:
 def outcomes() -> list[Outcome]:
     return [
         Outcome(0.0, 3, 10, 3, 0.1, 0.5, [0.1, 0.3]),
-        Outcome(0.2, 1, 20, 1, 0.3, 0.3, []),
-        Outcome(0.5, 3, 30, 2, 0.2, 0.4, [0.2]),
+        Outcome(0.2, 1, 20, 1, 0.3, 0.3, [], cached=16),
+        Outcome(0.5, 3, 30, 2, 0.2, 0.4, [0.2], cached=0),
         Outcome(0.6, 3, 40, error="HTTP 429 rate_limited"),
     ]
 
@@ -131,6 +131,7 @@ def test_figures_of_a_run() -> None:
         "failures": {"HTTP 429 rate_limited": 1},
         "short": 1,
         "total_input_tokens": 60,
+        "total_cached_tokens": 16,
         "total_output_tokens": 6,
         "request_throughput": 1.5,
         "output_throughput": 3.0,
@@ -153,6 +154,7 @@ def test_figures_of_a_run() -> None:
 def test_nothing_is_said_of_what_nobody_answered() -> None:
     found = figures([Outcome(0.0, error="gone")], 1.0, PLAIN)
     assert (found["completed"], found["mean_ttft_ms"], found["p99_itl_ms"]) == (0, None, None)
+    assert found["total_cached_tokens"] is None
 
 
 @pytest.mark.parametrize(
