@@ -10,12 +10,14 @@ import asyncio
 import os
 import socket
 from collections.abc import Mapping
+from ipaddress import ip_network
 
 from baton.errors import CommandError, UsageError
 from baton.logs import configure
 from baton.operator_options import OperatorOptions
 from baton_operator.app import serve
 from baton_operator.connection import ConnectionFailed
+from baton_operator.egress import Network
 from baton_operator.pool import Images, Installation
 from baton_operator.settings import OperatorSettings
 
@@ -50,8 +52,18 @@ def settings_of(options: OperatorOptions, environ: Mapping[str, str]) -> Operato
         # A container that restarts in its pod is the same holder of a lease.
         identity=environ.get("POD_NAME") or f"{socket.gethostname()}-{os.getpid()}",
         leader_elect=options.leader_elect,
+        index_networks=tuple(_network(text) for text in options.index_networks),
         workers=options.workers,
         host=options.host,
         health_port=options.health_port,
         metrics_port=options.metrics_port,
     )
+
+
+def _network(text: str) -> Network:
+    try:
+        return ip_network(text)
+    except ValueError as error:
+        raise UsageError(
+            f"--index-networks: {error}; write ADDRESS/BITS, as 10.20.0.0/16"
+        ) from error

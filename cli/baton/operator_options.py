@@ -30,6 +30,12 @@ class OperatorOptions(CommonOptions):
     pull_secrets: tuple[str, ...] = flag(
         (), "secrets with registry logins, in the pools' namespaces", metavar="NAME,..."
     )
+    index_networks: tuple[str, ...] = flag(
+        (),
+        "networks in which the operator asks external indexes"
+        " (default: all but loopback, link-local and metadata addresses)",
+        metavar="CIDR,...",
+    )
     leader_elect: bool = flag(False, "act only while holding the lease: for several replicas")
     workers: int = flag(4, "pools looked at at a time", least=1)
     host: str = flag("127.0.0.1", "address to listen on")

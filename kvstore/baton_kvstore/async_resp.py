@@ -4,14 +4,18 @@ Why not redis-py here: it packs a command argument by argument and reads a reply
 its stream, which takes longer than the index does. Here a request is bytes that the caller has made
 in one go, and a reply's items are cut from what was read.
 
-In: an `Endpoint`, requests. Out: replies, or an error of the StoreUnavailable branch within
-`timeout_s`, however many callers wait. One request is in flight at a time; a connection that still
-owes an answer (its caller has left, or got an error) is closed, so that nobody gets another's.
+In: an `Endpoint`, requests. Out: replies of at most `most_bytes`, or an error of the
+StoreUnavailable branch within `timeout_s`, however many callers wait. Nothing that the server says
+makes it ask another server (MOVED is an error like others). One request is in flight at a time; a
+connection that still owes an answer (its caller has left, or got an error) is closed, so that
+nobody gets another's.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
 
 from baton_kvstore.endpoint import Endpoint
 from baton_kvstore.errors import LinkBroken, LinkTimeout, ProtocolBroken, ServerRefused
@@ -20,6 +24,7 @@ from baton_kvstore.resp import CRLF, Reply
 READ_BYTES = 256 << 10
 MOST_ITEMS = 1 << 20
 LONGEST_ITEM = 1 << 20
+MOST_BYTES = 256 << 20
 MISS = b"$-1\r\n"
 
 
@@ -32,8 +37,9 @@ def pack(*args: bytes) -> bytes:
 class ReplyReader:
     """One reply, from pieces as they come: a line, a string, or a list of strings."""
 
-    def __init__(self, label: str) -> None:
+    def __init__(self, label: str, most_bytes: int = MOST_BYTES) -> None:
         self._label = label
+        self._left = most_bytes
         self._data = b""
         self._at = 0
         self._missing = -1  # items of a list; -1: not begun
@@ -43,7 +49,10 @@ class ReplyReader:
 
     def feed(self, piece: bytes) -> bool:
         """True once `reply` is there. Raise ServerRefused for an error reply, ProtocolBroken for
-        what is none."""
+        what is none, or is longer than allowed."""
+        self._left -= len(piece)
+        if self._left < 0:
+            raise ProtocolBroken(f"{self._label} sent more than is read of it")
         self._data = self._data[self._at :] + piece if self._data else piece
         self._at = 0
         if self._missing < 0 and not self._begin():
@@ -123,10 +132,23 @@ def _alike(data: bytes, at: int, head: bytes, width: int, most: int) -> int:
 
 
 class AsyncResp:
-    """One connection to one server, opened when it is needed. Belongs to one event loop."""
+    """One connection to one server, opened when it is needed. Belongs to one event loop.
 
-    def __init__(self, endpoint: Endpoint, *, timeout_s: float, connect_timeout_s: float) -> None:
+    `addresses` are the host's, where the caller has looked them up: no name is asked for then.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        *,
+        timeout_s: float,
+        connect_timeout_s: float,
+        addresses: Sequence[str] = (),
+        most_bytes: int = MOST_BYTES,
+    ) -> None:
         self._endpoint = endpoint
+        self._hosts = tuple(addresses) or (endpoint.host,)
+        self._most_bytes = most_bytes
         self._tls = endpoint.tls_context()
         self._timeout_s = timeout_s
         self._connect_timeout_s = connect_timeout_s
@@ -174,14 +196,8 @@ class AsyncResp:
         raise LinkBroken(f"the connection to {self._endpoint.label} is closed")
 
     async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        endpoint = self._endpoint
         async with asyncio.timeout(self._connect_timeout_s):
-            if endpoint.kind == "unix":
-                link = await asyncio.open_unix_connection(endpoint.path, limit=READ_BYTES)
-            else:
-                link = await asyncio.open_connection(
-                    endpoint.host, endpoint.port, ssl=self._tls, limit=READ_BYTES
-                )
+            link = await self._connect()
             try:
                 await self._log_in(*link)
             except BaseException:
@@ -189,6 +205,22 @@ class AsyncResp:
                 raise
         self._link = link
         return link
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """To the first of the host's addresses that listens."""
+        endpoint = self._endpoint
+        if endpoint.kind == "unix":
+            return await asyncio.open_unix_connection(endpoint.path, limit=READ_BYTES)
+        name = endpoint.host if self._tls is not None else None  # what the certificate is for
+        *others, last = self._hosts
+        for host in others:
+            with suppress(OSError):
+                return await asyncio.open_connection(
+                    host, endpoint.port, ssl=self._tls, server_hostname=name, limit=READ_BYTES
+                )
+        return await asyncio.open_connection(
+            last, endpoint.port, ssl=self._tls, server_hostname=name, limit=READ_BYTES
+        )
 
     async def _log_in(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         endpoint = self._endpoint
@@ -204,7 +236,7 @@ class AsyncResp:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, packed: bytes
     ) -> Reply:
         writer.write(packed)
-        replies = ReplyReader(self._endpoint.label)
+        replies = ReplyReader(self._endpoint.label, self._most_bytes)
         while True:
             piece = await reader.read(READ_BYTES)
             if not piece:

@@ -4,15 +4,26 @@ pool, reports of nodes to be that still fetch their model, and of routers.
 A node registers again and again (a heartbeat); a router lists. Time is the index's own (TIME), so
 that nodes with wrong clocks expire like others. In: `NodeReport`, `FetchReport`, `RouterReport`.
 Out: reports, or StoreUnavailable. Use one Registry per event loop.
+
+Who lists need not trust the server: an answer is bounded, and what is no report, or holds figures
+that nothing can have measured, is left out.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import TypeVar
 
-from baton_kvstore.client import AsyncClient, ClosesItself
+from baton_kvstore.async_resp import AsyncResp, pack
+from baton_kvstore.client import (
+    CONNECT_TIMEOUT_S,
+    OPERATION_TIMEOUT_S,
+    AsyncClient,
+    ClosesItself,
+)
 from baton_kvstore.endpoint import parse_endpoint
+from baton_kvstore.errors import ProtocolBroken
 from baton_kvstore.keys import (
     fetch_key,
     fetches_key,
@@ -22,12 +33,16 @@ from baton_kvstore.keys import (
     routers_key,
 )
 from baton_protocol.ids import Epoch, NodeId
+from baton_protocol.plausible import is_plausible
 from baton_protocol.store import FetchReport, NodeReport, RouterReport
 from baton_protocol.wire import Codec, WireError
 
 logger = logging.getLogger(__name__)
 R = TypeVar("R", NodeReport, FetchReport, RouterReport)
 DEFAULT_TTL_S = 3.0
+# Of one list. A report has some 600 bytes: this is a pool of thousands of nodes.
+MOST_REPORTS = 4096
+MOST_BYTES = 4 << 20
 LONGEST_TTL_S = 600.0
 _NOW = "local t = redis.call('TIME'); local now = t[1] * 1000 + math.floor(t[2] / 1000); "
 _REGISTER = (
@@ -66,24 +81,33 @@ return found
 """
 )
 
-_LIST_ARGS = [round(seconds * 1000) for seconds in (LONGEST_TTL_S, DEFAULT_TTL_S)]
+_LIST_ARGS = [b"%d" % round(seconds * 1000) for seconds in (LONGEST_TTL_S, DEFAULT_TTL_S)]
 
 
 class Registry(ClosesItself):
-    """The node registry of one pool."""
+    """The node registry of one pool. `addresses` are the server's, where the caller has looked them
+    up: lists are then asked of these, whatever DNS says."""
 
-    def __init__(self, url: str, pool: str) -> None:
+    def __init__(self, url: str, pool: str, addresses: Sequence[str] = ()) -> None:
         self._pool = pool
-        self._client = AsyncClient(parse_endpoint(url), max_connections=4)
+        endpoint = parse_endpoint(url)
+        self._client = AsyncClient(endpoint, max_connections=4)
+        self._lists = AsyncResp(
+            endpoint,
+            timeout_s=OPERATION_TIMEOUT_S,
+            connect_timeout_s=CONNECT_TIMEOUT_S,
+            addresses=addresses,
+            most_bytes=MOST_BYTES,
+        )
         self._reports: Codec[NodeReport] = Codec(NodeReport)
         self._fetches: Codec[FetchReport] = Codec(FetchReport)
         self._routers: Codec[RouterReport] = Codec(RouterReport)
         self._register = self._client.redis.register_script(_REGISTER)
         self._unregister = self._client.redis.register_script(_UNREGISTER)
         self._withdraw = self._client.redis.register_script(_WITHDRAW)
-        self._list = self._client.redis.register_script(_LIST)
 
     async def close(self) -> None:
+        self._lists.close()
         await self._client.close()
 
     async def register(self, report: NodeReport, ttl_s: float = DEFAULT_TTL_S) -> None:
@@ -97,8 +121,8 @@ class Registry(ClosesItself):
         node has registered since."""
         keys = [nodes_key(self._pool), node_key(self._pool, node)]
         value: bytes | None = await self._client.call(self._client.redis.get(keys[1]))
-        report = self._read(self._reports, value) if value is not None else None
-        if value is None or report is None or report.epoch != epoch:
+        report = self._read(self._reports, value or b"")
+        if value is None or isinstance(report, str) or report.epoch != epoch:
             return False
         # Only what was read just now: somebody may register in between.
         return bool(await self._client.call(self._unregister(keys=keys, args=[node, value])))
@@ -138,12 +162,27 @@ class Registry(ClosesItself):
         await self._client.call(self._register(keys=keys, args=args))
 
     async def _all(self, key: bytes, codec: Codec[R]) -> list[R]:
-        values: list[bytes] = await self._client.call(self._list(keys=[key], args=_LIST_ARGS))
-        return [report for value in values if (report := self._read(codec, value)) is not None]
+        request = pack(b"EVAL", _LIST.encode(), b"1", key, *_LIST_ARGS)
+        values = await self._lists.request(request)
+        if not isinstance(values, list) or len(values) > MOST_REPORTS:
+            raise ProtocolBroken(f"{self._client.label}: no list of up to {MOST_REPORTS} reports")
+        reports, wrong = [], []
+        for value in values:
+            report = self._read(codec, value or b"")
+            if isinstance(report, str):
+                wrong.append(report)
+            else:
+                reports.append(report)
+        if wrong:
+            logger.warning(
+                "registry %s: %d reports left out: %s", self._client.label, len(wrong), wrong[0]
+            )
+        return reports
 
-    def _read(self, codec: Codec[R], value: bytes) -> R | None:
+    def _read(self, codec: Codec[R], value: bytes) -> R | str:
+        """The report, or what is wrong with it."""
         try:
-            return codec.decode(value)
+            report = codec.decode(value)
         except WireError as error:
-            logger.warning("registry %s: %s", self._client.label, error)
-            return None
+            return str(error)
+        return report if is_plausible(report) else "figures or texts that nothing can have measured"

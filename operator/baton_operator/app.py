@@ -105,7 +105,8 @@ class _Life:
         clock = time.monotonic
         queue: WorkQueue[PoolKey] = WorkQueue(clock)
         cache = Cache(queue.add, clock)
-        asker = IndexAsker(api, IndexReader(clock), WorkQueue(clock), queue.add)
+        reader = IndexReader(clock, networks=self._settings.index_networks)
+        asker = IndexAsker(api, reader, WorkQueue(clock), queue.add)
         reporter = Reporter(api, cache, _now, self._settings.identity)
         routers = Routers()
         drainer = Drainer(api, cache, routers, reporter.tell, _now)
@@ -133,6 +134,7 @@ class _Life:
             acting = self._act(api, resync, workers, asker)
             await self._until_stopped(registry, acting, resync.run())
         finally:
+            reader.close()
             await routers.close()
             await api.close()
 

@@ -5,6 +5,10 @@ In: a pool, and the login that its nodes have. Out: an `Answer`, or None where t
 asked or did not answer. Status gets by without: from outside the cluster, or behind a NetworkPolicy
 that forbids it, nobody answers. So it is asked only when that is worth it, for a short time, over a
 connection of its own, and ever more seldom while it is silent.
+
+The pool says where an external index is, so the server may be anything: `egress` says where the
+operator connects to, and the registry reads bounded answers and leaves out what is no report. Why a
+server did not answer is in the log alone: a pool's status is no port scanner.
 """
 
 from __future__ import annotations
@@ -12,16 +16,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import msgspec
 
-from baton_kvstore.endpoint import with_login
+from baton_kvstore.endpoint import parse_endpoint, with_login
 from baton_kvstore.errors import StoreError
 from baton_kvstore.registry import Registry
 from baton_operator.builders.store_access import store_settings
+from baton_operator.egress import Address, AddressRefused, Network, allowed, look_up
 from baton_operator.observed import Observed
 from baton_operator.pool import Pool
 from baton_operator.status.conditions import READY
@@ -41,6 +47,7 @@ STEADY_S = 60.0
 FIRST_RETRY_S = 10.0
 LONGEST_RETRY_S = 300.0
 SILENT = 3  # questions in a row without an answer
+LOOKUPS = 4  # names that are looked up at a time
 
 
 class Login(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,10 +68,12 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """When a pool's index was asked last, and how often in a row it did not answer."""
+    """When a pool's index was asked last, and how often in a row it did not answer. `refused`: why
+    the operator does not connect to it."""
 
     at: float
     failures: int = 0
+    refused: str = ""
 
 
 def pause_s(pool: Pool, observed: Observed, status: PoolStatus | None) -> float | None:
@@ -107,10 +116,19 @@ def next_question(pause: float, asked: Asked | None, longest_s: float = LONGEST_
 class IndexReader:
     """Asks the indexes of all pools, and remembers only when. For one event loop."""
 
-    def __init__(self, clock: Callable[[], float], answer_s: float = ANSWER_S) -> None:
-        """`clock` tells seconds and never goes back."""
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        answer_s: float = ANSWER_S,
+        networks: Sequence[Network] = (),
+    ) -> None:
+        """`clock` tells seconds and never goes back. `networks`: where external indexes may be."""
         self._clock = clock
         self._answer_s = answer_s
+        self._networks = networks
+        # Not the event loop's own threads: a slow DNS server would keep others from their lookups.
+        self._lookups = ThreadPoolExecutor(LOOKUPS, "index-lookup")
+        self._looking: dict[str, Future[tuple[Address, ...]]] = {}
         self._asked: dict[str, Asked] = {}
 
     def due_in(self, pool: Pool, observed: Observed, status: PoolStatus | None) -> float | None:
@@ -129,14 +147,20 @@ class IndexReader:
         if self.due_in(pool, observed, status) != 0.0:
             return None
         before = self._asked.get(pool.uid)
+        before = before or Asked(0.0)
         # Said at once: two at a time would be one too many.
-        self._asked[pool.uid] = Asked(self._clock(), before.failures if before else 0)
-        answer = await self._ask(pool, login)
-        begun = self._asked.get(pool.uid)
-        if begun is None:
+        self._asked[pool.uid] = msgspec.structs.replace(before, at=self._clock())
+        answer, refused = None, ""
+        try:
+            answer = await self._ask(pool, login)
+        except AddressRefused as error:
+            refused = str(error)
+            if refused != before.refused:
+                logger.warning("index of pool %s is not asked: %s", pool.key, refused)
+        if pool.uid not in self._asked:
             return None  # forgotten meanwhile
-        failures = 0 if answer else begun.failures + 1
-        self._asked[pool.uid] = Asked(self._clock(), failures)
+        failures = 0 if answer else before.failures + 1
+        self._asked[pool.uid] = Asked(self._clock(), failures, refused)
         return answer
 
     def silent(self, uid: str) -> bool:
@@ -147,16 +171,36 @@ class IndexReader:
         """The pool is gone."""
         self._asked.pop(uid, None)
 
+    def close(self) -> None:
+        self._lookups.shutdown(wait=False, cancel_futures=True)
+
     async def _ask(self, pool: Pool, login: Login | None) -> Answer | None:
         try:
-            with index_url_of(pool, login) as url:
-                async with asyncio.timeout(self._answer_s), Registry(url, pool.key) as registry:
-                    nodes, fetches = await registry.nodes(), await registry.fetches()
-                    routers = await registry.routers() if _planned_s(pool) else []
+            async with asyncio.timeout(self._answer_s):
+                addresses = await self._addresses(pool)
+                with index_url_of(pool, login) as url:
+                    async with Registry(url, pool.key, addresses) as registry:
+                        nodes, fetches = await registry.nodes(), await registry.fetches()
+                        routers = await registry.routers() if _planned_s(pool) else []
         except (StoreError, OSError, TimeoutError) as error:
             logger.debug("index of pool %s: %s", pool.key, error)
             return None
         return Answer(nodes=tuple(nodes), fetches=tuple(fetches), routers=tuple(routers))
+
+    async def _addresses(self, pool: Pool) -> list[str]:
+        """Of a managed index, too: who may edit its Service can make it another name's. One lookup
+        of a namespace at a time: one cannot be ended, and its name's server may never answer."""
+        endpoint = parse_endpoint(store_settings(pool).index_url)
+        looking = self._looking.get(pool.namespace)
+        if looking is not None and not looking.done():
+            raise TimeoutError("an earlier lookup of this namespace has not ended")
+        looking = self._lookups.submit(look_up, endpoint.host, endpoint.port)
+        self._looking[pool.namespace] = looking
+        found = await asyncio.wrap_future(looking)
+        if self._looking.get(pool.namespace) is looking:
+            del self._looking[pool.namespace]
+        networks = self._networks if pool.spec.kv_store.external is not None else ()
+        return allowed(endpoint.host, found, networks)
 
 
 @contextmanager

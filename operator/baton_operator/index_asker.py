@@ -2,7 +2,8 @@
 
 In: pools that were just looked at. Out: answers, each handed out once, after its pool was marked to
 be looked at again; it is marked too when its index has fallen silent. Who is asked when is
-`index`'s to say.
+`index`'s to say. One pool of a namespace is asked at a time: one whose indexes never
+answer keeps no other namespace waiting.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from baton_operator.queue import WorkQueue
 from baton_operator.status.records import PoolStatus
 
 logger = logging.getLogger(__name__)
+TURN_S = 0.2  # until a pool is tried again while another one of its namespace is asked
 Subject = tuple[Pool, Observed, PoolStatus]
 
 
@@ -40,6 +42,7 @@ class IndexAsker:
         self._answered = answered
         self._subjects: dict[PoolKey, Subject] = {}
         self._answers: dict[PoolKey, Answer] = {}
+        self._asking: set[str] = set()
 
     def follow(self, key: PoolKey, pool: Pool, observed: Observed, status: PoolStatus) -> None:
         """Ask when it is time to."""
@@ -67,6 +70,11 @@ class IndexAsker:
     async def run(self) -> None:
         while True:
             key = await self._queue.take()
+            if key.namespace in self._asking:
+                self._queue.done(key)
+                self._queue.add(key, TURN_S)
+                continue
+            self._asking.add(key.namespace)
             try:
                 await self._ask(key)
             except ApiError as error:
@@ -77,6 +85,8 @@ class IndexAsker:
                 self._queue.failed(key)
             else:
                 self._queue.done(key)
+            finally:
+                self._asking.discard(key.namespace)
 
     async def _ask(self, key: PoolKey) -> None:
         subject = self._subjects.get(key)

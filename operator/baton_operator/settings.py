@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import msgspec
 
+from baton_operator.egress import Network
 from baton_operator.pool import Installation
 
 
 class OperatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     """`namespaces` is empty for all. `identity` is this replica's name, `leader_elect` whether
-    there are others. Ports of 0 are not opened."""
+    there are others. `index_networks`: where external indexes may be (see `egress`). Ports of 0 are
+    not opened."""
 
     installation: Installation
     namespaces: tuple[str, ...] = ()
     identity: str
     leader_elect: bool = False
+    index_networks: tuple[Network, ...] = ()
     workers: int = 4
     host: str = "127.0.0.1"
     health_port: int = 0

@@ -36,7 +36,8 @@ class Codec(Generic[T]):
         """Raise WireError for bytes that do not hold a known record."""
         try:
             version, record = self._decoder.decode(data)
-        except msgspec.MsgspecError as error:
+        # Text that is no UTF-8, and arrays in arrays without end, are no errors of msgspec's own.
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise WireError(f"unreadable frame of {len(data)} bytes: {error}") from error
         if version < OLDEST_READABLE:
             raise WireError(f"frame of protocol version {version}; at least {OLDEST_READABLE}")

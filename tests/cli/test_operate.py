@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_network
 from typing import Any
 
 import pytest
@@ -49,3 +50,10 @@ def test_a_pod_is_known_by_its_name_however_its_host_is_called() -> None:
 
 def test_two_processes_of_one_machine_are_two_replicas() -> None:
     assert settings_of(options(), {}).identity.rpartition("-")[2].isdigit()
+
+
+def test_networks_of_external_indexes_are_networks() -> None:
+    settings = settings_of(options(index_networks=("10.20.0.0/16", "fd00::/8")), {})
+    assert settings.index_networks == (ip_network("10.20.0.0/16"), ip_network("fd00::/8"))
+    with pytest.raises(UsageError, match=r"--index-networks: 10\.20\.0\.1/16 has host bits set"):
+        settings_of(options(index_networks=("10.20.0.1/16",)), {})

@@ -88,6 +88,7 @@ class Operator:
             f"POD_NAMESPACE={system}",
             *(f"{name}={value}" for name, value in (environment or {}).items()),
             *(sys.executable, "-m", "baton", "operator", "--json-logs", *IMAGES),
+            "--index-networks=127.0.0.0/8",  # where the tests' Redis is
             f"--health-port={self.health_port}",
             f"--metrics-port={self.metrics_port}",
             *flags,

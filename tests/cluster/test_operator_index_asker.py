@@ -20,7 +20,7 @@ from baton_operator.index_asker import IndexAsker
 from baton_operator.pool import Pool
 from baton_operator.queue import WorkQueue
 from tests.cluster.machine.client import Kubernetes
-from tests.operator.test_operator_index import PASSWORD, external, redis_server, register
+from tests.operator.test_operator_index import LOCAL, PASSWORD, external, redis_server, register
 from tests.support import observations as o
 from tests.support.observations import observed, status_of
 
@@ -43,7 +43,9 @@ async def desk(control_plane: Kubernetes) -> AsyncIterator[Desk]:
     config = await load({"KUBECONFIG": str(control_plane.kubeconfig)})
     api = Api(config, lambda verb, code: None, 60.0)
     answered: asyncio.Queue[PoolKey] = asyncio.Queue()
-    asker = IndexAsker(api, IndexReader(monotonic), WorkQueue(monotonic), answered.put_nowait)
+    asker = IndexAsker(
+        api, IndexReader(monotonic, networks=LOCAL), WorkQueue(monotonic), answered.put_nowait
+    )
     running = asyncio.create_task(asker.run())
     yield Desk(asker, answered)
     running.cancel()

@@ -225,3 +225,17 @@ async def test_a_server_that_hangs_up_on_each_request_is_asked_twice_and_no_more
     assert await link.request(pack(b"A")) == b"OK"
     with pytest.raises(LinkBroken, match="closed the connection"):
         await link.request(pack(b"B"))
+
+
+def test_no_more_is_read_of_a_reply_than_allowed_whatever_it_is() -> None:
+    for data in (
+        b"+" + b"x" * 200,
+        b"$100\r\n" + b"x" * 100,
+        b"*9\r\n" + b"$10\r\n0123456789\r\n" * 9,
+    ):
+        reader = ReplyReader("label", most_bytes=100)
+        reader.feed(data[:100])
+        with pytest.raises(ProtocolBroken, match="label sent more than is read of it"):
+            reader.feed(data[100:])
+    exact = b"$93\r\n" + b"x" * 93 + b"\r\n"
+    assert ReplyReader("label", most_bytes=len(exact)).feed(exact)

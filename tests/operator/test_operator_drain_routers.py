@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import gzip
 import json
 import socket
+import tracemalloc
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, NamedTuple
 
 import pytest
@@ -136,3 +139,79 @@ async def test_a_router_that_is_gone_is_told_of_by_its_address() -> None:
     await routers.close()
     assert told.outcome == "failed"
     assert told.words.startswith(f"the router at 127.0.0.1:{port}: ")
+
+
+@asynccontextmanager
+async def raw(answer: bytes, endless: bytes = b"") -> AsyncIterator[tuple[int, list[bytes]]]:
+    """The port of a server in a router's place that says this to each request, and `endless`
+    without an end; and what it heard."""
+    heard: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError, asyncio.CancelledError):
+            heard.append(await reader.read(1 << 16))
+            writer.write(answer)
+            while endless:
+                writer.write(endless)
+                await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        yield server.sockets[0].getsockname()[1], heard
+
+
+async def drained(port: int) -> Told:
+    routers = Routers(port, answer_s=60.0)
+    try:
+        return await routers.drain(["127.0.0.1"], TOKEN, "node-1", Leave())
+    finally:
+        await routers.close()
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n"
+BOMB = gzip.compress(b"0" * (256 << 20))
+
+
+@pytest.mark.parametrize(
+    ("answer", "endless"),
+    [
+        (HEAD + b"\r\n", b"x" * (1 << 20)),
+        (HEAD + b"Content-Length: 10737418240\r\n\r\n", b"x" * (1 << 20)),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"100000\r\n" + b"x" * (1 << 20) + b"\r\n"),
+        (HEAD, b"X-More: yes\r\n" * 1000),
+        (HEAD, b"x" * (1 << 20)),
+        (HEAD + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(BOMB) + BOMB, b""),
+    ],
+    ids=["a body", "a long body", "chunks", "headers", "a header", "a packed body"],
+)
+async def test_of_what_a_router_says_little_is_read(answer: bytes, endless: bytes) -> None:
+    async with raw(answer, endless) as (port, _):
+        tracemalloc.start()
+        try:
+            told = await drained(port)
+            assert tracemalloc.get_traced_memory()[1] < 32 << 20
+        finally:
+            tracemalloc.stop()
+    assert "did not answer within" not in told.words
+    assert len(told.words) < 1000
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+async def test_no_redirect_is_followed_and_no_token_goes_elsewhere(status: int) -> None:
+    async with raw(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n") as (other, heard):
+        head = b"HTTP/1.1 %d Moved\r\nLocation: http://127.0.0.1:%d/\r\n" % (status, other)
+        async with raw(head + b"Content-Length: 0\r\n\r\n") as (port, _):
+            told = await drained(port)
+    assert told.outcome == "failed"
+    assert heard == []
+
+
+async def test_nothing_that_a_router_wants_remembered_is_sent_to_it_again() -> None:
+    head = b"HTTP/1.1 200 OK\r\nSet-Cookie: who=operator\r\nConnection: close\r\n"
+    async with raw(head + b"Content-Length: 0\r\n\r\n") as (port, heard):
+        routers = Routers(port, answer_s=60.0)
+        for _ in range(2):
+            await routers.resume(["127.0.0.1"], TOKEN, "node-1")
+        await routers.close()
+    assert len(heard) == 2
+    assert not any(b"who=operator" in one for one in heard)

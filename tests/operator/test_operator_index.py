@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ from tests.support.observations import DEMO, HUB, observed, status_of
 PASSWORD = "pass:word@with/signs%"
 LOGIN = Login(password=PASSWORD)
 START_S = 120.0
+LOCAL = (ip_network("127.0.0.0/8"),)  # where the Redis of these tests is
 PATIENT_S = 60.0  # for an answer that is to come
 
 
@@ -122,7 +124,7 @@ async def register(url: str, pool: Pool) -> None:
 
 
 async def test_nodes_and_fetches_are_read_with_the_login_of_the_store(url: str) -> None:
-    pool, reader = external(url), IndexReader(Clock(), PATIENT_S)
+    pool, reader = external(url), IndexReader(Clock(), PATIENT_S, LOCAL)
     await register(with_login(url, "", PASSWORD), pool)
     answer = await reader.read(pool, observed(pool), None, LOGIN)
     assert answer is not None
@@ -135,7 +137,9 @@ async def test_routers_are_read_where_nodes_are_planned_for(url: str) -> None:
     for pool, routers in ((external(url), ()), (planned(url), (told,))):
         async with Registry(with_login(url, "", PASSWORD), pool.key) as registry:
             await registry.announce_router(told, 60.0)
-        answer = await IndexReader(Clock(), PATIENT_S).read(pool, observed(pool), None, LOGIN)
+        answer = await IndexReader(Clock(), PATIENT_S, LOCAL).read(
+            pool, observed(pool), None, LOGIN
+        )
         assert answer is not None
         assert answer.routers == routers
 
@@ -153,7 +157,7 @@ async def test_an_index_that_is_silent_is_asked_on_where_nodes_are_planned_for()
 
 
 async def test_the_connection_is_closed_after_use(url: str) -> None:
-    pool, reader = external(url), IndexReader(Clock(), PATIENT_S)
+    pool, reader = external(url), IndexReader(Clock(), PATIENT_S, LOCAL)
     with redis.Redis.from_url(with_login(url, "", PASSWORD)) as client:
         assert await reader.read(pool, observed(pool), None, LOGIN) is not None
         async with asyncio.timeout(START_S):
@@ -195,21 +199,26 @@ async def test_a_store_by_tls_is_asked_with_the_certificate_of_its_secret(
     async with tls_before(url, certificate, key) as port:
         pool = external(f"rediss://127.0.0.1:{port}", caSecretRef={"name": "redis-ca"})
         known = Login(password=PASSWORD, certificate=certificate.read_text())
-        answer = await IndexReader(Clock(), PATIENT_S).read(pool, observed(pool), None, known)
+        answer = await IndexReader(Clock(), PATIENT_S, LOCAL).read(
+            pool, observed(pool), None, known
+        )
         assert answer is not None
         assert answer.nodes == ()
-        assert await IndexReader(Clock(), PATIENT_S).read(pool, observed(pool), None, LOGIN) is None
+        assert (
+            await IndexReader(Clock(), PATIENT_S, LOCAL).read(pool, observed(pool), None, LOGIN)
+            is None
+        )
 
 
 async def test_a_wrong_login_is_no_answer(url: str) -> None:
-    reader = IndexReader(Clock(), PATIENT_S)
+    reader = IndexReader(Clock(), PATIENT_S, LOCAL)
     assert await reader.read(external(url), observed(), None, Login(password="no")) is None
 
 
 async def test_a_frozen_index_costs_no_longer_than_the_time_for_an_answer() -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
         pool = external(f"redis://127.0.0.1:{mute.getsockname()[1]}")
-        reader = IndexReader(Clock(), answer_s=0.2)
+        reader = IndexReader(Clock(), 0.2, LOCAL)
         async with asyncio.timeout(START_S):
             assert await reader.read(pool, observed(pool), None) is None
 
@@ -234,7 +243,7 @@ async def test_a_pool_that_is_forgotten_while_it_is_asked_is_forgotten() -> None
     with socket.create_server(("127.0.0.1", 0)) as frozen:
         pool = external(f"redis://127.0.0.1:{frozen.getsockname()[1]}")
         seen = observed(pool)
-        reader = IndexReader(Clock(), answer_s=0.2)
+        reader = IndexReader(Clock(), 0.2, LOCAL)
         reading = asyncio.create_task(reader.read(pool, seen, status_of(seen, pool)))
         await asyncio.sleep(0.05)
         reader.forget(pool.uid)
@@ -244,7 +253,10 @@ async def test_a_pool_that_is_forgotten_while_it_is_asked_is_forgotten() -> None
 
 async def test_an_answer_is_good_for_a_while(url: str) -> None:
     clock, pool = Clock(), external(url)
-    reader, settled = IndexReader(clock), status_of(observed(pool, nodes=o.reports(pool)), pool)
+    reader, settled = (
+        IndexReader(clock, networks=LOCAL),
+        status_of(observed(pool, nodes=o.reports(pool)), pool),
+    )
     assert reader.due_in(pool, observed(pool), settled) == 0.0
     assert await reader.read(pool, observed(pool), settled, LOGIN) is not None
     assert reader.due_in(pool, observed(pool), settled) == 60.0
@@ -257,7 +269,7 @@ async def test_an_answer_is_good_for_a_while(url: str) -> None:
 
 async def test_a_silent_index_is_asked_ever_more_seldom_and_an_answer_ends_that(url: str) -> None:
     clock, pool = Clock(), external(url)
-    reader, waits = IndexReader(clock), []
+    reader, waits = IndexReader(clock, networks=LOCAL), []
     for _ in range(7):
         assert await reader.read(pool, observed(pool), None) is None  # without the login
         waits.append(reader.due_in(pool, observed(pool), None))

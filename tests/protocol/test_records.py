@@ -9,7 +9,8 @@ from baton_protocol.ids import RequestId
 from baton_protocol.link import Abort, Delta, Deltas, First, RunJob, to_node_codec, to_router_codec
 from baton_protocol.request import PositionLogprobs, Request, TokenLogprob
 from baton_protocol.sampling import SamplingParams
-from baton_protocol.wire import WireError
+from baton_protocol.store import FetchReport
+from baton_protocol.wire import Codec, WireError
 
 REQUEST = Request(
     id=RequestId("r1"),
@@ -113,3 +114,17 @@ def test_an_error_has_openais_shape() -> None:
 def test_retryable_is_a_type() -> None:
     assert Unavailable("gone").record().retryable
     assert not InvalidRequest("bad").record().retryable
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x92\x01\x81\xa4node\xa2\xff\xff",
+        b"\x92\x01\x81\xa1x" + b"\x91" * 100_000 + b"\xc0",
+        b"\x92\x01" + b"\x81\xa1x" * 100_000 + b"\xc0",
+    ],
+    ids=["text that is no UTF-8", "arrays in arrays", "maps in maps"],
+)
+def test_a_frame_that_the_decoder_stumbles_over_is_unreadable_like_any_other(data: bytes) -> None:
+    with pytest.raises(WireError, match="unreadable frame"):
+        Codec[FetchReport](FetchReport).decode(data)

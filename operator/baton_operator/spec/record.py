@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from baton_operator.spec.rules import Rule
-from baton_operator.spec.values import Name, SecretKey
+from baton_operator.spec.values import Name, SecretKey, check_name
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -19,9 +19,12 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class SecretRef(Record, frozen=True, kw_only=True):
-    """A Secret in the pool's namespace."""
+    """A Secret in the pool's namespace. The operator reads some by this name."""
 
     name: Annotated[Name, Meta(description="the Secret's name")]
+
+    def __post_init__(self) -> None:
+        check_name("name", self.name)
 
 
 class SecretFile(Record, frozen=True, kw_only=True):

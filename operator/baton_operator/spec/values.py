@@ -6,6 +6,7 @@ server wants to know beforehand what checking a rule may cost.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 
 from msgspec import Meta
@@ -13,6 +14,7 @@ from msgspec import Meta
 from baton_operator.spec.flags import NODE_FLAGS, ROUTER_FLAGS
 from baton_operator.spec.rules import Rule, matches, quoted, ruled
 
+LONGEST_NAME = 253
 _LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _SUBDOMAIN = rf"{_LABEL}(\.{_LABEL})*"
 _NOT_A_NAME = "not a name of Kubernetes; write small letters, digits, '-' and '.', such as my-name"
@@ -29,8 +31,14 @@ def _names(pattern: str, message: str, longest: int, optional: bool = False) -> 
     return ruled(Rule(cel, message), max_length=longest)
 
 
-Name = Annotated[str, _names(_SUBDOMAIN, _NOT_A_NAME, 253)]
-MaybeName = Annotated[str, _names(_SUBDOMAIN, _NOT_A_NAME, 253, optional=True)]
+def check_name(field: str, name: str) -> None:
+    """Raise ValueError for what is no name of an object: it may be a path to another one."""
+    if re.fullmatch(_SUBDOMAIN, name, re.ASCII) is None or len(name) > LONGEST_NAME:
+        raise ValueError(f"{field}: {name[:LONGEST_NAME]!r} is {_NOT_A_NAME}")
+
+
+Name = Annotated[str, _names(_SUBDOMAIN, _NOT_A_NAME, LONGEST_NAME)]
+MaybeName = Annotated[str, _names(_SUBDOMAIN, _NOT_A_NAME, LONGEST_NAME, optional=True)]
 SecretKey = Annotated[
     str,
     ruled(

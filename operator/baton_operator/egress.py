@@ -1,0 +1,72 @@
+"""To which addresses the operator connects for a pool: not to every one that a pool can name.
+
+Who may write a pool may make pods in its namespace, and so reach what those reach. The operator's
+own pod reaches more: itself (loopback) and the metadata service of its machine, which hands out the
+machine's login. So a host is looked up first, its addresses are checked, and the connection goes to
+an address that was checked, whatever DNS says by then.
+
+In: a host's name, networks. Out: addresses, or AddressRefused.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+
+Address = IPv4Address | IPv6Address
+Network = IPv4Network | IPv6Network
+
+# Metadata services that are not link-local: of AWS by IPv6, Azure, Oracle and Alibaba.
+_METADATA = frozenset(
+    ip_address(one) for one in ("fd00:ec2::254", "168.63.129.16", "192.0.0.192", "100.100.100.200")
+)
+_THIS_HOST = ip_network("0.0.0.0/8")
+_NAT64 = ip_network("64:ff9b::/96")
+
+
+class AddressRefused(Exception):
+    """Names the host and what its addresses are; never the addresses of a name."""
+
+
+def look_up(host: str, port: int) -> tuple[Address, ...]:
+    """All addresses of a host. Waits for DNS; raise OSError where there is none."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return tuple(ip_address(str(one[4][0])) for one in found)
+
+
+def allowed(host: str, addresses: Sequence[Address], networks: Sequence[Network]) -> list[str]:
+    """Those that the operator connects to: in one of `networks`, or where none is given, all but
+    those of `refusal`. Raise AddressRefused where there is no other."""
+    refusals = {address: refusal(address, networks) for address in addresses}
+    found = [str(address) for address, words in refusals.items() if not words]
+    if not found:
+        raise AddressRefused(f"{host} is {next(iter(refusals.values()))}")
+    return found
+
+
+def refusal(address: Address, networks: Sequence[Network] = ()) -> str:
+    """Why the operator does not connect there; "" where it does."""
+    if networks:
+        inside = any(address in network for network in networks)
+        return "" if inside else "in none of the networks that the operator may connect to"
+    embedded = _embedded(address)
+    if embedded is not None:
+        return refusal(embedded)
+    if address.is_loopback or address.is_unspecified or address in _THIS_HOST:
+        return "a loopback address"
+    if address.is_link_local or address in _METADATA:
+        return "a link-local address, or a cloud's metadata service"
+    if address.is_multicast or address.is_reserved:
+        return "no address of one server"
+    return ""
+
+
+def _embedded(address: Address) -> IPv4Address | None:
+    """The IPv4 address that a gateway or the kernel makes of this one."""
+    if isinstance(address, IPv4Address):
+        return None
+    if address in _NAT64:
+        return IPv4Address(int(address) & 0xFFFFFFFF)
+    teredo = address.teredo
+    return address.ipv4_mapped or address.sixtofour or (teredo[1] if teredo else None)
