@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -121,7 +122,8 @@ class OwnBuckets:
     """The same buckets in this process; see baton_kvstore.budgets for their law."""
 
     def __init__(self) -> None:
-        self._levels: dict[tuple[str, int], tuple[float, float]] = {}  # level, as of when
+        # Level, as of when, and when it is full, as one that is not here. The last used comes last.
+        self._levels: OrderedDict[tuple[str, int], tuple[float, float, float]] = OrderedDict()
 
     def take(self, tenant: str, draws: Sequence[Draw], now: float) -> float:
         """Seconds to wait; 0: taken."""
@@ -141,11 +143,23 @@ class OwnBuckets:
         for slot, draw in enumerate(draws):
             if draw.rate_per_s > 0:
                 level = self._level(tenant, slot, draw, now) + sign * draw.amount
-                self._levels[tenant, slot] = min(draw.capacity, level), now
+                level = min(draw.capacity, level)
+                full_at = now + (draw.capacity - level) / draw.rate_per_s
+                self._levels[tenant, slot] = level, now, full_at
+                self._levels.move_to_end((tenant, slot))
+        self._tidy(now)
 
     def _level(self, tenant: str, slot: int, draw: Draw, now: float) -> float:
-        level, at = self._levels.get((tenant, slot), (draw.capacity, now))
+        level, at, _ = self._levels.get((tenant, slot), (draw.capacity, now, now))
         return min(draw.capacity, level + max(0.0, now - at) * draw.rate_per_s)
+
+    def _tidy(self, now: float) -> None:
+        """Forget those used longest ago, as far as they are full."""
+        while self._levels:
+            key = next(iter(self._levels))
+            if self._levels[key][2] > now:
+                return
+            del self._levels[key]
 
 
 def draws_of(limits: TenantLimits, requests: float, tokens: float) -> list[Draw]:

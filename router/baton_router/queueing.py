@@ -78,7 +78,8 @@ class _Flow:
 
 class _Level:
     """One priority. `now` is its virtual time; `ends`: where a tenant that waits no more used more
-    than its share until, kept as long as that is ahead of `now`."""
+    than its share until, kept as long as that is ahead of `now` and somebody waits: when nobody
+    does any more, all begin anew alike."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -105,6 +106,9 @@ class _Level:
         if len(flow):
             return
         del self.flows[flow.tenant]
+        if not self.flows:
+            self.now, self.ends = 0.0, {}
+            return
         self.ends = {name: end for name, end in self.ends.items() if end > self.now}
         if flow.start > self.now:
             self.ends[flow.tenant] = flow.start

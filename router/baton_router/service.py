@@ -79,13 +79,14 @@ class Router:
         settings: RouterSettings,
         rng: random.Random | None = None,
         spans: Sink | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         settings.check()
         self.settings = settings
         self.port = settings.port
         self._rng = rng or random.Random()
         self._spans = spans
-        self._clock = time.monotonic
+        self._clock = clock
         self._tasks: list[asyncio.Task[None]] = []
         self._runner: web.AppRunner | None = None
         self._reporting: Reporting | None = None
@@ -246,6 +247,7 @@ class Router:
             self.fleet,
             pause_max_s=self.settings.reconnect_max_s,
             rng=self._rng,
+            clock=self._clock,
         )
 
     def _store_state(self) -> dict[str, Any]:

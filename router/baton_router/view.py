@@ -24,6 +24,9 @@ from baton_router.roster import Roster
 
 __all__ = ["BOOKING_ARRIVES_S", "LOAD_NUMBERS", "NodeView", "PoolView", "state_of"]
 
+# Kinds that a roll-out took away and that are remembered: requests of older ones are long over.
+MOST_ROLLED = 16
+
 NOBODY = Roster().group((), np.zeros(0, dtype=np.int64), np.zeros(1, dtype=np.int64))
 
 # Fields of NodeLoad that can be summed and drawn.
@@ -111,7 +114,10 @@ class PoolView:
         self._roster.remove(view.row)
         self._standing()
         if view.report.replaced_by:
+            self._rolled.pop(view.kind, None)
             self._rolled[view.kind] = view.report.replaced_by
+            if len(self._rolled) > MOST_ROLLED:
+                del self._rolled[next(iter(self._rolled))]
         else:
             self._rolled.pop(view.kind, None)  # it may come back under another name
 

@@ -1,0 +1,225 @@
+"""A router that idles for a year, or runs for a week, is as it was: by a clock of the tests' own.
+
+Nothing overflows, nobody pays for what was long ago, and no container keeps what is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from baton_protocol.ids import BlockHash, Epoch, Fingerprint, NodeId, RequestId
+from baton_protocol.link import CacheEvents, Load
+from baton_protocol.store import NodeLoad, Role, Speeds
+from baton_router.budgets import OwnBuckets, draws_of
+from baton_router.hearing import Hearing
+from baton_router.limits import TenantLimits
+from baton_router.queueing import FairQueue, Waiter
+from baton_router.service import Router
+from baton_router.settings import RouterSettings
+from baton_router.shares import Shares
+from baton_router.view import PoolView
+from tests.router.conftest import Client
+from tests.support.clock import Clock
+from tests.support.fake_node import FakeNode, make_report
+from tests.support.growth import HOUR_S, WEEK_S, YEAR_S, broken_numbers, grown, sizes
+from tests.support.waiting import until
+
+KEYS = {"acme": "sk-acme", "globex": "sk-globex", "ops": "sk-ops"}
+LIMITS = "[tenants.acme]\nweight = 2\ntokens_per_minute = 60000\nrequests_per_minute = 600\n"
+ROLES: tuple[Role, ...] = ("prefill", "decode")
+HOURS = 24 * 365
+
+
+class AheadClock:
+    """The machine's own, and as far ahead as a test has it."""
+
+    def __init__(self) -> None:
+        self.ahead_s = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.ahead_s
+
+
+@asynccontextmanager
+async def serving(
+    folder: Path, clock: AheadClock, *nodes: FakeNode, **settings: Any
+) -> AsyncIterator[Client]:
+    """A router with tenants, weights and budgets, before these nodes."""
+    lines = [f"{name} {key}{' admin' * (name == 'ops')}" for name, key in KEYS.items()]
+    (folder / "keys").write_text("\n".join(lines))
+    (folder / "limits").write_text(LIMITS)
+    told = RouterSettings(
+        port=0,
+        nodes=tuple(node.address for node in nodes),
+        api_keys=str(folder / "keys"),
+        tenants=str(folder / "limits"),
+        explain_requests=20,
+        **settings,
+    )
+    async with Router(told, clock=clock) as router, aiohttp.ClientSession() as session:
+        client = Client(router, session)
+        await client.ready(len(nodes))
+        yield client
+
+
+async def ask(client: Client, number: int, **fields: Any) -> int:
+    """One of each tenant's calls."""
+    tenant = list(KEYS)[number % len(KEYS)]
+    bearer = {"Authorization": f"Bearer {KEYS[tenant]}"}
+    body = {"prompt": f"prompt {number} " * 3, "max_tokens": 3} | fields
+    status, told, _ = await client.post("/v1/completions", body, bearer)
+    assert status == 200, told
+    return status
+
+
+async def some_calls(client: Client, first: int, count: int) -> None:
+    await asyncio.gather(*(ask(client, first + each) for each in range(count)))
+    await until(lambda: not client.router.dispatcher.flights and not client.router.api.answering)
+
+
+@pytest.mark.parametrize(
+    "idle_s", [59 * 60.0, 86_400.0, YEAR_S], ids=["an hour", "a day", "a year"]
+)
+async def test_a_router_that_idled_serves_each_tenant_as_before(
+    tmp_path: Path, decode: FakeNode, prefill: FakeNode, idle_s: float
+) -> None:
+    clock = AheadClock()
+    async with serving(tmp_path, clock, decode, prefill, max_inflight=4) as client:
+        await some_calls(client, 0, 12)
+        for turn in range(3):
+            clock.ahead_s += idle_s
+            await some_calls(client, 12 * (turn + 1), 12)
+        assert broken_numbers(client.router) == []
+        ops = {"Authorization": f"Bearer {KEYS['ops']}"}
+        assert " nan" not in (await client.text("/metrics", ops)).lower()
+        status, pool, _ = await client.get("/pool", ops)
+        assert status == 200
+        assert all(node["state"] == "ready" for node in pool["nodes"])
+
+
+async def run_for(hours: int, folder: Path, *nodes: FakeNode) -> None:
+    """Half of the hours are compared with the other half."""
+    clock = AheadClock()
+    async with serving(folder, clock, *nodes, max_inflight=4) as client:
+        looks = []
+        for hour in range(hours):
+            await some_calls(client, 12 * hour, 12)
+            clock.ahead_s += HOUR_S
+            if hour + 1 in (hours // 2, hours):
+                looks.append(sizes(client.router))
+        assert grown(*looks) == {}
+        assert broken_numbers(client.router) == []
+
+
+async def test_a_router_that_runs_for_a_day_keeps_nothing_of_it(
+    tmp_path: Path, decode: FakeNode, prefill: FakeNode
+) -> None:
+    await run_for(24, tmp_path, decode, prefill)
+
+
+@pytest.mark.long
+async def test_a_router_that_runs_for_a_week_keeps_nothing_of_it(
+    tmp_path: Path, decode: FakeNode, prefill: FakeNode
+) -> None:
+    await run_for(168, tmp_path, decode, prefill)
+
+
+# --- nodes that come and go -----------------------------------------------------------------------
+
+
+def a_days_nodes(view: PoolView, hearing: Hearing, clock: Clock, day: int) -> None:
+    """Each day another revision, of another fingerprint and with names of its own, replaces the
+    nodes of the one before, which has had requests, restarted once, and missed events."""
+    for number in range(4):
+        role = ROLES[number % 2]
+        name, kind = NodeId(f"{role}-{day}-{number}"), Fingerprint(f"{day:032x}")
+        for start in range(2):
+            epoch = Epoch(f"{name}-{start}")
+            view.hello(make_report(name, role, fingerprint=kind, epoch=epoch))
+            hashes = [BlockHash(f"{day:06}{number:02}{each:08}".encode()) for each in range(200)]
+            hearing.heard(name, CacheEvents(epoch, tuple(hashes), reset=True, seq=0))
+            hearing.heard(name, CacheEvents(epoch, (), tuple(hashes[:50]), seq=1))
+            hearing.heard(name, CacheEvents(epoch, tuple(hashes[:9]), seq=5))  # some are missing
+            hearing.to_ask()
+        for request in range(20):
+            id = RequestId(f"{name}-{request}")
+            view.book(name, id, 100, 1)
+            view.prefilled(name, id)
+            view.release(name, id)
+        leaves = Load(epoch, "draining", Speeds(), NodeLoad(), replaced_by=f"revision-{day + 1}")
+        view.load(name, leaves)
+        clock.now += HOUR_S
+    for node in list(view.nodes):
+        hearing.forget(node)
+        view.lost(node)
+        view.forget(node)
+
+
+def test_of_nodes_that_have_gone_nothing_is_kept() -> None:
+    clock = Clock()
+    view = PoolView(clock, max_chunks=1000)
+    hearing = Hearing(view, clock)
+    looks = []
+    for day in range(365):
+        a_days_nodes(view, hearing, clock, day)
+        if day in (182, 364):
+            looks.append(sizes(view) + sizes(hearing))
+    assert grown(*looks) == {}
+    assert not view.nodes
+
+
+# --- tenants --------------------------------------------------------------------------------------
+
+
+def test_of_tenants_that_have_gone_nothing_is_kept() -> None:
+    """Each hour another one, which keys make: it waits, is served, uses its budget, and is gone."""
+    clock = Clock()
+    shares, buckets, queue = Shares(clock, 30.0), OwnBuckets(), FairQueue(100)
+    running = Shares(clock)
+    limits = TenantLimits(tokens_per_minute=6000, requests_per_minute=60)
+    looks = []
+    for hour in range(HOURS):
+        tenant = f"tenant-{hour}"
+        waiter = Waiter(tenant, 5000, weight=0.1 + hour % 7)
+        queue.add(waiter)
+        queue.take(waiter)
+        shares.add(tenant, 5000.0, waiter.weight)
+        running.add(tenant, 3, waiter.weight)
+        running.give_back(tenant, 3)
+        buckets.take(tenant, draws_of(limits, 1, 5000), clock.now)
+        clock.now += HOUR_S
+        if hour + 1 in (HOURS // 2, HOURS):
+            looks.append(sum(map(sizes, (shares, running, buckets, queue)), sizes(())))
+    assert grown(*looks) == {}
+    assert [broken_numbers(each) for each in (shares, running, buckets, queue)] == [[]] * 4
+
+
+def test_a_queue_that_takes_turns_for_a_week_still_shares_by_weight() -> None:
+    """A million tokens per second, which is what the virtual time counts."""
+    queue = FairQueue(100)
+    tokens = int(1e6 * WEEK_S / 1000)
+    heavy, light = Waiter("heavy", tokens, weight=0.001), Waiter("light", tokens, weight=1.0)
+    for waiter in (heavy, light):
+        queue.add(waiter)
+    for _ in range(1000):
+        head = next(queue.heads())
+        queue.take(head)
+        queue.add(Waiter(head.tenant, tokens, head.weight))
+    turns = {"three": 0, "one": 0}
+    for name in turns:
+        for _ in range(5):
+            queue.add(Waiter(name, 10, weight=3.0 if name == "three" else 1.0))
+    while max(turns.values()) < 3:
+        head = next(head for head in queue.heads() if head.tenant in turns)
+        turns[head.tenant] += 1
+        queue.take(head)
+    assert turns["three"] == 3
+    assert turns["one"] <= 1
