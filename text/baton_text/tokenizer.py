@@ -23,14 +23,24 @@ from baton_text.artifacts import (
     special_tokens,
     token_content,
 )
+from baton_text.division import division_of, longest_token
 from baton_text.pieces import Spelling, spelling_of
 
 # Characters; an event loop has longer ones encoded in a thread.
 LONG_TEXT = 8192
+# Characters that are encoded at once, where a text may be divided: each takes 100 to 250 bytes
+# meanwhile, so a part takes 16 MB. And those that ever are: 250 MB.
+PART = 1 << 16
+MOST_AT_ONCE = 1 << 20
 # Tokens whose bytes are remembered: a text's are few of the vocabulary's.
 PIECES = 32_768
 
 _TOKEN_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+
+
+class TextTooLong(Exception):
+    """So many characters (`args[0]`) in a row cannot be divided, and are too many to be encoded at
+    once."""
 
 
 class Tokenizer:
@@ -45,6 +55,11 @@ class Tokenizer:
             index for index, token in backend.get_added_tokens_decoder().items() if token.special
         )
         self._piece = lru_cache(PIECES)(self._spell)
+        self.division = division_of(backend)
+        self._around = _special_around(backend)
+        # One int per id, for all prompts: of its own, each takes 32 bytes beside its place of 8.
+        self._ints = tuple(range(max(backend.get_vocab().values(), default=-1) + 1))
+        self.longest_token = longest_token(backend)
 
     @classmethod
     def from_artifacts(cls, artifacts: Mapping[str, bytes]) -> Tokenizer:
@@ -79,6 +94,35 @@ class Tokenizer:
         ids: list[int] = encoding.ids
         return ids
 
+    def encode_up_to(
+        self, text: str, most: int, add_special_tokens: bool = True, part_size: int = PART
+    ) -> tuple[list[int], bool]:
+        """Ids of `text`, and whether they are all; a text of more than `most` may have only its
+        first ones, which are more than `most`.
+
+        A long text is encoded in parts, where its tokenizer lets it be divided (see `division`):
+        what it takes in memory does not grow with it. Raise TextTooLong for one that would have to
+        be encoded at once and is too long for that.
+        """
+        if len(text) <= part_size:
+            return self.shared(self.encode(text, add_special_tokens)), True
+        parts = self.division.parts(text, part_size) if self.division is not None else [text]
+        before, after = self._around if add_special_tokens else ((), ())
+        ids = list(before)
+        for part in parts:
+            if len(ids) > most:
+                return ids, False
+            if len(part) > MOST_AT_ONCE:
+                raise TextTooLong(len(part))
+            ids += self.shared(self.encode(part, add_special_tokens=False))
+        ids += after
+        return ids, True
+
+    def shared(self, ids: Sequence[int]) -> list[int]:
+        """The same ids, as ints that all prompts share."""
+        ints, known = self._ints, len(self._ints)
+        return [ints[index] if 0 <= index < known else index for index in ids]
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of a whole sequence. While ids still arrive, use a Detokenizer."""
         return str(self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
@@ -107,6 +151,16 @@ class Tokenizer:
     def token_text(self, token_id: int) -> str:
         """`token_bytes` as text; a half character shows as U+FFFD."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
+
+
+def _special_around(backend: Backend) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What is put before and behind a text where special tokens are added (BOS, EOS)."""
+    encoding = backend.encode("a", add_special_tokens=True)
+    ids: list[int] = encoding.ids
+    own = [at for at, special in enumerate(encoding.special_tokens_mask) if not special]
+    if not own:
+        return tuple(ids), ()
+    return tuple(ids[: own[0]]), tuple(ids[own[-1] + 1 :])
 
 
 def _add_configured_tokens(
