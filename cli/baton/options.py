@@ -281,6 +281,29 @@ class ServingOptions(CommonOptions):
     link_patience: float = flag(
         1.0, "how long a node's broken link may take to come back", metavar="SECONDS", least=0
     )
+    max_body: ByteSize = flag(ByteSize(16 << 20), "a request's body, at most", least=1)
+    max_bodies: ByteSize = flag(
+        ByteSize(48 << 20),
+        "large bodies that are read, parsed or tokenized at a time: so many bytes together, half of"
+        " it of one tenant",
+        least=1,
+    )
+    header_timeout: float = flag(
+        30.0, "how long a request's headers may take to come", metavar="SECONDS", least=0.1
+    )
+    body_timeout: float = flag(
+        30.0, "how long a body may pause while it comes", metavar="SECONDS", least=0.1
+    )
+    body_rate: ByteSize = flag(
+        ByteSize(16 << 10), "bytes per second that a body has to come with, on average", least=1
+    )
+    idle_timeout: float = flag(
+        620.0,
+        "a connection without a request is closed after so long; longer than what is before the"
+        " router keeps one",
+        metavar="SECONDS",
+        least=0.1,
+    )
     keepalive: float = flag(
         15.0, "between comment lines of a stream that waits", metavar="SECONDS", least=0.1
     )

@@ -7,11 +7,13 @@
     |-- NotFound            404     unknown model or route
     |-- Unauthorized        401
     |-- Forbidden           403     this server is not set up to let anybody do that
+    |-- BodyTimeout         408     the body came too slowly
     |-- TooLarge            413     body over the limit
     |-- SlowClient          408     its stream was not read; only ever an event of that stream
     |-- Saturated           429     with `retry_after` seconds
     |   |-- RateLimited     429     its tenant's budget is used up
-    |   `-- QueueFull       429     too many wait already
+    |   |-- QueueFull       429     too many wait already
+    |   `-- BodiesFull      429     too many large bodies are being read
     |-- Unavailable         503     retryable: nobody can serve it now
     |   `-- QueueTimeout    503     every node stayed full
     |-- DeadlineExceeded    504
@@ -107,6 +109,12 @@ class Forbidden(BatonError):
     code = "forbidden"
 
 
+class BodyTimeout(BatonError):
+    status = 408
+    type = "invalid_request_error"
+    code = "body_timeout"
+
+
 class TooLarge(BatonError):
     status = 413
     type = "invalid_request_error"
@@ -132,6 +140,10 @@ class RateLimited(Saturated):
 
 class QueueFull(Saturated):
     code = "queue_full"
+
+
+class BodiesFull(Saturated):
+    code = "bodies_full"
 
 
 class Unavailable(BatonError):

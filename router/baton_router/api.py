@@ -16,16 +16,11 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from baton_protocol.errors import (
-    BatonError,
-    DeadlineExceeded,
-    InvalidRequest,
-    MalformedBody,
-    Unavailable,
-)
+from baton_protocol.errors import BatonError, DeadlineExceeded, InvalidRequest, Unavailable
 from baton_router.access import Trail
 from baton_router.admission import Admission, Ticket
 from baton_router.answer import Answer, Stopwatch
+from baton_router.bodies import Bodies, Body
 from baton_router.calls import Call, Head, Shape
 from baton_router.dispatch import Dispatcher
 from baton_router.errors import RequestFailed
@@ -73,6 +68,7 @@ class Api:
     refused: Callable[[str], None]
     metrics: RouterMetrics
     explanations: Explanations
+    bodies: Bodies
     tracing: Tracing
     rng: random.Random
     clock: Callable[[], float]
@@ -104,16 +100,23 @@ class Api:
         return await self._serve(request, CompletionCall.parse, "cmpl-")
 
     async def _serve(
-        self, request: web.Request, parse: Callable[[bytes], Call], prefix: str
+        self, request: web.Request, parse: Callable[[bytearray], Call], prefix: str
     ) -> web.StreamResponse:
-        call = parse(await body_of(request))
+        tenant = request[TRAIL].tenant
+        assert tenant is not None, "the middleware says whose request it is"
+        async with self.bodies.of(request, tenant.name) as body:
+            return await self._called(request, body, await body.parsed(parse), prefix)
+
+    async def _called(
+        self, request: web.Request, body: Body, call: Call, prefix: str
+    ) -> web.StreamResponse:
         if self.draining:
             raise Unavailable("the router is shutting down; send the request again")
         ranking = self._ranking(request)
         events = self._events(request) if call.options.stream else None
         self._count(1)
         try:
-            return await self._answer(request[TRAIL], call, prefix, events, ranking)
+            return await self._answer(request[TRAIL], body, call, prefix, events, ranking)
         except (BatonError, RequestFailed) as error:
             if events is None or not events.begun:
                 raise
@@ -145,27 +148,32 @@ class Api:
     async def _answer(
         self,
         trail: Trail,
+        body: Body,
         call: Call,
         prefix: str,
         events: EventStream | None,
         ranking: Ranking | None,
     ) -> web.StreamResponse:
-        """`events` of a stream. What fails raises, also where it has begun."""
+        """`events` of a stream. What fails raises, also where it has begun. `body` is done once its
+        prompts are ids."""
         assert trail.tenant is not None, "the middleware says whose request it is"
         waits_until = await self.waking.hold(call, trail, events)
         serving = self.fleet.serving(call.options.model)
         # The time that a call was held is not its own: a node that loads takes minutes.
         deadline = self.clock() + self.settings.request_timeout_s
-        prepared = await prepare(
-            call,
-            serving,
-            trail.id,
-            tenant=trail.tenant,
-            deadline=deadline,
-            rng=self.rng,
-            ranking=ranking,
-            traceparent=trail.traceparent,
-        )
+        async with body.turn():
+            prepared = await prepare(
+                call,
+                serving,
+                trail.id,
+                tenant=trail.tenant,
+                deadline=deadline,
+                rng=self.rng,
+                ranking=ranking,
+                traceparent=trail.traceparent,
+            )
+        call.forget_prompts()
+        body.done()
         prompts, created = [item.request.prompt_ids for item in prepared], int(time.time())
         guard = ReadGuard(self.dispatcher, events, trail)
         outbox = Outbox(len(prepared), guard.most(prepared), guard.overflow)
@@ -282,15 +290,6 @@ class Api:
         lengths = [one.max_model_len for one in self.fleet.offered() if name in one.names]
         told = {"id": name, "object": "model", "created": 0, "owned_by": "baton"}
         return told | {"max_model_len": min(lengths, default=None)}
-
-
-async def body_of(request: web.Request) -> bytes:
-    """Raise MalformedBody for one that its own content-encoding does not decode."""
-    try:
-        return await request.read()
-    except web.RequestPayloadError as error:
-        reason = str(error).strip().rpartition("\n")[2].strip()
-        raise MalformedBody(f"the body cannot be read: {reason}") from error
 
 
 def _json(body: dict[str, Any], status: int = 200) -> web.Response:

@@ -30,7 +30,7 @@ ADMINS = ("/pool", "/metrics")  # and these an admin's
 COMMANDS = "/nodes/"  # what is below changes what nodes do
 CLIENT_LEFT = 499
 RETRY_AFTER_S = 1
-_CODES = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
+_CODES = {404: "not_found", 405: "method_not_allowed"}
 
 Failure = BatonError | RequestFailed | web.HTTPException
 logger = logging.getLogger(__name__)
@@ -40,8 +40,8 @@ def build_app(api: Api, siblings: Siblings | None = None) -> web.Application:
     """`siblings`: the workers beside this one, on the same port."""
     gathers = [gathering(siblings)] if siblings is not None else []
     middlewares = [_shaped(api), own_origin, *gathers]
-    app = web.Application(client_max_size=api.settings.max_body_bytes, middlewares=middlewares)
-    drains = Drains(api.fleet, api.clock)
+    app = web.Application(middlewares=middlewares)
+    drains = Drains(api.fleet, api.bodies, api.clock)
     described = web.get("/openapi.json", _openapi)
     app.add_routes([*api.routes(), *drains.routes(), described])
     return app
@@ -133,7 +133,6 @@ def _record(request: web.Request, error: Failure) -> ErrorRecord:
     message = {
         404: f"there is no {route}; see /v1/models, /v1/chat/completions, /v1/completions",
         405: f"{route} is not allowed; allowed: {error.headers.get('Allow', '')}",
-        413: f"the body is too large: {error.text}",
     }.get(error.status, f"{route}: {error.reason}")
     return ErrorRecord(
         message=message,

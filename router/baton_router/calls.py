@@ -129,7 +129,16 @@ class Call(Protocol):
         """What the client calls a field of SamplingParams, or the prompt, where it differs."""
         ...
 
+    @property
+    def rendered(self) -> int:
+        """Characters that a chat template has to render, about."""
+        ...
+
     def prompts(self, model: PoolModel) -> list[Prompt]: ...
+
+    def forget_prompts(self) -> None:
+        """They are ids now: let texts go that the answer does not repeat."""
+        ...
 
     def shape(self, head: Head, prompts: PromptIds, tokenizer: Tokenizer) -> Shape: ...
 

@@ -21,7 +21,7 @@ from baton_protocol.errors import InvalidRequest, NotFound, Unavailable
 from baton_protocol.ids import NodeId
 from baton_protocol.link import DRAIN_SINCE, DrainNode, ResumeNode
 from baton_protocol.store import NodeState
-from baton_router.api import body_of
+from baton_router.bodies import Bodies
 from baton_router.fields import Fields, wrong
 from baton_router.fleet import Fleet
 from baton_router.view import NodeView, state_of
@@ -35,8 +35,9 @@ logger = logging.getLogger(__name__)
 
 
 class Drains:
-    def __init__(self, fleet: Fleet, clock: Callable[[], float]) -> None:
+    def __init__(self, fleet: Fleet, bodies: Bodies, clock: Callable[[], float]) -> None:
         self._fleet = fleet
+        self._bodies = bodies
         self._clock = clock
         self._replaced: set[NodeId] = set()  # those that are being told so
 
@@ -48,7 +49,7 @@ class Drains:
 
     async def drain(self, request: web.Request) -> web.Response:
         node = self._node(request)
-        words = drain_words(await body_of(request))
+        words = drain_words(await self._bodies.read(request))
         logger.info("%s is told to drain: %s", node, words.reason or "no reason given")
         until = self._clock() + ANSWER_S
         if not words.replaced_by:

@@ -9,24 +9,71 @@ given here and nowhere else.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Any
 
 import msgspec
 
-from baton_protocol.errors import InvalidRequest, MalformedBody
+from baton_protocol.errors import InvalidRequest, MalformedBody, TooLarge
 
 Schema = Mapping[str, Any]
 ANY: Schema = {}  # each value is as this has it
 SHOWN = 60  # characters of an offending value that are repeated to the client
+# Of a body: each takes up to 72 bytes, however few it has as JSON. Hardly a context is longer.
+MAX_VALUES = 1 << 20
+_SLICE = 1 << 18  # bytes that are looked through at once: other threads wait meanwhile
+_QUOTE, _BACKSLASH = b'"', ord("\\")
+
+
+def check_size(data: bytes | bytearray) -> None:
+    """Raise TooLarge for JSON with more than MAX_VALUES lists, objects and members of them."""
+    count, at = 0, 0
+    while at < len(data):
+        quote = data.find(_QUOTE, at)
+        end = len(data) if quote < 0 else quote
+        for start in range(at, end, _SLICE):
+            count += sum(
+                data.count(sign, start, min(end, start + _SLICE)) for sign in (b",", b"[", b"{")
+            )
+            if count > MAX_VALUES:
+                raise TooLarge(
+                    f"the body holds more than {MAX_VALUES} values; send fewer ids or prompts at a"
+                    " time"
+                )
+        at = len(data) if quote < 0 else _string_end(data, quote + 1)
+
+
+def _string_end(data: bytes | bytearray, at: int) -> int:
+    """Behind the quote that ends the string which `at` is in."""
+    while (end := data.find(_QUOTE, at)) >= 0:
+        first = end
+        while data[first - 1] == _BACKSLASH:
+            first -= 1
+        at = end + 1
+        if (end - first) % 2 == 0:
+            return at
+    return len(data)
 
 
 def show(value: object) -> str:
     """The value as JSON, cut short."""
     try:
-        text = msgspec.json.encode(value).decode()
+        text = msgspec.json.encode(_beginning(value)).decode()
     except (TypeError, msgspec.MsgspecError):
         text = repr(value)
     return text if len(text) <= SHOWN else text[:SHOWN] + "..."
+
+
+def _beginning(value: object, depth: int = SHOWN) -> object:
+    """As much of the value as is shown of it: a client's may be long, and deep."""
+    if isinstance(value, str):
+        return value[: SHOWN + 1]
+    if isinstance(value, list):
+        return [_beginning(one, depth - 1) for one in value[: SHOWN + 1]] if depth else []
+    if isinstance(value, dict):
+        some = islice(value.items(), SHOWN + 1)
+        return {_beginning(k): _beginning(v, depth - 1) for k, v in some} if depth else {}
+    return value
 
 
 def wrong(name: str, value: object, allowed: str) -> InvalidRequest:
@@ -41,7 +88,7 @@ class Fields:
         self._body = body
 
     @classmethod
-    def parse(cls, data: bytes) -> Fields:
+    def parse(cls, data: bytes | bytearray) -> Fields:
         """Raise MalformedBody unless `data` is a JSON object."""
         try:
             body = msgspec.json.decode(data)

@@ -1,4 +1,5 @@
-"""The aiohttp server under the application: what its parser refuses is told as OpenAI's errors too.
+"""The aiohttp server under the application: what its parser refuses is told as OpenAI's errors too,
+and a connection whose headers do not come in time is closed.
 
 In: bytes that are no request that the router takes. Out: an error that repeats none of them, and no
 log line above debug: what is in a header may be a key, and anybody could fill the log.
@@ -6,6 +7,7 @@ log line above debug: what is in a header may be a key, and anybody could fill t
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
@@ -25,24 +27,66 @@ logger = logging.getLogger(__name__)
 
 
 class ShapedRunner(web.AppRunner):
-    """An AppRunner whose connections are ShapedHandlers."""
+    """An AppRunner of ShapedHandlers. Headers have `header_timeout_s` to come."""
+
+    def __init__(self, app: web.Application, header_timeout_s: float, **options: Any) -> None:
+        super().__init__(app, **options)
+        self._header_timeout_s = header_timeout_s
 
     async def _make_server(self) -> web.Server:
         server = await super()._make_server()
-        return _ShapedServer(
+        return _ShapedServer(server, self._header_timeout_s)
+
+
+class _ShapedServer(web.Server):
+    def __init__(self, server: web.Server, header_timeout_s: float) -> None:
+        super().__init__(
             server.request_handler,
             request_factory=server.request_factory,
             handler_cancellation=server.handler_cancellation,
             **server._kwargs,
         )
+        self._header_timeout_s = header_timeout_s
 
-
-class _ShapedServer(web.Server):
     def __call__(self) -> web.RequestHandler:
-        return _ShapedHandler(self, loop=self._loop, **self._kwargs)
+        return _ShapedHandler(self, self._header_timeout_s, loop=self._loop, **self._kwargs)
 
 
 class _ShapedHandler(web.RequestHandler):
+    """aiohttp itself closes a connection that is idle for too long, and waits for half a request as
+    for none."""
+
+    __slots__ = ("_header_timeout_s", "_headers_due")
+
+    def __init__(self, manager: web.Server, header_timeout_s: float, **options: Any) -> None:
+        super().__init__(manager, **options)
+        self._header_timeout_s = header_timeout_s
+        self._headers_due: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._await_headers()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._have_headers()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        before = self._request_count
+        super().data_received(data)
+        if self._request_count != before:
+            self._have_headers()
+        elif data and self._waiter is not None and self._headers_due is None:
+            self._await_headers()
+
+    def _await_headers(self) -> None:
+        self._headers_due = self._loop.call_later(self._header_timeout_s, self.force_close)
+
+    def _have_headers(self) -> None:
+        if self._headers_due is not None:
+            self._headers_due.cancel()
+            self._headers_due = None
+
     def handle_error(
         self,
         request: web.BaseRequest,

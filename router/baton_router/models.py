@@ -40,11 +40,15 @@ class PoolModel:
     template: ChatTemplate
     defaults: dict[str, Any]
 
-    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Long texts in a thread; a short one takes some milliseconds of the event loop."""
+    async def encode(
+        self, text: str, most: int, *, add_special_tokens: bool
+    ) -> tuple[list[int], bool]:
+        """See Tokenizer.encode_up_to. Long texts in a thread; a short one takes some milliseconds
+        of the event loop."""
+        encode = self.tokenizer.encode_up_to
         if len(text) <= LONG_TEXT:
-            return self.tokenizer.encode(text, add_special_tokens)
-        return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens)
+            return encode(text, most, add_special_tokens)
+        return await asyncio.to_thread(encode, text, most, add_special_tokens)
 
 
 Key = tuple[tuple[str, str], ...]

@@ -38,6 +38,7 @@ from baton_router.unserved import check_unserved
 from baton_text.tokenizer import Tokenizer
 
 OWN_FIELDS = ("messages", "tools", "add_generation_prompt")  # of a chat: not template values
+MESSAGE_CHARS = 30  # rendering a message takes as long as so many characters
 TEMPLATE_KWARGS = {"propertyNames": {"not": {"enum": list(OWN_FIELDS)}}}
 _PART = {
     "type": "object",
@@ -78,7 +79,7 @@ class ChatCall:
     continues_prompt: bool = False
 
     @classmethod
-    def parse(cls, data: bytes) -> ChatCall:
+    def parse(cls, data: bytes | bytearray) -> ChatCall:
         """Raise InvalidRequest naming the first wrong field; MalformedBody."""
         return cls.read(Fields.parse(data))
 
@@ -102,6 +103,13 @@ class ChatCall:
             add_generation_prompt=fields.boolean("add_generation_prompt", True),
             add_special_tokens=fields.boolean("add_special_tokens", False),
         )
+
+    @property
+    def rendered(self) -> int:
+        return sum(MESSAGE_CHARS + len(message["content"]) for message in self.messages)
+
+    def forget_prompts(self) -> None:
+        self.messages.clear()
 
     def prompts(self, model: PoolModel) -> list[Prompt]:
         text = model.template.render(

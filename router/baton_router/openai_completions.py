@@ -44,7 +44,7 @@ class CompletionCall:
     options: Options
     sampling: Json
     bad_words: tuple[str, ...]
-    given: tuple[Prompt, ...]
+    given: list[Prompt]
     echo: bool
     prompt_logprobs: int | None
     names: Mapping[str, str]
@@ -52,7 +52,7 @@ class CompletionCall:
     continues_prompt: bool = True
 
     @classmethod
-    def parse(cls, data: bytes) -> CompletionCall:
+    def parse(cls, data: bytes | bytearray) -> CompletionCall:
         """Raise InvalidRequest naming the first wrong field; MalformedBody."""
         return cls.read(Fields.parse(data))
 
@@ -84,6 +84,14 @@ class CompletionCall:
             names=names,
         )
 
+    @property
+    def rendered(self) -> int:
+        return 0
+
+    def forget_prompts(self) -> None:
+        if not self.echo:
+            self.given.clear()
+
     def prompts(self, model: PoolModel) -> list[Prompt]:
         return list(self.given)
 
@@ -113,21 +121,21 @@ class CompletionCall:
         return text.removesuffix(begun)
 
 
-def _prompts(value: Any, special: bool) -> tuple[Prompt, ...]:
+def _prompts(value: Any, special: bool) -> list[Prompt]:
     if isinstance(value, str):
-        return (TextPrompt(value, special),)
+        return [TextPrompt(value, special)]
     if not isinstance(value, list) or not value:
         raise wrong("prompt", value, _ALLOWED)
     if _is_ids(value):
-        return (tuple(value),)
+        return [tuple(value)]
     if len(value) > MAX_PROMPTS:
         raise InvalidRequest(
             f"prompt holds {len(value)} prompts; at most {MAX_PROMPTS}", param="prompt"
         )
     if all(isinstance(item, str) for item in value):
-        return tuple(TextPrompt(item, special) for item in value)
+        return [TextPrompt(item, special) for item in value]
     if all(isinstance(item, list) and _is_ids(item) for item in value):
-        return tuple(tuple(item) for item in value)
+        return [tuple(item) for item in value]
     raise wrong("prompt", value, _ALLOWED)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from baton_protocol.errors import (
     BatonError,
+    BodyTimeout,
     DeadlineExceeded,
     Forbidden,
     InternalError,
@@ -68,11 +69,11 @@ Errors = Sequence[type[BatonError]]
 _ANY: Errors = (InvalidRequest, InternalError)
 _KEYED: Errors = (*_ANY, Unauthorized)
 _GENERATION: Errors = (
-    *(*_KEYED, Forbidden, NotFound, TooLarge),
+    *(*_KEYED, Forbidden, NotFound, BodyTimeout, TooLarge),
     *(Saturated, Unavailable, DeadlineExceeded),
 )
 _ADMINS: Errors = (*_KEYED, Forbidden)
-_ADMIN: Errors = (*_ADMINS, NotFound, TooLarge, Unavailable)
+_ADMIN: Errors = (*_ADMINS, NotFound, BodyTimeout, TooLarge, Saturated, Unavailable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

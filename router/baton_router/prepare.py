@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from baton_protocol.errors import InvalidRequest
+from baton_protocol.errors import InvalidRequest, PromptTooLong
 from baton_protocol.hashing import chunk_hashes, extend_hashes, root_hash
 from baton_protocol.ids import BlockHash, RequestId
 from baton_protocol.request import Request
@@ -26,11 +26,13 @@ from baton_router.flights import Prepared
 from baton_router.parameters import check_scores, complete
 from baton_router.settings import Ranking
 from baton_router.tenants import Tenant
-from baton_text.tokenizer import Tokenizer
+from baton_text.tokenizer import LONG_TEXT, MOST_AT_ONCE, TextTooLong, Tokenizer
 
 # Hashing a block takes 2 us; longer prompts are hashed in a thread.
 LONG_PROMPT = 8192
 SEED_BITS = 63
+# Of all prompts of a call: each takes 8 bytes until it is answered.
+MAX_TOKENS = 1 << 20
 
 
 async def prepare(
@@ -46,15 +48,21 @@ async def prepare(
 ) -> list[Prepared]:
     """Raise InvalidRequest (PromptTooLong) before anything is placed. `deadline` is a time of the
     router's clock."""
-    prompts = call.prompts(serving.model)
+    prompts = await _prompts(call, serving)
     sampling = await _sampling(call, serving)
     prepared = []
     tokens = 0
     for slot, prompt in enumerate(prompts):
         if slot:
             await asyncio.sleep(0)  # each takes milliseconds: other streams go on between two
-        ids = await _ids(prompt, serving)
+        ids = await _ids(prompt, serving, call.names.get("prompt", "prompt"))
         tokens += len(ids)
+        if tokens > MAX_TOKENS:
+            raise InvalidRequest(
+                f"the prompts of one call may have {MAX_TOKENS} tokens together, and the first"
+                f" {slot + 1} of these have {tokens}; send fewer at a time",
+                param="prompt",
+            )
         check_scores(sampling, tokens, call.names)
         params = complete(
             sampling,
@@ -116,12 +124,47 @@ async def renamed(item: Prepared, serving: Serving) -> Prepared:
     return replace(item, request=request, chunks=chunks, serving=serving)
 
 
-async def _ids(prompt: Prompt, serving: Serving) -> tuple[int, ...]:
-    if isinstance(prompt, TextPrompt):
-        text, special = prompt.text, prompt.add_special_tokens
-        return tuple(await serving.model.encode(text, add_special_tokens=special))
-    _check_ids("prompt", prompt, serving.vocab_size)
-    return prompt
+async def _prompts(call: Call, serving: Serving) -> list[Prompt]:
+    """A long conversation is rendered in a thread."""
+    if call.rendered <= LONG_TEXT:
+        return call.prompts(serving.model)
+    return await asyncio.to_thread(call.prompts, serving.model)
+
+
+async def _ids(prompt: Prompt, serving: Serving, field: str) -> tuple[int, ...]:
+    """Raise PromptTooLong for what cannot fit, as soon as that is certain: no more of a prompt is
+    worked on than the model could take."""
+    most, model = serving.max_model_len - 1, serving.model
+    if not isinstance(prompt, TextPrompt):
+        if len(prompt) > most:
+            raise _too_long(serving, f"has {len(prompt)}", field)
+        _check_ids("prompt", prompt, serving.vocab_size)
+        return tuple(model.tokenizer.shared(prompt))
+    size, longest = len(prompt.text), model.tokenizer.longest_token
+    if size > most * longest:
+        told = f"has {size} characters, at most {longest} per token"
+        raise _too_long(serving, told, field)
+    try:
+        ids, whole = await model.encode(
+            prompt.text, most, add_special_tokens=prompt.add_special_tokens
+        )
+    except TextTooLong as error:
+        raise PromptTooLong(
+            f"the prompt has {error.args[0]} characters in a row at which this model's tokenizer"
+            f" cannot begin anew; at most {MOST_AT_ONCE}. Shorten {field}",
+            param=field,
+        ) from error
+    if not whole:
+        raise _too_long(serving, f"has more than {most}", field)
+    return tuple(ids)
+
+
+def _too_long(serving: Serving, told: str, field: str) -> PromptTooLong:
+    return PromptTooLong(
+        f"this model's maximum context length is {serving.max_model_len} tokens, but the prompt"
+        f" {told}; at least one token must be left to generate. Shorten {field}",
+        param=field,
+    )
 
 
 async def _sampling(call: Call, serving: Serving) -> Mapping[str, Any]:

@@ -13,6 +13,7 @@ import random
 import secrets
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -35,6 +36,7 @@ from baton_router.admission import Admission
 from baton_router.admission_metrics import AdmissionMetrics
 from baton_router.api import ROUTER_DIGITS, Api
 from baton_router.app import build_app
+from baton_router.bodies import Bodies, settle_memory
 from baton_router.budgets import Budgets
 from baton_router.demand import Demand, held_among
 from baton_router.discovery import Discovery
@@ -66,6 +68,9 @@ POLL_S = 0.02
 # An index that is only late keeps budgets better than each router by itself.
 BUDGETS_TIMEOUT_S = 0.25
 COLLECT_EVERY = 20_000  # new objects; Python's own is 700
+# A thread that works on a large body lets the event loop go on after so long; Python's own is 5 ms,
+# for each step of the loop.
+SWITCH_S = 0.0005
 KNOW_NODES_S = 3.0  # at most, before a worker beside others listens
 
 logger = logging.getLogger(__name__)
@@ -190,6 +195,7 @@ class Router:
             refused=admission_metrics.rejected,
             metrics=metrics,
             explanations=Explanations(settings.explain_requests, clock),
+            bodies=Bodies(settings),
             tracing=Tracing(self._spans, clock),
             rng=self._rng,
             clock=clock,
@@ -268,12 +274,14 @@ class Router:
         siblings = Siblings(Path(own)) if own else None
         self._runner = ShapedRunner(
             build_app(self.api, siblings),
+            self.settings.header_timeout_s,
             handler_cancellation=True,
             access_log=None,
             shutdown_timeout=0.1,
             max_line_size=MAX_LINE,
             max_field_size=MAX_LINE,
             max_headers=MAX_HEADERS,
+            keepalive_timeout=self.settings.idle_timeout_s,
         )
         await self._runner.setup()
         if siblings is not None and siblings.others():
@@ -378,6 +386,8 @@ async def run(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signalled)
+    settle_memory()
+    sys.setswitchinterval(SWITCH_S)
     try:
         async with Router(settings, spans=spans) as router:
             _keep()

@@ -42,6 +42,13 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     most `max_queued` do. A node is full with `max_inflight` sequences (0: as many as it says that
     it computes at once), or with prompts for `admission_queue_ms` before it (0: nobody waits here).
 
+    A body has at most `max_body_bytes`, and large ones that are read, parsed or tokenized at a time
+    have `max_bodies_bytes` together, of one tenant half of that (see `bodies`). Headers have
+    `header_timeout_s` to come, from the connection or their first byte on; a body may pause for
+    `body_timeout_s`, and has to come with `body_bytes_per_s` at least. A connection without a
+    request is closed after `idle_timeout_s`: longer than what is before a router keeps it, or that
+    may send a request into a connection that is just being closed.
+
     `api_keys` is a file (see `tenants`), "" asks nobody for a key; `tenants` is one of what each
     tenant may (see `limits`); both are read again when they change. `admin_key` opens /pool,
     /metrics and the routes that drain nodes, beside the admins' keys of the file. With `sharing`
@@ -71,6 +78,11 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     placement: Ranking = "cost"
     allow_policy_header: bool = False
     max_body_bytes: int = 16 << 20
+    max_bodies_bytes: int = 48 << 20
+    header_timeout_s: float = 30.0
+    body_timeout_s: float = 30.0
+    body_bytes_per_s: int = 16 << 10
+    idle_timeout_s: float = 620.0
     max_view_chunks: int = 1_000_000
     lookup_timeout_ms: float = 50.0
     discovery_interval_s: float = 1.0
@@ -142,6 +154,11 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 _POSITIVE = (
     "max_body_bytes",
+    "max_bodies_bytes",
+    "header_timeout_s",
+    "body_timeout_s",
+    "body_bytes_per_s",
+    "idle_timeout_s",
     "max_view_chunks",
     "lookup_timeout_ms",
     "discovery_interval_s",

@@ -205,7 +205,7 @@ def test_fields_that_change_nothing_are_accepted(parse: Any) -> None:
     ],
 )
 def test_prompts_come_as_texts_or_ids_alone_or_in_lists(prompt: Any, given_prompts: Any) -> None:
-    assert completion(prompt=prompt).given == given_prompts
+    assert completion(prompt=prompt).given == list(given_prompts)
 
 
 @pytest.mark.parametrize("prompt", [None, [], 5, {}, [1, "a"], [[1], "a"], [True], ["a"] * 1025])

@@ -1,0 +1,379 @@
+"""Bodies that are large, slow or never whole: what the router does with them, and without them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton_protocol.errors import BodiesFull, BodyTimeout, TooLarge
+from baton_protocol.link import RunJob
+from baton_router import fields
+from baton_router.bodies import SMALL, Bodies
+from baton_router.fields import MAX_VALUES, SHOWN, check_size, show
+from baton_router.settings import RouterSettings
+from tests.support.fake_node import FakeNode
+
+COMPLETIONS = "/v1/completions"
+KEYS = "acme key-of-acme\nglobex key-of-globex\n"
+ACME, GLOBEX = ({"Authorization": f"Bearer key-of-{name}"} for name in ("acme", "globex"))
+END_S = 120.0
+LARGE = 3 * SMALL
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-1000, 1000) | st.text('[]{},:"\\ a\u00e9\n'),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text('[]{},"\\a'), inner),
+    max_leaves=30,
+)
+
+
+def head(length: int, headers: Mapping[str, str] | None = None) -> bytes:
+    lines = [f"POST {COMPLETIONS} HTTP/1.1", "Host: x", f"Content-Length: {length}"]
+    lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+class Connection:
+    """A client that writes what it likes."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self.writer = writer
+
+    async def answer(self) -> tuple[int, dict[str, Any]]:
+        """The next answer on the connection."""
+        async with asyncio.timeout(END_S):
+            told = (await self._reader.readuntil(b"\r\n\r\n")).decode().lower()
+            length = int(told.split("content-length: ")[1].split("\r\n")[0])
+            return int(told.split(" ")[1]), json.loads(await self._reader.readexactly(length))
+
+    async def ended(self) -> bytes:
+        """What came until the router closed it."""
+        async with asyncio.timeout(END_S):
+            return await self._reader.read()
+
+
+Connect = Callable[[Any, bytes], Awaitable[Connection]]
+
+
+@pytest.fixture
+async def connect() -> AsyncIterator[Connect]:
+    """Connections to a router, closed at the end; the bytes are written at once."""
+    opened: list[Connection] = []
+
+    async def to(client: Any, data: bytes) -> Connection:
+        one = Connection(*await asyncio.open_connection("127.0.0.1", client.router.port))
+        opened.append(one)
+        one.writer.write(data)
+        await one.writer.drain()
+        return one
+
+    yield to
+    for one in opened:
+        one.writer.close()
+        with contextlib.suppress(ConnectionError):
+            await one.writer.wait_closed()
+
+
+# --- time -------------------------------------------------------------------------------------
+
+
+async def test_connections_with_half_a_request_are_closed(
+    running: Any, decode: FakeNode, connect: Connect
+) -> None:
+    half = head(50)[:-2]
+    async with running(decode, header_timeout_s=0.3) as client:
+        waiting = [await connect(client, half) for _ in range(50)]
+        waiting.append(await connect(client, b""))
+        assert [await one.ended() for one in waiting] == [b""] * 51
+        assert (await client.get("/health"))[0] == 200
+
+
+async def test_half_a_body_is_told_408_and_its_connection_closed(
+    running: Any, decode: FakeNode, connect: Connect
+) -> None:
+    async with running(decode, body_timeout_s=0.3) as client:
+        waiting = [await connect(client, head(50) + b'{"prompt":') for _ in range(50)]
+        for one in waiting:
+            status, told = await one.answer()
+            assert (status, told["error"]["code"]) == (408, "body_timeout")
+            assert told["error"]["type"] == "invalid_request_error"
+            assert "10 bytes of 50" in told["error"]["message"]
+            assert await one.ended() == b""
+        assert decode.got_of(RunJob) == []
+
+
+async def test_a_body_that_comes_slowly_has_enough_time_and_one_that_trickles_has_not(
+    running: Any, decode: FakeNode, connect: Connect
+) -> None:
+    """Each of both takes longer than a pause may be."""
+    body = json.dumps({"prompt": "x" * 40, "max_tokens": 1}).encode()
+    async with running(decode, body_timeout_s=2.0, body_bytes_per_s=10) as client:
+        slow = await connect(client, head(len(body)))
+        for at in range(0, len(body), 8):
+            await asyncio.sleep(0.3)
+            slow.writer.write(body[at : at + 8])
+        assert (await slow.answer())[0] == 200
+        trickle = await connect(client, head(1000))
+
+        async def send() -> None:
+            while True:
+                await asyncio.sleep(0.4)
+                trickle.writer.write(b" ")
+
+        sending = asyncio.create_task(send())
+        status, told = await trickle.answer()
+        sending.cancel()
+        assert (status, told["error"]["code"]) == (408, "body_timeout")
+
+
+async def test_a_kept_connection_has_a_time_of_its_own(
+    running: Any, decode: FakeNode, connect: Connect
+) -> None:
+    whole = head(2) + b"{}"
+    async with running(decode, header_timeout_s=0.2, idle_timeout_s=600.0) as client:
+        kept = await connect(client, whole)
+        assert (await kept.answer())[0] == 400
+        await asyncio.sleep(1.0)
+        kept.writer.write(whole)
+        assert (await kept.answer())[0] == 400
+        kept.writer.write(whole[:30])
+        assert await kept.ended() == b""
+    async with running(decode, idle_timeout_s=0.2) as client:
+        kept = await connect(client, whole)
+        assert (await kept.answer())[0] == 400
+        assert await kept.ended() == b""
+
+
+# --- memory -----------------------------------------------------------------------------------
+
+
+async def test_one_tenants_large_bodies_keep_neither_its_small_nor_anothers_large_ones_waiting(
+    running: Any, decode: FakeNode, connect: Connect, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(KEYS)
+    body = json.dumps({"prompt": "x", "max_tokens": 1, "user": "u" * LARGE}).encode()
+    asked = {
+        "api_keys": str(keys),
+        "max_body_bytes": 2 * LARGE,
+        "max_bodies_bytes": 4 * LARGE,
+        "queue_timeout_s": 0.5,
+    }
+    async with running(decode, **asked) as client:
+        half = [await connect(client, head(len(body), ACME) + body[:9]) for _ in range(9)]
+        told = [await one.answer() for one in half[1:]]
+        assert {(status, one["error"]["code"]) for status, one in told} == {(429, "bodies_full")}
+        status, told, headers = await client.post(COMPLETIONS, body, ACME)
+        assert (status, told["error"]["code"]) == (429, "bodies_full")
+        assert int(headers["retry-after"]) >= 1
+        small = {"prompt": "x", "max_tokens": 1}
+        assert (await client.post(COMPLETIONS, small, ACME))[0] == 200
+        assert (await client.post(COMPLETIONS, body, GLOBEX))[0] == 200
+        half[0].writer.write(body[9:])
+        assert (await half[0].answer())[0] == 200
+        assert (await client.post(COMPLETIONS, body, ACME))[0] == 200
+
+
+class Sent:
+    """As much of a request as reading its body takes."""
+
+    def __init__(self, length: int | None, headers: Mapping[str, str] | None = None) -> None:
+        self.content_length = length
+        self.headers = dict(headers or {})
+        self.content = self
+        self.pieces: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def readany(self) -> bytes:
+        return await self.pieces.get()
+
+
+def sent(length: int | None, *pieces: bytes, **headers: str) -> Any:
+    request = Sent(length, headers)
+    for piece in pieces:
+        request.pieces.put_nowait(piece)
+    return request
+
+
+async def hold(bodies: Bodies, tenant: str, size: int) -> asyncio.Task[None]:
+    """A body under way, until the task is cancelled."""
+
+    async def read() -> None:
+        async with bodies.of(sent(size), tenant):
+            pass
+
+    task = asyncio.create_task(read())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    return task
+
+
+async def drop(*tasks: asyncio.Task[None]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_room_goes_to_tenants_in_turns_and_all_of_it_comes_back() -> None:
+    bodies = Bodies(RouterSettings(max_bodies_bytes=4 * LARGE, queue_timeout_s=600.0))
+    began: list[str] = []
+
+    async def read(tenant: str) -> None:
+        async with bodies.of(sent(LARGE, b"x" * LARGE, b""), tenant):
+            began.append(tenant)
+            await asyncio.sleep(0)
+
+    holding = [await hold(bodies, tenant, 2 * LARGE) for tenant in ("acme", "globex")]
+    reading = [asyncio.create_task(read(tenant)) for tenant in ("a", "a", "a", "b", "b", "c")]
+    left = await hold(bodies, "c", LARGE)
+    await drop(left)
+    assert began == []
+    await drop(holding[0])
+    await asyncio.gather(*reading)
+    assert began[:3] == ["a", "b", "c"]
+    assert sorted(began) == ["a", "a", "a", "b", "b", "c"]
+    await drop(holding[1])
+    whole = [await hold(bodies, tenant, 2 * LARGE) for tenant in ("d", "e")]
+    waits = await hold(bodies, "f", LARGE)
+    impatient = Bodies(RouterSettings(max_bodies_bytes=LARGE, queue_timeout_s=0.01))
+    await drop(waits, *whole)
+    first = await hold(impatient, "g", LARGE)
+    with pytest.raises(BodiesFull):
+        await impatient.read(sent(LARGE))
+    await drop(first)
+    async with impatient.of(sent(LARGE, b"x", b""), "h"):
+        pass
+
+
+async def test_a_body_of_unknown_length_has_the_room_of_the_largest() -> None:
+    bodies = Bodies(
+        RouterSettings(max_body_bytes=LARGE, max_bodies_bytes=2 * LARGE, queue_timeout_s=0.01)
+    )
+    holding = await hold(bodies, "", SMALL + 1)
+    assert await bodies.read(sent(None, b"x" * SMALL, b"")) == b"x" * SMALL
+    for request in (
+        sent(None, b"x" * SMALL, b"x", b""),
+        sent(SMALL, b"x" * SMALL, b"x", b"", **{"Content-Encoding": "gzip"}),
+    ):
+        with pytest.raises(BodiesFull):
+            await bodies.read(request)
+    await drop(holding)
+    assert len(await bodies.read(sent(None, b"x" * SMALL, b"x", b""))) == SMALL + 1
+    with pytest.raises(TooLarge):
+        await bodies.read(sent(None, b"x" * LARGE, b"x", b""))
+    with pytest.raises(TooLarge):
+        await bodies.read(sent(LARGE + 1))
+
+
+async def test_waiting_for_room_takes_no_time_from_a_body() -> None:
+    bodies = Bodies(RouterSettings(max_bodies_bytes=LARGE, body_timeout_s=0.2))
+    holding = await hold(bodies, "acme", LARGE)
+    request = sent(None, b"x" * (SMALL + 1))
+    reading = asyncio.create_task(bodies.read(request))
+    waiting = asyncio.create_task(bodies.read(sent(LARGE, b"x" * LARGE, b"")))
+    with pytest.raises(BodyTimeout):
+        await holding
+    request.pieces.put_nowait(b"")
+    assert len(await reading) == SMALL + 1
+    assert len(await waiting) == LARGE
+
+
+# --- length -----------------------------------------------------------------------------------
+
+
+async def test_what_is_too_long_for_the_model_is_refused_before_it_is_tokenized(
+    running: Any,
+) -> None:
+    node = FakeNode("decode-0", "decode", max_model_len=20_000)
+    await node.start()
+    longest = len("<|bos|>")  # of the byte tokenizer
+    async with running(node) as client:
+        tokenizer = client.router.fleet.serving(None).model.tokenizer
+        assert tokenizer.longest_token == longest
+        for prompt, told in (
+            ("x" * (20_000 * longest), f"has {20_000 * longest} characters"),
+            ("x " * 60_000, "has more than 19999"),
+            ([1] * 20_000, "has 20000"),
+            (["x", [1]], "must be a string"),
+        ):
+            status, body, _ = await client.post(COMPLETIONS, {"prompt": prompt})
+            assert status == 400
+            assert told in body["error"]["message"], told
+        chat = {"messages": [{"role": "user", "content": "x" * 19_999}]}
+        status, body, _ = await client.post("/v1/chat/completions", chat)
+        assert (status, body["error"]["param"]) == (400, "messages")
+        fits = {"prompt": "<|bos|>" * 19_999, "max_tokens": 1}
+        status, body, _ = await client.post(COMPLETIONS, fits)
+        assert (status, body["usage"]["prompt_tokens"]) == (200, 19_999)
+    await node.stop()
+
+
+async def test_the_prompts_of_a_call_are_bounded_together(running: Any, connect: Connect) -> None:
+    node = FakeNode("decode-0", "decode", max_model_len=60_000)
+    await node.start()
+    async with running(node) as client:
+        texts, ids = (json.dumps({"prompt": [one] * 20}) for one in ("x" * 59_000, [1] * 59_000))
+        status, told = await (await connect(client, head(len(texts)) + texts.encode())).answer()
+        assert (status, told["error"]["param"]) == (400, "prompt")
+        assert "the first 18 of these have 1062000" in told["error"]["message"]
+        status, told = await (await connect(client, head(len(ids)) + ids.encode())).answer()
+        assert (status, told["error"]["code"]) == (413, "request_too_large")
+    await node.stop()
+
+
+@given(JSON, st.booleans())
+@settings(deadline=None)
+def test_values_are_counted_outside_of_strings_only(value: Any, spaced: bool) -> None:
+    data = json.dumps(value, ensure_ascii=False, indent=1 if spaced else None).encode()
+
+    def count(value: Any) -> int:
+        if isinstance(value, list):
+            return 1 + sum(map(count, value)) + max(0, len(value) - 1)
+        if isinstance(value, dict):
+            return 1 + sum(map(count, value.values())) + max(0, len(value) - 1)
+        return 0
+
+    most, expected = fields.MAX_VALUES, count(value)
+    try:
+        fields.MAX_VALUES = expected
+        check_size(data)
+        if expected:
+            fields.MAX_VALUES = expected - 1
+            with pytest.raises(TooLarge):
+                check_size(data)
+    finally:
+        fields.MAX_VALUES = most
+
+
+def test_a_million_values_are_too_many_and_a_long_text_is_not() -> None:
+    check_size(b'{"prompt":"' + b'[{,\\"\\\\' * MAX_VALUES + b'"}')
+    check_size(b"[" + b"1," * (MAX_VALUES - 2) + b"1]")
+    for many in (b"1,", b"[],", b"{},", b'"",', b'{"":[]},'):
+        with pytest.raises(TooLarge):
+            check_size(b"[" + many * MAX_VALUES + b"1]")
+    for broken in (b"", b'"', b'"\\', b'\\"', b'"\\\\"', b"[" * 9):
+        check_size(broken)
+
+
+@given(JSON)
+@settings(deadline=None)
+def test_an_offending_value_is_shown_as_its_json_begins(value: Any) -> None:
+    whole = msgspec.json.encode(value).decode()
+    assert show(value) == (whole if len(whole) <= SHOWN else whole[:SHOWN] + "...")
+
+
+async def test_a_body_that_its_client_abandons_frees_its_room(
+    running: Any, decode: FakeNode, connect: Connect
+) -> None:
+    body = json.dumps({"prompt": "x", "max_tokens": 1, "user": "u" * LARGE}).encode()
+    async with running(decode, max_body_bytes=2 * LARGE, max_bodies_bytes=LARGE) as client:
+        left = await connect(client, head(len(body)) + body[:9])
+        left.writer.transport.abort()
+        assert (await client.post(COMPLETIONS, body))[0] == 200
