@@ -16,7 +16,7 @@ import msgspec
 from baton_protocol.errors import InvalidRequest
 from baton_protocol.link import Delta
 from baton_protocol.request import PositionLogprobs
-from baton_router.fields import Fields
+from baton_router.fields import TRUE, Fields, needs
 from baton_router.models import PoolModel
 from baton_text.tokenizer import Tokenizer
 
@@ -159,7 +159,8 @@ class Options:
     def read(cls, fields: Fields, *, generates: bool = True) -> Options:
         stream = fields.boolean("stream", False)
         more = fields.nested("stream_options")
-        if more is not None and not stream:
+        fields.rule(needs("stream_options", {"type": "object", "minProperties": 1}, "stream", TRUE))
+        if more and not stream:  # as vLLM: an empty one asks for nothing
             raise InvalidRequest(
                 "stream_options is only allowed when stream is true", param="stream_options"
             )

@@ -29,6 +29,8 @@ from baton_router.view import NodeView, state_of
 ANSWER_S = 2.0  # until others can serve, and the node says that it has done so: a round trip
 POLL_S = 0.01
 MAX_REASON = 200
+# One line: no control characters, nor what ends a line in Unicode.
+REASON = re.compile(rf"[^\x00-\x1f\x7f-\x9f\u2028\u2029]{{0,{MAX_REASON}}}")
 REVISION = re.compile(r"[a-z0-9-]{0,63}")
 
 logger = logging.getLogger(__name__)
@@ -121,10 +123,11 @@ def drain_words(body: bytes) -> DrainNode:
 
 def read_drain(fields: Fields) -> DrainNode:
     """Raise InvalidRequest naming the first wrong field."""
-    deadline_s, reason = fields.number("deadline_s", 0.0), fields.text("reason") or ""
-    if len(reason) > MAX_REASON or not reason.isprintable():
+    deadline_s = fields.number("deadline_s", 0.0)
+    reason = fields.text("reason", {"pattern": f"^{REASON.pattern}$"}) or ""
+    if not REASON.fullmatch(reason):
         raise wrong("reason", reason, f"it may be one line of {MAX_REASON} characters")
-    replaced_by = fields.text("replaced_by") or ""
+    replaced_by = fields.text("replaced_by", {"pattern": f"^{REVISION.pattern}$"}) or ""
     if not REVISION.fullmatch(replaced_by):
         allowed = "it names a revision: at most 63 of a to z, 0 to 9 and -"
         raise wrong("replaced_by", replaced_by, allowed)

@@ -18,6 +18,9 @@ from baton_protocol.errors import InvalidRequest, MalformedBody, TooLarge
 
 Schema = Mapping[str, Any]
 ANY: Schema = {}  # each value is as this has it
+TRUE: Schema = {"const": True}
+NOT_TRUE: Schema = {"enum": [False, None]}
+NOT_FALSE: Schema = {"enum": [True, None]}
 SHOWN = 60  # characters of an offending value that are repeated to the client
 # Of a body: each takes up to 72 bytes, however few it has as JSON. Hardly a context is longer.
 MAX_VALUES = 1 << 20
@@ -81,6 +84,12 @@ def wrong(name: str, value: object, allowed: str) -> InvalidRequest:
     return InvalidRequest(f"{name} is {show(value)}; {allowed}", param=name)
 
 
+def needs(name: str, given: Schema, other: str, wanted: Schema, *, absent: bool = False) -> Schema:
+    """The rule that `other` is as `wanted` where `name` is as `given`; it may be `absent`."""
+    then = {"properties": {other: wanted}} | ({} if absent else {"required": [other]})
+    return {"if": {"properties": {name: given}, "required": [name]}, "then": then}
+
+
 class Fields:
     """A request body; every reader returns None (or the default) where the field is absent."""
 
@@ -98,9 +107,15 @@ class Fields:
             raise MalformedBody(f"the body is {show(body)}; it must be a JSON object")
         return cls(body)
 
+    def __bool__(self) -> bool:
+        return bool(self._body)
+
     def raw(self, name: str, schema: Schema, *, required: bool = False) -> Any:
         """The value as it came, for a caller who checks that it is as `schema` has it."""
         return self._body.get(name)
+
+    def rule(self, schema: Schema) -> None:
+        """What holds for several fields together, for a caller who checks that it does."""
 
     def given(self, names: Iterable[str]) -> bool:
         """Whether any of these is there: where none is, none need be read."""
@@ -150,7 +165,8 @@ class Fields:
             raise wrong(name, value, "it must be true or false")
         return value
 
-    def text(self, name: str) -> str | None:
+    def text(self, name: str, schema: Schema = ANY) -> str | None:
+        """A string, for a caller who checks that it is as `schema` has it."""
         value = self._body.get(name)
         if value is not None and not isinstance(value, str):
             raise wrong(name, value, "it must be a string")
@@ -191,14 +207,26 @@ class Fields:
         value = self._body.get(name)
         if value is None:
             return None
-        if not isinstance(value, list) or not all(type(item) is int for item in value):
-            raise wrong(name, value, "it must be a list of integers")
+        value = integers(value) if isinstance(value, list) else None
+        if value is None:
+            raise wrong(name, self._body.get(name), "it must be a list of integers")
         if not least <= len(value) <= most:
             allowed = f"at most {most}" if not least else f"{least} to {most}"
             raise InvalidRequest(f"{name} holds {len(value)} ids; {allowed}", param=name)
         if any(item < 0 for item in value):
             raise wrong(name, value, "ids are 0 or more")
         return tuple(value)
+
+
+def integers(values: list[Any]) -> list[int] | None:
+    """The list with 16.0 as 16, None where it holds what is no integer."""
+    kinds = set(map(type, values))
+    if kinds <= {int}:
+        return values
+    whole = kinds <= {int, float} and all(
+        isinstance(one, int) or one.is_integer() for one in values
+    )
+    return list(map(int, values)) if whole else None
 
 
 def _inside(value: float, low: float | None, high: float | None, above: float | None) -> bool:

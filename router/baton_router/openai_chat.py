@@ -30,16 +30,16 @@ from baton_router.calls import (
     finish_members,
     prompt_positions,
 )
-from baton_router.fields import Fields, wrong
+from baton_router.fields import TRUE, Fields, needs, wrong
 from baton_router.logprobs import chat_logprobs, prompt_logprobs
 from baton_router.models import PoolModel
 from baton_router.parameters import bad_words, limit_field, sampling_fields
 from baton_router.unserved import check_unserved
+from baton_text.chat import RESERVED
 from baton_text.tokenizer import Tokenizer
 
-OWN_FIELDS = ("messages", "tools", "add_generation_prompt")  # of a chat: not template values
 MESSAGE_CHARS = 30  # rendering a message takes as long as so many characters
-TEMPLATE_KWARGS = {"propertyNames": {"not": {"enum": list(OWN_FIELDS)}}}
+TEMPLATE_KWARGS = {"propertyNames": {"not": {"enum": list(RESERVED)}}}
 _PART = {
     "type": "object",
     "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
@@ -89,6 +89,7 @@ class ChatCall:
         sampling = sampling_fields(fields)
         top = fields.integer("top_logprobs", 0, MAX_LOGPROBS)
         wanted = fields.boolean("logprobs", False)
+        fields.rule(needs("top_logprobs", {"type": "integer", "minimum": 1}, "logprobs", TRUE))
         if top and not wanted:
             raise wrong("top_logprobs", top, "it needs logprobs to be true")
         if wanted:
@@ -195,10 +196,11 @@ class ChatShape:
 
 def _template_kwargs(fields: Fields) -> Json:
     given = fields.mapping("chat_template_kwargs", TEMPLATE_KWARGS) or {}
-    for name in OWN_FIELDS:
+    for name in RESERVED:
         if name in given:
             raise InvalidRequest(
-                f"chat_template_kwargs holds {name!r}; send it as a field of its own",
+                f"chat_template_kwargs holds {name!r}, which is no value of a template; a client"
+                " sets it by a field of its own, or not at all",
                 param="chat_template_kwargs",
             )
     return given

@@ -15,9 +15,14 @@ from baton_protocol.errors import InvalidRequest
 from baton_protocol.sampling import MAX_LOGPROBS
 from baton_router.calls import Head, Json, Options, Prompt, PromptIds, TextPrompt
 from baton_router.completion_shape import CompletionShape, Echo, ShownPrompts
-from baton_router.fields import Fields, wrong
+from baton_router.fields import TRUE, Fields, integers, needs, wrong
 from baton_router.models import PoolModel
-from baton_router.parameters import bad_words, limit_field, sampling_fields
+from baton_router.parameters import (
+    MAX_TOKENS_NAMES,
+    bad_words,
+    limit_field,
+    sampling_fields,
+)
 from baton_router.unserved import check_unserved
 from baton_text.detokenizer import Detokenizer, context_of
 from baton_text.tokenizer import Tokenizer
@@ -62,6 +67,8 @@ class CompletionCall:
         echo = fields.boolean("echo", False)
         # Nothing to generate is a question about the prompt alone; nodes generate one token.
         sampling = sampling_fields(fields, least_tokens=0 if echo else 1)
+        for name in MAX_TOKENS_NAMES:
+            fields.rule(needs(name, {"const": 0}, "echo", TRUE))
         generates = sampling.get("max_tokens") != 0
         if not generates:
             sampling["max_tokens"] = 1
@@ -126,18 +133,16 @@ def _prompts(value: Any, special: bool) -> list[Prompt]:
         return [TextPrompt(value, special)]
     if not isinstance(value, list) or not value:
         raise wrong("prompt", value, _ALLOWED)
-    if _is_ids(value):
-        return [tuple(value)]
+    ids = integers(value)
+    if ids is not None:
+        return [tuple(ids)]
     if len(value) > MAX_PROMPTS:
         raise InvalidRequest(
             f"prompt holds {len(value)} prompts; at most {MAX_PROMPTS}", param="prompt"
         )
     if all(isinstance(item, str) for item in value):
         return [TextPrompt(item, special) for item in value]
-    if all(isinstance(item, list) and _is_ids(item) for item in value):
-        return [tuple(item) for item in value]
-    raise wrong("prompt", value, _ALLOWED)
-
-
-def _is_ids(value: list[Any]) -> bool:
-    return set(map(type, value)) <= {int}
+    lists = [integers(item) if isinstance(item, list) else None for item in value]
+    if None in lists:
+        raise wrong("prompt", value, _ALLOWED)
+    return [tuple(one) for one in lists if one is not None]

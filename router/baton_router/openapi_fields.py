@@ -19,25 +19,34 @@ def body_schema(read: Callable[[Fields], object], *bodies: Json) -> Json:
     """Bounds that depend on another field are told as the widest that occur in `bodies`."""
     asked: dict[str, Json] = {}
     required: set[str] = set()
+    rules: list[Json] = []
     for body in bodies:
-        read(_Asked(body, asked, required))
+        read(_Asked(body, asked, required, rules))
     told: Json = {"type": "object", "properties": asked}
-    return told | ({"required": sorted(required)} if required else {})
+    told |= {"required": sorted(required)} if required else {}
+    return told | ({"allOf": rules} if rules else {})
 
 
 class _Asked(Fields):
     """Fields that note what they are asked for, and by which rules."""
 
-    def __init__(self, body: Json, asked: dict[str, Json], required: set[str]) -> None:
+    def __init__(
+        self, body: Json, asked: dict[str, Json], required: set[str], rules: list[Json]
+    ) -> None:
         super().__init__(body)
         self._asked = asked
         self._required = required
+        self._rules = rules
 
     def raw(self, name: str, schema: Schema, *, required: bool = False) -> Any:
         self._note(name, schema)
         if required:
             self._required.add(name)
         return super().raw(name, schema, required=required)
+
+    def rule(self, schema: Schema) -> None:
+        if schema not in self._rules:
+            self._rules.append(dict(schema))
 
     def given(self, names: Iterable[str]) -> bool:
         return True
@@ -60,9 +69,9 @@ class _Asked(Fields):
         self._note(name, _nullable("boolean") | {"default": default})
         return super().boolean(name, default)
 
-    def text(self, name: str) -> str | None:
-        self._note(name, _nullable("string"))
-        return super().text(name)
+    def text(self, name: str, schema: Schema = ANY) -> str | None:
+        self._note(name, _nullable("string") | dict(schema))
+        return super().text(name, schema)
 
     def mapping(self, name: str, schema: Schema = ANY) -> Json | None:
         self._note(name, _nullable("object") | dict(schema))
@@ -72,7 +81,7 @@ class _Asked(Fields):
         inner: dict[str, Json] = {}
         self._note(name, _nullable("object") | {"properties": inner})
         value = super().mapping(name)
-        return None if value is None else _Asked(value, inner, set())
+        return None if value is None else _Asked(value, inner, set(), [])
 
     def texts(self, name: str, most: int, longest: int) -> tuple[str, ...] | None:
         one = {"type": "string", "minLength": 1, "maxLength": longest}

@@ -26,9 +26,10 @@ from baton_protocol.sampling import (
     REPETITION_RANGE,
     SamplingParams,
 )
-from baton_router.fields import ANY, Fields, wrong
+from baton_router.fields import ANY, NOT_FALSE, NOT_TRUE, TRUE, Fields, needs, wrong
 
 MAX_STOPS = 16
+MAX_TOKENS_NAMES = ("max_completion_tokens", "max_tokens")
 MAX_TOP_K = (1 << 31) - 1  # engines keep it in 32 bits; no vocabulary is larger
 MAX_WORDS = MAX_BAD_WORDS // 2  # each may become two sequences of ids
 # generation_config.json may hold more than sampling; only these are defaults of a request.
@@ -46,12 +47,16 @@ LOGIT_BIAS = {
 def limit_field(fields: Fields) -> str:
     """Which field limits the answer: max_completion_tokens, where it is given, is the newer name
     of max_tokens."""
-    newer = "max_completion_tokens"
-    return newer if fields.raw(newer, ANY) is not None else "max_tokens"
+    newer, older = MAX_TOKENS_NAMES
+    return newer if fields.raw(newer, ANY) is not None else older
 
 
 def sampling_fields(fields: Fields, least_tokens: int = 1) -> dict[str, Any]:
     """The sampling fields both endpoints share, as far as the client sent them."""
+    limits = {name: fields.integer(name, least_tokens) for name in MAX_TOKENS_NAMES}
+    some = {"anyOf": [{"type": "string"}, {"type": "array", "minItems": 1}]}
+    fields.rule(needs("stop", some, "detokenize", NOT_FALSE, absent=True))
+    fields.rule({"description": "min_tokens is at most what max_tokens is, or is by default"})
     read = {
         "n": fields.integer("n", 1, MAX_CHOICES),
         "temperature": fields.number("temperature", 0.0, MAX_TEMPERATURE),
@@ -59,7 +64,7 @@ def sampling_fields(fields: Fields, least_tokens: int = 1) -> dict[str, Any]:
         "top_p": fields.number("top_p", high=1.0, above=0.0),
         "min_p": fields.number("min_p", 0.0, 1.0),
         "seed": fields.integer("seed"),
-        "max_tokens": fields.integer(limit_field(fields), least_tokens),
+        "max_tokens": limits[limit_field(fields)],
         "min_tokens": fields.integer("min_tokens", 0),
         "stop": fields.texts("stop", MAX_STOPS, MAX_STOP_CHARS),
         "stop_token_ids": fields.ids("stop_token_ids", MAX_STOP_IDS),
@@ -145,6 +150,7 @@ def complete(
 
 def _detokenize(fields: Fields) -> bool:
     wanted = fields.boolean("detokenize", True)
+    fields.rule(needs("detokenize", {"const": False}, "return_token_ids", TRUE))
     if not wanted and not fields.boolean("return_token_ids", False):
         raise wrong("detokenize", wanted, "without text there are ids: set return_token_ids too")
     return wanted
@@ -152,6 +158,8 @@ def _detokenize(fields: Fields) -> bool:
 
 def _prompt_logprobs(fields: Fields) -> int | None:
     wanted = fields.integer("prompt_logprobs", 0, MAX_LOGPROBS)
+    given = {"type": "integer"}
+    fields.rule(needs("prompt_logprobs", given, "stream", NOT_TRUE, absent=True))
     if wanted is not None and fields.boolean("stream", False):
         raise wrong("prompt_logprobs", wanted, "a stream does not have them; leave out one of both")
     return wanted

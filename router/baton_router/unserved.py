@@ -71,6 +71,7 @@ def check_unserved(fields: Fields, *more: str) -> None:
             _only(fields, name, _EMPTY, "no request may name it: the API key says it; leave it out")
     n = fields.integer("n", 1, MAX_CHOICES) or 1
     best_of = fields.integer("best_of", 1, MAX_CHOICES)
+    fields.rule({"description": "best_of is what n is"})
     if best_of is not None and best_of != n:
         raise wrong("best_of", best_of, f"this server supports n only, which is {n}; leave it out")
     fields.text("user")

@@ -17,7 +17,7 @@ from baton_router.fields import Fields
 from baton_router.openai_chat import ChatCall
 from baton_router.openai_completions import CompletionCall
 from baton_router.openapi import BODIES, OPERATIONS, document
-from baton_router.parameters import check_alone
+from baton_router.parameters import MAX_TOKENS_NAMES, check_alone
 from tests.support.fake_node import FakeNode
 from tests.support.schema_edges import edges
 
@@ -88,7 +88,7 @@ def test_a_value_beside_a_bound_is_refused_by_name_and_one_at_it_is_not(
 ) -> None:
     def read(value: Any) -> None:
         beside = {"n": value} if field == "best_of" else BESIDE.get(field, {})
-        if (name, field, value) == ("CompletionRequest", "max_tokens", 0):
+        if name == "CompletionRequest" and field in MAX_TOKENS_NAMES and value == 0:
             beside = {"echo": True}
         READERS[name](Fields(NEEDED[name] | beside | {field: value}))
 

@@ -34,7 +34,7 @@ from baton_text.artifacts import (
 DEFAULT = "default"
 WITH_TOOLS = "tool_use"
 # Arguments of our own; a client's chat_template_kwargs must not stand in for them.
-_RESERVED = ("messages", "tools", "add_generation_prompt", "chat_template", "tokenize")
+RESERVED = ("messages", "tools", "add_generation_prompt", "chat_template", "tokenize")
 # What a template written for other messages raises.
 _TEMPLATE_FAULTS = (
     jinja2.TemplateError,
@@ -89,7 +89,7 @@ class ChatTemplate:
         `kwargs` are the client's chat_template_kwargs. Raises InvalidRequest if the template
         refuses the messages or there is none.
         """
-        for name in _RESERVED:
+        for name in RESERVED:
             if name in kwargs:
                 raise InvalidRequest(
                     f"chat_template_kwargs holds {name!r}, which is not the client's to set",
