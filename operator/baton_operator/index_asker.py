@@ -41,11 +41,15 @@ class IndexAsker:
         self._queue = queue
         self._answered = answered
         self._subjects: dict[PoolKey, Subject] = {}
+        self._uids: dict[PoolKey, str] = {}  # whom the reader knows, whether it is asked now or not
         self._answers: dict[PoolKey, Answer] = {}
         self._asking: set[str] = set()
 
     def follow(self, key: PoolKey, pool: Pool, observed: Observed, status: PoolStatus) -> None:
         """Ask when it is time to."""
+        if (before := self._uids.get(key, pool.uid)) != pool.uid:
+            self._reader.forget(before)  # another pool has its name now
+        self._uids[key] = pool.uid
         due_s = self._reader.due_in(pool, observed, status)
         if due_s is None:
             self._subjects.pop(key, None)
@@ -62,10 +66,10 @@ class IndexAsker:
         return self._reader.silent(uid)
 
     def forget(self, key: PoolKey) -> None:
-        subject = self._subjects.pop(key, None)
+        self._subjects.pop(key, None)
         self._answers.pop(key, None)
-        if subject is not None:
-            self._reader.forget(subject[0].uid)
+        if (uid := self._uids.pop(key, None)) is not None:
+            self._reader.forget(uid)
 
     async def run(self) -> None:
         while True:

@@ -23,7 +23,7 @@ def sizes(root: object) -> Counter[str]:
     is every value of the mapping `nodes` of `view`. Objects of others are not looked into."""
     found: Counter[str] = Counter()
     for path, value in _walk(root):
-        if isinstance(value, Mapping | Set | Sequence | deque):
+        if isinstance(value, Mapping | Set | Sequence | deque) and not isinstance(value, _PLAIN):
             found[path] += len(value)
     return found
 
@@ -56,7 +56,8 @@ def _walk(root: object) -> Iterator[tuple[str, object]]:
         elif isinstance(value, Set | Sequence | deque):
             left += [(f"{path}[]", each) for each in list(value)]
         elif type(value).__module__.startswith(OURS):
-            left += [(f"{path}.{name}", each) for name, each in _attributes(value)]
+            for name, each in _attributes(value):  # along a chain it is one path
+                left.append((path if path.endswith(f".{name}") else f"{path}.{name}", each))
 
 
 def _attributes(value: object) -> Iterator[tuple[str, object]]:
