@@ -53,7 +53,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print what tests counted: differences are accepted, and faults survived, only so."""
-    for title in ("exactness", "chaos", "soak", "scaling"):
+    for title in ("exactness", "chaos", "soak", "scaling", "images"):
         lines = [
             str(value)
             for report in terminalreporter.getreports("passed")

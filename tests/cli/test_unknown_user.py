@@ -5,43 +5,31 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
-from urllib.error import URLError
-from urllib.request import urlopen
 
 import pytest
 
 from baton.up import reserve_port
+from tests.support.entry_points import (
+    ENTRY_POINTS,
+    KUBECONFIG,
+    START_S,
+    UNKNOWN_UID,
+    wait_until_it_answers,
+    words_of,
+)
 from tests.support.needs import needs
 
-UID = 54321
-START_S = 300.0
 # It may read this checkout and its Python wherever they lie; nothing else of root's.
 AS_UNKNOWN = (
-    *("setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups"),
+    *("setpriv", f"--reuid={UNKNOWN_UID}", f"--regid={UNKNOWN_UID}", "--clear-groups"),
     *("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search", "--pdeathsig=KILL"),
 )
-KUBECONFIG = """
-apiVersion: v1
-kind: Config
-current-context: closed
-clusters: [{name: closed, cluster: {server: "http://127.0.0.1:1"}}]
-users: [{name: nobody, user: {token: none}}]
-contexts: [{name: closed, context: {cluster: closed, user: nobody}}]
-"""
-IMAGES = ("--node-image=node:1", "--router-image=router:1", "--redis-image=redis:7")
-SIM = ("--engine=sim", "--chunk-blocks=1")
-TORCH = ("--threads=1", "--kv-blocks=100")
-# The word that starts it, the flag of its port, a path that answers 200 once it runs.
-COMMANDS = {
-    "operator": ("operator", *IMAGES, "--health-port={port}", "/healthz"),
-    "router": ("router", "--nodes=http://127.0.0.1:1", "--port={port}", "/health"),
-    "sim prefill": ("prefill", *SIM, "--port={port}", "/ready"),
-    "sim decode": ("decode", *SIM, "--port={port}", "/ready"),
-    "torch decode": ("decode", "--model={model}", *TORCH, "--port={port}", "/ready"),
-}
+# Images and the chart set HOME. The operator needs it: Kubernetes' client asks for it on import.
+CASES = [(name, "/tmp") for name in ENTRY_POINTS] + [
+    (name, None) for name in ENTRY_POINTS if name != "operator"
+]
 
 
 def environment(folder: Path, home: str | None) -> dict[str, str]:
@@ -52,20 +40,6 @@ def environment(folder: Path, home: str | None) -> dict[str, str]:
     return found
 
 
-def answers(url: str) -> bool:
-    try:
-        with urlopen(url, timeout=20) as answer:
-            return bool(answer.status == 200)
-    except (URLError, OSError):
-        return False
-
-
-# Images and the chart set HOME. The operator needs it: Kubernetes' client asks for it on import.
-CASES = [(name, "/tmp") for name in COMMANDS] + [
-    (name, None) for name in COMMANDS if name != "operator"
-]
-
-
 @pytest.mark.parametrize(("name", "home"), CASES)
 def test_it_starts_as_a_user_that_passwd_does_not_list(
     name: str, home: str | None, tmp_path: Path, tiny_model: Callable[[str], Path]
@@ -74,9 +48,8 @@ def test_it_starts_as_a_user_that_passwd_does_not_list(
     (tmp_path / "kubeconfig").write_text(KUBECONFIG)
     log = tmp_path / "log"
     with reserve_port("127.0.0.1", 0) as held:
-        port = held.getsockname()[1]
-        model = tiny_model("llama-gqa1") if "torch" in name else ""
-        *words, path = (word.format(port=port, model=model) for word in COMMANDS[name])
+        model = str(tiny_model("llama-gqa1")) if "torch" in name else ""
+        words, url = words_of(name, held.getsockname()[1], model)
         with (
             log.open("wb") as output,
             subprocess.Popen(
@@ -89,11 +62,7 @@ def test_it_starts_as_a_user_that_passwd_does_not_list(
             ) as process,
         ):
             try:
-                deadline = time.monotonic() + START_S
-                while not answers(f"http://127.0.0.1:{port}{path}"):
-                    assert process.poll() is None, log.read_text()
-                    assert time.monotonic() < deadline, log.read_text()
-                    time.sleep(0.1)
+                wait_until_it_answers(url, lambda: process.poll() is not None, log.read_text)
             finally:
                 process.terminate()
                 process.wait(START_S)

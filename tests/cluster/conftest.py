@@ -34,11 +34,11 @@ from baton_operator.crd import crd
 from tests.cluster.drain_stage import Router, standing_router
 from tests.cluster.fault_proxy import FaultProxy
 from tests.cluster.installed import definition
+from tests.cluster.machine.builds import SMALL, build_small
 from tests.cluster.machine.client import Kubernetes
 from tests.cluster.machine.cluster import Cluster
 from tests.cluster.machine.control_plane import ControlPlane
 from tests.cluster.machine.disk import node_disk
-from tests.cluster.machine.images import write_baton_image
 from tests.cluster.machine.packages import install_needed
 from tests.cluster.machine.programs import built_programs, say
 from tests.cluster.machine.sweep import free_slot
@@ -154,11 +154,11 @@ def cluster(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         return
     needs("cluster")
     install_needed(say)
-    disk = node_disk(programs, say)
+    build = build_small(say)
+    disk = node_disk(programs, build, say)
     with free_slot() as slot, Cluster(programs, disk, slot) as one:
-        write_baton_image(folder / "baton.tar", say)
-        one.import_image(folder / "baton.tar")
-        (folder / "baton.tar").unlink()
+        for target in SMALL:
+            one.import_image(build.archive(target))
         yield one
 
 

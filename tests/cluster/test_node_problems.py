@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from baton_operator.observed import ObservedPod, read_pod, read_workload
 from tests.cluster.machine.client import Kubernetes
-from tests.cluster.machine.images import BATON_IMAGE
+from tests.cluster.machine.images import SIM_IMAGE
 from tests.support.needs import needs
 
 T = TypeVar("T")
@@ -24,7 +24,7 @@ def pod(name: str, code: str = "", **container: Any) -> dict[str, Any]:
     """One container that runs Python."""
     facts: dict[str, Any] = {
         "name": "node",
-        "image": BATON_IMAGE,
+        "image": SIM_IMAGE,
         "imagePullPolicy": "Never",
         "command": ["python", "-c", code],
         "terminationMessagePolicy": "FallbackToLogsOnError",

@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+from tests.cluster.machine.builds import build_small
 from tests.cluster.machine.cluster import Cluster
 from tests.cluster.machine.disk import node_disk
 from tests.cluster.machine.network import run
@@ -62,7 +63,7 @@ def boot_and_kill(programs: Path, disk: Path, slot: Slot) -> None:
 
 def test_after_a_killed_run_the_next_one_works_and_leaves_nothing(programs: Path) -> None:
     needs("own_cluster", "cluster")
-    disk = node_disk(programs, say)
+    disk = node_disk(programs, build_small(say), say)
     with free_slot() as slot:
         before = settings()
         assert traces(slot) == []

@@ -14,7 +14,7 @@ import uuid
 from pathlib import Path
 
 from tests.cluster.machine.client import CommandFailed, Kubernetes
-from tests.cluster.machine.images import BATON_IMAGE, REDIS_IMAGE
+from tests.cluster.machine.images import OPERATOR_IMAGE, REDIS_IMAGE, ROUTER_IMAGE, SIM_IMAGE
 
 CHART = Path(__file__).resolve().parents[2] / "charts" / "baton"
 OWN = not os.environ.get("BATON_TEST_KUBECONFIG")
@@ -26,10 +26,11 @@ PODS = "app.kubernetes.io/name=baton-operator"
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 # Never pulled: every node of a test cluster holds them.
 IMAGES = {
-    "operator": BATON_IMAGE,
-    "node": BATON_IMAGE,
-    "sim": BATON_IMAGE,
-    "router": BATON_IMAGE,
+    "operator": OPERATOR_IMAGE,
+    # For pods that bring torch by themselves (see `torch_pods`).
+    "node": SIM_IMAGE,
+    "sim": SIM_IMAGE,
+    "router": ROUTER_IMAGE,
     "redis": REDIS_IMAGE,
     "pullPolicy": "Never",
 }

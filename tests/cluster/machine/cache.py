@@ -32,7 +32,7 @@ def made_once(kind: str, digest: str, fill: Callable[[Path], None]) -> Path:
     folder = cache_folder() / f"{kind}-{digest}"
     complete = folder / ".complete"
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(folder.with_suffix(".lock")):
+    with locked(folder.with_suffix(".lock")):
         if not complete.exists():
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
@@ -43,7 +43,7 @@ def made_once(kind: str, digest: str, fill: Callable[[Path], None]) -> Path:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     """Hold a file's lock; the kernel gives it back for whoever dies."""
     with open(path, "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

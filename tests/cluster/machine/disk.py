@@ -2,7 +2,8 @@
 
 In: the images' parts in the user's cache. Out: a folder in that cache, made once by a containerd of
 our own, of which each node gets a copy in half a second: to import Python with all its packages
-into each node would take 10 s of both cores at each start.
+into each node would take 10 s of both cores at each start. Of the images that Dockerfiles make it
+holds all layers but the last, which changes with the sources.
 """
 
 from __future__ import annotations
@@ -13,29 +14,31 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from tests.cluster.machine.builds import SMALL, Build
 from tests.cluster.machine.cache import Progress, made_once
-from tests.cluster.machine.environment import environment_folder
-from tests.cluster.machine.images import environment_image, redis_image, write_pause_image
+from tests.cluster.machine.images import redis_image, write_pause_image
 from tests.cluster.machine.node import CONTAINERD_FOLDER, Node, Surroundings
-from tests.cluster.machine.oci import write_image
 from tests.cluster.machine.processes import Processes
 from tests.cluster.machine.sweep import free_slot
 
 
-def node_disk(programs: Path, progress: Progress) -> Path:
+def node_disk(programs: Path, build: Build, progress: Progress) -> Path:
     """What `Cluster` takes; made where it is not there yet (half a minute)."""
-    redis, environment = redis_image(progress), environment_folder(progress)
+    redis = redis_image(progress)
     version = subprocess.run(["containerd", "--version"], capture_output=True, check=True).stdout
-    parts = (programs.name, redis.parent.name, environment.folder.name, version.decode())
+    layers = [layer for target in SMALL for layer in build.facts(target).layers[:-1]]
+    parts = (programs.name, redis.parent.name, *layers, version.decode())
     digest = hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16]
 
     def fill(folder: Path) -> None:
         progress("unpacking images for the nodes")
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            pause, python = Path(scratch) / "pause.tar", Path(scratch) / "python.tar"
+            pause = Path(scratch) / "pause.tar"
             write_pause_image(pause, programs)
-            write_image(python, environment_image(environment))
-            _import_into(folder, programs, [pause, redis, python])
+            built = [Path(scratch) / f"{target.name}.tar" for target in SMALL]
+            for target, archive in zip(SMALL, built, strict=True):
+                build.write_whole(target, archive)
+            _import_into(folder, programs, [pause, redis, *built])
 
     return made_once("disk", digest, fill)
 

@@ -11,7 +11,7 @@ import os
 import re
 import subprocess
 import tarfile
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -22,8 +22,6 @@ _LIBRARY = re.compile(r"^\s+(?:\S+ => )?(/\S+) \(0x", re.MULTILINE)
 _MISSING = re.compile(r"^\s+(\S+) => not found", re.MULTILINE)
 # As Debian has had it since version 12.
 _MERGED = ("bin", "lib", "lib64", "sbin")
-
-Skip = Callable[[Path], bool]
 
 
 class Layer:
@@ -56,14 +54,6 @@ class Layer:
         """A file under this name, even where it is a link here."""
         self.add(path.resolve(), self._place(path))
 
-    def add_tree(self, folder: Path, skip: Skip = lambda _: False, at: str = "") -> None:
-        for here, inner, files in os.walk(folder):
-            inner[:] = [name for name in inner if not skip(Path(here) / name)]
-            links = [name for name in inner if (Path(here) / name).is_symlink()]
-            for path in (Path(here) / name for name in (*files, *links)):
-                if not skip(path):
-                    self.add(path, f"{at}/{path.relative_to(folder)}" if at else "")
-
     def add_text(self, name: str, content: str) -> None:
         info = tarfile.TarInfo(name)
         info.size = len(content.encode())
@@ -78,9 +68,8 @@ class Layer:
         scratch = tarfile.TarInfo("tmp")
         scratch.type, scratch.mode = tarfile.DIRTYPE, 0o1777
         self._tar.addfile(scratch)
-        users = "root:x:0:0::/:/bin/sh\nnonroot:x:65532:65532::/tmp:/bin/sh\n"
-        self.add_text("etc/passwd", users)
-        self.add_text("etc/group", "root:x:0:\nnonroot:x:65532:\n")
+        self.add_text("etc/passwd", "root:x:0:0::/:/bin/sh\n")
+        self.add_text("etc/group", "root:x:0:\n")
         self.add_text("etc/nsswitch.conf", "hosts: files dns\n")
         for path in (Path("/etc/ld.so.cache"), CERTIFICATES):
             self.add_copy(path)
@@ -88,9 +77,8 @@ class Layer:
             path = Path("/usr/bin") / name
             self.add(path.resolve(), f"usr/bin/{name}")
 
-    def add_libraries(self, folders: Iterable[Path] = (), more: Iterable[str] = ()) -> None:
-        """All that the programs and libraries added so far load, and `more` by their names.
-        `folders` are searched first."""
+    def add_libraries(self, folders: Iterable[Path] = ()) -> None:
+        """All that the programs and libraries added so far load. `folders` are searched first."""
         search = {"LD_LIBRARY_PATH": ":".join(map(str, folders))}
         done = subprocess.run(
             ["ldd", *map(str, self._programs)],
@@ -100,9 +88,7 @@ class Layer:
         )
         missing = set(_MISSING.findall(done.stdout))
         assert not missing, f"libraries that are not on this machine: {sorted(missing)}"
-        found = {Path(path) for path in _LIBRARY.findall(done.stdout)}
-        beside = next(path.parent for path in found if path.name == "libc.so.6")
-        for path in sorted(found | {beside / name for name in more}):
+        for path in sorted({Path(path) for path in _LIBRARY.findall(done.stdout)}):
             self.add_copy(path)
 
     def _place(self, path: Path) -> str:

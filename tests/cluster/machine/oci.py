@@ -31,10 +31,9 @@ class Image:
     command: Sequence[str] = ()
 
 
-def write_image(archive: Path, image: Image, without: Sequence[Path] = ()) -> None:
-    """`without` those layers: whoever imports it has them already."""
+def write_image(archive: Path, image: Image) -> None:
     with tarfile.open(archive, "w", format=tarfile.PAX_FORMAT) as tar:
-        layers = [_add_layer(tar, layer, layer not in without) for layer in image.layers]
+        layers = [_add_layer(tar, layer) for layer in image.layers]
         config = _add(tar, _MEDIA + ".config.v1+json", _config(image, layers))
         manifest = {
             "schemaVersion": 2,
@@ -42,10 +41,23 @@ def write_image(archive: Path, image: Image, without: Sequence[Path] = ()) -> No
             "config": config,
             "layers": layers,
         }
-        entry = _add(tar, f"{_MEDIA}.manifest.v1+json", manifest)
-        entry["annotations"] = {"io.containerd.image.name": image.name}
-        _put(tar, "index.json", _bytes({"schemaVersion": 2, "manifests": [entry]}))
-        _put(tar, "oci-layout", _bytes({"imageLayoutVersion": "1.0.0"}))
+        _put_index(tar, image.name, _add(tar, f"{_MEDIA}.manifest.v1+json", manifest))
+
+
+def repack(archive: Path, name: str, exported: Path, *, whole: bool) -> None:
+    """The same for an image that a builder has exported: manifest.json, and blobs named by their
+    digests. Unless `whole`, without its layers but the last."""
+    manifest = (exported / "manifest.json").read_bytes()
+    parts = json.loads(manifest)
+    digest = hashlib.sha256(manifest).hexdigest()
+    entry = _descriptor(parts["mediaType"], digest, len(manifest))
+    layers = parts["layers"] if whole else parts["layers"][-1:]
+    with tarfile.open(archive, "w", format=tarfile.PAX_FORMAT) as tar:
+        for one in (parts["config"], *layers):
+            blob = one["digest"].removeprefix("sha256:")
+            tar.add(exported / blob, f"blobs/sha256/{blob}")
+        _put(tar, f"blobs/sha256/{digest}", manifest)
+        _put_index(tar, name, entry)
 
 
 def _config(image: Image, layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -64,11 +76,16 @@ def _config(image: Image, layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]
     }
 
 
-def _add_layer(tar: tarfile.TarFile, layer: Path, whole: bool) -> dict[str, Any]:
+def _put_index(tar: tarfile.TarFile, name: str, manifest: dict[str, Any]) -> None:
+    manifest["annotations"] = {"io.containerd.image.name": name}
+    _put(tar, "index.json", _bytes({"schemaVersion": 2, "manifests": [manifest]}))
+    _put(tar, "oci-layout", _bytes({"imageLayoutVersion": "1.0.0"}))
+
+
+def _add_layer(tar: tarfile.TarFile, layer: Path) -> dict[str, Any]:
     with open(layer, "rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if whole:
-        tar.add(layer, f"blobs/sha256/{digest}")
+    tar.add(layer, f"blobs/sha256/{digest}")
     return _descriptor(f"{_MEDIA}.layer.v1.tar", digest, layer.stat().st_size)
 
 

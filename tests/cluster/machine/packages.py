@@ -18,6 +18,8 @@ NEEDED = {
     "/usr/sbin/nft": "nftables",
     "/usr/sbin/ip": "iproute2",
     "/etc/ssl/certs/ca-certificates.crt": "ca-certificates",
+    "/usr/bin/buildah": "buildah",
+    "/usr/bin/mmdebstrap": "mmdebstrap",
 }
 REDIS = ("redis-server", "redis-tools")
 # As root in root's own folders; and whoever else installs something now ends some time.

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.cluster.machine.images import BATON_IMAGE
+from tests.cluster.machine.images import SIM_IMAGE
 
 Manifest = dict[str, Any]
 
 
-def pod_spec(*command: str, image: str = BATON_IMAGE, **container: Any) -> Manifest:
+def pod_spec(*command: str, image: str = SIM_IMAGE, **container: Any) -> Manifest:
     return {
         "securityContext": {
             "runAsNonRoot": True,

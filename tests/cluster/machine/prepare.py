@@ -1,12 +1,13 @@
 """`make cluster-tools`: everything of the test cluster that takes long, once, with a word on each.
 
-In: Go modules, Debian's and Python's packages. Out: the programs and image parts in the user's
-cache. Where Go, apt or the rights are missing it says so and ends well: the tests that need them
+In: Go modules, Debian's and Python's packages. Out: the programs and images in the user's cache.
+Where Go, apt or the rights are missing it says so and ends well: the tests that need them
 skip.
 """
 
 from __future__ import annotations
 
+from tests.cluster.machine.builds import build_small
 from tests.cluster.machine.disk import node_disk
 from tests.cluster.machine.packages import install_needed
 from tests.cluster.machine.programs import build_programs, say
@@ -19,7 +20,7 @@ def main() -> None:
     programs = build_programs(say)
     if _present("cluster"):
         install_needed(say)
-        node_disk(programs, say)
+        node_disk(programs, build_small(say), say)
 
 
 def _present(need: str) -> bool:
