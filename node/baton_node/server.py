@@ -65,6 +65,9 @@ T = TypeVar("T")
 PING_S = 6.0
 MAX_FRAME_BYTES = 64 << 20
 SHUTDOWN_S = 2.0
+# Seconds until a connection without a whole request is closed: idle ones, and those whose headers
+# do not come. A scrape's interval, and more.
+IDLE_S = 75.0
 
 
 class NodeServer:
@@ -88,6 +91,11 @@ class NodeServer:
         app.router.add_get("/ready", self.is_ready)
         app.router.add_get("/metrics", self.metrics_page)
         return app
+
+    def runner(self, idle_s: float = IDLE_S) -> web.AppRunner:
+        return web.AppRunner(
+            self.app(), access_log=None, shutdown_timeout=SHUTDOWN_S, keepalive_timeout=idle_s
+        )
 
     def _about(self) -> dict[str, object]:
         service = self.service
@@ -254,7 +262,7 @@ async def _listen(
     server: NodeServer, settings: NodeSettings, stack: AsyncExitStack
 ) -> tuple[web.TCPSite, int]:
     """Bind first: a port in use is said before a model is loaded. Return site and port."""
-    runner = web.AppRunner(server.app(), access_log=None, shutdown_timeout=SHUTDOWN_S)
+    runner = server.runner()
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
     site = web.TCPSite(runner, settings.host, settings.port)

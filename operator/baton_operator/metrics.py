@@ -7,8 +7,10 @@ also while the event loop is busy.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from typing import Literal
+from wsgiref.simple_server import WSGIRequestHandler
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 from prometheus_client.process_collector import ProcessCollector
@@ -17,6 +19,9 @@ from baton_operator.observed import Planned
 
 Result = Literal["done", "invalid", "refused", "conflict", "throttled", "unavailable", "error"]
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+SILENCE_S = 30.0  # that a scraper's connection may last without a request
 
 
 class Metrics:
@@ -118,9 +123,11 @@ class Metrics:
         for ready in ("True", "False", "Unknown"):
             self._pools.labels(ready).set_function(partial(_count, pools, ready))
 
-    def serve(self, host: str, port: int) -> Callable[[], None]:
+    def serve(self, host: str, port: int, silence_s: float = SILENCE_S) -> Callable[[], None]:
         """Listen; what is returned ends it. Raise OSError where the port is taken."""
         server, thread = start_http_server(port, host, self._registry)
+        # Its own waits for a request for ever, in a thread for each connection.
+        server.RequestHandlerClass = type("_Handler", (_Handler,), {"timeout": silence_s})
 
         def close() -> None:
             server.shutdown()
@@ -128,6 +135,17 @@ class Metrics:
             thread.join()
 
         return close
+
+
+class _Handler(WSGIRequestHandler):
+    """A connection is closed where its client is silent for `timeout` seconds."""
+
+    def handle(self) -> None:
+        with suppress(TimeoutError):
+            super().handle()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Scrapes are not logged."""
 
 
 def _count(pools: Callable[[], Iterable[str]], ready: str) -> float:

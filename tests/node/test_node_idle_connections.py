@@ -1,0 +1,37 @@
+"""Connections to a node that send half a request, or none, do not stay."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from aiohttp import web
+
+from baton_node.server import NodeServer
+from baton_node.settings import NodeSettings
+from baton_protocol.ids import Epoch
+from baton_text.artifacts import byte_artifacts
+
+END_S = 120.0
+WHOLE = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+async def test_connections_without_a_whole_request_are_closed() -> None:
+    server = NodeServer(NodeSettings(node="n", role="decode"), Epoch("e"), byte_artifacts())
+    runner = server.runner(idle_s=0.3)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    port = runner.addresses[0][1]
+    told = []
+    try:
+        for sent in (b"", WHOLE[:20], WHOLE[:-2], WHOLE):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(sent)
+            async with asyncio.timeout(END_S):
+                told.append((await reader.read())[:15])
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+    finally:
+        await runner.cleanup()
+    assert told == [b"", b"", b"", b"HTTP/1.1 200 OK"]
