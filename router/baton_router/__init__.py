@@ -13,6 +13,7 @@ It mounts no model: tokenizer and chat template come from its nodes, by digest. 
     admission, queueing, room      whose turn it is; fair order; whether nodes have room
     budgets                        requests and tokens per minute, shared over the index
     waking                         calls that wait for a pool's first node
+    bodies, large_json             bounds of time and memory for bodies; decoding large ones
     fields, parameters, unserved   reading bodies; sampling fields; what is refused or read past
     calls                          what both endpoints share
     openai_chat, openai_completions, completion_shape, logprobs   their fields and shapes

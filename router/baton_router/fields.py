@@ -14,7 +14,8 @@ from typing import Any
 
 import msgspec
 
-from baton_protocol.errors import InvalidRequest, MalformedBody, TooLarge
+from baton_protocol.errors import InvalidRequest, MalformedBody
+from baton_router.large_json import decode
 
 Schema = Mapping[str, Any]
 ANY: Schema = {}  # each value is as this has it
@@ -22,40 +23,6 @@ TRUE: Schema = {"const": True}
 NOT_TRUE: Schema = {"enum": [False, None]}
 NOT_FALSE: Schema = {"enum": [True, None]}
 SHOWN = 60  # characters of an offending value that are repeated to the client
-# Of a body: each takes up to 72 bytes, however few it has as JSON. Hardly a context is longer.
-MAX_VALUES = 1 << 20
-_SLICE = 1 << 18  # bytes that are looked through at once: other threads wait meanwhile
-_QUOTE, _BACKSLASH = b'"', ord("\\")
-
-
-def check_size(data: bytes | bytearray) -> None:
-    """Raise TooLarge for JSON with more than MAX_VALUES lists, objects and members of them."""
-    count, at = 0, 0
-    while at < len(data):
-        quote = data.find(_QUOTE, at)
-        end = len(data) if quote < 0 else quote
-        for start in range(at, end, _SLICE):
-            count += sum(
-                data.count(sign, start, min(end, start + _SLICE)) for sign in (b",", b"[", b"{")
-            )
-            if count > MAX_VALUES:
-                raise TooLarge(
-                    f"the body holds more than {MAX_VALUES} values; send fewer ids or prompts at a"
-                    " time"
-                )
-        at = len(data) if quote < 0 else _string_end(data, quote + 1)
-
-
-def _string_end(data: bytes | bytearray, at: int) -> int:
-    """Behind the quote that ends the string which `at` is in."""
-    while (end := data.find(_QUOTE, at)) >= 0:
-        first = end
-        while data[first - 1] == _BACKSLASH:
-            first -= 1
-        at = end + 1
-        if (end - first) % 2 == 0:
-            return at
-    return len(data)
 
 
 def show(value: object) -> str:
@@ -100,7 +67,7 @@ class Fields:
     def parse(cls, data: bytes | bytearray) -> Fields:
         """Raise MalformedBody unless `data` is a JSON object."""
         try:
-            body = msgspec.json.decode(data)
+            body = decode(data)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise MalformedBody(f"the body is not JSON: {error}") from error
         if not isinstance(body, dict):

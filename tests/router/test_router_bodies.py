@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from baton_protocol.errors import BodiesFull, BodyTimeout, TooLarge
 from baton_protocol.link import RunJob
-from baton_router import fields
 from baton_router.bodies import SMALL, Bodies
-from baton_router.fields import MAX_VALUES, SHOWN, check_size, show
+from baton_router.fields import SHOWN, show
+from baton_router.large_json import MAX_VALUES, check_size, decode
 from baton_router.settings import RouterSettings
 from tests.support.fake_node import FakeNode
 
@@ -340,16 +340,50 @@ def test_values_are_counted_outside_of_strings_only(value: Any, spaced: bool) ->
             return 1 + sum(map(count, value.values())) + max(0, len(value) - 1)
         return 0
 
-    most, expected = fields.MAX_VALUES, count(value)
-    try:
-        fields.MAX_VALUES = expected
-        check_size(data)
-        if expected:
-            fields.MAX_VALUES = expected - 1
-            with pytest.raises(TooLarge):
-                check_size(data)
-    finally:
-        fields.MAX_VALUES = most
+    expected = count(value)
+    check_size(data, expected)
+    if expected:
+        with pytest.raises(TooLarge):
+            check_size(data, expected - 1)
+
+
+# Quotes, backslashes, escapes of all kinds, characters of one to four bytes.
+PIECES = st.sampled_from(
+    [
+        *("a", "bcdefghijklmn", "\\", '"', "\n", "\u00e9", "\u65e5", "\U0001f600", "\u200d"),
+        *("\\u", "\\ud83d", "ud83d", "\\\\", "/", "{", "[", ",", "\x01"),
+    ]
+)
+LONG_TEXT = st.lists(PIECES, max_size=60).map("".join)
+LONG_JSON = st.recursive(
+    LONG_TEXT | st.integers(),
+    lambda inner: st.lists(inner) | st.dictionaries(LONG_TEXT, inner),
+    max_leaves=8,
+)
+
+
+@given(LONG_JSON, st.booleans(), st.integers(1, 40))
+@settings(deadline=None, max_examples=500)
+def test_strings_that_are_decoded_in_slices_are_those_of_the_whole(
+    value: Any, escaped: bool, size: int
+) -> None:
+    data = json.dumps(value, ensure_ascii=escaped).encode()
+    assert decode(bytearray(data), size) == value
+
+
+@given(st.binary(max_size=60), st.integers(0, 60), st.integers(1, 9))
+@settings(deadline=None, max_examples=500)
+def test_what_is_no_json_is_none_in_slices_either(noise: bytes, at: int, size: int) -> None:
+    data = b'{"prompt": "' + b"a\\u00e9\\ud83d\\ude00" * 9 + b'"}'
+    data = data[:at] + noise + data[at:]
+
+    def outcome(read: Callable[[], Any]) -> Any:
+        try:
+            return read()
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            return None
+
+    assert outcome(lambda: decode(data, size)) == outcome(lambda: msgspec.json.decode(data))
 
 
 def test_a_million_values_are_too_many_and_a_long_text_is_not() -> None:
