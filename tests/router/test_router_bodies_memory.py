@@ -1,0 +1,102 @@
+"""Large bodies in a router process of its own: what they raise its memory by, and what stays.
+
+The long form sends 16 at once, which is the goal's number; the short form four.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.cluster import SIM, Cluster
+from tests.support.http import complete, exchange
+from tests.support.waiting import until
+
+BODY_BYTES = 15_600_000
+MIB = 1 << 20
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+WORDS = "one body of a client that asks for too much. "
+
+
+def text(size: int) -> str:
+    return (WORDS * (size // len(WORDS) + 1))[:size]
+
+
+KINDS: dict[str, tuple[str, Callable[[], Any], set[tuple[int, str]]]] = {
+    "a text": (
+        COMPLETIONS,
+        lambda: {"prompt": text(BODY_BYTES)},
+        {(400, "context_length_exceeded")},
+    ),
+    "texts": (
+        COMPLETIONS,
+        lambda: {"prompt": [text(30_000)] * (BODY_BYTES // 30_000)},
+        {(400, "context_length_exceeded")},
+    ),
+    "a conversation": (
+        CHAT,
+        lambda: {"messages": [{"role": "user", "content": text(BODY_BYTES)}]},
+        {(400, "context_length_exceeded")},
+    ),
+    "other characters": (
+        COMPLETIONS,
+        lambda: {"prompt": "\u4e16" * (BODY_BYTES // 3)},
+        {(400, "context_length_exceeded")},
+    ),
+    "ids": (
+        COMPLETIONS,
+        lambda: {"prompt": [200] * (BODY_BYTES // 4)},
+        {(413, "request_too_large")},
+    ),
+    "objects": (
+        COMPLETIONS,
+        lambda: {"prompt": "x", "unknown": [{}] * (BODY_BYTES // 3)},
+        {(413, "request_too_large")},
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    # However slow the machine is: none is refused since it waited.
+    with Cluster(0, 1, flags=SIM, store=False, router_flags=("--queue-timeout=600",)) as cluster:
+        yield cluster
+
+
+def memory(cluster: Cluster, name: str) -> int:
+    for line in Path(f"/proc/{cluster.router.pid}/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError(name)
+
+
+async def check(cluster: Cluster, kind: str, clients: int, most: int) -> None:
+    path, make, expected = KINDS[kind]
+    data = json.dumps(make(), separators=(",", ":"), ensure_ascii=False).encode()
+    complete(cluster.url, "warm", max_tokens=1)
+    before = memory(cluster, "VmRSS")
+    Path(f"/proc/{cluster.router.pid}/clear_refs").write_text("5")
+    with ThreadPoolExecutor(clients) as senders:
+        answers = list(senders.map(lambda _: exchange(cluster.url, path, data), range(clients)))
+    assert {(one.status, one.body["error"]["code"]) for one in answers} == expected
+    assert memory(cluster, "VmHWM") - before < most
+    await until(lambda: memory(cluster, "VmRSS") - before < 64 * MIB)
+    assert complete(cluster.url, "after", max_tokens=1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_four_large_bodies_at_once_take_little_and_leave_less(
+    cluster: Cluster, kind: str
+) -> None:
+    await check(cluster, kind, 4, 256 * MIB)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
+async def test_sixteen_large_bodies_at_once_take_no_more(cluster: Cluster, kind: str) -> None:
+    await check(cluster, kind, 16, 256 * MIB)
