@@ -14,7 +14,7 @@ from baton_protocol.request import Request
 from baton_protocol.sampling import SamplingParams
 from baton_protocol.store import Kind, NodeLoad, NodeReport, Role, Speeds, kind_of
 from baton_router.fleet import Serving
-from baton_router.flights import Flight, Prepared
+from baton_router.flights import Flight, Prepared, Ticket
 from baton_router.markers import Markers
 from baton_router.outbox import Outbox
 from baton_router.ownership import RequestRecord
@@ -77,4 +77,5 @@ def flight(
     )
     serving = cast(Serving, SimpleNamespace(kind=of))  # of a Serving, placement reads the kind
     prepared = Prepared(request, chunks, serving, None, False)
-    return Flight(RequestRecord(request), prepared, Outbox(1), 0, 0.0, Story(0.0))
+    record = RequestRecord(request)
+    return Flight(record, prepared, Ticket(1), Outbox(1), 0, 0.0, Story(0.0))

@@ -32,7 +32,10 @@ class AdmissionOptions:
     max_inflight: int = flag(
         0, "sequences that fill a node; 0: as many as it computes at once", least=0
     )
-    max_queued: int = flag(1000, "requests that wait in the router, at most", least=0)
+    max_queued: int = flag(1000, "calls that wait in the router to begin, at most", least=0)
     queue_timeout: float = flag(
-        30.0, "how long a request waits there, at most", metavar="SECONDS", least=0.1
+        30.0, "how long a call waits there, at most", metavar="SECONDS", least=0.1
+    )
+    max_call_sequences: int = flag(
+        2048, "sequences that one call may ask for: its prompts times n", least=1
     )

@@ -162,6 +162,7 @@ def router_settings(options: RouterOptions) -> RouterSettings:
         max_inflight=options.max_inflight,
         max_queued=options.max_queued,
         queue_timeout_s=options.queue_timeout,
+        max_call_sequences=options.max_call_sequences,
         stall_timeout_s=options.stall_timeout,
         link_patience_s=options.link_patience,
         max_body_bytes=options.max_body,

@@ -1,16 +1,21 @@
-"""Lets calls in: within their tenant's budgets, and in their turn while every node is full.
+"""Lets prompts in: calls within their tenant's budgets, and while every node is full each of their
+prompts in its turn.
 
-In: calls that are prepared, the pool's view, what became of calls. Out: a Ticket, or RateLimited,
-QueueFull, QueueTimeout. A pool with room lets everybody in at once; where tenants share it, some of
-the room is for those who run less, or had less computed lately, than their share. What was let in
-is never held again here: who loses its node is placed anew by the dispatcher.
+In: calls that are prepared, the pool's view, what became of their prompts. Out: a Ticket for each
+prompt, or RateLimited, QueueFull, QueueTimeout. The budget is charged for a whole call before any
+of it runs; its prompts come in at the pace at which the pool has room for all their choices, so
+that others' turns lie between them. A pool with room lets everybody in at once; where tenants share
+it, some of the room is for those who run less, or had less computed lately, than their share. What
+was let in is never held again here: who loses its node is placed anew by the dispatcher.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import product
 
 from baton_protocol.errors import BatonError, QueueFull, QueueTimeout, Unavailable
@@ -20,7 +25,7 @@ from baton_router.admission_metrics import AdmissionMetrics
 from baton_router.budgets import Booking, Budgets
 from baton_router.calls import Usage
 from baton_router.events import WAITING, EventStream
-from baton_router.flights import Prepared
+from baton_router.flights import Prepared, Ticket
 from baton_router.limits import Limits
 from baton_router.queueing import FairQueue, Waiter
 from baton_router.room import Load, Rule, has_room
@@ -37,31 +42,6 @@ LATELY_S = 5.0
 USUAL_ANSWER = 1024
 RATE_OVER = 64  # the last turns, by which the next ones are predicted
 MAX_RETRY_AFTER_S = 60.0
-
-
-class Ticket:
-    """One call that was let in. To be told when it is `placed`, and when it is `over`."""
-
-    def __init__(
-        self, admission: Admission, tenant: str, load: Load, booking: Booking | None
-    ) -> None:
-        self._admission = admission
-        self._tenant = tenant
-        self._sequences = load.sequences
-        self._load: Load | None = load
-        self._booking = booking
-
-    def placed(self) -> None:
-        """Its requests are booked on nodes, or wait for nodes; or it is given up."""
-        if self._load is not None:
-            self._admission.arrived(self._load)
-            self._load = None
-
-    def over(self, usage: Usage | None) -> None:
-        """`usage` is what it used; None: it had no place."""
-        self.placed()
-        self._admission.ended(self._tenant, self._sequences)
-        self._admission.left(self._tenant, usage, self._booking)
 
 
 class Admission:
@@ -83,6 +63,7 @@ class Admission:
             for each in product((False, True), repeat=2)
         }
         self._wait_s = settings.queue_timeout_s
+        self._most_sequences = settings.max_call_sequences
         self._view = view
         view.eased = self._look
         self._budgets = budgets
@@ -103,31 +84,55 @@ class Admission:
 
     @property
     def waiting(self) -> int:
+        """Calls."""
         return len(self._queue)
 
+    @property
+    def held(self) -> int:
+        """Prompts of the calls that wait."""
+        return sum(turn.prompts for turn in self._turns.values())
+
+    def most_sequences(self, tenant: str) -> int:
+        """That one of its calls may ask for."""
+        most = self.limits.of(tenant).max_call_sequences
+        return self._most_sequences if most is None else most
+
+    async def charge(self, tenant: str, prepared: Sequence[Prepared]) -> Booking | None:
+        """Book what a call can cost. Raise RateLimited; InvalidRequest for one that costs more than
+        the tenant's budget ever holds."""
+        tokens = sum(map(_expected, prepared))
+        return await self._budgets.book(tenant, self.limits.of(tenant), len(prepared), tokens)
+
     async def admit(
-        self, trail: Trail, prepared: Sequence[Prepared], events: EventStream | None
-    ) -> Ticket:
-        """When its turn has come. Raise RateLimited, QueueFull, QueueTimeout, Unavailable."""
+        self, trail: Trail, prompts: Sequence[Prepared], events: EventStream | None, begun: bool
+    ) -> list[Ticket]:
+        """When the turn of the first of a call's `prompts` has come: a ticket for it, and for as
+        many of the next ones as find room at once. Raise QueueFull, QueueTimeout, Unavailable; of a
+        call that has `begun` only the last."""
         tenant = trail.tenant_name
         limits = self.limits.of(tenant)
-        load, tokens = self._load(prepared), sum(map(_expected, prepared))
-        booking = await self._budgets.book(tenant, limits, 1, tokens)
-        splits = self._rule.splits(load.tokens)
-        waiter = Waiter(
-            *(tenant, tokens, limits.weight, limits.priority, limits.max_queued), splits=splits
-        )
-        turn = _Turn(tenant, load, prepared[0].kind)
-        try:
+        turn = self._turn(tenant, prompts[0], len(prompts))
+        if self.waiting or not self._fits(turn, self._rule_of(tenant)):
+            waiter = Waiter(
+                tenant,
+                _expected(prompts[0]),
+                limits.weight,
+                limits.priority,
+                limits.max_queued,
+                splits=self._rule.splits(turn.load.tokens),
+                begun=begun,
+            )
+            await self._wait(waiter, turn, trail, events)
+        else:
+            self._let_in(turn)
+        tickets = [self._ticket(turn)]
+        for item in prompts[1:]:
+            turn = self._turn(tenant, item)
             if self.waiting or not self._fits(turn, self._rule_of(tenant)):
-                await self._wait(waiter, turn, trail, events)
-            else:
-                self._let_in(turn)
-        except BaseException:
-            if booking is not None:
-                self._budgets.settle(booking, 0)
-            raise
-        return Ticket(self, tenant, load, booking)
+                break
+            self._let_in(turn)
+            tickets.append(self._ticket(turn))
+        return tickets
 
     def end(self) -> None:
         """The router goes: who waits is told to come again."""
@@ -144,22 +149,26 @@ class Admission:
             await asyncio.gather(self._looking, return_exceptions=True)
         await self._budgets.close()
 
-    # --- what tickets say -------------------------------------------------------------------------
-
-    def arrived(self, load: Load) -> None:
-        self._pending.sequences -= load.sequences
-        self._pending.tokens -= load.tokens
-        self._look()
-
-    def ended(self, tenant: str, sequences: int) -> None:
-        self._running.give_back(tenant, sequences)
-
     def left(self, tenant: str, usage: Usage | None, booking: Booking | None) -> None:
+        """A call is over, and used so much; None: it never had a place."""
         if usage is not None:
             self._metrics.used(tenant, usage)
         if booking is not None:
             used = usage.prompt + usage.completion if usage is not None else 0
             self._budgets.settle(booking, used)
+
+    # --- tickets ----------------------------------------------------------------------------------
+
+    def _ticket(self, turn: _Turn) -> Ticket:
+        return Ticket(
+            turn.load.sequences,
+            placed=partial(self._arrived, turn.load),
+            free=partial(self._running.give_back, turn.tenant),
+        )
+
+    def _arrived(self, load: Load) -> None:
+        self._pending.sequences -= load.sequences
+        self._pending.tokens -= load.tokens
         self._look()
 
     # --- turns ------------------------------------------------------------------------------------
@@ -171,11 +180,11 @@ class Admission:
         trail.waits = f"every node is full; {self.waiting} requests waited before it"
         self._join(waiter, turn)
         try:
-            await self._come(turn, since, events)
+            wait_s = math.inf if waiter.begun else self._wait_s
+            await self._come(turn, since, since + wait_s, events)
         except BaseException:
             if not self._queue.remove(waiter) and turn.granted:
-                self.ended(turn.tenant, turn.load.sequences)
-                self.arrived(turn.load)
+                self._ticket(turn).over()
             raise
         finally:
             del self._turns[waiter]
@@ -204,8 +213,10 @@ class Admission:
         if self.waiting and (self._looking is None or self._looking.done()):
             self._looking = asyncio.create_task(self._keep_looking())
 
-    async def _come(self, turn: _Turn, since: float, events: EventStream | None) -> None:
-        give_up_at, told_at = since + self._wait_s, since
+    async def _come(
+        self, turn: _Turn, since: float, give_up_at: float, events: EventStream | None
+    ) -> None:
+        told_at = since
         while not turn.done:
             now = self._clock()
             if now >= give_up_at:
@@ -235,20 +246,21 @@ class Admission:
 
     def _next(self) -> Waiter | None:
         """The first for whom there is room: who has less than its share, or waits for other nodes,
-        passes the others. Of those who want the same the first is asked for all."""
-        full: set[tuple[Rule, Kind, bool]] = set()
+        passes the others. Who may have no more than one before it waits with that one, also where
+        it wants fewer sequences: else many choices would never find enough of them."""
+        full: list[tuple[Rule, tuple[Kind, bool]]] = []
         for head in self._queue.heads():
             turn = self._turns[head]
-            rule = self._rule_of(turn.tenant)
-            wanted = rule, turn.kind, head.splits
-            if wanted not in full:
+            rule, nodes = self._rule_of(turn.tenant), (turn.kind, head.splits)
+            if not any(nodes == others and rule.within(other) for other, others in full):
                 if self._fits(turn, rule):
                     return head
-                full.add(wanted)
+                full.append((rule, nodes))
         return None
 
     def _fits(self, turn: _Turn, rule: Rule) -> bool:
-        return has_room(self._view.ready(turn.kind), rule, self._pending, turn.load.tokens)
+        nodes, load = self._view.ready(turn.kind), turn.load
+        return has_room(nodes, rule, self._pending, load.tokens, load.sequences)
 
     def _rule_of(self, tenant: str) -> Rule:
         if not self._shared:
@@ -257,15 +269,12 @@ class Admission:
         more = self._computed.has_more(tenant, weight), self._running.has_more(tenant, weight)
         return self._shared_rules[more]
 
-    def _load(self, prepared: Sequence[Prepared]) -> Load:
-        """What is in some node's cache is not computed: there its requests go."""
-        load = Load()
-        for item in prepared:
-            cached = self._view.chunks.longest(item.chunks)
-            chunk = item.serving.sample.layout.chunk_tokens
-            load.sequences += item.request.params.n
-            load.tokens += max(1, len(item.request.prompt_ids) - cached * chunk)
-        return load
+    def _turn(self, tenant: str, item: Prepared, prompts: int = 1) -> _Turn:
+        """What is in some node's cache is not computed: there the request goes."""
+        cached = self._view.chunks.longest(item.chunks)
+        chunk = item.serving.sample.layout.chunk_tokens
+        tokens = max(1, len(item.request.prompt_ids) - cached * chunk)
+        return _Turn(tenant, Load(item.request.params.n, tokens), item.kind, prompts)
 
     def _let_in(self, turn: _Turn) -> None:
         self._pending.sequences += turn.load.sequences
@@ -284,12 +293,13 @@ class Admission:
 
 
 class _Turn:
-    """What a waiter waits for."""
+    """What a waiter waits for. `prompts` of its call wait, with this one."""
 
-    def __init__(self, tenant: str, load: Load, kind: Kind) -> None:
+    def __init__(self, tenant: str, load: Load, kind: Kind, prompts: int) -> None:
         self.tenant = tenant
         self.load = load
         self.kind = kind
+        self.prompts = prompts
         self._error: BatonError | None = None
         self._come = asyncio.Event()
 
@@ -323,7 +333,8 @@ class _Turn:
 
 
 def _expected(item: Prepared) -> int:
-    """Tokens of a request's prompt and answers, as far as its client has said."""
+    """Tokens of a request's prompt, which is computed once for all its choices, and of the answers,
+    as far as its client has said."""
     params = item.request.params
     answer = min(params.max_tokens, USUAL_ANSWER) if item.fills else params.max_tokens
     return len(item.request.prompt_ids) + params.n * answer

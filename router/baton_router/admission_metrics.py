@@ -30,13 +30,13 @@ class AdmissionMetrics:
         )
         self._queue = Gauge(
             "baton_router_admission_queue",
-            "Requests that wait in the router since every node is full, by priority.",
+            "Calls that wait in the router since every node is full, by priority.",
             ("priority",),
             registry=registry,
         )
         self._waits = Histogram(
             "baton_router_admission_wait_seconds",
-            "How long they waited, whatever came of it, by priority.",
+            "How long a prompt of theirs waited, whatever came of it, by priority.",
             ("priority",),
             buckets=_SECONDS,
             registry=registry,

@@ -56,19 +56,21 @@ class Stopwatch:
 
 
 class Answer:
-    """One call that has been placed."""
+    """One call that has begun: `flights` grows until all its `prompts` run."""
 
     def __init__(
         self,
         call: Call,
         shape: Callable[[], Shape],
         flights: Sequence[Flight],
+        prompts: int,
         outbox: Outbox,
         watch: Stopwatch,
     ) -> None:
         self._options = call.options
         self._make_shape = shape
         self.flights = flights
+        self._prompts = prompts
         self._outbox = outbox
         self.watch = watch
         params = flights[0].record.request.params
@@ -82,7 +84,7 @@ class Answer:
 
     async def whole(self) -> bytes:
         """The JSON of an answer in one piece. Raise RequestFailed."""
-        choices = [Gathered() for _ in range(self._n * len(self.flights))]
+        choices = [Gathered() for _ in range(self._n * self._prompts)]
         while batch := await self._next(None):
             for slot, delta in batch:
                 choices[slot * self._n + delta.choice].add(delta)

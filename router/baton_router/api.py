@@ -18,7 +18,7 @@ from aiohttp import web
 
 from baton_protocol.errors import BatonError, DeadlineExceeded, InvalidRequest, Unavailable
 from baton_router.access import Trail
-from baton_router.admission import Admission, Ticket
+from baton_router.admission import Admission
 from baton_router.answer import Answer, Stopwatch
 from baton_router.bodies import Bodies, Body
 from baton_router.calls import Call, Head, Shape
@@ -28,7 +28,6 @@ from baton_router.events import EventStream
 from baton_router.explain import encoded
 from baton_router.explanations import Explanations
 from baton_router.fleet import Fleet
-from baton_router.flights import Flight, Prepared
 from baton_router.links import Link
 from baton_router.metrics import RouterMetrics
 from baton_router.openai_chat import ChatCall
@@ -37,6 +36,7 @@ from baton_router.outbox import Outbox
 from baton_router.pool_json import pool_json
 from baton_router.prepare import prepare
 from baton_router.read_guard import ReadGuard
+from baton_router.release import Release
 from baton_router.settings import RANKINGS, Ranking, RouterSettings
 from baton_router.tenants import Tenants
 from baton_router.tracing import Tracing
@@ -169,17 +169,19 @@ class Api:
                 tenant=trail.tenant,
                 deadline=deadline,
                 rng=self.rng,
+                most_sequences=self.admission.most_sequences(trail.tenant_name),
                 ranking=ranking,
                 traceparent=trail.traceparent,
             )
         call.forget_prompts()
         body.done()
         prompts, created = [item.request.prompt_ids for item in prepared], int(time.time())
-        guard = ReadGuard(self.dispatcher, events, trail)
+        release = Release(self.admission, self.dispatcher, trail, prepared, waits_until)
+        guard = ReadGuard(release.fail, events, trail)
         outbox = Outbox(len(prepared), guard.most(prepared), guard.overflow)
         self.metrics.accepted(map(len, prompts))  # also what has to wait: it is demand
-        ticket = await self.admission.admit(trail, prepared, events)
-        flights = guard.flights = await self._start(ticket, prepared, outbox, waits_until)
+        await release.begin(outbox, events)
+        flights = release.flights
         # From here on nothing is awaited outside of the try: a client that leaves ends its flights.
         timer = asyncio.get_running_loop().call_later(
             max(0.0, deadline - self.clock()), self._too_late, guard
@@ -196,7 +198,7 @@ class Api:
             return call.shape(head, prompts, served.model.tokenizer)
 
         watch = Stopwatch(self.metrics, self.clock, trail.started)
-        trail.answer = answer = Answer(call, shape, flights, outbox, watch)
+        trail.answer = answer = Answer(call, shape, flights, len(prepared), outbox, watch)
         try:
             if events is not None:
                 return await answer.stream(events)
@@ -205,25 +207,7 @@ class Api:
             timer.cancel()
             outbox.close()
             guard.done()
-            for flight in flights:
-                self.dispatcher.cancel(flight)
-            ticket.over(answer.usage() if answer.placed else None)
-
-    async def _start(
-        self,
-        ticket: Ticket,
-        prepared: Sequence[Prepared],
-        outbox: Outbox,
-        waits_until: float | None,
-    ) -> list[Flight]:
-        """The ticket is over where this raises."""
-        try:
-            flights = await self.dispatcher.start(prepared, outbox, waits_until)
-        except BaseException:
-            ticket.over(None)
-            raise
-        ticket.placed()
-        return flights
+            release.end(answer.usage() if answer.placed else None)
 
     def _count(self, change: int) -> None:
         self.answering += change

@@ -1,8 +1,9 @@
 """Keeps tenants to their requests and tokens per minute, all routers of the pool together.
 
-In: a tenant's limits, what a request may cost, and later what it did cost. Out: it passes, or
-RateLimited with the seconds to wait. The buckets lie on the index. While that is away each router
-keeps its own, at the rates divided by the routers that there were.
+In: a tenant's limits, what a call may cost, and later what it did cost. Out: it passes, or
+RateLimited with the seconds to wait, or InvalidRequest for one that costs more than the budget
+ever holds: a minute of it, or the burst where that is more. The buckets lie on the index. While
+that is away each router keeps its own, at the rates divided by the routers that there were.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Protocol
 
 from baton_kvstore.budgets import Draw, Drawn
 from baton_kvstore.errors import StoreError
-from baton_protocol.errors import RateLimited
+from baton_protocol.errors import InvalidRequest, RateLimited
 from baton_router.limits import TenantLimits
 
 # An index that failed is left alone for so long: each request would wait for its deadline.
@@ -59,9 +60,10 @@ class Budgets:
     async def book(
         self, tenant: str, limits: TenantLimits, requests: int, tokens: int
     ) -> Booking | None:
-        """None for who has no budget. Raise RateLimited."""
+        """None for who has no budget. Raise RateLimited, InvalidRequest."""
         if not (limits.requests_per_minute or limits.tokens_per_minute):
             return None
+        _check_holds(limits, requests, tokens)
         draws = draws_of(limits, requests, tokens)
         drawn = await self._shared(tenant, draws)
         shared = drawn is not None
@@ -170,6 +172,22 @@ def draws_of(limits: TenantLimits, requests: float, tokens: float) -> list[Draw]
         Draw(per_s[0], max(1.0, per_s[0] * burst), requests),
         Draw(per_s[1], max(1.0, per_s[1] * burst), tokens),
     ]
+
+
+def _check_holds(limits: TenantLimits, requests: int, tokens: int) -> None:
+    minutes = max(1.0, limits.burst_seconds / MINUTE_S)
+    for name, amount, per_minute in (
+        ("requests", requests, limits.requests_per_minute),
+        ("tokens", tokens, limits.tokens_per_minute),
+    ):
+        most = max(1.0, per_minute * minutes)
+        if per_minute and amount > most:
+            raise InvalidRequest(
+                f"this call can cost {amount} {name}, and this tenant's budget of {per_minute:g}"
+                f" {name} per minute never holds more than {most:g}; send fewer prompts at a time,"
+                " or ask for fewer choices (n) or tokens (max_tokens)",
+                code="over_budget",
+            )
 
 
 def _part(draws: Sequence[Draw], routers: int) -> list[Draw]:

@@ -1,8 +1,8 @@
 """Carries requests: from a placement to jobs on links, from frames to outboxes, and on to another
 place when a node is lost.
 
-In: prepared requests of one HTTP call; what nodes answer; nodes lost and resumed. Out: deltas in
-the call's outbox, frames to nodes. Finding a place, booking it and queueing the jobs is one act
+In: prepared requests that admission let in; what nodes answer; nodes lost and resumed. Out: deltas
+in the call's outbox, frames to nodes. Finding a place, booking it and queueing the jobs is one act
 without an await. A request without a place waits in a task of its own, which ends with it: it looks
 again whenever the pool has changed.
 
@@ -49,7 +49,7 @@ from baton_router.actions import (
     Send,
 )
 from baton_router.fleet import Fleet
-from baton_router.flights import Flight, Prepared, rolled_out
+from baton_router.flights import Flight, Prepared, Ticket, rolled_out
 from baton_router.metrics import RouterMetrics
 from baton_router.outbox import Outbox
 from baton_router.ownership import RequestRecord
@@ -97,28 +97,36 @@ class Dispatcher:
         self.flights: dict[RequestId, Flight] = {}
 
     async def start(
-        self, prepared: Sequence[Prepared], outbox: Outbox, waits_until: float | None = None
+        self,
+        entered: Sequence[tuple[Prepared, Ticket]],
+        outbox: Outbox,
+        first_slot: int = 0,
+        waits_until: float | None = None,
     ) -> list[Flight]:
-        """Give each request of one call a place, or let it wait for one, `waits_until` in any case
-        where that is said. Raise Unavailable where that is not to be waited for."""
-        chunks = [name for item in prepared for name in item.chunks]
-        stored = await self._places.stored(prepared[0].kind, chunks)
+        """Give each of these requests of one call a place, or let it wait for one, `waits_until` in
+        any case where that is said. Their places in the outbox begin with `first_slot`. Raise
+        Unavailable where a place is not to be waited for; then all tickets are over."""
         flights: list[Flight] = []
-        at = 0
-        if waits_until is None:
-            fails = self._places.policy.missing_role == "fail"
-            waits_until = self._clock() + (0.0 if fails else self._unready_wait_s)
         try:
-            for slot, item in enumerate(prepared):
+            chunks = [name for item, _ in entered for name in item.chunks]
+            stored = await self._places.stored(entered[0][0].kind, chunks)
+            at = 0
+            if waits_until is None:
+                fails = self._places.policy.missing_role == "fail"
+                waits_until = self._clock() + (0.0 if fails else self._unready_wait_s)
+            for slot, (item, ticket) in enumerate(entered, first_slot):
                 held = stored[at : at + len(item.chunks)]
                 at += len(item.chunks)
                 record, story = RequestRecord(item.request), Story(self._clock())
-                flight = Flight(record, item, outbox, slot, waits_until, story)
+                flight = Flight(record, item, ticket, outbox, slot, waits_until, story)
                 flights.append(flight)
                 self._launch(flight, held)
+                ticket.placed()
         except BaseException:
             for flight in flights:
                 self.cancel(flight)
+            for _, ticket in entered:
+                ticket.over()
             raise
         return flights
 
@@ -347,6 +355,9 @@ class Dispatcher:
 
     def _emit(self, flight: Flight, delta: Delta) -> None:
         flight.outbox.put(flight.slot, delta)
+        if delta.finish is not None and flight.record.open:  # else all of it is over next
+            flight.ticket.ended(1)
+            self._places.choice_ended(flight)
         if not delta.ids:
             return
         now = self._clock()
@@ -410,6 +421,7 @@ class Dispatcher:
             return
         flight.story.over(end, self._clock())
         self._cease(flight)
+        flight.ticket.over()
         self._places.leave(flight)
         self._acquit(flight)
         self._log(logging.DEBUG, flight, None, f"done with {flight.record.tokens} tokens")

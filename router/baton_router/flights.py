@@ -6,6 +6,7 @@ In: a prepared request, its answer's outbox. Out: the line that tells its client
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from baton_protocol.errors import Unavailable
@@ -41,6 +42,38 @@ class Prepared:
         return self.serving.kind
 
 
+class Ticket:
+    """One prompt that was let in, with so many `sequences`, one of each choice. The dispatcher says
+    once it is `placed`, and which of its sequences have `ended`: `free` hears of them."""
+
+    def __init__(
+        self,
+        sequences: int,
+        placed: Callable[[], None] = lambda: None,
+        free: Callable[[int], None] = lambda sequences: None,
+    ) -> None:
+        self._sequences = sequences
+        self._placed: Callable[[], None] | None = placed
+        self._free = free
+
+    def placed(self) -> None:
+        """It is booked on nodes, or waits for nodes, or is given up."""
+        placed, self._placed = self._placed, None
+        if placed is not None:
+            placed()
+
+    def ended(self, sequences: int) -> None:
+        """So many more of its choices are complete."""
+        self._sequences -= sequences
+        self._free(sequences)
+
+    def over(self) -> None:
+        """All of it is, whatever became of it."""
+        self.placed()
+        if self._sequences:
+            self.ended(self._sequences)
+
+
 @dataclass(slots=True)
 class Flight:
     """One request until it is over. `slot` is its place in the outbox; times are the dispatcher's.
@@ -52,6 +85,7 @@ class Flight:
 
     record: RequestRecord
     prepared: Prepared
+    ticket: Ticket
     outbox: Outbox
     slot: int
     give_up_at: float

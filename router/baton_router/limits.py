@@ -11,6 +11,7 @@ In: a TOML file. Out: one TenantLimits per tenant; who is not named has the defa
     requests_per_minute = 600
     tokens_per_minute = 100_000
     max_queued = 100
+    max_call_sequences = 256
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ _WHERE = re.compile(r"(.*) - at `\$\.?(.*)`$", re.DOTALL)
 class TenantLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where requests wait, all of a higher `priority` go first, and tenants of one priority share
     by `weight`. Per minute 0 is unbounded; so much of it as comes in `burst_seconds` may be used at
-    once. Of its requests at most `max_queued` wait (None: as many as of all)."""
+    once; each prompt of a call is a request. Of its calls at most `max_queued` wait to begin, and
+    each may ask for `max_call_sequences` (None: as many as of all)."""
 
     weight: float = 1.0
     priority: int = 0
@@ -39,6 +41,7 @@ class TenantLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tokens_per_minute: float = 0.0
     burst_seconds: float = 3.0
     max_queued: int | None = None
+    max_call_sequences: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.weight < float("inf"):
@@ -49,6 +52,8 @@ class TenantLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             value = getattr(self, name) or 0
             if not 0 <= value < float("inf"):
                 raise ValueError(f"{name} is {value:g}; it must be 0 or more")
+        if self.max_call_sequences is not None and self.max_call_sequences < 1:
+            raise ValueError(f"max_call_sequences is {self.max_call_sequences}; use 1 or more")
         if not 0 < self.burst_seconds <= 3600:
             raise ValueError(f"burst_seconds is {self.burst_seconds:g}; use above 0, up to 3600")
 

@@ -100,6 +100,11 @@ class Places:
             self.view.book(placement.decode, flight.id, placement.uncached, sequences)
         return self.view.nodes[placement.decode].report.epoch
 
+    def choice_ended(self, flight: Flight) -> None:
+        """Its other choices go on."""
+        if flight.placement is not None:
+            self.view.sequence_ended(flight.placement.decode, flight.id)
+
     def leave(self, flight: Flight) -> None:
         """End its bookings."""
         if flight.placement is not None:

@@ -43,12 +43,15 @@ async def prepare(
     tenant: Tenant,
     deadline: float,
     rng: random.Random,
+    most_sequences: int | None = None,
     ranking: Ranking | None = None,
     traceparent: str = "",
 ) -> list[Prepared]:
-    """Raise InvalidRequest (PromptTooLong) before anything is placed. `deadline` is a time of the
-    router's clock."""
+    """Raise InvalidRequest (PromptTooLong) before anything is placed; where the call asks for more
+    than `most_sequences` also before anything is tokenized. `deadline` is a time of the router's
+    clock."""
     prompts = await _prompts(call, serving)
+    _check_sequences(len(prompts), call.sampling.get("n", 1), most_sequences)
     sampling = await _sampling(call, serving)
     prepared = []
     tokens = 0
@@ -91,6 +94,16 @@ async def prepare(
             Prepared(request, chunks, serving, call.options.model, fills, ranking, deadline)
         )
     return prepared
+
+
+def _check_sequences(prompts: int, n: int, most: int | None) -> None:
+    if most is not None and prompts * n > most:
+        raise InvalidRequest(
+            f"{prompts} prompts with n {n} are {prompts * n} sequences; one call may ask for"
+            f" {most}: send fewer prompts at a time, or ask for fewer choices",
+            param="prompt" if prompts > 1 else "n",
+            code="too_many_sequences",
+        )
 
 
 def fits(item: Prepared, serving: Serving) -> bool:

@@ -7,8 +7,10 @@ up, and the lowest goes first. Within a tenant the first that came goes first. W
 the one whose turn it is may let the next tenant's pass, or the first of the same tenant's other
 lane: what prefill nodes compute waits for other nodes than what is short.
 
+A call waits as one: for its first prompt, and again for the next one when that had its turn.
+
 Bounded: where it is full, a waiter takes the place of the last one of whoever has more than it,
-of those with the lowest priority; else it is refused.
+of those with the lowest priority; else it is refused. A call that has begun keeps its place.
 """
 
 from __future__ import annotations
@@ -24,8 +26,9 @@ from baton_protocol.errors import QueueFull
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Waiter:
-    """One call; `tokens` is what it is expected to cost. At most `most` of its tenant wait. Its
-    lane is whether prefill nodes compute its prompt (`splits`)."""
+    """One call, for its next prompt; `tokens` is what that is expected to cost. At most `most` of
+    its tenant wait. Its lane is whether prefill nodes compute the prompt (`splits`). Of a call that
+    has `begun` earlier prompts run, or did: it is never refused."""
 
     tenant: str
     tokens: int
@@ -33,6 +36,7 @@ class Waiter:
     priority: int = 0
     most: int | None = None
     splits: bool = False
+    begun: bool = False
 
 
 Lane = OrderedDict[Waiter, int]  # with their numbers in the order in which they came
@@ -47,6 +51,7 @@ class _Flow:
     weight: float = 1.0
     lanes: tuple[Lane, Lane] = field(default_factory=lambda: (OrderedDict(), OrderedDict()))
     came: int = 0
+    begun: int = 0  # of those that wait
 
     def __len__(self) -> int:
         return sum(map(len, self.lanes))
@@ -57,9 +62,11 @@ class _Flow:
     def add(self, waiter: Waiter) -> None:
         self.came += 1
         self.weight = waiter.weight
+        self.begun += waiter.begun
         self.lanes[waiter.splits][waiter] = self.came
 
     def remove(self, waiter: Waiter) -> None:
+        self.begun -= waiter.begun
         del self.lanes[waiter.splits][waiter]
 
     def heads(self) -> list[Waiter]:
@@ -68,12 +75,21 @@ class _Flow:
         return [head for _, head in sorted(heads, key=itemgetter(0))]
 
     def last(self) -> Waiter:
-        lasts = [(lane[last], last) for lane in self.lanes for last in islice(reversed(lane), 1)]
+        """Of those that have not begun; there is one."""
+        lasts = [
+            (lane[last], last)
+            for lane in self.lanes
+            for last in islice((one for one in reversed(lane) if not one.begun), 1)
+        ]
         return max(lasts, key=itemgetter(0))[1]
 
     @property
+    def refusable(self) -> int:
+        return len(self) - self.begun
+
+    @property
     def share(self) -> float:
-        return len(self) / self.weight
+        return self.refusable / self.weight
 
 
 class _Level:
@@ -115,7 +131,7 @@ class _Level:
 
 
 class FairQueue:
-    """At most `most` waiters."""
+    """At most `most` waiters that have not begun."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -133,18 +149,13 @@ class FairQueue:
         }
 
     def of(self, tenant: str) -> int:
-        """How many of its requests wait."""
+        """How many of its calls wait to begin."""
         found = (level.flows.get(tenant) for level in self._levels.values())
-        return sum(len(flow) for flow in found if flow is not None)
+        return sum(flow.refusable for flow in found if flow is not None)
 
     def add(self, waiter: Waiter) -> Waiter | None:
         """Who lost its place to the newcomer, if somebody did. Raise QueueFull."""
-        if waiter.most is not None and self.of(waiter.tenant) >= waiter.most:
-            raise QueueFull(
-                f"{self.of(waiter.tenant)} requests of this tenant wait already, and {waiter.most}"
-                " may; send the request again later"
-            )
-        loser = self._loser(waiter) if self._size >= self._most else None
+        loser = None if waiter.begun else self._place(waiter)
         if loser is not None:
             self.remove(loser)
         self._levels.setdefault(waiter.priority, _Level()).add(waiter)
@@ -178,15 +189,30 @@ class FairQueue:
         priority = max((p for p, level in self._levels.items() if level.flows), default=None)
         return self._levels[priority] if priority is not None else None
 
+    def _place(self, waiter: Waiter) -> Waiter | None:
+        """Whose place it takes, if not a free one."""
+        if waiter.most is not None and self.of(waiter.tenant) >= waiter.most:
+            raise QueueFull(
+                f"{self.of(waiter.tenant)} requests of this tenant wait already, and {waiter.most}"
+                " may; send the request again later"
+            )
+        flows = (flow for level in self._levels.values() for flow in level.flows.values())
+        full = sum(flow.refusable for flow in flows) >= self._most
+        return self._loser(waiter) if full else None
+
     def _loser(self, waiter: Waiter) -> Waiter:
-        lowest = min((p for p, level in self._levels.items() if level.flows), default=None)
+        new = {
+            p: [flow for flow in level.flows.values() if flow.refusable]
+            for p, level in self._levels.items()
+        }
+        lowest = min((p for p, flows in new.items() if flows), default=None)
         if lowest is not None and lowest <= waiter.priority:
-            largest = max(self._levels[lowest].flows.values(), key=lambda flow: flow.share)
+            largest = max(new[lowest], key=lambda flow: flow.share)
             mine = self._levels[lowest].flows.get(waiter.tenant)
-            having = len(mine) if mine is not None else 0
+            having = mine.refusable if mine is not None else 0
             if lowest < waiter.priority or (having + 1) / waiter.weight < largest.share:
                 return largest.last()
         raise QueueFull(
-            f"every node is full and {self._size} requests wait already; send the request again"
+            f"every node is full and {self._most} requests wait already; send the request again"
             " later"
         )

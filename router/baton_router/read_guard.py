@@ -7,13 +7,12 @@ an error that stands behind what was still to be read; a client that reads nothi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from baton_protocol.errors import ErrorRecord, SlowClient
 from baton_router.access import Trail
-from baton_router.dispatch import Dispatcher
 from baton_router.events import EventStream
-from baton_router.flights import Flight, Prepared
+from baton_router.flights import Prepared
 
 # Beyond what kernel and transport buffer, which is some MB. A token that waits takes about 0.3 kB.
 UNREAD_TOKENS = 4096
@@ -22,11 +21,13 @@ FAREWELL_S = 10.0  # from the error to the cut
 
 
 class ReadGuard:
-    """Of one call; `events` None: it is answered in one piece, and nothing waits for its client."""
+    """Of one call, which ends with an error that `fail` is told; `events` None: it is answered in
+    one piece, and nothing waits for its client."""
 
-    def __init__(self, dispatcher: Dispatcher, events: EventStream | None, trail: Trail) -> None:
-        self.flights: Sequence[Flight] = ()
-        self._dispatcher = dispatcher
+    def __init__(
+        self, fail: Callable[[ErrorRecord], None], events: EventStream | None, trail: Trail
+    ) -> None:
+        self._fail = fail
         self._events = events
         self._trail = trail
         self._cut: asyncio.TimerHandle | None = None
@@ -47,8 +48,7 @@ class ReadGuard:
         asyncio.get_running_loop().call_soon(self.end, error.record())
 
     def end(self, error: ErrorRecord) -> None:
-        for flight in self.flights:
-            self._dispatcher.cancel(flight, error)
+        self._fail(error)
         if self._events is not None and self._cut is None:
             loop = asyncio.get_running_loop()
             self._trail.failure = error  # it may be cut off before it is told

@@ -1,10 +1,12 @@
 """Whether a pool has room for one more request, or it would only wait on a node.
 
 In: what the view knows of the ready nodes; what was let in and is not booked yet; how much of the
-request's prompt is to be computed. Out: yes or no. A node without a free sequence has none, nor has
-one with prompts to compute for longer than is allowed, by its own measured speed. Where prefill
-nodes compute prompts, decode nodes lend their time only as long as placement would take it: while
-that costs those who decode there less than the prefill nodes' queues cost the request.
+request's prompt is to be computed, and its choices. Out: yes or no. A node needs a free sequence
+for each choice, and prompts to compute for no longer than is allowed, by its own measured speed. A
+request with more choices than half of a node's sequences needs that half: it may run while the node
+is busy with others, too. Where prefill nodes compute prompts, decode nodes lend their time only as
+long as placement would take it: while that costs those who decode there less than the prefill
+nodes' queues cost the request.
 """
 
 from __future__ import annotations
@@ -53,6 +55,10 @@ class Rule:
         part = MORE_PART if prompts else SHARED_PART
         return replace(self, queue_ms=part * self.queue_ms, kept=KEPT_PART if sequences else 0.0)
 
+    def within(self, other: Rule) -> bool:
+        """Whether this one never has room where the other has none."""
+        return self.queue_ms <= other.queue_ms and self.kept >= other.kept
+
     def splits(self, tokens: int) -> bool:
         """Whether prefill nodes compute what has so many tokens to be computed."""
         return hands_over(self.handoff, self.handoff_tokens, tokens)
@@ -66,15 +72,17 @@ class Load:
     tokens: int = 0
 
 
-def has_room(nodes: Iterable[NodeView], rule: Rule, pending: Load, tokens: int) -> bool:
-    """Beyond what is `pending`, for a request with so many `tokens` to be computed. A pool without
-    a ready node is not full: there requests wait for a node. Most often the first node of each role
-    says it: the rest is not looked at."""
+def has_room(
+    nodes: Iterable[NodeView], rule: Rule, pending: Load, tokens: int, sequences: int = 1
+) -> bool:
+    """Beyond what is `pending`, for a request of so many `sequences` with so many `tokens` to be
+    computed. A pool without a ready node is not full: there requests wait for a node. Most often
+    the first node of each role says it: the rest is not looked at."""
     if not rule.queue_ms:
         return True
     nodes = tuple(nodes)
     host: Role = "decode" if any(node.report.role == "decode" for node in nodes) else "prefill"
-    sequences, time, most_ms = 0, 0.0, math.inf
+    free, time, most_ms, beside = 0, 0.0, math.inf, math.inf
     if host == "decode" and rule.splits(tokens):
         waits_ms = math.inf
         for node in nodes:
@@ -87,17 +95,25 @@ def has_room(nodes: Iterable[NodeView], rule: Rule, pending: Load, tokens: int) 
             most_ms = waits_ms if rule.handoff == "auto" or waits_ms == math.inf else 0.0
     for node in nodes:
         if node.report.role == host:
-            sequences += max(0, _free(node, rule))
+            mine = max(0, _free(node, rule))
+            free += mine
+            wanted = min(sequences, max(1, _most(node, rule) // 2))
+            if mine >= wanted:
+                beside = min(beside, wanted)
             if node.sequences * _ms(node, tokens) < most_ms:
                 time += _time(node, rule)
-            if sequences > pending.sequences and time > pending.tokens:
+            if free - beside >= pending.sequences and time > pending.tokens:
                 return True
     return not nodes
 
 
-def _free(node: NodeView, rule: Rule) -> int:
+def _most(node: NodeView, rule: Rule) -> int:
     most = rule.sequences or node.report.max_num_seqs or USUAL_SEQUENCES
-    return most - int(rule.kept * most) - node.sequences
+    return most - int(rule.kept * most)
+
+
+def _free(node: NodeView, rule: Rule) -> int:
+    return _most(node, rule) - node.sequences
 
 
 def _time(node: NodeView, rule: Rule) -> float:

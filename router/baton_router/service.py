@@ -265,7 +265,7 @@ class Router:
         """What clients ask of this router, as of now."""
         flights = self.dispatcher.flights
         held = held_among(flights.values(), self.view)
-        waiting = self._waking.held + self.admission.waiting + held
+        waiting = self._waking.held + self.admission.held + held
         return self._demand.report(len(flights) - held, waiting)
 
     async def _listen(self) -> None:

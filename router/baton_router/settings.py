@@ -38,8 +38,9 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     Of the last `explain_requests` that ended it can be told how they were served.
 
-    A request that finds every node full waits in the router for at most `queue_timeout_s`, and at
-    most `max_queued` do. A node is full with `max_inflight` sequences (0: as many as it says that
+    A call may ask for `max_call_sequences`: its prompts times its choices. A call that finds every
+    node full waits in the router for at most `queue_timeout_s` until it begins, and at most
+    `max_queued` do. A node is full with `max_inflight` sequences (0: as many as it says that
     it computes at once), or with prompts for `admission_queue_ms` before it (0: nobody waits here).
 
     A body has at most `max_body_bytes`, and large ones that are read, parsed or tokenized at a time
@@ -98,6 +99,7 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     admission_queue_ms: float = 1000.0
     max_inflight: int = 0
     max_queued: int = 1000
+    max_call_sequences: int = 2048
     queue_timeout_s: float = 30.0
     shutdown_deadline_s: float = 10.0
     worker_socket: str = ""
@@ -167,6 +169,7 @@ _POSITIVE = (
     "keepalive_s",
     "request_timeout_s",
     "queue_timeout_s",
+    "max_call_sequences",
 )
 _NOT_NEGATIVE = (
     "handoff_min_tokens",

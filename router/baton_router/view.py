@@ -213,6 +213,16 @@ class PoolView:
             self._loaded(view)
             self.eased()
 
+    def sequence_ended(self, node: NodeId, request: RequestId) -> None:
+        """One of those that are booked for the request."""
+        view = self.nodes.get(node)
+        booking = view.booked.get(request) if view is not None else None
+        if view is not None and booking is not None and booking.sequences:
+            view.booked_sequences -= 1
+            booking.sequences -= 1
+            self._loaded(view)
+            self.eased()
+
     def release(self, node: NodeId, request: RequestId) -> None:
         view = self.nodes.get(node)
         if view is not None and self._unbook(view, request):

@@ -137,6 +137,22 @@ def test_a_tenant_has_a_bound_of_its_own() -> None:
     queue.add(of("globex", most=1))
 
 
+def test_a_call_that_has_begun_waits_beside_the_bounds_and_loses_its_place_to_nobody() -> None:
+    queue, begun = FairQueue(1), [of("acme", most=1, begun=True) for _ in range(3)]
+    for waiter in begun:
+        assert queue.add(waiter) is None
+    new = of("acme", most=1)
+    assert queue.add(new) is None
+    with pytest.raises(QueueFull, match="1 requests of this tenant"):
+        queue.add(of("acme", most=1))
+    assert queue.add(of("acme", begun=True)) is None
+    high = of("globex", priority=1)
+    assert queue.add(high) is new
+    with pytest.raises(QueueFull, match="1 requests wait already"):
+        queue.add(of("globex"))
+    assert drained(queue)[:4] == [high, *begun]
+
+
 @given(
     st.lists(
         st.tuples(

@@ -101,6 +101,23 @@ def test_who_runs_more_than_its_share_leaves_sequences_free() -> None:
     assert has_room([node(max_num_seqs=1)], rule, Load(), LONG)
 
 
+@pytest.mark.parametrize(
+    ("running", "choices", "room"),
+    [(2, 2, True), (3, 2, False), (1, 3, True), (2, 9, True), (3, 9, False)],
+)
+def test_all_choices_of_a_request_need_room_or_half_of_a_node_where_they_are_more(
+    running: int, choices: int, room: bool
+) -> None:
+    nodes = [node(sequences=running), node(sequences=3)]
+    assert has_room(nodes, RULE, Load(), LONG, choices) is room
+
+
+def test_choices_need_room_beside_what_is_pending() -> None:
+    nodes = [node(), node(sequences=2)]
+    assert has_room(nodes, RULE, Load(sequences=4), LONG, 2)
+    assert not has_room(nodes, RULE, Load(sequences=5), LONG, 2)
+
+
 def test_prefill_nodes_alone_run_whole_requests() -> None:
     assert has_room([node("prefill", sequences=3)], RULE, Load(), LONG)
     assert not has_room([node("prefill", sequences=4)], RULE, Load(), LONG)

@@ -34,6 +34,7 @@ def test_a_tenant_has_its_own_limits_the_files_defaults_or_none(tmp_path: Path) 
         ("[tenants.acme]\nprioritty = 1", "[tenants.acme]: Object contains unknown field"),
         ("[tenants.acme]\npriority = 101", "priority is 101; use -100 to 100"),
         ("[defaults]\ntokens_per_minute = -1", "[defaults]: tokens_per_minute is -1; it must be 0"),
+        ("[defaults]\nmax_call_sequences = 0", "max_call_sequences is 0; use 1 or more"),
         ("[defaults]\nburst_seconds = 0", "burst_seconds is 0; use above 0, up to 3600"),
         ("[tenant.acme]\nweight = 2", "Object contains unknown field `tenant`"),
         ("[tenants\n", "is no TOML"),

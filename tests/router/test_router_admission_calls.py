@@ -1,0 +1,361 @@
+"""One call of many prompts and choices comes in prompt by prompt, and others between them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton_protocol.link import Delta, Deltas, RunJob
+from baton_router.room import Load
+from tests.support.fake_node import FakeNode
+from tests.support.waiting import until
+
+COMPLETIONS = "/v1/completions"
+HEAVY, LIGHT = {"Authorization": "Bearer sk-heavy"}, {"Authorization": "Bearer sk-light"}
+Told = tuple[int, Any, dict[str, str]]
+
+
+@pytest.fixture
+async def small() -> AsyncIterator[FakeNode]:
+    """It runs 8 sequences, and keeps what it gets for itself."""
+    async with FakeNode("decode-0", "decode", max_num_seqs=8) as node:
+        node.script.run = "silent"
+        yield node
+
+
+@pytest.fixture
+def tenants(tmp_path: Path) -> dict[str, Any]:
+    (tmp_path / "keys").write_text("heavy sk-heavy\nlight sk-light\n")
+    (tmp_path / "limits").write_text("[tenants.light]\nweight = 10\npriority = 10\n")
+    return {"api_keys": str(tmp_path / "keys"), "tenants": str(tmp_path / "limits")}
+
+
+def body(prompts: list[str] | str, **fields: Any) -> dict[str, Any]:
+    return {"prompt": prompts, "max_tokens": 2} | fields
+
+
+def named(count: int) -> list[str]:
+    return [f"p{number}" for number in range(count)]
+
+
+def jobs(node: FakeNode) -> list[RunJob]:
+    return node.got_of(RunJob)
+
+
+def prompts(node: FakeNode) -> list[str]:
+    return [bytes(job.request.prompt_ids).decode() for job in jobs(node)]
+
+
+async def post(client: Any, asked: Any, headers: Any = None) -> asyncio.Task[Told]:
+    task = asyncio.create_task(client.post(COMPLETIONS, asked, headers))
+    await asyncio.sleep(0)
+    return task
+
+
+async def finish(node: FakeNode, job: RunJob, *choices: int) -> None:
+    """Both tokens of these choices, by default of all: their number, twice."""
+    request = job.request
+    for choice in choices or range(request.params.n):
+        text = f"{choice % 10}" * 2
+        ids = tuple(text.encode())
+        await node.say(
+            Deltas((Delta(request.id, request.attempt, choice, 0, ids, text, finish="length"),))
+        )
+
+
+async def settled(client: Any) -> None:
+    """All is given back."""
+    admission, dispatcher = client.router.admission, client.router.dispatcher
+    await until(lambda: not dispatcher.flights and not admission.waiting)
+    assert admission._pending == Load()
+    assert len(admission._running) == 0
+    assert all(not node.sequences for node in client.router.view.nodes.values())
+
+
+async def leave(client: Any, *tasks: asyncio.Task[Told]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await settled(client)
+
+
+async def test_one_call_of_many_sequences_does_not_lock_another_tenant_out(
+    running: Any, small: FakeNode, tenants: dict[str, Any]
+) -> None:
+    """The heavy tenant leaves an eighth of the node's sequences."""
+    async with running(small, queue_timeout_s=5.0, **tenants) as client:
+        heavy = await post(client, body(named(64), n=2), HEAVY)
+        await until(lambda: len(jobs(small)) == 3)
+        light = await post(client, body("light"), LIGHT)
+        await until(lambda: light.done() or "light" in prompts(small))
+        assert prompts(small) == ["p0", "p1", "p2", "light"]
+        await finish(small, jobs(small)[3])
+        assert (await light)[0] == 200
+        await leave(client, heavy)
+
+
+async def test_prompts_come_in_as_earlier_ones_end_and_their_choices_keep_their_numbers(
+    running: Any, small: FakeNode
+) -> None:
+    async with running(small) as client:
+        call = await post(client, body(named(10), n=3))
+        done = 0
+        while not call.done():
+            await until(lambda: call.done() or len(jobs(small)) > done)  # noqa: B023
+            assert sum(node.sequences for node in client.router.view.nodes.values()) <= 8
+            for job in reversed(jobs(small)[done:]):
+                await finish(small, job)
+                done += 1
+        status, told, _ = await call
+        assert status == 200
+        assert [choice["index"] for choice in told["choices"]] == list(range(30))
+        assert [choice["text"] for choice in told["choices"]] == ["00", "11", "22"] * 10
+        assert told["usage"]["prompt_tokens"] == 20
+        assert told["usage"]["completion_tokens"] == 60
+        assert prompts(small) == named(10)
+        await settled(client)
+
+
+async def test_a_stream_shows_what_runs_while_other_prompts_wait_and_gets_signs_of_life(
+    running: Any, small: FakeNode
+) -> None:
+    asked = body(named(3), n=4, stream=True)
+    async with running(small, keepalive_s=0.05, queue_timeout_s=0.1) as client:
+        async with client.session.post(client.url + COMPLETIONS, json=asked) as response:
+            await until(lambda: len(jobs(small)) == 2)
+            await finish(small, jobs(small)[1], 2)
+            lines = [line async for line in _until(response.content, b": waiting")]
+            assert _indices(lines) == [6]
+            for job in jobs(small)[:2]:
+                await finish(small, job)
+            await until(lambda: len(jobs(small)) == 3)
+            await finish(small, jobs(small)[2])
+            lines += (await response.content.read()).splitlines()
+        assert sorted(_indices(lines)) == list(range(12))
+        assert lines[-2] == b"data: [DONE]"
+        await settled(client)
+
+
+async def _until(content: Any, start: bytes) -> AsyncIterator[bytes]:
+    """Lines, until one begins so after an event."""
+    events = 0
+    async for line in content:
+        yield line.rstrip()
+        events += line.startswith(b"data: ")
+        if events and line.startswith(start):
+            return
+
+
+def _indices(lines: list[bytes]) -> list[int]:
+    events = [json.loads(line[6:]) for line in lines if line.startswith(b"data: {")]
+    return [choice["index"] for event in events for choice in event["choices"]]
+
+
+async def test_a_choice_that_ends_makes_room_before_the_others_of_its_prompt_do(
+    running: Any, small: FakeNode
+) -> None:
+    async with running(small) as client:
+        call = await post(client, body("wide", n=4))
+        tasks = [call, *[await post(client, body(name)) for name in named(5)]]
+        await until(lambda: client.router.admission.waiting == 1)
+        assert len(jobs(small)) == 5
+        wide = next(job for job in jobs(small) if job.request.params.n == 4)
+        await finish(small, wide, 1)
+        await until(lambda: len(jobs(small)) == 6)
+        await leave(client, *tasks)
+
+
+async def test_a_prompt_needs_room_for_all_its_choices_and_who_is_behind_does_not_slip_in(
+    running: Any, small: FakeNode
+) -> None:
+    async with running(small) as client:
+        tasks = [await post(client, body(name)) for name in named(5)]
+        await until(lambda: len(jobs(small)) == 5)
+        tasks.append(await post(client, body("wide", n=4)))
+        await until(lambda: client.router.admission.waiting == 1)
+        tasks.append(await post(client, body("narrow")))
+        await until(lambda: client.router.admission.waiting == 2)
+        await finish(small, jobs(small)[0])
+        await until(lambda: "wide" in prompts(small))
+        assert "narrow" not in prompts(small)
+        await leave(client, *tasks)
+
+
+@pytest.mark.parametrize("n", [8, 9, 128])
+async def test_a_prompt_with_more_choices_than_a_node_runs_comes_in_beside_others(
+    running: Any, small: FakeNode, n: int
+) -> None:
+    async with running(small) as client:
+        tasks = [await post(client, body(name)) for name in named(5)]
+        await until(lambda: len(jobs(small)) == 5)
+        tasks.append(await post(client, body("wide", n=n)))
+        await until(lambda: client.router.admission.waiting == 1)
+        await finish(small, jobs(small)[0])
+        await until(lambda: "wide" in prompts(small))
+        await leave(client, *tasks)
+
+
+async def test_calls_of_one_tenant_take_turns_prompt_by_prompt(
+    running: Any, small: FakeNode
+) -> None:
+    async with running(small, max_inflight=1) as client:
+        tasks = [await post(client, body(["a0", "a1", "a2"]))]
+        await until(lambda: client.router.admission.waiting == 1)
+        tasks.append(await post(client, body(["b0", "b1", "b2"])))
+        await until(lambda: client.router.admission.waiting == 2)
+        assert client.router.report().held == 5
+        for number in range(6):
+            await until(lambda: len(jobs(small)) > number)  # noqa: B023
+            await finish(small, jobs(small)[number])
+        assert [status for status, _, _ in await asyncio.gather(*tasks)] == [200, 200]
+        assert prompts(small) == ["a0", "a1", "b0", "a2", "b1", "b2"]
+        await settled(client)
+
+
+async def test_a_call_that_has_begun_is_neither_timed_out_nor_pushed_out_of_a_full_queue(
+    running: Any, small: FakeNode, tenants: dict[str, Any]
+) -> None:
+    settings = {"max_inflight": 1, "max_queued": 1, "queue_timeout_s": 0.2}
+    async with running(small, **settings, **tenants) as client:
+        heavy = await post(client, body(named(3)), HEAVY)
+        await until(lambda: client.router.admission.waiting == 1)
+        for _ in range(2):  # it takes the one place, and the call that began has none of it
+            status, told, _ = await client.post(COMPLETIONS, body("light"), LIGHT)
+            assert (status, told["error"]["code"]) == (503, "queue_timeout")
+        for number in range(3):
+            await until(lambda: len(jobs(small)) > number)  # noqa: B023
+            await finish(small, jobs(small)[number])
+        assert (await heavy)[0] == 200
+        await settled(client)
+
+
+async def test_a_call_whose_client_leaves_gives_back_what_runs_and_what_waits(
+    running: Any, small: FakeNode
+) -> None:
+    async with running(small) as client:
+        call = await post(client, body(named(20), n=2))
+        await until(lambda: len(jobs(small)) == 4)
+        await leave(client, call)
+        assert len(jobs(small)) == 4
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_call_ends_as_a_whole_by_its_deadline_also_while_none_of_it_runs(
+    running: Any, small: FakeNode, stream: bool
+) -> None:
+    async with running(small, max_inflight=1, request_timeout_s=2.0) as client:
+        other = await post(client, body("other", max_tokens=1))
+        await until(lambda: len(jobs(small)) == 1)
+        asked = body(["first", "second"], stream=stream)
+        call = asyncio.create_task(client.session.post(client.url + COMPLETIONS, json=asked))
+        await until(lambda: client.router.admission.waiting == 1)
+        last = await post(client, body("last"))  # between the call's two prompts
+        await until(lambda: client.router.admission.waiting == 2)
+        await finish(small, jobs(small)[0])
+        await until(lambda: len(jobs(small)) == 2)
+        await finish(small, jobs(small)[1])
+        await until(lambda: len(jobs(small)) == 3)
+        assert prompts(small) == ["other", "first", "last"]
+        response = await call
+        assert response.status == (200 if stream else 504)
+        assert "deadline_exceeded" in await response.text()
+        await leave(client, other, last)
+
+
+async def test_a_prompt_that_fails_ends_its_call_with_what_waits_of_it(
+    running: Any, small: FakeNode
+) -> None:
+    async with running(small) as client:
+        asked = body(named(20), n=2, stream=True)
+        call = asyncio.create_task(client.session.post(client.url + COMPLETIONS, json=asked))
+        await until(lambda: len(jobs(small)) == 4)
+        await finish(small, jobs(small)[0], 0)
+        small.script.run = "fail"
+        await finish(small, jobs(small)[0], 1)
+        told = await (await call).text()
+        assert '"code":"engine_error"' in told
+        assert "[DONE]" not in told
+        await settled(client)
+        assert len(jobs(small)) == 5
+
+
+async def test_at_its_end_a_router_tells_calls_with_prompts_that_wait_to_come_again(
+    running: Any, small: FakeNode
+) -> None:
+    async with running(small) as client:
+        call = await post(client, body(named(20), n=2))
+        await until(lambda: len(jobs(small)) == 4)
+        client.router.admission.end()
+        status, told, _ = await call
+        assert (status, told["error"]["code"]) == (503, "unavailable")
+        await settled(client)
+
+
+LIMITED = [
+    ({}, 64, 32, 2048, None),
+    ({}, 65, 32, 2048, 2080),
+    ({"max_call_sequences": 8}, 1, 9, 8, 9),
+    ({"max_call_sequences": 8}, 9, 1, 8, 9),
+    ({"max_call_sequences": 8}, 4, 2, 8, None),
+]
+
+
+@pytest.mark.parametrize(("settings", "count", "n", "limit", "told"), LIMITED)
+async def test_one_call_may_ask_for_so_many_sequences(
+    running: Any,
+    decode: FakeNode,
+    settings: dict[str, Any],
+    count: int,
+    n: int,
+    limit: int,
+    told: int | None,
+) -> None:
+    async with running(decode, **settings) as client:
+        status, answered, _ = await client.post(COMPLETIONS, body(["x"] * count, n=n, max_tokens=1))
+        if told is None:
+            assert status == 200
+            return
+        error = answered["error"]
+        assert (status, error["code"]) == (400, "too_many_sequences")
+        assert f"{told} sequences; one call may ask for {limit}" in error["message"]
+        assert error["param"] == ("prompt" if count > 1 else "n")
+        assert jobs(decode) == []
+
+
+async def test_a_tenant_may_have_another_limit_of_sequences(
+    running: Any, decode: FakeNode, tenants: dict[str, Any]
+) -> None:
+    Path(tenants["tenants"]).write_text("[tenants.heavy]\nmax_call_sequences = 3\n")
+    async with running(decode, max_call_sequences=4, **tenants) as client:
+        for headers, n, status in ((HEAVY, 3, 200), (HEAVY, 4, 400), (LIGHT, 4, 200)):
+            assert (await client.post(COMPLETIONS, body("x", n=n), headers))[0] == status
+
+
+async def test_a_call_is_charged_for_what_it_can_cost_before_any_of_it_runs(
+    running: Any, decode: FakeNode, tenants: dict[str, Any]
+) -> None:
+    """6,000 tokens per minute, in 256 prompts of 2 tokens with 64 choices of 2."""
+    limits = "[tenants.heavy]\ntokens_per_minute = 6000\n[tenants.light]\nrequests_per_minute = 5"
+    Path(tenants["tenants"]).write_text(limits)
+    async with running(decode, max_call_sequences=16384, **tenants) as client:
+        big = body(["x0"] * 256, n=64)
+        status, told, _ = await client.post(COMPLETIONS, big, HEAVY)
+        assert (status, told["error"]["code"]) == (400, "over_budget")
+        assert "this call can cost 33280 tokens" in told["error"]["message"]
+        assert "6000 tokens per minute never holds more than 6000" in told["error"]["message"]
+        status, told, _ = await client.post(COMPLETIONS, body(named(6)), LIGHT)
+        assert (status, told["error"]["code"]) == (400, "over_budget")
+        assert "this call can cost 6 requests" in told["error"]["message"]
+        assert jobs(decode) == []
+        decode.script.run = "silent"
+        small = await post(client, body(["x0"] * 16, n=2, max_tokens=100), HEAVY)
+        await until(lambda: len(jobs(decode)) == 16)
+        status, told, headers = await client.post(COMPLETIONS, body("x"), HEAVY)
+        assert (status, told["error"]["code"]) == (429, "rate_limited")
+        assert 25 <= int(headers["retry-after"]) <= 32  # 16 x (2 + 200) less the burst of 300
+        await leave(client, small)
