@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import secrets
 import socket
 import sys
@@ -26,6 +27,7 @@ from baton.options import ChildOptions, NodeOptions, RouterOptions
 from baton.otlp import exporting
 from baton.store import logged_in
 from baton_node.parent import die_with
+from baton_protocol.figures import NAME
 
 if TYPE_CHECKING:
     from baton_node.settings import NodeSettings
@@ -84,7 +86,7 @@ def node_settings(options: NodeOptions, role: Role) -> NodeSettings:
         found = find_model(options.model, weights=options.engine == "torch")
         folder, name = str(found.path), found.name
     return NodeSettings(
-        node=options.node or new_name(role),
+        node=check_name(options.node) or new_name(role),
         role=role,
         host=options.host,
         port=options.port,
@@ -196,6 +198,13 @@ def crew(options: RouterOptions) -> Crew:
         command=command,
         environment=for_children(os.environ) | to_variables(options),
     )
+
+
+def check_name(name: str) -> str:
+    """--node as it is, "" too; raise CommandError for what no router would take."""
+    if name and re.match(NAME, name) is None:
+        raise CommandError(f"--node {name!r}: use at most 253 letters, digits and signs, no space")
+    return name
 
 
 def check_token(token: str) -> str:

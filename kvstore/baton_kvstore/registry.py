@@ -33,7 +33,6 @@ from baton_kvstore.keys import (
     routers_key,
 )
 from baton_protocol.ids import Epoch, NodeId
-from baton_protocol.plausible import is_plausible
 from baton_protocol.store import FetchReport, NodeReport, RouterReport
 from baton_protocol.wire import Codec, WireError
 
@@ -64,6 +63,7 @@ redis.call('ZREM', KEYS[1], ARGV[1])
 redis.call('DEL', KEYS[2])
 """
 # The keys of the reports follow from the set's members: the index is one server, never a cluster.
+# No report has 64 KiB.
 _LIST = (
     _NOW
     + """
@@ -75,7 +75,7 @@ end
 local found = {}
 for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], now, '+inf')) do
   local report = redis.call('GET', KEYS[1] .. ':' .. name)
-  if report then found[#found + 1] = report end
+  if report and #report <= 65536 then found[#found + 1] = report end
 end
 return found
 """
@@ -86,9 +86,12 @@ _LIST_ARGS = [b"%d" % round(seconds * 1000) for seconds in (LONGEST_TTL_S, DEFAU
 
 class Registry(ClosesItself):
     """The node registry of one pool. `addresses` are the server's, where the caller has looked them
-    up: lists are then asked of these, whatever DNS says."""
+    up: lists are then asked of these, whatever DNS says. `refused` counts the reports that were
+    left out, each time that they were."""
 
     def __init__(self, url: str, pool: str, addresses: Sequence[str] = ()) -> None:
+        self.refused = 0
+        self._complaint = ""
         self._pool = pool
         endpoint = parse_endpoint(url)
         self._client = AsyncClient(endpoint, max_connections=4)
@@ -173,7 +176,9 @@ class Registry(ClosesItself):
                 wrong.append(report)
             else:
                 reports.append(report)
-        if wrong:
+        self.refused += len(wrong)
+        if wrong and wrong[0] != self._complaint:  # the same report is read every second
+            self._complaint = wrong[0]
             logger.warning(
                 "registry %s: %d reports left out: %s", self._client.label, len(wrong), wrong[0]
             )
@@ -182,7 +187,6 @@ class Registry(ClosesItself):
     def _read(self, codec: Codec[R], value: bytes) -> R | str:
         """The report, or what is wrong with it."""
         try:
-            report = codec.decode(value)
+            return codec.decode(value)
         except WireError as error:
             return str(error)
-        return report if is_plausible(report) else "figures or texts that nothing can have measured"

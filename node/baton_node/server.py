@@ -48,6 +48,7 @@ from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import (
     ARTIFACTS_PATH,
     LINK_PATH,
+    MAX_FRAME_BYTES,
     ROUTER_HEADER,
     Load,
     is_loopback,
@@ -63,7 +64,6 @@ T = TypeVar("T")
 # aiohttp's: it pings after this much silence, and a peer that does not answer within half of it has
 # lost its link. A router that reads one body of 16 MB stands still for 1 s.
 PING_S = 6.0
-MAX_FRAME_BYTES = 64 << 20
 SHUTDOWN_S = 2.0
 # Seconds until a connection without a whole request is closed: idle ones, and those whose headers
 # do not come. A scrape's interval, and more.
@@ -158,6 +158,8 @@ class NodeServer:
         try:
             async for message in socket:
                 if message.type is not WSMsgType.BINARY:
+                    if message.type is WSMsgType.ERROR:  # too large a frame among them
+                        logger.error("router %s: %s", link.peer, message.data)
                     break
                 service.heard(link, codec.decode(message.data))
         except WireError as error:

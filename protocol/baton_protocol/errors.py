@@ -25,9 +25,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import msgspec
+from msgspec import Meta
+
+from baton_protocol.figures import Seconds
 
 
 class ErrorRecord(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -35,11 +38,11 @@ class ErrorRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
     message: str
     code: str
-    status: int = 500
+    status: Annotated[int, Meta(ge=400, le=599)] = 500
     type: str = "server_error"
     param: str | None = None
     retryable: bool = False
-    retry_after: float | None = None
+    retry_after: Seconds | None = None
 
 
 class BatonError(Exception):

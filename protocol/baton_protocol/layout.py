@@ -10,10 +10,16 @@ blocks tend to have the worst of sizes: 2 MiB and a header cost 2.5 MiB. Hence t
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
+
+from baton_protocol.figures import Size, Text
 
 LAYOUT_VERSION = 1
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "uint8": 1}
+DTYPE = rf"^({'|'.join(ITEM_BYTES)})\Z"
 CHUNK_LEAST_BYTES = 1 << 20
 CHUNK_MOST_BYTES = 4 << 20
 CHUNK_MAX_BLOCKS = 8
@@ -25,15 +31,15 @@ STRING_BYTES = 10  # what Redis keeps with a long string (sds: lengths and type,
 class KVLayout(msgspec.Struct, frozen=True):
     """Geometry of the paged cache; part of the fingerprint."""
 
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
-    block_size: int
-    dtype: str
-    chunk_blocks: int
-    kv_shards: int = 1
-    codec: str = "none"
-    version: int = LAYOUT_VERSION
+    num_layers: Size
+    num_kv_heads: Size
+    head_dim: Size
+    block_size: Size
+    dtype: Annotated[str, Meta(pattern=DTYPE)]
+    chunk_blocks: Size
+    kv_shards: Size = 1
+    codec: Text = "none"
+    version: Size = LAYOUT_VERSION
 
     @property
     def token_bytes(self) -> int:
@@ -60,7 +66,7 @@ class KVLayout(msgspec.Struct, frozen=True):
     @property
     def waste(self) -> float:
         """Memory that a data server spends on a value beyond its payload, as a share of it."""
-        return value_waste(self.shard_bytes)
+        return value_waste(max(1, self.shard_bytes))
 
 
 def allocator_class(size: int) -> int:

@@ -25,27 +25,31 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from baton_protocol.errors import ErrorRecord
-from baton_protocol.ids import BlockHash, Epoch, NodeId, RequestId
+from baton_protocol.figures import Count, Hash, Milliseconds, Text, TokenId
+from baton_protocol.ids import Epoch, NodeId, RequestId
 from baton_protocol.request import PositionLogprobs, Request
 from baton_protocol.store import (
-    DataInstance,
+    Instances,
     NodeLoad,
     NodeReport,
     NodeState,
     Speeds,
     StoreHealth,
 )
-from baton_protocol.wire import Codec
+from baton_protocol.wire import Codec, WireError
 
 FinishReason = Literal["stop", "length", "abort"]
 LINK_PATH = "/link"
 ARTIFACTS_PATH = "/artifacts/"
 ROUTER_HEADER = "x-baton-router"
+# A frame as long as this, or longer, ends its link. The largest are a node's chunks, 18 bytes each,
+# and the log-probabilities of prompts, up to 12 MB each.
+MAX_FRAME_BYTES = 64 << 20
 DRAIN_SINCE = 2
 DRAINED = "drained"
 
@@ -153,10 +157,10 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
     speeds: Speeds
     load: NodeLoad
     store: StoreHealth = "up"
-    instances: tuple[DataInstance, ...] = ()
-    reason: str = ""
+    instances: Instances = ()
+    reason: Text = ""
     leaving: bool = False
-    replaced_by: str = ""
+    replaced_by: Text = ""
 
 
 class CacheEvents(msgspec.Struct, frozen=True, tag="cache"):
@@ -168,10 +172,10 @@ class CacheEvents(msgspec.Struct, frozen=True, tag="cache"):
     """
 
     epoch: Epoch
-    stored: tuple[BlockHash, ...] = ()
-    evicted: tuple[BlockHash, ...] = ()
+    stored: tuple[Hash, ...] = ()
+    evicted: tuple[Hash, ...] = ()
     reset: bool = False
-    seq: int = 0
+    seq: Count = 0
 
 
 class RequestStats(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -185,19 +189,19 @@ class RequestStats(msgspec.Struct, frozen=True, omit_defaults=True):
     each was predicted to take (`fetch_predicted_ms`, `compute_predicted_ms`) and how many tokens
     were declined as cheaper to compute."""
 
-    prompt_tokens: int = 0
-    matched_tokens: int = 0
-    declined_tokens: int = 0
-    fetch_predicted_ms: float = 0.0
-    compute_predicted_ms: float = 0.0
-    cached_tokens: int = 0
-    host_tokens: int = 0
-    fetched_tokens: int = 0
-    computed_tokens: int = 0
-    queue_ms: float = 0.0
-    fetch_ms: float = 0.0
-    prefill_ms: float = 0.0
-    handoff_ms: float = 0.0
+    prompt_tokens: Count = 0
+    matched_tokens: Count = 0
+    declined_tokens: Count = 0
+    fetch_predicted_ms: Milliseconds = 0.0
+    compute_predicted_ms: Milliseconds = 0.0
+    cached_tokens: Count = 0
+    host_tokens: Count = 0
+    fetched_tokens: Count = 0
+    computed_tokens: Count = 0
+    queue_ms: Milliseconds = 0.0
+    fetch_ms: Milliseconds = 0.0
+    prefill_ms: Milliseconds = 0.0
+    handoff_ms: Milliseconds = 0.0
 
 
 class Delta(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -210,10 +214,10 @@ class Delta(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """
 
     request: RequestId
-    attempt: int
-    choice: int
-    offset: int
-    ids: tuple[int, ...] = ()
+    attempt: Count
+    choice: Count
+    offset: Count
+    ids: tuple[TokenId, ...] = ()
     text: str = ""
     logprobs: tuple[PositionLogprobs, ...] = ()
     finish: FinishReason | None = None
@@ -233,14 +237,14 @@ class PrefillDone(msgspec.Struct, frozen=True, tag="prefill_done"):
     (the last chunks may still be on their way; the inbox's "end" says when they are not)."""
 
     request: RequestId
-    attempt: int
+    attempt: Count
     choices: tuple[Delta, ...]
     stats: RequestStats
 
 
 class JobFailed(msgspec.Struct, frozen=True, tag="failed"):
     request: RequestId
-    attempt: int
+    attempt: Count
     error: ErrorRecord
 
 
@@ -254,3 +258,38 @@ def to_node_codec() -> Codec[ToNode]:
 
 def to_router_codec() -> Codec[ToRouter]:
     return Codec(ToRouter)
+
+
+UNREADABLE_ERROR = ErrorRecord(
+    message="the node failed, and what it said of it cannot be read",
+    code="unreadable_error",
+    status=503,
+    retryable=True,
+)
+
+
+def rescued(data: bytes) -> ToRouter | None:
+    """What a frame that cannot be read says of requests, without the figures in it: a wrong figure
+    costs no token. None where it says nothing of requests. Raise WireError where they cannot be
+    read either."""
+    try:
+        version, record = msgspec.msgpack.decode(data, type=tuple[int, dict[str, Any]])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise WireError(f"unreadable frame of {len(data)} bytes: {error}") from error
+    record = _without_stats(record)
+    match record.get("type"):
+        case "deltas":
+            pass
+        case "prefill_done":
+            record["stats"] = {}
+        case "failed":
+            record["error"] = UNREADABLE_ERROR
+        case _:
+            return None
+    return to_router_codec().decode(msgspec.msgpack.encode((version, record)))
+
+
+def _without_stats(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_stats(each) for key, each in value.items() if key != "stats"}
+    return [_without_stats(each) for each in value] if isinstance(value, list) else value

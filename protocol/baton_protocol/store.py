@@ -11,11 +11,23 @@ from __future__ import annotations
 
 import hashlib
 from enum import IntEnum
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import msgspec
+from msgspec import Meta
 
-from baton_protocol.ids import Epoch, Fingerprint, NodeId, RequestId
+from baton_protocol.figures import (
+    Count,
+    Digest,
+    Milliseconds,
+    Name,
+    PerSecond,
+    Seconds,
+    Text,
+    Tokens,
+    Url,
+)
+from baton_protocol.ids import Epoch, Fingerprint, RequestId
 from baton_protocol.layout import KVLayout
 
 Role = Literal["prefill", "decode"]
@@ -24,6 +36,14 @@ NodeState = Literal["starting", "ready", "draining"]
 # What a node's last operations say: "down" when it cannot publish (index or every data instance
 # away, full or too slow), "none" when it was given no store. A hand-off needs "up" on both sides.
 StoreHealth = Literal["up", "down", "none"]
+
+
+LEAST_SPEED = 1e-3  # what a node says is rounded to no less
+MAX_ARTIFACTS = 256
+MAX_INSTANCES = 1024
+MAX_BOUNDS = 1024
+FileName = Annotated[str, Meta(min_length=1, max_length=512)]
+Counts = Annotated[tuple[Count, ...], Meta(max_length=MAX_BOUNDS)]
 
 
 class Priority(IntEnum):
@@ -69,11 +89,19 @@ class InboxEntry(msgspec.Struct, frozen=True, omit_defaults=True):
 class Speeds(msgspec.Struct, frozen=True):
     """Measured by the node itself: at start, then as moving averages. 0 means not measured."""
 
-    prefill_tokens_per_s: float = 0.0
-    decode_step_ms: float = 0.0
-    put_bytes_per_s: float = 0.0
-    get_bytes_per_s: float = 0.0
-    get_latency_ms: float = 0.0  # of a get beside its bytes: a round trip
+    prefill_tokens_per_s: PerSecond = 0.0
+    decode_step_ms: Milliseconds = 0.0
+    put_bytes_per_s: PerSecond = 0.0
+    get_bytes_per_s: PerSecond = 0.0
+    get_latency_ms: Milliseconds = 0.0  # of a get beside its bytes: a round trip
+
+    def __post_init__(self) -> None:
+        """Raise ValueError, as a decoder does too, for a speed whose inverse is absurd."""
+        for name in self.__struct_fields__:
+            if 0.0 < (value := getattr(self, name)) < LEAST_SPEED:
+                raise ValueError(
+                    f"{name} is {value}; 0 is not measured, else {LEAST_SPEED} or more"
+                )
 
 
 class DataInstance(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -81,61 +109,64 @@ class DataInstance(msgspec.Struct, frozen=True, omit_defaults=True):
     bounded. `trouble`: why it cannot be asked now; `put_trouble`: why it takes no chunks now,
     though perhaps it can be read, as where it is full."""
 
-    used_bytes: int = 0
-    limit_bytes: int = 0
-    evicted_keys: int = 0  # since that server's start
-    put_bytes_per_s: float = 0.0
-    get_bytes_per_s: float = 0.0
-    get_latency_ms: float = 0.0
-    trouble: str = ""
-    put_trouble: str = ""
+    used_bytes: Count = 0
+    limit_bytes: Count = 0
+    evicted_keys: Count = 0  # since that server's start
+    put_bytes_per_s: PerSecond = 0.0
+    get_bytes_per_s: PerSecond = 0.0
+    get_latency_ms: Milliseconds = 0.0
+    trouble: Text = ""
+    put_trouble: Text = ""
+
+
+Instances = Annotated[tuple[DataInstance, ...], Meta(max_length=MAX_INSTANCES)]
 
 
 class NodeLoad(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a node is doing now, and its counters since start (`*_total`)."""
 
-    waiting: int = 0
-    running: int = 0
-    parked: int = 0
-    queued_tokens: int = 0  # prompt tokens known and not yet computed
-    free_blocks: int = 0  # cached ones included: they can be had
-    cached_blocks: int = 0  # free, but still holding a findable block
-    total_blocks: int = 0
-    engine_steps_total: int = 0
-    preemptions_total: int = 0
-    prompt_tokens_total: int = 0
-    computed_prompt_tokens_total: int = 0  # prompt tokens this node really computed
-    cached_prompt_tokens_total: int = 0  # found in its own cache
-    host_prompt_tokens_total: int = 0  # came from its host tier
-    fetched_prompt_tokens_total: int = 0  # came from the store
-    generated_tokens_total: int = 0
-    published_bytes_total: int = 0
-    published_chunks_total: int = 0
-    announced_chunks_total: int = 0  # existed already; announced without a put
-    fetched_bytes_total: int = 0
-    fetched_chunks_total: int = 0
-    reused_chunks_total: int = 0  # fetched chunks that a request then really used
-    lost_chunks_total: int = 0  # asked for and not there, or not what was asked for
+    waiting: Count = 0
+    running: Count = 0
+    parked: Count = 0
+    queued_tokens: Count = 0  # prompt tokens known and not yet computed
+    free_blocks: Count = 0  # cached ones included: they can be had
+    cached_blocks: Count = 0  # free, but still holding a findable block
+    total_blocks: Count = 0
+    engine_steps_total: Count = 0
+    preemptions_total: Count = 0
+    prompt_tokens_total: Count = 0
+    computed_prompt_tokens_total: Count = 0  # prompt tokens this node really computed
+    cached_prompt_tokens_total: Count = 0  # found in its own cache
+    host_prompt_tokens_total: Count = 0  # came from its host tier
+    fetched_prompt_tokens_total: Count = 0  # came from the store
+    generated_tokens_total: Count = 0
+    published_bytes_total: Count = 0
+    published_chunks_total: Count = 0
+    announced_chunks_total: Count = 0  # existed already; announced without a put
+    fetched_bytes_total: Count = 0
+    fetched_chunks_total: Count = 0
+    reused_chunks_total: Count = 0  # fetched chunks that a request then really used
+    lost_chunks_total: Count = 0  # asked for and not there, or not what was asked for
     # Full blocks of prompts: asked for, found (own cache, or a marker), brought, and really used.
     # What was found and neither brought nor cached was cheaper to compute (`declined`).
-    queried_blocks_total: int = 0
-    matched_blocks_total: int = 0
-    fetched_blocks_total: int = 0
-    used_blocks_total: int = 0
-    declined_blocks_total: int = 0
-    behind_chunks_total: int = 0  # written behind: published without anybody waiting
-    behind_bytes_total: int = 0
-    behind_skipped_total: int = 0  # not written: no bandwidth left for it, or the store half full
-    handoffs_total: int = 0
-    requests: int = 0  # requests and prefill jobs whose last word was not sent yet
+    queried_blocks_total: Count = 0
+    matched_blocks_total: Count = 0
+    fetched_blocks_total: Count = 0
+    used_blocks_total: Count = 0
+    declined_blocks_total: Count = 0
+    behind_chunks_total: Count = 0  # written behind: published without anybody waiting
+    behind_bytes_total: Count = 0
+    behind_skipped_total: Count = 0  # not written: no bandwidth left for it, or the store half full
+    handoffs_total: Count = 0
+    requests: Count = 0  # requests and prefill jobs whose last word was not sent yet
     # The host tier: what it holds and may hold, and blocks that went there, came back, were lost.
-    host_blocks: int = 0
-    host_bytes: int = 0
-    host_total_blocks: int = 0
-    host_stored_blocks_total: int = 0
-    host_loaded_blocks_total: int = 0
-    host_evicted_blocks_total: int = 0
-    jobs_total: int = 0  # jobs that its engine has heard of
+    host_blocks: Count = 0
+    host_bytes: Count = 0
+    host_total_blocks: Count = 0
+    host_stored_blocks_total: Count = 0
+    host_loaded_blocks_total: Count = 0
+    host_evicted_blocks_total: Count = 0
+    jobs_total: Count = 0  # jobs that its engine has heard of
 
 
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,28 +175,28 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     drains, `replaced_by` the revision that takes its place for good, `protocol` which version it
     speaks, `max_num_seqs` how many sequences it computes at once (0: it did not say)."""
 
-    node: NodeId
+    node: Name
     role: Role
-    address: str
-    pid: int
-    epoch: Epoch
+    address: Url
+    pid: Count
+    epoch: Annotated[Epoch, Meta(max_length=128)]
     state: NodeState
-    fingerprint: Fingerprint
+    fingerprint: Annotated[Fingerprint, Meta(max_length=128)]
     layout: KVLayout
-    model: str
-    engine: str
-    max_model_len: int
-    vocab_size: int
-    artifacts: dict[str, str]
-    revision: str = ""
+    model: Text
+    engine: Text
+    max_model_len: Tokens
+    vocab_size: Tokens
+    artifacts: Annotated[dict[FileName, Digest], Meta(max_length=MAX_ARTIFACTS)]
+    revision: Text = ""
     speeds: Speeds = Speeds()
     load: NodeLoad = NodeLoad()
     store: StoreHealth = "up"
-    instances: tuple[DataInstance, ...] = ()
-    reason: str = ""
-    protocol: int = 1
-    replaced_by: str = ""
-    max_num_seqs: int = 0
+    instances: Instances = ()
+    reason: Text = ""
+    protocol: Count = 1
+    replaced_by: Text = ""
+    max_num_seqs: Count = 0
 
 
 class Kind(msgspec.Struct, frozen=True):
@@ -194,10 +225,10 @@ def differing(one: NodeReport, other: NodeReport) -> list[str]:
 class FetchReport(msgspec.Struct, frozen=True, kw_only=True):
     """A model on its way to a node. `total_bytes` is 0 until the hub has said how much it is."""
 
-    node: NodeId
-    source: str
-    done_bytes: int
-    total_bytes: int
+    node: Name
+    source: Text
+    done_bytes: Count
+    total_bytes: Count
 
 
 class RouterReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -208,17 +239,17 @@ class RouterReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     of LATENCY_BOUNDS_S and not within the one before; the last entry is those beyond all.
     """
 
-    router: str
-    uptime_s: float
-    requests_total: int = 0
-    prompt_tokens_total: int = 0
-    uncached_tokens_total: int = 0  # of them to be computed, as their first place predicted
-    output_tokens_total: int = 0
-    live: int = 0  # placed and not over
-    held: int = 0  # wait, since no node can take them
-    idle_s: float = 0.0  # since it last had a request that was not over
-    ttft_counts: tuple[int, ...] = ()
-    itl_counts: tuple[int, ...] = ()
+    router: Text
+    uptime_s: Seconds
+    requests_total: Count = 0
+    prompt_tokens_total: Count = 0
+    uncached_tokens_total: Count = 0  # of them to be computed, as their first place predicted
+    output_tokens_total: Count = 0
+    live: Count = 0  # placed and not over
+    held: Count = 0  # wait, since no node can take them
+    idle_s: Seconds = 0.0  # since it last had a request that was not over
+    ttft_counts: Counts = ()
+    itl_counts: Counts = ()
 
 
 LATENCY_BOUNDS_S = (

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -42,13 +42,14 @@ from baton_protocol.link import (
 from baton_protocol.store import Kind, NodeReport, differing
 from baton_router.actions import Loss
 from baton_router.hearing import Hearing
-from baton_router.links import LATE_S, Link
-from baton_router.models import FetchError, ModelStore, PoolModel
+from baton_router.links import LATE_S, Flaw, Link
+from baton_router.models import FetchError, ModelStore, PoolModel, TooLargeError
 from baton_router.view import NodeView, PoolView
 from baton_text.artifacts import ArtifactError
 
 # A node whose artifacts could not be had is asked again after this long, while its link is up.
 RETRY_MODEL_S = 1.0
+RETRY_LARGE_S = 60.0  # what is too large to be fetched will hardly be smaller the next time
 WATCH_S = 0.5
 IDLE_REPORT_S = 1.5  # an idle engine says so oftener; only then it begins to stand still
 KEPT_ABORTS = 4096
@@ -126,6 +127,8 @@ class Fleet:
         self._admissions: set[asyncio.Task[None]] = set()
         self._served: list[Serving] = []  # what was offered last
         self._known: deque[tuple[Sequence[NodeView], Serving]] = deque(maxlen=4)
+        self._complaints: dict[str, str] = {}  # by address, what was logged last
+        self.refused: Counter[str] = Counter()  # what nodes sent and was not taken, by reason
         self.hearing = Hearing(view, clock)
 
     # --- links ----------------------------------------------------------------------------------
@@ -208,8 +211,24 @@ class Fleet:
         if node is not None and node in self._broken:
             self._lose(node, "link")
 
+    def on_bad_frame(self, link: Link, flaw: Flaw, why: str) -> None:
+        """What was known of the node stays as it is. That its engine moves can be in such a frame
+        too, so it is not taken for one that stands still."""
+        self.refused[flaw] += 1
+        node = self._node_of(link)
+        if node is not None:
+            self.view.moved(node)
+        if self._complaints.get(link.address) != why:
+            self._complaints[link.address] = why
+            logger.warning(
+                "%s sends what is not taken (said once): %s",
+                *(node or link.address, why),
+                extra={"node": node},
+            )
+
     def forget(self, link: Link) -> None:
         """Discovery gave the address up."""
+        self._complaints.pop(link.address, None)
         node = self._node_of(link)
         if node is not None:
             self._forget(node, "link")
@@ -345,6 +364,10 @@ class Fleet:
         while link.up and link.report is report:
             try:
                 await self._models.get(report, link.address)
+            except TooLargeError as error:
+                self.refused["artifact"] += 1
+                logger.error("%s is not used: %s", report.node, error)
+                await asyncio.sleep(RETRY_LARGE_S)
             except (aiohttp.ClientError, FetchError, OSError, TimeoutError) as error:
                 logger.warning("%s waits for its tokenizer: %s", report.node, error)
             except ArtifactError as error:

@@ -8,6 +8,10 @@ A node that does not answer MISSED_PINGS pings in a row is silent: frozen, or cu
 word. Whatever it sends counts as an answer. A ping that this process itself was late for says
 nothing about the node.
 
+What a node sends is bounded. A frame that is too large, or says of requests what cannot be read,
+ends the link, and its node is lost at once: it would say the same again. A figure out of bounds
+costs no token: what its frame says of requests is used, and what was known of the node is kept.
+
 What a node does not read is bounded: where more than MAX_UNSENT_BYTES wait and become no fewer, its
 link is given up as a broken one, and a new one resynchronises both; all jobs sent again at once may
 be more, of a node that reads. A node does the same with a router (see `baton_node.links`).
@@ -23,16 +27,18 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol
+from typing import Literal, Protocol
 
 import aiohttp
-from aiohttp import WSMsgType
+from aiohttp import WSCloseCode, WSMsgType
 
 from baton_protocol.link import (
     LINK_PATH,
+    MAX_FRAME_BYTES,
     Hello,
     ToNode,
     ToRouter,
+    rescued,
     to_node_codec,
     to_router_codec,
 )
@@ -50,7 +56,13 @@ FIRST_PAUSE_S = 0.05
 NOT_OUR_TOKEN = "it refuses this router's link token (401): give both the same --link-token"
 STEADY_S = 1.0  # a link that lasted so long is dialled again without a pause
 
+Flaw = Literal["unreadable", "too_large"]
+
 logger = logging.getLogger(__name__)
+
+
+class Misbehaved(WireError):
+    """The node said what its link cannot go on after."""
 
 
 class LinkListener(Protocol):
@@ -69,7 +81,11 @@ class LinkListener(Protocol):
         ...
 
     def on_refused(self, link: Link) -> None:
-        """Nobody listens at the address."""
+        """Nobody listens at the address, or somebody whose link is not worth waiting for."""
+        ...
+
+    def on_bad_frame(self, link: Link, flaw: Flaw, why: str) -> None:
+        """The node sent what is not taken. Said of each such frame."""
         ...
 
 
@@ -178,13 +194,16 @@ class Link:
         """One connection's life; whether it got as far as a hello that was not refused."""
         async with asyncio.timeout(HELLO_WAIT_S):
             socket = await self._session.ws_connect(
-                self.address + LINK_PATH, autoping=False, max_msg_size=0, compress=0
+                self.address + LINK_PATH,
+                autoping=False,
+                max_msg_size=MAX_FRAME_BYTES,
+                compress=0,
             )
         try:
             async with asyncio.timeout(HELLO_WAIT_S):
                 hello = self._decode(await socket.receive())
             if not isinstance(hello, Hello):
-                raise WireError(f"the first frame of {self.address} is no hello")
+                raise WireError(f"the first frame of {self.address} is no hello that can be read")
             self.report = hello.report
             if not self._listener.on_hello(self, hello.report):
                 return False
@@ -201,11 +220,12 @@ class Link:
         ways = (self._until_silent(socket), self._read(socket), self._write(socket))
         ends = (self._until_choked(), self._until_dropped())
         tasks = [asyncio.create_task(each) for each in (*ways, *ends)]
-        silent = False
+        silent = misbehaved = False
         try:
             self._listener.on_up(self)
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             silent = done == {tasks[0]} and tasks[0].exception() is None
+            misbehaved = any(isinstance(task.exception(), Misbehaved) for task in done)
         finally:
             self.up = False
             self._outgoing.clear()
@@ -213,6 +233,8 @@ class Link:
             for task in tasks:
                 task.cancel()
             self._listener.on_broken(self, silent=silent)
+            if misbehaved:
+                self._listener.on_refused(self)
             results = await asyncio.gather(*tasks, return_exceptions=True)
         for end in results:
             if isinstance(end, Exception):
@@ -266,14 +288,22 @@ class Link:
                 missed += 1
 
     def _decode(self, message: aiohttp.WSMessage) -> ToRouter | None:
-        """None for a frame this version does not know; the peer may be newer."""
+        """None for a frame that says nothing which can be used; the peer may be newer."""
+        if message.type is WSMsgType.ERROR:
+            code = getattr(message.data, "code", None)
+            flaw: Flaw = "too_large" if code == WSCloseCode.MESSAGE_TOO_BIG else "unreadable"
+            self._listener.on_bad_frame(self, flaw, str(message.data))
+            raise Misbehaved(f"{self.address} sent a frame that is not taken: {message.data}")
         if message.type is not WSMsgType.BINARY:
             raise WireError(f"{self.address} sent {message.type.name} where frames were due")
         try:
             return self._decoder.decode(message.data)
         except WireError as error:
-            logger.warning("a frame of %s was skipped: %s", self.address, error)
-            return None
+            self._listener.on_bad_frame(self, "unreadable", str(error))
+            try:
+                return rescued(message.data)
+            except WireError as lost:
+                raise Misbehaved(f"{self.address} sent an {lost}") from lost
 
 
 async def _close(socket: aiohttp.ClientWebSocketResponse) -> None:

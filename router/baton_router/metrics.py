@@ -7,7 +7,7 @@ counters are re-exported so that one scrape target shows a laptop pool whole.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -154,9 +154,10 @@ class RouterMetrics:
         tasks.set_function(lambda: len(asyncio.all_tasks()))
         self.registry.register(NodeFigures(view))
 
-    def unheard(self, dropped: Callable[[], int]) -> None:
-        """`dropped` counts the chunk events that were not taken."""
-        self.registry.register(_Dropped(dropped))
+    def unheard(self, dropped: Callable[[], int], refused: Callable[[], Mapping[str, int]]) -> None:
+        """`dropped` counts the chunk events that were not taken, `refused` by reason what else
+        nodes said in vain."""
+        self.registry.register(_Unheard(dropped, refused))
 
     def placed(self, placement: Placement, cause: Cause | None, tokens: int) -> None:
         """`cause` of what is placed again; its client has so many tokens."""
@@ -215,14 +216,25 @@ class RouterMetrics:
         return timings
 
 
-class _Dropped(Collector):
-    def __init__(self, dropped: Callable[[], int]) -> None:
+class _Unheard(Collector):
+    def __init__(
+        self, dropped: Callable[[], int], refused: Callable[[], Mapping[str, int]]
+    ) -> None:
         self._dropped = dropped
+        self._refused = refused
 
     def collect(self) -> Iterator[Metric]:
         told = "Chunk events not taken: too many at once, or after a gap."
         name = "baton_router_cache_events_dropped_total"
         yield CounterMetricFamily(name, told, value=float(self._dropped()))
+        family = CounterMetricFamily(
+            "baton_router_node_reports_refused_total",
+            "What nodes sent and was not taken: it is too large, or a figure is out of bounds.",
+            labels=("reason",),
+        )
+        for reason, count in self._refused().items():
+            family.add_metric((reason,), float(count))
+        yield family
 
 
 class NodeFigures(Collector):

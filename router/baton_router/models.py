@@ -24,12 +24,19 @@ from baton_text.tokenizer import LONG_TEXT, Tokenizer
 FETCH_TIMEOUT_S = 30.0
 # Other nodes wait for the same model: one that froze in mid-answer must not keep them for long.
 SILENCE_S = 3.0
+# Of all files of one node. The largest tokenizers have 35 MB.
+MAX_ARTIFACT_BYTES = 128 << 20
+PIECE_BYTES = 1 << 16
 # Models that no node uses any more are kept for nodes that come back: so many, the last used ones.
 KEPT_UNUSED = 4
 
 
 class FetchError(Exception):
     """A node did not serve what its report promised; the message says which file."""
+
+
+class TooLargeError(FetchError):
+    """A node's files are larger than a router takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,23 +105,40 @@ class ModelStore:
         self._models.clear()
 
     async def _build(self, report: NodeReport, address: str) -> PoolModel:
-        names = sorted(report.artifacts)
-        files = await asyncio.gather(*(self._fetch(report, address, name) for name in names))
+        names, files, size = sorted(report.artifacts), [], 0
+        for name in names:
+            files.append(await self._fetch(report, address, name, MAX_ARTIFACT_BYTES - size))
+            size += len(files[-1])
         return await asyncio.to_thread(_assemble, dict(zip(names, files, strict=True)))
 
-    async def _fetch(self, report: NodeReport, address: str, name: str) -> bytes:
+    async def _fetch(self, report: NodeReport, address: str, name: str, room: int) -> bytes:
+        """At most `room` bytes."""
         digest = report.artifacts[name]
         url = f"{address}{ARTIFACTS_PATH}{digest}"
         timeout = aiohttp.ClientTimeout(
             total=FETCH_TIMEOUT_S, sock_connect=SILENCE_S, sock_read=SILENCE_S
         )
-        async with self._session.get(url, timeout=timeout) as response:
+        # As they are: neither elsewhere, nor with more bytes than are read here.
+        async with self._session.get(
+            url,
+            timeout=timeout,
+            allow_redirects=False,
+            auto_decompress=False,
+            headers={"Accept-Encoding": "identity"},
+        ) as response:
             if response.status != 200:
                 raise FetchError(f"{name} of {report.node}: {url} answered {response.status}")
-            data = await response.read()
+            data = bytearray()
+            async for piece in response.content.iter_chunked(PIECE_BYTES):
+                data += piece
+                if len(data) > room:
+                    raise TooLargeError(
+                        f"the files of {report.node} are larger than {MAX_ARTIFACT_BYTES} bytes"
+                        f" in all, with {name} among them"
+                    )
         if hashlib.sha256(data).hexdigest() != digest:
             raise FetchError(f"{name} of {report.node} is not what its digest {digest} names")
-        return data
+        return bytes(data)
 
 
 def _key(report: NodeReport) -> Key:

@@ -140,7 +140,7 @@ class Prices:
         if not self.fetchable.any():
             none = np.zeros(len(token_ms))
             return none, none
-        bytes_ms = 1000 * self.facts.chunk_bytes / self.group.get_bytes_per_s
+        bytes_ms = 1000.0 * self.facts.chunk_bytes / self.group.get_bytes_per_s
         latency_ms = np.where(self.fetchable > 0, self.group.get_latency_ms, 0.0)
         compute_ms = self.fetchable * self.facts.chunk_tokens * token_ms
         return latency_ms + self.fetchable * bytes_ms, compute_ms
@@ -164,7 +164,7 @@ class Pairs:
         self._some, self._others = some, others
         facts, p, d = prefills.facts, prefills.group, decodes.group
         slower = np.minimum(p.put_bytes_per_s[some, None], d.get_bytes_per_s[others])
-        chunk_ms = 1000 * facts.chunk_bytes / slower
+        chunk_ms = 1000.0 * facts.chunk_bytes / slower
         lacking = len(facts.stored) - d.cached_chunks[others]
         last = np.minimum(lacking, 1)
         gap_ms = (prefills.compute_ms + prefills.fetch_ms)[some, None]

@@ -65,6 +65,7 @@ from baton_router.workers import FIRST_WORKER
 # After a request is ended by force: time for its error event and its aborts to be written.
 FAREWELL_S = 0.5
 POLL_S = 0.02
+REASONS = ("unreadable", "too_large", "artifact")
 # An index that is only late keeps budgets better than each router by itself.
 BUDGETS_TIMEOUT_S = 0.25
 COLLECT_EVERY = 20_000  # new objects; Python's own is 700
@@ -165,7 +166,7 @@ class Router:
         name = f"{socket.gethostname()}-{secrets.token_hex(ROUTER_DIGITS // 2)}"
         self._demand = Demand(name, clock)
         metrics = RouterMetrics(self.view, self._demand)
-        metrics.unheard(lambda: self.fleet.hearing.dropped)
+        metrics.unheard(lambda: self.fleet.hearing.dropped, self._refused)
         metrics.conflicts.set_function(lambda: len(self._table.conflicts()))
         metrics.held.set_function(lambda: self.report().held)
         self.dispatcher = self.fleet.listener = Dispatcher(
@@ -260,6 +261,11 @@ class Router:
         known = (self._markers.up, self._discovery.reachable)
         reachable = None if known == (None, None) else False not in known
         return {"configured": self._index is not None, "reachable": reachable}
+
+    def _refused(self) -> dict[str, int]:
+        """What nodes sent and was not taken, by reason."""
+        registry = self._registry.refused if self._registry is not None else 0
+        return {reason: self.fleet.refused[reason] for reason in REASONS} | {"registry": registry}
 
     def report(self) -> RouterReport:
         """What clients ask of this router, as of now."""

@@ -29,10 +29,7 @@ MOST_ROLLED = 16
 
 NOBODY = Roster().group((), np.zeros(0, dtype=np.int64), np.zeros(1, dtype=np.int64))
 
-# Fields of NodeLoad that can be summed and drawn.
-LOAD_NUMBERS = tuple(
-    field.name for field in msgspec.structs.fields(NodeLoad) if field.type in (int, float)
-)
+LOAD_NUMBERS = NodeLoad.__struct_fields__  # they can be summed and drawn
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from dataclasses import replace
 import aiohttp
 import pytest
 
+from baton.errors import CommandError
 from baton.options import NodeOptions
 from baton.roles import node_settings
 from baton_protocol.link import JobFailed, RunJob, to_node_codec, to_router_codec
@@ -101,3 +102,9 @@ def test_two_nodes_of_one_process_id_and_host_have_two_names() -> None:
     for each in ROLES:
         assert sum(name.startswith(f"{socket.gethostname()}-{each}-") for name in names) == 2
     assert node_settings(replace(options, node="web-0"), "decode").node == "web-0"
+
+
+@pytest.mark.parametrize("name", ["two words", "a\nb", "ü", "x" * 254])
+def test_a_name_that_no_router_would_take_is_refused(name: str) -> None:
+    with pytest.raises(CommandError, match="--node"):
+        node_settings(NodeOptions(engine="sim", node=name), "decode")

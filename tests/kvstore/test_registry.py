@@ -22,7 +22,7 @@ from baton_kvstore.keys import (
 )
 from baton_kvstore.registry import DEFAULT_TTL_S, Registry
 from baton_protocol.ids import Epoch, NodeId
-from baton_protocol.store import FetchReport, RouterReport
+from baton_protocol.store import FetchReport, RouterReport, Speeds
 from tests.support.kvstore import frozen, held_down, node_report, plain_client
 
 
@@ -219,3 +219,23 @@ async def test_a_router_that_fell_silent_expires_and_leaves_nothing(
     with plain_client(single.index_url) as client:
         assert client.zrange(routers_key("pool"), 0, -1) == [b"b"]
         assert client.pttl(router_key("pool", "b")) > 30_000
+
+
+async def test_reports_with_absurd_figures_and_sizes_are_left_out_counted_and_said_once(
+    registry: Registry, single: EmbeddedStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    good = node_report("good")
+    speeds = Speeds(prefill_tokens_per_s=float("nan"))
+    absurd = msgspec.structs.replace(node_report("absurd"), speeds=speeds)
+    huge = msgspec.structs.replace(node_report("huge"), model="m" * (2 << 20))
+    for report in (good, absurd, huge):
+        await registry.register(report, 60.0)
+    await registry.announce_router(
+        RouterReport(router="r", uptime_s=float("inf"), requests_total=1), 60.0
+    )
+    for _ in range(3):
+        assert await registry.nodes() == [good]
+    assert registry.refused == 3
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert await registry.routers() == []
+    assert registry.refused == 4

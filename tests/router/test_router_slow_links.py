@@ -15,7 +15,7 @@ from baton_protocol.ids import RequestId
 from baton_protocol.link import Abort, Hello, to_router_codec
 from baton_protocol.store import NodeReport
 from baton_router import links
-from baton_router.links import Link
+from baton_router.links import Flaw, Link
 from tests.support.fake_node import make_report
 from tests.support.nodes import free_port
 from tests.support.waiting import until
@@ -40,6 +40,8 @@ class Notes:
         self.broken.append(silent)
 
     def on_refused(self, link: Link) -> None: ...
+
+    def on_bad_frame(self, link: Link, flaw: Flaw, why: str) -> None: ...
 
 
 class Peer:

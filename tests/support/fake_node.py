@@ -213,6 +213,12 @@ class FakeNode:
             with suppress(ConnectionError):
                 await socket.send_bytes(data)
 
+    async def say_raw(self, data: bytes) -> None:
+        """Send bytes that may be no frame."""
+        for socket in list(self._sockets):
+            with suppress(ConnectionError):
+                await socket.send_bytes(data)
+
     async def say_load(
         self,
         state: NodeState = "ready",

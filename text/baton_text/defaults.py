@@ -19,6 +19,7 @@ _NAMES = {
     "repetition_penalty": "repetition_penalty",
     "max_new_tokens": "max_tokens",
 }
+MOST = 2**31
 _COUNTS = ("top_k", "max_tokens")
 
 
@@ -32,5 +33,7 @@ def generation_defaults(artifacts: Mapping[str, bytes]) -> dict[str, float | int
             continue
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ArtifactError(f"{GENERATION_CONFIG}: {theirs} is {value!r}, not a number")
+        if not abs(value) <= MOST:  # NaN is not either
+            raise ArtifactError(f"{GENERATION_CONFIG}: {theirs} is {value!r}")
         found[ours] = int(value) if ours in _COUNTS else float(value)
     return found

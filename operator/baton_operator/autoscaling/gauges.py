@@ -77,7 +77,7 @@ def store_read(gauges: Gauges) -> float | None:
 def kv_tokens(report: NodeReport) -> int:
     """In use by live requests."""
     load = report.load
-    return (load.total_blocks - load.free_blocks) * report.layout.block_size
+    return max(0, load.total_blocks - load.free_blocks) * report.layout.block_size
 
 
 def kv_capacity(report: NodeReport) -> int:
@@ -111,7 +111,8 @@ def _gauge(before: Gauge | None, report: NodeReport, at_s: float) -> Gauge:
     steps_s = steps * speeds.decode_step_ms / 1e3
     span_s = at_s - before.at_s
     fetched = load.fetched_bytes_total - before.report.load.fetched_bytes_total
-    return Gauge(at_s, report, min(1.0, max(0.0, prompts_s, steps_s) / span_s), fetched / span_s)
+    busy = min(1.0, max(0.0, prompts_s, steps_s) / span_s)
+    return Gauge(at_s, report, busy, max(0, fetched) / span_s)
 
 
 def _sample(before: NodeReport, after: NodeReport) -> NodeSample:

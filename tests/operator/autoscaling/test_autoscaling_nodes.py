@@ -205,3 +205,12 @@ def test_who_has_measured_nothing_is_no_prior() -> None:
     mute = msgspec.structs.replace(report("d"), speeds=Speeds())
     assert gauges.prior_of(gauges.heard({}, [mute], 0.0)) is None
     assert gauges.prior_of({}) is None
+
+
+def test_counters_that_go_back_and_more_free_blocks_than_there_are_read_as_nothing() -> None:
+    before = report(fetched_bytes_total=100, free_blocks=500, engine_steps_total=9)
+    first = gauges.heard({}, [before], 10.0)
+    second = gauges.heard(first, [report(free_blocks=500)], 20.0)
+    assert (second["d"].busy, second["d"].fetched) == (0.0, 0.0)
+    assert gauges.kv_tokens(before) == 0
+    assert gauges.store_read(second) == 0.0

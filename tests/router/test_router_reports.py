@@ -1,0 +1,369 @@
+"""Nodes whose reports are wrong: nothing of them is believed, and requests are served."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton_protocol import PROTOCOL_VERSION
+from baton_protocol.errors import ErrorRecord
+from baton_protocol.ids import BlockHash, NodeId, RequestId
+from baton_protocol.link import (
+    MAX_FRAME_BYTES,
+    CacheEvents,
+    Delta,
+    Deltas,
+    Hello,
+    JobFailed,
+    Load,
+    RequestStats,
+    RunJob,
+    to_router_codec,
+)
+from baton_protocol.store import DataInstance, NodeLoad, Speeds
+from baton_protocol.wire import WireError
+from baton_router import models
+from baton_router.demand import Demand
+from baton_router.metrics import RouterMetrics
+from baton_router.placement import Placement, Policy, place
+from baton_router.pool_json import pool_json
+from baton_router.prices import Facts
+from baton_router.view import PoolView
+from tests.support.failing_pool import (
+    REPLY,
+    completing,
+    figure,
+    half_said,
+    join,
+    only,
+    ready,
+    streamed,
+    text,
+)
+from tests.support.fake_node import LAYOUT, SPEEDS, FakeNode, make_report
+from tests.support.waiting import until
+
+NAN, INF = math.nan, math.inf
+
+
+def refused(reason: str) -> str:
+    return f'baton_router_node_reports_refused_total{{reason="{reason}"}}'
+
+
+async def counted(client: Any, reason: str, count: int) -> None:
+    """Once so many were refused; the figure on the page is the fleet's."""
+    await until(lambda: client.router.fleet.refused[reason] >= count)
+    assert await figure(client, refused(reason)) == count
+
+
+# --- figures --------------------------------------------------------------------------------------
+
+ABSURD: list[dict[str, Any]] = [
+    *({"speeds": Speeds(prefill_tokens_per_s=bad)} for bad in (NAN, INF, -INF, -1.0, 1e300)),
+    {"speeds": Speeds(decode_step_ms=NAN)},
+    {"speeds": Speeds(get_bytes_per_s=-5.0)},
+    {"speeds": Speeds(get_latency_ms=INF)},
+    {"load": NodeLoad(queued_tokens=-1)},
+    {"load": NodeLoad(running=2**63)},
+    {"load": NodeLoad(engine_steps_total=-5)},
+    {"instances": (DataInstance(get_latency_ms=NAN),)},
+    {"instances": (DataInstance(used_bytes=-1),)},
+    {"reason": "x" * 100_000},
+]
+
+
+@pytest.mark.parametrize("changes", ABSURD)
+async def test_a_load_with_an_absurd_figure_is_dropped_and_counted_and_the_last_one_is_kept(
+    running: Any,
+    decode: FakeNode,
+    other: FakeNode,
+    caplog: pytest.LogCaptureFixture,
+    changes: dict[str, Any],
+) -> None:
+    epoch = decode.report.epoch
+    async with running(decode, other) as client:
+        await decode.say(Load(epoch, "ready", SPEEDS, NodeLoad(engine_steps_total=7)))
+        load = msgspec.structs.replace(Load(epoch, "ready", SPEEDS, NodeLoad()), **changes)
+        for _ in range(3):
+            await decode.say(load)
+        await counted(client, "unreadable", 3)
+        for _ in range(3):
+            assert text(await completing(client)) == REPLY
+        node, _ = (await client.get("/pool"))[1]["nodes"]
+        assert (node["speeds"], node["load"]["engine_steps_total"]) == (
+            msgspec.structs.asdict(SPEEDS),
+            7,
+        )
+        assert (node["load"]["queued_tokens"], node["state"]) == (0, "ready")
+        told = [one for one in caplog.records if "is not taken" in one.message]
+        assert [one.levelname for one in told] == ["WARNING"]
+        assert "decode-0" in told[0].message
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"speeds": Speeds(prefill_tokens_per_s=NAN)},
+        {"load": NodeLoad(waiting=-1)},
+        {"layout": msgspec.structs.replace(LAYOUT, block_size=0)},
+        {"layout": msgspec.structs.replace(LAYOUT, dtype="float7")},
+        {"max_model_len": -1},
+        {"vocab_size": 0},
+        {"node": NodeId("decode-1\r\nx-evil: 1")},
+        {"node": NodeId("")},
+        {"artifacts": {"tokenizer.json": "../../secret"}},
+        {"artifacts": {f"file-{number}": "0" * 64 for number in range(300)}},
+    ],
+)
+async def test_a_node_whose_hello_is_absurd_is_not_used_and_is_shown_with_the_reason(
+    running: Any, decode: FakeNode, other: FakeNode, changes: dict[str, Any]
+) -> None:
+    other.report = msgspec.structs.replace(other.report, **changes)
+    async with running(decode) as client:
+        client.router._table.ensure(other.address)
+        await until(lambda: client.router._table.unreachable().get(other.address))
+        pool = (await client.get("/pool"))[1]
+        assert [node["id"] for node in pool["nodes"]] == ["decode-0"]
+        assert "no hello that can be read" in pool["unreachable"][0]["reason"]
+        assert await figure(client, refused("unreadable")) >= 1
+        assert text(await completing(client)) == REPLY
+
+
+@pytest.mark.parametrize(
+    "stats",
+    [
+        RequestStats(computed_tokens=-1),
+        RequestStats(queue_ms=NAN),
+        RequestStats(fetch_ms=INF, fetched_tokens=1),
+        RequestStats(fetch_predicted_ms=-1.0),
+        RequestStats(cached_tokens=2**64 - 1),
+    ],
+)
+async def test_absurd_statistics_of_a_request_cost_it_nothing(
+    running: Any, decode: FakeNode, prefill: FakeNode, stats: RequestStats
+) -> None:
+    decode.script.stats = prefill.script.stats = stats
+    async with running(decode, prefill, handoff="always") as client:
+        assert text(await completing(client)) == REPLY
+        assert await streamed(client) == REPLY
+        assert "NaN" not in (page := await client.text("/metrics"))
+        assert "-1.0" not in page
+        assert client.router.fleet.refused["unreadable"] >= 2
+        assert all(ready(client, node) for node in (decode, prefill))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"status": 7}, {"status": 99999}, {"retry_after": NAN}, {"retry_after": -INF}]
+)
+async def test_an_absurd_error_sends_the_request_elsewhere(
+    running: Any, decode: FakeNode, other: FakeNode, changes: dict[str, Any]
+) -> None:
+    decode.script.run = "silent"
+    async with running(decode) as client:
+        answer = completing(client)
+        await until(lambda: decode.got_of(RunJob))
+        await join(client, other)
+        request = only(decode).request
+        error = ErrorRecord("no", "engine_error", **changes)
+        await decode.say(JobFailed(request.id, request.attempt, error))
+        assert text(await answer) == REPLY
+        assert other.got_of(RunJob)
+
+
+async def test_a_node_that_says_tokens_which_cannot_be_read_is_lost_at_once(
+    running: Any, decode: FakeNode, other: FakeNode
+) -> None:
+    decode.script.run = "half"
+    async with running(decode, link_patience_s=600.0) as client:
+        answer = completing(client)
+        await half_said(client)
+        await join(client, other)
+        request = only(decode).request
+        decode.script.run = "silent"
+        await decode.say(Deltas((Delta(request.id, request.attempt, 0, 6, ids=(-1,)),)))
+        assert text(await answer) == REPLY
+        assert only(other, attempt=2)
+
+
+async def test_bytes_that_are_no_frame_end_the_link_and_cost_no_request(
+    running: Any, decode: FakeNode, other: FakeNode
+) -> None:
+    async with running(decode, other) as client:
+        await decode.say_raw(b"\xc1 this is no frame")
+        await until(lambda: decode.links == 2)
+        await client.ready(2)
+        assert await figure(client, refused("unreadable")) == 1
+        assert text(await completing(client)) == REPLY
+
+
+async def test_a_frame_of_a_kind_that_is_not_known_is_passed_over(
+    running: Any, decode: FakeNode
+) -> None:
+    async with running(decode) as client:
+        await decode.say_raw(msgspec.msgpack.encode((PROTOCOL_VERSION + 1, {"type": "later"})))
+        await until(lambda: client.router.fleet.refused["unreadable"])
+        assert text(await completing(client)) == REPLY
+        assert decode.links == 1
+
+
+@pytest.mark.parametrize("stored", [(b"",), (b"x" * 65,), (b"x" * 16, b"")])
+async def test_chunks_with_names_that_are_none_are_not_listed(
+    running: Any, decode: FakeNode, stored: tuple[bytes, ...]
+) -> None:
+    async with running(decode) as client:
+        names = tuple(map(BlockHash, stored))
+        await decode.say(CacheEvents(decode.report.epoch, stored=names, seq=1))
+        await counted(client, "unreadable", 1)
+        assert len(client.router.view.chunks) == 0
+        assert text(await completing(client)) == REPLY
+
+
+# --- sizes ----------------------------------------------------------------------------------------
+
+
+async def test_a_node_whose_frame_is_too_large_is_closed_and_reported_and_its_requests_move(
+    running: Any, decode: FakeNode, other: FakeNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    decode.script.run = "half"
+    async with running(decode, link_patience_s=600.0) as client:
+        answer = completing(client)
+        await half_said(client)
+        await join(client, other)
+        decode.script.run = "silent"
+        await decode.say_raw(b"x" * MAX_FRAME_BYTES)
+        assert text(await answer) == REPLY
+        assert only(other, attempt=2)
+        await counted(client, "too_large", 1)
+        assert str(MAX_FRAME_BYTES) in caplog.text
+        assert "decode-0" in caplog.text
+
+
+async def test_a_node_whose_files_are_too_large_is_not_used_and_is_reported(
+    running: Any,
+    decode: FakeNode,
+    other: FakeNode,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(models, "MAX_ARTIFACT_BYTES", 1 << 20)
+    files = {name: b" " * (600 << 10) + name.encode() for name in ("a.jinja", "b.jinja")}
+    other.serve_artifacts(files)
+    async with running(decode) as client:
+        client.router._table.ensure(other.address)
+        await counted(client, "artifact", 1)
+        assert "larger than 1048576 bytes" in caplog.text
+        assert "b.jinja" in caplog.text
+        assert not ready(client, other)
+        assert text(await completing(client)) == REPLY
+
+
+async def test_files_come_neither_from_elsewhere_nor_grow_on_arrival(
+    running: Any, decode: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A redirect would carry the link token away, a compressed file may hold anything."""
+    asked: list[dict[str, str]] = []
+
+    async def elsewhere(request: web.Request) -> web.Response:
+        asked.append(dict(request.headers))
+        raise web.HTTPTemporaryRedirect(location=f"{decode.address}{request.path}")
+
+    application = web.Application()
+    application.add_routes([web.get("/artifacts/{digest}", elsewhere)])
+    runner = web.AppRunner(application)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    async with running(decode) as client:
+        store = client.router._models
+        address = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        report = msgspec.structs.replace(
+            decode.report, artifacts={"x": next(iter(decode.artifacts))}
+        )
+        with pytest.raises(models.FetchError, match="answered 307"):
+            await store.get(report, address)
+        assert asked[0]["Accept-Encoding"] == "identity"
+    await runner.cleanup()
+
+
+# --- any report whatsoever ------------------------------------------------------------------------
+
+NUMBERS = st.one_of(
+    st.floats(),
+    st.integers(-(2**63), 2**64 - 1),
+    st.sampled_from([0, 1, 5e-324, 1e-9, 1e15, 2**53]),
+)
+
+
+def some(names: tuple[str, ...]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.dictionaries(st.sampled_from(names), NUMBERS, max_size=6)
+
+
+SPEED, COUNT = some(Speeds.__struct_fields__), some(NodeLoad.__struct_fields__)
+SERVER = some(("used_bytes", "limit_bytes", "evicted_keys", "get_latency_ms"))
+SHAPE = some(("num_layers", "num_kv_heads", "head_dim", "block_size", "chunk_blocks", "kv_shards"))
+
+
+@st.composite
+def frames(draw: st.DrawFn) -> dict[str, Any]:
+    """A hello or a load, some of whose figures are anything."""
+    told = {
+        "speeds": msgspec.to_builtins(SPEEDS) | draw(SPEED),
+        "load": draw(COUNT),
+        "instances": draw(st.lists(SERVER, max_size=2)),
+    }
+    if draw(st.booleans()):
+        return {"type": "load", "epoch": "epoch-1", "state": "ready", **told}
+    report = msgspec.to_builtins(make_report("d0", draw(st.sampled_from(["decode", "prefill"]))))
+    report |= told | draw(some(("max_model_len", "vocab_size", "max_num_seqs", "pid")))
+    report["layout"] |= draw(SHAPE)
+    return {"type": "hello", "report": report}
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(frames(), min_size=1, max_size=6))
+def test_whatever_nodes_report_every_request_finds_a_place(told: list[dict[str, Any]]) -> None:
+    view, codec = PoolView(lambda: 1.0, 100), to_router_codec()
+    for name, role in (("d0", "decode"), ("d1", "decode"), ("p0", "prefill")):
+        view.hello(make_report(name, role)).usable = True  # type: ignore[arg-type]
+    for raw in told:
+        try:
+            frame = codec.decode(msgspec.msgpack.encode((PROTOCOL_VERSION, raw)))
+        except WireError:
+            continue
+        if isinstance(frame, Hello):
+            view.hello(frame.report).usable = True
+        elif isinstance(frame, Load):
+            view.load(NodeId("d0"), frame)
+    view.book(NodeId("d0"), RequestId("r"), 100, 1)
+    for kind in {node.kind for node in view.nodes.values()}:
+        for sample in view.ready(kind):
+            layout = sample.report.layout
+            facts = Facts(
+                prompt_tokens=100_000,
+                chunk_tokens=layout.chunk_tokens,
+                chunk_bytes=layout.chunk_bytes,
+                stored=(True, False, True),
+            )
+            groups = view.groups([BlockHash(bytes([n]) * 16) for n in range(3)], kind)
+            for handoff in ("auto", "always", "never"):
+                policy = Policy(handoff=handoff)
+                placed = place(facts, groups["prefill"], groups["decode"], policy, random.Random(0))
+                assert isinstance(placed, Placement)
+                assert math.isfinite(placed.predicted_ms)
+                assert placed.line()
+    page = pool_json(
+        view, name="p", router="r", model=None, store={}, unreachable={}, conflicts=[], running=0
+    )
+    assert b"null" not in msgspec.json.encode([node["speeds"] for node in page["nodes"]])
+
+    async def scraped() -> bytes:
+        return RouterMetrics(view, Demand("r", lambda: 1.0)).page()
+
+    assert b"nan" not in asyncio.run(scraped()).lower()
