@@ -32,11 +32,11 @@ Pairs = tuple[torch.Tensor, torch.Tensor]  # rows [N] and ids [N]
 
 
 def changed_logits(logits_SV: torch.Tensor, samples: Sequence[Sample]) -> torch.Tensor:
-    """Logits after all that the samples say about them, in float32; the tensor itself if they say
-    nothing."""
+    """Logits after all that the samples say about them; the tensor itself if they say nothing.
+    Logits are float32."""
     if not any(_says_something(each) for each in samples):
         return logits_SV
-    logits_SV = logits_SV.to(torch.float32, copy=True)
+    logits_SV = logits_SV.clone()
     listed = [each.listed or Listed.of(each.params) for each in samples]
     _keep_allowed(logits_SV, listed)
     _ban(logits_SV, samples)

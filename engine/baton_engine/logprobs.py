@@ -49,8 +49,8 @@ class Logprobs:
 
 
 def logprobs_of(logits_NV: torch.Tensor, ids_N: torch.Tensor, most: int) -> Logprobs:
-    """With the `most` likeliest of each position. Logits may be of any dtype."""
-    logprob_NV = logits_NV.log_softmax(dim=-1, dtype=torch.float32)
+    """With the `most` likeliest of each position. Logits are float32."""
+    logprob_NV = logits_NV.log_softmax(dim=-1)
     own_N1 = logprob_NV.gather(1, ids_N[:, None])
     rank_N = (logprob_NV > own_N1).sum(dim=-1) + 1
     best = logprob_NV.topk(min(most, logits_NV.shape[1]), dim=-1)

@@ -1,7 +1,7 @@
 """From logits to tokens, vectorised over the step's samples.
 
-In: logits of the sampled rows and the requests' parameters. Out: one Sampled per sample; ids and
-likelihoods stay on the device until somebody reads them.
+In: logits of the sampled rows in float32, and the requests' parameters. Out: one Sampled per
+sample; ids and likelihoods stay on the device until somebody reads them.
 Order: logprobs of the raw logits; what the request says about logits (see `logit_changes`); then
 greedy rows take the largest logit, and the others temperature, min-p, top-k, top-p and Gumbel noise
 (see `noise`), and take the largest.
@@ -49,13 +49,12 @@ Draw = Callable[[torch.Tensor, Draws], torch.Tensor]
 
 
 def draw(logits_SV: torch.Tensor, draws: Draws) -> torch.Tensor:
-    """The token of each sample, int64 [S], found in float32: greedy, or drawn from what shaping
-    leaves."""
+    """The token of each sample, int64 [S]: greedy, or drawn from what shaping leaves."""
     temperature_S = draws.host_6S[TEMPERATURE]  # positive floats: no bit is set of 0 alone
     drawn_Q = np.flatnonzero(temperature_S)
     all_drawn = len(drawn_Q) == len(temperature_S)
     if not all_drawn:
-        ids_S = logits_SV.float().argmax(dim=-1)
+        ids_S = logits_SV.argmax(dim=-1)
     else:
         ids_S = torch.empty(len(drawn_Q), dtype=torch.int64, device=logits_SV.device)
     at_once = max(1, len(drawn_Q))
@@ -73,7 +72,7 @@ def draw(logits_SV: torch.Tensor, draws: Draws) -> torch.Tensor:
 
 
 def _drawn(logits_QV: torch.Tensor, columns_6Q: Columns) -> torch.Tensor:
-    shaped_QV = _shaped(logits_QV.float(), columns_6Q)
+    shaped_QV = _shaped(logits_QV, columns_6Q)
     shaped_QV += gumbel(columns_6Q[KEY_A:].T, shaped_QV.shape[1], shaped_QV.device)
     return shaped_QV.argmax(dim=-1)
 

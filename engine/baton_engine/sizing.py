@@ -24,6 +24,7 @@ from baton_protocol.layout import ITEM_BYTES, KVLayout
 GIB = 1 << 30
 # So many rows of logits exist at one time where a prompt's own tokens are scored.
 SCORED_ROWS = 128
+LOGIT_BYTES = 4  # float32 in every compute dtype
 # Bytes per logit beside the logit itself: one changed copy and the log-probabilities in float32;
 # without kernels also temperatures applied, the noise and the integers that it is made of.
 SAMPLING_BYTES = {"triton": 12, "torch": 32}
@@ -165,7 +166,7 @@ def _step_bytes(demand: Demand, tokens: int) -> int:
     mlp = 4 * config.intermediate_size
     layers = tokens * (3 * config.hidden_size + max(attention, mlp)) * demand.item
     rows = max(demand.max_num_seqs, min(tokens, SCORED_ROWS))
-    logits = rows * config.vocab_size * (demand.item + SAMPLING_BYTES[demand.kernels])
+    logits = rows * config.vocab_size * (LOGIT_BYTES + SAMPLING_BYTES[demand.kernels])
     # One after the other; of the layers the hidden states are left.
     return max(layers, tokens * config.hidden_size * demand.item + logits)
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton_engine.api import Row
+from baton_engine.api import PromptAsk, Row
 from baton_engine.config import read_config
+from baton_engine.models.products import HEAD_ROWS, head_product, widened_product
 from baton_engine.models.rope import Rope, inverse_frequencies, rotate
 from baton_engine.torch_engine import build_runner
 from baton_engine.torch_settings import TorchSettings
@@ -66,6 +67,37 @@ def test_logprobs_are_within_1e_4_of_transformers(
         theirs = model(torch.tensor([prompt])).logits[0, -1].log_softmax(-1)
     for id, logprob in top_logprobs(folder, prompt, "float32").items():
         assert logprob == pytest.approx(theirs[id].item(), abs=1e-4)
+
+
+@pytest.mark.parametrize("vocab", [320, 2 * HEAD_ROWS + 100])
+def test_logits_of_a_bfloat16_head_are_not_rounded_to_bfloat16(vocab: int) -> None:
+    """Rounded, logits of 16 to 32 are multiples of 1/8."""
+    torch.manual_seed(0)
+    x_SD, head_VD = torch.randn(5, 64).bfloat16(), torch.randn(vocab, 64).bfloat16()
+    exact_SV = x_SD.double() @ head_VD.double().T
+    logits_SV = head_product(head_VD)(x_SD)
+    assert logits_SV.dtype == torch.float32
+    assert exact_SV.abs().max() > 16
+    torch.testing.assert_close(logits_SV.double(), exact_SV, rtol=2**-16, atol=1e-4)
+    # What a CPU without products of bf16 does.
+    wide_SV = widened_product(head_VD)(x_SD)
+    torch.testing.assert_close(wide_SV.double(), exact_SV, rtol=2**-20, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["llama-gqa2-tied", "qwen3-gqa2"])
+def test_no_two_best_logits_of_a_bfloat16_model_are_equal(
+    name: str, tiny_model: Callable[[str], Path]
+) -> None:
+    """With rounded logits the lower id would be said at some positions, whatever is likelier."""
+    settings = TorchSettings(model=tiny_model(name), dtype="bfloat16", threads=1, kv_blocks=70)
+    runner, prompt = build_runner(settings), prompt_of(256, seed=7)
+    blocks = [BlockId(block) for block in range(1, 17)]
+    row = Row(prompt, 0, blocks, prompt=PromptAsk(tuple(prompt[1:]), 2))
+    [found] = runner.launch([row]).read()
+    assert len(found.prompt) == 255
+    for position in found.prompt:
+        best, second = position.top
+        assert best.logprob > second.logprob
 
 
 @pytest.mark.parametrize("name", ["llama-gqa1", "qwen3-gqa4"])

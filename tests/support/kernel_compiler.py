@@ -55,13 +55,13 @@ def builds() -> Iterator[Build]:
     )
     yield Build(
         kernel=nucleus._shape,
-        types="*fp32 *i32 *bf16 *i32 i32 i32 i32",
+        types="*fp32 *i32 *fp32 *i32 i32 i32 i32",
         constants={"TILE": nucleus.TILE},
         options={"num_warps": 8},
     )
     yield Build(
         kernel=gumbel._draw,
-        types="*fp32 *i32 *bf16 *i32 *fp32 *i32 i32 i32 i32",
+        types="*fp32 *i32 *fp32 *i32 *fp32 *i32 i32 i32 i32",
         constants={"FILTERED": True, "TILE": gumbel.DRAW_TILE},
     )
     yield Build(kernel=gumbel._pick, types="*i64 *fp32 *i32 i32", constants={"TILES": 128})

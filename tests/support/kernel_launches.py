@@ -94,7 +94,7 @@ def launch_all() -> None:
         ops.add_norm(x, x, x[0], 1e-6)
         ops.silu_mul(x)
     for vocab in (1000, 151_936):
-        logits = torch.zeros(1, vocab, dtype=BF16)
+        logits = torch.zeros(1, vocab)
         for params in (SamplingParams(), SamplingParams(top_k=5, top_p=0.9, min_p=0.1)):
             ops.draw(logits, draws_of([Sample(0, 0, params)], CPU))
 

@@ -1,7 +1,7 @@
 """Sampling in three launches: shape, draw, pick; torch twin: `sampling.draw`.
 
-In: logits and what each sample says of them (see `draws`). Out: token ids, which never leave the
-device.
+In: logits in float32, and what each sample says of them (see `draws`). Out: token ids, which never
+leave the device.
 
     shape   if any sample filters, per such sample: which values stay after temperature, min-p,
             top-k and top-p, as two numbers (see `nucleus`)
@@ -9,9 +9,9 @@ device.
             `noise`) among what stays; of a greedy sample the largest logit
     pick    per sample: the best of its tiles; of equals the lowest id
 
-Logits are read in their own dtype: a copy in float32 would cost as much as the sampling. A sample
-depends on its own row alone. What samples say reaches the launches as numbers on the device, so one
-recording serves all steps of a size: a sample without filters costs `shape` four loads.
+A sample depends on its own row alone. What samples say reaches the launches as numbers on the
+device, so one recording serves all steps of a size: a sample without filters costs `shape` four
+loads.
 
 Shapes: S samples, V vocabulary, L tiles.
 """
@@ -68,7 +68,7 @@ def _draw(
     sample, tile = tl.program_id(0), tl.program_id(1)
     token = tile * TILE + tl.arange(0, TILE)
     row_ptr = logits_ptr + sample.to(tl.int64) * stride
-    score = tl.load(row_ptr + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
+    score = tl.load(row_ptr + token, mask=token < vocab, other=float("-inf"))
     temperature = tl.load(columns_ptr + sample).to(tl.float32, bitcast=True)
     if temperature > 0:
         score = tl.math.div_rn(score, temperature)

@@ -1,7 +1,8 @@
 """What min-p, top-k and top-p leave of a row of logits, without sorting it.
 
-In: logits and the columns of `draws.Draws`. Out, per sample, an edge and a last token: a token
-stays if its logit / temperature lies above the edge, or on it and its id is not above the last.
+In: logits in float32, and the columns of `draws.Draws`. Out, per sample, an edge and a last token:
+a token stays if its logit / temperature lies above the edge, or on it and its id is not above the
+last.
 Torch twin: `sampling.shaped_logits`.
 
 Both top-k and top-p ask for the largest value v for which the values from v upwards weigh enough:
@@ -85,7 +86,7 @@ def _scaled(
 ) -> tl.tensor:
     """A tile's tokens and their logits by temperature, divided as torch does; -inf beyond."""
     token = start + tl.arange(0, TILE)
-    x = tl.load(row_ptr + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
+    x = tl.load(row_ptr + token, mask=token < vocab, other=float("-inf"))
     return token, tl.math.div_rn(x, temperature)
 
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from baton_engine.attention import StepAttention
 from baton_engine.config import ModelConfig
 from baton_engine.models.layers import Attention, GatedMLP, RMSNorm
-from baton_engine.models.products import packed_product, plain_product
+from baton_engine.models.products import Product, head_product
 from baton_engine.models.rope import Rope, RopeTables
 from baton_engine.models.slots import WeightSlots
 
@@ -68,13 +68,13 @@ class Decoder:
             if config.tied
             else slots.tensor("lm_head.weight", config.vocab_size, config.hidden_size)
         )
-        self._head = plain_product(head_VD, None)
+        self._head: Product
         slots.when_filled(lambda: self._pack_head(head_VD))
 
     def _pack_head(self, head_VD: torch.Tensor) -> None:
         """A tied head is then there twice, since an embedding needs its rows as they are: of 16
-        rows in bf16 the product is 2.5 times as fast, in fp32 1.4 times."""
-        self._head = packed_product(head_VD, None)
+        rows in bf16 a product is 2.5 times as fast, in fp32 1.4 times."""
+        self._head = head_product(head_VD)
 
     def forward(
         self, tokens_T: torch.Tensor, positions_T: torch.Tensor, attention: StepAttention
@@ -88,7 +88,6 @@ class Decoder:
         return x_TD if delta_TD is None else x_TD.add_(delta_TD)
 
     def logits(self, hidden_SD: torch.Tensor) -> torch.Tensor:
-        """Logits [S, V] in the compute dtype: a copy in float32 of 256 rows of 150,000 would be
-        155 MB. Only sampled rows come here: the head is often the largest matrix of a small model.
-        """
+        """Logits [S, V], float32 whatever the compute dtype: 256 rows of 150,000 are 155 MB. Only
+        sampled rows come here: the head is often the largest matrix of a small model."""
         return self._head(self._norm(hidden_SD))
