@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 from baton.devices import on_cuda
 from baton.errors import CommandError
 from baton.options import EngineOptions
-from baton.sizes import ByteSize
+from baton.sizes import ByteSize, about_size
 
 if TYPE_CHECKING:
     from baton_engine.sizing import Demand
+
+MIB = 1 << 20
 
 
 def demand_of(options: EngineOptions) -> Demand:
@@ -51,6 +53,76 @@ def fixed_bytes(options: EngineOptions) -> int:
     return sizing.fixed_bytes(demand, fit.least_length(demand))
 
 
+def check_memory(options: EngineOptions, engines: int, store: int) -> None:
+    """Raise CommandError where the sizes that several engines and the store were given are more
+    than this machine or container has free; `store` in bytes. Of an engine that sizes its KV cache
+    itself the least counts; where not even that fits, share_memory() says it."""
+    from baton_engine.demand import CPU_SHARE
+    from baton_engine.machine_memory import free_memory
+
+    free = free_memory()
+    if free is None:
+        return
+    kv, beside = _asked_bytes(options)
+    decides = not kv and beside
+    limit = int(free * CPU_SHARE) if decides else free
+    if decides and engines * beside > limit:
+        return
+    parts = {
+        "--store-memory": store,
+        f"{engines} x {'--kv-blocks' if options.kv_blocks else '--kv-memory'}": engines * kv,
+        f"{engines} x --host-kv-memory": engines * options.host_kv_memory,
+        f"{engines} x the rest of an engine": engines * beside,
+    }
+    parts = {name: size for name, size in parts.items() if size}
+    excess = sum(parts.values()) - limit
+    if excess <= 0:
+        return
+    ways = []
+    for name, size in parts.items():
+        flag = name.rpartition(" ")[2]
+        left = (size - excess) // (1 if name == flag else engines)
+        if flag == "--kv-blocks" and options.kv_blocks:
+            blocks = left // (kv // options.kv_blocks) - 1
+            ways += [f"{flag} {blocks}"] if blocks > 0 else []
+        elif flag.startswith("--") and left >= MIB:
+            ways.append(f"{flag} {left // MIB}MiB")
+    listed = " + ".join(f"{name} {about_size(size)}" for name, size in parts.items())
+    room = f"{about_size(limit)} of the {about_size(free)}" if decides else about_size(free)
+    raise CommandError(
+        f"{listed} = {about_size(limit + excess)} do not fit: {room} of memory that are free here"
+        " may be used (--overcommit starts it all the same); one of these is enough:"
+        f" {', '.join([*ways, f'{about_size(excess)} more of free memory'])}"
+    )
+
+
+def _asked_bytes(options: EngineOptions) -> tuple[int, int]:
+    """Of one engine in this machine's memory: a KV pool whose size was given, and what comes with
+    it; without one the least that an engine takes. A GPU's memory is not counted."""
+    from baton_engine import fit, sizing
+    from baton_engine.sim import SimSettings
+
+    given = options.kv_memory is not None or options.kv_blocks is not None
+    if options.engine == "sim":
+        sim = SimSettings(
+            layers=options.sim_layers,
+            kv_heads=options.sim_kv_heads,
+            head_dim=options.sim_head_dim,
+            block_size=options.block_size,
+            dtype="float32" if options.dtype == "auto" else options.dtype,
+        )
+        blocks = sim.num_blocks if options.kv_blocks is None else options.kv_blocks
+        default = blocks * sim.layout().block_bytes
+        return (default if options.kv_memory is None else options.kv_memory), 0
+    if on_cuda(options.device):
+        return 0, 0
+    demand = demand_of(options)
+    if not given:
+        return 0, fit.needed_bytes(demand)
+    kv = sizing.pool_bytes(demand, demand.pool_blocks or 0)
+    return kv, sizing.fixed_bytes(demand, fit.least_length(demand))
+
+
 def share_memory(options: EngineOptions, engines: int, others: int) -> ByteSize | None:
     """KV memory of each of several engines on this machine's CPU; None where there is enough for
     the default of each, or nobody says what there is. `others` is what the pool takes beside them.
@@ -67,7 +139,7 @@ def share_memory(options: EngineOptions, engines: int, others: int) -> ByteSize 
     demand = demand_of(options)
     room = Room(
         total=free // engines,
-        others=others // engines + options.host_kv_memory,
+        others=others // engines + (0 if options.overcommit else options.host_kv_memory),
         share=CPU_SHARE,
     )
     try:

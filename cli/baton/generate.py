@@ -135,6 +135,7 @@ def _generate(
             kernels=options.kernels,
             enforce_eager=options.enforce_eager,
             overlap=options.overlap,
+            overcommit=options.overcommit,
         )
     except EngineError as error:
         raise CommandError(str(error)) from error

@@ -138,6 +138,11 @@ class ComputeOptions(CommonOptions):
         least=1,
         excludes="kv_memory",
     )
+    overcommit: bool = flag(
+        False,
+        "believe sizes that the memory of this machine or container cannot hold, such as"
+        " --kv-memory's",
+    )
     max_batched_tokens: int | None = flag(
         None, "tokens computed in one step (default: 256 on cpu, 2048 on cuda)", least=1
     )

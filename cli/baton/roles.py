@@ -118,6 +118,7 @@ def node_settings(options: NodeOptions, role: Role) -> NodeSettings:
         kernels=options.kernels,
         enforce_eager=options.enforce_eager,
         overlap=options.overlap,
+        overcommit=options.overcommit,
         verify_weights=options.verify_weights,
         chat_template=check_template(options.chat_template),
         sim=SimOptions(

@@ -21,7 +21,7 @@ from baton.admission_options import AdmissionOptions
 from baton.children import ChildSpec
 from baton.devices import CUDA, on_cuda
 from baton.display import Display
-from baton.engine_needs import fixed_bytes, share_memory
+from baton.engine_needs import check_memory, fixed_bytes, share_memory
 from baton.environment import for_children
 from baton.errors import CommandError
 from baton.flags import to_argv, to_variables
@@ -180,10 +180,12 @@ def share_machine(options: UpOptions, environment: Mapping[str, str]) -> list[No
         threads = [options.threads] * engines
     kv_memory = options.kv_memory
     given = kv_memory is not None or options.kv_blocks is not None
+    store = 0 if options.redis_index else options.store_memory
+    if not options.overcommit:
+        check_memory(options, engines, store)
     if options.engine == "sim" or not on_cuda(options.device):
         if options.engine != "sim" and not given:
-            store = 0 if options.redis_index else options.store_memory
-            kv_memory = share_memory(options, engines, store)
+            kv_memory = share_memory(options, engines, 0 if options.overcommit else store)
         return [NodeShare(count, kv_memory, {}) for count in threads]
     gpus = choose_gpus(list_gpus(environment.get(VISIBLE)), options.device)
     if given:
@@ -204,7 +206,8 @@ def node_options(options: UpOptions, store: StoreUrls, name: str, share: NodeSha
         for record in (EngineOptions, ExchangeOptions, TraceOptions)
         for item in fields(record)
     }
-    shared |= {"threads": share.threads, "kv_memory": share.kv_memory}
+    # What the nodes take together was counted here; each alone would count the others' as gone.
+    shared |= {"threads": share.threads, "kv_memory": share.kv_memory, "overcommit": True}
     if VISIBLE in share.variables:
         shared["device"] = CUDA  # the only one that it sees
     return NodeOptions(

@@ -228,7 +228,7 @@ def _numbers(demand: Demand, room: Room) -> str:
     parts = {**_parts(demand, length), _pool_name(demand, length): pool}
     listed = " + ".join(f"{name} {gib(size)}" for name, size in parts.items() if size)
     return (
-        f"the model does not fit: {listed} = {gib(needed_bytes(demand))} GiB in "
+        f"{_what(demand, room)} does not fit: {listed} = {gib(needed_bytes(demand))} GiB in "
         f"{demand.layout.dtype}, and {_room(demand, room)}"
     )
 
@@ -251,9 +251,20 @@ def _pool_name(demand: Demand, length: int) -> str:
     return f"KV of one sequence of {length} tokens"
 
 
+def _what(demand: Demand, room: Room) -> str:
+    """What is to blame: the size of the pool where the model would fit with a small one."""
+    if demand.pool_blocks is None:
+        return "the model"
+    small = replace(demand, kv_memory=None, kv_blocks=None)
+    return _pool_name(demand, 0) if fits(small, room) else "the model"
+
+
 def _room(demand: Demand, room: Room) -> str:
     if demand.device == "cpu":
-        return f"{gib(room.limit)} of the {gib(room.total)} GiB that are free here may be used"
+        free = f"{gib(room.limit)} of the {gib(room.total)} GiB that are free here may be used"
+        if demand.pool_blocks is None:
+            return free
+        return f"{free} (--overcommit starts it all the same)"
     held = f"others hold {gib(room.others)} of the card's {gib(room.total)} GiB"
     if demand.pool_blocks is not None:
         return f"{gib(room.limit)} GiB are free: {held}"

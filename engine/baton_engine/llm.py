@@ -54,6 +54,8 @@ class LLMOptions(TypedDict, total=False):
     kernels: str
     enforce_eager: bool
     overlap: str
+    overcommit: bool
+    verify_weights: bool
     load_format: str
 
 

@@ -7,10 +7,13 @@ any group above counts as well, as far as it can be seen from here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from baton_engine.errors import SettingsError
+
+GIB = 1 << 30
 ROOT = Path("/")
 CGROUPS = "sys/fs/cgroup"
 
@@ -32,6 +35,18 @@ class MemoryGroup:
 def free_bytes(available: int, groups: Sequence[MemoryGroup]) -> int:
     """The least of what the machine and each group leave."""
     return min([available, *(group.free for group in groups)])
+
+
+def check_asked(asked: Mapping[str, int], free: int | None) -> None:
+    """Raise SettingsError where the bytes asked for, by flag, are more than is free. None: nobody
+    knows, and whoever asked is believed."""
+    asked = {flag: size for flag, size in asked.items() if size}
+    if free is not None and sum(asked.values()) > free:
+        parts = " + ".join(f"{flag} {size / GIB:.2f} GiB" for flag, size in asked.items())
+        raise SettingsError(
+            f"{parts} cannot fit: {free / GIB:.2f} GiB of memory are free here; lower"
+            f" {' or '.join(asked)}, or start it all the same with --overcommit"
+        )
 
 
 def free_memory(root: Path = ROOT) -> int | None:

@@ -16,6 +16,7 @@ from baton_engine.api import EngineInfo
 from baton_engine.core import EngineCore
 from baton_engine.errors import SettingsError
 from baton_engine.host_tier import CopiedBlocks, slots_for
+from baton_engine.machine_memory import check_asked, free_memory
 from baton_engine.sim_runner import WORD_BYTES, SimMemory, SimRunner, Timing
 from baton_engine.sim_words import Vocabulary
 from baton_protocol.fingerprint import TensorDigest, fingerprint
@@ -34,7 +35,7 @@ NO_KV_SETTINGS = frozenset(
         "poison_token",  # ends the process before any KV is written
         # Sizes and schedules
         *("num_blocks", "host_kv_memory", "max_model_len", "max_batched_tokens", "max_num_seqs"),
-        "overlap",
+        *("overcommit", "overlap"),
         *("prefill_base_ms", "prefill_ms_per_token", "decode_ms", "decode_ms_per_seq"),
     }
 )
@@ -71,6 +72,7 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_model_len: int = 8192  # tokens; never more than the pool holds
     max_batched_tokens: int = 256  # per step
     max_num_seqs: int = 256
+    overcommit: bool = False  # believe sizes that this machine's memory cannot hold
     overlap: bool = False  # a step is launched before the one before it is read
     # Time of a step, milliseconds: both parts where it does both.
     prefill_base_ms: float = 0.0  # per step that computes prompt tokens
@@ -171,6 +173,11 @@ def build_sim(
         vocab_size=settings.vocab_size,
         eos_ids=settings.eos_ids,
     )
+    if not settings.overcommit:
+        pool = settings.num_blocks * layout.block_bytes
+        check_asked(
+            {"--kv-memory": pool, "--host-kv-memory": settings.host_kv_memory}, free_memory()
+        )
     memory = SimMemory(layout, settings.num_blocks)
     host_slots = slots_for(settings.host_kv_memory, layout)
     runner = SimRunner(

@@ -17,7 +17,7 @@ from baton_engine.errors import SettingsError
 from baton_engine.fit import check_fit, free_blocks, pool_text
 from baton_engine.host_tier import slots_for
 from baton_engine.kernels.choice import Kernels, choose_kernels
-from baton_engine.machine_memory import free_memory
+from baton_engine.machine_memory import check_asked, free_memory
 from baton_engine.sizing import Demand, Measured, Room
 from baton_engine.torch_settings import TorchSettings
 from baton_engine.weight_files import weight_files
@@ -26,8 +26,8 @@ from baton_protocol.layout import KVLayout
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`room` is None where the pool's size was given on a CPU, or the machine does not say what it
-    has: nothing is checked then."""
+    """`room` is None where the machine does not say what it has, or where --overcommit is given
+    beside the pool's size on a CPU: nothing is checked then."""
 
     config: ModelConfig
     layout: KVLayout
@@ -104,14 +104,17 @@ def find_device(name: str, cuda_devices: int) -> torch.device:
 
 def _room(settings: TorchSettings, device: torch.device) -> Room | None:
     given = settings.kv_memory is not None or settings.kv_blocks is not None
+    free_bytes = free_memory()
+    if not settings.overcommit:
+        check_asked({"--host-kv-memory": settings.host_kv_memory}, free_bytes)
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         share = 1.0 if given else settings.gpu_memory_utilization
         return Room(total=total, others=total - free, share=share)
-    free_bytes = None if given else free_memory()
-    if free_bytes is None:
+    if free_bytes is None or (given and settings.overcommit):
         return None
-    return Room(total=free_bytes, others=settings.host_kv_memory, share=CPU_SHARE)
+    others = 0 if settings.overcommit else settings.host_kv_memory
+    return Room(total=free_bytes, others=others, share=1.0 if given else CPU_SHARE)
 
 
 def _num_blocks(demand: Demand, room: Room | None) -> int:

@@ -48,6 +48,7 @@ class TorchSettings:
     kernels: str = "auto"  # triton on cuda, torch on cpu
     enforce_eager: bool = False  # no CUDA graphs
     overlap: str = "auto"  # a step launched before the one before it is read: on cuda
+    overcommit: bool = False  # believe given sizes that this machine's memory cannot hold
     verify_weights: bool = False  # hash them again, whatever the digest cache says
     load_format: str = "auto"  # "dummy": random weights, from config.json alone
 

@@ -73,6 +73,7 @@ def build_engine(settings: NodeSettings) -> EngineCore:
                 kernels=settings.kernels,
                 enforce_eager=settings.enforce_eager,
                 overlap=settings.overlap,
+                overcommit=settings.overcommit,
                 verify_weights=settings.verify_weights,
             )
         )
@@ -106,6 +107,7 @@ def _sim_settings(settings: NodeSettings) -> SimSettings:
         poison_token=sim.poison_token,
         host_kv_memory=settings.host_kv_memory,
         max_num_seqs=settings.max_num_seqs,
+        overcommit=settings.overcommit,
         overlap=settings.overlap == "on",
         prefill_base_ms=sim.prefill_base_ms,
         prefill_ms_per_token=sim.prefill_ms_per_token,

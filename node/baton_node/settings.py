@@ -99,6 +99,7 @@ class NodeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     kernels: Kernels = "auto"
     enforce_eager: bool = False  # no CUDA graphs
     overlap: Overlap = "auto"  # a step begun before the one before it is read: on cuda
+    overcommit: bool = False  # believe given sizes that this machine's memory cannot hold
     verify_weights: bool = False  # hash them again, whatever the digest cache says
     chat_template: str | None = None  # a file, or the template itself
     sim: SimOptions = SimOptions()

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from baton.devices import CUDA, Device
-from baton.engine_needs import demand_of, fixed_bytes, share_memory
+from baton.engine_needs import check_memory, demand_of, fixed_bytes, share_memory
 from baton.errors import CommandError
 from baton.gpus import CONTEXT_BYTES, Gpu
 from baton.options import UpOptions
-from baton.sizes import ByteSize
-from baton.up import share_machine
+from baton.sizes import ByteSize, parse_size
+from baton.store import StoreUrls
+from baton.up import make_plan, share_machine
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -78,16 +81,87 @@ def test_engines_that_do_not_fit_together_are_refused_before_any_is_started(
         share_machine(replace(options, prefill=1, decode=1), {})
 
 
-def test_a_size_that_was_given_is_believed(
+SIM = UpOptions(engine="sim")
+
+
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        ({"kv_memory": 12 * GIB}, r"2 x --kv-memory 24\.\d GiB .* do not fit: 20\.0 GiB"),
+        ({"kv_blocks": 2_000_000}, r"2 x --kv-blocks .* do not fit"),
+        (
+            {"host_kv_memory": 12 * GIB},
+            r"2 x --host-kv-memory 24\.0 GiB .* do not fit: 18\.0 GiB of the 20\.0",
+        ),
+        ({"host_kv_memory": 12 * GIB, "device": CUDA}, "2 x --host-kv-memory 24"),
+        ({"store_memory": 500 * GIB}, r"--store-memory 500\.0 GiB .* do not fit"),
+        ({"store_memory": 12 * GIB, "kv_memory": 5 * GIB}, r"--store-memory 12\.0 .* 2 x --kv-mem"),
+    ],
+)
+def test_sizes_that_this_machine_cannot_hold_together_are_refused_with_a_remedy(
+    options: UpOptions,
+    leaves: Callable[[int | None], None],
+    monkeypatch: pytest.MonkeyPatch,
+    asked: dict[str, Any],
+    named: str,
+) -> None:
+    leaves(20 * GIB)
+    monkeypatch.setattr("baton.up.list_gpus", lambda visible: [Gpu("0", 79 * GIB, 80 * GIB)] * 2)
+    changed = replace(options, **asked)
+    with pytest.raises(CommandError, match=named) as caught:
+        share_machine(changed, {})
+    message = str(caught.value)
+    assert "--overcommit starts it all the same" in message
+    assert "the model does not fit" not in message
+    shares = share_machine(replace(changed, overcommit=True, redis_index="redis://i"), {})
+    assert shares[0].kv_memory in (asked.get("kv_memory"), None)
+    # Whoever follows any advice has a pool that starts.
+    *flags, memory = message.partition("one of these is enough: ")[2].split(", ")
+    assert memory.endswith("more of free memory")
+    for flag in flags:
+        name, _, value = flag.removeprefix("--").replace("-", "_").partition(" ")
+        advice: dict[str, Any] = {name: int(value) if name == "kv_blocks" else parse_size(value)}
+        followed = replace(changed, **advice)
+        check_memory(followed, 2, followed.store_memory)
+
+
+def test_a_simulated_pool_s_sizes_are_counted_together_too(
+    leaves: Callable[[int | None], None],
+) -> None:
+    leaves(2 * GIB)
+    [share, _] = share_machine(SIM, {})
+    assert share.kv_memory is None
+    sizes: list[dict[str, Any]] = [
+        {"kv_memory": GIB},
+        {"kv_blocks": 1 << 17},
+        {"store_memory": 3 * GIB},
+    ]
+    for asked in sizes:
+        changed = replace(SIM, **asked)
+        with pytest.raises(CommandError, match="do not fit"):
+            share_machine(changed, {})
+        assert len(share_machine(replace(changed, overcommit=True), {})) == 2
+
+
+def test_a_store_that_leaves_engines_too_little_is_what_the_message_names(
     options: UpOptions, leaves: Callable[[int | None], None]
 ) -> None:
-    leaves(1)
-    [share, _] = share_machine(replace(options, kv_memory=ByteSize(5 * GIB)), {})
-    assert share.kv_memory == 5 * GIB
-    [share, _] = share_machine(replace(options, kv_blocks=100), {})
-    assert share.kv_memory is None
-    [share, _] = share_machine(UpOptions(engine="sim"), {})
-    assert share.kv_memory is None
+    leaves(GIB)
+    asked = replace(options, store_memory=ByteSize(950 * MIB))
+    with pytest.raises(
+        CommandError, match=r"--store-memory 950 MiB .* do not fit: 922 MiB of the"
+    ) as caught:
+        share_machine(asked, {})
+    [most] = re.findall(r"enough: --store-memory (\d+)MiB", str(caught.value))
+    assert share_machine(replace(asked, store_memory=ByteSize(int(most) * MIB)), {})
+
+
+def test_nodes_of_a_pool_do_not_count_each_other_s_memory_as_gone(
+    options: UpOptions, leaves: Callable[[int | None], None]
+) -> None:
+    leaves(20 * GIB)
+    plan = make_plan(replace(options, kv_memory=ByteSize(GIB)), StoreUrls("i", ("d",)), {})
+    assert all("--overcommit" in spec.argv for spec in plan.nodes)
 
 
 def test_engines_on_one_gpu_divide_what_their_models_and_steps_leave(

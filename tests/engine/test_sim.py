@@ -345,11 +345,27 @@ def test_engines_of_equal_geometry_may_exchange_kv_and_others_may_not() -> None:
     assert len({fingerprint(**each) for each in ({}, *changes)}) == len(changes) + 1
 
 
+def test_a_sim_refuses_sizes_that_this_machine_cannot_hold_unless_it_is_to_overcommit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("baton_engine.sim.free_memory", lambda: 1 << 30)
+    host = SimSettings(host_kv_memory=2 << 30)
+    with pytest.raises(SettingsError, match=r"--host-kv-memory 2\.00 GiB cannot fit: 1\.00 GiB"):
+        build_sim(host)
+    pool = SimSettings(num_blocks=1 << 17)  # of 8 KiB: 1 GiB, and some of the free memory is less
+    with pytest.raises(SettingsError, match=r"--kv-memory 1\.00 GiB .*--overcommit"):
+        build_sim(msgspec.structs.replace(pool, host_kv_memory=1 << 20))
+    monkeypatch.setattr("baton_engine.sim.free_memory", lambda: 1 << 20)
+    with pytest.raises(SettingsError, match=r"--kv-memory 0\.02 GiB cannot fit"):
+        build_sim(SimSettings())
+    assert build_sim(SimSettings(overcommit=True)).info.num_blocks == 2048
+
+
 def test_every_setting_of_a_sim_is_in_its_fingerprint_or_is_known_not_to_change_kv() -> None:
     base = SimSettings()
     others: dict[str, object] = {
         **{"model": "other", "dtype": "bfloat16", "chunk_blocks": 3, "kv_shards": 2},
-        **{"eos_ids": (3,), "poison_token": 7, "overlap": True},
+        **{"eos_ids": (3,), "poison_token": 7, "overlap": True, "overcommit": True},
     }
     for name in SimSettings.__struct_fields__:
         value = others.get(name) or getattr(base, name) * 2 + 1

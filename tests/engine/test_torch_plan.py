@@ -124,13 +124,37 @@ def test_a_model_that_does_not_fit_is_refused_before_its_weights_are_read(
     assert "GiB of free memory" in str(caught.value)
 
 
-def test_a_pool_whose_size_was_given_is_believed(
+@pytest.mark.parametrize(
+    ("settings", "blamed"),
+    [
+        ({"kv_memory": 500 * GIB}, r"--kv-memory does not fit: .* = 500\.1 GiB"),
+        ({"kv_blocks": 1 << 26}, r"--kv-blocks does not fit: .* \+ --kv-blocks "),
+        ({"host_kv_memory": 500 * GIB}, r"--host-kv-memory 500\.00 GiB cannot fit: 20\.00 GiB"),
+        ({"kv_blocks": 10, "max_batched_tokens": 1 << 26}, "the model does not fit: .*activations"),
+        ({"kv_blocks": 10, "max_num_seqs": 1 << 28}, "the model does not fit: .*activations"),
+    ],
+)
+def test_a_size_that_this_machine_cannot_hold_is_refused_unless_it_is_to_overcommit(
+    folder: Path, leaves: Callable[[int | None], None], settings: dict[str, Any], blamed: str
+) -> None:
+    leaves(20 * GIB)
+    with pytest.raises(SettingsError, match=blamed) as caught:
+        plan_of(folder, **settings)
+    assert "--overcommit" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    plan = plan_of(folder, **settings, overcommit=True)
+    if "kv_memory" in settings:
+        assert plan.num_blocks == 500 * GIB // plan.layout.block_bytes
+    leaves(None)
+    plan_of(folder, **settings)
+
+
+def test_a_pool_whose_size_was_given_may_take_all_that_is_free(
     folder: Path, leaves: Callable[[int | None], None]
 ) -> None:
-    leaves(1)
-    assert plan_of(folder, kv_blocks=123).num_blocks == 123
-    plan = plan_of(folder, kv_memory=500 * GIB)
-    assert plan.num_blocks == 500 * GIB // plan.layout.block_bytes
+    leaves(20 * GIB)
+    plan = plan_of(folder, kv_memory=int(19.5 * GIB))
+    assert plan.num_blocks == int(19.5 * GIB) // plan.layout.block_bytes
 
 
 def test_a_model_with_less_room_than_it_was_made_for_has_shorter_sequences(

@@ -65,6 +65,7 @@ def test_the_torch_engine_is_told_all_that_a_node_is_told_of_it(
         "kernels": "torch",
         "enforce_eager": True,
         "overlap": "off",
+        "overcommit": True,
         "verify_weights": True,
     }
     build_engine(NodeSettings(node="n", role="decode", model="/m", **given))
