@@ -33,6 +33,7 @@ Body = dict[str, Any]
 Verb = Literal["apply", "create", "delete", "get", "list", "patch", "update"]
 FIELD_MANAGER = "baton-operator"
 TIMEOUT_S = 15.0
+UNANSWERED = "error"
 _METHODS = {
     "apply": "PATCH",
     "create": "POST",
@@ -92,7 +93,7 @@ class Api:
     def __init__(
         self, configuration: Configuration, count: Callable[[Verb, str], None], timeout_s: float
     ) -> None:
-        """`count` is told each request's verb and HTTP code, or "error" where none came."""
+        """`count` is told each request's verb and HTTP code, or UNANSWERED where none came."""
         self._client: Any = ApiClient(configuration)  # half typed
         self._client.user_agent = FIELD_MANAGER
         self._count = count
@@ -192,7 +193,7 @@ class Api:
         query: Mapping[str, object] | None = None,
         accept: str = "application/json",
     ) -> Body:
-        code = "error"
+        code = UNANSWERED
         try:
             async with asyncio.timeout(self._timeout_s):
                 status, headers, data = await self._exchange(verb, path, body, query or {}, accept)

@@ -17,7 +17,7 @@ from typing import Any
 
 import kopf
 
-from baton_operator.api import TIMEOUT_S, Api
+from baton_operator.api import TIMEOUT_S, UNANSWERED, Api, Verb
 from baton_operator.autoscaling.autoscaler import Autoscaler
 from baton_operator.cache import Cache, PoolKey
 from baton_operator.connection import load
@@ -101,10 +101,16 @@ class _Life:
 
     async def live(self) -> None:
         """Return when told to stop; raise what ended it before."""
-        api = Api(await load(), self._metrics.requested, TIMEOUT_S)
         clock = time.monotonic
         queue: WorkQueue[PoolKey] = WorkQueue(clock)
         cache = Cache(queue.add, clock)
+
+        def requested(verb: Verb, code: str) -> None:
+            self._metrics.requested(verb, code)
+            if code == UNANSWERED:
+                cache.unanswered()
+
+        api = Api(await load(), requested, TIMEOUT_S)
         reader = IndexReader(clock, networks=self._settings.index_networks)
         asker = IndexAsker(api, reader, WorkQueue(clock), queue.add)
         reporter = Reporter(api, cache, _now, self._settings.identity)
@@ -132,21 +138,25 @@ class _Life:
         registry = watch_registry(cache, resync.mark, probes)
         try:
             acting = self._act(api, resync, workers, asker)
-            await self._until_stopped(registry, acting, resync.run())
+            kopf_settings = watch_settings(self._settings.namespaces, cache.unanswered)
+            await self._until_stopped(registry, kopf_settings, acting, resync.run())
         finally:
             reader.close()
             await routers.close()
             await api.close()
 
     async def _until_stopped(
-        self, registry: kopf.OperatorRegistry, *parts: Coroutine[Any, Any, None]
+        self,
+        registry: kopf.OperatorRegistry,
+        kopf_settings: kopf.OperatorSettings,
+        *parts: Coroutine[Any, Any, None],
     ) -> None:
         ours = [asyncio.create_task(part) for part in parts]
         stopping = asyncio.create_task(self._stop.wait())
         stop_kopf = asyncio.Event()
         # kopf ends by cancelling every task that was not there before it.
         known = asyncio.all_tasks()
-        roots = await self._spawn(registry, stop_kopf)
+        roots = await self._spawn(registry, kopf_settings, stop_kopf)
         watching = asyncio.create_task(kopf.run_tasks(roots, ignored=known))
         try:
             await asyncio.wait({*ours, stopping, watching}, return_when=asyncio.FIRST_COMPLETED)
@@ -166,7 +176,10 @@ class _Life:
             raise EndedByItself("the watches ended")
 
     async def _spawn(
-        self, registry: kopf.OperatorRegistry, stop: asyncio.Event
+        self,
+        registry: kopf.OperatorRegistry,
+        kopf_settings: kopf.OperatorSettings,
+        stop: asyncio.Event,
     ) -> Collection[asyncio.Task[Any]]:
         settings = self._settings
         health = f"http://{settings.host}:{settings.health_port}/healthz"
@@ -175,7 +188,7 @@ class _Life:
         identity: Any = settings.identity
         roots = await kopf.spawn_tasks(
             registry=registry,
-            settings=watch_settings(settings.namespaces),
+            settings=kopf_settings,
             identity=identity,
             namespaces=settings.namespaces,
             clusterwide=not settings.namespaces,

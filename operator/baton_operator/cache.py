@@ -30,11 +30,15 @@ from baton_operator.observed import (
     read_workload,
     seen_pod,
 )
+from baton_operator.pod_problems import NODE_LOST
 
 Body = dict[str, Any]
 # Whoever writes an object changes these, whatever else was written.
 _VOLATILE = frozenset({"resourceVersion", "managedFields", "generation"})
 _REPORTS = frozenset({"deployment.kubernetes.io/revision"})
+# After an outage of the API server a kubelet reports within 10 s, or 30 s where its watch of its
+# pods has backed off.
+SETTLE_S = 60.0
 
 
 class PoolKey(NamedTuple):
@@ -79,6 +83,8 @@ class Cache:
         self._children: dict[PoolKey, dict[ChildKey, Child]] = {}
         # Our writes that no watch has shown yet, and since when.
         self._unseen: dict[ChildKey, tuple[int, float]] = {}
+        # When the API server last gave no answer. Nobody knows how it was before this operator.
+        self._unanswered_at = clock()
 
     def pools(self) -> list[PoolKey]:
         return list(self._pools)
@@ -93,6 +99,25 @@ class Cache:
     def children(self, key: PoolKey) -> dict[ChildKey, Child]:
         """Those with the pool's label, whoever owns them."""
         return dict(self._children.get(key, {}))
+
+    def unanswered(self) -> None:
+        """The API server has not answered a request."""
+        self._unanswered_at = self._clock()
+
+    def settles(self, key: PoolKey) -> bool:
+        """Whether some of the pool's pods say that their node is lost, and the node may just not
+        have reported yet: no kubelet can while the API server is away, and when that is back,
+        Kubernetes takes the pods of all silent nodes out of service. What such pods say is neither
+        to be told nor acted on. It lasts a minute at most for each pod, however long requests of
+        some kind go on failing."""
+        now = self._clock()
+        if now - self._unanswered_at >= SETTLE_S:
+            return False
+        pods = [child.pod for child in self._children.get(key, {}).values()]
+        return any(
+            pod is not None and pod.problem == NODE_LOST and now - pod.seen.readiness < SETTLE_S
+            for pod in pods
+        )
 
     def unseen_s(self) -> float:
         """For how long the watches have owed us something that we wrote ourselves: their lag. May

@@ -32,6 +32,7 @@ from baton_operator.builders.model import FETCH
 
 Body = Mapping[str, Any]
 LONGEST_MESSAGE = 400
+NODE_LOST = "NodeLost"
 _PULLS = frozenset(
     {
         "ErrImagePull",
@@ -174,7 +175,7 @@ def _silence(status: Body) -> Iterator[Problem]:
     ready = condition(status, "Ready")
     well = _all_ready(status.get("containerStatuses") or ())
     if ready.get("status") == "False" and not ready.get("reason") and well:
-        yield Problem("NodeLost", "its node does not answer Kubernetes any more")
+        yield Problem(NODE_LOST, "its node does not answer Kubernetes any more")
 
 
 def _all_ready(containers: Iterable[Body]) -> bool:

@@ -55,6 +55,8 @@ UNREADY_AGAIN_S = 30.0
 # may take a worker 4 s. Of a roll-out all but a node's end as not ready comes by itself.
 DRAINING_AGAIN_S = 2.0
 HELD_AGAIN_S = 10.0
+# Until nodes have reported again after an outage of the API server; mostly a change says so.
+SETTLING_AGAIN_S = 2.0
 # How old what is known of a pool's Secret may be at a look. A look costs one more request for it at
 # most that often; a pool that nothing happens to is looked at by the resync.
 SECRET_S = 30.0
@@ -113,6 +115,10 @@ class Reconciler:
             self._index.forget(key)
             self._autoscaler.forget(key)
             return None
+        if self._cache.settles(key):
+            # Nobody knows what is there: nothing is said, scaled, drained or rolled until then.
+            logger.info("pool %s: nodes have not reported since the API server was away", key)
+            return SETTLING_AGAIN_S
         memory = self._memory(key, resource["metadata"]["uid"])
         credentials, refusals = await self._login(key, memory)
         try:
@@ -138,6 +144,8 @@ class Reconciler:
             refusals = await self._converge(key, pool, step, memory)
             for event in () if refusals else step.ends:
                 await self._reporter.tell(key, pool.uid, event)
+        if self._cache.settles(key):
+            return SETTLING_AGAIN_S  # since this look began
         observed = self._observed(key, refusals, answer, silent=silent, step=step, planned=planned)
         status = await self._reporter.report(key, pool.generation, pool, observed)
         self._index.follow(key, pool, observed, status)

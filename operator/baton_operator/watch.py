@@ -10,6 +10,7 @@ resync, which compares.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import chain, repeat
 from typing import Any
 
 import kopf
@@ -34,12 +35,16 @@ EXIT_S = 0.5
 
 class Backoffs:
     """Pauses between tries of kopf's own requests: as many as it takes. A server that is away must
-    not end the operator."""
+    not end the operator. `failed` is told of each try that failed and is about to be repeated."""
+
+    def __init__(self, failed: Callable[[], None]) -> None:
+        self._failed = failed
 
     def __iter__(self) -> Iterator[float]:
-        yield from (0.2, 0.5, 1, 2, 3)
-        while True:
-            yield 5
+        # kopf takes a pause before each try, so it comes back for another one after a failure.
+        for pause in chain((0.2, 0.5, 1, 2, 3), repeat(5)):
+            yield pause
+            self._failed()
 
 
 class NoDiffs(kopf.DiffBaseStorage):
@@ -56,14 +61,17 @@ class NoDiffs(kopf.DiffBaseStorage):
         pass
 
 
-def watch_settings(namespaces: tuple[str, ...]) -> kopf.OperatorSettings:
+def watch_settings(
+    namespaces: tuple[str, ...], failed: Callable[[], None]
+) -> kopf.OperatorSettings:
+    """`failed` is told of each of kopf's requests that had no success."""
     settings = kopf.OperatorSettings()
     settings.watching.server_timeout = WATCH_S
     settings.watching.inactivity_timeout = SILENCE_S
     settings.watching.connect_timeout = REQUEST_TIMEOUT_S
     settings.watching.chunk_size = PAGE
     settings.networking.request_timeout = REQUEST_TIMEOUT_S
-    settings.networking.error_backoffs = Backoffs()
+    settings.networking.error_backoffs = Backoffs(failed)
     settings.queueing.idle_timeout = IDLE_S
     settings.queueing.exit_timeout = EXIT_S
     settings.posting.enabled = False

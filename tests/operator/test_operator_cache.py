@@ -9,6 +9,9 @@ import pytest
 from baton_operator.cache import Cache, PoolKey, digest_of
 from baton_operator.kinds import CHILDREN, key_of, kind_of
 from baton_operator.observed import Seen
+from baton_operator.watch import Backoffs
+from tests.support.pod_bodies import RUNNING, THEN, container
+from tests.support.pod_bodies import pod as pod_body
 
 KEY = PoolKey("ns", "pool")
 SERVICE = next(kind for kind in CHILDREN if kind.kind == "Service")
@@ -222,3 +225,66 @@ def test_paths_of_the_api() -> None:
     assert SERVICE.path("ns", "x") == "/api/v1/namespaces/ns/services/x"
     deployment = kind_of({"apiVersion": "apps/v1", "kind": "Deployment"})
     assert deployment.path(None) == "/apis/apps/v1/deployments"
+
+
+def silent_pod(version: int, since: str = THEN) -> dict[str, Any]:
+    """As Kubernetes leaves it when its node has not reported for a while."""
+    ready = {"type": "Ready", "status": "False", "lastTransitionTime": since}
+    body = pod_body(container(RUNNING, ready=True), status={"conditions": [ready]})
+    body["metadata"] |= {"namespace": "ns", "uid": "p", "resourceVersion": str(version)}
+    body["metadata"]["labels"]["baton.dev/pool"] = "pool"
+    return body
+
+
+def ready_pod(version: int) -> dict[str, Any]:
+    body = silent_pod(version)
+    body["status"]["conditions"][0]["status"] = "True"
+    return body
+
+
+def test_a_silent_node_is_lost_unless_the_api_server_was_away(cache: Cache, clock: Clock) -> None:
+    clock.now = 100.0
+    cache.see_child(ready_pod(1))
+    assert not cache.settles(KEY)
+    cache.see_child(silent_pod(2))
+    assert not cache.settles(KEY)
+    cache.see_child(ready_pod(3))
+    cache.unanswered()
+    assert not cache.settles(KEY)
+    clock.now = 130.0
+    cache.see_child(silent_pod(4))
+    assert cache.settles(KEY)
+    clock.now = 150.0
+    cache.see_child(ready_pod(5))
+    assert not cache.settles(KEY)
+
+
+@pytest.mark.parametrize("failing", [False, True], ids=["an outage", "requests that never succeed"])
+def test_a_node_that_does_not_report_for_a_minute_is_lost(
+    cache: Cache, clock: Clock, failing: bool
+) -> None:
+    clock.now = 1000.0
+    cache.see_child(ready_pod(1))
+    cache.unanswered()
+    cache.see_child(silent_pod(2))
+    for after_s in range(0, 120, 5):
+        clock.now = 1000.0 + after_s
+        if failing:
+            cache.unanswered()
+        assert cache.settles(KEY) is (after_s < 60)
+
+
+def test_a_new_operator_knows_no_better_than_after_an_outage(cache: Cache, clock: Clock) -> None:
+    cache.see_child(silent_pod(1))
+    assert cache.settles(KEY)
+    clock.now = 60.0
+    assert not cache.settles(KEY)
+
+
+def test_kopf_tells_each_try_that_failed() -> None:
+    failed: list[bool] = []
+    pauses = iter(Backoffs(lambda: failed.append(True)))
+    assert next(pauses) == 0.2
+    assert not failed
+    assert [next(pauses) for _ in range(6)] == [0.5, 1, 2, 3, 5, 5]
+    assert len(failed) == 6

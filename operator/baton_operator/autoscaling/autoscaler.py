@@ -15,7 +15,7 @@ from datetime import datetime
 
 from baton_operator.autoscaling import demand, gauges
 from baton_operator.autoscaling.desired import desired_now
-from baton_operator.autoscaling.fleet import nodes_of, start_s
+from baton_operator.autoscaling.fleet import Starts, nodes_of
 from baton_operator.autoscaling.policy import policy_of
 from baton_operator.builders.nodes import revision_of
 from baton_operator.cache import Cache, PoolKey
@@ -38,14 +38,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(kw_only=True)
 class _Memory:
-    """Of one pool. `starting` names pods that were seen before they were ready; `planned` is the
-    last decision, made at `looked_s` of that generation of the spec."""
+    """Of one pool. `planned` is the last decision, made at `looked_s` of that generation of the
+    spec."""
 
     uid: str
     history: demand.History = field(default_factory=demand.History)
     gauges: gauges.Gauges = field(default_factory=dict)
     learnt: Learnt | None = None
-    starting: set[str] = field(default_factory=set)
+    starts: Starts = field(default_factory=Starts)
     planner: Memory = field(default_factory=Memory)
     planned: Planned | None = None
     looked_s: float = 0.0
@@ -110,7 +110,8 @@ class Autoscaler:
         self, memory: _Memory, observed: Observed, answer: Answer | None, workers: int
     ) -> None:
         """Of each router pod that is ready so many `workers` have something to say."""
-        before, found = memory.gauges, _starts(memory, observed)
+        before = memory.gauges
+        found = [NodeSample(start_s=took_s) for took_s in memory.starts.ended(observed.pods)]
         if answer is not None:
             at_s = self._clock()
             ready = [
@@ -197,21 +198,6 @@ def _with_store(situation: Situation, spec: AutoscalingSpec, seen: gauges.Gauges
         demand=replace(asked, store_read_bytes=gauges.store_read(seen)),
         capability=replace(able, store_read_limit=float(quantity_bytes(most))),
     )
-
-
-def _starts(memory: _Memory, observed: Observed) -> list[NodeSample]:
-    """Of pods that became ready since the last look."""
-    found = []
-    for pod in observed.pods:
-        if pod.component not in ROLES:
-            continue
-        if not pod.ready:
-            memory.starting.add(pod.name)
-        elif pod.name in memory.starting:
-            memory.starting.remove(pod.name)
-            found.append(NodeSample(start_s=start_s(pod)))
-    memory.starting &= {pod.name for pod in observed.pods}
-    return found
 
 
 def _rolls(pool: Pool, observed: Observed) -> bool:

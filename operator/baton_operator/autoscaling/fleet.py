@@ -8,11 +8,12 @@ by hand, and one too many that nobody has chosen yet: it is as good as gone.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from baton_operator.autoscaling.gauges import Gauge, Gauges, kv_capacity, kv_tokens
 from baton_operator.observed import ObservedPod
 from baton_operator.planner.records import NodeView, Phase
+from baton_operator.pod_problems import NODE_LOST
 from baton_protocol.store import ROLES, Role
 
 
@@ -36,9 +37,29 @@ def nodes_of(
     return tuple(found)
 
 
-def start_s(pod: ObservedPod) -> float | None:
-    """From its creation to its first request, as far as it was seen; None while nobody knows."""
-    return pod.seen.readiness - pod.seen.created if pod.ready else None
+@dataclass
+class Starts:
+    """Which pods start, and which have started. One that is away for a moment, or whose node is
+    silent, does not start anew."""
+
+    _starting: set[str] = field(default_factory=set)
+    _started: set[str] = field(default_factory=set)
+
+    def ended(self, pods: Iterable[ObservedPod]) -> list[float]:
+        """How long the starts took, in seconds, that have ended since the last look."""
+        found = []
+        nodes = [pod for pod in pods if pod.component in ROLES]
+        for pod in nodes:
+            if pod.ready and pod.name in self._starting - self._started:
+                found.append(pod.seen.readiness - pod.seen.created)
+            if pod.ready or pod.problem == NODE_LOST:
+                self._started.add(pod.name)
+            else:
+                self._starting.add(pod.name)
+        there = {pod.name for pod in nodes}
+        self._starting &= there
+        self._started &= there
+        return found
 
 
 def _view(pod: ObservedPod, role: Role, gauge: Gauge | None, now_s: float) -> NodeView:

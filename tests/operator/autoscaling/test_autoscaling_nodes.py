@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from baton_operator.autoscaling import gauges
-from baton_operator.autoscaling.fleet import nodes_of, start_s
+from baton_operator.autoscaling.fleet import Starts, nodes_of
 from baton_operator.autoscaling.gauges import BATCH, Gauge
 from baton_operator.observed import ObservedPod, Seen, read_pod
 from baton_operator.planner.learn import NodeSample
@@ -111,10 +111,29 @@ def test_in_a_roll_out_nobody_is_too_many() -> None:
     }
 
 
-def test_a_start_lasts_from_the_pods_creation_to_its_readiness() -> None:
-    seen = Seen(created=10.0, readiness=70.0)
-    assert start_s(pod("decode", seen=seen)) == 60.0
-    assert start_s(pod("decode", ready=False, seen=seen)) is None
+def test_a_start_lasts_from_the_pods_creation_to_its_readiness_and_is_told_once() -> None:
+    starts = Starts()
+    assert starts.ended([pod("decode", ready=False, seen=Seen(created=10.0))]) == []
+    ready = pod("decode", seen=Seen(created=10.0, readiness=70.0))
+    assert starts.ended([ready]) == [60.0]
+    assert starts.ended([ready]) == []
+
+
+@pytest.mark.parametrize(
+    ("problem", "known"),
+    [("", True), ("NodeLost", True), ("NodeLost", False)],
+    ids=["not ready", "its node is silent", "its node is silent, to a new operator"],
+)
+def test_a_node_that_was_away_for_a_moment_did_not_start_anew(problem: str, known: bool) -> None:
+    """Else the operator would learn that a start takes a day."""
+    starts = Starts()
+    served = pod("decode", seen=Seen(created=0.0, readiness=50.0))
+    away = pod("decode", ready=False, problem=problem, seen=Seen(created=0.0, readiness=86_000.0))
+    back = pod("decode", seen=Seen(created=0.0, readiness=86_400.0))
+    if known:
+        assert starts.ended([served]) == []
+    assert starts.ended([away]) == []
+    assert starts.ended([back]) == []
 
 
 def test_the_clusters_stamps_are_read_from_the_pod() -> None:
