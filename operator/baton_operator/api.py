@@ -182,6 +182,12 @@ class Api:
         # An empty list comes as null.
         return [item["metadata"] for item in found["items"] or ()]
 
+    async def list_where(self, kind: Kind, namespace: str, fields: Mapping[str, str]) -> list[Body]:
+        """Whole objects, those with these values of these fields."""
+        selector = ",".join(f"{name}={value}" for name, value in fields.items())
+        found = await self._send("list", kind.path(namespace), query={"fieldSelector": selector})
+        return list(found["items"] or ())
+
     async def _apply(self, path: str, body: Body) -> Body:
         return await self._send("apply", path, body, {"fieldManager": FIELD_MANAGER, "force": True})
 

@@ -28,6 +28,7 @@ from baton_operator.index_asker import IndexAsker
 from baton_operator.lease import Lease
 from baton_operator.logs import tame_kopf
 from baton_operator.metrics import Metrics
+from baton_operator.pod_events import PodEvents
 from baton_operator.queue import WorkQueue
 from baton_operator.reconcile import Reconciler
 from baton_operator.report import Reporter
@@ -113,7 +114,8 @@ class _Life:
         api = Api(await load(), requested, TIMEOUT_S)
         reader = IndexReader(clock, networks=self._settings.index_networks)
         asker = IndexAsker(api, reader, WorkQueue(clock), queue.add)
-        reporter = Reporter(api, cache, _now, self._settings.identity)
+        events = PodEvents(api, clock, queue.add)
+        reporter = Reporter(api, cache, events, _now, self._settings.identity)
         routers = Routers()
         drainer = Drainer(api, cache, routers, reporter.tell, _now)
         reconciler = Reconciler(

@@ -45,7 +45,7 @@ POOL_RULES = (
     Rule(POOL.group, f"{POOL.plural}/status", ("patch",)),
     *(Rule(kind.group, kind.plural, _verbs(kind)) for kind in CHILDREN),
     Rule(POOL_SCALER.group, f"{POOL_SCALER.plural}/status", ("patch",)),
-    Rule(EVENT.group, EVENT.plural, ("create",)),
+    Rule(EVENT.group, EVENT.plural, ("create", "list")),
 )
 # Where all namespaces are served, to notice a kind that is installed later.
 CLUSTER_RULES = (Rule("apiextensions.k8s.io", "customresourcedefinitions", ("list", "watch")),)

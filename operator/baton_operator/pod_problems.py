@@ -15,6 +15,11 @@ or None while nothing is wrong: a pod that pulls its image or loads its model ha
     Evicted            the pod is over: its node had no room for it any more, or refused it
     NodeLost           the pod's node is silent
 
+Why volumes, secrets or network of a pod are not there is in none of its fields, but in events:
+
+    ConfigMissing      a volume names a Secret or ConfigMap, or a key of it, that is not there
+    NotPrepared        anything else: the kubelet's own words
+
 A container that failed and runs again stays a problem until the pod is ready, so that a crash loop
 is not well again in between. Messages leave out what changes by itself (back-off times, counts).
 """
@@ -60,6 +65,14 @@ _PULL_NOISE = re.compile(
     r'^Back-off pulling image "[^"]*": (?=\S)|ErrImagePull: |rpc error: code = \w+ desc = '
 )
 _MISSING = re.compile(r"not found|couldn't find key|non-existent config key")
+# Of volumes: a file that is "not found" is no Secret.
+_MISSING_VOLUME = re.compile(
+    r'(?:secret|configmap) "[^"]*" not found|references non-existent (?:secret|config) key'
+)
+# Each try to make a pod's sandbox has an id of its own.
+_SANDBOX_ID = re.compile(r' "?[0-9a-f]{64}"?')
+# Says less than what it waited for, which another event has said.
+_TIMED_OUT = re.compile(r"timed out waiting for the condition|context deadline exceeded")
 # A wrong command line, as our commands, argparse and shells say it, and sysexits.h's EX_USAGE and
 # EX_CONFIG.
 _CONFIG_ERRORS = frozenset({2, 64, 78})
@@ -84,6 +97,28 @@ def problem_of(pod: Body) -> Problem | None:
         return None
     found = next(_problems(pod, status), None)
     return Problem(found.reason, _bounded(found.message)) if found else None
+
+
+def unprepared_problem(events: Iterable[Body]) -> Problem | None:
+    """Of a pod that is placed and not prepared, from its Warnings as events.k8s.io has them."""
+    told = [event for event in events if event.get("reason") != "FailedScheduling"]
+    newest = max(told, key=_weight, default=None)
+    if newest is None:
+        return None
+    note = _SANDBOX_ID.sub("", newest.get("note") or "")
+    reason = "ConfigMissing" if _MISSING_VOLUME.search(note) else "NotPrepared"
+    return Problem(reason, _bounded(f"{newest.get('reason') or 'Failed'}: {note}"))
+
+
+def _weight(event: Body) -> tuple[bool, str]:
+    """What says most, then what was said last."""
+    moments = (
+        (event.get("series") or {}).get("lastObservedTime"),
+        event.get("deprecatedLastTimestamp"),
+        event.get("eventTime"),
+    )
+    last = max((moment for moment in moments if moment), default="")
+    return not _TIMED_OUT.search(event.get("note") or ""), last
 
 
 def _problems(pod: Body, status: Body) -> Iterator[Problem]:

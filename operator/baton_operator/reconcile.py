@@ -114,6 +114,7 @@ class Reconciler:
             self._memories.pop(key, None)
             self._index.forget(key)
             self._autoscaler.forget(key)
+            self._reporter.forget(key)
             return None
         if self._cache.settles(key):
             # Nobody knows what is there: nothing is said, scaled, drained or rolled until then.

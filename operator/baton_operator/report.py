@@ -12,10 +12,13 @@ import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime
 
+import msgspec
+
 from baton_operator.api import FIELD_MANAGER, Api, ApiError, Body
 from baton_operator.cache import Cache, PoolKey
 from baton_operator.kinds import EVENT, POOL
 from baton_operator.observed import Observed
+from baton_operator.pod_events import PodEvents
 from baton_operator.pool import Pool
 from baton_operator.spec.read import SpecError
 from baton_operator.status.derive import derive
@@ -30,9 +33,17 @@ LONGEST_NOTE = 1024  # the API's own limit
 class Reporter:
     """`now` is the time of day, in UTC; `instance` names this process in events."""
 
-    def __init__(self, api: Api, cache: Cache, now: Callable[[], datetime], instance: str) -> None:
+    def __init__(
+        self,
+        api: Api,
+        cache: Cache,
+        pod_events: PodEvents,
+        now: Callable[[], datetime],
+        instance: str,
+    ) -> None:
         self._api = api
         self._cache = cache
+        self._pod_events = pod_events
         self._now = now
         self._instance = instance
 
@@ -41,6 +52,8 @@ class Reporter:
     ) -> PoolStatus:
         """`generation` is that of the spec in `pool`. Raise Conflict where somebody else wrote to
         the pool since the cache saw it."""
+        pods = await self._pod_events.explained(key, observed.pods)
+        observed = msgspec.structs.replace(observed, pods=pods)
         resource = self._cache.pool(key)
         before = read_status(resource) if resource is not None else None
         after = derive(pool, generation, observed, before, self._now(), self._cache.now_s())
@@ -49,6 +62,10 @@ class Reporter:
             for event in events_between(before, after):
                 await self.tell(key, resource["metadata"]["uid"], event)
         return after
+
+    def forget(self, key: PoolKey) -> None:
+        """The pool is gone."""
+        self._pod_events.forget(key)
 
     async def _write(self, key: PoolKey, resource: Body, status: PoolStatus) -> None:
         # Whichever version it is derived from, no other one gets it.

@@ -149,6 +149,20 @@ def test_the_columns_name_what_keeps_a_pool_from_starting(
     assert pool.row()[1:5] == ("True", "AllReady", "1/1", "1/1")
 
 
+def test_a_secret_that_does_not_exist_is_named_by_the_condition_and_by_an_event(
+    operated: Kubernetes, restricted: str
+) -> None:
+    pool = ClusterPool(operated, restricted, "keyless")
+    keys = {"name": "no-such-secret", "key": "keys.txt"}
+    pool.apply(sim_spec() | {"router": {"apiKeysSecret": keys}})
+    pool.wait(lambda: pool.conditions()["RouterReady"]["reason"] == "ConfigMissing", "name it")
+    assert 'secret "no-such-secret" not found' in pool.conditions()["RouterReady"]["message"]
+    told = pool.kubectl("describe", "inferencepools.baton.dev", "keyless")
+    assert "NotReady" in told.partition("Events:")[2]
+    assert 'secret "no-such-secret" not found' in told.partition("Events:")[2]
+    pool.delete()
+
+
 def test_a_real_model_gives_the_answers_of_baton_up(operated: Kubernetes, pod_model: Path) -> None:
     needs("own_cluster")
     namespace = operated.new_namespace()  # the environment and the model come by hostPath

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from baton_operator.observed import ObservedPod, read_pod, read_workload
+from baton_operator.pod_problems import unprepared_problem
 from tests.cluster.machine.client import Kubernetes
 from tests.cluster.machine.images import SIM_IMAGE
 from tests.support.needs import needs
@@ -109,22 +110,25 @@ def test_a_secret_that_is_not_there(cluster: Kubernetes, pod_namespace: str) -> 
     assert '"hub-login" not found' in message
 
 
-def test_a_secret_that_a_volume_lacks_is_told_by_time_alone(
+def test_a_secret_that_a_volume_lacks_is_told_by_events_alone(
     cluster: Kubernetes, pod_namespace: str
 ) -> None:
     # The kubelet prepares only what a container mounts.
     body = pod("mount", volumeMounts=[{"name": "ca", "mountPath": "/ca"}])
     body["spec"]["volumes"] = [{"name": "ca", "secret": {"secretName": "redis-ca"}}]
     first = watch_pod(cluster, pod_namespace, body, lambda seen: seen.unprepared_since)
-    refused = {"reason": "FailedMount", "involvedObject.name": "mount"}
-    selector = ",".join(f"{key}={value}" for key, value in refused.items())
-    until(
+    told = {"type": "Warning", "regarding.kind": "Pod", "regarding.name": "mount"}
+    selector = ",".join(f"{key}={value}" for key, value in told.items())
+    words = ("get", "events.events.k8s.io", "-n", pod_namespace, f"--field-selector={selector}")
+    said = until(
         "what the kubelet says",
-        lambda: cluster.kubectl(
-            "get", "events", "-n", pod_namespace, "-o", "name", f"--field-selector={selector}"
-        ),
-        str.strip,
+        lambda: unprepared_problem(json.loads(cluster.kubectl(*words, "-o", "json"))["items"]),
+        lambda problem: problem,
     )
+    assert said is not None
+    assert said.reason == "ConfigMissing"
+    assert said.message.startswith("FailedMount: ")
+    assert 'secret "redis-ca" not found' in said.message
     seen = read_pod(get(cluster, pod_namespace, "pod", "mount"))
     assert (seen.problem, seen.stage) == ("", "pending")
     assert seen.unprepared_since == first.unprepared_since

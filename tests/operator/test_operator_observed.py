@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from baton_operator.observed import read_address, read_pod, read_route, read_workload
-from baton_operator.pod_problems import LONGEST_MESSAGE
+from baton_operator.pod_problems import LONGEST_MESSAGE, unprepared_problem
 from tests.support import pod_bodies as b
 from tests.support.pod_bodies import Body, container, pod, terminated, waiting
 
@@ -291,6 +291,90 @@ def test_what_the_kubelet_cannot_prepare_is_timed_from_the_pods_placement() -> N
         b.THEN
     )
     assert read_pod(pod(container(b.CREATING))).unprepared_since == ""
+
+
+def warning(reason: str, note: str, second: int = 0, **more: Any) -> Body:
+    """As events.k8s.io shows what a kubelet writes."""
+    said = {"deprecatedLastTimestamp": f"2026-05-04T10:00:{second:02}Z", "eventTime": None}
+    return {"type": "Warning", "reason": reason, "note": note} | said | more
+
+
+NO_SECRET = 'MountVolume.SetUp failed for volume "api-keys" : secret "keys" not found'
+NO_KEY = 'MountVolume.SetUp failed for volume "ca" : references non-existent secret key: ca.crt'
+NO_SERVER = 'MountVolume.SetUp failed for volume "model" : mount failed: file models not found'
+TIMED_OUT = (
+    "Unable to attach or mount volumes: unmounted volumes=[api-keys], unattached volumes=[],"
+    " failed to process volumes=[]: timed out waiting for the condition"
+)
+NO_DISK = 'AttachVolume.Attach failed for volume "pvc-1" : disk is in another zone'
+NO_NETWORK = (
+    f"Failed to create pod sandbox: failed to setup network for sandbox {'4f' * 32}: no bridge"
+)
+UNPLACED = warning("FailedScheduling", "0/3 nodes are available", 59)
+
+
+@pytest.mark.parametrize(
+    ("events", "reason", "message"),
+    [
+        ([warning("FailedMount", NO_SECRET)], "ConfigMissing", f"FailedMount: {NO_SECRET}"),
+        ([warning("FailedMount", NO_KEY)], "ConfigMissing", f"FailedMount: {NO_KEY}"),
+        ([warning("FailedMount", NO_SERVER)], "NotPrepared", f"FailedMount: {NO_SERVER}"),
+        (
+            [warning("FailedMount", NO_SECRET, 1), warning("FailedMount", TIMED_OUT, 9)],
+            "ConfigMissing",
+            f"FailedMount: {NO_SECRET}",
+        ),
+        ([warning("FailedMount", TIMED_OUT)], "NotPrepared", f"FailedMount: {TIMED_OUT}"),
+        (
+            [warning("FailedMount", NO_SECRET, 1), warning("FailedAttachVolume", NO_DISK, 2)],
+            "NotPrepared",
+            f"FailedAttachVolume: {NO_DISK}",
+        ),
+        (
+            [warning("FailedCreatePodSandBox", NO_NETWORK)],
+            "NotPrepared",
+            "FailedCreatePodSandBox: Failed to create pod sandbox: failed to setup network for"
+            " sandbox: no bridge",
+        ),
+        (
+            [
+                warning("FailedMount", NO_SECRET, 30),
+                warning(
+                    "NetworkNotReady",
+                    "no CNI",
+                    deprecatedLastTimestamp=None,
+                    eventTime="2026-05-04T10:00:01.000000Z",
+                    series={"count": 4, "lastObservedTime": "2026-05-04T10:00:40.000000Z"},
+                ),
+            ],
+            "NotPrepared",
+            "NetworkNotReady: no CNI",
+        ),
+        ([UNPLACED, warning("FailedMount", NO_KEY)], "ConfigMissing", f"FailedMount: {NO_KEY}"),
+    ],
+    ids=[
+        "no Secret",
+        "no key in it",
+        "a file is missing",
+        "what was waited for says more",
+        "nothing but waiting",
+        "the newest",
+        "a sandbox without its id",
+        "one that is repeated",
+        "not why it had to wait for a node",
+    ],
+)
+def test_events_say_why_a_pod_is_not_prepared(
+    events: list[Body], reason: str, message: str
+) -> None:
+    found = unprepared_problem(events)
+    assert found is not None
+    assert (found.reason, found.message) == (reason, message)
+
+
+def test_without_an_event_nobody_knows_why_a_pod_is_not_prepared() -> None:
+    assert unprepared_problem([]) is None
+    assert unprepared_problem([UNPLACED]) is None
 
 
 def test_a_workload_is_read_with_its_numbers() -> None:

@@ -34,7 +34,11 @@ class Life:
 
 
 def crashing(role: Role = "decode") -> Observed:
-    pods = o.role_pods(DEMO, role, ready=False, problem="Crashing", message="boom")
+    return unready("Crashing", "boom", role)
+
+
+def unready(problem: str, message: str = "", role: Role = "decode") -> Observed:
+    pods = o.role_pods(DEMO, role, ready=False, problem=problem, message=message)
     changes: dict[str, Any] = {role: pods}
     return observed(**changes)
 
@@ -63,6 +67,25 @@ def test_events_name_what_they_are_about() -> None:
     assert ready.message == "http://demo-router.serving.svc:8000/v1"
     [crash] = life.events(crashing())
     assert crash.message.startswith("Crashing: DecodeReady: 0 of 1 ready; demo-decode-")
+
+
+def test_a_pool_that_was_never_ready_tells_each_problem_once() -> None:
+    life = Life(DEMO)
+    warned = (("Warning", "NotReady"),)
+    assert life.step(Observed()) == (("Normal", "Created"),)
+    [missing] = life.events(unready("ConfigMissing", 'FailedMount: secret "keys" not found'))
+    assert (missing.type, missing.reason) == warned[0]
+    assert missing.message.startswith("ConfigMissing: DecodeReady: 0 of 1 ready; demo-decode-")
+    assert missing.message.endswith('FailedMount: secret "keys" not found')
+    assert life.step(unready("ConfigMissing", 'FailedMount: secret "keys" not found')) == ()
+    assert life.step(unready("Crashing", "boom")) == warned
+    assert life.step(unready("")) == ()
+    assert life.step(observed()) == (("Normal", "Ready"),)
+
+
+def test_a_pool_with_a_problem_from_its_first_look_tells_it() -> None:
+    told = (("Normal", "Created"), ("Warning", "NotReady"))
+    assert Life(DEMO).step(unready("Unschedulable", "no GPU")) == told
 
 
 def test_an_invalid_spec_and_a_refusal_are_warnings_once() -> None:

@@ -199,7 +199,6 @@ def check_events(before: PoolStatus | None, after: PoolStatus) -> None:
         "ModelFetched": "ModelReady",
         "RolloutBlocked": "RolloutBlocked",
         "Ready": "Ready",
-        "NotReady": "Ready",
     }
     for reason in reasons:
         if reason in ("Created", "Updating"):
@@ -207,5 +206,9 @@ def check_events(before: PoolStatus | None, after: PoolStatus) -> None:
         elif reason == "RolledOut":
             assert before is not None
             assert OLD_NODES in said(before, "Updated").message
+        elif reason == "NotReady":
+            was = before.condition("Ready") if before is not None else None
+            # Of a pool that was not ready either, it tells another problem.
+            assert changed("Ready") or (was and was.reason) != said(after, "Ready").reason
         else:
             assert changed(about[reason]), reason

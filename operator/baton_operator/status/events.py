@@ -22,6 +22,10 @@ _QUIET = frozenset(
 )
 
 
+# Of conditions that have events of their own.
+_TOLD = frozenset(reason.name for kind in (c.VALID, c.APPLIED) for reason in kind.reasons)
+
+
 class PoolEvent(msgspec.Struct, frozen=True, kw_only=True):
     type: Literal["Normal", "Warning"]
     reason: str
@@ -131,10 +135,15 @@ def _planned(before: PoolStatus, after: PoolStatus) -> PoolEvent | None:
 
 
 def _ready(before: PoolStatus, after: PoolStatus) -> PoolEvent | None:
-    was, now = _status(before, c.READY), after.condition(c.READY.name)
-    if now is None or (was == "True") == (now.status == "True"):
+    """Also of a pool that never was: each reason of which somebody should know."""
+    was, now = before.condition(c.READY.name), after.condition(c.READY.name)
+    if now is None:
         return None
+    ready = was is not None and was.status == "True"
     if now.status == "True":
-        return _normal("Ready", after.url)
+        return None if ready else _normal("Ready", after.url)
     kind: Literal["Normal", "Warning"] = "Normal" if now.reason in _QUIET else "Warning"
+    known = was is not None and was.reason == now.reason
+    if not ready and (known or now.reason in _QUIET | _TOLD):
+        return None
     return PoolEvent(type=kind, reason="NotReady", message=f"{now.reason}: {now.message}")

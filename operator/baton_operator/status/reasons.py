@@ -70,7 +70,7 @@ CONTAINER_REFUSED = false(
 )
 CONFIG_MISSING = false(
     "ConfigMissing",
-    "a Secret or ConfigMap that a container names, or a key of it, is not there",
+    "a Secret or ConfigMap that a container or volume names, or a key of it, is not there",
     "create it in the pool's namespace",
 )
 IMAGE_PULL_FAILING = false(
@@ -85,8 +85,8 @@ VOLUME_MISSING = false(
 )
 NOT_PREPARED = false(
     "NotPrepared",
-    "for a minute the node could not make a pod's volumes, secrets or network",
-    "`kubectl describe pod` says what is missing: mostly a Secret that a volume names",
+    "a node cannot make a pod's volumes, secrets or network",
+    "the message is the kubelet's; where it has none, `kubectl describe pod` may say more",
 )
 UNSCHEDULABLE = false(
     "Unschedulable",

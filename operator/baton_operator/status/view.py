@@ -19,7 +19,8 @@ from baton_operator.status.reasons import NOT_PREPARED, POD_PROBLEMS, PODS_REFUS
 from baton_operator.status.records import Condition, ModelStatus, PoolStatus
 from baton_protocol.store import NodeReport
 
-PREPARING_S = 60.0  # a volume of a cloud is attached in less
+# Where no event says why it is not prepared; a volume of a cloud is attached in less.
+PREPARING_S = 60.0
 _REASONS = {reason.name: reason for reason in POD_PROBLEMS}
 
 

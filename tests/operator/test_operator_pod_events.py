@@ -1,0 +1,108 @@
+"""When events of pods are asked for, and what becomes of the answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from baton_operator.api import Refused, Unavailable
+from baton_operator.cache import PoolKey
+from baton_operator.kinds import Kind
+from baton_operator.observed import ObservedPod, Seen
+from baton_operator.pod_events import PodEvents
+from tests.support.observations import pod
+
+KEY = PoolKey("serving", "demo")
+MISSING = 'MountVolume.SetUp failed for volume "api-keys" : secret "keys" not found'
+
+
+class Events:
+    """An API server that knows one Warning at most, and time that goes when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.note = ""
+        self.error: Exception | None = None
+        self.asked: list[tuple[float, str]] = []
+        self.again: list[float] = []
+        self.reader = PodEvents(self, lambda: self.now, lambda _, s: self.again.append(s))
+
+    async def list_where(
+        self, kind: Kind, namespace: str, fields: Mapping[str, str]
+    ) -> list[dict[str, Any]]:
+        assert (kind.plural, namespace) == ("events", "serving")
+        assert {"type": "Warning", "regarding.kind": "Pod"}.items() <= fields.items()
+        self.asked.append((self.now, fields["regarding.name"]))
+        if self.error is not None:
+            raise self.error
+        return [{"reason": "FailedMount", "note": self.note}] if self.note else []
+
+    def look(self, *pods: ObservedPod) -> list[tuple[str, str]]:
+        """Reason and message of each pod."""
+        seen = asyncio.run(self.reader.explained(KEY, pods))
+        return [(one.problem, one.message) for one in seen]
+
+    def until(self, end: float, *pods: ObservedPod) -> list[tuple[str, str]]:
+        """Look whenever it is asked for, up to that moment."""
+        said = self.look(*pods)
+        while self.again and self.now + self.again[-1] <= end:
+            self.now += self.again[-1]
+            said = self.look(*pods)
+        self.now = end
+        return said
+
+
+def unprepared(component: str = "decode", number: int = 0, since: float = 1000.0) -> ObservedPod:
+    return pod(
+        component,
+        number,
+        ready=False,
+        unprepared_since="2026-05-04T10:00:00Z",
+        seen=Seen(unprepared=since),
+    )
+
+
+def test_what_the_kubelet_says_is_told_within_15_seconds() -> None:
+    """Whatever second the kubelet says it in, up to 10 seconds after the pod was placed."""
+    for second in range(11):
+        events = Events()
+        events.until(1000.0 + second, unprepared())
+        events.note = MISSING
+        [said] = events.until(1015.0, unprepared())
+        assert said == ("ConfigMissing", f"FailedMount: {MISSING}")
+
+
+def test_a_pod_that_is_prepared_at_once_costs_no_request() -> None:
+    events = Events()
+    assert events.until(1003.0, unprepared()) == [("", "")]
+    assert events.look(pod("decode", ready=False)) == [("", "")]
+    assert events.asked == []
+
+
+def test_what_was_said_is_asked_seldom_and_goes_with_its_cause() -> None:
+    events = Events()
+    events.note = MISSING
+    events.until(1100.0, unprepared())
+    assert len(events.asked) <= 5
+    events.note = ""
+    assert events.until(1200.0, unprepared()) == [("ConfigMissing", f"FailedMount: {MISSING}")]
+    assert events.look(pod("decode", ready=False)) == [("", "")]
+
+
+def test_one_pod_of_each_component_is_asked_about() -> None:
+    events = Events()
+    pods = [unprepared(role, number) for role in ("decode", "router") for number in range(50)]
+    events.until(1004.0, *pods)
+    assert {name for _, name in events.asked} == {"demo-decode-0", "demo-router-0"}
+
+
+def test_where_nobody_answers_a_pod_is_as_before() -> None:
+    for error in (Unavailable("away"), Refused(403, "may not list events")):
+        events = Events()
+        events.error = error
+        assert events.until(1020.0, unprepared()) == [("", "")]
+        events.error, events.note = None, MISSING
+        assert events.until(1030.0, unprepared()) == [("ConfigMissing", f"FailedMount: {MISSING}")]
+        events.error = error
+        assert events.until(1200.0, unprepared()) == [("ConfigMissing", f"FailedMount: {MISSING}")]
