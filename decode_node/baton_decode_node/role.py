@@ -19,7 +19,7 @@ RETRY_AFTER_S = 1.0
 
 
 class DecodeRole:
-    """Bounds requests that do not run yet: waiting ones and parked ones."""
+    """Bounds sequences that do not run yet: waiting ones and parked ones."""
 
     def __init__(self, max_queued: int = MAX_QUEUED) -> None:
         self._max_queued = max_queued
@@ -33,6 +33,6 @@ class DecodeRole:
         if queued < self._max_queued:
             return None
         return saturated(
-            f"{queued} requests wait on this node; at most {self._max_queued}",
+            f"{queued} sequences wait on this node; at most {self._max_queued}",
             retry_after=RETRY_AFTER_S,
         )

@@ -119,7 +119,8 @@ class Desk:
 
     @property
     def parked(self) -> int:
-        return len(self._lot)
+        """Sequences."""
+        return self._lot.sequences
 
     @property
     def parked_tokens(self) -> int:

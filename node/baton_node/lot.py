@@ -68,6 +68,13 @@ class Lot:
         return len(self._jobs) - self._aborted
 
     @property
+    def sequences(self) -> int:
+        """What they are going to run here: each choice of a request, or the one prompt of a prefill
+        job."""
+        alive = (job for job in self._jobs.values() if not job.parked.aborted)
+        return sum(len(job.open_choices) if job.kind == "run" else 1 for job in alive)
+
+    @property
     def tokens(self) -> int:
         """What they are going to compute here."""
         return sum(job.uncached for job in self._jobs.values())

@@ -52,7 +52,7 @@ GAUGES: tuple[tuple[str, str, str], ...] = (
     ("baton_requests", "requests", "requests and prefill jobs that have not ended"),
     ("baton_requests_waiting", "waiting", "sequences not running yet"),
     ("baton_requests_running", "running", "sequences in the batch"),
-    ("baton_requests_parked", "parked", "requests that wait for chunks or their first token"),
+    ("baton_requests_parked", "parked", "sequences that wait for chunks or their first token"),
     ("baton_queued_tokens", "queued_tokens", "prompt tokens known and not computed"),
     ("baton_kv_blocks_free", "free_blocks", "KV blocks that can be had, cached ones included"),
     ("baton_kv_blocks_cached", "cached_blocks", "free KV blocks that hold something findable"),

@@ -123,7 +123,8 @@ Instances = Annotated[tuple[DataInstance, ...], Meta(max_length=MAX_INSTANCES)]
 
 
 class NodeLoad(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a node is doing now, and its counters since start (`*_total`)."""
+    """What a node is doing now, and its counters since start (`*_total`). Sequences that are
+    `parked` wait for chunks or their first token, those that are `waiting` for their turn."""
 
     waiting: Count = 0
     running: Count = 0

@@ -285,11 +285,11 @@ class Admission:
         turn.grant()
 
     def _drain_s(self) -> float:
-        """Until as many as wait now have had their turn, by the rate of the last ones."""
+        """Until as many prompts as wait now have had their turn, by the rate of the last ones."""
         if len(self._granted) < 2:
             return 1.0
         rate = len(self._granted) / max(1e-3, self._clock() - self._granted[0])
-        return min(MAX_RETRY_AFTER_S, max(1.0, self.waiting / rate))
+        return min(MAX_RETRY_AFTER_S, max(1.0, self.held / rate))
 
 
 class _Turn:

@@ -26,7 +26,7 @@ def test_a_flood_of_requests_that_do_not_run_is_refused() -> None:
     refusal = DecodeRole(max_queued=2).refuse(JOB, load(waiting=1, parked=1))
     assert refusal is not None
     assert (refusal.code, refusal.retryable) == ("saturated", True)
-    assert "2 requests" in refusal.message
+    assert "2 sequences" in refusal.message
 
 
 async def test_a_decode_node_does_not_serve_settings_of_a_prefill_node() -> None:

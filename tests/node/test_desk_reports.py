@@ -71,3 +71,13 @@ def test_a_parked_prompt_counts_as_tokens_to_compute_unless_a_partner_does(node:
     assert (jobs, requests) == (2, 2)
     assert 0 < tokens <= 100
     node.close()
+
+
+def test_each_choice_of_a_parked_request_counts_as_it_does_once_it_runs(node: DeskNode) -> None:
+    """A router compares the sum with the sequences that it has booked here itself."""
+    turn(node)
+    node.take(RunJob(make_request("r", b"p" * 100, n=3, max_tokens=3), await_first=True))
+    turn(node)
+    parked = [frame.load for frame in node.port.said if isinstance(frame, Load)][-1]
+    assert (parked.parked, parked.waiting + parked.running) == (3, 0)
+    node.close()
