@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,10 +106,8 @@ def image_name(target: Target) -> str:
 
 def build_small(progress: Progress) -> Build:
     """All images without torch."""
-    dependencies = [
-        *(CHECKOUT / name for name in ("pyproject.toml", "constraints.txt")),
-    ]
     recipe = repr([one.stages for one in SMALL]).encode()
+    dependencies = [CHECKOUT / name for name in ("pyproject.toml", "constraints.txt")]
     digest = _digest([recipe, *(path.read_bytes() for path in dependencies)])
     return _build("images", digest, SMALL, progress)
 
@@ -142,22 +141,29 @@ def _build(kind: str, digest: str, targets: Sequence[Target], progress: Progress
 
 
 def _make(buildah: Buildah, source: str, targets: Sequence[Target], context: Path) -> None:
+    made = buildah.folder / "made"
+    shutil.rmtree(made, ignore_errors=True)
+    made.mkdir()
+    for target in targets:
+        for stage in target.stages[:-1]:
+            # With a name its layers stay in the cache.
+            tag = f"{target.room}-{stage.name}:stage"
+            buildah.build(context / target.room / "Dockerfile", stage.name, context, tag)
+
+    def finish(target: Target) -> None:
+        tag = _tag(target, source)
+        buildah.build(context / target.room / "Dockerfile", target.stage, context, tag)
+        if target in SMALL:
+            _write(buildah, target, source, made / f"{target.name}.tar", whole=False)
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(finish, targets))
     _folder(buildah, source).parent.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=buildah.folder) as made:
-        for target in targets:
-            file = context / target.room / "Dockerfile"
-            for stage in target.stages[:-1]:
-                # With a name its layers stay in the cache.
-                buildah.build(file, stage.name, context, f"{target.room}-{stage.name}:stage")
-            buildah.build(file, target.stage, context, _tag(target, source))
-            if target in SMALL:
-                archive = Path(made) / f"{target.name}.tar"
-                _write(buildah, target, source, archive, whole=False)
-        shutil.copytree(made, _folder(buildah, source))
+    made.rename(_folder(buildah, source))
 
 
 def _write(buildah: Buildah, target: Target, source: str, archive: Path, *, whole: bool) -> None:
-    with tempfile.TemporaryDirectory(dir=buildah.folder) as exported:
+    with tempfile.TemporaryDirectory() as exported:
         buildah.export(_tag(target, source), Path(exported))
         repack(archive, image_name(target), Path(exported), whole=whole)
 
