@@ -26,7 +26,7 @@ from tests.support.growth import WEEK_S, YEAR_S, broken_numbers, grown, sizes
 from tests.support.manifests import sample_pool
 from tests.support.observations import observed, status_of
 
-DAY_LOOKS = int(86_400 / LOOK_S)
+HOUR_LOOKS = int(3600 / LOOK_S)
 
 
 # --- planner --------------------------------------------------------------------------------------
@@ -47,13 +47,13 @@ def look_for(operator: Operator, looks: int) -> None:
     assert broken_numbers(operator.autoscaler) == []
 
 
-def test_a_planner_that_looks_for_hours_keeps_no_more_than_its_windows() -> None:
-    look_for(Operator(), DAY_LOOKS // 36)
+def test_a_planner_that_looks_for_forty_minutes_keeps_no_more_than_its_windows() -> None:
+    look_for(Operator(), HOUR_LOOKS * 2 // 3)
 
 
 @pytest.mark.long
-def test_a_planner_that_looks_for_a_day_keeps_no_more_than_its_windows() -> None:
-    look_for(Operator(), DAY_LOOKS)
+def test_a_planner_that_looks_for_six_hours_keeps_no_more_than_its_windows() -> None:
+    look_for(Operator(), 6 * HOUR_LOOKS)
 
 
 def test_a_planner_that_was_not_asked_for_a_year_plans_as_at_first() -> None:

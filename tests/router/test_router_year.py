@@ -74,7 +74,9 @@ async def ask(client: Client, number: int, **fields: Any) -> int:
     """One of each tenant's calls."""
     tenant = list(KEYS)[number % len(KEYS)]
     bearer = {"Authorization": f"Bearer {KEYS[tenant]}"}
-    body = {"prompt": f"prompt {number} " * 3, "max_tokens": 3} | fields
+    prompts = [f"prompt {number} " * 3, f"another {number}", f"third {number}"]
+    body = {"prompt": prompts if number % 4 == 0 else prompts[0], "n": 1 + number % 2}
+    body |= {"max_tokens": 3} | fields
     status, told, _ = await client.post("/v1/completions", body, bearer)
     assert status == 200, told
     return status
