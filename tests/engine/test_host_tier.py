@@ -191,7 +191,7 @@ def test_too_little_host_memory_for_one_block_is_refused() -> None:
 
 def test_host_memory_that_the_machine_does_not_have_is_refused() -> None:
     with pytest.raises(SettingsError, match=r"no host memory for .* lower --host-kv-memory"):
-        sim(host_kv_memory=1 << 60)
+        sim(host_kv_memory=1 << 60, overcommit=True)
 
 
 def test_less_than_no_host_memory_is_refused() -> None:
