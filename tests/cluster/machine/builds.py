@@ -72,7 +72,7 @@ class Target:
 OPERATOR = Target("operator", "operator")
 ROUTER = Target("router", "router")
 SIM = Target("sim", "node", "sim")
-# 6 GB where pip finds no other torch than CUDA's.
+# 5 GB where pip finds no other torch than CUDA's.
 TORCH = Target("torch", "node", "cpu")
 SMALL = (OPERATOR, ROUTER, SIM)
 

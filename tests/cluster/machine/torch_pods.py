@@ -1,4 +1,4 @@
-"""Pods with torch: its image is too large to be built and imported for each run (6 GB).
+"""Pods with torch: its image is too large to be built and imported for each run (5 GB).
 
 In: a model's folder. Out: the part of a pod template by which its container `node` runs the
 checkout's own environment, with torch, from this machine: each folder read-only, at its own path.
