@@ -84,6 +84,17 @@ def test_logits_of_a_bfloat16_head_are_not_rounded_to_bfloat16(vocab: int) -> No
     torch.testing.assert_close(wide_SV.double(), exact_SV, rtol=2**-20, atol=1e-5)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs: gpu")
+def test_logits_of_a_bfloat16_head_on_cuda_are_not_rounded_to_bfloat16() -> None:
+    x_SD = torch.randn(5, 64, device="cuda").bfloat16()
+    head_VD = torch.randn(320, 64, device="cuda").bfloat16()
+    logits_SV = head_product(head_VD)(x_SD)
+    assert logits_SV.dtype == torch.float32
+    exact_SV = x_SD.double() @ head_VD.double().T
+    torch.testing.assert_close(logits_SV.double(), exact_SV, rtol=2**-18, atol=1e-4)
+
+
 @pytest.mark.parametrize("name", ["llama-gqa2-tied", "qwen3-gqa2"])
 def test_no_two_best_logits_of_a_bfloat16_model_are_equal(
     name: str, tiny_model: Callable[[str], Path]
