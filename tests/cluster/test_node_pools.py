@@ -155,11 +155,20 @@ def test_a_secret_that_does_not_exist_is_named_by_the_condition_and_by_an_event(
     pool = ClusterPool(operated, restricted, "keyless")
     keys = {"name": "no-such-secret", "key": "keys.txt"}
     pool.apply(sim_spec() | {"router": {"apiKeysSecret": keys}})
-    pool.wait(lambda: pool.conditions()["RouterReady"]["reason"] == "ConfigMissing", "name it")
-    assert 'secret "no-such-secret" not found' in pool.conditions()["RouterReady"]["message"]
-    told = pool.kubectl("describe", "inferencepools.baton.dev", "keyless")
-    assert "NotReady" in told.partition("Events:")[2]
-    assert 'secret "no-such-secret" not found' in told.partition("Events:")[2]
+
+    def said() -> str:
+        found = pool.conditions().get("RouterReady", {})
+        return f"{found.get('reason')}: {found.get('message')}"
+
+    pool.wait(lambda: said().startswith("ConfigMissing: "), "name the Secret")
+    assert 'secret "no-such-secret" not found' in said()
+
+    def told() -> str:
+        described = pool.kubectl("describe", "inferencepools.baton.dev", "keyless")
+        return described.partition("Events:")[2]
+
+    pool.wait(lambda: 'secret "no-such-secret" not found' in told(), "post an event")
+    assert "NotReady" in told()
     pool.delete()
 
 
