@@ -17,6 +17,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,6 +87,8 @@ class Fetched:
         old = before.files if before is not None else {}
         for name in {*wanted.files, *old}:
             size = _size(self.path / name)
+            if size is None:
+                continue  # another process may put it there right now
             if not same or (name in wanted.files and size != wanted.files[name]):
                 (self.path / name).unlink(missing_ok=True)
         for name, parts in self._parts().items():
@@ -98,9 +101,12 @@ class Fetched:
 
     def _adopt(self, name: str, parts: Mapping[Path, int]) -> None:
         if parts:
-            # On a volume without locks its writer may live and take it back.
+            largest = max(parts, key=parts.__getitem__)
+            # Where locks hold nobody off, its writer may live and take it back. It may also go on
+            # writing into the file that it has open, so there that file is copied.
+            take = Path.rename if self._is_locked() else shutil.copyfile
             with contextlib.suppress(FileNotFoundError):
-                max(parts, key=parts.__getitem__).rename(self.part(name))
+                take(largest, self.part(name))
 
     def drop(self, name: str) -> None:
         """What this process has of a file."""
@@ -132,17 +138,23 @@ class Fetched:
         """Whether this process may fetch now; not, while another one holds the lock. The kernel
         frees it when its process ends, however."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        place = self.path.with_name(f".{self.path.name}.lock")
-        handle = os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        handle = self._open_lock()
         try:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield False
-                return
-            yield True
+            yield _takes_lock(handle)
         finally:
             os.close(handle)
+
+    def _is_locked(self) -> bool:
+        """Whether somebody holds the lock: within locked(), whether locks work on this volume."""
+        handle = self._open_lock()
+        try:
+            return not _takes_lock(handle)
+        finally:
+            os.close(handle)
+
+    def _open_lock(self) -> int:
+        place = self.path.with_name(f".{self.path.name}.lock")
+        return os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
     def _parts(self) -> dict[str, dict[Path, int]]:
         """Everybody's parts and their sizes, by file name."""
@@ -168,6 +180,15 @@ class Fetched:
             file.flush()
             os.fsync(file.fileno())
         new.rename(self.path / name)
+
+
+def _takes_lock(handle: int) -> bool:
+    """Whether nobody held it through another handle, also one of this process."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _size(path: Path) -> int | None:

@@ -42,6 +42,7 @@ REPORT_S = 1.0
 REPORT_TTL_S = 5.0
 LAST_REPORT_TTL_S = 60.0  # whoever looks now and then shall see the end
 LOCK_LOOK_S = 0.5
+DOWNLOAD_TRIES = 3
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 logger = logging.getLogger(__name__)
@@ -130,6 +131,19 @@ class Fetch:
             await asyncio.sleep(LOCK_LOOK_S)
 
     async def _download(self) -> None:
+        """Again where files are missing or wrong in the end: on a volume without locks another
+        process that fetches may still write into a part that this one has taken over."""
+        for _ in range(DOWNLOAD_TRIES):
+            await self._download_once()
+            if self._is_complete():
+                return
+            logger.warning("%s: files were changed while it was fetched", self.model)
+        raise CommandError(
+            f"{self.folder.path} lost files of {self.model} each of {DOWNLOAD_TRIES} times that"
+            " they were fetched: another process changes it; stop that one, then fetch again"
+        )
+
+    async def _download_once(self) -> None:
         async with open_session(self.token) as session:
             hub = Hub(session, self.endpoint, self.model, self.pauses_s)
             wanted = await hub.list(weights=self.weights)
@@ -139,11 +153,6 @@ class Fetch:
         if self.weights:
             await asyncio.to_thread(self._keep_digests)
         self.folder.finish(wanted)
-        if not self._is_complete():
-            raise CommandError(
-                f"{self.folder.path} lost files of {self.model} while they were fetched: another"
-                " process changes it; fetch again"
-            )
 
     def _is_complete(self) -> bool:
         return self.folder.complete(weights=self.weights) is not None

@@ -50,9 +50,7 @@ def test_two_on_a_volume_without_locks_leave_the_right_files(hub: StubHub, tmp_p
     assert contents(tmp_path / "org--model") == FILES
 
 
-def test_a_file_that_vanishes_meanwhile_is_not_called_complete(
-    hub: StubHub, tmp_path: Path
-) -> None:
+def test_a_file_that_vanishes_meanwhile_is_fetched_again(hub: StubHub, tmp_path: Path) -> None:
     interrupt(fetch(tmp_path), b"")
     hub.asked.clear()
     hub.held = threading.Event()
@@ -61,8 +59,20 @@ def test_a_file_that_vanishes_meanwhile_is_not_called_complete(
     (tmp_path / "org--model" / "config.json").unlink()
     hub.held.set()
     _, told = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0, told
+    assert contents(tmp_path / "org--model") == FILES
+
+
+def test_files_that_vanish_each_time_are_not_called_complete(hub: StubHub, tmp_path: Path) -> None:
+    vanish = (
+        "from baton.fetched import Fetched; finish = Fetched.finish\n"
+        "def lose(self, wanted): finish(self, wanted); (self.path / 'config.json').unlink()\n"
+        "Fetched.finish = lose"
+    )
+    process = start(tmp_path, before=vanish)
+    _, told = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 1
-    assert "lost files of hf://org/model" in told
+    assert "lost files of hf://org/model each of 3 times" in told
 
 
 def test_a_resumed_file_whose_bytes_are_not_the_hubs_is_fetched_anew(
