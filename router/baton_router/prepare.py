@@ -33,6 +33,9 @@ LONG_PROMPT = 8192
 SEED_BITS = 63
 # Of all prompts of a call: each takes 8 bytes until it is answered.
 MAX_TOKENS = 1 << 20
+# A chat template may leave out parts of a conversation, such as earlier reasoning, but never as
+# much as 7 of 8 characters.
+LEFT_OUT = 8
 
 
 async def prepare(
@@ -138,7 +141,12 @@ async def renamed(item: Prepared, serving: Serving) -> Prepared:
 
 
 async def _prompts(call: Call, serving: Serving) -> list[Prompt]:
-    """A long conversation is rendered in a thread."""
+    """A long conversation is rendered in a thread, and refused before that where hardly any part of
+    it could fit: rendering holds the interpreter, for 16 MB tens of milliseconds."""
+    longest = serving.model.tokenizer.longest_token
+    if call.rendered > LEFT_OUT * (serving.max_model_len - 1) * longest:
+        told = f"is made of messages of {call.rendered} characters, at most {longest} per token"
+        raise _too_long(serving, told, call.names.get("prompt", "prompt"))
     if call.rendered <= LONG_TEXT:
         return call.prompts(serving.model)
     return await asyncio.to_thread(call.prompts, serving.model)

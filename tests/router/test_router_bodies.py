@@ -315,6 +315,20 @@ async def test_what_is_too_long_for_the_model_is_refused_before_it_is_tokenized(
     await node.stop()
 
 
+async def test_a_conversation_of_which_hardly_a_part_could_fit_is_refused_before_it_is_rendered(
+    running: Any,
+) -> None:
+    node = FakeNode("decode-0", "decode", max_model_len=1000)
+    await node.start()
+    async with running(node) as client:
+        message = {"role": "user", "content": "x" * (8 * 1000 * len("<|bos|>"))}
+        status, body, _ = await client.post("/v1/chat/completions", {"messages": [message]})
+        assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
+        assert body["error"]["param"] == "messages"
+        assert "is made of messages of" in body["error"]["message"]
+    await node.stop()
+
+
 async def test_the_prompts_of_a_call_are_bounded_together(running: Any, connect: Connect) -> None:
     node = FakeNode("decode-0", "decode", max_model_len=60_000)
     await node.start()
