@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from baton.children import Backoff
+from baton.children import Backoff, describe_end
 from baton.errors import CommandError
 from baton.options import StoreLoginOptions, UpOptions
 from baton_kvstore.errors import StoreError
@@ -45,13 +45,15 @@ class OpenStore:
         themselves."""
         if self.embedded is None:
             return
-        backoff, ends = Backoff(), dict.fromkeys(self.embedded.names, "")
+        backoff = Backoff()
+        ends = {name: self.embedded.last_end(name) for name in self.embedded.names}
         while True:
             await asyncio.sleep(LOOK_S)
             for name, known in ends.items():
-                ends[name] = self.embedded.last_end(name)
-                if ends[name] != known:
-                    note(f"the store's server {name} ({ends[name]}) is started again, empty")
+                ends[name] = end = self.embedded.last_end(name)
+                if end is not None and end != known:
+                    how = f"pid {end[0]} {describe_end(end[1])}"
+                    note(f"the store's server {name} ({how}) is started again, empty")
             if self.embedded.is_alive:
                 backoff.forget()
                 continue

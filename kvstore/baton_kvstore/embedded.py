@@ -108,13 +108,14 @@ class EmbeddedServers:
     def names(self) -> tuple[str, ...]:
         return tuple(spec.name for spec in self._specs)
 
-    def last_end(self, name: str) -> str:
-        """How a server ended the last time, such as "pid 7 was ended by SIGKILL"; "" if it has not.
-        The guardian starts it again."""
+    def last_end(self, name: str) -> tuple[int, int] | None:
+        """Pid and exit status (negative: the signal) of a server that ended last; None if it never
+        did. The guardian starts it again."""
         try:
-            return (self.folder / f"{name}.ended").read_text()
+            pid, status = (self.folder / f"{name}.ended").read_text().split()
         except FileNotFoundError:
-            return ""
+            return None
+        return int(pid), int(status)
 
     @property
     def is_alive(self) -> bool:

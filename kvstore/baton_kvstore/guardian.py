@@ -10,9 +10,9 @@ line. They are not in argv, so that whoever looks for a server by its name or so
 server and not the guardian of all.
 
 Out: `<name>.pid` in the directory, and, for a server that ends before it was ever up,
-`<name>.failed`. A server that dies later leaves `<name>.ended`, which says how, and is started
-again alone after a pause (empty: its new run id tells everybody that what it held is gone). At the
-end the servers are dead and the directory is removed.
+`<name>.failed`. A server that dies later leaves its pid and exit status in `<name>.ended`, and is
+started again alone after a pause (empty: its new run id tells everybody that what it held is gone).
+At the end the servers are dead and the directory is removed.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Ward:
         if status == 1 and not self._was_up:  # it refused its settings, and would again
             self._write("failed", str(status))
             return
-        self._write("ended", f"pid {pid} {_how(status)}")
+        self._write("ended", f"{pid} {status}")
         self._was_up = True
         self._restart_at = now + self._pause
         self._pause = min(LONGEST_PAUSE_S, 2 * self._pause)
@@ -99,13 +99,6 @@ class Ward:
         with open(path + ".new", "w", encoding="ascii") as file:
             file.write(text)
         os.replace(path + ".new", path)
-
-
-def _how(status: int) -> str:
-    try:
-        return f"was ended by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"exited with code {status}"
 
 
 def _owner_is_gone(owner: int) -> bool:
