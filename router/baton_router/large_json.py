@@ -43,6 +43,8 @@ def check_size(data: bytes | bytearray, most: int = MAX_VALUES) -> None:
 
 def decode(data: bytes | bytearray, size: int = SLICE) -> Any:
     """As msgspec.json.decode, which it is for what has no string of more than `size` bytes."""
+    if len(data) <= size:
+        return msgspec.json.decode(data)
     long = [(start, end) for start, end in _strings(data) if end - start > size]
     if not long:
         return msgspec.json.decode(data)
