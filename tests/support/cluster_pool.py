@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import NamedTuple
-from urllib.error import URLError
+from urllib.error import HTTPError, URLError
 
 from tests.cluster.machine.client import CommandFailed, Kubernetes
 from tests.support.cluster_operator import operator_log
@@ -191,8 +191,10 @@ class ClusterPool:
             time.sleep(POLL_S)
 
     def wait_ready(self, timeout_s: float = READY_S) -> None:
-        """Until the operator calls it ready, for the spec as it is now, and no old pod is left."""
+        """Until the operator calls it ready, for the spec as it is now, no old pod is left, and its
+        Service leads to a router."""
         self.wait(self._settled, "become ready", timeout_s)
+        self.wait(self._reached, "answer at its Service", timeout_s=60)
 
     def _settled(self) -> bool:
         body = self.read("bpool", self.name)
@@ -200,6 +202,17 @@ class ClusterPool:
         truth = {one["type"]: one["status"] for one in status.get("conditions", ())}
         observed: bool = status.get("observedGeneration") == body["metadata"]["generation"]
         return observed and truth["Ready"] == "True" and truth["Updated"] == "True"
+
+    def _reached(self) -> bool:
+        """kube-proxy hears of a ready pod after the API server does, and refuses connections to a
+        Service for which it knows none."""
+        try:
+            urllib.request.urlopen(f"{self.url}/health", timeout=HTTP_S).close()
+        except HTTPError:
+            return True
+        except URLError:
+            return False
+        return True
 
     def describe(self) -> str:
         """For a failure's message."""
