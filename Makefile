@@ -138,7 +138,7 @@ peers-routers: ## optional: .venv-peers-routers with the routers that router_ove
 
 .PHONY: constraints
 constraints: $(INSTALLED) ## write constraints.txt from what .venv holds
-	@{ sed -n '/^#/p' constraints.txt; $(BIN)/pip freeze --exclude-editable --exclude baton \
+	@{ sed -n '/^#/p' constraints.txt; $(BIN)/pip freeze --exclude-editable --exclude baton-serve \
 		| grep -E '^[A-Za-z0-9._-]+==[^ ]+$$' | LC_ALL=C sort -f; } > constraints.new
 	@mv constraints.new constraints.txt && touch $(INSTALLED)
 

@@ -118,7 +118,7 @@ def _generate(
         from baton_engine.llm import LLM
     except ImportError as error:
         raise CommandError(
-            f"the engine cannot be loaded ({error}); pip install 'baton[node]'"
+            f"the engine cannot be loaded ({error}); pip install 'baton-serve[node]'"
         ) from error
     try:
         llm: LLM = LLM(

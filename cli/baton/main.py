@@ -143,7 +143,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(
             f"baton: `baton {command.words}` needs {error.name}, which is not installed;"
-            f" pip install 'baton[{command.extra}]'",
+            f" pip install 'baton-serve[{command.extra}]'",
             file=sys.stderr,
         )
         return 1

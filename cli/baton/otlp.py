@@ -45,7 +45,7 @@ def exporting(
     try:
         exporter = _Exporter(endpoint, service if SERVICE_NAME not in environ else "", instance)
     except ImportError as error:
-        told = f"spans cannot be sent: {error.name} is missing; pip install 'baton[otel]'"
+        told = f"spans cannot be sent: {error.name} is missing; pip install 'baton-serve[otel]'"
         if endpoint:
             raise CommandError(f"--otlp-endpoint {endpoint}: {told}") from error
         logger.warning("%s", told)  # the variables may be meant for other programs

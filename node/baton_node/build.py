@@ -81,7 +81,7 @@ def build_engine(settings: NodeSettings) -> EngineCore:
         raise SetupError(str(error)) from error
     except ImportError as error:
         raise SetupError(
-            f"the torch engine needs {error.name}: pip install 'baton[node]'"
+            f"the torch engine needs {error.name}: pip install 'baton-serve[node]'"
         ) from error
     except MemoryError as error:
         raise SetupError("not enough memory for the engine: use a smaller --kv-memory") from error

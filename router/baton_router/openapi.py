@@ -223,7 +223,7 @@ def document(operations: Sequence[Operation] = OPERATIONS) -> Json:
         paths.setdefault(one.path, {})[one.method.lower()] = one.json()
     return {
         "openapi": OPENAPI,
-        "info": {"title": "Baton", "version": version("baton")},
+        "info": {"title": "Baton", "version": version("baton-serve")},
         "paths": paths,
         "components": {
             "schemas": {**BODIES, **schemas()},

