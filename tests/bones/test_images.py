@@ -170,7 +170,7 @@ def closure(extra: str) -> set[str]:
     while asked:
         wanted = Requirement(asked.pop())
         name = re.sub(r"[-_.]+", "-", wanted.name).lower()
-        if name == "baton":
+        if name == PROJECT["project"]["name"]:
             asked += [line for one in wanted.extras for line in extras[one]]
         elif name not in found and (wanted.marker is None or wanted.marker.evaluate()):
             found.add(name)

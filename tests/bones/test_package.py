@@ -1,0 +1,53 @@
+"""The wheel that a package registry gets: its metadata, and its page there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from importlib.metadata import Distribution
+from pathlib import Path
+
+import pytest
+
+from tests.support.wheel import ROOT, build_wheel, metadata_of
+
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+SITE = "https://baton.dev"
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def package(wheel: Path) -> Distribution:
+    return metadata_of(wheel)
+
+
+def test_pyroma_has_nothing_to_say_about_the_package() -> None:
+    """10 is its best mark; it gives less for missing or invalid metadata."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pyroma", "--min", "10", "."],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_package_names_its_home_its_documentation_and_its_source(package: Distribution) -> None:
+    addresses = dict(line.split(", ") for line in package.metadata.get_all("Project-URL", []))
+    assert addresses.keys() == {"Homepage", "Documentation", "Source"}
+    assert {address.startswith(SITE) for address in addresses.values()} == {True}
+
+
+def test_each_link_of_the_readme_is_absolute_on_the_registry_s_page(package: Distribution) -> None:
+    """In the repository it stays relative; tests/bones/test_docs.py looks where it leads."""
+    written = LINK.findall((ROOT / "README.md").read_text())
+    shown = LINK.findall(package.metadata["Description"])
+    assert any("://" not in link for link in written)
+    assert shown == [link if "://" in link else f"{SITE}/{link}" for link in written]
