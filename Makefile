@@ -57,12 +57,16 @@ run: $(INSTALLED) ## a pool with the demo model: asks it a question and stays up
 		$(if $(ONCE),--once,--ask) "$$(cat $(QUESTION))" $(ARGS)
 
 .PHONY: test
-test: $(INSTALLED) cluster-tools ## every test but the long ones
+test: $(INSTALLED) cluster-tools lint-tools ## every test but the long ones
 	$(BIN)/pytest -n 2 --dist loadfile -m "not long" $(ARGS)
 
 .PHONY: cluster-tools
 cluster-tools: $(INSTALLED) ## what the tests' own Kubernetes is made of; 10 minutes, once
 	@$(BIN)/python -m tests.cluster.machine.prepare
+
+.PHONY: lint-tools
+lint-tools: $(INSTALLED) ## what checks the API's document: 90 MB from npm, 10 seconds, once
+	@$(BIN)/python -m tests.support.api_linters
 
 # Only if it stands on the command line: one in the environment may be somebody's production.
 .PHONY: test-cluster

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Literal
 
 from baton_protocol.errors import (
     BatonError,
@@ -64,6 +64,37 @@ BODIES: Mapping[str, Json] = {
     "DrainRequest": body_schema(read_drain, {}),
 }
 
+# What an operation is about, as generated clients and pages group them.
+Tag = Literal["generation", "models", "requests", "health", "operations"]
+TAGS: Mapping[Tag, str] = {
+    "generation": "Answers to conversations and continuations of prompts.",
+    "models": "The models that the pool serves.",
+    "requests": "How a request was served: where, why there, and how long each part took.",
+    "health": "Whether the router lives, whether it can serve, and what it serves.",
+    "operations": "For who runs the pool: its state, its metrics, and what nodes are told to do.",
+}
+PARAMETERS: Mapping[str, str] = {
+    "model": "The model's name, as `/v1/models` lists it.",
+    "id": "The request's id, as the answer's `x-baton-request-id` has it.",
+    "node": "The node's id, as `/pool` lists it.",
+}
+INFO: Json = {
+    "title": "Baton",
+    "version": version("baton-serve"),
+    "description": "OpenAI's API for the models of one pool, and what its operators ask and tell"
+    " the router. Keys are asked for only where the router is given some.",
+    "contact": {"name": "The maintainers of Baton"},
+    "license": {"name": "Apache License 2.0", "identifier": "Apache-2.0"},
+}
+SECURITY: Json = {
+    "key": {
+        "type": "http",
+        "scheme": "bearer",
+        "description": "A tenant's API key. `/pool`, `/metrics` and `/nodes` want an"
+        " administrator's key; `/nodes` also takes the pool's link token.",
+    }
+}
+
 Errors = Sequence[type[BatonError]]
 # What any answer may come to: a header that is none, a bug of ours.
 _ANY: Errors = (InvalidRequest, InternalError)
@@ -79,11 +110,14 @@ _ADMIN: Errors = (*_ADMINS, NotFound, BodyTimeout, TooLarge, Saturated, Unavaila
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
     """One method of one route. `answers` are those with another shape than an error's, by status;
-    `event` is what a stream's events hold; `body` is one of BODIES."""
+    `event` is what a stream's events hold; `body` is one of BODIES. It asks for a key if it knows
+    the error of a wrong one."""
 
     method: str
     path: str
+    tag: Tag
     summary: str
+    description: str
     answers: Mapping[int, type | None]
     errors: Errors = _ANY
     body: str | None = None
@@ -91,9 +125,14 @@ class Operation:
     event: type | None = None
 
     def json(self) -> Json:
-        told: Json = {"operationId": self.name, "summary": self.summary}
-        if Unauthorized in self.errors:
-            told["security"] = [{"key": []}, {}]
+        told: Json = {
+            "operationId": self.name,
+            "tags": [self.tag],
+            "summary": self.summary,
+            "description": self.description,
+            # {}: a router without keys asks for none.
+            "security": [{"key": []}, {}] if Unauthorized in self.errors else [],
+        }
         if names := re.findall(r"{(\w+)}", self.path):
             told["parameters"] = [_path_parameter(name) for name in names]
         if self.body is not None:
@@ -139,7 +178,11 @@ OPERATIONS = (
     Operation(
         method="POST",
         path="/v1/chat/completions",
+        tag="generation",
         summary="Answer a conversation",
+        description="Generates the next message of a conversation, rendered with the model's chat "
+        "template. With `stream` the answer is a sequence of server-sent events, and "
+        "the schema is that of one event.",
         answers={200: ChatCompletion},
         errors=_GENERATION,
         body="ChatRequest",
@@ -148,7 +191,11 @@ OPERATIONS = (
     Operation(
         method="POST",
         path="/v1/completions",
+        tag="generation",
         summary="Continue a text, or several",
+        description="Generates what follows a prompt, or each prompt of a list. With `stream` the "
+        "answer is a sequence of server-sent events, and the schema is that of one "
+        "event.",
         answers={200: Completion},
         errors=_GENERATION,
         body="CompletionRequest",
@@ -157,49 +204,75 @@ OPERATIONS = (
     Operation(
         method="GET",
         path="/v1/models",
+        tag="models",
         summary="The models that are served",
+        description="Lists the models that clients may name: one, or two while the pool rolls out "
+        "another one.",
         answers={200: ModelList},
         errors=_KEYED,
     ),
     Operation(
         method="GET",
         path="/v1/models/{model}",
-        summary="One of them",
+        tag="models",
+        summary="One model",
+        description="Describes one model of the list.",
         answers={200: Model},
         errors=(*_KEYED, NotFound),
     ),
-    Operation(method="GET", path="/health", summary="Does it live?", answers={200: Health}),
+    Operation(
+        method="GET",
+        path="/health",
+        tag="health",
+        summary="Is the router alive?",
+        description="Answers 200 as long as the router's process runs.",
+        answers={200: Health},
+    ),
     Operation(
         method="GET",
         path="/ready",
-        summary="Would a request be served now?",
+        tag="health",
+        summary="Is a request served now?",
+        description="Answers 200 if a request that comes now is served, else 503 with the reason.",
         answers={200: Readiness, 503: Readiness},
     ),
     Operation(
         method="GET",
         path="/metrics",
-        summary="Prometheus' text",
+        tag="operations",
+        summary="Metrics",
+        description="The router's metrics in Prometheus' text format.",
         answers={200: None},
         errors=_ADMINS,
     ),
     Operation(
         method="GET",
         path="/pool",
-        summary="Nodes, store, totals",
+        tag="operations",
+        summary="State of the pool",
+        description="Lists the pool's nodes with their state, load and caches, and sums up the KV "
+        "store and all requests.",
         answers={200: Pool},
         errors=_ADMINS,
     ),
     Operation(
         method="GET",
         path="/requests/{id}",
+        tag="requests",
         summary="How a request was served",
+        description="Tells where a request was placed and why, what each attempt did, and how long "
+        "it took. The router tells of requests that run and of the last ones that "
+        "ended.",
         answers={200: Explanation},
         errors=(*_KEYED, NotFound),
     ),
     Operation(
         method="POST",
         path="/nodes/{node}/drain",
+        tag="operations",
         summary="Tell a node to take nothing new",
+        description="The node takes no new requests; those that run there end there or move to "
+        "another node. The answer comes once the node does so.",
         answers={200: ToldNode},
         errors=_ADMIN,
         body="DrainRequest",
@@ -208,11 +281,20 @@ OPERATIONS = (
     Operation(
         method="POST",
         path="/nodes/{node}/resume",
-        summary="Tell it to take requests again",
+        tag="operations",
+        summary="Tell a node to take requests again",
+        description="Undoes a drain. The answer comes once the node takes requests again.",
         answers={200: ToldNode},
         errors=_ADMIN,
     ),
-    Operation(method="GET", path="/openapi.json", summary="This", answers={200: dict}),
+    Operation(
+        method="GET",
+        path="/openapi.json",
+        tag="health",
+        summary="This document",
+        description="This OpenAPI 3.1 document.",
+        answers={200: dict},
+    ),
 )
 
 
@@ -223,11 +305,14 @@ def document(operations: Sequence[Operation] = OPERATIONS) -> Json:
         paths.setdefault(one.path, {})[one.method.lower()] = one.json()
     return {
         "openapi": OPENAPI,
-        "info": {"title": "Baton", "version": version("baton-serve")},
+        "info": INFO,
+        # Relative: the router that serves the document.
+        "servers": [{"url": "/"}],
+        "tags": [{"name": name, "description": said} for name, said in TAGS.items()],
         "paths": paths,
         "components": {
             "schemas": {**BODIES, **schemas()},
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": SECURITY,
         },
     }
 
@@ -244,6 +329,7 @@ def _path_parameter(name: str) -> Json:
     return {
         "name": name,
         "in": "path",
+        "description": PARAMETERS[name],
         "required": True,
         "schema": {"type": "string", "minLength": 1},
     }

@@ -277,4 +277,9 @@ def ref(answer: type) -> Json:
 def schemas(answers: Iterable[type] = ANSWERS) -> dict[str, Json]:
     """Of these and of all they hold, for `components/schemas`."""
     _, components = msgspec.json.schema_components(answers, ref_template=REF)
+    for component in components.values():
+        for field in component.get("properties", {}).values():
+            if "pattern" in field:
+                # Python's end of a text; in a schema's regular expressions `$` is that.
+                field["pattern"] = field["pattern"].replace(r"\Z", "$")
     return components

@@ -54,7 +54,8 @@ def limit_field(fields: Fields) -> str:
 def sampling_fields(fields: Fields, least_tokens: int = 1) -> dict[str, Any]:
     """The sampling fields both endpoints share, as far as the client sent them."""
     limits = {name: fields.integer(name, least_tokens) for name in MAX_TOKENS_NAMES}
-    some = {"anyOf": [{"type": "string"}, {"type": "array", "minItems": 1}]}
+    text = {"type": "string"}
+    some = {"anyOf": [text, {"type": "array", "items": text, "minItems": 1}]}
     fields.rule(needs("stop", some, "detokenize", NOT_FALSE, absent=True))
     fields.rule({"description": "min_tokens is at most what max_tokens is, or is by default"})
     read = {

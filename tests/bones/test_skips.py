@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -76,3 +78,24 @@ def test_every_need_can_be_asked_for_on_this_machine() -> None:
     for name, need in NEEDS.items():
         assert need.present() in (True, False), name
         assert need.obtainable() in (True, False), name
+
+
+@pytest.mark.parametrize(
+    ("version", "present"), [("v18.20.4", "False"), ("v20.19.0", "True"), ("v22.1.0", "True")]
+)
+def test_npm_counts_only_with_a_node_js_that_runs_the_linters(
+    tmp_path: Path, version: str, present: str
+) -> None:
+    for name in ("node", "npm"):
+        (tmp_path / name).write_text(f"#!/bin/sh\necho {version}\n")
+        (tmp_path / name).chmod(0o755)
+    question = "from tests.support.needs import NEEDS; print(NEEDS['npm'].present())"
+    told = subprocess.run(
+        [sys.executable, "-c", question],
+        env={"PATH": str(tmp_path)},
+        cwd=Path(__file__).resolve().parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert told.stdout.strip() == present

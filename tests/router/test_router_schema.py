@@ -138,6 +138,22 @@ async def test_each_route_is_described_and_each_description_has_its_route(
     assert len(set(names)) == len(names)
 
 
+async def test_a_router_with_keys_asks_for_one_exactly_where_the_document_says(
+    running: Any, decode: FakeNode, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("acme sk-key-of-acme\n")
+    asks: dict[str, bool] = {}
+    async with running(decode, api_keys=str(keys)) as client:
+        for one in OPERATIONS:
+            url = client.url + re.sub(r"{\w+}", "x", one.path)
+            async with client.session.request(one.method, url) as response:
+                asks[one.name] = response.status == 401
+    told = {one.name: one.json()["security"] for one in OPERATIONS}
+    assert told == {name: [{"key": []}, {}] if asked else [] for name, asked in asks.items()}
+    assert set(asks.values()) == {True, False}
+
+
 def test_each_reference_leads_somewhere_and_each_schema_is_one() -> None:
     told = document()
     schemas = told["components"]["schemas"]

@@ -9,6 +9,7 @@ Python, Go, root or apt. A skip for something that could be had fails `.ci/run` 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -61,6 +62,33 @@ def _cluster() -> bool:
     return subprocess.run(probe, capture_output=True).returncode == 0
 
 
+# What the linters of the API document want: their package.json names it.
+_NODE = (20, 19)
+
+
+@cache
+def _has_npm() -> bool:
+    if shutil.which("npm") is None or shutil.which("node") is None:
+        return False
+    told = subprocess.run(["node", "--version"], capture_output=True, text=True).stdout
+    return _new_enough(told)
+
+
+@cache
+def _npm_by_apt() -> bool:
+    """A distribution may have it in a version that is too old, as Debian 12 does."""
+    if not _can_install():
+        return False
+    command = ["apt-cache", "policy", "nodejs"]
+    told = subprocess.run(command, capture_output=True, text=True).stdout
+    return any(_new_enough(line) for line in told.splitlines() if "Candidate:" in line)
+
+
+def _new_enough(text: str) -> bool:
+    version = re.search(r"(\d+)\.(\d+)", text)
+    return version is not None and (int(version[1]), int(version[2])) >= _NODE
+
+
 def _command(name: str) -> Need:
     return Need(lambda: shutil.which(name) is not None, _can_install, f"the command {name}")
 
@@ -72,6 +100,7 @@ NEEDS = {
     "go": _command("go"),
     "openssl": _command("openssl"),
     "make": _command("make"),
+    "npm": Need(_has_npm, _npm_by_apt, "Node.js 20.19 or newer, with npm"),
     "control_plane": Need(_control_plane, _never, "Linux and Go, to build a Kubernetes"),
     "cluster": Need(_cluster, _never, "Go, apt and the rights to run Kubernetes nodes"),
     "own_cluster": Need(

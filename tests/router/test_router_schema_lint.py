@@ -1,0 +1,62 @@
+"""The document that a running router serves passes linters that were written elsewhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton_router.openapi import document
+from tests.support.api_linters import LINTERS, complaints
+from tests.support.fake_node import FakeNode
+from tests.support.needs import needs
+
+Json = dict[str, Any]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def npm() -> None:
+    needs("npm")
+
+
+@pytest.fixture
+async def served(running: Any, decode: FakeNode, tmp_path: Path) -> Path:
+    """The document of a running router, as a file."""
+    async with running(decode) as client:
+        text = await client.text("/openapi.json")
+    file = tmp_path / "openapi.json"
+    file.write_text(text)
+    return file
+
+
+@pytest.mark.parametrize("linter", LINTERS)
+def test_the_linter_has_nothing_to_say_about_the_served_document(served: Path, linter: str) -> None:
+    assert complaints(linter, served) == ""
+
+
+def _no_word_about_keys(told: Json) -> None:
+    del told["paths"]["/health"]["get"]["security"]
+
+
+def _no_tags(told: Json) -> None:
+    del told["paths"]["/health"]["get"]["tags"]
+
+
+@pytest.mark.parametrize(
+    ("linter", "worsen", "rule"),
+    [
+        ("redocly", _no_word_about_keys, "security-defined"),
+        ("spectral", _no_tags, "operation-tags"),
+    ],
+)
+def test_the_linter_names_the_rule_that_a_worse_document_breaks(
+    tmp_path: Path, linter: str, worsen: Callable[[Json], None], rule: str
+) -> None:
+    told = document()
+    worsen(told)
+    file = tmp_path / "openapi.json"
+    file.write_text(json.dumps(told))
+    assert rule in complaints(linter, file)
