@@ -91,11 +91,15 @@ test-versions: ## the engine's tests with other Pythons and torches; a .venv-* o
 			-W "ignore:Conversion of an array:DeprecationWarning" $(ENGINE_TESTS) $(ARGS); done
 
 .PHONY: check
-check: $(INSTALLED) ## format, lint, types, who may import whom
+check: $(INSTALLED) ## format, lint, types, who may import whom, what is declared
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy $(ROOMS) tests $(wildcard benchmarks)
 	$(BIN)/lint-imports
+	$(BIN)/deptry $(ROOMS)
+	@# Tests may import what only `dev` brings (DEP004); nobody imports tools (DEP002).
+	$(BIN)/deptry $(ROOMS) tests benchmarks --ignore DEP002,DEP004
+	$(BIN)/pyroma --min 10 .
 
 .PHONY: bench
 bench: $(INSTALLED) ## every benchmark in its quick form; FULL=1 for the figures to quote

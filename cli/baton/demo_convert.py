@@ -10,7 +10,6 @@ The tensors are dequantized here rather than by transformers' own GGUF loader, w
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -119,8 +118,9 @@ def _llama_name(name: str) -> str:
 
 def _write_model(meta: Mapping[str, Any], tensors: Tensors, target: Path) -> None:
     import torch
+    import transformers
 
-    hf: Any = importlib.import_module("transformers")  # its own types fit no strict checker
+    hf: Any = transformers  # its own types fit no strict checker
 
     heads = int(meta["llama.attention.head_count"])
     hidden = int(meta["llama.embedding_length"])
@@ -201,8 +201,9 @@ def _write_tokenizer(meta: Mapping[str, Any], target: Path) -> None:
 def _ask(folder: Path) -> str:
     """The folder's greedy answer through transformers; raises DemoModelError if it is wrong."""
     import torch
+    import transformers
 
-    hf: Any = importlib.import_module("transformers")
+    hf: Any = transformers
 
     tokenizer = hf.AutoTokenizer.from_pretrained(folder)
     chat = [{"role": "user", "content": QUESTION}]
@@ -231,7 +232,9 @@ def _ask(folder: Path) -> str:
 @contextmanager
 def _quiet_transformers() -> Iterator[None]:
     """No progress bars and no warnings of transformers'; its settings as they were afterwards."""
-    hf_logging: Any = importlib.import_module("transformers.utils.logging")
+    import transformers.utils.logging
+
+    hf_logging: Any = transformers.utils.logging
     verbosity, bars = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
     hf_logging.set_verbosity_error()
     hf_logging.disable_progress_bar()

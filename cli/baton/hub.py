@@ -2,8 +2,8 @@
 
 In: a HubModel, the hub's address and perhaps a token. Out: `Wanted`, and bytes in a folder. What
 breaks is tried again, with pauses, as long as bytes come in between; what cannot be is a HubError
-of one line. Not by huggingface_hub: a node's image has none, and what it has fetched of a file is
-nobody else's to see or to resume.
+of one line. Not by huggingface_hub: what that has fetched of a file is nobody else's to see or to
+resume.
 """
 
 from __future__ import annotations

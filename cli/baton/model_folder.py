@@ -99,7 +99,7 @@ def _from_hub(model: str) -> Path:
     except ImportError as error:
         raise CommandError(
             f"--model {model}: there is no such folder, and fetching needs huggingface_hub"
-            " (pip install 'baton-serve[local]')"
+            " (pip install 'baton-serve[serve]')"
         ) from error
     if constants.HF_HUB_OFFLINE:
         problem = "HF_HUB_OFFLINE is set"
