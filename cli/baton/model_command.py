@@ -28,7 +28,7 @@ def fetch_demo(options: FetchDemoOptions) -> int:
 
 def version(options: VersionOptions) -> int:
     """Print baton's version, its protocol's, and those of what answers depend on."""
-    parts = [f"baton {_installed('baton')}", f"protocol {PROTOCOL_VERSION}"]
+    parts = [f"baton {_installed('baton-serve')}", f"protocol {PROTOCOL_VERSION}"]
     for name in ("torch", "transformers", "tokenizers", "redis"):
         parts.append(f"{name} {_installed(name)}")
     print("\n".join(parts))
