@@ -19,6 +19,8 @@ PARTS = ("predicted_ms", "queue_ms", "compute_ms", "fetch_ms", "slowdown_ms")
 def lines_of(told: Json) -> Iterator[str]:
     whose = f", tenant {told['tenant']}" if told["tenant"] else ""
     yield f"{told['id']}: {told['endpoint']}, {told['model'] or 'no model'}{whose}"
+    if told.get("client_request_id"):
+        yield f"  its client calls it {told['client_request_id']!r}"
     yield f"  {_outcome(told)}"
     yield (
         f"  {told['prompt_tokens']} prompt tokens ({told['cached_tokens']} cached),"

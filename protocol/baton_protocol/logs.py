@@ -1,8 +1,9 @@
 """One shape of log line in all processes, so that a request can be followed from one to the next.
 
 In: log records. What a line is about comes as `extra`, under the same names everywhere: `request`
-and `attempt` (always together), `node`, `cause`, `endpoint`, `status`, `worker`. Never what a
-client wrote. Out: one line of text, or one JSON object on one line.
+and `attempt` (always together), `node`, `cause`, `endpoint`, `status`, `worker`. Of what a
+client wrote, only its own id of the request: `client_request`. Out: one line of text, or one JSON
+object on one line.
 """
 
 from __future__ import annotations
@@ -32,17 +33,19 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """Time of day, level, logger, message; then request and attempt, where a line is about one, and
-    the worker, where the process is one of several."""
+    """Time of day, level, logger, message; then request and attempt, where a line is about one, the
+    worker, where the process is one of several, and the client's id in quotes, where it has one."""
 
     def __init__(self) -> None:
         super().__init__(_FORMAT, "%H:%M:%S")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         names = [name for name in ("request", "attempt", "worker") if hasattr(record, name)]
-        return " ".join(
-            [super().formatMessage(record), *(f"{name}={getattr(record, name)}" for name in names)]
-        )
+        parts = [super().formatMessage(record)]
+        parts += [f"{name}={getattr(record, name)}" for name in names]
+        if client := getattr(record, "client_request", None):
+            parts.append(f"client_request={client!r}")
+        return " ".join(parts)
 
 
 def formatter(json_logs: bool) -> logging.Formatter:

@@ -1,13 +1,14 @@
 """What became of one HTTP request: gathered by its handler, told by the middleware.
 
 In: the tenant, the answer once it is placed, or the error that came instead. Out: the placement
-header, and one log line per generation request. Numbers and names of ours only: nothing that a
-client wrote is logged.
+header, and one log line per generation request. Of what a client wrote, the line holds only the
+`x-request-id` that it gave the request; all else are numbers and names of ours.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ from baton_router.dispatch import Flight
 from baton_router.tenants import Tenant
 
 PLACEMENTS_SHOWN = 16
+# A client's x-request-id that is repeated to it, and in the log: printable ASCII.
+CLIENT_ID = re.compile(r"[ -~]{1,128}")
 # Of what nodes tell about prompts: how much was found, and what fetching it was weighed against.
 FOUND = ("matched_tokens", "fetched_tokens", "declined_tokens")
 WEIGHED = ("fetch_predicted_ms", "compute_predicted_ms")
@@ -28,7 +31,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Trail:
-    """`started` is the handler's clock, `came` the same in Unix seconds; `endpoint` is "" where
+    """`id` is the router's own; `client_id` is the client's `x-request-id`, "" without one.
+    `started` is the handler's clock, `came` the same in Unix seconds; `endpoint` is "" where
     nothing is generated; `trace` is its place in a trace, if it is in one. `tenant` is known before
     a handler runs that needs it. `waits`: why the call is not even prepared. `failure` is the error
     that the client was told, also one in a stream whose status was sent already."""
@@ -36,12 +40,18 @@ class Trail:
     id: str
     started: float
     endpoint: str = ""
+    client_id: str = ""
     came: float = field(default_factory=time.time)
     trace: Place | None = None
     tenant: Tenant | None = None
     waits: str = ""
     answer: Answer | None = None
     failure: ErrorRecord | None = None
+
+    @property
+    def shown_id(self) -> str:
+        """The value of x-request-id."""
+        return self.client_id or self.id
 
     @property
     def tenant_name(self) -> str:
@@ -61,7 +71,7 @@ class Trail:
         if self.answer is not None:
             return _placements(self.answer.flights)
         if self.failure is not None:
-            return f"prefill=- decode=- reason=refused: {self.failure.code}"
+            return refused(self.failure)
         return f"prefill=- decode=- reason=waiting: {self.waits}" if self.waits else None
 
     def log(self, status: int, now: float) -> None:
@@ -80,6 +90,7 @@ class Trail:
             *(self.endpoint, status, prompt, completion, attempts, total_ms),
             extra={
                 "request": self.id,
+                "client_request": self.client_id or None,
                 "endpoint": self.endpoint,
                 "tenant": self.tenant_name,
                 "status": status,
@@ -92,6 +103,16 @@ class Trail:
                 "total_ms": total_ms,
             },
         )
+
+
+def client_id(said: str | None) -> str:
+    """What a client said in `x-request-id`, or "" where that is nothing to be repeated."""
+    return said if said is not None and CLIENT_ID.fullmatch(said) else ""
+
+
+def refused(error: ErrorRecord) -> str:
+    """The value of x-baton-placement of a request that never got a place."""
+    return f"prefill=- decode=- reason=refused: {error.code}"
 
 
 def _prompts(flights: Sequence[Flight]) -> dict[str, float]:

@@ -45,7 +45,8 @@ from baton_router.waking import Waking
 TRAIL = web.RequestKey("trail", Trail)  # set by the middleware
 PLACEMENT_HEADER = "x-baton-placement"
 POLICY_HEADER = "x-baton-policy"
-REQUEST_ID_HEADER = "x-baton-request-id"
+OWN_ID_HEADER = "x-baton-request-id"
+ID_HEADER = "x-request-id"  # the client's word for the request, or the router's own
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 JSON_TYPE = "application/json"
 ROUTER_DIGITS = 8
@@ -113,7 +114,8 @@ class Api:
         if self.draining:
             raise Unavailable("the router is shutting down; send the request again")
         ranking = self._ranking(request)
-        events = self._events(request) if call.options.stream else None
+        stream = call.options.stream
+        events = EventStream(request, self.settings.keepalive_s) if stream else None
         self._count(1)
         try:
             return await self._answer(request[TRAIL], body, call, prefix, events, ranking)
@@ -125,14 +127,6 @@ class Api:
             return await events.fail(failure)
         finally:
             self._count(-1)
-
-    def _events(self, request: web.Request) -> EventStream:
-        trail = request[TRAIL]
-
-        def headers() -> dict[str, str]:
-            return {REQUEST_ID_HEADER: trail.id, PLACEMENT_HEADER: trail.placement() or ""}
-
-        return EventStream(request, headers, self.settings.keepalive_s)
 
     def _ranking(self, request: web.Request) -> Ranking | None:
         """The placement policy that the request asks for, where it may."""

@@ -1,8 +1,8 @@
 """The aiohttp application: routes, and one middleware that asks for the API key and shapes every
 error as OpenAI does. Another one refuses what a browser sends for another site (see `origins`).
 
-In: the Api. Out: an application whose answers all carry x-baton-request-id, and whose generation
-answers carry x-baton-placement, errors included.
+In: the Api. Out: an application whose answers all carry x-request-id and x-baton-request-id, and
+whose generation answers carry x-baton-placement, errors and streams included.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from baton_protocol.errors import BatonError, ErrorRecord, InternalError, openai_body
-from baton_router.access import Trail
-from baton_router.api import PLACEMENT_HEADER, REQUEST_ID_HEADER, TRAIL, Api
+from baton_router.access import Trail, client_id
+from baton_router.api import ID_HEADER, OWN_ID_HEADER, PLACEMENT_HEADER, TRAIL, Api
 from baton_router.drains import Drains
 from baton_router.errors import RequestFailed
 from baton_router.openapi import document
@@ -41,6 +41,7 @@ def build_app(api: Api, siblings: Siblings | None = None) -> web.Application:
     gathers = [gathering(siblings)] if siblings is not None else []
     middlewares = [_shaped(api), own_origin, *gathers]
     app = web.Application(middlewares=middlewares)
+    app.on_response_prepare.append(_name)
     drains = Drains(api.fleet, api.bodies, api.clock)
     described = web.get("/openapi.json", _openapi)
     app.add_routes([*api.routes(), *drains.routes(), described])
@@ -56,11 +57,23 @@ async def _openapi(request: web.Request) -> web.Response:
     return web.Response(body=_document(), content_type="application/json")
 
 
+async def _name(request: web.Request, response: web.StreamResponse) -> None:
+    """Say in an answer's headers, as they are sent, which request it is and where that went."""
+    trail = request.get(TRAIL)
+    if trail is None:
+        return  # no request that the application has met: `http_server` has named its answer
+    headers = response.headers
+    headers[ID_HEADER], headers[OWN_ID_HEADER] = trail.shown_id, trail.id
+    if trail.endpoint and (placement := trail.placement()) is not None:
+        headers[PLACEMENT_HEADER] = placement
+
+
 def _shaped(api: Api) -> Middleware:
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         endpoint = GENERATION.get(request.path, "")
-        request[TRAIL] = trail = Trail(api.new_id(), api.clock(), endpoint)
+        said = client_id(request.headers.get(ID_HEADER))
+        request[TRAIL] = trail = Trail(api.new_id(), api.clock(), endpoint, said)
         if endpoint:
             trail.trace = api.tracing.begin(request.headers.get("traceparent", ""))
             api.explanations.begin(trail)
@@ -116,11 +129,6 @@ async def _answer(api: Api, request: web.Request, handler: Handler) -> web.Strea
         )
         told = InternalError(f"the router failed; its log says why, under {request_id}")
         response = _error_response(request, told.record())
-    if not response.prepared:
-        response.headers[REQUEST_ID_HEADER] = request[TRAIL].id
-        placement = request[TRAIL].placement()
-        if placement is not None and request.path in GENERATION:
-            response.headers[PLACEMENT_HEADER] = placement
     return response
 
 

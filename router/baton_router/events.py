@@ -6,8 +6,6 @@ wrong before is an HTTP status that clients understand, and after it an event wi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-
 import msgspec
 from aiohttp import web
 
@@ -28,18 +26,12 @@ class _Stream(web.StreamResponse):
 
 
 class EventStream:
-    """`headers` are asked for when they are sent. A stream without a token for `keepalive_s` is to
-    be told that it WAITs: clients and proxies give up connections that say nothing."""
+    """A stream without a token for `keepalive_s` is to be told that it WAITs: clients and proxies
+    give up connections that say nothing."""
 
-    def __init__(
-        self,
-        request: web.Request,
-        headers: Callable[[], Mapping[str, str]],
-        keepalive_s: float,
-    ) -> None:
+    def __init__(self, request: web.Request, keepalive_s: float) -> None:
         self.keepalive_s = keepalive_s
         self._request = request
-        self._headers = headers
         self._response: web.StreamResponse | None = None
         self._chunked = False
 
@@ -87,7 +79,7 @@ class EventStream:
             self._request.transport.abort()
 
     async def _begin(self) -> web.StreamResponse:
-        response = _Stream(headers={**STREAM_HEADERS, **self._headers()})
+        response = _Stream(headers=STREAM_HEADERS)
         await response.prepare(self._request)
         self._response = response
         self._chunked = response.headers.get("Transfer-Encoding") == "chunked"

@@ -1,7 +1,8 @@
 """What a call's explanation says: plain JSON from its trail and its requests' stories.
 
-In: the trail, at any moment. Out: counts, names, times and reasons of ours; no text, no ids of
-tokens, no error's message, since that may repeat what a client wrote. Milliseconds; `at_ms` counts
+In: the trail, at any moment. Out: counts, names, times and reasons of ours, and the client's own
+`x-request-id`; no text, no ids of tokens, no error's message, since that may repeat what a client
+wrote. Milliseconds; `at_ms` counts
 from when the call came.
 """
 
@@ -31,6 +32,7 @@ def explanation(trail: Trail, status: int | None, now: float) -> Json:
     ttft_s = answer.watch.ttft_s if answer is not None else None
     return {
         "id": trail.id,
+        "client_request_id": trail.client_id or None,
         "endpoint": trail.endpoint,
         "tenant": trail.tenant_name,
         "model": flights[0].prepared.serving.name if flights else None,

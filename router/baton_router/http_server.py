@@ -1,21 +1,26 @@
 """The aiohttp server under the application: what its parser refuses is told as OpenAI's errors too,
 and a connection whose headers do not come in time is closed.
 
-In: bytes that are no request that the router takes. Out: an error that repeats none of them, and no
-log line above debug: what is in a header may be a key, and anybody could fill the log.
+In: bytes that are no request that the router takes. Out: an error that repeats none of them, with
+the headers of every other answer, and no log line above debug: what is in a header may be a key,
+and anybody could fill the log.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
+from aiohttp.web_protocol import _ErrInfo
 
 from baton_protocol.errors import ErrorRecord, InternalError, openai_body
+from baton_router.access import refused
+from baton_router.api import ID_HEADER, OWN_ID_HEADER, PLACEMENT_HEADER
 
 # What aiohttp takes: of a request line, of one header, and how many headers.
 MAX_LINE = 8190
@@ -23,30 +28,55 @@ MAX_HEADERS = 128
 # What a client did wrong. Its own message holds the line that was wrong.
 _CLIENTS = (HttpProcessingError, web.PayloadAccessError, web.RequestPayloadError)
 
+_Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
 logger = logging.getLogger(__name__)
 
 
 class ShapedRunner(web.AppRunner):
-    """An AppRunner of ShapedHandlers. Headers have `header_timeout_s` to come."""
+    """An AppRunner of ShapedHandlers. Headers have `header_timeout_s` to come; `new_id` names what
+    is no request."""
 
-    def __init__(self, app: web.Application, header_timeout_s: float, **options: Any) -> None:
+    def __init__(
+        self,
+        app: web.Application,
+        header_timeout_s: float,
+        new_id: Callable[[], str],
+        **options: Any,
+    ) -> None:
         super().__init__(app, **options)
         self._header_timeout_s = header_timeout_s
+        self._new_id = new_id
 
     async def _make_server(self) -> web.Server:
         server = await super()._make_server()
-        return _ShapedServer(server, self._header_timeout_s)
+        return _ShapedServer(server, self._header_timeout_s, self._new_id)
 
 
 class _ShapedServer(web.Server):
-    def __init__(self, server: web.Server, header_timeout_s: float) -> None:
+    def __init__(
+        self, server: web.Server, header_timeout_s: float, new_id: Callable[[], str]
+    ) -> None:
+        self.new_id = new_id
         super().__init__(
-            server.request_handler,
+            self._expected(server.request_handler),
             request_factory=server.request_factory,
             handler_cancellation=server.handler_cancellation,
             **server._kwargs,
         )
         self._header_timeout_s = header_timeout_s
+
+    def _expected(self, handler: _Handler) -> _Handler:
+        """aiohttp answers an unknown `Expect` before any middleware runs."""
+
+        async def expected(request: web.BaseRequest) -> web.StreamResponse:
+            try:
+                return await handler(request)
+            except web.HTTPExpectationFailed:
+                told = "the router knows no other Expect than 100-continue; leave the header out"
+                return _answer(_refusal(told, 417, code="http_error"), self.new_id())
+
+        return expected
 
     def __call__(self) -> web.RequestHandler:
         return _ShapedHandler(self, self._header_timeout_s, loop=self._loop, **self._kwargs)
@@ -56,11 +86,12 @@ class _ShapedHandler(web.RequestHandler):
     """aiohttp itself closes a connection that is idle for too long, and waits for half a request as
     for none."""
 
-    __slots__ = ("_header_timeout_s", "_headers_due")
+    __slots__ = ("_header_timeout_s", "_headers_due", "_new_id")
 
-    def __init__(self, manager: web.Server, header_timeout_s: float, **options: Any) -> None:
+    def __init__(self, manager: _ShapedServer, header_timeout_s: float, **options: Any) -> None:
         super().__init__(manager, **options)
         self._header_timeout_s = header_timeout_s
+        self._new_id = manager.new_id
         self._headers_due: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -76,8 +107,24 @@ class _ShapedHandler(web.RequestHandler):
         super().data_received(data)
         if self._request_count != before:
             self._have_headers()
+            if isinstance(self._messages[-1][0], _ErrInfo):
+                self._end_body()
         elif data and self._waiter is not None and self._headers_due is None:
             self._await_headers()
+
+    def _end_body(self) -> None:
+        """What came is no HTTP. aiohttp answers that once the request before it is answered, and
+        leaves that waiting for its body where what is wrong is in the body. Then the body fails,
+        and the connection ends with the answer to it."""
+        content: Any = None
+        if len(self._messages) > 1:
+            content = self._messages[-2][1]
+        elif self._current_request is not None:
+            content = self._current_request.content
+        if content is not None and not content.is_eof() and content.exception() is None:
+            self._messages.pop()
+            content.set_exception(web.RequestPayloadError("it does not come in chunks of HTTP/1.1"))
+            self.close()
 
     def _await_headers(self) -> None:
         self._headers_due = self._loop.call_later(self._header_timeout_s, self.force_close)
@@ -97,12 +144,7 @@ class _ShapedHandler(web.RequestHandler):
         logger.debug("no request: %s", type(exc).__name__)
         if request.writer.output_size > 0:
             raise ConnectionError("the answer has begun")
-        error = _record(status, exc)
-        response = web.Response(
-            body=msgspec.json.encode(openai_body(error)),
-            status=error.status,
-            content_type="application/json",
-        )
+        response = _answer(_record(status, exc), self._new_id())
         response.force_close()
         return response
 
@@ -112,6 +154,21 @@ class _ShapedHandler(web.RequestHandler):
             logger.debug("what a client sent is no HTTP: %s", type(error).__name__)
         else:
             super().log_exception(*args, **kw)
+
+
+def _answer(error: ErrorRecord, request_id: str) -> web.Response:
+    """The answer to what no handler sees. Which route it was for is not known: it has the headers
+    that any of them may have."""
+    return web.Response(
+        body=msgspec.json.encode(openai_body(error)),
+        status=error.status,
+        content_type="application/json",
+        headers={
+            ID_HEADER: request_id,
+            OWN_ID_HEADER: request_id,
+            PLACEMENT_HEADER: refused(error),
+        },
+    )
 
 
 def _record(status: int, exc: BaseException | None) -> ErrorRecord:

@@ -347,7 +347,10 @@ def _failure(error: type[BatonError], *, generation: bool) -> Json:
 
 
 def _headers(*, generation: bool) -> Json:
-    told = {"x-baton-request-id": _header("names the request in the log")}
+    told = {
+        "x-request-id": _header("the client's own x-request-id, or else x-baton-request-id"),
+        "x-baton-request-id": _header("names the request in the log"),
+    }
     if generation:
         told["x-baton-placement"] = _header("where it went, and why")
     return told

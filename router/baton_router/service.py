@@ -281,6 +281,7 @@ class Router:
         self._runner = ShapedRunner(
             build_app(self.api, siblings),
             self.settings.header_timeout_s,
+            self.api.new_id,
             handler_cancellation=True,
             access_log=None,
             shutdown_timeout=0.1,

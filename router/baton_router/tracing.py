@@ -1,8 +1,8 @@
 """The router's spans: one per call, and below it one per placement.
 
 In: the client's traceparent as a call comes, its trail when it has ended. Out: spans for the sink,
-and the traceparent that goes to the nodes. Numbers and names of ours only. Without a sink nothing
-is traced, and nodes are told of no trace.
+and the traceparent that goes to the nodes. Numbers and names of ours, and the client's own
+`x-request-id`. Without a sink nothing is traced, and nodes are told of no trace.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ def _call(trail: Trail, place: Place, status: int, now: float) -> Span:
         "gen_ai.operation.name": OPERATIONS[trail.endpoint],
         "http.response.status_code": status,
     }
+    if trail.client_id:
+        attributes["baton.client_request"] = trail.client_id
     if trail.answer is not None:
         usage, ttft_s = trail.answer.usage(), trail.answer.watch.ttft_s
         flight = trail.answer.flights[0]

@@ -75,6 +75,7 @@ ATTEMPT: dict[str, Any] = {
 }
 TOLD: dict[str, Any] = {
     "id": "ab" * 16,
+    "client_request_id": "mine-7",
     "endpoint": "chat",
     "tenant": "acme",
     "model": "demo",
@@ -109,6 +110,7 @@ def options(**given: Any) -> ExplainOptions:
 def test_the_text_has_the_candidates_and_the_prediction_beside_what_came() -> None:
     assert list(lines_of(TOLD)) == [
         f"{TOLD['id']}: chat, demo, tenant acme",
+        "  its client calls it 'mine-7'",
         "  came 1970-01-01 00:00:00 UTC, first token after 21.2 ms, status 200 after 500.0 ms",
         "  600 prompt tokens (56 cached), 20 completion tokens",
         "  ready to be placed after 1.0 ms",

@@ -1,0 +1,83 @@
+"""One exchange over a bare socket: bytes as a test wrote them, and what a server answered.
+
+In: a port of this machine, and the bytes of a request. Out: status, headers by their lower-case
+names, body. Nothing is added, so a test decides on each header; `post` writes a usual request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+END_S = 120.0
+JSON_TYPE = "application/json"
+
+
+@dataclass(frozen=True)
+class Told:
+    """`headers` of one name are joined with ", "."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def code(self) -> str:
+        """Of an error in OpenAI's shape."""
+        code: str = self.json()["error"]["code"]
+        return code
+
+
+async def exchange(port: int, data: bytes, then: bytes = b"") -> Told:
+    """Send `data`, and read one answer; its end is told by its length, its chunks or the close.
+    `then` is sent once the server has answered 100."""
+    async with asyncio.timeout(END_S):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            writer.write(data)
+            await writer.drain()
+            if then:
+                assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+                writer.write(then)
+            return await _answer(reader)
+        finally:
+            writer.close()
+
+
+def request(
+    method: str, path: str, headers: Mapping[str, str], body: bytes = b"", *, length: bool = True
+) -> bytes:
+    """The bytes of a request with these headers, and Content-Length where it has a body."""
+    lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {told}" for name, told in headers.items())]
+    if length and (body or method == "POST"):
+        lines.append(f"Content-Length: {len(body)}")
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+async def _answer(reader: asyncio.StreamReader) -> Told:
+    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+    first, *lines = head.rstrip().split("\r\n")
+    headers: dict[str, str] = {}
+    for line in lines:
+        name, _, told = line.partition(":")
+        known = headers.get(name.lower())
+        headers[name.lower()] = told.strip() if known is None else f"{known}, {told.strip()}"
+    return Told(int(first.split(" ")[1]), headers, await _body(reader, headers))
+
+
+async def _body(reader: asyncio.StreamReader, headers: Mapping[str, str]) -> bytes:
+    if headers.get("transfer-encoding") == "chunked":
+        body = b""
+        while size := int(await reader.readuntil(b"\r\n"), 16):
+            body += await reader.readexactly(size)
+            await reader.readexactly(2)
+        return body
+    if "content-length" in headers:
+        return await reader.readexactly(int(headers["content-length"]))
+    return await reader.read()
