@@ -14,10 +14,12 @@ It mounts no model: tokenizer and chat template come from its nodes, by digest. 
     budgets                        requests and tokens per minute, shared over the index
     waking                         calls that wait for a pool's first node
     bodies, large_json             bounds of time and memory for bodies; decoding large ones
+    request_fields                 every field of a body: what is done about it, and why
     fields, parameters, unserved   reading bodies; sampling fields; what is refused or read past
     calls                          what both endpoints share
     openai_chat, openai_completions, completion_shape, logprobs   their fields and shapes
     openapi, openapi_fields, openapi_answers   GET /openapi.json
+    field_docs                     the table of fields in docs/api.md
     prepare, models                tokenize and hash once; artifacts by digest
     placement, prices, roster      where a request runs: pure, predicted milliseconds; their figures
     ownership, actions             one request's state machine: pure, no sockets

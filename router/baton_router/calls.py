@@ -18,10 +18,13 @@ from baton_protocol.link import Delta
 from baton_protocol.request import PositionLogprobs
 from baton_router.fields import TRUE, Fields, needs
 from baton_router.models import PoolModel
+from baton_router.request_fields import MEMBERS
+from baton_router.unserved import only_accepted
 from baton_text.tokenizer import Tokenizer
 
 Json = dict[str, Any]
 PromptIds = Sequence[tuple[int, ...]]  # of each prompt
+STREAM_OPTIONS = MEMBERS["chat", "stream_options"]  # on both endpoints
 DONE = b"data: [DONE]\n\n"
 _UNFINISHED = b',"finish_reason":null}'
 
@@ -158,13 +161,14 @@ class Options:
     @classmethod
     def read(cls, fields: Fields, *, generates: bool = True) -> Options:
         stream = fields.boolean("stream", False)
-        more = fields.nested("stream_options")
+        more = fields.nested("stream_options", STREAM_OPTIONS)
         fields.rule(needs("stream_options", {"type": "object", "minProperties": 1}, "stream", TRUE))
         if more and not stream:  # as vLLM: an empty one asks for nothing
             raise InvalidRequest(
                 "stream_options is only allowed when stream is true", param="stream_options"
             )
-        options = more or Fields({})
+        options = Fields({}) if more is None else more
+        only_accepted(options, STREAM_OPTIONS.fields["include_obfuscation"])
         include_usage = options.boolean("include_usage", False)
         continuous = options.boolean("continuous_usage_stats", False)
         return cls(

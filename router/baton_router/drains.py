@@ -24,6 +24,7 @@ from baton_protocol.store import NodeState
 from baton_router.bodies import Bodies
 from baton_router.fields import Fields, wrong
 from baton_router.fleet import Fleet
+from baton_router.request_fields import MEMBERS
 from baton_router.view import NodeView, state_of
 
 ANSWER_S = 2.0  # until others can serve, and the node says that it has done so: a round trip
@@ -65,6 +66,7 @@ class Drains:
 
     async def resume(self, request: web.Request) -> web.Response:
         node = self._node(request)
+        _fields(await self._bodies.read(request)).only(MEMBERS["resume", ""])
         logger.info("%s is told to take requests again", node)
         return await self._tell(node, ResumeNode(), "ready", self._clock() + ANSWER_S)
 
@@ -118,11 +120,12 @@ class Drains:
 
 def drain_words(body: bytes) -> DrainNode:
     """An empty body asks for the node's own deadline. Raise InvalidRequest, MalformedBody."""
-    return read_drain(Fields.parse(body) if body.strip() else Fields({}))
+    return read_drain(_fields(body))
 
 
 def read_drain(fields: Fields) -> DrainNode:
     """Raise InvalidRequest naming the first wrong field."""
+    fields.only(MEMBERS["drain", ""])
     deadline_s = fields.number("deadline_s", 0.0)
     reason = fields.text("reason", {"pattern": f"^{REASON.pattern}$"}) or ""
     if not REASON.fullmatch(reason):
@@ -132,3 +135,7 @@ def read_drain(fields: Fields) -> DrainNode:
         allowed = "it names a revision: at most 63 of a to z, 0 to 9 and -"
         raise wrong("replaced_by", replaced_by, allowed)
     return DrainNode(deadline_s, reason, replaced_by)
+
+
+def _fields(body: bytes) -> Fields:
+    return Fields.parse(body) if body.strip() else Fields({})

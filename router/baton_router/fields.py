@@ -16,11 +16,13 @@ import msgspec
 
 from baton_protocol.errors import InvalidRequest, MalformedBody
 from baton_router.large_json import decode
+from baton_router.request_fields import Members
 
 Schema = Mapping[str, Any]
 ANY: Schema = {}  # each value is as this has it
 TRUE: Schema = {"const": True}
 NOT_TRUE: Schema = {"enum": [False, None]}
+NOTHING_ELSE: Schema = {"additionalProperties": {"type": "null"}}
 NOT_FALSE: Schema = {"enum": [True, None]}
 SHOWN = 60  # characters of an offending value that are repeated to the client
 
@@ -51,6 +53,15 @@ def wrong(name: str, value: object, allowed: str) -> InvalidRequest:
     return InvalidRequest(f"{name} is {show(value)}; {allowed}", param=name)
 
 
+def members_schema(members: Members, **known: Schema) -> Schema:
+    """Of an object that has these members and no other; `known` is what some of them are like."""
+    told = {
+        name: {"description": field.plain_remark} | dict(known.get(name, ANY))
+        for name, field in members.fields.items()
+    }
+    return {"type": "object", "properties": told, **NOTHING_ELSE}
+
+
 def needs(name: str, given: Schema, other: str, wanted: Schema, *, absent: bool = False) -> Schema:
     """The rule that `other` is as `wanted` where `name` is as `given`; it may be `absent`."""
     then = {"properties": {other: wanted}} | ({} if absent else {"required": [other]})
@@ -76,6 +87,10 @@ class Fields:
 
     def __bool__(self) -> bool:
         return bool(self._body)
+
+    def only(self, members: Members) -> None:
+        """Raise InvalidRequest for a field that is none of these, unless it is null."""
+        members.check(self._body)
 
     def raw(self, name: str, schema: Schema, *, required: bool = False) -> Any:
         """The value as it came, for a caller who checks that it is as `schema` has it."""
@@ -146,10 +161,13 @@ class Fields:
             raise wrong(name, value, "it must be an object")
         return value
 
-    def nested(self, name: str) -> Fields | None:
-        """An object whose members are fields, too."""
+    def nested(self, name: str, members: Members) -> Fields | None:
+        """An object whose members are fields, too: these, and no other."""
         value = self.mapping(name)
-        return None if value is None else Fields(value)
+        if value is None:
+            return None
+        members.check(value, name)
+        return Fields(value)
 
     def texts(self, name: str, most: int, longest: int) -> tuple[str, ...] | None:
         """A string or a list of at most `most` strings, each of 1 to `longest` characters."""

@@ -30,24 +30,25 @@ from baton_router.calls import (
     finish_members,
     prompt_positions,
 )
-from baton_router.fields import TRUE, Fields, needs, wrong
+from baton_router.fields import TRUE, Fields, members_schema, needs, wrong
 from baton_router.logprobs import chat_logprobs, prompt_logprobs
 from baton_router.models import PoolModel
 from baton_router.parameters import bad_words, limit_field, sampling_fields
+from baton_router.request_fields import MEMBERS
 from baton_router.unserved import check_unserved
 from baton_text.chat import RESERVED
 from baton_text.tokenizer import Tokenizer
 
 MESSAGE_CHARS = 30  # rendering a message takes as long as so many characters
 TEMPLATE_KWARGS = {"propertyNames": {"not": {"enum": list(RESERVED)}}}
+MESSAGE, PART = MEMBERS["chat", "messages[]"], MEMBERS["chat", "messages[].content[]"]
 _PART = {
-    "type": "object",
-    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    **members_schema(PART, type={"const": "text"}, text={"type": "string"}),
     "required": ["type", "text"],
 }
 _CONTENT = [{"type": "string"}, {"type": "array", "items": _PART}]
 _MESSAGE = {
-    "type": "object",
+    **members_schema(MESSAGE),
     "anyOf": [
         {
             "properties": {"role": {"type": "string"}, "content": {"anyOf": _CONTENT}},
@@ -85,7 +86,7 @@ class ChatCall:
 
     @classmethod
     def read(cls, fields: Fields) -> ChatCall:
-        check_unserved(fields, "echo")
+        check_unserved(fields, "chat")
         sampling = sampling_fields(fields)
         top = fields.integer("top_logprobs", 0, MAX_LOGPROBS)
         wanted = fields.boolean("logprobs", False)
@@ -215,6 +216,7 @@ def _messages(value: Any) -> list[Json]:
         name = f"messages[{position}]"
         if not isinstance(message, dict):
             raise wrong(name, message, "it must be an object with role and content")
+        MESSAGE.check(message, name)
         if not isinstance(message.get("role"), str):
             raise wrong(f"{name}.role", message.get("role"), "it must be a string")
         messages.append({**message, "content": _content(name, message)})
@@ -235,5 +237,6 @@ def _content(name: str, message: Json) -> str:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind != "text" or not isinstance(part.get("text"), str):
             raise wrong(f"{name}[{position}]", part, "only parts of type text are supported")
+        PART.check(part, f"{name}[{position}]")
         texts.append(part["text"])
     return "\n".join(texts)

@@ -63,7 +63,7 @@ class CompletionCall:
 
     @classmethod
     def read(cls, fields: Fields) -> CompletionCall:
-        check_unserved(fields)
+        check_unserved(fields, "completions")
         echo = fields.boolean("echo", False)
         # Nothing to generate is a question about the prompt alone; nodes generate one token.
         sampling = sampling_fields(fields, least_tokens=0 if echo else 1)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from baton_router.fields import ANY, Fields, Schema
+from baton_router.fields import ANY, NOTHING_ELSE, Fields, Schema
+from baton_router.request_fields import Members
 
 Json = dict[str, Any]
 INT64 = {"minimum": -(1 << 63), "maximum": (1 << 63) - 1}
@@ -17,26 +18,30 @@ INT64 = {"minimum": -(1 << 63), "maximum": (1 << 63) - 1}
 
 def body_schema(read: Callable[[Fields], object], *bodies: Json) -> Json:
     """Bounds that depend on another field are told as the widest that occur in `bodies`."""
-    asked: dict[str, Json] = {}
+    told: Json = {"type": "object", "properties": {}}
     required: set[str] = set()
     rules: list[Json] = []
     for body in bodies:
-        read(_Asked(body, asked, required, rules))
-    told: Json = {"type": "object", "properties": asked}
+        read(_Asked(body, told, required, rules))
     told |= {"required": sorted(required)} if required else {}
     return told | ({"allOf": rules} if rules else {})
 
 
 class _Asked(Fields):
-    """Fields that note what they are asked for, and by which rules."""
+    """Fields that note in `told`, the schema of their object, what they are asked for, and by
+    which rules."""
 
-    def __init__(
-        self, body: Json, asked: dict[str, Json], required: set[str], rules: list[Json]
-    ) -> None:
+    def __init__(self, body: Json, told: Json, required: set[str], rules: list[Json]) -> None:
         super().__init__(body)
-        self._asked = asked
+        self._told = told
+        self._asked: dict[str, Json] = told["properties"]
         self._required = required
         self._rules = rules
+        self._remarks: dict[str, str] = {}
+
+    def only(self, members: Members) -> None:
+        self._told |= dict(NOTHING_ELSE)
+        self._remarks = {name: field.plain_remark for name, field in members.fields.items()}
 
     def raw(self, name: str, schema: Schema, *, required: bool = False) -> Any:
         self._note(name, schema)
@@ -77,11 +82,15 @@ class _Asked(Fields):
         self._note(name, _nullable("object") | dict(schema))
         return super().mapping(name, schema)
 
-    def nested(self, name: str) -> Fields | None:
-        inner: dict[str, Json] = {}
-        self._note(name, _nullable("object") | {"properties": inner})
+    def nested(self, name: str, members: Members) -> Fields | None:
+        told = _nullable("object") | {"properties": {}} | dict(NOTHING_ELSE)
+        self._note(name, told)
         value = super().mapping(name)
-        return None if value is None else _Asked(value, inner, set(), [])
+        if value is None:
+            return None
+        inner = _Asked(value, told, set(), [])
+        inner.only(members)
+        return inner
 
     def texts(self, name: str, most: int, longest: int) -> tuple[str, ...] | None:
         one = {"type": "string", "minLength": 1, "maxLength": longest}
@@ -97,7 +106,9 @@ class _Asked(Fields):
 
     def _note(self, name: str, schema: Schema) -> None:
         known = self._asked.get(name)
-        self._asked[name] = dict(schema) if known is None else _wider(known, schema)
+        told = dict(schema) if known is None else _wider(known, schema)
+        remark = self._remarks.get(name)
+        self._asked[name] = told if remark is None else told | {"description": remark}
 
 
 def _nullable(kind: str) -> Json:

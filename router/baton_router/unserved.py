@@ -1,9 +1,8 @@
 """Fields that the router does not act on: those it refuses by name, and those it reads past.
 
-A field that OpenAI or vLLM knows and that would change the answer is refused unless its value asks
-for nothing. One that changes nothing (`user`, `metadata`, `service_tier`, ...) is accepted, under
-OpenAI's rules for its value. Names nobody knows are ignored. Whose KV a request may use follows
-from its API key: fields that would name it are refused.
+A field that would change the answer is refused unless its value asks for nothing. One that changes
+nothing (`user`, `metadata`, `store`, ...) is accepted, under OpenAI's rules for its value. Which
+these are, and why, stands in `request_fields`.
 """
 
 from __future__ import annotations
@@ -13,75 +12,40 @@ from typing import Any
 from baton_protocol.errors import InvalidRequest
 from baton_protocol.sampling import MAX_CHOICES
 from baton_router.fields import Fields, wrong
+from baton_router.request_fields import MEMBERS, Body, Field
 
 MAX_METADATA = 16
-
-_EMPTY: tuple[Any, ...] = (False, 0, "", [], {})
-# Field -> the values that ask for nothing beyond what we do; null always does.
-_REFUSED: dict[str, tuple[Any, ...]] = {
-    "tools": _EMPTY,
-    "tool_choice": ("none", "auto"),
-    "functions": _EMPTY,
-    "function_call": ("none", "auto"),
-    "length_penalty": (1,),
-    "suffix": _EMPTY,
-    "audio": _EMPTY,
-    "modalities": (["text"],),
-    "prediction": _EMPTY,
-    "reasoning_effort": _EMPTY,
-    "verbosity": ("medium",),
-    "web_search_options": (),
-    "store": _EMPTY,
-    "use_beam_search": _EMPTY,
-    "truncate_prompt_tokens": (),
-    "prompt_embeds": _EMPTY,
-    "return_tokens_as_token_ids": _EMPTY,
-    "structured_outputs": _EMPTY,
-    "guided_json": _EMPTY,
-    "guided_regex": _EMPTY,
-    "guided_choice": _EMPTY,
-    "guided_grammar": _EMPTY,
-    "logits_processors": _EMPTY,
-    "documents": _EMPTY,
-    "chat_template": _EMPTY,
-    "continue_final_message": _EMPTY,
-}
-_DERIVED = ("cache_salt", "salt", "tenant", "adapter", "adapter_digest")
-_PLAIN_TEXT = {
-    "type": ["object", "null"],
-    "properties": {"type": {"const": "text"}},
-    "required": ["type"],
-}
 _METADATA = {"additionalProperties": {"type": "string"}, "maxProperties": MAX_METADATA}
+_LIMITED = {
+    body: {field.name: field for field in members.fields.values() if field.accepts is not None}
+    for (body, path), members in MEMBERS.items()
+    if not path
+}
 
 
-def check_unserved(fields: Fields, *more: str) -> None:
-    """Raise InvalidRequest naming the first field that asks for what we do not do, or that breaks
-    OpenAI's rules for it. `more` are fields that only the other endpoint obeys."""
-    unserved = "this server does not support it; leave it out"
-    refused = _REFUSED | dict.fromkeys(more, _EMPTY)
-    if fields.given(refused):
-        for name, harmless in refused.items():
-            _only(fields, name, harmless, unserved)
-    format = fields.raw("response_format", _PLAIN_TEXT)
-    if format is not None and not (isinstance(format, dict) and format.get("type") == "text"):
-        raise wrong("response_format", format, unserved)
-    if fields.given(_DERIVED):
-        for name in _DERIVED:
-            _only(fields, name, _EMPTY, "no request may name it: the API key says it; leave it out")
+def check_unserved(fields: Fields, body: Body) -> None:
+    """Raise InvalidRequest naming the first field that is unknown, that asks for what we do not do,
+    or that breaks OpenAI's rules for it."""
+    fields.only(MEMBERS[body, ""])
+    limited = _LIMITED[body]
+    if fields.given(limited):
+        for field in limited.values():
+            only_accepted(fields, field)
     n = fields.integer("n", 1, MAX_CHOICES) or 1
     best_of = fields.integer("best_of", 1, MAX_CHOICES)
     fields.rule({"description": "best_of is what n is"})
     if best_of is not None and best_of != n:
         raise wrong("best_of", best_of, f"this server supports n only, which is {n}; leave it out")
-    fields.text("user")
-    _check_metadata(fields)
+    _check_ignored(fields)
 
 
-def _only(fields: Fields, name: str, harmless: tuple[Any, ...], complaint: str) -> None:
-    value = fields.raw(name, {"enum": [None, *harmless]})
-    if value is not None and not any(_same(value, one) for one in harmless):
-        raise wrong(name, value, complaint)
+def only_accepted(fields: Fields, field: Field) -> None:
+    """Raise InvalidRequest where a field has another value than those that pass."""
+    accepted = field.accepts or ()
+    name = field.name.rpartition(".")[2]
+    value = fields.raw(name, {"enum": [None, *accepted]})
+    if value is not None and not any(_same(value, one) for one in accepted):
+        raise wrong(field.name, value, field.complaint)
 
 
 def _same(value: Any, other: Any) -> bool:
@@ -89,7 +53,16 @@ def _same(value: Any, other: Any) -> bool:
     return isinstance(value, bool) == isinstance(other, bool) and bool(value == other)
 
 
-def _check_metadata(fields: Fields) -> None:
+def _check_ignored(fields: Fields) -> None:
+    for name in ("user", "safety_identifier", "session_id"):
+        fields.text(name)
+    for name in ("prompt_cache_key", "prompt_cache_retention", "mm_payload"):
+        fields.text(name)
+    for name in ("prompt_cache_options", "media_io_kwargs", "mm_processor_kwargs"):
+        fields.mapping(name)
+    fields.boolean("store", False)
+    fields.boolean("parallel_tool_calls", True)
+    fields.integer("stream_interval", 1)
     pairs = fields.mapping("metadata", _METADATA) or {}
     if len(pairs) > MAX_METADATA:
         raise InvalidRequest(

@@ -194,12 +194,12 @@ class Try(NamedTuple):
 
 SALT = tenant_salt(SECRET.encode(), OWNER)  # no client knows it; not even that would help
 KEY = key_of(OWNER)
-REFUSED = {"cache_salt": SALT, "salt": SALT, "tenant": OWNER, "adapter": "x", "adapter_digest": "0"}
-READ_PAST: Json = {
-    "user": OWNER,
-    "metadata": {"tenant": OWNER, "cache_salt": SALT},
-    "prompt_cache_key": SALT,
-    "safety_identifier": OWNER,
+REFUSED: Json = {
+    "cache_salt": SALT,
+    "salt": SALT,
+    "tenant": OWNER,
+    "adapter": "x",
+    "adapter_digest": "0",
     "service_tier": OWNER,
     "extra_body": {"cache_salt": SALT, "tenant": OWNER},
     "extra_headers": {"authorization": f"Bearer {KEY}"},
@@ -212,6 +212,13 @@ READ_PAST: Json = {
     "kv_transfer_params": {"salt": SALT, "do_remote_prefill": True},
     "request": {"salt": SALT, "tenant": OWNER},
     "sharing": "pool",
+}
+READ_PAST: Json = {
+    "user": OWNER,
+    "metadata": {"tenant": OWNER, "cache_salt": SALT},
+    "prompt_cache_key": SALT,
+    "safety_identifier": OWNER,
+    "session_id": SALT,
 }
 HEADERS = {
     "x-tenant": OWNER,

@@ -73,7 +73,10 @@ class Watched(dict[str, Any]):
 @pytest.mark.parametrize("name", BODIES)
 def test_the_document_has_each_field_that_is_read_and_no_other(name: str) -> None:
     seen: set[str] = set()
-    for more in ({}, {"max_completion_tokens": 5}, {"stream": True, "n": 2, "logprobs": None}):
+    variants: list[dict[str, Any]] = [{}]
+    if name != "DrainRequest":
+        variants += [{"max_completion_tokens": 5}, {"stream": True, "n": 2, "logprobs": None}]
+    for more in variants:
         body = Watched(NEEDED[name] | more)
         READERS[name](Fields(body))
         seen |= body.seen

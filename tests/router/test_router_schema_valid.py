@@ -76,7 +76,7 @@ def objects(schema: Mapping[str, Any]) -> st.SearchStrategy[Json]:
     more: st.SearchStrategy[Json] = st.dictionaries(TEXT, ANYTHING, max_size=2)
     for inner in schema.get("patternProperties", {}).values():
         more = st.dictionaries(st.integers(0, 9999).map(str), values(inner), max_size=2)
-    if "additionalProperties" in schema and schema["additionalProperties"] is not False:
+    if schema.get("additionalProperties"):
         more = st.dictionaries(TEXT, values(schema["additionalProperties"]), max_size=2)
     return st.tuples(more, known).map(lambda pair: pair[0] | pair[1])
 

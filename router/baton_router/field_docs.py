@@ -1,0 +1,159 @@
+"""The table of request fields in docs/api.md, made of what the parsers themselves go by.
+
+    python -m baton_router.field_docs docs/api.md      writes the table into that page
+
+In: `request_fields`, and the bounds that `openapi` learnt from the readers. Out: Markdown.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from baton_router.openapi import BODIES
+from baton_router.openapi_fields import INT64
+from baton_router.request_fields import EMPTY, FIELDS, Body, Field
+
+Json = Mapping[str, Any]
+BEGIN, END = "<!-- request fields: begin -->", "<!-- request fields: end -->"
+COMMAND = "python -m baton_router.field_docs docs/api.md"
+SCHEMAS: Mapping[Body, str] = {
+    "chat": "ChatRequest",
+    "completions": "CompletionRequest",
+    "drain": "DrainRequest",
+}
+_HEAD = (
+    "| field | API | Baton | values, [default] | remark |",
+    "|---|---|---|---|---|",
+)
+_DOES = {"obeyed": "obeys", "ignored": "ignores", "refused": "refuses"}
+
+
+def table() -> str:
+    """One row for each field, in the order of `request_fields`."""
+    return "\n".join([*_HEAD, *map(_row, FIELDS)])
+
+
+def with_table(page: str) -> str:
+    """The page with the table between its marks. Raise ValueError where it has no marks."""
+    begin, end = page.index(BEGIN) + len(BEGIN), page.index(END)
+    return f"{page[:begin]}\n{table()}\n{page[end:]}"
+
+
+def _row(field: Field) -> str:
+    where = "both" if len(field.bodies) > 1 else field.bodies[0]
+    cells = (f"`{field.name}`", where, _DOES[field.does], _values(field), field.remark)
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _values(field: Field) -> str:
+    """What the field may hold, and what it is by default."""
+    schemas = [_schema(body, field.name) for body in field.bodies]
+    told = _each(field, [_told(schema) for schema in schemas])
+    if field.does == "refused":
+        return f"all but {told}" if told else "all"
+    learnt = [json.dumps(schema["default"]) for schema in schemas if "default" in schema]
+    default = field.default or (_each(field, learnt) if learnt else "")
+    return f"{told} [{default}]".strip() if default else told
+
+
+def _each(field: Field, told: Sequence[str]) -> str:
+    """Once, or per body where they differ."""
+    if len(set(told)) == 1:
+        return told[0]
+    return "; ".join(f"{body}: {one}" for body, one in zip(field.bodies, told, strict=True))
+
+
+def _schema(body: Body, name: str) -> Json:
+    """Empty for what a list holds: the list's own reader checks it."""
+    schema: Json = BODIES[SCHEMAS[body]]
+    for part in name.split("."):
+        schema = schema.get("properties", {}).get(part, {})
+    return schema
+
+
+def _told(schema: Json) -> str:
+    if "enum" in schema:
+        return _choices(schema["enum"])
+    if "anyOf" in schema:
+        return ", or ".join(_told(one) for one in schema["anyOf"] if one != {"type": "null"})
+    kinds = schema.get("type", [])
+    kinds = [kinds] if isinstance(kinds, str) else kinds
+    return " or ".join(_KINDS[kind](schema) for kind in kinds if kind != "null")
+
+
+def _choices(values: Sequence[Any]) -> str:
+    accepted = tuple(value for value in values if value is not None)
+    if accepted == EMPTY:
+        return "false, 0 or empty"
+    shown = " or ".join(f"`{json.dumps(value)}`" for value in accepted)
+    return shown.replace('`"', "`").replace('"`', "`")
+
+
+def _number(schema: Json) -> str:
+    low, high, above = map(schema.get, ("minimum", "maximum", "exclusiveMinimum"))
+    low = None if low == INT64["minimum"] else low
+    high = None if high == INT64["maximum"] else high
+    if above is not None:
+        return f"above {_shown(above)}, to {_shown(high)}"
+    if low is None:
+        return "64 bits"
+    return f"{_shown(low)} or more" if high is None else f"{_shown(low)} to {_shown(high)}"
+
+
+def _shown(value: float | None) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:,g}"
+
+
+def _text(schema: Json) -> str:
+    low, high = schema.get("minLength", 0), schema.get("maxLength")
+    return "a text" if high is None else f"a text of {low} to {high:,} characters"
+
+
+def _list(schema: Json) -> str:
+    least, most = schema.get("minItems"), schema.get("maxItems")
+    what = _plural(schema.get("items", {}))
+    if most is None:
+        return f"a list of {what}"
+    return f"{least} to {most:,} {what}" if least else f"at most {most:,} {what}"
+
+
+def _plural(items: Json) -> str:
+    match items:
+        case {"type": "integer"}:
+            return "ids"
+        case {"type": "string", "maxLength": int(longest)}:
+            return f"texts of up to {longest:,} characters"
+        case {"type": "string"}:
+            return "texts"
+        case {"type": "array"}:
+            return "lists of ids"
+    return "objects"
+
+
+def _object(schema: Json) -> str:
+    most = schema.get("maxProperties")
+    for values in schema.get("patternProperties", {}).values():
+        return f"at most {most:,} ids, each with {_number(values)}"
+    return "an object" if most is None else f"at most {most:,} texts by name"
+
+
+_KINDS: Mapping[str, Callable[[Json], str]] = {
+    "boolean": lambda schema: "true, false",
+    "integer": _number,
+    "number": _number,
+    "string": _text,
+    "array": _list,
+    "object": _object,
+}
+
+
+def main(path: Path) -> None:
+    path.write_text(with_table(path.read_text()))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
