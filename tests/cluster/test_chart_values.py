@@ -9,7 +9,21 @@ import pytest
 import yaml
 
 from tests.cluster.machine.client import CommandFailed, Kubernetes
-from tests.support.chart import CHART, leaves, manifests, one_of, render, schema, set_words, values
+from tests.support.chart import (
+    CHART,
+    MONITORING,
+    OPERATOR,
+    SPREAD,
+    Manifest,
+    leaves,
+    manifests,
+    one_of,
+    render,
+    schema,
+    set_words,
+    values,
+)
+from tests.support.network_policies import Place, may_connect
 
 # Path, another value than the default, what then stands in the manifests and else does not.
 CHANGES: list[tuple[str, Any, str]] = [
@@ -29,11 +43,15 @@ CHANGES: list[tuple[str, Any, str]] = [
     ("operator.resources.requests", {"cpu": "123m"}, "cpu: 123m"),
     ("operator.resources.limits", {"memory": "321Mi"}, "memory: 321Mi"),
     ("operator.podAnnotations", {"team.example/a": "b"}, "team.example/a: b"),
+    ("operator.serviceAccountAnnotations", {"cloud.example/a": "c"}, "cloud.example/a: c"),
+    ("operator.priorityClassName", "first", "priorityClassName: first"),
     ("operator.nodeSelector", {"disk": "fast"}, "disk: fast"),
     ("operator.tolerations", [{"key": "tainted", "operator": "Exists"}], "key: tainted"),
     ("operator.affinity", {"podAffinity": {}}, "podAffinity: {}"),
+    ("operator.topologySpreadConstraints", [SPREAD], "topologyKey: topology.kubernetes.io/zone"),
     ("metrics.port", 9999, "port: 9999"),
     ("metrics.annotations", {"prometheus.io/scrape": "true"}, "prometheus.io/scrape: \"true\""),
+    ("networkPolicy.monitoring", [MONITORING], "kubernetes.io/metadata.name: monitoring"),
     ("serviceMonitor.enabled", True, "kind: PodMonitor"),
     ("serviceMonitor.labels", {"release": "prometheus"}, "release: prometheus"),
     ("serviceMonitor.interval", "7s", "interval: 7s"),
@@ -65,12 +83,32 @@ REFUSED: list[tuple[str, Any, str, str]] = [
     ("watchNamespaces", ["blue", "blue"], "/watchNamespaces", "items at 0 and 1 are equal"),
     ("watchNamespaces", ["Blue"], "/watchNamespaces/0", "'Blue' does not match pattern"),
     ("crds.install", "yes", "/crds/install", "got string, want boolean"),
-    ("operator.replicas", -1, "/operator/replicas", "got -1, want 0"),
+    ("operator.replicas", 0, "/operator/replicas", "got 0, want 1"),
     ("operator.replicas", "2", "/operator/replicas", "got string, want integer"),
     ("operator.logLevel", "loud", "/operator/logLevel", "one of 'debug', 'info', "),
     ("operator.indexNetworks", ["redis"], "/operator/indexNetworks/0", "does not match pattern"),
     ("operator.resources.claims", [], "/operator/resources", "'claims' not allowed"),
     ("operator.nodeSelector", {"a": True}, "/operator/nodeSelector/a", "got boolean, want string"),
+    ("operator.priorityClassName", "A b", "/operator/priorityClassName", "does not match pattern"),
+    (
+        "operator.topologySpreadConstraints",
+        [{"maxSkew": 1}],
+        "/operator/topologySpreadConstraints/0",
+        "missing properties 'topologyKey', 'whenUnsatisfiable', 'labelSelector'",
+    ),
+    (
+        "operator.serviceAccountAnnotations",
+        {"a": 1},
+        "/operator/serviceAccountAnnotations/a",
+        "got number, want string",
+    ),
+    ("networkPolicy.monitoring", [{}], "/networkPolicy/monitoring/0", "minProperties"),
+    (
+        "networkPolicy.monitoring",
+        [{"podSelektor": {}}],
+        "/networkPolicy/monitoring/0",
+        "additional properties 'podSelektor' not allowed",
+    ),
     ("metrics.port", 0, "/metrics/port", "got 0, want 1"),
     ("serviceMonitor.interval", "often", "/serviceMonitor/interval", "does not match pattern"),
     ("dashboards.labels", {"a": 1}, "/dashboards/labels/a", "got number, want string"),
@@ -114,7 +152,8 @@ def test_every_value_that_can_be_set_is_described() -> None:
 
 
 def test_every_value_is_in_the_table_of_changes() -> None:
-    known = {path for path, _, _ in CHANGES} | {"crds.install", "global"}
+    # What is on and can be turned off has a test of its own.
+    known = {path for path, _, _ in CHANGES} | {"crds.install", "networkPolicy.enabled", "global"}
     assert sorted(known) == sorted(leaves(schema()))
 
 
@@ -130,12 +169,14 @@ def test_a_changed_value_is_in_the_manifests(
     assert fragment in render(control_plane, *set_words(before | {path: value}))
 
 
-def test_without_the_crd_the_roles_of_its_users_are_left_out_too(control_plane: Kubernetes) -> None:
-    def kinds(*words: str) -> set[tuple[str, str]]:
-        found = manifests(control_plane, *words)
-        return {(one["kind"], one["metadata"]["name"]) for one in found}
+def kinds(kubernetes: Kubernetes, *words: str) -> set[tuple[str, str]]:
+    found = manifests(kubernetes, *words)
+    return {(one["kind"], one["metadata"]["name"]) for one in found}
 
-    assert kinds() - kinds("--set=crds.install=false") == {
+
+def test_without_the_crd_the_roles_of_its_users_are_left_out_too(control_plane: Kubernetes) -> None:
+    missing = kinds(control_plane) - kinds(control_plane, "--set=crds.install=false")
+    assert missing == {
         ("CustomResourceDefinition", "inferencepools.baton.dev"),
         ("CustomResourceDefinition", "poolscalers.baton.dev"),
         ("ClusterRole", "baton-pools-edit"),
@@ -208,7 +249,7 @@ ROLLING = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavail
 
 
 @pytest.mark.parametrize(("replicas", "strategy", "elects"), [
-    (0, {"type": "Recreate"}, False), (1, {"type": "Recreate"}, False), (2, ROLLING, True),
+    (1, {"type": "Recreate"}, False), (2, ROLLING, True),
 ])  # fmt: skip
 def test_one_operator_ends_before_the_next_and_several_elect_a_leader(
     control_plane: Kubernetes, replicas: int, strategy: dict[str, Any], elects: bool
@@ -220,3 +261,72 @@ def test_one_operator_ends_before_the_next_and_several_elect_a_leader(
     assert ("--leader-elect" in container["args"]) is elects
     names = {(one["kind"], one["metadata"]["name"]) for one in found}
     assert (("Role", "baton-operator-lease") in names) is elects
+
+
+def test_several_operators_are_evicted_one_at_a_time(control_plane: Kubernetes) -> None:
+    assert ("PodDisruptionBudget", OPERATOR) not in kinds(control_plane)
+    found = manifests(control_plane, "--set=operator.replicas=2")
+    budget = one_of(found, "PodDisruptionBudget")["spec"]
+    assert budget["selector"] == one_of(found, "Deployment")["spec"]["selector"]
+    assert budget["maxUnavailable"] == 1
+    assert budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+
+
+def test_several_operators_prefer_different_machines_unless_the_user_says_something_else(
+    control_plane: Kubernetes,
+) -> None:
+    def affinity(*words: str) -> Any:
+        deployment = one_of(manifests(control_plane, *words), "Deployment")["spec"]
+        return deployment["template"]["spec"].get("affinity"), deployment["selector"]
+
+    several = "--set=operator.replicas=2"
+    assert affinity()[0] is None
+    told, selector = affinity(several)
+    [rule] = told["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert rule["podAffinityTerm"] == {
+        "topologyKey": "kubernetes.io/hostname",
+        "labelSelector": selector,
+    }
+    own: dict[str, Any] = {"nodeAffinity": {}}
+    assert affinity(several, *set_words({"operator.affinity": own}))[0] == own
+
+
+def operator_policies(kubernetes: Kubernetes, *words: str) -> tuple[list[Manifest], Place]:
+    """The chart's NetworkPolicies, and the operator's pod as they see it."""
+    found = manifests(kubernetes, *words)
+    labels = one_of(found, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    policies = [one for one in found if one["kind"] == "NetworkPolicy"]
+    return policies, Place("baton-system", labels)
+
+
+PROMETHEUS = Place("monitoring", {"app.kubernetes.io/name": "prometheus"})
+NEIGHBOUR = Place("baton-system", {"app": "neighbour"})
+
+
+@pytest.mark.parametrize(("words", "callers"), [
+    ((), [PROMETHEUS, NEIGHBOUR]),
+    (set_words({"networkPolicy.monitoring": [MONITORING]}), [PROMETHEUS]),
+], ids=["default", "monitoring"])  # fmt: skip
+def test_only_metrics_can_be_asked_of_the_operator_and_only_by_monitoring_if_that_is_named(
+    control_plane: Kubernetes, words: list[str], callers: list[Place]
+) -> None:
+    policies, operator = operator_policies(control_plane, *words)
+    places = (PROMETHEUS, NEIGHBOUR)
+    assert [one for one in places if may_connect(policies, one, operator, 8081)] == callers
+    assert not any(may_connect(policies, one, operator, 8080) for one in places)
+
+
+def test_the_operator_s_network_policy_can_be_left_out(control_plane: Kubernetes) -> None:
+    assert len(operator_policies(control_plane)[0]) == 1
+    assert operator_policies(control_plane, "--set=networkPolicy.enabled=false")[0] == []
+
+
+def test_the_operator_s_network_policy_names_the_ports_that_the_pod_opens(
+    control_plane: Kubernetes,
+) -> None:
+    found = manifests(control_plane)
+    [container] = one_of(found, "Deployment")["spec"]["template"]["spec"]["containers"]
+    ports = {one["name"]: one["containerPort"] for one in container["ports"]}
+    assert ports == {"health": 8080, "metrics": 8081}
+    assert container["startupProbe"]["httpGet"]["port"] == "health"
+    assert f"--metrics-port={ports['metrics']}" in container["args"]

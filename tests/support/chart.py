@@ -19,6 +19,14 @@ OPERATOR = "baton-operator"
 CRD = "inferencepools.baton.dev"
 SCALERS = "poolscalers.baton.dev"
 Manifest = dict[str, Any]
+# Values that tests give: a rule of topologySpreadConstraints, a peer of networkPolicy.monitoring.
+SPREAD = {
+    "maxSkew": 1,
+    "topologyKey": "topology.kubernetes.io/zone",
+    "whenUnsatisfiable": "ScheduleAnyway",
+    "labelSelector": {"matchLabels": {"app.kubernetes.io/name": "baton-operator"}},
+}
+MONITORING = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
 
 
 def values() -> Manifest:
