@@ -25,6 +25,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
 import msgspec
@@ -174,13 +175,46 @@ class InternalError(BatonError):
     pass
 
 
+DOCS = "https://baton.dev/docs/"
+# Code of an error that its client can do something about -> where the documents say what.
+SECTIONS: Mapping[str, str] = {
+    "invalid_value": "api.md#request-fields",
+    "unknown_parameter": "api.md#request-fields",
+    "malformed_body": "api.md#request-fields",
+    "context_length_exceeded": "api.md#long-prompts",
+    "malformed_request": "reason-codes.md#errors",
+    "http_error": "reason-codes.md#errors",
+    "too_many_sequences": "operations.md#admission",
+    "over_budget": "operations.md#admission",
+    "invalid_api_key": "operations.md#tenants",
+    "admin_key_required": "operations.md#tenants",
+    "invalid_link_token": "operations.md#logins",
+    "forbidden": "api.md#draining-a-node",
+    "foreign_origin": "api.md#pages-in-a-browser",
+    "not_found": "api.md#http-api",
+    "model_not_found": "api.md#http-api",
+    "method_not_allowed": "api.md#http-api",
+    "request_not_found": "api.md#how-a-request-was-served",
+    "body_timeout": "operations.md#slow-and-large-requests",
+    "request_too_large": "operations.md#slow-and-large-requests",
+    "headers_too_large": "operations.md#slow-and-large-requests",
+    "bodies_full": "operations.md#slow-and-large-requests",
+    "slow_client": "api.md#streams",
+    "rate_limited": "operations.md#admission",
+    "queue_full": "operations.md#admission",
+    "saturated": "operations.md#admission",
+}
+
+
 def openai_body(error: ErrorRecord) -> dict[str, dict[str, str | None]]:
-    """OpenAI's error shape: {"error": {message, type, param, code}}."""
-    return {
-        "error": {
-            "message": error.message,
-            "type": error.type,
-            "param": error.param,
-            "code": error.code,
-        }
+    """OpenAI's error shape, {"error": {message, type, param, code}}, and a link to the documents as
+    `doc` where the client can do something about it."""
+    told = {
+        "message": error.message,
+        "type": error.type,
+        "param": error.param,
+        "code": error.code,
     }
+    if error.code in SECTIONS:
+        told["doc"] = DOCS + SECTIONS[error.code]
+    return {"error": told}

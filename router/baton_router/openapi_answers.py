@@ -29,6 +29,7 @@ class Failure(Closed):
     type: str
     param: str | None
     code: str | None
+    doc: str | UnsetType = UNSET
 
 
 class ErrorAnswer(Closed):

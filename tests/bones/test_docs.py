@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 import typing
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,6 +38,7 @@ CODE = re.compile(r'(?:\bcode=|\b4\d\d: )"([a-z_]+)"')
 ROW = re.compile(r"^\| ([45]\d\d) \| `([a-z_]+)` \|", re.MULTILINE)
 ANSWERING = ("router", "node", "prefill_node", "decode_node")
 SOURCES = [path for room in ANSWERING for path in sorted((ROOT / room).rglob("*.py"))]
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 LINK = re.compile(r"\]\(([^)#\s]+)\)")
 
 
@@ -111,6 +113,25 @@ def test_every_row_of_the_table_of_errors_is_an_error_that_there_is() -> None:
     assert len({code for _, code in rows}) == len(rows)
 
 
+def test_every_error_of_a_client_leads_to_a_section_that_there_is() -> None:
+    named = {code for path in SOURCES for code in CODE.findall(path.read_text())}
+    rows = ROW.findall((ROOT / "docs" / "reason-codes.md").read_text())
+    of_clients = {code for status, code in rows if status.startswith("4")}
+    prose = {"foreign_origin", "admin_key_required", "model_not_found", "request_not_found"}
+    assert (of_clients | prose) - errors.SECTIONS.keys() == set()
+    classes = {kind.code for kind in _kinds(errors.BatonError)}
+    assert errors.SECTIONS.keys() <= named | classes
+    for code, section in errors.SECTIONS.items():
+        page, _, anchor = section.partition("#")
+        headings = HEADING.findall((ROOT / "docs" / page).read_text())
+        assert anchor in {_anchor(one) for one in headings}, f"{code}: {section}"
+
+
+def test_errors_lead_to_the_documents_that_the_package_names() -> None:
+    package = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert package["urls"]["Documentation"].startswith(errors.DOCS)
+
+
 def test_every_placement_reason_is_explained() -> None:
     text = (ROOT / "docs" / "reason-codes.md").read_text()
     for reason in typing.get_args(Reason):
@@ -165,6 +186,11 @@ def test_every_room_has_its_sentence_in_the_readme() -> None:
     for folder in ROOT.iterdir():
         if folder.is_dir() and not folder.name.startswith((".", "__")) and any(folder.rglob("*")):
             assert f"`{folder.name}/" in text or f"({folder.name}/" in text, folder.name
+
+
+def _anchor(heading: str) -> str:
+    """As GitHub names it."""
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
 
 
 def _literals(hint: Any) -> tuple[str, ...]:

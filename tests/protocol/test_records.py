@@ -107,8 +107,10 @@ def test_an_error_has_openais_shape() -> None:
             "type": "invalid_request_error",
             "param": "prompt",
             "code": "context_length_exceeded",
+            "doc": "https://baton.dev/docs/api.md#long-prompts",
         }
     }
+    assert "doc" not in openai_body(Unavailable("nobody can serve it").record())["error"]
 
 
 def test_retryable_is_a_type() -> None:

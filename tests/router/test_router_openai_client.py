@@ -9,6 +9,7 @@ from typing import Any
 import openai
 import pytest
 
+from baton_protocol.errors import DOCS
 from baton_protocol.link import JobFailed, RunJob
 from baton_protocol.sampling import SamplingParams
 from tests.support.fake_node import FakeNode
@@ -242,6 +243,7 @@ async def test_an_unknown_model_is_the_clients_not_found_error(client: Any) -> N
     assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
 
 
+FIELDS, LONG = f"{DOCS}api.md#request-fields", f"{DOCS}api.md#long-prompts"
 TOO_LONG = [{"role": "user", "content": "x" * 256}]
 # Field, a value of it that is refused, and what the message says beside the field's name.
 REFUSED: list[tuple[str, Any, str]] = [
@@ -274,6 +276,8 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("user", 5, "a string"),
     ("metadata", {"a": 1}, "a string"),
     ("stream_options", {"include_usage": True}, "stream is true"),
+    ("temprature", 1, "did you mean 'temperature'?"),
+    ("kv_transfer_params", {"do_remote_decode": True}, "the router decides"),
 ]
 REFUSED_OF: dict[str, list[tuple[str, Any, str]]] = {
     "chat": [
@@ -282,6 +286,7 @@ REFUSED_OF: dict[str, list[tuple[str, Any, str]]] = {
         ("top_logprobs", 3, "needs logprobs"),
         ("tools", [{"type": "function"}], "leave it out"),
         ("echo", True, "leave it out"),
+        ("prompt_token_ids", [1], "leave it out"),
     ],
     "completions": [
         ("prompt", [1] * 256, "256 tokens"),
@@ -304,6 +309,9 @@ async def test_each_bad_request_names_its_field_and_what_is_allowed(
             assert caught.value.type == "invalid_request_error"
             assert field in caught.value.message, caught.value.message
             assert allowed in caught.value.message, caught.value.message
+            long = caught.value.code == "context_length_exceeded"
+            told: Any = caught.value.body
+            assert told["doc"] == (LONG if long else FIELDS)
     assert decode.got_of(RunJob) == []
 
 
