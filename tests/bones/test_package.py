@@ -1,4 +1,4 @@
-"""The wheel that a package registry gets: its metadata, and its page there."""
+"""The wheel that a package registry gets: its metadata and its page. And the metadata of the chart."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ import subprocess
 import sys
 from importlib.metadata import Distribution
 from pathlib import Path
+from urllib.parse import unquote
+from xml.etree import ElementTree
 
 import pytest
+import yaml
 
 from tests.support.needs import needs
 from tests.support.wheel import ROOT, build_wheel, metadata_of
@@ -52,6 +55,21 @@ def test_the_package_names_its_home_its_documentation_and_its_source(package: Di
     addresses = dict(line.split(", ") for line in package.metadata.get_all("Project-URL", []))
     assert addresses.keys() == {"Homepage", "Documentation", "Source"}
     assert {address.startswith(SITE) for address in addresses.values()} == {True}
+
+
+def test_the_chart_names_the_same_home_source_and_authors(package: Distribution) -> None:
+    chart = yaml.safe_load((ROOT / "charts/baton/Chart.yaml").read_text())
+    addresses = dict(line.split(", ") for line in package.metadata.get_all("Project-URL", []))
+    assert (chart["home"], chart["sources"]) == (addresses["Homepage"], [addresses["Source"]])
+    authors = [f"{one['name']} <{one['email']}>" for one in chart["maintainers"]]
+    assert authors == package.metadata.get_all("Author-email")
+
+
+def test_the_chart_s_icon_is_a_picture_that_no_server_has_to_give() -> None:
+    chart = yaml.safe_load((ROOT / "charts/baton/Chart.yaml").read_text())
+    kind, _, picture = chart["icon"].partition(",")
+    assert kind == "data:image/svg+xml"
+    assert ElementTree.fromstring(unquote(picture)).tag == "{http://www.w3.org/2000/svg}svg"
 
 
 def test_each_link_of_the_readme_is_absolute_on_the_registry_s_page(package: Distribution) -> None:
