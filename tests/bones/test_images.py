@@ -9,11 +9,9 @@ import os
 import re
 import subprocess
 import tomllib
-from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from tests.support.dockerfiles import Stage, in_context, lineage, stages_of
@@ -23,15 +21,15 @@ ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 FILES = {room: (ROOT / room / "Dockerfile").read_text() for room in ("node", "router", "operator")}
 TARGETS = [("node", "sim"), ("node", "cpu"), ("node", "cuda"), ("router", ""), ("operator", "")]
-# What each image asks pip for, by the stage that installs it.
-EXTRAS = {
-    ("operator", "packages"): "operator",
-    ("router", "packages"): "router,otel",
-    ("node", "packages-sim"): "serve,otel",
-    ("node", "packages-cpu"): "node,otel",
-    ("node", "packages-cuda"): "node,otel",
+# What each image installs, by the stage that does it. test_requirements.py looks into these files.
+PACKAGES = {
+    ("operator", "packages"): "operator/requirements.txt",
+    ("router", "packages"): "router/requirements.txt",
+    ("node", "packages-sim"): "node/requirements-sim.txt",
+    ("node", "packages-cpu"): "node/requirements.txt",
+    ("node", "packages-cuda"): "node/requirements.txt",
 }
-PINNED = re.compile(r"[a-z0-9./-]+:\d+\.\d+\.\d+[a-z0-9.-]*")
+PINNED = re.compile(r"[a-z0-9./-]+:\d+\.\d+\.\d+[a-z0-9.-]*@sha256:[0-9a-f]{64}")
 PATTERNS = [
     line
     for line in (ROOT / ".dockerignore").read_text().splitlines()
@@ -56,11 +54,18 @@ def pip_commands(room: str, *acts: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("room", FILES)
-def test_every_stage_begins_from_an_image_of_one_version_or_another_stage(room: str) -> None:
+def test_every_stage_begins_from_another_or_from_an_image_by_its_digest(room: str) -> None:
     stages = stages_of(FILES[room])
     names = {one.name for one in stages}
     for stage in stages:
         assert stage.image in names or PINNED.fullmatch(stage.image), stage.image
+
+
+@pytest.mark.parametrize("room", FILES)
+def test_the_image_that_all_stages_stand_on_is_named_once_and_may_be_replaced(room: str) -> None:
+    """By `--build-arg BASE=...`; the cluster's tests do, which cannot ask a registry."""
+    assert len(re.findall("python:", FILES[room])) == 1
+    assert re.search(r"^ARG BASE=python:\S+$", FILES[room], re.MULTILINE)
 
 
 def test_all_images_stand_on_the_same_python_which_baton_supports() -> None:
@@ -119,6 +124,7 @@ def test_what_is_copied_exists(room: str) -> None:
 def test_the_builder_gets_what_the_wheel_is_made_of_and_nothing_else() -> None:
     packages = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
     wanted = ["pyproject.toml", "README.md", "LICENSE", "constraints.txt"]
+    wanted += ["requirements-build.txt", *PACKAGES.values()]
     wanted += [f"{package}/py.typed" for package in packages]
     assert [one for one in wanted if not in_context(PATTERNS, one)] == []
     rooms = {package.split("/")[0] for package in packages}
@@ -128,15 +134,45 @@ def test_the_builder_gets_what_the_wheel_is_made_of_and_nothing_else() -> None:
     assert [one for one in unwanted if in_context(PATTERNS, one)] == []
 
 
-@pytest.mark.parametrize(("room", "name"), EXTRAS)
-def test_an_image_s_packages_are_its_extra_as_constraints_say(room: str, name: str) -> None:
+@pytest.mark.parametrize(("room", "name"), PACKAGES)
+def test_an_image_s_packages_are_those_of_its_requirements(room: str, name: str) -> None:
     stages = stages_of(FILES[room])
     [stage] = [one for one in stages if one.name == name]
+    [copied] = stage.texts("COPY")
+    file = PACKAGES[room, name]
+    assert copied.split()[0] == file
     [run] = stage.texts("RUN")
-    assert f' ".[{EXTRAS[room, name]}]" ' in run
+    assert f"--require-hashes -r /{file.rpartition('/')[2]}" in run
     assert any(f"--from={name} " in text for one in stages for text in one.texts("COPY"))
+
+
+@pytest.mark.parametrize("room", FILES)
+def test_nothing_is_installed_without_hashes_but_baton_and_what_another_index_of_torch_has(
+    room: str,
+) -> None:
+    """Nor from a source archive: that would run a build backend which nothing pins."""
     for words in pip_commands(room, "install"):
-        assert words[words.index("-c") + 1] in {"constraints.txt", "/constraints.txt"}
+        if words[-1] == "/wheels/baton_serve-*.whl":
+            assert "--no-deps" in words
+            continue
+        assert "--only-binary=:all:" in words
+        assert "--require-hashes" in words or words[-1] == '"$@"'
+    choices = [run for stage in stages_of(FILES[room]) for run in stage.texts("RUN") if "$@" in run]
+    assert len(choices) == (room == "node")
+    for run in choices:
+        checked, other = re.findall(r"set -- (.*?);", run)
+        assert run.startswith('if [ -z "$TORCH_INDEX" ]; then')
+        assert checked == "--require-hashes -r /requirements.txt"
+        assert other.split("-c ")[1] == "/constraints.txt safetensors torch"
+
+
+@pytest.mark.parametrize("room", FILES)
+def test_what_python_compiles_in_a_build_does_not_depend_on_the_time(room: str) -> None:
+    """With this variable bytecode holds its source's hash in place of a time; it is the time of all
+    files in a wheel."""
+    for stage in stages_of(FILES[room]):
+        if stage.texts("RUN") and stage.image.startswith("python:"):
+            assert stage.texts("ENV") == ["SOURCE_DATE_EPOCH=1580601600"]
 
 
 @pytest.mark.parametrize(("room", "name"), TARGETS)
@@ -160,43 +196,6 @@ def test_baton_itself_is_built_alike_for_all_images() -> None:
         if one.name == "baton"
     }
     assert len(found) == 1
-
-
-def closure(extra: str) -> set[str]:
-    """The names of all packages that an extra of pyproject's brings, by installed metadata."""
-    extras = PROJECT["project"]["optional-dependencies"]
-    asked = [*PROJECT["project"]["dependencies"], *extras[extra]]
-    found: set[str] = set()
-    while asked:
-        wanted = Requirement(asked.pop())
-        name = re.sub(r"[-_.]+", "-", wanted.name).lower()
-        if name == PROJECT["project"]["name"]:
-            asked += [line for one in wanted.extras for line in extras[one]]
-        elif name not in found and (wanted.marker is None or wanted.marker.evaluate()):
-            found.add(name)
-            asked += needed(name, wanted.extras)
-    return found
-
-
-def needed(name: str, extras: set[str]) -> list[str]:
-    try:
-        lines = requires(name) or []
-    except PackageNotFoundError:
-        return []  # for another platform
-    found = []
-    for line in lines:
-        marker = Requirement(line).marker
-        if marker is None or any(marker.evaluate({"extra": one}) for one in {"", *extras}):
-            found.append(line.partition(";")[0])
-    return found
-
-
-@pytest.mark.parametrize("extra", ["router", "operator", "serve", "otel"])
-def test_no_torch_comes_with_the_router_the_operator_or_the_simulated_node(extra: str) -> None:
-    assert "torch" in closure("node")
-    assert closure(extra) & {"torch", "transformers", "triton"} == set()
-    if extra in FILES:
-        assert "torch" not in FILES[extra].partition("FROM")[2]
 
 
 def make_images(folder: Path, builders: dict[str, str], *words: str) -> tuple[int, str]:

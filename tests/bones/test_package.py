@@ -1,11 +1,13 @@
-"""The wheel that a package registry gets: its metadata and its page. And the metadata of the chart."""
+"""The wheel that a package registry gets: metadata, page, bits. And the metadata of the chart."""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from importlib.metadata import Distribution
 from pathlib import Path
 from urllib.parse import unquote
@@ -14,6 +16,7 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
+from tests.support.dockerfiles import in_context
 from tests.support.needs import needs
 from tests.support.wheel import ROOT, build_wheel, metadata_of
 
@@ -78,3 +81,27 @@ def test_each_link_of_the_readme_is_absolute_on_the_registry_s_page(package: Dis
     shown = LINK.findall(package.metadata["Description"])
     assert any("://" not in link for link in written)
     assert shown == [link if "://" in link else f"{SITE}/{link}" for link in written]
+
+
+def test_the_wheel_is_the_same_to_the_bit_in_an_image_and_in_a_checkout(
+    wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever times and umask the files were made with, and whatever lies beside them."""
+    patterns = [
+        line
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
+        if line and not line.startswith("#")
+    ]
+
+    def left_out(folder: str, names: Iterable[str]) -> list[str]:
+        inside = Path(folder).relative_to(ROOT)
+        return [name for name in names if not in_context(patterns, str(inside / name))]
+
+    context = tmp_path / "context"
+    shutil.copytree(ROOT, context, ignore=left_out)
+    for path in context.rglob("*"):
+        path.chmod(path.stat().st_mode & 0o700)
+        os.utime(path, (1_000_000_000, 1_000_000_000))
+    [second] = set(re.findall(r"SOURCE_DATE_EPOCH=(\d+)", (ROOT / "node/Dockerfile").read_text()))
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", second)
+    assert build_wheel(tmp_path / "wheel", context).read_bytes() == wheel.read_bytes()

@@ -171,6 +171,18 @@ def test_an_image_holds_what_its_dockerfile_adds_and_nothing_else(
         assert not (root / "wheels").exists()
 
 
+@pytest.mark.parametrize("target", [OPERATOR, ROUTER, SIM], ids=lambda one: one.name)
+def test_bytecode_in_an_image_names_its_source_by_hash_and_so_no_time_of_the_build(
+    target: Target, small: Build
+) -> None:
+    """The second word of such a file: 0 is a time, 1 a hash that nobody looks at, 3 one that is."""
+    with small.files_of(target) as root:
+        compiled = list((root / "opt" / "baton").rglob("*.pyc"))
+        kinds = {int.from_bytes(one.read_bytes()[4:8], "little") for one in compiled}
+    assert len(compiled) > 500
+    assert kinds == {3}
+
+
 def test_only_tmp_can_be_written(small: Build, given: Path, tmp_path: Path) -> None:
     shell = "id -u; true > /tmp/new && echo written; true > /opt/baton/new; true > /new; echo end"
     log = tmp_path / "log"

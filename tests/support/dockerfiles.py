@@ -1,7 +1,8 @@
 """Dockerfiles as data, for tests on machines that cannot build images.
 
 In: a Dockerfile's text. Out: its stages with their instructions. Only the grammar that ours use:
-comments, continuation lines, one instruction each. `in_context` says what .dockerignore lets in.
+comments, continuation lines, one instruction each, and ARG before the first FROM, whose default
+stands for `${NAME}` in each FROM. `in_context` says what .dockerignore lets in.
 """
 
 from __future__ import annotations
@@ -30,14 +31,19 @@ class Stage(NamedTuple):
 
 
 def stages_of(text: str) -> list[Stage]:
-    """Raise ValueError for a line that is no instruction, and for one before the first FROM."""
+    """Raise ValueError for a line that is no instruction, and for one before the first FROM that
+    is no ARG."""
     stages: list[Stage] = []
+    defaults: dict[str, str] = {}
     for word, rest in _instructions(text):
         if word == "FROM":
-            match = _FROM.fullmatch(rest)
+            image = re.sub(r"\$\{(\w+)\}", lambda one: defaults[one[1]], rest)
+            match = _FROM.fullmatch(image)
             if match is None:
                 raise ValueError(f"FROM {rest}")
             stages.append(Stage(match["name"] or "", match["image"], ()))
+        elif not stages and word == "ARG":
+            name, _, defaults[name] = rest.partition("=")
         elif not stages:
             raise ValueError(f"{word} before the first FROM")
         else:

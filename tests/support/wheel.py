@@ -16,10 +16,10 @@ from zipfile import ZipFile
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def build_wheel(folder: Path) -> Path:
+def build_wheel(folder: Path, tree: Path = ROOT) -> Path:
     """The wheel, in this folder; it takes a second or two."""
     words = ("wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder))
-    subprocess.run([sys.executable, "-m", "pip", *words, str(ROOT)], check=True, timeout=240)
+    subprocess.run([sys.executable, "-m", "pip", *words, str(tree)], check=True, timeout=240)
     [wheel] = folder.glob("*.whl")
     return wheel
 

@@ -60,8 +60,8 @@ class Buildah:
         self.run("config", f"--env=PATH={SEARCH_PATH}", container)
         self.run("commit", "--quiet", "--rm", container, f"docker.io/library/{name}")
 
-    def build(self, dockerfile: Path, stage: str, context: Path, tag: str) -> None:
-        """The last stage where `stage` is ""."""
+    def build(self, dockerfile: Path, stage: str, base: str, context: Path, tag: str) -> None:
+        """The last stage where `stage` is ""; on an image of `import_base`."""
         with tempfile.NamedTemporaryFile("w", dir=self.folder) as settings:
             settings.write(_pip_settings())
             settings.flush()
@@ -71,6 +71,7 @@ class Buildah:
                 *("bud", "--layers", "--pull-never", "--network=host"),
                 *(f"--volume={here}:{there}:ro" for here, there in mounts.items()),
                 *([f"--target={stage}"] if stage else []),
+                f"--build-arg=BASE={base}",
                 *(f"--file={dockerfile}", f"--tag={tag}", str(context)),
             )
 

@@ -3,10 +3,11 @@
 In: the Dockerfiles, what they copy, the packages of Debian and of Python. Out: images that can be
 started here (`files_of`) or given to nodes (`archive`).
 
-No registry is asked, so Debian's Python stands in for the image that the Dockerfiles begin from.
-Nothing else differs: what they do not add is in no image. Dependencies are installed once for each
-content of the Dockerfiles, pyproject.toml and constraints.txt (2 to 3 minutes, 1.2 GB); then a
-changed source file costs seconds. All of it is in the user's cache.
+No registry is asked, so Debian's Python stands in for the image that the Dockerfiles begin from:
+their argument BASE names it, without the digest that only the real one has. Nothing else differs:
+what they do not add is in no image. Dependencies are installed once for each content of the
+Dockerfiles and of the files that list them (2 to 3 minutes, 1.2 GB); then a changed source file
+costs seconds. All of it is in the user's cache.
 """
 
 from __future__ import annotations
@@ -66,7 +67,20 @@ class Target:
 
     @property
     def base(self) -> str:
-        return self.stages[0].image
+        """Without its digest."""
+        return self.stages[0].image.partition("@")[0]
+
+    @property
+    def requirements(self) -> list[Path]:
+        """The files that say what is installed: all that is copied of the checkout by name."""
+        words = [
+            one
+            for stage in self.stages
+            for text in stage.texts("COPY")
+            for one in text.split()[:-1]
+        ]
+        names = dict.fromkeys(one for one in words if one.endswith(".txt"))
+        return [CHECKOUT / name for name in names]
 
 
 OPERATOR = Target("operator", "operator")
@@ -106,21 +120,19 @@ def image_name(target: Target) -> str:
 
 def build_small(progress: Progress) -> Build:
     """All images without torch."""
-    recipe = repr([one.stages for one in SMALL]).encode()
-    dependencies = [CHECKOUT / name for name in ("pyproject.toml", "constraints.txt")]
-    digest = _digest([recipe, *(path.read_bytes() for path in dependencies)])
-    return _build("images", digest, SMALL, progress)
+    return _build("images", SMALL, progress)
 
 
 def build_torch(progress: Progress) -> Build:
-    """The node with torch, which is fetched once for each constraints.txt."""
-    [torch] = [one for one in TORCH.stages if one.name == "torch-cpu"]
-    digest = _digest([repr(torch).encode(), (CHECKOUT / "constraints.txt").read_bytes()])
-    return _build("torch-images", digest, (TORCH,), progress)
+    """The node with torch, which is fetched once for each state of its Dockerfile and packages."""
+    return _build("torch-images", (TORCH,), progress)
 
 
-def _build(kind: str, digest: str, targets: Sequence[Target], progress: Progress) -> Build:
+def _build(kind: str, targets: Sequence[Target], progress: Progress) -> Build:
     name = targets[0].base
+    recipe = repr([one.stages for one in targets]).encode()
+    files = dict.fromkeys(path for one in targets for path in one.requirements)
+    digest = _digest([recipe, *(path.read_bytes() for path in files)])
     base = _base(name, progress)
     folder = made_once(
         kind,
@@ -148,11 +160,13 @@ def _make(buildah: Buildah, source: str, targets: Sequence[Target], context: Pat
         for stage in target.stages[:-1]:
             # With a name its layers stay in the cache.
             tag = f"{target.room}-{stage.name}:stage"
-            buildah.build(context / target.room / "Dockerfile", stage.name, context, tag)
+            file = context / target.room / "Dockerfile"
+            buildah.build(file, stage.name, target.base, context, tag)
 
     def finish(target: Target) -> None:
         tag = _tag(target, source)
-        buildah.build(context / target.room / "Dockerfile", target.stage, context, tag)
+        file = context / target.room / "Dockerfile"
+        buildah.build(file, target.stage, target.base, context, tag)
         if target in SMALL:
             _write(buildah, target, source, made / f"{target.name}.tar", whole=False)
 
