@@ -222,6 +222,28 @@ def test_blocks_from_elsewhere_are_named_once_they_are_here_O_BLK_10b() -> None:
     assert engine.cached_blocks(names) == 6
 
 
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_a_window_of_32_leaves_4_blocks_of_100_tokens_unread_O_BLK_11(tokens: int) -> None:
+    """Whatever stands in them, and whichever the table names; the fifth holds what is seen."""
+    layout = KVLayout(
+        num_layers=1, num_kv_heads=2, head_dim=8, block_size=16, dtype="float32", chunk_blocks=1
+    )
+    memory = TorchMemory(layout, 8, torch.device("cpu"))
+    noise = torch.Generator().manual_seed(11)
+    memory.pool.normal_(generator=noise)
+    q, k, v = (torch.randn(tokens, heads, 8, generator=noise) for heads in (4, 2, 2))
+
+    def attended(*table: int) -> torch.Tensor:
+        row = Row([0] * tokens, 100, [BlockId(block) for block in table])
+        return TorchAttention(memory, 4, (32,)).begin([row]).attend(0, q, k, v)
+
+    whole = attended(7, 6, 5, 4, 3, 2, 1)
+    assert torch.equal(attended(0, 0, 0, 0, 3, 2, 1), whole)
+    assert not torch.equal(attended(7, 6, 5, 4, 0, 2, 1), whole)
+    memory.pool[[7, 6, 5, 4]] = torch.nan
+    assert torch.equal(attended(7, 6, 5, 4, 3, 2, 1), whole)
+
+
 def test_at_any_time_each_block_is_free_or_accounted_for_O_BLK_12() -> None:
     engine, runner = engine_of(4, num_blocks=24, max_batched_tokens=16, max_num_seqs=6)
     draw = random.Random(12)

@@ -1,4 +1,5 @@
-"""Bytes of KV and blocks from memory (O-MEM), what a hand-off moves (O-XFR), 8-bit KV (O-QNT).
+"""Bytes of weights and KV, blocks from memory (O-MEM), what a hand-off moves (O-XFR), 8-bit KV
+(O-QNT), the mask of attention (O-PRF).
 
 Sizes are those that the engine plans for a model's config.json. "FP16" of the oracles is bfloat16
 here: the engine computes in float32 or bfloat16, and both kinds of 16 bits are 2 bytes.
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -18,9 +19,21 @@ import pytest
 import torch
 
 from baton_engine.blocks import BlockPool
+from baton_engine.config import ModelConfig, read_config
 from baton_engine.errors import SettingsError
+from baton_engine.fit import check_fit, free_blocks
+from baton_engine.models.registry import build_model
+from baton_engine.models.slots import WeightSlots
 from baton_engine.sequence import blocks_for
-from baton_engine.torch_memory import TorchMemory
+from baton_engine.sizing import (
+    SPARE_BYTES,
+    Measured,
+    Room,
+    activation_bytes,
+    count_weights,
+    weight_bytes,
+)
+from baton_engine.torch_memory import TORCH_DTYPES, TorchMemory
 from baton_engine.torch_plan import make_plan
 from baton_engine.torch_settings import TorchSettings
 from baton_protocol.hashing import chunk_hashes, extend_hashes, root_hash
@@ -29,6 +42,7 @@ from baton_protocol.layout import KVLayout
 from baton_protocol.store import Speeds
 from baton_router.prices import Facts, Prices
 from tests.support.candidates import Candidate, group_of
+from tests.support.demands import demand_of
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
@@ -74,6 +88,54 @@ def planned(tmp_path: Path) -> Planned:
         return found.layout, found.num_blocks
 
     return plan
+
+
+def model_of(folder: Path, parameters: int) -> ModelConfig:
+    """One with exactly 7e9 parameters and 500,000 bytes of KV per token in 16 bits, or with 70e9
+    and Llama-2-70B's KV. The vocabulary makes up what its layers lack."""
+    large = parameters > 10**10
+    layers, hidden, heads, kv_heads, head_dim, mlp = (
+        (80, 8000, 64, 8, 128, 28672) if large else (25, 4000, 50, 50, 100, 11000)
+    )
+
+    def config(vocabulary: int) -> ModelConfig:
+        values = {
+            "architectures": ["LlamaForCausalLM"],
+            "vocab_size": vocabulary,
+            "hidden_size": hidden,
+            "intermediate_size": mlp,
+            "num_hidden_layers": layers,
+            "num_attention_heads": heads,
+            "num_key_value_heads": kv_heads,
+            "head_dim": head_dim,
+            "max_position_embeddings": 4096,
+            "tie_word_embeddings": True,
+        }
+        (folder / "config.json").write_text(json.dumps(values))
+        return read_config(folder)
+
+    return config(1 + (parameters - count_weights(config(1))) // hidden)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "dtype", "size"),
+    [
+        pytest.param(7 * 10**9, "float32", 28 * 10**9, id="O-MEM-1-float32"),
+        pytest.param(7 * 10**9, "bfloat16", 14 * 10**9, id="O-MEM-1-16-bits"),
+        pytest.param(70 * 10**9, "float32", 280 * 10**9, id="O-MEM-1b-float32"),
+        pytest.param(70 * 10**9, "bfloat16", 140 * 10**9, id="O-MEM-1b-16-bits"),
+    ],
+)
+def test_weights_take_4_or_2_bytes_a_parameter_O_MEM_1_O_MEM_1b_O_QNT_1(
+    tmp_path: Path, parameters: int, dtype: str, size: int
+) -> None:
+    """As counted before a weight is read, and as the model's own tensors have it."""
+    config = model_of(tmp_path, parameters)
+    assert count_weights(config) == parameters
+    assert weight_bytes(demand_of(config, dtype=dtype)) == size
+    slots = WeightSlots(TORCH_DTYPES[dtype], torch.device("meta"))
+    build_model(config, slots)
+    assert sum(view.numel() * view.element_size() for view in slots.views.values()) == size
 
 
 @pytest.mark.parametrize(
@@ -157,6 +219,35 @@ def test_55_gib_hold_1760_blocks_of_256_tokens_O_MEM_6c(planned: Planned) -> Non
     assert (blocks, blocks * layout.block_size) == (1760, 450_560)
 
 
+def test_a_profiling_run_finds_those_55_gib_less_what_is_spare_O_MEM_6c(tmp_path: Path) -> None:
+    """16 GiB are used, 2 of them by others; of ours, 14, the step took one more at its peak."""
+    (tmp_path / "config.json").write_text(json.dumps(GQA_8B.config()))
+    demand = demand_of(read_config(tmp_path), block_size=256, graphs=False)
+    found = Measured(resident=14 * GIB, step=1 * GIB)
+    room = Room(total=80 * GIB, others=2 * GIB, share=0.9)
+    spare, padding = SPARE_BYTES["cuda"] // demand.layout.block_bytes, 1
+    assert spare == 12
+    assert free_blocks(replace(demand, measured=found), room) == 1760 - spare - padding
+
+
+def test_a_card_of_24_gb_has_112_tokens_for_each_of_100_users_O_MEM_8(tmp_path: Path) -> None:
+    """0.9 of it, less weights and 2 GB for all else, is 5.6 GB: 11,200 tokens."""
+    demand = demand_of(model_of(tmp_path, 7 * 10**9), graphs=False)
+    assert demand.layout.token_bytes == 500_000
+    rest = 2 * 10**9 - SPARE_BYTES["cuda"]
+    found = Measured(resident=weight_bytes(demand), step=rest)
+    blocks = free_blocks(replace(demand, measured=found), Room(total=24 * 10**9, share=0.9))
+    tokens = (blocks + 1) * 16  # one block is padding
+    assert (tokens, tokens // 100) == (11_200, 112)
+
+
+def test_weights_of_140_gb_do_not_fit_a_card_of_80_O_MEM_8b(tmp_path: Path) -> None:
+    demand = demand_of(model_of(tmp_path, 70 * 10**9))
+    assert demand.layout.token_bytes == 327_680
+    with pytest.raises(SettingsError, match=r"the model does not fit: weights 130\.4 "):
+        check_fit(demand, Room(total=80 * 10**9))
+
+
 def test_64_gib_serve_431_requests_of_300_tokens_O_MEM_7d(planned: Planned) -> None:
     _, blocks = planned(LLAMA_7B, kv_memory=64 * GIB)
     pool, requests = BlockPool(blocks), 0
@@ -197,7 +288,7 @@ def test_waste_is_7_and_a_half_slots_on_average_O_MEM_12b() -> None:
     assert waste / (180 + waste) == pytest.approx(0.04)
 
 
-def test_narrower_kv_takes_its_share_of_float32_O_MEM_14_O_XFR_1d_O_QNT_5(
+def test_narrower_kv_takes_its_share_of_float32_O_MEM_14_O_XFR_1d_O_QNT_1_O_QNT_5(
     planned: Planned,
 ) -> None:
     half, _ = planned(LLAMA_7B)
@@ -257,3 +348,27 @@ def test_a_faster_link_than_this_beats_computing_O_XFR_2(
     computing = 1000 * 1001 / tokens_per_s
     assert price(0.995 * gigabits) == pytest.approx(computing)
     assert price(1.005 * gigabits) < computing - 0.001
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "scores"),
+    [
+        (512, 512, 262_144),
+        (1, 513, 513),  # the decode step that follows
+        (2048, 2048, 4_194_304),
+        (8192, 8192, 67_108_864),
+        (32768, 32768, 1_073_741_824),
+    ],
+)
+def test_the_mask_has_an_entry_for_each_query_and_key_O_PRF_4(
+    queries: int, keys: int, scores: int
+) -> None:
+    """Its bytes are those that come with keys and queries together, and with neither alone; of each
+    entry 4 in float32, and 2 while it is made."""
+
+    def size(queries: int, keys: int) -> int:
+        demand = demand_of(dtype="float32", kernels="torch", max_num_seqs=1)
+        return activation_bytes(replace(demand, max_batched_tokens=queries), keys)
+
+    mask = size(queries, keys) - size(0, keys) - size(queries, 0) + size(0, 0)
+    assert mask == scores * (4 + 2)

@@ -1,10 +1,11 @@
-"""Parts of the models (O-MDL): attention over the paged cache, norms, rope, sizes."""
+"""Parts of the models (O-MDL): attention over the paged cache, norms, rope, sizes. And the sizes
+of decode steps that are recorded (O-NAN)."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from baton_engine.api import Row
 from baton_engine.attention import KVSlots, StepAttention, TorchAttention
 from baton_engine.config import ModelConfig, RopeConfig, read_config
+from baton_engine.decode_steps import buckets
 from baton_engine.models.decoder import Decoder, DecoderLayer
 from baton_engine.models.layers import GatedMLP, Linear, RMSNorm
 from baton_engine.models.registry import build_model
@@ -22,6 +24,7 @@ from baton_engine.models.slots import WeightSlots
 from baton_engine.torch_memory import TorchMemory
 from baton_protocol.ids import BlockId
 from baton_protocol.layout import KVLayout
+from tests.support.decoding import Driver, make_runner, streams
 
 CPU = torch.device("cpu")
 Rows = Sequence[Sequence[float]]
@@ -321,3 +324,38 @@ def test_attention_is_the_same_whatever_the_table_O_MDL_11(start: int, tokens: i
     queries = torch.cat([torch.zeros(start, 4, 8), q])
     whole = attended(queries, k, v, blocks=[1, 2, 3, 4])  # one prompt: nothing from the cache
     torch.testing.assert_close(paged, whole[start:], rtol=1e-5, atol=1e-6)
+
+
+class Noting:
+    """In place of graphs: which size each step is padded to."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def run(self, size: int, compute: Callable[[], None]) -> None:
+        self.sizes.append(size)
+        compute()
+
+
+@pytest.mark.parametrize(
+    ("rows", "most", "recorded"),
+    [(1, 512, [1]), (2, 512, [2]), (3, 512, [4]), (5, 512, [8]), (9, 512, [16]), (9, 8, [])],
+)
+def test_a_decode_step_takes_the_next_size_that_is_recorded_if_any_is_O_NAN_4(
+    tiny_model: Callable[[str], Path], rows: int, most: int, recorded: list[int]
+) -> None:
+    noting = Noting()
+    runner = make_runner(tiny_model("llama-gqa2-tied"), sizes=buckets(most), recorder=noting)
+    made, driver = streams([4] * rows), Driver(runner)
+    driver.step(made)
+    assert noting.sizes == []  # those were prompts
+    driver.step(made)
+    driver.read()
+    assert noting.sizes == recorded
+
+
+def test_the_sizes_that_are_recorded_end_with_512_O_NAN_4() -> None:
+    sizes = buckets(512)
+    assert sizes[:5] == (1, 2, 4, 8, 16)
+    assert {*range(16, 513, 16)} <= {*sizes}
+    assert max(sizes) == 512
