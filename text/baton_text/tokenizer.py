@@ -56,7 +56,8 @@ class Tokenizer:
         )
         self._piece = lru_cache(PIECES)(self._spell)
         self.division = division_of(backend)
-        self._around = _special_around(backend)
+        # What encode() puts before and behind a text where special tokens are added.
+        self.around = _special_around(backend)
         # One int per id, for all prompts: of its own, each takes 32 bytes beside its place of 8.
         self._ints = tuple(range(max(backend.get_vocab().values(), default=-1) + 1))
         self.longest_token = longest_token(backend)
@@ -107,7 +108,7 @@ class Tokenizer:
         if len(text) <= part_size:
             return self.shared(self.encode(text, add_special_tokens)), True
         parts = self.division.parts(text, part_size) if self.division is not None else [text]
-        before, after = self._around if add_special_tokens else ((), ())
+        before, after = self.around if add_special_tokens else ((), ())
         ids = list(before)
         for part in parts:
             if len(ids) > most:
@@ -117,6 +118,13 @@ class Tokenizer:
             ids += self.shared(self.encode(part, add_special_tokens=False))
         ids += after
         return ids, True
+
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """Which characters of `text` each of its ids came from: the first, and the one behind the
+        last. Special tokens are not added."""
+        [encoding] = self._backend.encode_batch([text], add_special_tokens=False)
+        spans: list[tuple[int, int]] = encoding.offsets
+        return spans
 
     def shared(self, ids: Sequence[int]) -> list[int]:
         """The same ids, as ints that all prompts share."""
