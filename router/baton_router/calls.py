@@ -148,14 +148,15 @@ class Call(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How to answer, the same on both endpoints. `generates` is False where only the prompt is
-    asked about."""
+    """How to answer, the same on both endpoints. `token_id_names`: in log-probabilities tokens are
+    called `token_id:7`. `generates` is False where only the prompt is asked about."""
 
     model: str | None
     stream: bool
     include_usage: bool
     continuous_usage: bool
     return_token_ids: bool
+    token_id_names: bool = False
     generates: bool = True
 
     @classmethod
@@ -177,6 +178,7 @@ class Options:
             include_usage=include_usage,
             continuous_usage=include_usage and continuous,
             return_token_ids=fields.boolean("return_token_ids", False),
+            token_id_names=fields.boolean("return_tokens_as_token_ids", False),
             generates=generates,
         )
 

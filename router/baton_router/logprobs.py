@@ -19,46 +19,71 @@ def _value(token: TokenLogprob) -> float:
     return max(token.logprob, FLOOR)
 
 
-def _chat_token(token: TokenLogprob) -> dict[str, Any]:
+def token_name(token: TokenLogprob, as_id: bool = False) -> str:
+    """A token's text. Bytes that are no text by themselves, such as half a character, are told as
+    `bytes:\\xe2\\x82`; a token without any bytes as `token_id:7`, and with `as_id` each."""
+    if as_id or not token.text:
+        return f"token_id:{token.id}"
+    if "\ufffd" not in token.text:
+        return token.text
+    try:
+        return token.raw.decode()  # a token that is the replacement character
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.raw)
+
+
+def _chat_token(token: TokenLogprob, as_id: bool) -> dict[str, Any]:
     raw = token.raw or token.text.encode()
-    return {"token": token.text, "logprob": _value(token), "bytes": list(raw)}
+    return {"token": token_name(token, as_id), "logprob": _value(token), "bytes": list(raw)}
 
 
-def chat_logprobs(positions: Sequence[PositionLogprobs], top: int) -> dict[str, Any]:
+def chat_logprobs(
+    positions: Sequence[PositionLogprobs], top: int, as_id: bool = False
+) -> dict[str, Any]:
     """`choices[].logprobs` of a chat completion, with `top` alternatives per position."""
     content = [
-        _chat_token(position.sampled)
-        | {"top_logprobs": [_chat_token(token) for token in position.top[:top]]}
+        _chat_token(position.sampled, as_id)
+        | {"top_logprobs": [_chat_token(token, as_id) for token in position.top[:top]]}
         for position in positions
     ]
     return {"content": content, "refusal": None}
 
 
 def completion_logprobs(
-    positions: Sequence[PositionLogprobs], top: int, offset: int, first: str | None = None
+    positions: Sequence[PositionLogprobs],
+    top: int,
+    places: Sequence[int],
+    first: TokenLogprob | None = None,
+    as_id: bool = False,
 ) -> dict[str, Any]:
-    """`choices[].logprobs` of a completion. `offset` counts the characters of the choice's tokens
-    before these; the sampled token is always among `top_logprobs`. `first` is the text of a
-    prompt's first token, where the positions are those behind it."""
-    alone = [] if first is None else [first]
-    texts = [*alone, *(position.sampled.text for position in positions)]
-    offsets = []
-    for text in texts:
-        offsets.append(offset)
-        offset += len(text)
+    """`choices[].logprobs` of a completion. The sampled token is always among `top_logprobs`.
+    `first` is a prompt's first token, where the positions are those behind it. `places` are the
+    text offsets of all these tokens."""
+    alone = [] if first is None else [token_name(first, as_id)]
     unknown = [None for _ in alone]
     return {
-        "tokens": texts,
+        "tokens": [*alone, *(token_name(position.sampled, as_id) for position in positions)],
         "token_logprobs": [*unknown, *(_value(position.sampled) for position in positions)],
-        "top_logprobs": [
-            *unknown,
-            *(
-                {token.text: _value(token) for token in (*position.top[:top], position.sampled)}
-                for position in positions
-            ),
-        ],
-        "text_offset": offsets,
+        "top_logprobs": [*unknown, *(_by_name(each, top, as_id) for each in positions)],
+        "text_offset": places,
     }
+
+
+def _by_name(position: PositionLogprobs, top: int, as_id: bool) -> dict[str, float]:
+    """The candidates by name. Several ids may have the same text: the sampled one keeps it, else
+    the likeliest, and the others are named by their ids."""
+    sampled, told = position.sampled, dict[str, float]()
+    own = token_name(sampled, as_id)
+    for token in position.top[:top]:
+        if token.id == sampled.id:
+            told[own] = _value(sampled)
+            continue
+        name = token_name(token, as_id)
+        if name == own or name in told:
+            name = token_name(token, as_id=True)
+        told[name] = _value(token)
+    told.setdefault(own, _value(sampled))
+    return told
 
 
 def prompt_logprobs(positions: Sequence[PositionLogprobs], top: int) -> list[Any]:

@@ -3,7 +3,7 @@
 In: a JSON body. Out: one prompt rendered by the model's chat template, and
 `chat.completion(.chunk)` objects. With `return_token_ids` the prompt's ids stand at the top level
 (in a stream, of the first chunk) and each choice has its `token_ids`, as in vLLM; so does
-`prompt_logprobs`, which a stream has not.
+`prompt_logprobs`, which a stream has not. They are null where nobody asked for them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import msgspec
 
 from baton_protocol.errors import InvalidRequest
 from baton_protocol.link import Delta
+from baton_protocol.request import PositionLogprobs
 from baton_protocol.sampling import MAX_LOGPROBS
 from baton_router.calls import (
     EventWriter,
@@ -131,6 +132,7 @@ class ChatShape:
     def __init__(self, call: ChatCall, head: Head, prompt_ids: Sequence[int]) -> None:
         self._head = head
         self._ids = call.options.return_token_ids
+        self._names_are_ids = call.options.token_id_names
         self._logprobs: int | None = call.sampling.get("logprobs")
         self._prompt_logprobs: int | None = call.sampling.get("prompt_logprobs")
         self._prompt_ids = prompt_ids
@@ -145,8 +147,8 @@ class ChatShape:
         more = b""
         role = b""
         if index not in self._begun:
-            if self._ids and not self._begun:
-                more = b',"prompt_token_ids":' + msgspec.json.encode(self._prompt_ids)
+            prompt = self._prompt_ids if self._ids and not self._begun else None
+            more = b',"prompt_token_ids":' + msgspec.json.encode(prompt)
             role = b'"role":"assistant",'
             self._begun.add(index)
         parts = [b'{"index":%d,"delta":{' % index, role, b'"content":']
@@ -154,9 +156,9 @@ class ChatShape:
         if self._logprobs is None:
             parts.append(b"null")
         else:
-            parts.append(msgspec.json.encode(chat_logprobs(delta.logprobs, self._logprobs)))
-        if self._ids:
-            parts += [b',"token_ids":', msgspec.json.encode(delta.ids)]
+            parts.append(msgspec.json.encode(self._told(delta.logprobs, self._logprobs)))
+        ids = msgspec.json.encode(delta.ids) if self._ids else b"null"
+        parts += [b',"token_ids":', ids]
         parts.append(finish_members(delta))
         return self._writer.event(index, b"".join(parts), more)
 
@@ -172,9 +174,9 @@ class ChatShape:
             "choices": [self._choice(index, choice) for index, choice in enumerate(choices)],
             "usage": usage.json(),
             "system_fingerprint": self._head.fingerprint,
+            "prompt_logprobs": None,
+            "prompt_token_ids": self._prompt_ids if self._ids else None,
         }
-        if self._ids:
-            body["prompt_token_ids"] = self._prompt_ids
         if self._prompt_logprobs is not None:
             positions = prompt_positions(choices)
             body["prompt_logprobs"] = prompt_logprobs(positions, self._prompt_logprobs)
@@ -187,12 +189,14 @@ class ChatShape:
             "logprobs": None,
             "finish_reason": choice.finish,
             "stop_reason": choice.stop,
+            "token_ids": choice.ids if self._ids else None,
         }
         if self._logprobs is not None:
-            told["logprobs"] = chat_logprobs(choice.logprobs, self._logprobs)
-        if self._ids:
-            told["token_ids"] = choice.ids
+            told["logprobs"] = self._told(choice.logprobs, self._logprobs)
         return told
+
+    def _told(self, positions: Sequence[PositionLogprobs], top: int) -> Json:
+        return chat_logprobs(positions, top, self._names_are_ids)
 
 
 def _template_kwargs(fields: Fields) -> Json:

@@ -14,7 +14,8 @@ from typing import Any
 from baton_protocol.errors import InvalidRequest
 from baton_protocol.sampling import MAX_LOGPROBS
 from baton_router.calls import Head, Json, Options, Prompt, PromptIds, TextPrompt
-from baton_router.completion_shape import CompletionShape, Echo, ShownPrompts
+from baton_router.completion_shape import CompletionShape
+from baton_router.echo import Echo
 from baton_router.fields import TRUE, Fields, integers, needs, wrong
 from baton_router.models import PoolModel
 from baton_router.parameters import (
@@ -24,7 +25,6 @@ from baton_router.parameters import (
     sampling_fields,
 )
 from baton_router.unserved import check_unserved
-from baton_text.detokenizer import Detokenizer, context_of
 from baton_text.tokenizer import Tokenizer
 
 DEFAULT_MAX_TOKENS = 16
@@ -103,29 +103,20 @@ class CompletionCall:
         return list(self.given)
 
     def shape(self, head: Head, prompts: PromptIds, tokenizer: Tokenizer) -> CompletionShape:
-        shown = ShownPrompts(prompts, self._echoes(prompts, tokenizer) if self.echo else None)
-        return CompletionShape(head, self.options, self.sampling, shown, self.prompt_logprobs)
-
-    def _echoes(self, prompts: PromptIds, tokenizer: Tokenizer) -> list[Echo]:
-        return [
-            Echo(
-                text=given.text if isinstance(given, TextPrompt) else self._text(ids, tokenizer),
-                first=tokenizer.token_text(ids[0]),
-            )
-            for given, ids in zip(self.given, prompts, strict=True)
-        ]
-
-    def _text(self, ids: tuple[int, ...], tokenizer: Tokenizer) -> str:
-        """The text of a prompt of ids. A character that the prompt only begins is left to the
-        answer, which completes it."""
-        skip: bool = self.sampling["skip_special_tokens"]
-        text = tokenizer.decode(ids, skip)
-        if not self.options.generates:
-            return text
-        begun = Detokenizer(
-            tokenizer, skip_special=skip, context=context_of(tokenizer, ids, skip)
-        ).finish()
-        return text.removesuffix(begun)
+        echoes = None
+        if self.echo:
+            answered = self.options.generates
+            pairs = zip(self.given, prompts, strict=True)
+            echoes = [Echo(given, ids, tokenizer, answered=answered) for given, ids in pairs]
+        return CompletionShape(
+            head,
+            self.options,
+            self.sampling,
+            prompts,
+            tokenizer,
+            echoes=echoes,
+            prompt_logprobs=self.prompt_logprobs,
+        )
 
 
 def _prompts(value: Any, special: bool) -> list[Prompt]:

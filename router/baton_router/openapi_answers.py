@@ -94,15 +94,15 @@ class ChatChoice(Closed):
     logprobs: ChatLogprobs | None
     finish_reason: Finish
     stop_reason: Stop
-    token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | None
 
 
 class ChatCompletion(Piece):
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
     usage: Usage
-    prompt_token_ids: list[int] | UnsetType = UNSET
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: list[int] | None
+    prompt_logprobs: PromptLogprobs | None
 
 
 class ChatDelta(Closed):
@@ -115,8 +115,8 @@ class ChatEventChoice(Closed):
     delta: ChatDelta
     logprobs: ChatLogprobs | None
     finish_reason: Finish | None
+    token_ids: list[int] | None
     stop_reason: Stop | UnsetType = UNSET
-    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatCompletionEvent(Piece):
@@ -125,7 +125,7 @@ class ChatCompletionEvent(Piece):
     object: Literal["chat.completion.chunk"]
     choices: list[ChatEventChoice]
     usage: Usage | UnsetType | None = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType | None = UNSET
 
 
 class CompletionLogprobs(Closed):
@@ -141,9 +141,9 @@ class CompletionChoice(Closed):
     logprobs: CompletionLogprobs | None
     finish_reason: Finish
     stop_reason: Stop
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
-    token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | None
+    prompt_token_ids: list[int] | None
+    token_ids: list[int] | None
 
 
 class Completion(Piece):
@@ -157,9 +157,9 @@ class CompletionEventChoice(Closed):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: Finish | None
+    prompt_token_ids: list[int] | None
+    token_ids: list[int] | None
     stop_reason: Stop | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
-    token_ids: list[int] | UnsetType = UNSET
 
 
 class CompletionEvent(Piece):

@@ -254,8 +254,15 @@ _TOLD = (
         "prompt_logprobs", BOTH, "the same for the prompt's tokens, by id; not with `stream`", "off"
     ),
     _obeyed("echo", COMPLETIONS, "text and `logprobs` begin with the prompt's"),
-    _obeyed("skip_special_tokens", BOTH, "leave EOS and its like out of the text"),
-    _obeyed("return_token_ids", BOTH, "adds `prompt_token_ids` and `token_ids`"),
+    _obeyed(
+        "skip_special_tokens",
+        BOTH,
+        "leave EOS and its like out of what is generated, not of `echo`",
+    ),
+    _obeyed("return_token_ids", BOTH, "fills `prompt_token_ids` and `token_ids`, else null"),
+    _obeyed(
+        "return_tokens_as_token_ids", BOTH, "`logprobs` name tokens by their ids: `token_id:7`"
+    ),
     _obeyed(
         "detokenize",
         BOTH,
@@ -306,10 +313,7 @@ _UNSUPPORTED = (
     *_refused("nothing is moderated", "moderation", accepts=()),
     *_refused("prompts are text or ids", "prompt_embeds"),
     *_refused("ids are sent as `prompt` of /v1/completions", "prompt_token_ids"),
-    *_refused(
-        "logprobs are of the likeliest tokens and by text",
-        *("logprob_token_ids", "return_tokens_as_token_ids"),
-    ),
+    *_refused("logprobs are of the likeliest tokens", "logprob_token_ids"),
     *_refused("answers do not have it", "return_prompt_text", "return_token_offsets"),
     *_refused("answers do not have it", "return_hidden_states", "return_mm_kwargs"),
     *_refused("answers do not have it", "routed_experts_prompt_start", accepts=(0,)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import openai
 import pytest
 
 from baton_protocol.link import RunJob
+from tests.support.failing_pool import REPLY, completing, half_said, join
 from tests.support.fake_node import FakeNode
 
 
@@ -40,12 +42,24 @@ async def test_an_echo_begins_with_the_prompt(api: Any, decode: FakeNode) -> Non
     assert decode.got_of(RunJob)[0].request.params.prompt_logprobs is None
 
 
-async def test_an_echo_of_ids_is_their_text(api: Any) -> None:
+async def test_an_echo_of_ids_is_the_text_of_all_of_them(api: Any) -> None:
     answer = await complete(api, prompt=[[72, 105], [256, 72]], n=2)
-    assert [choice.text for choice in answer.choices] == ["HiHe", "HiHe", "HHe", "HHe"]
-    shown = await complete(api, prompt=[256, 72], extra_body={"skip_special_tokens": False})
-    assert shown.choices[0].text.endswith("HHe")
-    assert len(shown.choices[0].text) > 3
+    shown = ["HiHe", "HiHe", "<|bos|>HHe", "<|bos|>HHe"]
+    assert [choice.text for choice in answer.choices] == shown
+    for skip in (False, True):
+        extra = {"skip_special_tokens": skip}
+        answer = await complete(api, prompt=[256] * 3 + [72], logprobs=0, extra_body=extra)
+        [choice] = answer.choices
+        assert choice.text == "<|bos|>" * 3 + "HHe"
+        assert (choice.logprobs.tokens[0], len(choice.logprobs.tokens)) == ("<|bos|>", 6)
+        assert choice.logprobs.text_offset == [0, 7, 14, 21, 22, 23]
+
+
+async def test_an_echo_of_text_is_the_text_as_it_was_written(api: Any) -> None:
+    answer = await complete(api, prompt="<|bos|>Say", logprobs=0)
+    [choice] = answer.choices
+    assert choice.text == "<|bos|>SayHe"
+    assert choice.logprobs.text_offset == [0, 7, 8, 9, 10, 11]
 
 
 async def test_an_echo_leaves_a_character_that_the_prompt_only_begins_to_the_answer(
@@ -55,6 +69,34 @@ async def test_an_echo_leaves_a_character_that_the_prompt_only_begins_to_the_ans
     assert (await complete(api, prompt=half)).choices[0].text == "HHe"  # the node's text follows
     alone = await complete(api, prompt=half, max_tokens=0)
     assert alone.choices[0].text == "H\ufffd"
+
+
+async def test_the_tokens_of_a_character_have_its_offset(api: Any) -> None:
+    euro = "a\u20acb"
+    for prompt in (euro, [*euro.encode()]):
+        told = (await complete(api, prompt=prompt, logprobs=0)).choices[0].logprobs
+        assert told.text_offset == [0, 1, 1, 1, 2, 3, 4]
+    half = await complete(api, prompt=[*euro.encode()[:3]], logprobs=0, max_tokens=0)
+    assert half.choices[0].text == "a\ufffd"
+    assert half.choices[0].logprobs.text_offset == [0, 1, 1]
+
+
+async def test_offsets_go_on_where_another_node_takes_over(
+    running: Any, decode: FakeNode, other: FakeNode
+) -> None:
+    decode.script.run = "half"
+    async with running(decode, link_patience_s=600.0) as client:
+        asked = {"prompt": [256, 72], "echo": True, "logprobs": 0, "n": 2}
+        answer = completing(client, **asked)
+        await half_said(client)
+        await join(client, other)
+        await decode.stop()
+        status, body, _ = await answer
+        assert status == 200, body
+        assert [job.request.attempt for job in other.got_of(RunJob)] == [2]
+        for choice in body["choices"]:
+            assert choice["text"] == "<|bos|>H" + REPLY
+            assert choice["logprobs"]["text_offset"] == [0, *range(7, 8 + len(REPLY))]
 
 
 async def test_nodes_are_told_which_answers_continue_their_prompts_text(
@@ -149,3 +191,74 @@ async def test_the_only_token_of_a_prompt_has_no_logprob(api: Any) -> None:
     answer = await complete(api, prompt="S", logprobs=0, extra_body={"prompt_logprobs": 0})
     assert answer.choices[0].prompt_logprobs == [None]
     assert answer.choices[0].logprobs.token_logprobs == [None, -0.5, -0.5]
+
+
+async def test_tokens_may_be_named_by_their_ids(api: Any) -> None:
+    by_id = {"return_tokens_as_token_ids": True}
+    told = (await complete(api, prompt="Sa", logprobs=2, extra_body=by_id)).choices[0].logprobs
+    assert told.tokens == ["token_id:83", "token_id:97", "token_id:72", "token_id:101"]
+    assert told.top_logprobs[1] == {"token_id:97": -0.5, "token_id:98": -1.5}
+    assert told.text_offset == [0, 1, 2, 3]
+    [first, *_] = await parts(api, prompt="Sa", logprobs=0, extra_body=by_id)
+    assert first.logprobs.tokens == ["token_id:83", "token_id:97", "token_id:72"]
+    message = {"role": "user", "content": "Hi"}
+    for stream in (False, True):
+        answer = await api.chat.completions.create(
+            model="fake-model",
+            messages=[message],
+            max_tokens=1,
+            logprobs=True,
+            top_logprobs=2,
+            stream=stream,
+            extra_body=by_id,
+        )
+        [choice] = [part.choices[0] async for part in answer] if stream else answer.choices
+        [token] = choice.logprobs.content
+        assert (token.token, token.bytes) == ("token_id:72", [72])
+        assert [each.token for each in token.top_logprobs] == ["token_id:72", "token_id:73"]
+
+
+@pytest.mark.parametrize("more", [{}, {"echo": True}, {"logprobs": 0}, {"return_token_ids": True}])
+async def test_what_nobody_asked_of_a_completion_is_null(
+    running: Any, decode: FakeNode, more: Any
+) -> None:
+    body = {"prompt": "S", "max_tokens": 2} | more
+    asked = "return_token_ids" in more
+    async with running(decode) as client:
+        _, answer, _ = await client.post("/v1/completions", body)
+        [choice] = answer["choices"]
+        assert choice["prompt_logprobs"] is None
+        assert choice["prompt_token_ids"] == ([83] if asked else None)
+        assert choice["token_ids"] == ([72, 101] if asked else None)
+        events = await streamed_events(client, "/v1/completions", body)
+        choices = [event["choices"][0] for event in events]
+        assert [one["prompt_token_ids"] for one in choices] == [[83] if asked else None, None]
+        assert [one["token_ids"] for one in choices] == ([[72], [101]] if asked else [None, None])
+        # A stream cannot have it, and vLLM's streams have no such member.
+        assert all("prompt_logprobs" not in one for one in choices)
+
+
+@pytest.mark.parametrize("asked", [False, True])
+async def test_what_nobody_asked_of_a_chat_is_null(
+    running: Any, decode: FakeNode, asked: bool
+) -> None:
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+    body |= {"return_token_ids": True} if asked else {}
+    async with running(decode) as client:
+        _, answer, _ = await client.post("/v1/chat/completions", body)
+        assert answer["prompt_logprobs"] is None
+        assert (answer["prompt_token_ids"] is not None) is asked
+        assert answer["choices"][0]["token_ids"] == ([72, 101] if asked else None)
+        first, second = await streamed_events(client, "/v1/chat/completions", body)
+        assert first["prompt_token_ids"] == answer["prompt_token_ids"]
+        assert "prompt_token_ids" not in second
+        told = [event["choices"][0]["token_ids"] for event in (first, second)]
+        assert told == ([[72], [101]] if asked else [None, None])
+
+
+async def streamed_events(client: Any, path: str, body: Any) -> list[Any]:
+    async with client.session.post(client.url + path, json=body | {"stream": True}) as response:
+        lines = (await response.text()).split("\n\n")
+    *events, end = [line.removeprefix("data: ") for line in lines if line]
+    assert end == "[DONE]"
+    return [json.loads(event) for event in events]

@@ -125,7 +125,6 @@ def test_a_field_of_the_wrong_kind_is_named_with_its_value(
         ("prompt_token_ids", [1]),
         ("service_tier", "flex"),
         ("priority", 1),
-        ("return_tokens_as_token_ids", True),
         ("prompt_embeds", "AA=="),
         ("chat_template", "{{ x }}"),
     ],
