@@ -33,9 +33,11 @@ COLUMNS = {
     "Reason": '.status.conditions[?(@.type=="Ready")].reason',
     "Prefill": ".status.prefill.summary",
     "Decode": ".status.decode.summary",
+    "Routers": ".status.router.summary",
     "Model": ".status.model.name",
     "URL": ".status.url",
 }
+WIDE = {"Routers"}  # shown by `kubectl get --output wide` only
 SCALER_COLUMNS = {"Desired": ".spec.replicas", "Current": ".status.replicas"}
 _RULES = (
     # Not `required`: that would not say what to write.
@@ -81,7 +83,11 @@ def _definition(
     subresources: dict[str, Any],
     schema: Schema,
 ) -> dict[str, Any]:
-    shown = [{"name": name, "type": of_type, "jsonPath": path} for name, path in columns.items()]
+    shown: list[dict[str, Any]] = [
+        {"name": name, "type": of_type, "jsonPath": path}
+        | ({"priority": 1} if name in WIDE else {})
+        for name, path in columns.items()
+    ]
     shown.append({"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"})
     version = {
         "name": VERSION,
@@ -118,11 +124,6 @@ def helm_template(plural: str) -> str:
 
 
 def _resource() -> Schema:
-    status = schema_of(PoolStatus, defaults=False)
-    status["properties"]["conditions"] |= {
-        "x-kubernetes-list-type": "map",
-        "x-kubernetes-list-map-keys": ["type"],
-    }
     return {
         "type": "object",
         "description": "Prefill and decode nodes, a router and a KV store that serve one model.",
@@ -131,7 +132,7 @@ def _resource() -> Schema:
             "kind": {"type": "string"},
             "metadata": {"type": "object", "properties": {"name": {"type": "string"}}},
             "spec": schema_of(PoolSpec, defaults=True),
-            "status": status,
+            "status": schema_of(PoolStatus, defaults=False),
         },
         **validations(_RULES),
     }

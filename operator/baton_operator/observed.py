@@ -25,7 +25,7 @@ from baton_operator.names import (
     REVISION_LABEL,
 )
 from baton_operator.pod_problems import Body, condition, problem_of
-from baton_operator.spec.autoscaling import Mode
+from baton_operator.spec.autoscaling import PlannedMode
 from baton_protocol.store import FetchReport, NodeReport, Role
 
 # "" where the pod fetches no model.
@@ -166,7 +166,7 @@ class Roll(msgspec.Struct, frozen=True, kw_only=True):
 class Planned(msgspec.Struct, frozen=True, kw_only=True):
     """What the planner decided last."""
 
-    mode: Mode
+    mode: PlannedMode
     prefill: int
     decode: int
     reason: str

@@ -37,9 +37,11 @@ def validations(rules: Iterable[Rule]) -> Schema:
 
 def _object(record: types.StructType, defaults: bool) -> Schema:
     required = [item.encode_name for item in record.fields if item.required]
+    whole = {"x-kubernetes-map-type": "atomic"} if getattr(record.cls, "whole", False) else {}
     return {
         "type": "object",
         "description": inspect.cleandoc(record.cls.__dict__["__doc__"]),
+        **whole,
         **({"required": required} if required else {}),
         "properties": {item.encode_name: _field(item, defaults) for item in record.fields},
         **validations(getattr(record.cls, "rules", ())),
@@ -72,7 +74,9 @@ def _schema(kind: types.Type, defaults: bool) -> Schema:
             return _union(kind, defaults)
         case types.VarTupleType():
             bounds = _bounds(minItems=kind.min_length, maxItems=kind.max_length)
-            return {"type": "array", **bounds, "items": _schema(kind.item_type, defaults)}
+            items = _schema(kind.item_type, defaults)
+            # One applier has the whole list, unless a Meta says more.
+            return {"type": "array", **bounds, "x-kubernetes-list-type": "atomic", "items": items}
         case types.DictType(value_type=types.AnyType()):
             return {"type": "object"}  # a Meta says what is in it
         case types.DictType():

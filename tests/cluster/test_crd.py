@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import yaml
 
-from baton_operator.crd import COLUMNS, crd
+from baton_operator.crd import COLUMNS, WIDE, crd
 from baton_operator.pool import API_VERSION, KIND
 from baton_operator.spec.quantity import quantity_bytes
 from baton_operator.spec.read import read_spec
@@ -170,6 +170,7 @@ def test_kubectl_lists_pools_with_their_state(cluster: Kubernetes, namespace: st
         conditions=(ready,),
         prefill=RoleStatus(summary="0/1", desired=1),
         decode=RoleStatus(summary="1/1", desired=1, ready=1),
+        router=RoleStatus(summary="2/3", desired=3, ready=2),
         model=ModelStatus(name="sim"),
         url="https://llm.example.com",
     )
@@ -178,9 +179,13 @@ def test_kubectl_lists_pools_with_their_state(cluster: Kubernetes, namespace: st
         "patch", "bpool/demo", "-n", namespace, "--subresource=status", "--type=merge", "-p", patch
     )
     head, row = cluster.kubectl("get", "bpool", "-n", namespace).splitlines()
-    assert head.split() == ["NAME", *(name.upper() for name in COLUMNS), "AGE"]
+    narrow = [name.upper() for name in COLUMNS if name not in WIDE]
+    assert head.split() == ["NAME", *narrow, "AGE"]
     wanted = ["demo", "False", "NodesMissing", "0/1", "1/1", "sim", "https://llm.example.com"]
     assert row.split()[:-1] == wanted
+    wide = cluster.kubectl("get", "bpool", "-n", namespace, "-o", "wide").splitlines()
+    assert wide[0].split() == ["NAME", *(name.upper() for name in COLUMNS), "AGE"]
+    assert wide[1].split()[:-1] == [*wanted[:5], "2/3", *wanted[5:]]
     stored = json.loads(cluster.kubectl("get", "bpool/demo", "-n", namespace, "-o", "json"))
     assert msgspec.convert(stored["status"], PoolStatus) == status
 
@@ -198,6 +203,7 @@ def test_the_status_is_out_of_reach_of_who_writes_the_pool(
         ("bpool.spec", "missingRolePolicy"),
         ("bpool.spec.kvStore.managed.memory", "at least 64Mi"),
         ("bpool.status", "observedGeneration"),
+        ("bpool.spec.autoscaling.mode", "advise: the roles' `replicas`"),
         (f"{FULL_NAME}.spec.model.uri", "pvc://CLAIM/FOLDER"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec import UNSET
 
 from baton_operator.observed import Observed
 from baton_operator.status.progress import progress_words
@@ -73,7 +74,7 @@ def test_progress_is_held_while_the_index_is_silent_and_gone_after_the_fetch() -
     silent = status_of(fetching(asked=False), HUB, first, after_s=60)
     assert silent == first
     done = status_of(observed(HUB), HUB, silent, after_s=90)
-    assert (done.model.progress, done.model.progress_time) == ("", "")
+    assert (done.model.progress, done.model.progress_time) == ("", UNSET)
     assert verdict(done, "ModelReady") == ("True", "Fetched")
 
 

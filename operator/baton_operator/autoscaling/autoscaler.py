@@ -218,6 +218,7 @@ def _holds(observed: Observed) -> bool:
 
 
 def _planned(spec: AutoscalingSpec, decision: Decision) -> Planned:
+    assert spec.mode != "external", "nobody plans for such a pool"
     return Planned(
         mode=spec.mode,
         prefill=decision.prefill,

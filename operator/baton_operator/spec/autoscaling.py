@@ -17,7 +17,8 @@ from baton_operator.spec.rules import Rule, matches, quoted, ruled
 from baton_operator.spec.values import Quantity
 from baton_protocol.store import ROLES, Role
 
-Mode = Literal["auto", "advise", "external"]
+PlannedMode = Literal["auto", "advise"]
+Mode = Literal[PlannedMode, "external"]
 RoleMode = Literal["external"]
 Day = Literal["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"]
 DAYS: tuple[Day, ...] = get_args(Day)
@@ -98,16 +99,17 @@ class RoleBounds(Record, frozen=True, kw_only=True):
         ),
     )
 
-    min: Annotated[int, Meta(ge=0, description="at least; prefill may be 0")] = 1
-    max: Annotated[int, Meta(ge=0, description="at most; needed where the pool says it")] | None = (
-        None
-    )
+    min: Annotated[int, Meta(ge=0, description="at least; 0 for prefill only")] = 1
+    max: (
+        Annotated[int, Meta(ge=0, description="at most; needed unless a PoolScaler says how many")]
+        | None
+    ) = None
     mode: (
         Annotated[
             RoleMode,
             Meta(
-                description="external: this role's PoolScaler says its count, for HPA, KEDA and"
-                " `kubectl scale`"
+                description="external: this role's PoolScaler says how many, for HPA, KEDA and"
+                " `kubectl scale`, whatever autoscaling.mode is; default: as autoscaling.mode"
             ),
         ]
         | None
@@ -246,8 +248,10 @@ class AutoscalingSpec(Record, frozen=True, kw_only=True):
     mode: Annotated[
         Mode,
         Meta(
-            description="auto: as many nodes as hold the targets; advise: only say how many;"
-            " external: the PoolScalers POOL-prefill and POOL-decode"
+            description="who says how many nodes there are. auto: the operator, as many as hold the"
+            " targets; advise: the roles' `replicas`, and the operator only writes into the status"
+            " how many it would have; external: the PoolScalers POOL-prefill and POOL-decode, for"
+            " HPA, KEDA and `kubectl scale`"
         ),
     ]
     targets: TargetsSpec = TargetsSpec()

@@ -13,13 +13,17 @@ from baton_operator.spec.values import Name, SecretKey, check_name
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """A part of the spec. mypy wants `frozen` said again by each, msgspec does not. Unknown fields
-    are passed over: the definition may be newer than the operator, and typos are refused by it."""
+    are passed over: the definition may be newer than the operator, and typos are refused by it.
+    `whole`: of several appliers one has all of its fields, as half of each would be neither's."""
 
     rules: ClassVar[tuple[Rule, ...]] = ()
+    whole: ClassVar[bool] = False
 
 
 class SecretRef(Record, frozen=True, kw_only=True):
     """A Secret in the pool's namespace. The operator reads some by this name."""
+
+    whole: ClassVar[bool] = True
 
     name: Annotated[Name, Meta(description="the Secret's name")]
 
@@ -29,6 +33,8 @@ class SecretRef(Record, frozen=True, kw_only=True):
 
 class SecretFile(Record, frozen=True, kw_only=True):
     """One key of a Secret in the pool's namespace, read as a file."""
+
+    whole: ClassVar[bool] = True
 
     name: Annotated[Name, Meta(description="the Secret's name")]
     key: Annotated[SecretKey, Meta(description="which of its keys")]

@@ -21,6 +21,8 @@ from baton_operator.spec.store import ExternalStore as ExternalStore
 from baton_operator.spec.store import KVStoreSpec
 from baton_operator.spec.store import ManagedStore as ManagedStore
 from baton_operator.spec.values import (
+    KEY_DEFAULT,
+    SET,
     Annotations,
     Folder,
     HostName,
@@ -33,6 +35,7 @@ from baton_operator.spec.values import (
     PodTemplate,
     Quantities,
     RouterFlag,
+    keyed,
 )
 from baton_protocol.model_source import parse_source
 
@@ -121,9 +124,15 @@ class ModelSpec(Record, frozen=True, kw_only=True):
 class EngineSpec(Record, frozen=True, kw_only=True):
     """Numbers that all nodes share: with other ones their KV would not be interchangeable."""
 
-    kind: Annotated[EngineKind, Meta(description="the real engine, or a simulated one")] = "torch"
+    kind: Annotated[
+        EngineKind, Meta(description="torch: the real engine; sim: a simulated one")
+    ] = "torch"
     dtype: Annotated[
-        DType, Meta(description="auto: each node decides; nodes that differ exchange no KV")
+        DType,
+        Meta(
+            description="what nodes compute in and keep KV in: bfloat16, float32, or auto: each"
+            " node decides. Nodes that differ exchange no KV"
+        ),
     ] = "auto"
     block_size: Annotated[int, Meta(ge=1, description="tokens per KV block")] = 16
     chunk_blocks: Annotated[int, Meta(ge=1, description="blocks moved as one value")] | None = None
@@ -196,7 +205,9 @@ class RoleSpec(Record, frozen=True, kw_only=True):
 class ServiceSpec(Record, frozen=True, kw_only=True):
     """The router's Service."""
 
-    type: Annotated[ServiceType, Meta(description="as a Service's")] = "ClusterIP"
+    type: Annotated[ServiceType, Meta(description="ClusterIP, NodePort or LoadBalancer")] = (
+        "ClusterIP"
+    )
     port: Annotated[int, Meta(ge=1, le=65535, description="where clients connect")] = 8000
     annotations: Annotated[Annotations, Meta(description="of the Service")] = field(
         default_factory=dict
@@ -220,18 +231,30 @@ class ParentRef(Record, frozen=True, kw_only=True):
     """A Gateway."""
 
     name: Annotated[Name, Meta(description="the Gateway's name")]
-    namespace: Annotated[MaybeName, Meta(description="default: the pool's")] = ""
-    section_name: Annotated[MaybeName, Meta(description="a listener; default: all of them")] = ""
+    namespace: Annotated[
+        MaybeName, Meta(description="default: the pool's", extra_json_schema=KEY_DEFAULT)
+    ] = ""
+    section_name: Annotated[
+        MaybeName,
+        Meta(description="a listener; default: all of them", extra_json_schema=KEY_DEFAULT),
+    ] = ""
 
 
 class HTTPRouteSpec(Record, frozen=True, kw_only=True):
     """A route of the Gateway API to the router."""
 
     parent_refs: Annotated[
-        tuple[ParentRef, ...], Meta(min_length=1, max_length=32, description="the Gateways")
+        tuple[ParentRef, ...],
+        Meta(
+            min_length=1,
+            max_length=32,
+            description="the Gateways",
+            extra_json_schema=keyed("name", "namespace", "sectionName"),
+        ),
     ]
     hostnames: Annotated[
-        tuple[HostName, ...], Meta(max_length=16, description="none: those of the Gateways")
+        tuple[HostName, ...],
+        Meta(max_length=16, description="none: those of the Gateways", extra_json_schema=SET),
     ] = ()
 
 
@@ -247,7 +270,11 @@ class RouterSpec(Record, frozen=True, kw_only=True):
     ] = 1
     placement: Annotated[
         RouterPlacement,
-        Meta(description="how a request's node is chosen; all but cost are for comparing"),
+        Meta(
+            description="how a request's node is chosen. cost: by the least predicted time. The"
+            " others are for comparing. prefix: by what it holds of the prompt; least-request: by"
+            " the fewest requests; round-robin: in turns; random"
+        ),
     ] = "cost"
     resources: Annotated[Resources, Meta(description="of the container `router`")] = Resources()
     pod_template: Annotated[PodTemplate, Meta(description="as prefill.podTemplate")] = field(
@@ -338,13 +365,17 @@ class PoolSpec(Record, frozen=True, kw_only=True):
         Meta(description="who says how many nodes there are; none: the roles' `replicas`"),
     ] = None
     handoff: Annotated[
-        Handoff, Meta(description="when a prefill node computes a decode node's prompt")
+        Handoff,
+        Meta(
+            description="when a prefill node computes a decode node's prompt. auto: where that"
+            " hardly costs time; always; never"
+        ),
     ] = "auto"
     missing_role_policy: Annotated[
         MissingRole,
         Meta(
-            description="no node of a role is ready: the other role does its work, or new"
-            " requests wait for one, or fail"
+            description="what becomes of new requests while no node of a role is ready."
+            " aggregate: the other role does its work; queue: they wait for a node; fail: they fail"
         ),
     ] = "aggregate"
     network_policy: NetworkPolicySpec = NetworkPolicySpec()

@@ -10,6 +10,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from baton_operator.spec.record import Record
+from baton_operator.spec.values import Count
 
 
 class ScalerSpec(Record, frozen=True, kw_only=True):
@@ -21,5 +22,5 @@ class ScalerSpec(Record, frozen=True, kw_only=True):
 class ScalerStatus(Record, frozen=True, kw_only=True):
     """What they read."""
 
-    replicas: Annotated[int, Meta(description="nodes of the role, without those that go")] = 0
+    replicas: Annotated[Count, Meta(description="nodes of the role, without those that go")] = 0
     selector: Annotated[str, Meta(description="of the role's pods, all revisions")] = ""

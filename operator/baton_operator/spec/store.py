@@ -111,7 +111,10 @@ class KVStoreSpec(Record, frozen=True, kw_only=True):
 
     sharing: Annotated[
         Sharing,
-        Meta(description="who may use the KV of a tenant's prompts: all, or only that tenant"),
+        Meta(
+            description="who may use the KV of a tenant's prompts. pool: all tenants; tenant: only"
+            " that one"
+        ),
     ] = "pool"
     managed: ManagedStore | None = None
     external: ExternalStore | None = None

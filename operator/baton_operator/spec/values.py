@@ -126,7 +126,24 @@ def _flag(taken: tuple[str, ...]) -> Meta:
 NodeFlag = Annotated[str, _flag(NODE_FLAGS)]
 RouterFlag = Annotated[str, _flag(ROUTER_FLAGS)]
 
-Annotations = Annotated[dict[str, str], Meta(max_length=64)]
+# How many there are of something, as a status says it.
+Count = Annotated[int, Meta(ge=0, extra_json_schema={"format": "int32"})]
+
+# Kubernetes' own limit is one for all of an object's together.
+Annotations = Annotated[dict[str, Annotated[str, Meta(max_length=256 * 1024)]], Meta(max_length=64)]
+
+# Lists to which several appliers (server-side apply) may give items; all others are one applier's.
+# A set holds texts: the API server cannot merge objects without keys, such as peers.
+SET: dict[str, Any] = {"x-kubernetes-list-type": "set"}
+
+
+def keyed(*keys: str) -> dict[str, Any]:
+    """A list of objects that these fields tell apart. One that may be left out needs a default in
+    the schema: `KEY_DEFAULT`."""
+    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)}
+
+
+KEY_DEFAULT: dict[str, Any] = {"default": ""}
 
 
 # Free below these keys: Kubernetes checks it when the pods are made.

@@ -6,6 +6,8 @@ costs a write: its progress is said anew every 5 s at most.
 
 from __future__ import annotations
 
+from msgspec import UNSET, UnsetType
+
 from baton_operator.builders.model import model_name
 from baton_operator.moments import is_fresh, stamp
 from baton_operator.observed import ObservedPod
@@ -38,16 +40,18 @@ def _name(view: View) -> str:
     return said[0] if said and held not in said else held
 
 
-def _progress(view: View) -> tuple[str, str]:
+def _progress(view: View) -> tuple[str, str | UnsetType]:
     names = {pod.name for pod in fetching_pods(view)}
-    held = view.before.model.progress, view.before.model.progress_time
+    none: tuple[str, str | UnsetType] = ("", UNSET)
+    # An operator of an older version wrote "" for no time.
+    held = view.before.model.progress, view.before.model.progress_time or UNSET
     if not names:
-        return "", ""
-    if view.observed.fetches is None or is_fresh(held[1], view.now, SAY_EVERY_S):
+        return none
+    if view.observed.fetches is None or is_fresh(held[1] or "", view.now, SAY_EVERY_S):
         return held
     reports = [report for report in view.observed.fetches if report.node in names]
     if not reports:
-        return "", ""
+        return none
     words = progress_words(min(reports, key=_share))
     return held if words == held[0] else (words, stamp(view.now))
 

@@ -6,11 +6,19 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
-from baton_operator.spec.autoscaling import Mode
+from baton_operator.spec.autoscaling import PlannedMode
+from baton_operator.spec.values import Count, keyed
 
 Truth = Literal["True", "False", "Unknown"]
+Moment = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
+Generation = Annotated[int, Meta(ge=0)]
+_CONDITION_TYPE = (
+    r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?"
+    r"(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])$"
+)
+_CONDITION_REASON = "^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$"
 
 
 class _Record(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -18,24 +26,38 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Condition(_Record, frozen=True, kw_only=True):
-    """As Kubernetes' own (metav1.Condition)."""
+    """As Kubernetes' own (metav1.Condition), whose bounds these are."""
 
-    type: Annotated[str, Meta(description="what is spoken of")]
-    status: Annotated[Truth, Meta(description="whether it is so")]
-    reason: Annotated[str, Meta(description="why, in one CamelCase word")]
-    message: Annotated[str, Meta(description="the same for people")] = ""
-    last_transition_time: Annotated[str, Meta(description="RFC 3339, UTC, seconds")]
-    observed_generation: Annotated[int, Meta(description="of the spec it was said of")] = 0
+    type: Annotated[
+        str,
+        Meta(
+            description="what is spoken of, in one CamelCase word",
+            extra_json_schema={"maxLength": 316, "pattern": _CONDITION_TYPE},
+        ),
+    ]
+    status: Annotated[Truth, Meta(description="whether it is so: True, False or Unknown")]
+    reason: Annotated[
+        str,
+        Meta(
+            description="why, in one CamelCase word",
+            extra_json_schema={"minLength": 1, "maxLength": 1024, "pattern": _CONDITION_REASON},
+        ),
+    ]
+    message: Annotated[
+        str, Meta(description="the same for people", extra_json_schema={"maxLength": 32768})
+    ]
+    last_transition_time: Annotated[Moment, Meta(description="when status changed last")]
+    observed_generation: Annotated[Generation, Meta(description="of the spec it was said of")] = 0
 
 
 class RoleStatus(_Record, frozen=True, kw_only=True):
     """How many of one kind of pod there are."""
 
     summary: Annotated[str, Meta(description="ready/desired, for the printer column")] = "0/0"
-    desired: Annotated[int, Meta(description="how many the spec wants")] = 0
-    ready: Annotated[int, Meta(description="those that serve")] = 0
-    updated: Annotated[int, Meta(description="ready ones of the current revision")] = 0
-    draining: Annotated[int, Meta(description="those that drain or end")] = 0
+    desired: Annotated[Count, Meta(description="how many the spec wants")] = 0
+    ready: Annotated[Count, Meta(description="those that serve")] = 0
+    updated: Annotated[Count, Meta(description="ready ones of the current revision")] = 0
+    draining: Annotated[Count, Meta(description="those that drain or end")] = 0
 
 
 class ModelStatus(_Record, frozen=True, kw_only=True):
@@ -43,34 +65,39 @@ class ModelStatus(_Record, frozen=True, kw_only=True):
 
     name: Annotated[str, Meta(description="what clients call it")] = ""
     progress: Annotated[str, Meta(description="of the slowest fetch, while there is one")] = ""
-    progress_time: Annotated[
-        str, Meta(description="as of when; RFC 3339, UTC, seconds; said anew every 5 s at most")
-    ] = ""
+    progress_time: (
+        Annotated[Moment, Meta(description="as of when progress is; said anew every 5 s at most")]
+        | UnsetType
+    ) = UNSET
 
 
 class AutoscalingStatus(_Record, frozen=True, kw_only=True):
     """What the planner decided last; there while `autoscaling.mode` is auto or advise."""
 
-    mode: Annotated[Mode, Meta(description="auto: it is done; advise: it is only said")]
-    desired_prefill: Annotated[int, Meta(description="prefill nodes")]
-    desired_decode: Annotated[int, Meta(description="decode nodes")]
+    mode: Annotated[PlannedMode, Meta(description="auto: it is done; advise: it is only said")]
+    desired_prefill: Annotated[Count, Meta(description="prefill nodes")]
+    desired_decode: Annotated[Count, Meta(description="decode nodes")]
     reason: Annotated[str, Meta(description="why, in one CamelCase word")]
     message: Annotated[str, Meta(description="the same for people, role by role")]
     numbers: Annotated[str, Meta(description="what it rests on: names and values")] = ""
-    since: Annotated[
-        str, Meta(description="when counts or reason changed; RFC 3339, UTC, seconds")
-    ] = ""
+    since: Annotated[Moment, Meta(description="when counts or reason changed")]
     time: Annotated[
-        str, Meta(description="as of when message and numbers are; said anew once a minute")
-    ] = ""
+        Moment, Meta(description="as of when message and numbers are; said anew once a minute")
+    ]
 
 
 class PoolStatus(_Record, frozen=True, kw_only=True):
     """What the operator sees of a pool."""
 
-    observed_generation: Annotated[int, Meta(description="of the spec all this was said of")] = 0
+    observed_generation: Annotated[
+        Generation, Meta(description="of the spec all this was said of")
+    ] = 0
     conditions: Annotated[
-        tuple[Condition, ...], Meta(description="what is well and what is not; Ready sums them up")
+        tuple[Condition, ...],
+        Meta(
+            description="what is well and what is not; Ready sums them up",
+            extra_json_schema=keyed("type"),
+        ),
     ] = ()
     prefill: Annotated[RoleStatus, Meta(description="its prefill nodes")] = RoleStatus()
     decode: Annotated[RoleStatus, Meta(description="its decode nodes")] = RoleStatus()

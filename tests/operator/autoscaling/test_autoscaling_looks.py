@@ -313,9 +313,18 @@ def test_a_change_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     assert all(message.startswith("pool serving/demo: ") for message in first)
 
 
+SAID_AT = "2026-05-04T10:00:00Z"
+
+
 def said(mode: Any, prefill: int, decode: int) -> AutoscalingStatus:
     return AutoscalingStatus(
-        mode=mode, desired_prefill=prefill, desired_decode=decode, reason="Steady", message=""
+        mode=mode,
+        desired_prefill=prefill,
+        desired_decode=decode,
+        reason="Steady",
+        message="",
+        since=SAID_AT,
+        time=SAID_AT,
     )
 
 

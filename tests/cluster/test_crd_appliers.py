@@ -1,0 +1,201 @@
+"""Pools that several people and programs write to, in a real API server: which part is whose."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+
+from baton_operator.crd import crd
+from baton_operator.pool import API_VERSION, KIND
+from tests.cluster.crd_cases import DATA, SIM, external
+from tests.cluster.installed import definition
+from tests.cluster.machine.client import CommandFailed, Kubernetes
+
+Json = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def cluster(control_plane: Kubernetes) -> Iterator[Kubernetes]:
+    with definition(control_plane, crd()):
+        yield control_plane
+
+
+def pool(name: str, spec: Json | None) -> Json:
+    body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}}
+    return body if spec is None else body | {"spec": spec}
+
+
+def apply(cluster: Kubernetes, namespace: str, manager: str, spec: Json, *words: str) -> Json:
+    """Server-side: `spec` is all that this manager wants of the pool. Its spec afterwards."""
+    body = pool("demo", spec)
+    command = ("apply", "--server-side", f"--field-manager={manager}", "-n", namespace)
+    found = json.loads(
+        cluster.kubectl(*command, *words, "-f", "-", "-o", "json", stdin=json.dumps(body))
+    )
+    spec_now: Json = found["spec"]
+    return spec_now
+
+
+def at(value: Any, path: str) -> Any:
+    for step in path.split("."):
+        value = value.get(step)
+        if value is None:
+            return None
+    return value
+
+
+def below(path: str, value: Any) -> Json:
+    """The spec that holds this value at this path and nothing else."""
+    for step in reversed(path.split(".")):
+        value = {step: value}
+    found: Json = value
+    return found
+
+
+class Merged(NamedTuple):
+    """A list to which two appliers give an item each."""
+
+    path: str
+    first: Any
+    second: Any
+
+
+def team(name: str) -> Json:
+    return {"namespaceSelector": {"matchLabels": {"team": name}}}
+
+
+MERGED = (
+    Merged(
+        "router.httpRoute.parentRefs",
+        {"name": "public", "namespace": "gateways", "sectionName": ""},
+        {"name": "public", "namespace": "gateways", "sectionName": "internal"},
+    ),
+    Merged("router.httpRoute.hostnames", "a.example.com", "b.example.com"),
+)
+
+
+def around(case: Merged, items: list[Any]) -> Json:
+    """With what its neighbours require."""
+    found = below(case.path, items)
+    if case.path == "router.httpRoute.hostnames":
+        found["router"]["httpRoute"]["parentRefs"] = [{"name": "public"}]
+    return found
+
+
+@pytest.mark.parametrize("case", MERGED, ids=lambda case: case.path)
+def test_each_of_two_appliers_adds_to_a_list_and_takes_back_only_its_own(
+    cluster: Kubernetes, namespace: str, case: Merged
+) -> None:
+    apply(cluster, namespace, "platform", SIM | around(case, [case.first]))
+    both = apply(cluster, namespace, "team", around(case, [case.second]))
+    assert at(both, case.path) == [case.first, case.second]
+    left = apply(cluster, namespace, "platform", SIM)
+    assert at(left, case.path) == [case.second]
+
+
+WHOLE = (
+    ("engine.extraArgs", ["--a=1"], ["--b=2"]),
+    ("router.extraArgs", ["--a=1"], ["--b=2"]),
+    ("kvStore.external", external()["kvStore"]["external"], {"dataUrls": DATA[:1]}),
+    ("networkPolicy.clients", [team("search")], [team("chat")]),
+    ("networkPolicy.monitoring", [team("search")], [{"ipBlock": {"cidr": "10.0.0.0/8"}}]),
+    ("model.secretRef", {"name": "a"}, {"name": "b"}),
+    ("router.apiKeysSecret", {"name": "a", "key": "x"}, {"name": "b", "key": "x"}),
+    (
+        "autoscaling.schedules",
+        [{"from": "08:00", "to": "18:00"}],
+        [{"from": "09:00", "to": "17:00"}],
+    ),
+)
+# So that both may be written.
+BESIDE: dict[str, Json] = {
+    "model.secretRef": {"model": {"uri": "hf://a/b"}},
+    "autoscaling.schedules": {"autoscaling": {"mode": "external"}},
+    "kvStore.external": {"kvStore": {"external": {"indexUrl": "redis://index"}}},
+}
+
+
+@pytest.mark.parametrize(("path", "first", "second"), WHOLE, ids=[path for path, *_ in WHOLE])
+def test_what_is_of_one_piece_has_one_applier_and_the_other_hears_whose_it_is(
+    cluster: Kubernetes, namespace: str, path: str, first: Any, second: Any
+) -> None:
+    beside = SIM | BESIDE.get(path, {})
+    apply(cluster, namespace, "platform", merged(beside, below(path, first)))
+    with pytest.raises(CommandFailed) as caught:
+        apply(cluster, namespace, "team", below(path, second))
+    assert "platform" in caught.value.error
+    assert f".spec.{path}" in caught.value.error
+    beside_theirs = merged(BESIDE.get(path, {}), below(path, second))
+    forced = apply(cluster, namespace, "team", beside_theirs, "--force-conflicts")
+    held = at(forced, path)
+    if isinstance(second, dict):
+        held = {key: held[key] for key in second}
+    if path == "autoscaling.schedules":
+        held = [{key: one[key] for key in ("from", "to")} for one in held]
+    assert held == second
+
+
+def merged(one: Json, other: Json) -> Json:
+    found = dict(one)
+    for key, value in other.items():
+        known = found.get(key)
+        if isinstance(known, dict) and isinstance(value, dict):
+            value = merged(known, value)
+        found[key] = value
+    return found
+
+
+TWICE = (
+    ("router.httpRoute.parentRefs", [{"name": "a"}, {"name": "a", "namespace": ""}]),
+    ("router.httpRoute", {"parentRefs": [{"name": "a"}], "hostnames": ["a.b", "a.b"]}),
+)
+
+
+@pytest.mark.parametrize(("path", "value"), TWICE, ids=[path for path, _ in TWICE])
+def test_an_item_that_several_may_write_is_there_once(
+    cluster: Kubernetes, namespace: str, path: str, value: Any
+) -> None:
+    body = pool("demo", SIM | below(path, value))
+    with pytest.raises(CommandFailed) as caught:
+        cluster.kubectl("create", "-n", namespace, "-f", "-", stdin=json.dumps(body))
+    assert "Duplicate value" in caught.value.error
+
+
+def write_status(cluster: Kubernetes, namespace: str, status: Json) -> None:
+    words = ("patch", "bpool/demo", "-n", namespace, "--subresource=status", "--type=merge")
+    cluster.kubectl(*words, "-p", json.dumps({"status": status}))
+
+
+@pytest.mark.parametrize(
+    ("status", "field"),
+    [
+        ({"model": {"progressTime": "yesterday"}}, "progressTime"),
+        ({"model": {"progressTime": ""}}, "progressTime"),
+        (
+            {"conditions": [{"type": "Ready", "status": "True", "reason": "AllReady"}]},
+            "message",
+        ),
+        ({"prefill": {"ready": -1}}, "status.prefill.ready"),
+    ],
+)
+def test_a_status_that_clients_could_not_read_is_refused(
+    cluster: Kubernetes, namespace: str, status: Json, field: str
+) -> None:
+    apply(cluster, namespace, "platform", SIM)
+    with pytest.raises(CommandFailed) as caught:
+        write_status(cluster, namespace, status)
+    assert field in caught.value.error
+
+
+def test_a_condition_has_what_kubernetes_own_has(cluster: Kubernetes) -> None:
+    document = json.loads(cluster.kubectl("get", "--raw", "/openapi/v3/apis/policy/v1"))
+    theirs = document["components"]["schemas"]["io.k8s.apimachinery.pkg.apis.meta.v1.Condition"]
+    status = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]
+    ours = status["properties"]["conditions"]["items"]
+    assert sorted(ours["required"]) == sorted(theirs["required"])
+    assert set(ours["properties"]) == set(theirs["properties"])
+    for name, field in ours["properties"].items():
+        assert field["type"] == theirs["properties"][name].get("type", "string"), name
