@@ -147,23 +147,47 @@ def test_an_image_s_packages_are_those_of_its_requirements(room: str, name: str)
 
 
 @pytest.mark.parametrize("room", FILES)
-def test_nothing_is_installed_without_hashes_but_baton_and_what_another_index_of_torch_has(
-    room: str,
-) -> None:
-    """Nor from a source archive: that would run a build backend which nothing pins."""
+def test_nothing_is_installed_from_a_source_archive_or_without_hashes_but_baton(room: str) -> None:
+    """A source archive would run a build backend that nothing pins. What stands for "$@" is in the
+    next test."""
     for words in pip_commands(room, "install"):
         if words[-1] == "/wheels/baton_serve-*.whl":
             assert "--no-deps" in words
-            continue
-        assert "--only-binary=:all:" in words
-        assert "--require-hashes" in words or words[-1] == '"$@"'
-    choices = [run for stage in stages_of(FILES[room]) for run in stage.texts("RUN") if "$@" in run]
-    assert len(choices) == (room == "node")
-    for run in choices:
-        checked, other = re.findall(r"set -- (.*?);", run)
-        assert run.startswith('if [ -z "$TORCH_INDEX" ]; then')
-        assert checked == "--require-hashes -r /requirements.txt"
-        assert other.split("-c ")[1] == "/constraints.txt safetensors torch"
+        else:
+            assert "--only-binary=:all:" in words
+            assert "--require-hashes" in words or (room == "node" and words[-1] == '"$@"')
+
+
+@pytest.mark.parametrize(
+    ("index", "words"),
+    [
+        ("", ["--require-hashes", "-r", "/requirements.txt"]),
+        (
+            "https://torch.example/cpu",
+            [
+                *("--extra-index-url", "https://torch.example/cpu"),
+                *("-c", "/constraints.txt", "safetensors", "torch"),
+            ],
+        ),
+    ],
+)
+def test_torch_is_installed_by_hash_unless_another_index_has_it(
+    index: str, words: list[str], tmp_path: Path
+) -> None:
+    [stage] = [one for one in stages_of(FILES["node"]) if one.name == "packages-cpu"]
+    [run] = stage.texts("RUN")
+    pip = tmp_path / "pip"
+    pip.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    pip.chmod(0o755)
+    done = subprocess.run(
+        ["sh", "-ec", run],
+        env={"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "TORCH_INDEX": index},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    given = done.stdout.splitlines()
+    assert given[given.index("install") + 1 :] == ["--no-cache-dir", "--only-binary=:all:", *words]
 
 
 @pytest.mark.parametrize("room", FILES)
