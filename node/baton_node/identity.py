@@ -19,7 +19,13 @@ from baton_protocol import PROTOCOL_VERSION
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import Load
 from baton_protocol.store import NodeReport
-from baton_text.artifacts import ArtifactError, byte_artifacts, digest, read_artifacts
+from baton_text.artifacts import (
+    CONFIG,
+    ArtifactError,
+    byte_artifacts,
+    digest,
+    read_artifacts,
+)
 from baton_text.tokenizer import Tokenizer
 
 ANYWHERE = ("", "0.0.0.0", "::")
@@ -38,6 +44,12 @@ def load_artifacts(settings: NodeSettings) -> dict[str, bytes]:
         return byte_artifacts(vocab) if vocab else byte_artifacts()
     except ArtifactError as error:
         raise SetupError(str(error)) from error
+
+
+def model_made(settings: NodeSettings) -> int:
+    """When the model's files were written, in Unix seconds; 0 for an engine without files."""
+    config = Path(settings.model) / CONFIG
+    return max(0, int(config.stat().st_mtime)) if settings.model and config.exists() else 0
 
 
 def load_tokenizer(artifacts: Mapping[str, bytes]) -> Tokenizer:
@@ -69,6 +81,7 @@ class Identity:
     ready: Ready
     address: str
     digests: dict[str, str]  # file name -> SHA-256
+    model_made: int = 0
 
     def report(self, load: Load) -> NodeReport:
         return NodeReport(
@@ -94,6 +107,7 @@ class Identity:
             protocol=PROTOCOL_VERSION,
             replaced_by=load.replaced_by,
             max_num_seqs=self.settings.max_num_seqs,
+            model_made=self.model_made,
         )
 
 

@@ -36,6 +36,7 @@ from baton_node.identity import (
     digests_of,
     load_artifacts,
     load_tokenizer,
+    model_made,
     new_epoch,
 )
 from baton_node.links import Link
@@ -217,7 +218,8 @@ async def _serve(
         engine, ready = starting.result()
         stack.push_async_callback(engine.stop)
         address = address_of(settings, port)
-        identity = Identity(settings, epoch, ready, address, digests_of(artifacts))
+        digests, made = digests_of(artifacts), model_made(settings)
+        identity = Identity(settings, epoch, ready, address, digests, made)
         spans = NodeSpans(sink, NodeId(settings.node)) if sink is not None else None
         service = Service(identity, engine, tokenizer, role, server.metrics, spans)
         server.service = service

@@ -174,7 +174,8 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """Who a node is. `artifacts` maps a file name (tokenizer.json, ...) to the SHA-256 hex digest
     under which the node serves it at GET {address}/artifacts/{digest}. `reason` says why it
     drains, `replaced_by` the revision that takes its place for good, `protocol` which version it
-    speaks, `max_num_seqs` how many sequences it computes at once (0: it did not say)."""
+    speaks, `max_num_seqs` how many sequences it computes at once (0: it did not say), `model_made`
+    when its model's files were written, in Unix seconds (0: it has none)."""
 
     node: Name
     role: Role
@@ -198,6 +199,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     protocol: Count = 1
     replaced_by: Text = ""
     max_num_seqs: Count = 0
+    model_made: Count = 0
 
 
 class Kind(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -77,6 +77,7 @@ class Api:
     unreachable: Callable[[], dict[str, str]]
     conflicts: Callable[[], Sequence[Link]]
     draining: bool = False
+    started: int = field(default_factory=lambda: int(time.time()))  # Unix seconds
     answering: int = 0  # calls that are held, placed, run or written
 
     def routes(self) -> list[web.RouteDef]:
@@ -266,8 +267,9 @@ class Api:
 
     def _model(self, name: str) -> dict[str, Any]:
         lengths = [one.max_model_len for one in self.fleet.offered() if name in one.names]
-        told = {"id": name, "object": "model", "created": 0, "owned_by": "baton"}
-        return told | {"max_model_len": min(lengths, default=None)}
+        made = [one.made for one in self.fleet.known() if name in one.names and one.made]
+        told = {"id": name, "object": "model", "created": min(made, default=self.started)}
+        return told | {"owned_by": "baton", "max_model_len": min(lengths, default=None)}
 
 
 def _json(body: dict[str, Any], status: int = 200) -> web.Response:

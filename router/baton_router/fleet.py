@@ -85,7 +85,8 @@ class RequestListener(Protocol):
 @dataclass(frozen=True, slots=True)
 class Serving:
     """One kind that the pool serves: a model, its limits, and one of its nodes. Of new requests it
-    gets a share by its `weight`, and answers them under `name`, one of its `names`."""
+    gets a share by its `weight`, and answers them under `name`, one of its `names`. `made` is when
+    the files of its model were written, in Unix seconds; 0 where no node says it."""
 
     kind: Kind
     model: PoolModel
@@ -95,6 +96,7 @@ class Serving:
     vocab_size: int
     sample: NodeReport
     weight: int
+    made: int = 0
 
 
 class Fleet:
@@ -313,8 +315,11 @@ class Fleet:
         """What the served models are called, also while their nodes are away."""
         if self._served_name:
             return [self._served_name]
-        served = self.offered() or self._served
-        return list(dict.fromkeys(name for one in served for name in one.names))
+        return list(dict.fromkeys(name for one in self.known() for name in one.names))
+
+    def known(self) -> list[Serving]:
+        """What is offered, or was offered last."""
+        return self.offered() or self._served
 
     def no_model(self, wanted: str | None) -> NotFound:
         """Nothing that is served has that name."""
@@ -342,6 +347,7 @@ class Fleet:
             vocab_size=reports[0].vocab_size,
             sample=reports[0],
             weight=sum(report.role == "decode" for report in reports) or len(reports),
+            made=min((made for report in reports if (made := report.model_made)), default=0),
         )
         self._known.append((nodes, found))
         return found
@@ -357,7 +363,7 @@ class Fleet:
 
     def _note(self) -> None:
         """What the pool serves with is noted while it can be seen: requests may wait for it."""
-        self._served = self.offered() or self._served
+        self._served = self.known()
 
     async def _admit(self, link: Link, report: NodeReport) -> None:
         """Once its tokenizer is here, a node may get requests."""

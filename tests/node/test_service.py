@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,7 +13,7 @@ import pytest
 from baton_decode_node import DecodeRole
 from baton_node.engine_process import EngineProcess
 from baton_node.frames import Drain, Drained, Ready, Saved, Step, ToEngine, Undrain
-from baton_node.identity import Identity
+from baton_node.identity import Identity, model_made
 from baton_node.metrics import NodeMetrics
 from baton_node.service import MAX_UNREAD_BYTES, Service
 from baton_node.settings import NodeSettings
@@ -286,3 +288,13 @@ def test_a_router_ends_its_request_through_a_new_link(service: Service, engine: 
     service.heard(Pipe("a"), RunJob(REQUEST))
     service.heard(Pipe("a"), Abort(REQUEST.id, 1))
     assert engine.heard == [RunJob(REQUEST), Abort(REQUEST.id, 1)]
+
+
+def test_a_model_was_made_when_its_configuration_was_written(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text("{}")
+    os.utime(config, (1_700_000_000, 1_700_000_000))
+    assert model_made(NodeSettings(node="n", role="decode", model=str(tmp_path))) == 1_700_000_000
+    config.unlink()
+    assert model_made(NodeSettings(node="n", role="decode", model=str(tmp_path))) == 0
+    assert model_made(NodeSettings(node="n", role="decode", engine="sim")) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from typing import Any
 
 import aiohttp
@@ -276,3 +277,29 @@ async def test_a_call_of_many_prompts_has_a_placement_header_that_clients_take(
     assert placement.startswith("prefill=- decode=decode-0 reason=")
     assert placement.endswith("; and 284 more")
     assert len(placement) < 4096
+
+
+async def test_a_model_was_made_when_the_oldest_of_its_nodes_files_were(
+    running: Any, decode: FakeNode
+) -> None:
+    newer = FakeNode("decode-1", "decode", model_made=1_700_000_500)
+    older = FakeNode("decode-2", "decode", model_made=1_700_000_000)
+    silent = decode  # as of an older version
+    async with newer, older, running(silent, newer, older) as client:
+        for _ in range(2):
+            [told] = (await client.get("/v1/models"))[1]["data"]
+            assert told["created"] == 1_700_000_000
+            assert (await client.get("/v1/models/fake-model"))[1] == told
+
+
+async def test_where_no_node_says_when_its_model_was_made_the_router_says_when_it_started(
+    running: Any, decode: FakeNode
+) -> None:
+    before = int(time.time())
+    async with running(decode) as client:
+        [first] = (await client.get("/v1/models"))[1]["data"]
+        assert before <= first["created"] <= time.time()
+        await decode.stop()
+        await until(lambda: not list(client.router.view.ready()))
+        [away] = (await client.get("/v1/models"))[1]["data"]
+        assert away["created"] == first["created"]
