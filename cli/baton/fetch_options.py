@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from baton.flags import flag
 from baton.options import CommonOptions, StoreLoginOptions
+from baton.sizes import ByteSize
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,6 +17,12 @@ class FetchOptions(StoreLoginOptions):
     to: str = flag("", "the folder that gets the model's folder", metavar="DIR")
     node: str = flag(
         "", "the node that it is for, told to the pool (default: the host's name)", metavar="NAME"
+    )
+    room: ByteSize | None = flag(
+        None,
+        "what the folder may take: a larger model is refused before it is fetched (default: what"
+        " the disk has free)",
+        least=0,
     )
     weights: bool = flag(True, "fetch the weights too; the sim engine needs none")
     pool: str = flag("default", "name of the pool, part of its keys in the index", metavar="NAME")

@@ -44,6 +44,7 @@ LAST_REPORT_TTL_S = 60.0  # whoever looks now and then shall see the end
 LOCK_LOOK_S = 0.5
 DOWNLOAD_TRIES = 3
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+RECORDS_BYTES = 1 << 20  # beside the model's files: what was fetched, the weights' digests
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +81,7 @@ def make_fetch(options: FetchOptions, environ: Mapping[str, str]) -> Fetch:
             Path(options.to).expanduser().absolute() / model.folder_name, secrets.token_hex(4)
         ),
         weights=options.weights,
+        room=options.room,
         endpoint=endpoint,
         token=environ.get("HF_TOKEN", "").strip(),
         index_url=logged_in(options, options.redis_index)[0],
@@ -95,6 +97,7 @@ class Fetch:
     model: HubModel
     folder: Fetched
     weights: bool
+    room: int | None
     endpoint: str
     token: str
     index_url: str
@@ -168,6 +171,11 @@ class Fetch:
 
     def _check_room(self, wanted: Wanted) -> None:
         """Before an hour of fetching, not after it."""
+        if self.room is not None and wanted.bytes + RECORDS_BYTES > self.room:
+            raise CommandError(
+                f"{self.model} takes {about_size(wanted.bytes)}, and {about_size(self.room)} are"
+                " meant for it: give more --room (in an InferencePool, model.storage)"
+            )
         missing = wanted.bytes - self.folder.progress()[0]
         free = shutil.disk_usage(self.folder.path).free
         if missing > free:

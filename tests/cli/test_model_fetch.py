@@ -189,6 +189,21 @@ def test_a_refusal_is_one_line(
     assert fetch_of(tmp_path, source).folder.complete() is None
 
 
+@pytest.mark.parametrize(("room", "fits"), [(2 << 20, False), (3 << 20, True)])
+def test_a_model_that_is_larger_than_its_room_is_refused_before_it_is_fetched(
+    hub: StubHub, tmp_path: Path, room: int, fits: bool
+) -> None:
+    hub.files["model.safetensors"] = WEIGHTS
+    fetching = fetch_of(tmp_path, room=room).run()
+    if fits:
+        asyncio.run(fetching)
+        return
+    words = "takes 1 MiB, and 2 MiB are meant for it: .*model.storage"
+    with pytest.raises(CommandError, match=words):
+        asyncio.run(fetching)
+    assert not list(tmp_path.rglob("model.safetensors*"))
+
+
 def test_a_hub_that_cannot_be_reached_is_named(
     hub: StubHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

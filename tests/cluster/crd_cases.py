@@ -112,6 +112,19 @@ BAD: tuple[Bad, ...] = (
         "write one that begins with '/'",
     ),
     Bad(
+        "a cache and storage",
+        model(uri="hf://a/b", cache={"claimName": "c"}, storage="1Gi"),
+        "spec.model.storage",
+        "write uri: hf://ORG/NAME without cache",
+    ),
+    Bad(
+        "storage for a claim",
+        model(uri="pvc://models/m", storage="1Gi"),
+        "spec.model.storage",
+        "write uri: hf://ORG/NAME without cache",
+    ),
+    Bad("odd storage", model(uri="hf://a/b", storage="1GiB"), "spec.model.storage", QUANTITY),
+    Bad(
         "a claim's odd name",
         model(uri="hf://a/b", cache={"claimName": "My_Claim"}),
         "spec.model.cache.claimName",
@@ -263,6 +276,24 @@ BAD: tuple[Bad, ...] = (
     Bad("a store's odd size", managed(memory="1GiB"), "spec.kvStore.managed.memory", QUANTITY),
     Bad("a tiny store", managed(memory="1Mi"), "spec.kvStore.managed.memory", "at least 64Mi"),
     Bad("bytes too few", managed(memory=1000), "spec.kvStore.managed.memory", "at least 64Mi"),
+    Bad(
+        "a server's memory that its values fill",
+        managed(memory="2Gi", dataResources={"limits": {"memory": "2Gi"}}),
+        "spec.kvStore.managed.dataResources",
+        "write more than kvStore.managed.memory",
+    ),
+    Bad(
+        "an index without memory",
+        managed(indexResources={"limits": {"memory": "128Mi"}}),
+        "spec.kvStore.managed.indexResources",
+        "write more than 128Mi",
+    ),
+    Bad(
+        "a server's request above its limit",
+        managed(indexResources={"requests": {"cpu": 2}, "limits": {"cpu": 1}}),
+        "spec.kvStore.managed.indexResources.requests",
+        "write a request that is at most the limit",
+    ),
     Bad(
         "no instance",
         managed(dataInstances=0),

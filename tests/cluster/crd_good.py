@@ -57,6 +57,7 @@ GOOD: tuple[Good, ...] = (
         "a model fetched once",
         model(uri="hf://a/b@v1", secretRef={"name": "hub"}, cache={"claimName": "cache"}),
     ),
+    Good("fetched by each pod", model(uri="hf://a/b", storage="150Gi")),
     Good("fetched once on each node", model(uri="hf://a/b", cache={"hostPath": "/var/cache"})),
     Good("a simulated model", engine(kind="sim") | model(path="/m")),
     Good(
@@ -167,6 +168,14 @@ GOOD: tuple[Good, ...] = (
         {"kvStore": {"managed": {"memory": "1Gi", "dataInstances": 1}}},
     ),
     Good("the least store", managed(memory="64Mi", dataInstances=64)),
+    Good(
+        "servers' resources",
+        managed(
+            memory="2Gi",
+            indexResources={"requests": {"cpu": "100m"}, "limits": {"memory": "1Gi"}},
+            dataResources={"requests": {"cpu": 1}, "limits": {"cpu": 2, "memory": "2049Mi"}},
+        ),
+    ),
     Good("bytes", managed(memory=1 << 30), {"kvStore": {"managed": {"memory": 1 << 30}}}),
     Good(
         "somebody's store",

@@ -136,6 +136,7 @@ EDITS = (
     Edit("model.uri", {"model": {"uri": "pvc://claim/sub"}}, NODES, '"claimName": "claim"'),
     Edit("model.name", {"model": {"name": "shown"}}, (ROUTER,), "--served-model-name=shown"),
     Edit("model.secretRef.name", _hub(secretRef={"name": "hub-login"}), NODES, '"hub-login"'),
+    Edit("model.storage", _hub(storage="7Gi"), NODES, "--room=7168MiB"),
     Edit("model.cache.claimName", _hub(cache={"claimName": "kept"}), NODES, '"claimName": "kept"'),
     Edit("model.cache.hostPath", _hub(cache={"hostPath": "/kept"}), NODES, '"path": "/kept"'),
     Edit(
@@ -237,6 +238,16 @@ EDITS = (
         {"kvStore": {"managed": {"dataInstances": 2}}},
         NODES,
         "-kv-data-1.",
+    ),
+    *(
+        Edit(
+            f"kvStore.managed.{name}.{kind}",
+            {"kvStore": {"managed": {name: {kind: {"cpu": "123m"}}}}},
+            (where,),
+            '"cpu": "123m"',
+        )
+        for name, where in (("indexResources", INDEX), ("dataResources", DATA))
+        for kind in ("requests", "limits")
     ),
     Edit(
         "kvStore.managed.podTemplate",

@@ -62,7 +62,7 @@ def pool(cluster: Kubernetes) -> Iterator[ClusterPool]:
     )
     for role in NODES:
         spec[role]["podTemplate"] = spread(role)
-    spec["router"] = {"podTemplate": only_on(cluster.nodes[0])}
+    spec["router"]["podTemplate"] = only_on(cluster.nodes[0])
     spec["kvStore"]["managed"]["podTemplate"] = rather_on(cluster.nodes[-1])
     namespace = cluster.new_namespace(**RESTRICTED)
     try:

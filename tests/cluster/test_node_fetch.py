@@ -115,3 +115,19 @@ def test_a_hub_that_refuses_the_login_is_named_until_it_is_right(
     message = pool.conditions()["ModelReady"]["message"]
     assert "401" in message
     assert "secretRef" in message
+
+
+def test_a_model_that_its_storage_cannot_hold_is_named_until_there_is_more(
+    pool: ClusterPool, hub: StubHub, shelf: str
+) -> None:
+    """Each pod fetches its own, into ephemeral storage that it asked for."""
+    pool.kubectl("create", "secret", "generic", "hub", f"--from-literal=token={TOKEN}")
+    spec = fetching_spec(hub, shelf)
+    del spec["model"]["cache"]
+    pool.apply({**spec, "model": {**spec["model"], "storage": "1Mi"}})
+    pool.wait(lambda: pool.row().reason == "ModelFetchFailing", "name what it lacks")
+    assert "model.storage" in pool.conditions()["ModelReady"]["message"]
+    assert hub.ranges_of("tokenizer.json") == []
+    pool.apply({**spec, "model": {**spec["model"], "storage": "64Mi"}})
+    pool.wait_ready()
+    assert len(hub.ranges_of("tokenizer.json")) == 2

@@ -154,7 +154,9 @@ def test_a_secret_that_does_not_exist_is_named_by_the_condition_and_by_an_event(
 ) -> None:
     pool = ClusterPool(operated, restricted, "keyless")
     keys = {"name": "no-such-secret", "key": "keys.txt"}
-    pool.apply(sim_spec() | {"router": {"apiKeysSecret": keys}})
+    spec = sim_spec()
+    spec["router"]["apiKeysSecret"] = keys
+    pool.apply(spec)
 
     def said() -> str:
         found = pool.conditions().get("RouterReady", {})

@@ -64,7 +64,7 @@ def test_a_claim_is_mounted_for_reading_only(uri: str, folder: str) -> None:
 @pytest.mark.parametrize(
     ("cache", "source"),
     [
-        ({}, {"emptyDir": {}}),
+        ({}, {"emptyDir": {"sizeLimit": "20480Mi"}}),
         ({"claimName": "big"}, {"persistentVolumeClaim": {"claimName": "big"}}),
         ({"hostPath": "/var/x"}, {"hostPath": {"path": "/var/x", "type": "DirectoryOrCreate"}}),
     ],
@@ -72,7 +72,7 @@ def test_a_claim_is_mounted_for_reading_only(uri: str, folder: str) -> None:
 def test_a_hub_s_model_is_fetched_before_the_node_starts(
     cache: dict[str, str], source: dict[str, Any]
 ) -> None:
-    spec = {"model": {"uri": "hf://org/name@v1", "cache": cache}}
+    spec = {"model": {"uri": "hf://org/name@v1", **({"cache": cache} if cache else {})}}
     template = node_template(spec)
     assert volume(template, "model") == {"name": "model", **source}
     [fetch] = template["spec"]["initContainers"]
@@ -106,10 +106,47 @@ def test_a_simulated_engine_s_model_is_fetched_without_its_weights(
 def test_fetching_takes_the_node_s_memory_and_none_of_its_devices() -> None:
     limits = {"memory": "8Gi", "cpu": 2, "nvidia.com/gpu": 1}
     role = {"resources": {"limits": limits, "requests": {"nvidia.com/gpu": 1}}}
-    [fetch] = node_template({"model": {"uri": "hf://org/name"}, "decode": role})["spec"][
-        "initContainers"
-    ]
-    assert fetch["resources"] == {"limits": {"memory": "8Gi", "cpu": "2"}}
+    spec = {"model": {"uri": "hf://org/name", "cache": {"claimName": "c"}}, "decode": role}
+    [fetch] = node_template(spec)["spec"]["initContainers"]
+    assert fetch["resources"] == {
+        "requests": {"ephemeral-storage": "512Mi"},
+        "limits": {"memory": "8Gi", "cpu": "2", "ephemeral-storage": "5120Mi"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("model", "kind", "mi"),
+    [
+        ({}, "torch", 20 << 10),
+        ({}, "sim", 1 << 10),
+        ({"storage": "150Gi"}, "torch", 150 << 10),
+        ({"storage": 5000000}, "sim", 5),
+        ({"cache": {"claimName": "c"}}, "torch", 0),
+        ({"cache": {"hostPath": "/c"}}, "torch", 0),
+    ],
+)
+def test_a_model_of_the_pods_own_is_asked_for_and_bounded_by_its_storage(
+    model: dict[str, Any], kind: str, mi: int
+) -> None:
+    spec = {"model": {"uri": "hf://org/name", **model}, "engine": {"kind": kind}}
+    template = node_template(spec)
+    [fetch], [container] = template["spec"]["initContainers"], template["spec"]["containers"]
+    storage = {
+        name: amounts["ephemeral-storage"] for name, amounts in container["resources"].items()
+    }
+    assert storage == {"requests": f"{512 + mi}Mi", "limits": f"{5120 + mi}Mi"}
+    for name, amounts in fetch["resources"].items():
+        assert amounts["ephemeral-storage"] == storage[name]
+    # Beside it there is as much room in /tmp as ever.
+    assert volume(template, "tmp")["emptyDir"] == {"sizeLimit": "5120Mi"}
+    # It is refused before it is fetched where it is larger, and not evicted while it is.
+    told = [word for word in fetch["args"] if word.startswith("--room")]
+    if mi:
+        assert volume(template, "model")["emptyDir"] == {"sizeLimit": f"{mi}Mi"}
+        assert told == [f"--room={mi}MiB"]
+    else:
+        assert "emptyDir" not in volume(template, "model")
+        assert told == []
 
 
 START: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {

@@ -12,6 +12,9 @@ from pathlib import Path
 from tests.support.http import Json
 
 NODE_MEMORY = {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "1Gi"}}
+# Many pools share two cores here.
+LITTLE = {"requests": {"cpu": "50m", "memory": "128Mi"}}
+LITTLE_CPU = {"requests": {"cpu": "50m"}}
 SAME = ("--prefill", "1", "--decode", "1", "--handoff", "always", "--chunk-blocks", "1")
 SIM_UP = ("--engine", "sim", *SAME)
 HOSTS = "kubernetes.io/hostname"
@@ -47,7 +50,14 @@ def _spec(engine: Json, role: Json, prefill: int, decode: int) -> Json:
         "handoff": "always",
         "prefill": {"replicas": prefill, "resources": NODE_MEMORY, **role},
         "decode": {"replicas": decode, "resources": NODE_MEMORY, **role},
-        "kvStore": {"managed": {"memory": "64Mi"}},
+        "router": {"resources": LITTLE},
+        "kvStore": {
+            "managed": {
+                "memory": "64Mi",
+                "indexResources": LITTLE_CPU,
+                "dataResources": LITTLE_CPU,
+            }
+        },
     }
 
 

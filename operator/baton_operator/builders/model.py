@@ -3,7 +3,8 @@
     path              in the container: the image or the podTemplate brings it
     pvc://CLAIM/...   the claim, mounted read-only
     hf://ORG/NAME     a volume that an init container fetches into; what pods share (a claim, or a
-                      folder of the cluster's node) is fetched once, the others wait for it
+                      folder of the cluster's node) is fetched once, the others wait for it; what
+                      they do not is part of their ephemeral storage, as large as the spec says
 
 In: a pool. Out: the folder's name, volumes, the init container; and the model's name for clients.
 """
@@ -24,12 +25,18 @@ from baton_operator.builders.pods import (
 )
 from baton_operator.builders.store_access import store_certificate, store_login, store_settings
 from baton_operator.pool import Pool
+from baton_operator.spec.quantity import quantity_bytes
 from baton_operator.spec.records import ModelCache
 from baton_protocol.model_source import HubModel, ModelSource, parse_source
 
 CLAIM_FOLDER = "/models/pvc"
 HUB_FOLDER = "/models/hub"
 FETCH = "fetch-model"
+# Of a model that each pod fetches for itself, where the spec says nothing of its size: one with 8
+# billion parameters in bfloat16 has 16 GB. A simulated engine fetches all but the weights.
+STORAGE = "20Gi"
+SIM_STORAGE = "1Gi"
+MIB = 1 << 20
 
 
 class ModelPlace(msgspec.Struct, frozen=True):
@@ -50,6 +57,16 @@ def model_name(pool: Pool) -> str:
     model, source = pool.spec.model, model_source(pool)
     last = source.name if source else model.path.rstrip("/").rsplit("/", 1)[-1]
     return model.name or last or pool.spec.engine.kind
+
+
+def storage_mi(pool: Pool) -> int:
+    """MiB of ephemeral storage that each node gives its model; 0 where that lies elsewhere."""
+    cache = _cache(pool)
+    if not isinstance(model_source(pool), HubModel) or cache.claim_name or cache.host_path:
+        return 0
+    default = SIM_STORAGE if pool.spec.engine.kind == "sim" else STORAGE
+    told = pool.spec.model.storage
+    return -(-quantity_bytes(default if told is None else told) // MIB)
 
 
 def model_place(pool: Pool, resources: Manifest) -> ModelPlace:
@@ -82,7 +99,7 @@ def _hub(pool: Pool) -> Mounts:
     elif cache.host_path:
         place = {"hostPath": {"path": cache.host_path, "type": "DirectoryOrCreate"}}
     else:
-        place = {"emptyDir": {}}
+        place = {"emptyDir": {"sizeLimit": f"{storage_mi(pool)}Mi"}}
     return Mounts(
         ({"name": "model", **place},),
         ({"name": "model", "mountPath": HUB_FOLDER, "readOnly": True},),
@@ -96,6 +113,9 @@ def _fetch(pool: Pool, source: HubModel, resources: Manifest) -> Manifest:
     words = ["model", "fetch", *literal([str(source)]), f"--to={HUB_FOLDER}", "--json-logs"]
     if pool.spec.engine.kind == "sim":
         words.append("--no-weights")
+    if own := storage_mi(pool):
+        # Else the kubelet would evict the pod when the volume is full, again and again.
+        words.append(f"--room={own}MiB")
     built = container(
         pool,
         FETCH,

@@ -13,9 +13,10 @@ import json
 
 from baton_operator.builders.child import Child, Manifest
 from baton_operator.builders.credentials import link_token_variable
-from baton_operator.builders.model import model_place
+from baton_operator.builders.model import model_place, storage_mi
 from baton_operator.builders.pods import (
     DRAIN_S,
+    EPHEMERAL,
     POD_IP,
     POD_NAME,
     STOP_S,
@@ -25,6 +26,7 @@ from baton_operator.builders.pods import (
     literal,
     pod_template,
     resources,
+    scratch_size,
     startup_probe,
     variables,
 )
@@ -32,7 +34,8 @@ from baton_operator.builders.store_access import store_certificate, store_login,
 from baton_operator.gpus import gpus_of
 from baton_operator.pool import Pool
 from baton_operator.spec.quantity import quantity_bytes
-from baton_operator.spec.records import Resources, RoleSpec
+from baton_operator.spec.record import Resources
+from baton_operator.spec.records import RoleSpec
 from baton_protocol.store import ROLES, Role
 
 PORT = 9000
@@ -43,6 +46,14 @@ READS = 2  # each file once for the model's digest, once to load it
 READ_BYTES_PER_S = 100 << 20
 LEAST_START_S = 600  # a small model is no reason to give up early
 UNBOUNDED_START_S = 1800  # nothing says how large the model may be
+# What a node needs is its model's business. These keep one that says nothing from being evicted
+# first, and give its engine's loop a core.
+CPU = "1"
+MEMORY = "1Gi"
+# In /tmp lie what compilers keep (the CUDA driver's own cache is 1 GiB at most) and, where the
+# model's folder is read-only, the digests of its weights.
+STORAGE_MI = 512
+MOST_STORAGE_MI = 5 << 10
 
 
 def revision_of(pool: Pool) -> str:
@@ -66,7 +77,8 @@ def role_spec(pool: Pool, role: Role) -> RoleSpec:
 
 def _template(pool: Pool, role: Role, revision: str) -> Manifest:
     spec = role_spec(pool, role)
-    wanted, start_s = resources(spec.resources), _start_s(pool, spec.resources)
+    wanted, start_s = _resources(pool, spec.resources), _start_s(pool, spec.resources)
+    child = Child(pool, role, revision)
     token = link_token_variable(pool)
     place = model_place(pool, wanted)
     mounts = place.mounts + store_certificate(pool)
@@ -91,13 +103,24 @@ def _template(pool: Pool, role: Role, revision: str) -> Manifest:
         volumeMounts=mounts.mounts,
     )
     return pod_template(
-        Child(pool, role, revision),
+        child,
         [container],
         spec.pod_template,
         grace_s=DRAIN_S + STOP_S,
+        scratch=scratch_size(spec.resources, f"{MOST_STORAGE_MI}Mi"),
         volumes=mounts.volumes,
         init=place.init,
     )
+
+
+def _resources(pool: Pool, wanted: Resources) -> Manifest:
+    """Its pod's storage also holds the model that is fetched into it."""
+    model_mi = storage_mi(pool)
+    default = Resources(
+        requests={"cpu": CPU, "memory": MEMORY, EPHEMERAL: f"{STORAGE_MI + model_mi}Mi"},
+        limits={EPHEMERAL: f"{MOST_STORAGE_MI + model_mi}Mi"},
+    )
+    return resources(wanted, default)
 
 
 def _settings(pool: Pool, revision: str, folder: str) -> dict[str, str | int | None]:

@@ -15,7 +15,7 @@ from baton_operator.builders.child import Child, Manifest
 from baton_operator.builders.overrides import merged
 from baton_operator.names import CREDENTIALS_ANNOTATION
 from baton_operator.pool import Pool
-from baton_operator.spec.records import Resources
+from baton_operator.spec.record import Resources
 
 DRAIN_S = 60  # running answers after SIGTERM: 2,000 tokens at 30 ms each
 STOP_S = 15  # then: leave the registry, end the engine, close links; normally 2 s
@@ -46,11 +46,16 @@ def _from_pod(variable: str, field: str) -> Manifest:
 POD_NAME = _from_pod("POD_NAME", "metadata.name")
 POD_IP = _from_pod("POD_IP", "status.podIP")
 
-# The root is read-only. Caches of compilers and digests go to HOME.
-SCRATCH = Mounts(
-    ({"name": "tmp", "emptyDir": {}},),
-    ({"name": "tmp", "mountPath": "/tmp"},),
-)
+# The root is read-only.
+SCRATCH: Manifest = {"name": "tmp", "mountPath": "/tmp"}
+
+# A resource of pods: what they write to /tmp, to other emptyDirs, and into their logs, of which a
+# kubelet keeps 50 MiB per container unless it is told otherwise. Who is over a limit is evicted, so
+# limits leave room; nothing is reserved by them.
+EPHEMERAL = "ephemeral-storage"
+# Of routers and Redis servers, which write nothing but logs and sockets.
+LITTLE_STORAGE = "64Mi"
+MOST_LITTLE_STORAGE = "1Gi"
 
 
 def pod_template(
@@ -59,13 +64,14 @@ def pod_template(
     override: Manifest,
     *,
     grace_s: int,
+    scratch: str,
     volumes: Sequence[Manifest] = (),
     init: Sequence[Manifest] = (),
     own_secrets: Sequence[str] = (),
     **spec: Any,
 ) -> Manifest:
-    """No token for the API, no variables about the namespace's services, no root. `own_secrets` are
-    those of the pool's that not every pod is made with."""
+    """No token for the API, no variables about the namespace's services, no root. `scratch` is how
+    much may lie in /tmp. `own_secrets` are those of the pool's that not every pod is made with."""
     secrets = child.pool.installation.pull_secrets
     built = {
         "metadata": {
@@ -91,7 +97,7 @@ def pod_template(
             **spec,
             **({"initContainers": list(init)} if init else {}),
             "containers": list(containers),
-            "volumes": [*SCRATCH.volumes, *volumes],
+            "volumes": [{"name": "tmp", "emptyDir": {"sizeLimit": scratch}}, *volumes],
         },
     }
     return merged(built, override)
@@ -99,7 +105,7 @@ def pod_template(
 
 def container(pool: Pool, name: str, image: str, **fields: Any) -> Manifest:
     """One container with what all have. Fields that are empty are left out."""
-    fields["volumeMounts"] = [*SCRATCH.mounts, *fields.get("volumeMounts", ())]
+    fields["volumeMounts"] = [SCRATCH, *fields.get("volumeMounts", ())]
     policy = pool.installation.pull_policy
     return {
         "name": name,
@@ -166,14 +172,38 @@ def literal(words: Sequence[str]) -> list[str]:
     return [word.replace("$", "$$") for word in words]
 
 
-def resources(wanted: Resources) -> Manifest:
-    """Quantities as text: a number would come back from the API as one."""
-    lists = {"requests": wanted.requests, "limits": wanted.limits}
-    return {
-        name: {resource: str(amount) for resource, amount in amounts.items()}
-        for name, amounts in lists.items()
-        if amounts
+def resources(wanted: Resources, default: Resources) -> Manifest:
+    """The user's, and the default of each resource that they name in neither list: as with a
+    LimitRange, a request of ours is never above a limit of theirs. Quantities as text: a number
+    would come back from the API as one."""
+    named = {*wanted.requests, *wanted.limits}
+    lists = {
+        "requests": (default.requests, wanted.requests),
+        "limits": (default.limits, wanted.limits),
     }
+    found = {
+        name: {
+            **{resource: str(amount) for resource, amount in ours.items() if resource not in named},
+            **{resource: str(amount) for resource, amount in theirs.items()},
+        }
+        for name, (ours, theirs) in lists.items()
+    }
+    return {name: amounts for name, amounts in found.items() if amounts}
+
+
+def scratch_size(wanted: Resources, default: str) -> str:
+    """Of /tmp: the user's limit of ephemeral storage, so that one field raises both."""
+    return str(wanted.limits.get(EPHEMERAL, default))
+
+
+def apart(labels: Mapping[str, str]) -> Manifest:
+    """An affinity: rather on another cluster node than pods with these labels."""
+    term = {
+        "topologyKey": "kubernetes.io/hostname",
+        "labelSelector": {"matchLabels": dict(labels)},
+    }
+    preferred = [{"weight": 100, "podAffinityTerm": term}]
+    return {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
 
 
 def _toleration(condition: str) -> Manifest:

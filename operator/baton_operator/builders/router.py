@@ -11,23 +11,33 @@ from baton_operator.builders.credentials import link_token_variable, tenant_secr
 from baton_operator.builders.model import model_name
 from baton_operator.builders.pods import (
     DRAIN_S,
+    EPHEMERAL,
+    LITTLE_STORAGE,
+    MOST_LITTLE_STORAGE,
     STOP_S,
     Mounts,
+    apart,
     flags,
     http_container,
     http_get,
     literal,
     pod_template,
     resources,
+    scratch_size,
     startup_probe,
     variables,
 )
 from baton_operator.builders.store_access import store_certificate, store_login, store_settings
 from baton_operator.pool import Pool
+from baton_operator.spec.record import Resources
 
 PORT = 8000  # as on a laptop
 # Connections that were on their way when the pod left the Service still find it listening.
 LEAVE_S = 3
+# Of each worker, which computes on one core: half of one on a machine that is full, and the memory
+# that it takes with a large tokenizer, 10,000 idle connections and 1,000 streams.
+WORKER_CPU_M = 500
+WORKER_MEMORY_MI = 512
 # Of a pool that sleeps: so long a request waits for its first node.
 WAKE_WAIT_S = 900
 WAKE_WAIT = "wake-wait"
@@ -37,8 +47,8 @@ KEYS_FOLDER = "/etc/baton/api-keys"
 def build_router(pool: Pool) -> Manifest:
     child, spec = Child(pool, "router"), pool.spec.router
     mounts = store_certificate(pool) + _api_keys(pool)
-    apart = pool.spec.kv_store.sharing == "tenant"
-    tenants = (tenant_secret_variable(pool),) if apart else ()
+    salted = pool.spec.kv_store.sharing == "tenant"
+    tenants = (tenant_secret_variable(pool),) if salted else ()
     container = http_container(
         pool,
         "router",
@@ -46,7 +56,7 @@ def build_router(pool: Pool) -> Manifest:
         ["router", "--json-logs", *flags(_settings(pool)), *literal(spec.extra_args)],
         PORT,
         env=variables(*store_login(pool), link_token_variable(pool), *tenants),
-        resources=resources(spec.resources),
+        resources=resources(spec.resources, _default_resources(spec.workers)),
         # Not /ready, which waits for nodes.
         startupProbe=startup_probe(http_get("/health")),
         lifecycle={"preStop": {"sleep": {"seconds": LEAVE_S}}},
@@ -57,12 +67,25 @@ def build_router(pool: Pool) -> Manifest:
         [container],
         spec.pod_template,
         grace_s=LEAVE_S + DRAIN_S + STOP_S,
+        scratch=scratch_size(spec.resources, MOST_LITTLE_STORAGE),
         volumes=mounts.volumes,
-        own_secrets=(pool.credentials.tenant_secret,) if apart else (),
+        own_secrets=(pool.credentials.tenant_secret,) if salted else (),
         # Also for one replica, so that a second one does not replace the first.
-        affinity=_apart(child),
+        affinity=apart(child.selector()),
     )
     return child.deployment(template, replicas=spec.replicas)
+
+
+def _default_resources(workers: int) -> Resources:
+    """No limit of memory: a router that is killed for it breaks its clients' streams."""
+    return Resources(
+        requests={
+            "cpu": f"{WORKER_CPU_M * workers}m",
+            "memory": f"{WORKER_MEMORY_MI * workers}Mi",
+            EPHEMERAL: LITTLE_STORAGE,
+        },
+        limits={EPHEMERAL: MOST_LITTLE_STORAGE},
+    )
 
 
 def build_router_service(pool: Pool) -> Manifest:
@@ -103,13 +126,3 @@ def _api_keys(pool: Pool) -> Mounts:
         ({"name": "api-keys", "secret": secret},),
         ({"name": "api-keys", "mountPath": KEYS_FOLDER, "readOnly": True},),
     )
-
-
-def _apart(child: Child) -> Manifest:
-    """Rather on different cluster nodes."""
-    term = {
-        "topologyKey": "kubernetes.io/hostname",
-        "labelSelector": {"matchLabels": child.selector()},
-    }
-    preferred = [{"weight": 100, "podAffinityTerm": term}]
-    return {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}

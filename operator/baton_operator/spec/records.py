@@ -14,7 +14,7 @@ from msgspec import Meta, field
 
 from baton_operator.spec.autoscaling import AutoscalingSpec
 from baton_operator.spec.quantity import check_quantity
-from baton_operator.spec.record import Record, SecretFile, SecretRef
+from baton_operator.spec.record import Record, Resources, SecretFile, SecretRef
 from baton_operator.spec.rollout import RolloutSpec
 from baton_operator.spec.rules import Rule, both, given
 from baton_operator.spec.store import ExternalStore as ExternalStore
@@ -33,7 +33,7 @@ from baton_operator.spec.values import (
     NodeFlag,
     Peer,
     PodTemplate,
-    Quantities,
+    Quantity,
     RouterFlag,
     keyed,
 )
@@ -90,6 +90,12 @@ class ModelSpec(Record, frozen=True, kw_only=True):
             "only a model from a hub is fetched; write uri: hf://ORG/NAME, or leave it out",
             field=".cache",
         ),
+        Rule(
+            f"!has(self.storage) || ({_fetched} && !has(self.cache))",
+            "only a model that each pod fetches for itself takes the pod's storage; write uri:"
+            " hf://ORG/NAME without cache, or leave it out",
+            field=".storage",
+        ),
     )
 
     path: Annotated[
@@ -110,8 +116,21 @@ class ModelSpec(Record, frozen=True, kw_only=True):
     cache: Annotated[ModelCache | None, Meta(description="hf:// only: where the model is kept")] = (
         None
     )
+    storage: (
+        Annotated[
+            Quantity,
+            Meta(
+                description="hf:// without cache: ephemeral storage that each node's pod asks for"
+                " and gives the fetched model, which may not be larger; default: 20Gi, or 1Gi for"
+                " a simulated engine, which fetches no weights"
+            ),
+        ]
+        | None
+    ) = None
 
     def __post_init__(self) -> None:
+        if self.storage is not None:
+            check_quantity("storage", self.storage)
         if self.path and self.uri:
             raise ValueError("uri: given beside path; write one of the two")
         if self.uri:
@@ -154,36 +173,6 @@ class EngineSpec(Record, frozen=True, kw_only=True):
     ] = ()
 
 
-class Resources(Record, frozen=True, kw_only=True):
-    """Kubernetes' own: quantities by resource name."""
-
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            "!has(self.requests) || !has(self.limits) || self.requests.all(name,"
-            " !(name in self.limits)"
-            " || !isQuantity(string(self.requests[name]))"
-            " || !isQuantity(string(self.limits[name]))"
-            " || quantity(string(self.requests[name]))"
-            ".compareTo(quantity(string(self.limits[name]))) <= 0)",
-            "more is requested than limits allows; write a request that is at most the limit of"
-            " the same name",
-            field=".requests",
-        ),
-    )
-
-    requests: Annotated[Quantities, Meta(description="what a pod is promised")] = field(
-        default_factory=dict
-    )
-    limits: Annotated[Quantities, Meta(description="what a pod may use at most")] = field(
-        default_factory=dict
-    )
-
-    def __post_init__(self) -> None:
-        for kind, quantities in (("requests", self.requests), ("limits", self.limits)):
-            for name, quantity in quantities.items():
-                check_quantity(f"{kind}.{name}", quantity)
-
-
 class RoleSpec(Record, frozen=True, kw_only=True):
     """The nodes of one role."""
 
@@ -191,7 +180,12 @@ class RoleSpec(Record, frozen=True, kw_only=True):
         int, Meta(ge=0, description="nodes of this role; with `autoscaling` how many at first")
     ] = 1
     resources: Annotated[
-        Resources, Meta(description="of the container `node`; a GPU limit makes it use CUDA")
+        Resources,
+        Meta(
+            description="of the container `node`; a GPU limit makes it use CUDA. Default: requests"
+            " of a CPU and 1Gi of memory, and ephemeral storage of 512Mi, at most 5Gi, beside what"
+            " model.storage says"
+        ),
     ] = Resources()
     pod_template: Annotated[
         PodTemplate,
@@ -276,7 +270,13 @@ class RouterSpec(Record, frozen=True, kw_only=True):
             " the fewest requests; round-robin: in turns; random"
         ),
     ] = "cost"
-    resources: Annotated[Resources, Meta(description="of the container `router`")] = Resources()
+    resources: Annotated[
+        Resources,
+        Meta(
+            description="of the container `router`; default: requests of half a CPU and 512Mi of"
+            " memory per worker, ephemeral storage of 64Mi, at most 1Gi"
+        ),
+    ] = Resources()
     pod_template: Annotated[PodTemplate, Meta(description="as prefill.podTemplate")] = field(
         default_factory=dict
     )

@@ -10,17 +10,32 @@ from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta, field
 
+from baton_kvstore.embedded import INDEX_MEMORY
 from baton_kvstore.endpoint import parse_endpoint
 from baton_kvstore.errors import StoreMisconfigured
 from baton_kvstore.settings import StoreSettings
 from baton_operator.spec.quantity import check_quantity, quantity_bytes
-from baton_operator.spec.record import Record, SecretRef
+from baton_operator.spec.record import Record, Resources, SecretRef
 from baton_operator.spec.rules import Rule, both
 from baton_operator.spec.values import PodTemplate, Quantity, RedisUrl
 
 Sharing = Literal["pool", "tenant"]
 
 _LOGIN = "given with a login, which all could read; leave it out and write secretRef instead"
+
+
+def _more_memory(field: str, values: str, words: str) -> Rule:
+    """A server's limit, where the user names one, is above what its values may take: CEL and words.
+    What is no quantity is refused by that value's own rule."""
+    limit = f"self.{field}.limits['memory']"
+    return Rule(
+        f"!has(self.{field}) || !has(self.{field}.limits) || !('memory' in self.{field}.limits)"
+        f" || !isQuantity(string({limit})) || !isQuantity({values})"
+        f" || quantity(string({limit})).compareTo(quantity({values})) > 0",
+        f"too little memory for what the server may hold; write more than {words}, or leave memory"
+        " out",
+        field=f".{field}",
+    )
 
 
 class ManagedStore(Record, frozen=True, kw_only=True):
@@ -33,12 +48,28 @@ class ManagedStore(Record, frozen=True, kw_only=True):
             "too small to hold KV; write at least 64Mi",
             field=".memory",
         ),
+        _more_memory("indexResources", f"'{INDEX_MEMORY >> 20}Mi'", f"{INDEX_MEMORY >> 20}Mi"),
+        _more_memory("dataResources", "string(self.memory)", "kvStore.managed.memory"),
     )
 
     memory: Annotated[
         Quantity, Meta(description="for KV, of each data instance; at least 64Mi")
     ] = "1Gi"
     data_instances: Annotated[int, Meta(ge=1, le=64, description="servers for KV bytes")] = 1
+    index_resources: Annotated[
+        Resources,
+        Meta(
+            description="of the index's container `redis`; default: a request of half a CPU, 224Mi"
+            " of memory, ephemeral storage of 64Mi, at most 1Gi"
+        ),
+    ] = Resources()
+    data_resources: Annotated[
+        Resources,
+        Meta(
+            description="of each data instance's container `redis`; default: a request of half a"
+            " CPU, memory of 5/4 of `memory` and 64Mi, ephemeral storage of 64Mi, at most 1Gi"
+        ),
+    ] = Resources()
     pod_template: Annotated[PodTemplate, Meta(description="as prefill.podTemplate")] = field(
         default_factory=dict
     )

@@ -1,0 +1,160 @@
+"""What the pool's containers ask of their machine, what they may write, and where they stand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from baton_operator.builders import build_pool
+from tests.support.manifests import SAMPLES, containers, sample_pool, template_of, templates
+
+Spec = dict[str, Any]
+OWN = ("node", "router", "redis", "fetch-model")
+
+
+def pods(spec: Spec, name: str = "sim") -> dict[str, dict[str, Any]]:
+    """The pods' templates by component; of several data servers the last one."""
+    built = build_pool(sample_pool(name, **spec))
+    return {
+        one["metadata"]["labels"]["baton.dev/component"]: template
+        for one in built
+        if (template := template_of(one)) is not None
+    }
+
+
+def given(spec: Spec, component: str) -> dict[str, Any]:
+    """The resources of the component's own container."""
+    [container] = pods(spec)[component]["spec"]["containers"]
+    found: dict[str, Any] = container.get("resources", {})
+    return found
+
+
+def scratch_of(template: dict[str, Any]) -> str:
+    [tmp] = [one for one in template["spec"]["volumes"] if one["name"] == "tmp"]
+    size: str = tmp["emptyDir"]["sizeLimit"]
+    return size
+
+
+def server(of: str, resources: Spec) -> Spec:
+    return {"kvStore": {"managed": {of: resources}}}
+
+
+# --- what is promised to them ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_no_pod_is_the_first_to_be_evicted(name: str) -> None:
+    """As those are that ask for nothing."""
+    for template in templates(build_pool(sample_pool(name))).values():
+        for container in containers(template):
+            if container["name"] in OWN:
+                asked = container["resources"]
+                named = asked["requests"].keys() | asked["limits"].keys()
+                assert {"cpu", "memory"} <= named
+
+
+def test_each_worker_of_a_router_is_promised_half_a_core() -> None:
+    found = [given({"router": {"workers": count}}, "router")["requests"]["cpu"] for count in (1, 4)]
+    assert found == ["500m", "2000m"]
+
+
+NAMED: dict[str, tuple[Spec, str, Spec, Spec]] = {
+    "a router's CPU": (
+        {"router": {"resources": {"requests": {"cpu": 2}}}},
+        "router",
+        {"cpu": "2", "memory": "512Mi", "ephemeral-storage": "64Mi"},
+        {"ephemeral-storage": "1Gi"},
+    ),
+    "a router's limit": (
+        {"router": {"resources": {"limits": {"cpu": "100m", "memory": "256Mi"}}}},
+        "router",
+        {"ephemeral-storage": "64Mi"},
+        {"cpu": "100m", "memory": "256Mi", "ephemeral-storage": "1Gi"},
+    ),
+    "the index' CPU": (
+        server("indexResources", {"requests": {"cpu": "1500m"}}),
+        "kv-index",
+        {"cpu": "1500m", "memory": "224Mi", "ephemeral-storage": "64Mi"},
+        {"memory": "224Mi", "ephemeral-storage": "1Gi"},
+    ),
+    "the data servers' CPU": (
+        server("dataResources", {"requests": {"cpu": 3}, "limits": {"cpu": 4}}),
+        "kv-data",
+        {"cpu": "3", "memory": "1344Mi", "ephemeral-storage": "64Mi"},
+        {"cpu": "4", "memory": "1344Mi", "ephemeral-storage": "1Gi"},
+    ),
+    "a data server's memory": (
+        server("dataResources", {"requests": {"memory": "9Gi"}}),
+        "kv-data",
+        {"cpu": "500m", "memory": "9Gi", "ephemeral-storage": "64Mi"},
+        {"ephemeral-storage": "1Gi"},
+    ),
+    "a node's": (
+        {"decode": {"resources": {"requests": {"cpu": 4}, "limits": {"memory": "8Gi"}}}},
+        "decode",
+        {"cpu": "4", "ephemeral-storage": "512Mi"},
+        {"memory": "8Gi", "ephemeral-storage": "5120Mi"},
+    ),
+    "a node's GPU": (
+        {"decode": {"resources": {"limits": {"nvidia.com/gpu": 1}}}},
+        "decode",
+        {"cpu": "1", "memory": "1Gi", "ephemeral-storage": "512Mi"},
+        {"nvidia.com/gpu": "1", "ephemeral-storage": "5120Mi"},
+    ),
+    "a node's storage": (
+        {"decode": {"resources": {"limits": {"ephemeral-storage": "50Gi"}}}},
+        "decode",
+        {"cpu": "1", "memory": "1Gi"},
+        {"ephemeral-storage": "50Gi"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("spec", "component", "requests", "limits"), NAMED.values(), ids=NAMED)
+def test_a_resource_that_the_user_names_is_theirs_and_the_others_keep_their_defaults(
+    spec: Spec, component: str, requests: Spec, limits: Spec
+) -> None:
+    found = given(spec, component)
+    assert (found.get("requests", {}), found["limits"]) == (requests, limits)
+
+
+@pytest.mark.parametrize(("of", "other"), [("index", "kv-data"), ("data", "kv-index")])
+def test_index_and_data_servers_have_resources_of_their_own(of: str, other: str) -> None:
+    spec = server(f"{of}Resources", {"requests": {"cpu": "77m"}})
+    assert given(spec, f"kv-{of}")["requests"]["cpu"] == "77m"
+    assert given(spec, other) == given({}, other)
+
+
+# --- what they may write --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_what_a_pod_may_write_is_asked_for_and_bounded(name: str) -> None:
+    for template in templates(build_pool(sample_pool(name))).values():
+        for volume in template["spec"]["volumes"]:
+            assert "sizeLimit" in volume.get("emptyDir", {"sizeLimit": ""}), volume
+        for container in containers(template):
+            if container["name"] in OWN:
+                asked = container["resources"]
+                assert "ephemeral-storage" in asked["requests"]
+                assert "ephemeral-storage" in asked["limits"]
+
+
+def test_tmp_grows_with_the_limit_of_its_container() -> None:
+    default = {name: scratch_of(template) for name, template in pods({}).items()}
+    assert default == {
+        "prefill": "5120Mi",
+        "decode": "5120Mi",
+        "router": "1Gi",
+        "kv-index": "1Gi",
+        "kv-data": "1Gi",
+    }
+    more = {"resources": {"limits": {"ephemeral-storage": "40Gi"}}}
+    spec = {
+        "prefill": more,
+        "router": more,
+        "kvStore": {"managed": {"dataResources": more["resources"]}},
+    }
+    found = {name: scratch_of(template) for name, template in pods(spec).items()}
+    assert found == default | {"prefill": "40Gi", "router": "40Gi", "kv-data": "40Gi"}
