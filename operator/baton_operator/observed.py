@@ -47,7 +47,8 @@ class ChildKey(msgspec.Struct, frozen=True, order=True):
 class ObservedWorkload(msgspec.Struct, frozen=True, kw_only=True):
     """A Deployment. `instance`: which server for KV bytes. `pods`: how many it has, of old
     templates too; `updated`: of the newest. `current`: its controller has seen the newest spec.
-    `problem`: PodsRefused while its controller may not make pods; `message` is what it was told.
+    `problem`: PodsRefused while its controller may not make pods, StartOverdue while none got ready
+    for progressDeadlineSeconds; `message` is what it was told.
     `gpus` of each of its pods. `holds`: routers of the newest template hold requests that come
     while there is no node."""
 
@@ -211,8 +212,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
 def read_workload(body: Body) -> ObservedWorkload:
     """A Deployment of ours."""
     metadata, status = body["metadata"], body.get("status") or {}
-    refused = condition(status, "ReplicaFailure")
-    fails = refused.get("status") == "True"
+    problem, message = _workload_problem(body["spec"], status)
     pod = (body["spec"].get("template") or {}).get("spec") or {}
     return ObservedWorkload(
         name=metadata["name"],
@@ -224,11 +224,20 @@ def read_workload(body: Body) -> ObservedWorkload:
         updated=status.get("updatedReplicas", 0),
         current=status.get("observedGeneration", 0) >= metadata.get("generation", 0),
         instance=_label(metadata, INSTANCE_LABEL),
-        problem="PodsRefused" if fails else "",
-        message=refused.get("message", "") if fails else "",
+        problem=problem,
+        message=message,
         gpus=gpus_of_pod(pod),
         holds=_holds(pod),
     )
+
+
+def _workload_problem(spec: Body, status: Body) -> tuple[str, str]:
+    refused = condition(status, "ReplicaFailure")
+    if refused.get("status") == "True":
+        return "PodsRefused", refused.get("message", "")
+    if condition(status, "Progressing").get("reason") == "ProgressDeadlineExceeded":
+        return "StartOverdue", f"not ready after {spec.get('progressDeadlineSeconds')} s"
+    return "", ""
 
 
 def read_pod(body: Body) -> ObservedPod:

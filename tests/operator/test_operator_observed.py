@@ -411,6 +411,26 @@ def test_a_workload_whose_pods_are_forbidden_says_so() -> None:
     assert (seen.problem, seen.message) == ("PodsRefused", words)
 
 
+@pytest.mark.parametrize(
+    ("status", "reason", "problem"),
+    [
+        ("False", "ProgressDeadlineExceeded", "StartOverdue"),
+        ("True", "ReplicaSetUpdated", ""),
+        ("True", "NewReplicaSetAvailable", ""),
+        ("Unknown", "DeploymentPaused", ""),
+    ],
+)
+def test_a_workload_whose_pods_are_not_ready_in_time_says_so(
+    status: str, reason: str, problem: str
+) -> None:
+    progress = {"type": "Progressing", "status": status, "reason": reason}
+    body = b.workload("d", "decode", conditions=[progress | {"message": "words"}])
+    body["spec"]["progressDeadlineSeconds"] = 2400
+    seen = read_workload(body)
+    assert seen.problem == problem
+    assert seen.message == ("not ready after 2400 s" if problem else "")
+
+
 ACCEPTED: dict[str, Any] = {"Accepted": "True", "ResolvedRefs": "True"}
 DENIED = {"reason": "NotAllowedByListeners", "message": "no listener allows namespace serving"}
 

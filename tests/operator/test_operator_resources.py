@@ -158,3 +158,73 @@ def test_tmp_grows_with_the_limit_of_its_container() -> None:
     }
     found = {name: scratch_of(template) for name, template in pods(spec).items()}
     assert found == default | {"prefill": "40Gi", "router": "40Gi", "kv-data": "40Gi"}
+
+
+# --- how long they may take to start --------------------------------------------------------------
+
+
+def deadlines(spec: Spec, name: str = "sim") -> dict[str, int]:
+    return {
+        one["metadata"]["labels"]["baton.dev/component"]: one["spec"]["progressDeadlineSeconds"]
+        for one in build_pool(sample_pool(name, **spec))
+        if template_of(one) is not None
+    }
+
+
+SIM: Spec = {"kind": "sim", "chunkBlocks": 1}
+HUB: Spec = {"uri": "hf://org/name"}
+PLACE, REDIS, ROUTER = 600, 300, 300
+DEADLINES: dict[str, tuple[Spec, int]] = {
+    "the default": ({}, 1800),
+    "a time said": ({"engine": SIM | {"startTimeoutSeconds": 4000}}, 4000),
+    "a short time": ({"engine": SIM | {"startTimeoutSeconds": 10}}, 10),
+    "a model to fetch": ({"engine": {"kind": "torch"}, "model": HUB}, 1800 + 2048),
+    "a large model": (
+        {"engine": {"kind": "torch"}, "model": HUB | {"storage": "200Gi"}},
+        1800 + 20480,
+    ),
+    "what a simulated engine fetches": ({"model": HUB}, 1800 + 103),
+    "a shared cache": ({"model": HUB | {"cache": {"claimName": "c"}}}, 1800 + 7200),
+    "a claim": ({"model": {"uri": "pvc://models/x"}}, 1800),
+    "a probe of the podTemplate": (
+        {
+            role: {
+                "podTemplate": {
+                    "spec": {
+                        "containers": [
+                            {
+                                "name": "node",
+                                "startupProbe": {
+                                    "initialDelaySeconds": 30,
+                                    "periodSeconds": 10,
+                                    "failureThreshold": 500,
+                                },
+                            }
+                        ]
+                    }
+                }
+            }
+            for role in ("prefill", "decode")
+        },
+        5030,
+    ),
+}
+
+
+@pytest.mark.parametrize(("spec", "start_s"), DEADLINES.values(), ids=DEADLINES)
+def test_a_deployment_waits_as_long_as_its_pods_may_take_to_start(spec: Spec, start_s: int) -> None:
+    assert deadlines(spec) == {
+        "prefill": PLACE + start_s,
+        "decode": PLACE + start_s,
+        # It is ready only once a node is.
+        "router": PLACE + ROUTER + PLACE + start_s,
+        "kv-index": PLACE + REDIS,
+        "kv-data": PLACE + REDIS,
+    }
+
+
+@pytest.mark.parametrize("value", ["soon", 1 << 40, None, {}])
+def test_a_probe_that_kubernetes_refuses_is_still_built(value: Any) -> None:
+    probe = {"name": "router", "startupProbe": {"failureThreshold": value}}
+    spec = {"router": {"podTemplate": {"spec": {"containers": [probe]}}}}
+    assert 0 < deadlines(spec)["router"] < 1 << 31

@@ -41,15 +41,24 @@ def decode(problem: str, message: str = "words", **changes: Any) -> dict[str, An
     return {"decode": o.role_pods(DEMO, "decode", **told)}
 
 
-def forbidden(component: str) -> dict[str, Any]:
-    """Its controller may make no pods."""
+def workload(component: str, problem: str, message: str, pool: Pool = DEMO) -> dict[str, Any]:
+    """Its controller says what is wrong with it."""
     made = [
-        msgspec.structs.replace(item, problem="PodsRefused", message="exceeded quota: gpus")
+        msgspec.structs.replace(item, problem=problem, message=message)
         if item.component == component
         else item
-        for item in o.workloads(DEMO)
+        for item in o.workloads(pool)
     ]
     return {"workloads": tuple(made)}
+
+
+def forbidden(component: str) -> dict[str, Any]:
+    """Its controller may make no pods."""
+    return workload(component, "PodsRefused", "exceeded quota: gpus")
+
+
+def overdue(component: str, pool: Pool = DEMO) -> dict[str, Any]:
+    return workload(component, "StartOverdue", "not ready after 2400 s", pool)
 
 
 Row = tuple[str, Pool, dict[str, Any], str, str, str, str]
@@ -103,6 +112,14 @@ ROWS: list[Row] = [
      "DecodeReady", "False", "PodsRefused", "exceeded quota: gpus"),
     ("quota of the other role", DEMO, {"decode": ()} | forbidden("prefill"),
      "DecodeReady", "False", "Starting", ""),
+    ("starts for too long", DEMO, decode("", "") | overdue("decode"),
+     "DecodeReady", "False", "StartOverdue", "not ready after 2400 s"),
+    ("starts for too long, and says why", DEMO, decode("Crashing", "boom") | overdue("decode"),
+     "DecodeReady", "False", "Crashing", "boom"),
+    ("ready in the end", DEMO, overdue("decode"), "DecodeReady", "True", "NodesReady", "1 of 1"),
+    ("a long fetch", HUB,
+     {"decode": o.role_pods(HUB, "decode", ready=False, fetch="running")} | overdue("decode", HUB),
+     "DecodeReady", "False", "Starting", "0 of 1 ready"),
     ("no volume for a minute", DEMO, decode("", "", unprepared_since=AHEAD, seen=LONG_AGO),
      "DecodeReady", "False", "NotPrepared", "volumes"),
     ("no volume yet", DEMO, decode("", "", unprepared_since=AHEAD, seen=JUST_NOW),
@@ -119,6 +136,15 @@ ROWS: list[Row] = [
     ("router without nodes", DEMO,
      {"prefill": (), "decode": (), "others": (unready(ROUTER), INDEX, DATA)},
      "RouterReady", "False", "WaitingForNodes", "0 of 1 ready"),
+    ("router without nodes for long", DEMO,
+     {"prefill": (), "decode": (), "others": (unready(ROUTER), INDEX, DATA)} | overdue("router"),
+     "RouterReady", "False", "WaitingForNodes", "0 of 1 ready"),
+    ("router starts for too long", DEMO,
+     {"others": (unready(ROUTER), INDEX, DATA)} | overdue("router"),
+     "RouterReady", "False", "StartOverdue", "0 of 1 ready; demo-router: not ready after 2400 s"),
+    ("Redis starts for too long", DEMO,
+     {"others": (ROUTER, unready(INDEX), DATA)} | overdue("kv-index"),
+     "StoreReady", "False", "StartOverdue", "1 of 2 ready; demo-kv-index: not ready after"),
     ("no ingress yet", INGRESS, {}, "RouteReady", "Unknown", "RoutePending", ""),
     ("ingress", INGRESS, route("Ingress", True), "RouteReady", "True", "RouteAccepted", ""),
     ("no address", INGRESS, route("Ingress", None), "RouteReady", "True", "RouteUnconfirmed", ""),

@@ -37,8 +37,11 @@ POOLS: list[Pool | SpecError] = [
 REVISIONS = [*sorted({revision_of(pool) for pool in POOLS if isinstance(pool, Pool)}), o.OLD]
 COMPONENTS = ("prefill", "decode", "router", "kv-index", "kv-data")
 # NotPrepared is no pod's own word: it is derived from `unprepared_since`.
+WORKLOADS_PROBLEMS = ("PodsRefused", "StartOverdue")
 OWN_PROBLEMS = [
-    reason.name for reason in POD_PROBLEMS if reason.name not in ("PodsRefused", "NotPrepared")
+    reason.name
+    for reason in POD_PROBLEMS
+    if reason.name not in (*WORKLOADS_PROBLEMS, "NotPrepared")
 ]
 
 
@@ -66,15 +69,15 @@ def pods(draw: st.DrawFn) -> ObservedPod:
 def workloads(draw: st.DrawFn) -> ObservedWorkload:
     component = draw(st.sampled_from(COMPONENTS))
     revision = draw(st.sampled_from(REVISIONS)) if component in ("prefill", "decode") else ""
-    refused = draw(st.booleans())
+    problem = draw(st.sampled_from(["", *WORKLOADS_PROBLEMS]))
     return o.workload(
         f"demo-{component}{revision}",
         component,
         draw(st.integers(0, 2)),
         revision,
         current=draw(st.booleans()),
-        problem="PodsRefused" if refused else "",
-        message="quota" if refused else "",
+        problem=problem,
+        message=problem and "words",
     )
 
 

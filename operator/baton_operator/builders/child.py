@@ -78,14 +78,20 @@ class Child(msgspec.Struct, frozen=True):
             "ownerReferences": [owner],
         }
 
-    def deployment(self, template: Manifest, **spec: Any) -> Manifest:
-        """Of pods made from `template`."""
+    def deployment(self, template: Manifest, *, deadline_s: int, **spec: Any) -> Manifest:
+        """Of pods made from `template`. Kubernetes, and who asks it, calls it failing when none of
+        its pods got ready for `deadline_s`."""
         selector = {"matchLabels": self.selector()}
         return {
             "apiVersion": "apps/v1",
             "kind": "Deployment",
             "metadata": self.metadata(),
-            "spec": {**spec, "selector": selector, "template": template},
+            "spec": {
+                **spec,
+                "progressDeadlineSeconds": deadline_s,
+                "selector": selector,
+                "template": template,
+            },
         }
 
     def service(

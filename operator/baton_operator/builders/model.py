@@ -37,6 +37,9 @@ FETCH = "fetch-model"
 STORAGE = "20Gi"
 SIM_STORAGE = "1Gi"
 MIB = 1 << 20
+# From a hub, at the least; more slowly, a Deployment is said to make no progress.
+FETCH_MI_PER_S = 10
+SHARED_FETCH_S = 7200  # into a volume that pods share: nothing says how large it may be
 
 
 class ModelPlace(msgspec.Struct, frozen=True):
@@ -67,6 +70,14 @@ def storage_mi(pool: Pool) -> int:
     default = SIM_STORAGE if pool.spec.engine.kind == "sim" else STORAGE
     told = pool.spec.model.storage
     return -(-quantity_bytes(default if told is None else told) // MIB)
+
+
+def fetch_s(pool: Pool) -> int:
+    """For how long a node's pod may fetch its model."""
+    if not isinstance(model_source(pool), HubModel):
+        return 0
+    own = storage_mi(pool)
+    return -(-own // FETCH_MI_PER_S) if own else SHARED_FETCH_S
 
 
 def model_place(pool: Pool, resources: Manifest) -> ModelPlace:

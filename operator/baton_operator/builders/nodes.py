@@ -13,13 +13,14 @@ import json
 
 from baton_operator.builders.child import Child, Manifest
 from baton_operator.builders.credentials import link_token_variable
-from baton_operator.builders.model import model_place, storage_mi
+from baton_operator.builders.model import fetch_s, model_place, storage_mi
 from baton_operator.builders.pods import (
     DRAIN_S,
     EPHEMERAL,
     POD_IP,
     POD_NAME,
     STOP_S,
+    deadline_s,
     flags,
     http_container,
     http_get,
@@ -68,7 +69,16 @@ def build_nodes(pool: Pool, role: Role) -> Manifest:
     revision = revision_of(pool)
     child = Child(pool, role, revision)
     template = _template(pool, role, revision)
-    return child.deployment(template, replicas=role_spec(pool, role).replicas)
+    return child.deployment(
+        template,
+        deadline_s=deadline_s(template, fetch_s(pool)),
+        replicas=role_spec(pool, role).replicas,
+    )
+
+
+def ready_s(pool: Pool, role: Role) -> int:
+    """Until a new node of the role should be ready, its model fetched and its images pulled."""
+    return deadline_s(_template(pool, role, ""), fetch_s(pool))
 
 
 def role_spec(pool: Pool, role: Role) -> RoleSpec:

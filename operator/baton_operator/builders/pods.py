@@ -25,6 +25,10 @@ UNREACHABLE_S = 30
 # minutes, and a liveness probe that ends it earlier hides what it is about to say of its flags.
 START_S = 300
 START_PERIOD_S = 2
+# Until a cluster node has room for a pod and has pulled its images: what Kubernetes' own default of
+# progressDeadlineSeconds leaves for all of a start.
+PLACE_S = 600
+LONGEST_DEADLINE_S = (1 << 31) - 1
 USER = 65532  # "nonroot" of distroless images; no image needs to know it
 
 
@@ -204,6 +208,28 @@ def apart(labels: Mapping[str, str]) -> Manifest:
     }
     preferred = [{"weight": 100, "podAffinityTerm": term}]
     return {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}
+
+
+def deadline_s(template: Manifest, before_s: int = 0) -> int:
+    """A Deployment's progressDeadlineSeconds: until a pod is placed, what it does before its
+    containers start (`before_s`), and as long as their startup probes give them, also those of a
+    podTemplate."""
+    probes = [one.get("startupProbe") or {} for one in template["spec"].get("containers") or ()]
+    starts = [_number(probe, "initialDelaySeconds", 0) + _tries_s(probe) for probe in probes]
+    return min(PLACE_S + before_s + max(starts, default=0), LONGEST_DEADLINE_S)
+
+
+def _tries_s(probe: Manifest) -> int:
+    """With Kubernetes' own defaults."""
+    if not probe:
+        return 0
+    return _number(probe, "failureThreshold", 3) * _number(probe, "periodSeconds", 10)
+
+
+def _number(probe: Manifest, field: str, default: int) -> int:
+    """Anything else than a number is for the API server to refuse."""
+    value = probe.get(field)
+    return value if isinstance(value, int) else default
 
 
 def _toleration(condition: str) -> Manifest:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from baton_operator.builders.child import Child, Manifest
 from baton_operator.builders.credentials import link_token_variable, tenant_secret_variable
 from baton_operator.builders.model import model_name
+from baton_operator.builders.nodes import ready_s
 from baton_operator.builders.pods import (
     DRAIN_S,
     EPHEMERAL,
@@ -17,6 +18,7 @@ from baton_operator.builders.pods import (
     STOP_S,
     Mounts,
     apart,
+    deadline_s,
     flags,
     http_container,
     http_get,
@@ -30,6 +32,7 @@ from baton_operator.builders.pods import (
 from baton_operator.builders.store_access import store_certificate, store_login, store_settings
 from baton_operator.pool import Pool
 from baton_operator.spec.record import Resources
+from baton_protocol.store import ROLES
 
 PORT = 8000  # as on a laptop
 # Connections that were on their way when the pod left the Service still find it listening.
@@ -73,7 +76,11 @@ def build_router(pool: Pool) -> Manifest:
         # Also for one replica, so that a second one does not replace the first.
         affinity=apart(child.selector()),
     )
-    return child.deployment(template, replicas=spec.replicas)
+    # It is ready only while a node is.
+    nodes_s = max(ready_s(pool, role) for role in ROLES)
+    return child.deployment(
+        template, deadline_s=deadline_s(template, nodes_s), replicas=spec.replicas
+    )
 
 
 def _default_resources(workers: int) -> Resources:

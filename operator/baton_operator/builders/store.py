@@ -17,6 +17,7 @@ from baton_operator.builders.pods import (
     MOST_LITTLE_STORAGE,
     Mounts,
     container,
+    deadline_s,
     pod_template,
     resources,
     scratch_size,
@@ -75,7 +76,7 @@ def _one_server(
     alone = {"type": "Recreate"}
     return (
         child.service("redis", DEFAULT_PORT),
-        child.deployment(template, replicas=1, strategy=alone),
+        child.deployment(template, deadline_s=deadline_s(template), replicas=1, strategy=alone),
     )
 
 

@@ -11,7 +11,7 @@ from baton_operator.names import STORE
 from baton_operator.observed import ObservedPod, Refusal
 from baton_operator.status import conditions as c
 from baton_operator.status.progress import fetching_pods
-from baton_operator.status.reasons import MODEL_FETCH_FAILING
+from baton_operator.status.reasons import MODEL_FETCH_FAILING, START_OVERDUE
 from baton_operator.status.view import Finding, View
 from baton_protocol.model_source import HubModel
 from baton_protocol.store import ROLES, Role
@@ -135,6 +135,8 @@ def router(view: View) -> Finding:
     alone = view.may_sleep or view.ready(*ROLES)
     waits = c.STARTING if alone else c.WAITING_FOR_NODES
     trouble = view.trouble(view.unready("router"), "router")
+    if trouble is not None and trouble.reason is START_OVERDUE and not alone:
+        trouble = None  # the nodes are
     return _counted(trouble or Finding(waits), ready, wanted)
 
 

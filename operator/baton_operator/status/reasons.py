@@ -103,6 +103,13 @@ EVICTED = false(
     "a pod is over, since its node ran short of something or refused it; another one is made",
     "the message says what was short; ask for it in `resources.requests`",
 )
+START_OVERDUE = false(
+    "StartOverdue",
+    "no pod got ready in the time that a start may take (`progressDeadlineSeconds` of the"
+    " Deployment), and nothing says why; Kubernetes goes on trying",
+    "`kubectl describe pod` and the pod's log say what it waits for: mostly the pull of a large"
+    " image, or a readiness probe that fails",
+)
 POD_PROBLEMS = (
     PODS_REFUSED,
     OUT_OF_MEMORY,
@@ -117,4 +124,5 @@ POD_PROBLEMS = (
     UNSCHEDULABLE,
     NODE_LOST,
     EVICTED,
+    START_OVERDUE,
 )

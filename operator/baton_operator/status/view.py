@@ -15,7 +15,7 @@ from baton_operator.builders.nodes import revision_of
 from baton_operator.builders.store_access import data_servers, managed_store
 from baton_operator.observed import Observed, ObservedPod, ObservedWorkload
 from baton_operator.pool import Pool
-from baton_operator.status.reasons import NOT_PREPARED, POD_PROBLEMS, PODS_REFUSED, Reason
+from baton_operator.status.reasons import NOT_PREPARED, POD_PROBLEMS, START_OVERDUE, Reason
 from baton_operator.status.records import Condition, ModelStatus, PoolStatus
 from baton_protocol.store import NodeReport
 
@@ -118,13 +118,16 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
     def trouble(self, pods: Iterable[ObservedPod], *components: str) -> Finding | None:
         """The worst that keeps one of these pods from being ready, or pods of these components
-        from being made."""
+        from being made. A fetch has a progress of its own, and is not overdue."""
+        unready = list(pods)
         found = [
-            Finding(PODS_REFUSED, f"{workload.name}: {workload.message}")
+            Finding(_REASONS[workload.problem], f"{workload.name}: {workload.message}")
             for workload in self.workloads(*components)
             if workload.problem
         ]
-        found += [problem for pod in pods if (problem := self._problem(pod))]
+        if any(pod.fetch == "running" for pod in unready):
+            found = [each for each in found if each.reason is not START_OVERDUE]
+        found += [problem for pod in unready if (problem := self._problem(pod))]
         return min(found, key=lambda item: POD_PROBLEMS.index(item.reason), default=None)
 
     def _problem(self, pod: ObservedPod) -> Finding | None:
