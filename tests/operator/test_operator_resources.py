@@ -160,6 +160,53 @@ def test_tmp_grows_with_the_limit_of_its_container() -> None:
     assert found == default | {"prefill": "40Gi", "router": "40Gi", "kv-data": "40Gi"}
 
 
+# --- where they stand -----------------------------------------------------------------------------
+
+
+def test_pods_that_stand_in_for_each_other_prefer_different_machines() -> None:
+    spec = {"kvStore": {"managed": {"dataInstances": 2}}}
+    found = pods(spec)
+    for component in ("prefill", "decode", "router", "kv-data"):
+        labels = found[component]["metadata"]["labels"]
+        affinity = found[component]["spec"]["affinity"]
+        # Nothing is required: a pool also runs on one machine.
+        assert affinity.keys() == {"podAntiAffinity"}
+        [(kind, [preference])] = affinity["podAntiAffinity"].items()
+        assert kind == "preferredDuringSchedulingIgnoredDuringExecution"
+        term = preference["podAffinityTerm"]
+        assert term["topologyKey"] == "kubernetes.io/hostname"
+        chosen = term["labelSelector"]["matchLabels"]
+        assert chosen.items() <= labels.items()
+        assert chosen["baton.dev/component"] == component
+        # Each data server has a Deployment of its own.
+        assert "baton.dev/instance" not in chosen
+    # There is one index, and without it the data servers are of no use.
+    assert "affinity" not in found["kv-index"]["spec"]
+
+
+def test_nodes_of_another_revision_are_not_in_the_way_of_the_new_ones() -> None:
+    old, new = (
+        pods({"decode": {"podTemplate": {"metadata": {"annotations": {"a": text}}}}})["decode"]
+        for text in ("1", "2")
+    )
+    [preference] = new["spec"]["affinity"]["podAntiAffinity"][
+        "preferredDuringSchedulingIgnoredDuringExecution"
+    ]
+    chosen = preference["podAffinityTerm"]["labelSelector"]["matchLabels"]
+    assert not chosen.items() <= old["metadata"]["labels"].items()
+
+
+def test_a_users_affinity_replaces_ours_and_leaves_what_it_does_not_name() -> None:
+    where: Spec = {"preferredDuringSchedulingIgnoredDuringExecution": []}
+    replaced = {"spec": {"affinity": {"podAntiAffinity": where}}}
+    beside: Spec = {"spec": {"affinity": {"nodeAffinity": {}}}}
+    spec = {"prefill": {"podTemplate": replaced}, "decode": {"podTemplate": beside}}
+    found = pods(spec)
+    assert found["prefill"]["spec"]["affinity"] == {"podAntiAffinity": where}
+    ours = pods({})["decode"]["spec"]["affinity"]
+    assert found["decode"]["spec"]["affinity"].keys() == {*ours, "nodeAffinity"}
+
+
 # --- how long they may take to start --------------------------------------------------------------
 
 

@@ -20,6 +20,7 @@ from baton_operator.builders.pods import (
     POD_IP,
     POD_NAME,
     STOP_S,
+    apart,
     deadline_s,
     flags,
     http_container,
@@ -120,6 +121,8 @@ def _template(pool: Pool, role: Role, revision: str) -> Manifest:
         scratch=scratch_size(spec.resources, f"{MOST_STORAGE_MI}Mi"),
         volumes=mounts.volumes,
         init=place.init,
+        # One lost cluster node does not take all nodes of a role.
+        affinity=apart(child.selector()),
     )
 
 

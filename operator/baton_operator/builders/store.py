@@ -16,6 +16,7 @@ from baton_operator.builders.pods import (
     LITTLE_STORAGE,
     MOST_LITTLE_STORAGE,
     Mounts,
+    apart,
     container,
     deadline_s,
     pod_template,
@@ -71,6 +72,7 @@ def _one_server(
         grace_s=GRACE_S,
         scratch=scratch_size(wanted, MOST_LITTLE_STORAGE),
         volumes=users.volumes,
+        **_spread(child),
     )
     # Never two behind one name: what is on one would be looked up on the other.
     alone = {"type": "Recreate"}
@@ -78,6 +80,12 @@ def _one_server(
         child.service("redis", DEFAULT_PORT),
         child.deployment(template, deadline_s=deadline_s(template), replicas=1, strategy=alone),
     )
+
+
+def _spread(child: Child) -> Manifest:
+    """Data servers: one lost cluster node does not take all of them. There is one index."""
+    alike = Child(child.pool, child.component)
+    return {"affinity": apart(alike.selector())} if child.instance else {}
 
 
 def _default_resources(maxmemory: int) -> Resources:
