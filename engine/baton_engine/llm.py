@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
+Named = Callable[[Sequence[PositionLogprobs]], Sequence[PositionLogprobs]]
 
 
 class LLMOptions(TypedDict, total=False):
@@ -201,7 +202,7 @@ class LLM:
         finally:  # after an error nothing must go on running in the background
             for run in runs:
                 self.engine.abort(run.request.id)
-        return [run.output() for run in runs]
+        return [run.output(self._named) for run in runs]
 
     def _step(self, by_id: Mapping[RequestId, _Run]) -> None:
         result = self.engine.step()
@@ -213,6 +214,14 @@ class LLM:
             run = by_id[token.request]
             if run.choices[token.choice].take(token, run.request.params):
                 self.engine.finish_choice(token.request, token.choice)
+
+    def _named(self, positions: Sequence[PositionLogprobs]) -> Sequence[PositionLogprobs]:
+        """With the tokens' texts, where the model has a tokenizer."""
+        if self._text is None:
+            return positions
+        from baton_text.logprobs import named
+
+        return named(self._text.tokenizer, positions)
 
     def _need_text(self, what: str) -> _Text:
         if self._text is None:
@@ -250,7 +259,8 @@ class _Choice:
             self.stop_reason = token.stop_id if token.stop_id in params.stop_token_ids else None
         if self.detokenizer is None:
             return False
-        self.text.append(self.detokenizer.push([token.id]).text)
+        if token.stop_id is None or params.include_stop_str_in_output:
+            self.text.append(self.detokenizer.push([token.id]).text)
         if token.finish is not None:
             self.text.append(self.detokenizer.finish())
         if self.detokenizer.stopped is None or token.finish == "length":
@@ -269,7 +279,8 @@ class _Run:
     cached_tokens: int = 0
     prompt_logprobs: tuple[PositionLogprobs, ...] = ()
 
-    def output(self) -> RequestOutput:
+    def output(self, named: Named) -> RequestOutput:
+        """`named` gives the tokens of log-probabilities their texts."""
         params = self.request.params
         asked = params.logprobs is not None
         prompt_asked = params.prompt_logprobs is not None
@@ -284,12 +295,12 @@ class _Run:
                     token_ids=choice.ids,
                     finish_reason=choice.finish,
                     stop_reason=choice.stop_reason,
-                    logprobs=choice.logprobs if asked else None,
+                    logprobs=list(named(choice.logprobs)) if asked else None,
                 )
                 for index, choice in enumerate(self.choices)
             ],
             cached_tokens=self.cached_tokens,
-            prompt_logprobs=[None, *self.prompt_logprobs] if prompt_asked else None,
+            prompt_logprobs=[None, *named(self.prompt_logprobs)] if prompt_asked else None,
         )
 
 

@@ -23,7 +23,6 @@ from baton_node.links import Link
 from baton_node.live import Live, open_live
 from baton_node.metrics import NodeMetrics
 from baton_node.spans import NodeSpans
-from baton_node.textual import named
 from baton_protocol.errors import ErrorRecord
 from baton_protocol.ids import RequestId
 from baton_protocol.link import (
@@ -36,6 +35,7 @@ from baton_protocol.link import (
     PrefillJob,
     RunJob,
 )
+from baton_text.logprobs import named
 from baton_text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)

@@ -8,12 +8,13 @@ still cut off, but the finish is "length" (as vLLM has it).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from baton_node.frames import Token
 from baton_protocol.link import Delta, FinishReason
-from baton_protocol.request import PositionLogprobs, Request, TokenLogprob
+from baton_protocol.request import Request
 from baton_text.detokenizer import Detokenizer, context_of
+from baton_text.logprobs import named
 from baton_text.tokenizer import Tokenizer
 
 
@@ -73,22 +74,3 @@ class ChoiceText:
             return "stop", self._detokenizer.stopped
         known = token.stop_id is not None and token.stop_id in self._request.params.stop_token_ids
         return token.finish, token.stop_id if known else None
-
-
-def named(
-    tokenizer: Tokenizer, positions: Iterable[PositionLogprobs]
-) -> tuple[PositionLogprobs, ...]:
-    """The same with texts. A long prompt's have few different ids among many candidates."""
-    names: dict[int, tuple[str, bytes]] = {}
-
-    def name(candidate: TokenLogprob) -> TokenLogprob:
-        known = names.get(candidate.id)
-        if known is None:
-            known = (tokenizer.token_text(candidate.id), tokenizer.token_bytes(candidate.id))
-            names[candidate.id] = known
-        return TokenLogprob(candidate.id, candidate.logprob, candidate.rank, *known)
-
-    return tuple(
-        PositionLogprobs(name(each.sampled), tuple(name(candidate) for candidate in each.top))
-        for each in positions
-    )

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from baton.demo_model import PACKAGE, demo_folder, fetch_demo
 from baton_node.frames import Token
-from baton_node.textual import ChoiceText, context, named
+from baton_node.textual import ChoiceText, context
 from baton_protocol.ids import RequestId
 from baton_protocol.link import Delta
 from baton_protocol.request import PositionLogprobs, Request, TokenLogprob
@@ -25,6 +25,7 @@ from baton_router.calls import Gathered, Head, Usage
 from baton_router.openai_completions import CompletionCall
 from baton_text.artifacts import read_artifacts
 from baton_text.detokenizer import TextReader
+from baton_text.logprobs import named
 from baton_text.tokenizer import Tokenizer
 from tests.support.text_models import FAMILIES
 

@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -83,6 +84,43 @@ def test_a_stop_id_ends_a_choice_with_it_and_eos_ends_it_without_a_reason(llm: L
     [choice] = llm.generate(prompt_of(20, seed=3), params)[0].outputs
     assert choice.token_ids == ids[: ids.index(ids[3]) + 1]
     assert (choice.finish_reason, choice.stop_reason) == ("stop", ids[3])
+
+
+@pytest.mark.parametrize("shown", [False, True])
+def test_the_text_of_a_stop_id_is_shown_only_on_request(llm: LLM, shown: bool) -> None:
+    prompt = prompt_of(20, seed=3)
+    ids = llm.generate(prompt, GREEDY)[0].outputs[0].token_ids
+    end = next(at for at, id in enumerate(ids) if at > 2 and id not in ids[:at])
+    params = SamplingParams(
+        temperature=0.0,
+        max_tokens=24,
+        ignore_eos=True,
+        stop_token_ids=(ids[end],),
+        include_stop_str_in_output=shown,
+        skip_special_tokens=False,
+    )
+    [choice] = llm.generate(prompt, params)[0].outputs
+    assert choice.token_ids == ids[: end + 1]
+    length = msgspec.structs.replace(GREEDY, max_tokens=end + shown, skip_special_tokens=False)
+    assert choice.text == llm.generate(prompt, length)[0].outputs[0].text
+
+
+def test_logprobs_have_the_texts_of_their_tokens(
+    llm: LLM, tiny_model: Callable[[str], Path]
+) -> None:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(tiny_model("qwen3-gqa4") / "tokenizer.json"))
+    params = SamplingParams(
+        temperature=0.0, max_tokens=3, ignore_eos=True, logprobs=3, prompt_logprobs=1
+    )
+    [output] = llm.generate(prompt_of(9, seed=6), params)
+    told = [*(output.prompt_logprobs or [])[1:], *(output.outputs[0].logprobs or [])]
+    candidates = [one for each in told if each for one in (each.sampled, *each.top)]
+    assert len(candidates) == 8 * 2 + 3 * 4
+    for one in candidates:
+        assert one.text == tokenizer.decode([one.id], skip_special_tokens=False)
+        assert one.raw.decode("utf-8", "replace") == one.text
 
 
 def test_n_choices_of_a_seed_differ_and_come_again(llm: LLM) -> None:

@@ -1,0 +1,31 @@
+"""Log-probabilities with their tokens' texts.
+
+In: PositionLogprobs as an engine makes them, which knows ids only. Out: the same with `text` and
+`raw` of each candidate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from baton_protocol.request import PositionLogprobs, TokenLogprob
+from baton_text.tokenizer import Tokenizer
+
+
+def named(
+    tokenizer: Tokenizer, positions: Iterable[PositionLogprobs]
+) -> tuple[PositionLogprobs, ...]:
+    """A long prompt's have few different ids among many candidates."""
+    names: dict[int, tuple[str, bytes]] = {}
+
+    def name(candidate: TokenLogprob) -> TokenLogprob:
+        known = names.get(candidate.id)
+        if known is None:
+            known = (tokenizer.token_text(candidate.id), tokenizer.token_bytes(candidate.id))
+            names[candidate.id] = known
+        return TokenLogprob(candidate.id, candidate.logprob, candidate.rank, *known)
+
+    return tuple(
+        PositionLogprobs(name(each.sampled), tuple(name(candidate) for candidate in each.top))
+        for each in positions
+    )
