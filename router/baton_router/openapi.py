@@ -83,7 +83,7 @@ INFO: Json = {
     "version": version("baton-serve"),
     "description": "OpenAI's API for the models of one pool, and what its operators ask and tell"
     " the router. Keys are asked for only where the router is given some.",
-    "contact": {"name": "The maintainers of Baton"},
+    "contact": {"name": "The Baton authors", "url": "https://baton.dev"},
     "license": {"name": "Apache License 2.0", "identifier": "Apache-2.0"},
 }
 SECURITY: Json = {

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import yaml
 
-from baton_operator.crd import COLUMNS, WIDE, crd
+from baton_operator.crd import COLUMNS, DEFINITIONS, WIDE, crd
 from baton_operator.pool import API_VERSION, KIND
 from baton_operator.spec.quantity import quantity_bytes
 from baton_operator.spec.read import read_spec
@@ -211,6 +211,13 @@ def test_kubectl_explains_every_field(cluster: Kubernetes, path: str, said: str)
     explained = cluster.kubectl("explain", path)
     assert said in explained
     assert "<no description>" not in explained
+
+
+@pytest.mark.parametrize("plural", DEFINITIONS)
+def test_the_api_server_has_no_warning_about_a_definition(cluster: Kubernetes, plural: str) -> None:
+    manifest = yaml.safe_dump(DEFINITIONS[plural]())
+    words = ("--server-side", "--force-conflicts", "--dry-run=server", "--warnings-as-errors")
+    cluster.kubectl("apply", *words, "-f", "-", stdin=manifest)
 
 
 def test_the_gateway_apis_own_inference_pools_live_beside_ours(
