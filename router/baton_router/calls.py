@@ -16,7 +16,7 @@ import msgspec
 from baton_protocol.errors import InvalidRequest
 from baton_protocol.link import Delta
 from baton_protocol.request import PositionLogprobs
-from baton_router.fields import TRUE, Fields, needs
+from baton_router.fields import TRUE, Fields, needs, wrong
 from baton_router.models import PoolModel
 from baton_router.request_fields import MEMBERS
 from baton_router.unserved import only_accepted
@@ -25,6 +25,8 @@ from baton_text.tokenizer import Tokenizer
 Json = dict[str, Any]
 PromptIds = Sequence[tuple[int, ...]]  # of each prompt
 STREAM_OPTIONS = MEMBERS["chat", "stream_options"]  # on both endpoints
+SIDES = ("left", "right")
+AS_FITS = -1
 DONE = b"data: [DONE]\n\n"
 _UNFINISHED = b',"finish_reason":null}'
 
@@ -36,6 +38,32 @@ class TextPrompt:
 
 
 Prompt = TextPrompt | tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """How many tokens of each prompt are kept, its last ones or its first ones. None: as many as
+    the model's context has beside `max_tokens`."""
+
+    tokens: int | None
+    keeps_last: bool
+
+    @classmethod
+    def read(cls, fields: Fields) -> Truncation | None:
+        tokens = fields.integer("truncate_prompt_tokens", AS_FITS)
+        side = fields.raw("truncation_side", {"enum": [None, *SIDES]})
+        if side is not None and side not in SIDES:
+            raise wrong("truncation_side", side, f"use one of {', '.join(SIDES)}")
+        fields.rule({"properties": {"truncate_prompt_tokens": {"not": {"const": 0}}}})
+        if tokens == 0:
+            raise wrong("truncate_prompt_tokens", tokens, "a prompt has at least one token")
+        if tokens is None:
+            return None
+        return cls(None if tokens == AS_FITS else tokens, side != "right")
+
+    def may_have_cut(self, ids: Sequence[int]) -> bool:
+        """Whether these may be less than the whole prompt."""
+        return self.tokens is None or len(ids) >= self.tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +149,11 @@ class Call(Protocol):
 
     @property
     def default_max_tokens(self) -> int | None: ...
+
+    @property
+    def truncation(self) -> Truncation | None:
+        """None: a prompt that is too long is refused."""
+        ...
 
     @property
     def continues_prompt(self) -> bool:

@@ -186,6 +186,17 @@ class Fields:
                 raise InvalidRequest(told, param=name)
         return tuple(items)
 
+    def objects(self, name: str, most: int) -> list[dict[str, Any]] | None:
+        """A list of at most `most` objects with members of any kind."""
+        value = self._body.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+            raise wrong(name, value, "it must be a list of objects")
+        if len(value) > most:
+            raise InvalidRequest(f"{name} holds {len(value)} objects; at most {most}", param=name)
+        return value
+
     def ids(self, name: str, most: int, least: int = 0) -> tuple[int, ...] | None:
         """A list of `least` to `most` token ids; whether the vocabulary has them is not looked at
         here."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 
@@ -21,6 +21,7 @@ from baton_text.chat import ChatTemplate
 from baton_text.defaults import generation_defaults
 from baton_text.tokenizer import LONG_TEXT, Tokenizer
 
+T = TypeVar("T")
 FETCH_TIMEOUT_S = 30.0
 # Other nodes wait for the same model: one that froze in mid-answer must not keep them for long.
 SILENCE_S = 3.0
@@ -50,12 +51,19 @@ class PoolModel:
     async def encode(
         self, text: str, most: int, *, add_special_tokens: bool
     ) -> tuple[list[int], bool]:
-        """See Tokenizer.encode_up_to. Long texts in a thread; a short one takes some milliseconds
-        of the event loop."""
-        encode = self.tokenizer.encode_up_to
-        if len(text) <= LONG_TEXT:
-            return encode(text, most, add_special_tokens)
-        return await asyncio.to_thread(encode, text, most, add_special_tokens)
+        """See Tokenizer.encode_up_to."""
+        return await _in_time(self.tokenizer.encode_up_to, text, most, add_special_tokens)
+
+    async def encode_last(self, text: str, most: int, *, add_special_tokens: bool) -> list[int]:
+        """See Tokenizer.encode_last."""
+        return await _in_time(self.tokenizer.encode_last, text, most, add_special_tokens)
+
+
+async def _in_time(encode: Callable[[str, int, bool], T], text: str, most: int, special: bool) -> T:
+    """Long texts in a thread; a short one takes some milliseconds of the event loop."""
+    if len(text) <= LONG_TEXT:
+        return encode(text, most, special)
+    return await asyncio.to_thread(encode, text, most, special)
 
 
 Key = tuple[tuple[str, str], ...]

@@ -27,11 +27,12 @@ from baton_router.calls import (
     Prompt,
     PromptIds,
     TextPrompt,
+    Truncation,
     Usage,
     finish_members,
     prompt_positions,
 )
-from baton_router.fields import TRUE, Fields, members_schema, needs, wrong
+from baton_router.fields import NOT_TRUE, TRUE, Fields, members_schema, needs, wrong
 from baton_router.logprobs import chat_logprobs, prompt_logprobs
 from baton_router.models import PoolModel
 from baton_router.parameters import bad_words, limit_field, sampling_fields
@@ -41,6 +42,7 @@ from baton_text.chat import RESERVED
 from baton_text.tokenizer import Tokenizer
 
 MESSAGE_CHARS = 30  # rendering a message takes as long as so many characters
+MAX_DOCUMENTS = 1024
 TEMPLATE_KWARGS = {"propertyNames": {"not": {"enum": list(RESERVED)}}}
 MESSAGE, PART = MEMBERS["chat", "messages[]"], MEMBERS["chat", "messages[].content[]"]
 _PART = {
@@ -69,6 +71,8 @@ MESSAGES = {"type": "array", "minItems": 1, "items": _MESSAGE}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatCall:
+    """`echoed` is what each choice's text begins with, before what is generated."""
+
     options: Options
     sampling: Json
     bad_words: tuple[str, ...]
@@ -76,9 +80,11 @@ class ChatCall:
     template_kwargs: Json
     add_generation_prompt: bool
     add_special_tokens: bool
+    continues_prompt: bool
+    truncation: Truncation | None
+    echoed: str
     names: Mapping[str, str]
     default_max_tokens: int | None = None
-    continues_prompt: bool = False
 
     @classmethod
     def parse(cls, data: bytes | bytearray) -> ChatCall:
@@ -96,20 +102,30 @@ class ChatCall:
             raise wrong("top_logprobs", top, "it needs logprobs to be true")
         if wanted:
             sampling["logprobs"] = top or 0
+        messages = _messages(fields.raw("messages", MESSAGES, required=True))
+        continues, begins = _end_of_prompt(fields)
+        echo = fields.boolean("echo", False)
+        of_assistant = messages[-1]["role"] == "assistant"
         return cls(
             options=Options.read(fields),
             sampling=sampling,
             bad_words=bad_words(fields),
             names={"prompt": "messages", "max_tokens": limit_field(fields)},
-            messages=_messages(fields.raw("messages", MESSAGES, required=True)),
+            messages=messages,
             template_kwargs=_template_kwargs(fields),
-            add_generation_prompt=fields.boolean("add_generation_prompt", True),
+            add_generation_prompt=begins,
             add_special_tokens=fields.boolean("add_special_tokens", False),
+            continues_prompt=continues,
+            truncation=Truncation.read(fields),
+            echoed=messages[-1]["content"] if echo and (of_assistant or not begins) else "",
         )
 
     @property
     def rendered(self) -> int:
-        return sum(MESSAGE_CHARS + len(message["content"]) for message in self.messages)
+        documents = self.template_kwargs.get("documents")
+        return sum(MESSAGE_CHARS + len(message["content"]) for message in self.messages) + (
+            len(msgspec.json.encode(documents)) if documents else 0
+        )
 
     def forget_prompts(self) -> None:
         self.messages.clear()
@@ -118,6 +134,7 @@ class ChatCall:
         text = model.template.render(
             self.messages,
             add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continues_prompt,
             **self.template_kwargs,
         )
         return [TextPrompt(text, self.add_special_tokens)]
@@ -133,6 +150,7 @@ class ChatShape:
         self._head = head
         self._ids = call.options.return_token_ids
         self._names_are_ids = call.options.token_id_names
+        self._echoed = call.echoed
         self._logprobs: int | None = call.sampling.get("logprobs")
         self._prompt_logprobs: int | None = call.sampling.get("prompt_logprobs")
         self._prompt_ids = prompt_ids
@@ -146,13 +164,15 @@ class ChatShape:
             return b""
         more = b""
         role = b""
+        text = delta.text
         if index not in self._begun:
             prompt = self._prompt_ids if self._ids and not self._begun else None
             more = b',"prompt_token_ids":' + msgspec.json.encode(prompt)
             role = b'"role":"assistant",'
+            text = self._echoed + text
             self._begun.add(index)
         parts = [b'{"index":%d,"delta":{' % index, role, b'"content":']
-        parts += [msgspec.json.encode(delta.text), b'},"logprobs":']
+        parts += [msgspec.json.encode(text), b'},"logprobs":']
         if self._logprobs is None:
             parts.append(b"null")
         else:
@@ -185,7 +205,11 @@ class ChatShape:
     def _choice(self, index: int, choice: Gathered) -> Json:
         told: Json = {
             "index": index,
-            "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            "message": {
+                "role": "assistant",
+                "content": self._echoed + choice.text,
+                "refusal": None,
+            },
             "logprobs": None,
             "finish_reason": choice.finish,
             "stop_reason": choice.stop,
@@ -199,8 +223,36 @@ class ChatShape:
         return chat_logprobs(positions, top, self._names_are_ids)
 
 
+def _end_of_prompt(fields: Fields) -> tuple[bool, bool]:
+    """Whether the prompt ends in mid-message, and whether it ends where an answer begins."""
+    continues = fields.boolean("continue_final_message", False)
+    begins = fields.boolean("add_generation_prompt", not continues)
+    fields.rule(
+        needs("continue_final_message", TRUE, "add_generation_prompt", NOT_TRUE, absent=True)
+    )
+    if continues and begins:
+        raise wrong(
+            "continue_final_message",
+            continues,
+            "no new message begins then: leave out add_generation_prompt, or say false",
+        )
+    return continues, begins
+
+
 def _template_kwargs(fields: Fields) -> Json:
+    """More values for the template, its documents among them."""
     given = fields.mapping("chat_template_kwargs", TEMPLATE_KWARGS) or {}
+    documents = fields.objects("documents", MAX_DOCUMENTS)
+    not_there = {"propertyNames": {"not": {"const": "documents"}}}
+    given_here = {"not": {"type": "null"}}
+    fields.rule(needs("documents", given_here, "chat_template_kwargs", not_there, absent=True))
+    if documents is not None:
+        if "documents" in given:
+            raise InvalidRequest(
+                "documents stand in chat_template_kwargs too; leave out one of both",
+                param="documents",
+            )
+        given = given | {"documents": documents}
     for name in RESERVED:
         if name in given:
             raise InvalidRequest(

@@ -13,7 +13,7 @@ from typing import Any
 
 from baton_protocol.errors import InvalidRequest
 from baton_protocol.sampling import MAX_LOGPROBS
-from baton_router.calls import Head, Json, Options, Prompt, PromptIds, TextPrompt
+from baton_router.calls import Head, Json, Options, Prompt, PromptIds, TextPrompt, Truncation
 from baton_router.completion_shape import CompletionShape
 from baton_router.echo import Echo
 from baton_router.fields import TRUE, Fields, integers, needs, wrong
@@ -52,6 +52,7 @@ class CompletionCall:
     given: list[Prompt]
     echo: bool
     prompt_logprobs: int | None
+    truncation: Truncation | None
     names: Mapping[str, str]
     default_max_tokens: int | None = DEFAULT_MAX_TOKENS
     continues_prompt: bool = True
@@ -88,6 +89,7 @@ class CompletionCall:
             given=_prompts(fields.raw("prompt", PROMPT, required=True), special),
             echo=echo,
             prompt_logprobs=asked,
+            truncation=Truncation.read(fields),
             names=names,
         )
 
@@ -107,7 +109,10 @@ class CompletionCall:
         if self.echo:
             answered = self.options.generates
             pairs = zip(self.given, prompts, strict=True)
-            echoes = [Echo(given, ids, tokenizer, answered=answered) for given, ids in pairs]
+            echoes = [
+                Echo(ids if self._may_be_cut(ids) else given, ids, tokenizer, answered=answered)
+                for given, ids in pairs
+            ]
         return CompletionShape(
             head,
             self.options,
@@ -117,6 +122,9 @@ class CompletionCall:
             echoes=echoes,
             prompt_logprobs=self.prompt_logprobs,
         )
+
+    def _may_be_cut(self, ids: tuple[int, ...]) -> bool:
+        return self.truncation is not None and self.truncation.may_have_cut(ids)
 
 
 def _prompts(value: Any, special: bool) -> list[Prompt]:

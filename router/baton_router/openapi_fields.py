@@ -98,6 +98,10 @@ class _Asked(Fields):
         self._note(name, {"anyOf": [one, several, {"type": "null"}]})
         return super().texts(name, most, longest)
 
+    def objects(self, name: str, most: int) -> list[Json] | None:
+        self._note(name, _nullable("array") | {"items": {"type": "object"}, "maxItems": most})
+        return super().objects(name, most)
+
     def ids(self, name: str, most: int, least: int = 0) -> tuple[int, ...] | None:
         items = {"type": "integer", "minimum": 0}
         sizes = {"minItems": least, "maxItems": most}

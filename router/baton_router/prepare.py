@@ -20,7 +20,7 @@ from baton_protocol.hashing import chunk_hashes, extend_hashes, root_hash
 from baton_protocol.ids import BlockHash, RequestId
 from baton_protocol.request import Request
 from baton_protocol.store import NodeReport
-from baton_router.calls import Call, Prompt, TextPrompt
+from baton_router.calls import Call, Prompt, TextPrompt, Truncation
 from baton_router.fleet import Serving
 from baton_router.flights import Prepared
 from baton_router.parameters import check_scores, complete
@@ -61,7 +61,7 @@ async def prepare(
     for slot, prompt in enumerate(prompts):
         if slot:
             await asyncio.sleep(0)  # each takes milliseconds: other streams go on between two
-        ids = await _ids(prompt, serving, call.names.get("prompt", "prompt"))
+        ids = await _ids(prompt, serving, call)
         tokens += len(ids)
         if tokens > MAX_TOKENS:
             raise InvalidRequest(
@@ -152,32 +152,66 @@ async def _prompts(call: Call, serving: Serving) -> list[Prompt]:
     return await asyncio.to_thread(call.prompts, serving.model)
 
 
-async def _ids(prompt: Prompt, serving: Serving, field: str) -> tuple[int, ...]:
+async def _ids(prompt: Prompt, serving: Serving, call: Call) -> tuple[int, ...]:
     """Raise PromptTooLong for what cannot fit, as soon as that is certain: no more of a prompt is
     worked on than the model could take."""
-    most, model = serving.max_model_len - 1, serving.model
-    if not isinstance(prompt, TextPrompt):
-        if len(prompt) > most:
-            raise _too_long(serving, f"has {len(prompt)}", field)
-        _check_ids("prompt", prompt, serving.vocab_size)
-        return tuple(model.tokenizer.shared(prompt))
-    size, longest = len(prompt.text), model.tokenizer.longest_token
-    if size > most * longest:
-        told = f"has {size} characters, at most {longest} per token"
-        raise _too_long(serving, told, field)
+    field, model = call.names.get("prompt", "prompt"), serving.model
     try:
-        ids, whole = await model.encode(
-            prompt.text, most, add_special_tokens=prompt.add_special_tokens
-        )
+        ids = await _all_or_kept(prompt, serving, call, field)
     except TextTooLong as error:
         raise PromptTooLong(
             f"the prompt has {error.args[0]} characters in a row at which this model's tokenizer"
             f" cannot begin anew; at most {MOST_AT_ONCE}. Shorten {field}",
             param=field,
         ) from error
+    if isinstance(prompt, TextPrompt):
+        return tuple(ids)
+    _check_ids("prompt", ids, serving.vocab_size)
+    return tuple(model.tokenizer.shared(ids))
+
+
+async def _all_or_kept(prompt: Prompt, serving: Serving, call: Call, field: str) -> Sequence[int]:
+    """Its ids; of a truncated prompt those that are kept. Raise TextTooLong, PromptTooLong."""
+    most, cut = serving.max_model_len - 1, call.truncation
+    kept = _kept(call, cut, serving.max_model_len) if cut is not None else most + 1
+    # Where more is kept than fits, what would be cut is too long anyway.
+    if cut is not None and kept <= most:
+        return await _truncated(prompt, kept, cut.keeps_last, serving)
+    if not isinstance(prompt, TextPrompt):
+        if len(prompt) > most:
+            raise _too_long(serving, f"has {len(prompt)}", field)
+        return prompt
+    size, longest = len(prompt.text), serving.model.tokenizer.longest_token
+    if size > most * longest:
+        told = f"has {size} characters, at most {longest} per token"
+        raise _too_long(serving, told, field)
+    ids, whole = await serving.model.encode(
+        prompt.text, most, add_special_tokens=prompt.add_special_tokens
+    )
     if not whole:
         raise _too_long(serving, f"has more than {most}", field)
-    return tuple(ids)
+    return ids
+
+
+async def _truncated(
+    prompt: Prompt, kept: int, keeps_last: bool, serving: Serving
+) -> Sequence[int]:
+    if not isinstance(prompt, TextPrompt):
+        return prompt[-kept:] if keeps_last else prompt[:kept]
+    special = prompt.add_special_tokens
+    if keeps_last:
+        return await serving.model.encode_last(prompt.text, kept, add_special_tokens=special)
+    ids, _ = await serving.model.encode(prompt.text, kept, add_special_tokens=special)
+    return ids[:kept]
+
+
+def _kept(call: Call, cut: Truncation, max_model_len: int) -> int:
+    """Tokens of each prompt that are kept at most. Without a number it is as many as the answer
+    leaves: one fewer than the context where it is not said how long the answer may be."""
+    if cut.tokens is not None:
+        return cut.tokens
+    answer: int = call.sampling.get("max_tokens", call.default_max_tokens or 1)
+    return max(1, max_model_len - answer)
 
 
 def _too_long(serving: Serving, told: str, field: str) -> PromptTooLong:

@@ -175,7 +175,23 @@ _ASKED = (
     _obeyed(
         "chat_template_kwargs", CHAT, "more values for the chat template, which may ignore them"
     ),
+    _obeyed("documents", CHAT, "given to the model's template, which may ignore them"),
     _obeyed("add_generation_prompt", CHAT, "end the prompt where the assistant begins"),
+    _obeyed(
+        "continue_final_message",
+        CHAT,
+        "end the prompt where the last message ends; the answer goes on with it"
+        " ([below](#continuing-a-message))",
+    ),
+    _obeyed(
+        "truncate_prompt_tokens",
+        BOTH,
+        "keep so many tokens of each prompt; -1: as many as fit ([below](#long-prompts))",
+        "all",
+    ),
+    _obeyed(
+        "truncation_side", BOTH, "`left` keeps the last tokens, `right` the first ones", "`left`"
+    ),
     _obeyed("add_special_tokens", BOTH, "put the tokenizer's own tokens (BOS) around the text"),
 )
 _CHOSEN = (
@@ -252,6 +268,9 @@ _TOLD = (
     _obeyed("top_logprobs", CHAT, "how many likely ones, with `logprobs`", "0"),
     _obeyed(
         "prompt_logprobs", BOTH, "the same for the prompt's tokens, by id; not with `stream`", "off"
+    ),
+    _obeyed(
+        "echo", CHAT, "the text begins with that of the last message, if that is the assistant's"
     ),
     _obeyed("echo", COMPLETIONS, "text and `logprobs` begin with the prompt's"),
     _obeyed(

@@ -103,6 +103,49 @@ def first_repeat(ids: list[int], before: list[int] | None = None) -> int:
     raise AssertionError(f"no id of {ids} repeats")
 
 
+def test_a_continued_message_goes_on_as_its_prompt_would(client: openai.OpenAI) -> None:
+    """The chat's prompt, sent as ids, is answered with the same tokens and the same text."""
+    extra = {"return_token_ids": True, "temperature": 0, "ignore_eos": True}
+    begun: Any = [
+        {"role": "user", "content": PROMPT},
+        {"role": "assistant", "content": "It has a "},
+    ]
+    chat: Any = client.chat.completions.create(
+        model="sim",
+        messages=begun,
+        max_tokens=20,
+        extra_body=extra | {"continue_final_message": True, "echo": True},
+    )
+    plain: Any = client.completions.create(
+        model="sim", prompt=chat.prompt_token_ids, max_tokens=20, extra_body=extra
+    )
+    assert bytes(chat.prompt_token_ids[-9:]) == b"It has a "
+    assert chat.choices[0].token_ids == plain.choices[0].token_ids
+    assert chat.choices[0].message.content == "It has a " + plain.choices[0].text
+
+
+def test_a_cut_prompt_is_the_prompt_that_is_left_of_it_to_caches_too(
+    client: openai.OpenAI,
+) -> None:
+    """Blocks are named by what is kept, whatever stood before it."""
+    extra = {"return_token_ids": True, "temperature": 0, "ignore_eos": True}
+    rest = "what is kept of a prompt " * 8
+
+    def ask_about(prompt: str, **more: Any) -> Any:
+        return client.completions.create(
+            model="sim", prompt=prompt, max_tokens=8, extra_body=extra | more
+        )
+
+    cut = ask_about("what is cut off " * 9 + rest, truncate_prompt_tokens=len(rest))
+    whole = ask_about(rest)
+    other = ask_about("something else is " * 7 + rest, truncate_prompt_tokens=len(rest))
+    assert cut.choices[0].prompt_token_ids == whole.choices[0].prompt_token_ids
+    assert cut.choices[0].token_ids == whole.choices[0].token_ids == other.choices[0].token_ids
+    for answer in (whole, other):
+        assert answer.usage.prompt_tokens == len(rest)
+        assert answer.usage.prompt_tokens_details.cached_tokens >= len(rest) // 16 * 16 - 16
+
+
 def test_a_bias_forces_a_token(ask: Ask) -> None:
     [said] = ask(logit_bias={str(ord("X")): 100})
     assert said.text == "X" * 40

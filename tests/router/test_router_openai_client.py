@@ -285,7 +285,6 @@ REFUSED_OF: dict[str, list[tuple[str, Any, str]]] = {
         ("messages", TOO_LONG, "256 tokens"),
         ("top_logprobs", 3, "needs logprobs"),
         ("tools", [{"type": "function"}], "leave it out"),
-        ("echo", True, "leave it out"),
         ("prompt_token_ids", [1], "leave it out"),
     ],
     "completions": [

@@ -73,6 +73,8 @@ def _lists(schema: Json) -> Iterator[Edge]:
 
 
 def _objects(schema: Json) -> Iterator[Edge]:
+    if schema == {"type": "object"}:
+        yield {"a name": 1}, True
     for inner in schema.get("patternProperties", {}).values():
         yield from (({"7": value}, allowed) for value, allowed in edges(inner))
         yield {"a name": example(inner)}, False

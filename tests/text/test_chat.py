@@ -93,6 +93,82 @@ def test_a_models_own_template_gives_transformers_text_and_ids(
     assert encode(ours) == ids
 
 
+TRIMS = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content | trim }}</s>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+BEGUN = (
+    "The answer is",
+    "The answer is ",
+    " led and trailed \n\n",
+    "\u65e5\u672c \U0001f600",
+    "Gr\u00fc\u00dfe <&>",
+    "one\n\ntwo",
+    "What now?",
+    "Hi",
+    "",
+    "   ",
+)
+
+
+@pytest.mark.parametrize("begun", BEGUN)
+@pytest.mark.parametrize("template", [CHATML, TRIMS], ids=["kept", "trimmed"])
+def test_a_message_is_continued_as_in_transformers(
+    tmp_path: Path, hugging_face: Callable[[Path], Any], template: str, begun: str
+) -> None:
+    folder = write_artifacts(byte_level_artifacts(template), tmp_path)
+    assert_continued_as_in_transformers(folder, hugging_face, begun)
+
+
+@pytest.mark.parametrize("begun", BEGUN)
+def test_a_models_own_template_continues_a_message_as_in_transformers(
+    model_folder: Path, hugging_face: Callable[[Path], Any], begun: str
+) -> None:
+    assert_continued_as_in_transformers(model_folder, hugging_face, begun)
+
+
+def assert_continued_as_in_transformers(
+    folder: Path, hugging_face: Callable[[Path], Any], begun: str
+) -> None:
+    """For an assistant's message, and for a user's."""
+    artifacts = read_artifacts(folder)
+    chat, tokenizer = ChatTemplate.from_artifacts(artifacts), hugging_face(folder)
+    for talk in (
+        [*TALK, {"role": "assistant", "content": begun}],
+        [*TALK[:-1], TALK[1] | {"content": begun}],
+    ):
+        ours = chat.render(talk, add_generation_prompt=False, continue_final_message=True)
+        asked: dict[str, Any] = {"continue_final_message": True, "return_dict": True}
+        assert ours == tokenizer.apply_chat_template(
+            talk, tokenize=False, continue_final_message=True
+        )
+        ids = tokenizer.apply_chat_template(talk, tokenize=True, **asked)["input_ids"]
+        assert Tokenizer.from_artifacts(artifacts).encode(ours, add_special_tokens=False) == ids
+        assert ours.rstrip().endswith(begun.strip())
+
+
+@pytest.mark.parametrize(
+    ("template", "last"),
+    [
+        ("{{ messages[0].content }}", "Hi"),
+        ("{% for m in messages %}{{ m.content | upper }}{% endfor %}", "Hi"),
+        ("{% for m in messages %}{{ m.content.split('>')[-1] }}{% endfor %}", "a > b"),
+        (CHATML, None),
+    ],
+)
+def test_a_message_that_the_template_changes_cannot_be_continued_nor_in_transformers(
+    tmp_path: Path, hugging_face: Callable[[Path], Any], template: str, last: str | None
+) -> None:
+    folder = write_artifacts(byte_level_artifacts(template), tmp_path)
+    talk = [*TALK, {"role": "assistant", "content": last}]
+    chat = ChatTemplate.from_artifacts(read_artifacts(folder))
+    with pytest.raises(InvalidRequest, match="go on with it") as caught:
+        chat.render(talk, add_generation_prompt=False, continue_final_message=True)
+    assert caught.value.param == "continue_final_message"
+    with pytest.raises(ValueError, match="continue_final_message"):
+        hugging_face(folder).apply_chat_template(talk, continue_final_message=True, tokenize=False)
+
+
 @pytest.mark.parametrize("kwargs", [{}, {"tools": TOOLS, "enable_thinking": False, "level": 3}])
 @pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES.keys())
 def test_what_templates_use_renders_as_in_transformers(

@@ -219,6 +219,10 @@ def test_parts_together_have_the_ids_of_the_whole(name: str, size: int) -> None:
             whole = tokenizer.encode(text, add_special_tokens=special)
             found = tokenizer.encode_up_to(text, len(whole), special, part_size=size)
             assert found == (whole, True), (text, whole, found)
+            for most in (1, len(whole) // 2, len(whole) - 1, len(whole), len(whole) + 3):
+                if most > 0:
+                    last = tokenizer.encode_last(text, most, special, part_size=size)
+                    assert last == whole[-most:], (text, most)
         assert tokenizer.division is not None
         divided += len(list(tokenizer.division.parts(text, size))) > 1
     assert divided > 20, "hardly any text was divided"
@@ -240,6 +244,25 @@ def test_a_text_of_more_tokens_than_asked_for_ends_early(name: str) -> None:
     assert not whole
     assert 1000 < len(ids) <= PART + 1001
     assert ids == tokenizer.encode(text[: 2 * PART])[: len(ids)]
+
+
+@pytest.mark.parametrize("name", DIVIDED)
+def test_the_last_tokens_of_a_long_text_are_found_without_the_rest_of_it(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = Tokenizer.from_artifacts(DIVIDED[name]())
+    text = "the quick brown " * (4 * PART // 16) + "STOP here"
+    whole, encoded = tokenizer.encode(text), 0
+    encode = tokenizer.encode
+
+    def counted(part: str, add_special_tokens: bool = True) -> list[int]:
+        nonlocal encoded
+        encoded += len(part)
+        return encode(part, add_special_tokens)
+
+    monkeypatch.setattr(tokenizer, "encode", counted)
+    assert tokenizer.encode_last(text, 100) == whole[-100:]
+    assert encoded <= 2 * PART
 
 
 def not_divided(change: Callable[[dict[str, Any]], None], base: Artifacts) -> Backend:
@@ -290,6 +313,8 @@ def test_a_tokenizer_that_may_look_across_a_place_is_not_divided(name: str) -> N
     tokenizer = Tokenizer.from_artifacts({TOKENIZER: backend.to_str().encode()})
     with pytest.raises(TextTooLong):
         tokenizer.encode_up_to("a b " * (1 << 19), 10)
+    with pytest.raises(TextTooLong):
+        tokenizer.encode_last("a b " * (1 << 19), 10)
 
 
 def test_a_row_without_any_place_is_too_long_where_it_cannot_be_encoded_at_once() -> None:

@@ -34,7 +34,12 @@ from baton_text.artifacts import (
 DEFAULT = "default"
 WITH_TOOLS = "tool_use"
 # Arguments of our own; a client's chat_template_kwargs must not stand in for them.
-RESERVED = ("messages", "tools", "add_generation_prompt", "chat_template", "tokenize")
+RESERVED = (
+    *("messages", "tools", "add_generation_prompt", "continue_final_message"),
+    *("chat_template", "tokenize"),
+)
+# Marks where the last message's text ends. It ends with a space, to see whether a template trims.
+_HERE = "CONTINUE_FINAL_MESSAGE_HERE "
 # What a template written for other messages raises.
 _TEMPLATE_FAULTS = (
     jinja2.TemplateError,
@@ -81,13 +86,16 @@ class ChatTemplate:
         /,
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         **kwargs: Any,
     ) -> str:
         """The prompt's text; to be encoded without adding special tokens.
 
-        `kwargs` are the client's chat_template_kwargs. Raises InvalidRequest if the template
-        refuses the messages or there is none.
+        With `continue_final_message` it ends where the last message's content ends, so that the
+        model goes on with that message; there is then no `add_generation_prompt`. `kwargs` are the
+        client's chat_template_kwargs. Raises InvalidRequest if the template refuses the messages or
+        there is none.
         """
         for name in RESERVED:
             if name in kwargs:
@@ -99,6 +107,11 @@ class ChatTemplate:
             raise InvalidRequest("messages is empty", param="messages")
         # As transformers: {"content": null} is a message without content.
         present = [{k: v for k, v in each.items() if v is not None} for each in messages]
+        final = present[-1].get("content")
+        if continue_final_message:
+            if not isinstance(final, str):
+                raise _not_continued("the last message has no text")
+            present[-1]["content"] = final + _HERE
         values = {
             "documents": None,
             **self._special,
@@ -109,11 +122,12 @@ class ChatTemplate:
         }
         try:
             # One dict: as keywords, a client's "self" would be render()'s own.
-            return self._choose(tools).render(values)
+            text = self._choose(tools).render(values)
         except _TEMPLATE_FAULTS as error:
             raise InvalidRequest(
                 f"the model's chat template refuses these messages: {error}", param="messages"
             ) from error
+        return _cut_after(str(final), text) if continue_final_message else text
 
     def _choose(self, tools: Sequence[Mapping[str, Any]] | None) -> jinja2.Template:
         name = WITH_TOOLS if tools is not None and WITH_TOOLS in self._templates else DEFAULT
@@ -124,6 +138,22 @@ class ChatTemplate:
                 param="messages",
             )
         return self._templates[name]
+
+
+def _cut_after(final: str, text: str) -> str:
+    """The rendered text up to the mark behind the last message's content, as transformers cuts it:
+    where the template trims the content, without white space before the mark."""
+    at = text.rfind(_HERE.rstrip())
+    if at < 0 or final.strip() not in text:
+        raise _not_continued("the model's chat template does not show the last message as it is")
+    return text[:at] if text.startswith(_HERE, at) else text[:at].rstrip()
+
+
+def _not_continued(why: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"continue_final_message is true, but {why}, so nothing can go on with it",
+        param="continue_final_message",
+    )
 
 
 def _sources(artifacts: Mapping[str, bytes]) -> dict[str, str]:

@@ -6,7 +6,7 @@ In: artifacts. Out: ids, text, and the numbers others need (vocabulary size, EOS
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -107,15 +107,12 @@ class Tokenizer:
         """
         if len(text) <= part_size:
             return self.shared(self.encode(text, add_special_tokens)), True
-        parts = self.division.parts(text, part_size) if self.division is not None else [text]
         before, after = self.around if add_special_tokens else ((), ())
         ids = list(before)
-        for part in parts:
+        for part in self._parts(text, part_size):
             if len(ids) > most:
                 return ids, False
-            if len(part) > MOST_AT_ONCE:
-                raise TextTooLong(len(part))
-            ids += self.shared(self.encode(part, add_special_tokens=False))
+            ids += self._part_ids(part)
         ids += after
         return ids, True
 
@@ -125,6 +122,34 @@ class Tokenizer:
         [encoding] = self._backend.encode_batch([text], add_special_tokens=False)
         spans: list[tuple[int, int]] = encoding.offsets
         return spans
+
+    def encode_last(
+        self, text: str, most: int, add_special_tokens: bool = True, part_size: int = PART
+    ) -> list[int]:
+        """The last `most` ids of `text`, or all where it has no more.
+
+        Of a long text only its last parts are encoded. Raise TextTooLong as encode_up_to.
+        """
+        if len(text) <= part_size:
+            return self.shared(self.encode(text, add_special_tokens))[-most:]
+        before, after = self.around if add_special_tokens else ((), ())
+        found, count = [list(after)], len(after)
+        for part in reversed(list(self._parts(text, part_size))):
+            if count >= most:
+                break
+            found.append(self._part_ids(part))
+            count += len(found[-1])
+        else:
+            found.append(list(before))
+        return [token for ids in reversed(found) for token in ids][-most:]
+
+    def _parts(self, text: str, size: int) -> Iterable[str]:
+        return self.division.parts(text, size) if self.division is not None else [text]
+
+    def _part_ids(self, part: str) -> list[int]:
+        if len(part) > MOST_AT_ONCE:
+            raise TextTooLong(len(part))
+        return self.shared(self.encode(part, add_special_tokens=False))
 
     def shared(self, ids: Sequence[int]) -> list[int]:
         """The same ids, as ints that all prompts share."""
