@@ -312,6 +312,18 @@ class ServingOptions(CommonOptions):
     keepalive: float = flag(
         15.0, "between comment lines of a stream that waits", metavar="SECONDS", least=0.1
     )
+    allowed_hosts: tuple[str, ...] = flag(
+        (),
+        "names under which the router is reached, with or without a port, or * for all; localhost"
+        " is always one (default: on a loopback address no others, else all)",
+        metavar="HOST,...",
+    )
+    cors_origins: tuple[str, ...] = flag(
+        (),
+        "pages in a browser that may use the router, such as https://chat.example, or * for all"
+        " (default: only its own)",
+        metavar="ORIGIN,...",
+    )
     explain_requests: int = flag(
         1000,
         "requests that ended whose explanation is kept, see baton explain; 0 keeps none",

@@ -175,6 +175,8 @@ def router_settings(options: RouterOptions) -> RouterSettings:
         body_bytes_per_s=options.body_rate,
         idle_timeout_s=options.idle_timeout,
         keepalive_s=options.keepalive,
+        allowed_hosts=options.allowed_hosts,
+        cors_origins=options.cors_origins,
         explain_requests=options.explain_requests,
         shutdown_deadline_s=options.drain_timeout,
         worker_socket=options.worker_socket,

@@ -6,7 +6,8 @@
     GET /ready               200 when a job would be taken
     GET /metrics             Prometheus
 
-With a link token the first two are for those who say it (401).
+With a link token the first two are for those who say it (401). A node on a loopback address answers
+to the names of its machine only (403).
 
 In: NodeSettings, a role. Out: a served node until SIGTERM or SIGINT: then it drains, unregisters
 and ends; a second signal ends it at once. Raises SetupError (EngineLost among them).
@@ -21,8 +22,10 @@ import signal
 from collections.abc import Coroutine, Mapping
 from contextlib import AsyncExitStack
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from aiohttp import WSMsgType, web
+from aiohttp.typedefs import Handler
 
 from baton_kvstore.errors import StoreMisconfigured
 from baton_kvstore.registry import Registry
@@ -45,6 +48,7 @@ from baton_node.role import NodeRole
 from baton_node.service import Service
 from baton_node.settings import EngineLost, NodeSettings, SetupError
 from baton_node.spans import NodeSpans
+from baton_protocol.hosts import Hosts
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import (
     ARTIFACTS_PATH,
@@ -83,9 +87,12 @@ class NodeServer:
         self._by_digest = {digests[name]: data for name, data in artifacts.items()}
         self.metrics = NodeMetrics(NodeId(settings.node), self._figures)
         self.service: Service | None = None
+        told = urlsplit(settings.address).hostname
+        named = (told,) if told is not None and is_loopback(settings.host) else ()
+        self._hosts = Hosts(settings.host, named)
 
     def app(self) -> web.Application:
-        app = web.Application()
+        app = web.Application(middlewares=[self._for_us])
         app.router.add_get(LINK_PATH, self.link)
         app.router.add_get(ARTIFACTS_PATH + "{digest}", self.artifact)
         app.router.add_get("/health", self.health)
@@ -107,6 +114,13 @@ class NodeServer:
             "state": service.state if service is not None else "starting",
             "requests": service.requests if service is not None else 0,
         }
+
+    @web.middleware
+    async def _for_us(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Pages in a browser reach a loopback address too, under names of their own."""
+        if not self._hosts.allows(request.headers.get("Host", "")):
+            raise web.HTTPForbidden(text="this node answers to the names of its machine only\n")
+        return await handler(request)
 
     async def health(self, request: web.Request) -> web.Response:
         return web.json_response(self._about())

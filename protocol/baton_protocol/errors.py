@@ -191,6 +191,8 @@ SECTIONS: Mapping[str, str] = {
     "invalid_link_token": "operations.md#logins",
     "forbidden": "api.md#draining-a-node",
     "foreign_origin": "api.md#pages-in-a-browser",
+    "foreign_host": "api.md#pages-in-a-browser",
+    "unsupported_content_type": "api.md#pages-in-a-browser",
     "not_found": "api.md#http-api",
     "model_not_found": "api.md#http-api",
     "method_not_allowed": "api.md#http-api",

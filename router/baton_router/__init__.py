@@ -8,6 +8,7 @@ It mounts no model: tokenizer and chat template come from its nodes, by digest. 
     app, api, http_server          routes and errors; handlers; what is no request
     answer, events, outbox         JSON and SSE; tokens on their way to the client
     read_guard                     clients that read too slowly
+    pages                          what pages in a browser may do
     access                         what became of an HTTP request: its header, its log line
     tenants, limits, reload        API keys and whose they are; what each may; files that change
     admission, queueing, room      whose turn it is; fair order; whether nodes have room

@@ -1,5 +1,5 @@
-"""The aiohttp application: routes, and one middleware that asks for the API key and shapes every
-error as OpenAI does. Another one refuses what a browser sends for another site (see `origins`).
+"""The aiohttp application: routes, and one middleware that refuses what a browser may not send (see
+`pages`), asks for the API key and shapes every error as OpenAI does.
 
 In: the Api. Out: an application whose answers all carry x-request-id and x-baton-request-id, and
 whose generation answers carry x-baton-placement, errors and streams included.
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Awaitable, Callable
 from functools import cache
 
 import msgspec
@@ -21,7 +22,7 @@ from baton_router.api import ID_HEADER, OWN_ID_HEADER, PLACEMENT_HEADER, TRAIL, 
 from baton_router.drains import Drains
 from baton_router.errors import RequestFailed
 from baton_router.openapi import document
-from baton_router.origins import own_origin
+from baton_router.pages import Pages, check_type
 from baton_router.siblings import Siblings, gathering
 
 GENERATION = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
@@ -39,9 +40,9 @@ logger = logging.getLogger(__name__)
 def build_app(api: Api, siblings: Siblings | None = None) -> web.Application:
     """`siblings`: the workers beside this one, on the same port."""
     gathers = [gathering(siblings)] if siblings is not None else []
-    middlewares = [_shaped(api), own_origin, *gathers]
-    app = web.Application(middlewares=middlewares)
-    app.on_response_prepare.append(_name)
+    pages = Pages(api.settings)
+    app = web.Application(middlewares=[_shaped(api, pages), *gathers])
+    app.on_response_prepare.append(_headed(pages))
     drains = Drains(api.fleet, api.bodies, api.clock)
     described = web.get("/openapi.json", _openapi)
     app.add_routes([*api.routes(), *drains.routes(), described])
@@ -57,21 +58,27 @@ async def _openapi(request: web.Request) -> web.Response:
     return web.Response(body=_document(), content_type="application/json")
 
 
-async def _name(request: web.Request, response: web.StreamResponse) -> None:
-    """Say in an answer's headers, as they are sent, which request it is and where that went."""
-    trail = request.get(TRAIL)
-    if trail is None:
-        return  # no request that the application has met: `http_server` has named its answer
-    headers = response.headers
-    headers[ID_HEADER], headers[OWN_ID_HEADER] = trail.shown_id, trail.id
-    if trail.endpoint and (placement := trail.placement()) is not None:
-        headers[PLACEMENT_HEADER] = placement
+def _headed(pages: Pages) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
+    async def headed(request: web.Request, response: web.StreamResponse) -> None:
+        """What the headers of each answer say, as they are sent: which request it is, where that
+        went, which pages may read it."""
+        trail = request.get(TRAIL)
+        if trail is None:
+            return  # no request that the application has met: `http_server` has named its answer
+        headers = response.headers
+        headers[ID_HEADER], headers[OWN_ID_HEADER] = trail.shown_id, trail.id
+        if trail.endpoint and (placement := trail.placement()) is not None:
+            headers[PLACEMENT_HEADER] = placement
+        pages.open_to(request, response)
+
+    return headed
 
 
-def _shaped(api: Api) -> Middleware:
+def _shaped(api: Api, pages: Pages) -> Middleware:
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-        endpoint = GENERATION.get(request.path, "")
+        # A browser's preflight asks for no generation.
+        endpoint = GENERATION.get(request.path, "") if request.method != "OPTIONS" else ""
         said = client_id(request.headers.get(ID_HEADER))
         request[TRAIL] = trail = Trail(api.new_id(), api.clock(), endpoint, said)
         if endpoint:
@@ -79,7 +86,7 @@ def _shaped(api: Api) -> Middleware:
             api.explanations.begin(trail)
         code = CLIENT_LEFT
         try:
-            response = await _answer(api, request, handler)
+            response = await _answer(api, pages, request, handler)
             code = response.status if trail.failure is None else trail.failure.status
             return response
         finally:
@@ -102,8 +109,13 @@ def _remember(api: Api, trail: Trail, code: int) -> None:
         logger.exception("the request cannot be explained", extra={"request": trail.id})
 
 
-async def _answer(api: Api, request: web.Request, handler: Handler) -> web.StreamResponse:
+async def _answer(
+    api: Api, pages: Pages, request: web.Request, handler: Handler
+) -> web.StreamResponse:
     try:
+        preflight = pages.let_in(request)
+        if preflight is not None:
+            return preflight
         authorization = request.headers.get("Authorization")
         if request.path.startswith(KEYED):
             request[TRAIL].tenant = api.tenants.who(authorization)
@@ -111,6 +123,8 @@ async def _answer(api: Api, request: web.Request, handler: Handler) -> web.Strea
             request[TRAIL].tenant = api.tenants.admin(authorization)
         elif request.path.startswith(COMMANDS):
             request[TRAIL].tenant = api.tenants.commander(authorization, request.remote)
+        if request.match_info.http_exception is None:
+            check_type(request)
         response = await handler(request)
     except ConnectionError:
         # The client is gone, and aiohttp would log an exception as our failure: it gets a response

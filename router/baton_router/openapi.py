@@ -96,15 +96,14 @@ SECURITY: Json = {
 }
 
 Errors = Sequence[type[BatonError]]
-# What any answer may come to: a header that is none, a bug of ours.
-_ANY: Errors = (InvalidRequest, InternalError)
+# What any answer may come to: a header that is none, a page that may not be here, a bug of ours.
+_ANY: Errors = (InvalidRequest, Forbidden, InternalError)
 _KEYED: Errors = (*_ANY, Unauthorized)
 _GENERATION: Errors = (
-    *(*_KEYED, Forbidden, NotFound, BodyTimeout, TooLarge),
+    *(*_KEYED, NotFound, BodyTimeout, TooLarge),
     *(Saturated, Unavailable, DeadlineExceeded),
 )
-_ADMINS: Errors = (*_KEYED, Forbidden)
-_ADMIN: Errors = (*_ADMINS, NotFound, BodyTimeout, TooLarge, Saturated, Unavailable)
+_ADMIN: Errors = (*_KEYED, NotFound, BodyTimeout, TooLarge, Saturated, Unavailable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,7 +242,7 @@ OPERATIONS = (
         summary="Metrics",
         description="The router's metrics in Prometheus' text format.",
         answers={200: None},
-        errors=_ADMINS,
+        errors=_KEYED,
     ),
     Operation(
         method="GET",
@@ -253,7 +252,7 @@ OPERATIONS = (
         description="Lists the pool's nodes with their state, load and caches, and sums up the KV "
         "store and all requests.",
         answers={200: Pool},
-        errors=_ADMINS,
+        errors=_KEYED,
     ),
     Operation(
         method="GET",

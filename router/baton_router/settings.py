@@ -6,11 +6,13 @@ neither a router starts and answers 503 until it is told of nodes, which is neve
 
 from __future__ import annotations
 
+import re
 from typing import Literal, get_args
 
 import msgspec
 
 from baton_protocol.errors import InvalidRequest
+from baton_protocol.hosts import ANY, is_host
 
 Handoff = Literal["auto", "always", "never"]
 MissingRole = Literal["aggregate", "queue", "fail"]
@@ -18,6 +20,8 @@ Ranking = Literal["cost", "random", "round-robin", "least-request", "prefix"]
 RANKINGS: tuple[Ranking, ...] = get_args(Ranking)
 Sharing = Literal["pool", "tenant"]
 MAX_PORT = 65535
+_ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([\w.-]+|\[[\da-f:.]+\])(:\d{1,5})?/?", re.ASCII)
+_USUAL_PORTS = {"http": ":80", "https": ":443"}
 
 
 class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -55,6 +59,9 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     /metrics and the routes that drain nodes, beside the admins' keys of the file. With `sharing`
     "tenant" no tenant's KV serves another; their names' salts are derived from `tenant_secret`,
     which all routers of a pool share.
+
+    `allowed_hosts` are names that it answers to, beside those of this machine where it listens on
+    a loopback address, and pages of `cors_origins` may use it (see `pages`).
 
     `worker_socket` is the unix socket of one worker among several on the same port, beside those of
     its siblings (see `workers`); "" listens alone.
@@ -102,6 +109,8 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_call_sequences: int = 2048
     queue_timeout_s: float = 30.0
     shutdown_deadline_s: float = 10.0
+    allowed_hosts: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
     worker_socket: str = ""
 
     def __repr__(self) -> str:
@@ -134,7 +143,24 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 "admin_key holds what no header can carry; use letters, digits and signs",
                 param="admin_key",
             )
+        self._check_pages()
         self._check_sharing()
+
+    def _check_pages(self) -> None:
+        for host in self.allowed_hosts:
+            if not is_host(host):
+                raise InvalidRequest(
+                    f"allowed host {host!r} is none; use a name or an address, with or without a"
+                    f" port, or {ANY} for all",
+                    param="allowed_hosts",
+                )
+        for origin in self.cors_origins:
+            if origin != ANY and plain_origin(origin) is None:
+                raise InvalidRequest(
+                    f"origin {origin!r} is none; use https://host or http://host:port, without a"
+                    f" path, or {ANY} for all",
+                    param="cors_origins",
+                )
 
     def _check_sharing(self) -> None:
         if self.sharing == "pool":
@@ -152,6 +178,16 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 " (--sharing pool)",
                 param="tenant_secret",
             )
+
+
+def plain_origin(text: str) -> str | None:
+    """An origin as browsers say it: in lower case, without its scheme's own port. None for what is
+    no origin; "null" is that of anybody's sandboxed page."""
+    found = _ORIGIN.fullmatch(text.lower())
+    if found is None:
+        return None
+    scheme, host, port = found.groups(default="")
+    return f"{scheme}://{host}" + ("" if port == _USUAL_PORTS.get(scheme) else port)
 
 
 _POSITIVE = (

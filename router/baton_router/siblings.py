@@ -100,7 +100,7 @@ async def _ask(path: Path, request: web.Request) -> bytes | None:
         async with (
             asyncio.timeout(ANSWER_S),
             aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(path))) as session,
-            session.get(f"http://sibling{request.path_qs}", headers=headers) as answer,
+            session.get(f"http://localhost{request.path_qs}", headers=headers) as answer,
         ):
             return await answer.read() if answer.status == 200 else None
     except (aiohttp.ClientError, OSError, TimeoutError) as error:

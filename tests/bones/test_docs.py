@@ -117,7 +117,8 @@ def test_every_error_of_a_client_leads_to_a_section_that_there_is() -> None:
     named = {code for path in SOURCES for code in CODE.findall(path.read_text())}
     rows = ROW.findall((ROOT / "docs" / "reason-codes.md").read_text())
     of_clients = {code for status, code in rows if status.startswith("4")}
-    prose = {"foreign_origin", "admin_key_required", "model_not_found", "request_not_found"}
+    prose = {"foreign_origin", "foreign_host", "admin_key_required"}
+    prose |= {"model_not_found", "request_not_found"}
     assert (of_clients | prose) - errors.SECTIONS.keys() == set()
     classes = {kind.code for kind in _kinds(errors.BatonError)}
     assert errors.SECTIONS.keys() <= named | classes
@@ -147,7 +148,9 @@ def test_every_cause_of_another_attempt_is_explained() -> None:
 def test_flags_about_failures_are_in_the_documents_with_their_defaults() -> None:
     told = dict(FLAG.findall((ROOT / "docs" / "operations.md").read_text()))
     known = [*flags_of(RouterOptions), *flags_of(NodeOptions)]
-    assert told == {item.option: item.show(item.default) for item in known if item.option in told}
+    assert told == {
+        item.option: item.show(item.default) or "none" for item in known if item.option in told
+    }
     common = {item.name for item in flags_of(CommonOptions)} | {"handoff", "handoff_min_tokens"}
     serving = {item.option for item in flags_of(ServingOptions) if item.name not in common}
     assert serving < told.keys()

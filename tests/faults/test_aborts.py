@@ -20,6 +20,7 @@ from tests.support.cluster import SIM, Cluster
 from tests.support.fault_cases import PATH
 from tests.support.http import Json
 from tests.support.leaks import held_by_node, settle
+from tests.support.raw_http import JSON_TYPE, raw_request
 from tests.support.streams import ask
 
 FREE_S = 20.0
@@ -57,8 +58,8 @@ class Leaver:
         parts = urlsplit(url)
         self._socket = socket.create_connection((parts.hostname, parts.port), timeout=240)
         data = json.dumps(body).encode()
-        head = f"POST {PATH} HTTP/1.1\r\nHost: pool\r\nContent-Length: {len(data)}\r\n\r\n"
-        self._socket.sendall(head.encode() + data)
+        headers = {"Host": "localhost", "Content-Type": JSON_TYPE}
+        self._socket.sendall(raw_request("POST", PATH, headers, data))
 
     def read(self, events: int) -> None:
         heard = b""

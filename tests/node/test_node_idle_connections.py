@@ -13,7 +13,7 @@ from baton_protocol.ids import Epoch
 from baton_text.artifacts import byte_artifacts
 
 END_S = 120.0
-WHOLE = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+WHOLE = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 async def test_connections_without_a_whole_request_are_closed() -> None:

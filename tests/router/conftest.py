@@ -38,7 +38,10 @@ class Client:
     async def post(
         self, path: str, body: Any, headers: Mapping[str, str] | None = None
     ) -> tuple[int, Any, dict[str, str]]:
-        data = {"data": body} if isinstance(body, bytes) else {"json": body}
+        data: dict[str, Any] = {"json": body}
+        if isinstance(body, bytes):
+            data = {"data": body}
+            headers = {"Content-Type": "application/json", **(headers or {})}
         async with self.session.post(self.url + path, headers=headers, **data) as response:
             told = {name.lower(): value for name, value in response.headers.items()}
             return response.status, await response.json(), told

@@ -15,6 +15,7 @@ from baton_protocol.ids import RequestId
 from baton_protocol.link import Abort, Delta
 from baton_router.outbox import Outbox
 from tests.support.fake_node import FakeNode, Script
+from tests.support.raw_http import JSON_TYPE, raw_request
 from tests.support.waiting import until
 
 KEY = "sk-planted-key"
@@ -33,8 +34,8 @@ async def ask_for_a_stream(client: Any) -> tuple[asyncio.StreamReader, asyncio.S
     """Of TOKENS tokens; nobody reads it yet."""
     reader, writer = await connect(client)
     body = json.dumps({"prompt": "x", "max_tokens": TOKENS, "stream": True}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-    writer.write(head.encode() + body)
+    headers = {"Host": "localhost", "Content-Type": JSON_TYPE}
+    writer.write(raw_request("POST", "/v1/completions", headers, body))
     return reader, writer
 
 
@@ -124,7 +125,7 @@ async def test_what_is_too_long_is_told_by_its_limit_and_none_of_it_is_logged(
     running: Any, decode: FakeNode, caplog: pytest.LogCaptureFixture, head: str
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    data = (head.format(KEY + "x" * 9000) + "\r\nHost: x\r\n\r\n").encode()
+    data = (head.format(KEY + "x" * 9000) + "\r\nHost: localhost\r\n\r\n").encode()
     async with running(decode) as client:
         status, told = await answer(client, data)
     assert (status, told["error"]["code"]) == (431, "headers_too_large")

@@ -21,6 +21,7 @@ from baton_router.fields import SHOWN, show
 from baton_router.large_json import MAX_VALUES, check_size, decode
 from baton_router.settings import RouterSettings
 from tests.support.fake_node import FakeNode
+from tests.support.raw_http import JSON_TYPE, raw_request
 
 COMPLETIONS = "/v1/completions"
 KEYS = "acme key-of-acme\nglobex key-of-globex\n"
@@ -35,9 +36,8 @@ JSON = st.recursive(
 
 
 def head(length: int, headers: Mapping[str, str] | None = None) -> bytes:
-    lines = [f"POST {COMPLETIONS} HTTP/1.1", "Host: x", f"Content-Length: {length}"]
-    lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
-    return "\r\n".join([*lines, "", ""]).encode()
+    told = {"Host": "localhost", "Content-Type": JSON_TYPE, "Content-Length": str(length)}
+    return raw_request("POST", COMPLETIONS, {**told, **(headers or {})}, length=False)
 
 
 class Connection:

@@ -11,6 +11,7 @@ from typing import Any
 
 from baton_protocol.link import Abort, PrefillJob, RunJob
 from tests.support.fake_node import FakeNode
+from tests.support.raw_http import JSON_TYPE, raw_request
 from tests.support.waiting import until
 
 
@@ -25,8 +26,8 @@ async def connected(client: Any, **fields: Any) -> AsyncIterator[asyncio.StreamR
     await loop.sock_connect(plain, ("127.0.0.1", client.router.port))
     reader, writer = await asyncio.open_connection(sock=plain, limit=1024)
     body = json.dumps({"prompt": "x", **fields}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: router\r\nContent-Length: {len(body)}\r\n\r\n"
-    writer.write(head.encode() + body)
+    headers = {"Host": "localhost", "Content-Type": JSON_TYPE}
+    writer.write(raw_request("POST", "/v1/completions", headers, body))
     try:
         yield reader
     finally:

@@ -58,14 +58,16 @@ MALFORMED: list[tuple[str, dict[str, Any] | bytes]] = [
     ("/v1/planted-path?planted=query", {}),
     ("/nodes/planted-node/drain", {"reason": "planted-reason"}),
 ]
+POSTED = (
+    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    b"Authorization: Bearer " + KEY.encode() + b"\r\n"
+)
 RAW = (
-    b"GET /planted-raw HTTP/1.1\r\nHost: x\r\nplanted name: planted-line\r\n\r\n",
+    b"GET /planted-raw HTTP/1.1\r\nHost: localhost\r\nplanted name: planted-line\r\n\r\n",
     b"planted-method / HTTP/1.1\r\n\r\n",
-    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: planted-length\r\n\r\n",
-    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + KEY.encode() + b"\r\n"
-    b"Transfer-Encoding: chunked\r\n\r\nplanted-chunk\r\n",
-    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + KEY.encode() + b"\r\n"
-    b"Content-Encoding: deflate\r\nContent-Length: 12\r\n\r\nplanted-body",
+    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: planted-length\r\n\r\n",
+    POSTED + b"Transfer-Encoding: chunked\r\n\r\nplanted-chunk\r\n",
+    POSTED + b"Content-Encoding: deflate\r\nContent-Length: 12\r\n\r\nplanted-body",
 )
 
 

@@ -13,7 +13,7 @@ from baton_protocol.logs import TextFormatter
 from baton_protocol.traces import Span
 from tests.router.test_router_tracing import traced
 from tests.support.fake_node import FakeNode
-from tests.support.raw_http import JSON_TYPE, exchange, request
+from tests.support.raw_http import JSON_TYPE, exchange, raw_request
 from tests.support.waiting import until
 
 COMPLETIONS = "/v1/completions"
@@ -33,7 +33,7 @@ MALFORMED = {
     b"Expect: the-unexpected\r\nContent-Length: 0\r\n\r\n",
 }
 # The router waits for this body when it answers 100, and only then gets it.
-LATE = request(
+LATE = raw_request(
     "POST",
     COMPLETIONS,
     {**HOST, **JSON, "Transfer-Encoding": "chunked", "Expect": "100-continue"},
@@ -88,10 +88,10 @@ async def test_each_answer_says_the_client_s_id_or_else_the_router_s(
     method, data = ("GET", b"") if body is None else ("POST", json.dumps(body).encode())
     async with running(decode) as client:
         port = client.router.port
-        told = await exchange(port, request(method, path, {**HOST, **JSON}, data))
+        told = await exchange(port, raw_request(method, path, {**HOST, **JSON}, data))
         assert told.headers["x-request-id"] == told.headers["x-baton-request-id"]
         mine = {"x-request-id": "mine: 7/a b"}
-        told = await exchange(port, request(method, path, {**HOST, **JSON, **mine}, data))
+        told = await exchange(port, raw_request(method, path, {**HOST, **JSON, **mine}, data))
         assert told.headers["x-request-id"] == "mine: 7/a b"
         assert len(told.headers["x-baton-request-id"]) == 32
 

@@ -255,7 +255,9 @@ async def test_a_body_is_not_read_before_its_key_is_known(
 ) -> None:
     async with running(decode, **keyed) as client:
         reader, writer = await asyncio.open_connection("127.0.0.1", client.router.port)
-        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 999999\r\n\r\n")
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 999999\r\n\r\n"
+        )
         async with asyncio.timeout(120):
             assert (await reader.readline()).startswith(b"HTTP/1.1 401")
         writer.close()

@@ -101,7 +101,7 @@ async def all_ready(one: Crew) -> None:
         for path in sockets:
             connector = aiohttp.UnixConnector(str(path))
             async with aiohttp.ClientSession(connector=connector) as session:
-                while (await session.get("http://worker/ready")).status != 200:
+                while (await session.get("http://localhost/ready")).status != 200:
                     await asyncio.sleep(0.05)
 
 

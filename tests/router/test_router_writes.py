@@ -15,14 +15,15 @@ from baton_router.calls import EventWriter, Head, Options, finish_members
 from baton_router.errors import RequestFailed
 from baton_router.outbox import Batch, Outbox
 from tests.support.fake_node import FakeNode
+from tests.support.raw_http import JSON_TYPE, raw_request
 
 
 async def chunks(port: int, **fields: Any) -> list[bytes]:
     """The chunks of an HTTP body: as the router wrote them."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     body = json.dumps({"prompt": "x", "stream": True, **fields}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: router\r\nContent-Length: {len(body)}\r\n\r\n"
-    writer.write(head.encode() + body)
+    headers = {"Host": "localhost", "Content-Type": JSON_TYPE}
+    writer.write(raw_request("POST", "/v1/completions", headers, body))
     await reader.readuntil(b"\r\n\r\n")
     found = []
     while size := int(await reader.readline(), 16):
@@ -190,8 +191,11 @@ async def test_a_stream_reads_the_same_in_chunks_and_without(
     async with running(decode) as client:
         reader, writer = await asyncio.open_connection("127.0.0.1", client.router.port)
         body = json.dumps({"prompt": "x", "stream": True, "max_tokens": 9}).encode()
-        head = f"POST /v1/completions HTTP/{version}\r\nHost: router\r\nConnection: close\r\n"
-        writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        head = f"POST /v1/completions HTTP/{version}\r\nHost: localhost\r\nConnection: close\r\n"
+        writer.write(
+            f"{head}Content-Type: {JSON_TYPE}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+            + body
+        )
         told = await reader.read()
         writer.close()
     _, _, answer = told.partition(b"\r\n\r\n")

@@ -12,6 +12,8 @@ import json
 import resource
 from types import TracebackType
 
+from tests.support.raw_http import JSON_TYPE, raw_request
+
 DIALS_AT_ONCE = 64  # fewer than a listening socket queues
 ANSWER_S = 300.0
 Link = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -65,7 +67,7 @@ class Crowd:
 
     async def _idle(self) -> None:
         link = await self._dial()
-        assert (await _exchange(link, b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")) == 200
+        assert (await _exchange(link, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")) == 200
 
     async def _stream(self, number: int, max_tokens: int) -> None:
         reader, writer = await self._dial()
@@ -91,8 +93,8 @@ class Crowd:
 
 def _post(body: dict[str, object]) -> bytes:
     data = json.dumps(body).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(data)
-    return head + data
+    headers = {"Host": "localhost", "Content-Type": JSON_TYPE}
+    return raw_request("POST", "/v1/completions", headers, data)
 
 
 async def _exchange(link: Link, request: bytes) -> int:

@@ -20,6 +20,7 @@ _VERSIONS = (b"HTTP/1.1", b"HTTP/1.0", b"HTTP/2.0", b"HTTP/9", b"HTTP", b"", b"H
 _LENGTHS = (b"0", b"5", b"-1", b"+5", b"5, 6", b"0x5", b"99999999999999999999", b"", b"5\x00", b" ")
 _NAMES = (b"Host", b"X-A", b"Expect", b"Upgrade", b"Connection", b"Content-Encoding", b"a b", b"")
 _VALUES = (b"x", b"100-continue", b"websocket", b"close", b"gzip", b"\xff\x00", b"\r", b"x" * 300)
+_HEADERS = (b"Host: localhost", b"Content-Type: application/json")
 _BODY = b'{"prompt": "x", "max_tokens": 1}'
 
 
@@ -37,7 +38,7 @@ def connection(rng: random.Random) -> Pieces:
 
 def _request(rng: random.Random, *headers: bytes, body: bytes = b"") -> bytes:
     line = b" ".join((rng.choice(_METHODS[:2]), rng.choice(_PATHS[:5]), b"HTTP/1.1"))
-    return b"\r\n".join((line, b"Host: x", *headers, b"", b"")) + body
+    return b"\r\n".join((line, *_HEADERS, *headers, b"", b"")) + body
 
 
 def _broken_line(rng: random.Random) -> bytes:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-END_S = 120.0
+END_S = 60.0
 JSON_TYPE = "application/json"
 
 
@@ -50,7 +50,7 @@ async def exchange(port: int, data: bytes, then: bytes = b"") -> Told:
             writer.close()
 
 
-def request(
+def raw_request(
     method: str, path: str, headers: Mapping[str, str], body: bytes = b"", *, length: bool = True
 ) -> bytes:
     """The bytes of a request with these headers, and Content-Length where it has a body."""
@@ -68,7 +68,8 @@ async def _answer(reader: asyncio.StreamReader) -> Told:
         name, _, told = line.partition(":")
         known = headers.get(name.lower())
         headers[name.lower()] = told.strip() if known is None else f"{known}, {told.strip()}"
-    return Told(int(first.split(" ")[1]), headers, await _body(reader, headers))
+    status = int(first.split(" ")[1])
+    return Told(status, headers, b"" if status == 204 else await _body(reader, headers))
 
 
 async def _body(reader: asyncio.StreamReader, headers: Mapping[str, str]) -> bytes:

@@ -1,0 +1,50 @@
+"""A node on a loopback address answers no page in a browser whose name was made to lead to it."""
+
+from __future__ import annotations
+
+import pytest
+from aiohttp import web
+
+from baton_node.server import NodeServer
+from baton_node.settings import NodeSettings
+from baton_protocol.ids import Epoch
+from baton_text.artifacts import byte_artifacts, digest
+from tests.support.raw_http import exchange, raw_request
+
+ARTIFACTS = byte_artifacts()
+PATHS = (
+    "/health",
+    "/ready",
+    "/metrics",
+    "/link",
+    f"/artifacts/{digest(next(iter(ARTIFACTS.values())))}",
+)
+
+
+async def ask(settings: NodeSettings, path: str, host: str) -> int:
+    """The status; the server listens on 127.0.0.1, whatever the settings say."""
+    runner = NodeServer(settings, Epoch("e"), ARTIFACTS).runner()
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        port = runner.addresses[0][1]
+        return (await exchange(port, raw_request("GET", path, {"Host": host}))).status
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("host", ["evil.example:9000", "evil.example", "0.0.0.0:9000"])
+async def test_a_foreign_name_is_refused_on_a_loopback_address(path: str, host: str) -> None:
+    assert await ask(NodeSettings(node="n", role="decode"), path, host) == 403
+
+
+@pytest.mark.parametrize("host", ["localhost:9000", "127.0.0.1:9000", "[::1]", "tunnel:9000"])
+async def test_the_machine_s_names_and_the_node_s_own_address_are_answered(host: str) -> None:
+    settings = NodeSettings(node="n", role="decode", address="http://tunnel:7000")
+    assert await ask(settings, "/health", host) == 200
+
+
+async def test_elsewhere_a_node_is_reached_by_any_name() -> None:
+    settings = NodeSettings(node="n", role="decode", host="0.0.0.0")
+    assert await ask(settings, "/health", "pod.models.svc:9000") == 200

@@ -1,0 +1,417 @@
+"""Pages of other sites, in a browser on a machine that reaches the router, may change nothing and
+read nothing. Each request is written as a browser writes it, header by header, on a real socket."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from baton_protocol.errors import InvalidRequest
+from baton_protocol.hosts import Hosts
+from baton_protocol.link import DrainNode, RunJob
+from baton_router.pages import is_own
+from baton_router.settings import RouterSettings
+from tests.support.fake_node import FakeNode
+from tests.support.raw_http import JSON_TYPE, Told, exchange, raw_request
+
+EVIL = "http://evil.example"
+CHAT_PAGE = "https://chat.example"
+DRAIN, COMPLETIONS, CHAT = "/nodes/decode-0/drain", "/v1/completions", "/v1/chat/completions"
+BODY = {"prompt": "x", "max_tokens": 2}
+MESSAGES = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
+BODIES: dict[str, Any] = {DRAIN: {}, COMPLETIONS: BODY, CHAT: MESSAGES}
+CHANGING = (DRAIN, "/nodes/decode-0/resume", COMPLETIONS, CHAT, "/v1/anything")
+READ = ("/v1/models", "/pool", "/metrics", "/ready", "/requests/ab", "/openapi.json")
+# What fetch() or a form sends anywhere without asking first, and what an HTML form cannot name.
+UNASKED = (
+    "text/plain",
+    "text/plain;charset=UTF-8",
+    "application/x-www-form-urlencoded",
+    "multipart/form-data; boundary=b",
+)
+# What the openai client for browsers asks to send.
+ASKED = "authorization,content-type,x-api-key,anthropic-version,x-stainless-arch,x-stainless-os"
+
+
+async def send(
+    client: Any, method: str, path: str, headers: dict[str, str], body: Any = None
+) -> Told:
+    """With the router's own `Host`, unless the headers have one; None is no body at all."""
+    port = client.router.port
+    told = {"Host": f"127.0.0.1:{port}", **headers}
+    if body is None:
+        return await exchange(port, raw_request(method, path, told, length=method == "POST"))
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return await exchange(port, raw_request(method, path, told, data, length=bool(data)))
+
+
+def untouched(node: FakeNode) -> bool:
+    return not node.got_of(RunJob) and not node.got_of(DrainNode)
+
+
+# --- another origin ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", CHANGING)
+@pytest.mark.parametrize("origin", [EVIL, "null", "http://127.0.0.1:1"])
+async def test_a_foreign_page_s_requests_are_refused_whatever_they_ask(
+    running: Any, decode: FakeNode, path: str, origin: str
+) -> None:
+    async with running(decode) as client:
+        told = await send(client, "POST", path, {"Origin": origin, "Content-Type": JSON_TYPE}, BODY)
+        assert (told.status, told.code) == (403, "foreign_origin")
+        assert "access-control-allow-origin" not in told.headers
+        assert decode.got == []
+
+
+async def test_a_page_of_the_router_s_own_origin_is_served(running: Any, decode: FakeNode) -> None:
+    async with running(decode) as client:
+        own = {"Origin": client.url, "Content-Type": JSON_TYPE}
+        assert (await send(client, "POST", COMPLETIONS, own, BODY)).status == 200
+        assert (await send(client, "POST", DRAIN, own, {})).status == 200
+
+
+@pytest.mark.parametrize("path", READ)
+async def test_what_only_reads_is_shown_to_no_foreign_page(
+    running: Any, decode: FakeNode, path: str
+) -> None:
+    """The answer comes, since it changes nothing, and the browser keeps it from the page."""
+    async with running(decode) as client:
+        told = await send(client, "GET", path, {"Origin": EVIL})
+        assert told.status in (200, 404)
+        assert not [name for name in told.headers if name.startswith("access-control-")]
+
+
+@pytest.mark.parametrize("path", [DRAIN, CHAT, "/pool"])
+@pytest.mark.parametrize("origin", [EVIL, "null"])
+async def test_a_foreign_page_s_preflight_is_refused(
+    running: Any, decode: FakeNode, path: str, origin: str
+) -> None:
+    async with running(decode) as client:
+        asks = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+        told = await send(client, "OPTIONS", path, asks)
+        assert (told.status, told.code) == (403, "foreign_origin")
+        assert not [name for name in told.headers if name.startswith("access-control-")]
+
+
+# --- a body that needs no preflight -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", [DRAIN, "/nodes/decode-0/resume", COMPLETIONS, CHAT])
+@pytest.mark.parametrize("kind", [*UNASKED, "application/vnd.api+json", "json", ""])
+async def test_a_body_of_another_type_than_json_is_refused_unread(
+    running: Any, decode: FakeNode, path: str, kind: str
+) -> None:
+    """Also without an `Origin`, which old browsers leave out. The body is not sent: who waits for
+    it would not answer."""
+    head = {"Content-Type": kind, "Content-Length": "1000"}
+    async with running(decode, body_timeout_s=600.0) as client:
+        told = await send(client, "POST", path, head, b"")
+        assert (told.status, told.code) == (400, "unsupported_content_type")
+        assert repr(kind) in told.json()["error"]["message"]
+        assert untouched(decode)
+
+
+@pytest.mark.parametrize("kind", UNASKED)
+async def test_a_form_without_fields_changes_nothing_either(
+    running: Any, decode: FakeNode, kind: str
+) -> None:
+    async with running(decode) as client:
+        told = await send(client, "POST", DRAIN, {"Content-Type": kind})
+        assert (told.status, told.code) == (400, "unsupported_content_type")
+        assert untouched(decode)
+
+
+@pytest.mark.parametrize("head", [{}, {"Transfer-Encoding": "chunked"}], ids=["sized", "chunked"])
+async def test_a_body_without_a_type_is_refused(
+    running: Any, decode: FakeNode, head: dict[str, str]
+) -> None:
+    """fetch() sends a Blob without a type so, and asks nobody."""
+    async with running(decode) as client:
+        data = json.dumps(BODY).encode()
+        if head:
+            told = await send(client, "POST", COMPLETIONS, {**head, "Host": "localhost"}, b"")
+        else:
+            told = await send(client, "POST", COMPLETIONS, {}, data)
+        assert (told.status, told.code) == (400, "unsupported_content_type")
+        assert "Content-Type: application/json" in told.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "kind", [JSON_TYPE, "application/json; charset=utf-8", "Application/JSON ;charset=UTF-8"]
+)
+async def test_json_is_taken_with_parameters_and_in_any_case(
+    running: Any, decode: FakeNode, kind: str
+) -> None:
+    async with running(decode) as client:
+        for path, body in ((COMPLETIONS, BODY), (DRAIN, {})):
+            assert (await send(client, "POST", path, {"Content-Type": kind}, body)).status == 200
+
+
+async def test_what_has_no_body_needs_no_type(running: Any, decode: FakeNode) -> None:
+    async with running(decode) as client:
+        assert (await send(client, "POST", DRAIN, {})).status == 200
+        assert (await send(client, "POST", "/nodes/decode-0/resume", {})).status == 200
+
+
+async def test_a_route_that_there_is_not_is_told_before_the_type(
+    running: Any, decode: FakeNode
+) -> None:
+    async with running(decode) as client:
+        told = await send(client, "POST", "/v1/edits", {"Content-Type": "text/plain"}, b"x")
+        assert (told.status, told.code) == (404, "not_found")
+
+
+# --- a name that leads here ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("host", ["evil.example:{port}", "evil.example", "localhost.evil.example"])
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", "/v1/models"), ("GET", "/pool"), ("POST", COMPLETIONS), ("POST", DRAIN)],
+)
+async def test_a_rebound_name_is_refused_though_it_is_the_page_s_own(
+    running: Any, decode: FakeNode, host: str, method: str, path: str
+) -> None:
+    async with running(decode) as client:
+        name = host.format(port=client.router.port)
+        headers = {"Host": name, "Origin": f"http://{name}", "Content-Type": JSON_TYPE}
+        body = BODIES.get(path)
+        told = await send(client, method, path, headers, body)
+        assert (told.status, told.code) == (403, "foreign_host")
+        assert "--allowed-hosts" in told.json()["error"]["message"]
+        assert untouched(decode)
+
+
+async def test_keys_do_not_open_a_rebound_name(
+    running: Any, decode: FakeNode, tmp_path: Any
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("acme key-of-acme\n")
+    async with running(decode, api_keys=str(keys)) as client:
+        for key in ({}, {"Authorization": "Bearer key-of-acme"}):
+            told = await send(client, "GET", "/v1/models", {"Host": "evil.example", **key})
+            assert (told.status, told.code) == (403, "foreign_host")
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "LOCALHOST:8000", "127.0.0.1", "127.0.0.1:1", "[::1]", "[::1]:8000"]
+)
+async def test_the_names_of_this_machine_are_its_own(
+    running: Any, decode: FakeNode, host: str
+) -> None:
+    async with running(decode) as client:
+        assert (await send(client, "GET", "/v1/models", {"Host": host})).status == 200
+
+
+async def test_a_client_that_says_no_host_is_no_browser(running: Any, decode: FakeNode) -> None:
+    async with running(decode) as client:
+        told = await exchange(client.router.port, b"GET /health HTTP/1.0\r\n\r\n")
+        assert told.status == 200
+
+
+async def test_an_allowed_host_is_answered_beside_those_of_this_machine(
+    running: Any, decode: FakeNode
+) -> None:
+    async with running(decode, allowed_hosts=("llm.example", "other.example:8443")) as client:
+        for host, status in {
+            "llm.example": 200,
+            "llm.example:9": 200,
+            "other.example:8443": 200,
+            "other.example": 403,
+            "localhost": 200,
+            "evil.example": 403,
+        }.items():
+            assert (await send(client, "GET", "/health", {"Host": host})).status == status, host
+
+
+@pytest.mark.parametrize(
+    ("listens", "allowed", "host", "allows"),
+    [
+        ("0.0.0.0", (), "pool.models.svc:8000", True),
+        ("", (), "pool.models.svc:8000", True),
+        ("10.0.0.7", (), "anything.example", True),
+        ("0.0.0.0", ("pool",), "pool:8000", True),
+        ("0.0.0.0", ("pool",), "evil.example", False),
+        # Probes, scrapes and the operator say a pod's address.
+        ("0.0.0.0", ("pool",), "10.1.2.3:8000", True),
+        ("::", ("pool",), "[fd00::7]:8000", True),
+        ("127.0.0.1", (), "10.1.2.3:8000", False),
+        ("127.0.0.1", (), "0.0.0.0:8000", False),
+        ("127.0.0.1", ("*",), "evil.example", True),
+        ("127.0.0.5", (), "127.0.0.5:8000", True),
+        ("::1", (), "[::1]:8000", True),
+        ("localhost", (), "localhost.:8000", False),
+        ("127.0.0.1", (), "127.0.0.1.evil.example", False),
+        ("127.0.0.1", (), "localhost:8000:8000", False),
+        ("127.0.0.1", (), "user@localhost", False),
+        ("127.0.0.1", (), "[::1].evil.example", False),
+    ],
+)
+def test_a_server_answers_to_these_hosts(
+    listens: str, allowed: tuple[str, ...], host: str, allows: bool
+) -> None:
+    assert Hosts(listens, allowed).allows(host) is allows
+
+
+# --- origins that are allowed -------------------------------------------------------------------
+
+
+async def test_a_preflight_of_an_allowed_page_is_told_what_it_may_send(
+    running: Any, decode: FakeNode
+) -> None:
+    asks = {
+        "Origin": CHAT_PAGE,
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": ASKED,
+    }
+    async with running(decode, cors_origins=("https://CHAT.example:443/",)) as client:
+        told = await send(client, "OPTIONS", CHAT, asks)
+        assert (told.status, told.body) == (204, b"")
+        assert told.headers["access-control-allow-origin"] == CHAT_PAGE
+        assert told.headers["access-control-allow-methods"] == "POST"
+        assert told.headers["access-control-allow-headers"] == ASKED
+        assert int(told.headers["access-control-max-age"]) > 0
+        assert "Origin" in told.headers["vary"].split(", ")
+        assert "access-control-allow-credentials" not in told.headers
+        assert told.headers["x-request-id"]
+        assert "access-control-allow-private-network" not in told.headers
+        more = {"Access-Control-Request-Private-Network": "true"}
+        told = await send(client, "OPTIONS", CHAT, {**asks, **more})
+        assert told.headers["access-control-allow-private-network"] == "true"
+        page = await client.text("/metrics")
+    assert "baton_router_requests_total{" not in page  # it asked for no generation
+    assert untouched(decode)
+
+
+async def test_a_preflight_s_names_are_not_repeated_where_they_are_none(
+    running: Any, decode: FakeNode
+) -> None:
+    asks = {
+        "Origin": CHAT_PAGE,
+        "Access-Control-Request-Method": "POST /",
+        "Access-Control-Request-Headers": "caf\u00e9, a:b",
+    }
+    async with running(decode, cors_origins=(CHAT_PAGE,)) as client:
+        told = await send(client, "OPTIONS", CHAT, asks)
+    assert told.status == 204
+    assert "access-control-allow-methods" not in told.headers
+    assert "access-control-allow-headers" not in told.headers
+
+
+async def test_preflights_ask_for_no_key_and_errors_can_be_read(
+    running: Any, decode: FakeNode, tmp_path: Any
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("acme key-of-acme\n")
+    page = {"Origin": CHAT_PAGE, "Content-Type": JSON_TYPE}
+    key = {"Authorization": "Bearer key-of-acme"}
+    settings = {"api_keys": str(keys), "cors_origins": (CHAT_PAGE,), "max_body_bytes": 1000}
+    async with running(decode, **settings) as client:
+        asks = {"Origin": CHAT_PAGE, "Access-Control-Request-Method": "POST"}
+        assert (await send(client, "OPTIONS", CHAT, asks)).status == 204
+        for status, method, path, headers, body in (
+            (401, "POST", CHAT, page, MESSAGES),
+            (400, "POST", CHAT, page | key, b"{"),
+            (400, "POST", CHAT, page | key | {"Content-Type": "text/plain"}, b"x"),
+            (413, "POST", CHAT, page | key, b"x" * 2000),
+            (404, "GET", "/v1/nothing", page | key, None),
+            (405, "GET", CHAT, page | key, None),
+        ):
+            told = await send(client, method, path, headers, body)
+            assert told.status == status
+            assert told.headers["access-control-allow-origin"] == CHAT_PAGE
+            assert told.headers["vary"] == "Origin"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_answers_and_streams_can_be_read_by_an_allowed_page_and_no_other(
+    running: Any, decode: FakeNode, stream: bool
+) -> None:
+    body = {**BODY, "stream": stream}
+    page = {"Origin": CHAT_PAGE, "Content-Type": JSON_TYPE}
+    async with running(decode, cors_origins=(CHAT_PAGE, "http://localhost:3000")) as client:
+        told = await send(client, "POST", COMPLETIONS, page, body)
+        assert told.status == 200
+        assert told.headers["access-control-allow-origin"] == CHAT_PAGE
+        shown = told.headers["access-control-expose-headers"].split(", ")
+        assert {"x-request-id", "x-baton-placement", "retry-after"} <= set(shown)
+        assert set(shown) - {"retry-after"} <= told.headers.keys()
+        for other in (EVIL, "null", "https://chat.example.evil", "http://chat.example"):
+            told = await send(client, "POST", COMPLETIONS, {**page, "Origin": other}, body)
+            assert (told.status, told.code) == (403, "foreign_origin")
+            assert "access-control-allow-origin" not in told.headers
+        told = await send(client, "GET", "/v1/models", {"Origin": EVIL})
+        assert "access-control-allow-origin" not in told.headers
+        # A cache must not show one page what another was told.
+        assert (await send(client, "GET", "/v1/models", {})).headers["vary"] == "Origin"
+
+
+@pytest.mark.parametrize("origin", [EVIL, "null"])
+async def test_every_page_may_where_every_origin_is_allowed(
+    running: Any, decode: FakeNode, origin: str
+) -> None:
+    async with running(decode, cors_origins=("*",)) as client:
+        page = {"Origin": origin, "Content-Type": JSON_TYPE}
+        told = await send(client, "POST", COMPLETIONS, page, BODY)
+        assert (told.status, told.headers["access-control-allow-origin"]) == (200, "*")
+        assert "access-control-allow-credentials" not in told.headers
+        told = await send(client, "POST", COMPLETIONS, page | {"Content-Type": "text/plain"}, BODY)
+        assert told.code == "unsupported_content_type"
+        # Which pages may use it is one thing, under which names it is reached another.
+        told = await send(client, "POST", COMPLETIONS, {**page, "Host": "evil.example"}, BODY)
+        assert told.code == "foreign_host"
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("cors_origins", "chat.example"),
+        ("cors_origins", "https://chat.example/page"),
+        ("cors_origins", "null"),
+        ("cors_origins", "https://*.example"),
+        ("cors_origins", ""),
+        ("allowed_hosts", "http://llm.example"),
+        ("allowed_hosts", "llm.example/x"),
+        ("allowed_hosts", "*.example"),
+        ("allowed_hosts", "llm.example:port"),
+        ("allowed_hosts", ""),
+    ],
+)
+def test_settings_that_name_no_host_or_origin_are_refused(setting: str, value: str) -> None:
+    settings = RouterSettings(nodes=("http://n",), **{setting: (value,)})  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest) as caught:
+        settings.check()
+    assert caught.value.param == setting
+    assert repr(value) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("origin", "host", "own"),
+    [
+        ("http://pool.example", "pool.example", True),
+        ("http://pool.example", "pool.example:80", True),
+        ("https://pool.example", "pool.example:443", True),
+        ("https://pool.example", "pool.example", True),
+        ("http://POOL.example:8000", "pool.EXAMPLE:8000", True),
+        ("http://[::1]:8000", "[::1]:8000", True),
+        ("https://pool.example", "pool.example:80", False),
+        ("http://pool.example", "pool.example:8000", False),
+        ("http://pool.example:8000", "pool.example", False),
+        ("http://pool.example.evil", "pool.example", False),
+        ("http://user@pool.example", "pool.example", True),
+        ("null", "pool.example", False),
+        ("", "", False),
+        ("http://", "", False),
+        ("file://", "", False),
+        ("app://pool.example", "pool.example", False),
+        ("http://pool.example:x", "pool.example", False),
+        ("http://[::1", "[::1", False),
+    ],
+)
+def test_an_origin_is_own_where_it_names_the_host_and_port_that_were_asked(
+    origin: str, host: str, own: bool
+) -> None:
+    assert is_own(origin, host) is own
