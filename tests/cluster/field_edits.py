@@ -242,12 +242,12 @@ EDITS = (
     *(
         Edit(
             f"kvStore.managed.{name}.{kind}",
-            {"kvStore": {"managed": {name: {kind: {"cpu": "123m"}}}}},
+            {"kvStore": {"managed": {name: {kind: {"cpu": cpu}}}}},
             (where,),
-            '"cpu": "123m"',
+            f'"cpu": "{cpu}"',
         )
         for name, where in (("indexResources", INDEX), ("dataResources", DATA))
-        for kind in ("requests", "limits")
+        for kind, cpu in (("requests", "123m"), ("limits", "777m"))
     ),
     Edit(
         "kvStore.managed.podTemplate",
