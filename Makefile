@@ -62,7 +62,7 @@ test: $(INSTALLED) cluster-tools lint-tools ## every test but the long ones
 	$(BIN)/pytest -n 2 --dist loadfile -m "not long" $(ARGS)
 
 .PHONY: cluster-tools
-cluster-tools: $(INSTALLED) ## what the tests' own Kubernetes is made of; 10 minutes, once
+cluster-tools: $(INSTALLED) ## the tests' own Kubernetes, checkers of manifests; 15 minutes, once
 	@$(BIN)/python -m tests.cluster.machine.prepare
 
 .PHONY: lint-tools

@@ -1,6 +1,7 @@
 """`make cluster-tools`: everything of the test cluster that takes long, once, with a word on each.
 
-In: Go modules, Debian's and Python's packages. Out: the programs and images in the user's cache.
+In: Go modules, Debian's and Python's packages. Out: the programs, the checkers of manifests and the
+images in the user's cache.
 Where Go, apt or the rights are missing it says so and ends well: the tests that need them
 skip.
 """
@@ -8,6 +9,7 @@ skip.
 from __future__ import annotations
 
 from tests.cluster.machine.builds import build_small
+from tests.cluster.machine.checkers import build_checkers
 from tests.cluster.machine.disk import node_disk
 from tests.cluster.machine.packages import install_needed
 from tests.cluster.machine.programs import build_programs, say
@@ -18,6 +20,7 @@ def main() -> None:
     if not _present("control_plane"):
         return
     programs = build_programs(say)
+    build_checkers(say)
     if _present("cluster"):
         install_needed(say)
         node_disk(programs, build_small(say), say)

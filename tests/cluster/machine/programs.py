@@ -31,34 +31,35 @@ REPORT_EVERY_S = 15.0
 
 def built_programs() -> Path | None:
     """Their folder, if they have been built."""
-    folder = cache_folder() / f"{_KIND}-{_digest()}"
+    folder = cache_folder() / f"{_KIND}-{module_digest(SOURCE)}"
     return folder if is_made(folder) else None
 
 
 def build_programs(progress: Progress) -> Path:
     """Their folder, after the build if need be."""
-    return made_once(_KIND, _digest(), lambda folder: _build(folder, progress))
+    return made_once(_KIND, module_digest(SOURCE), lambda folder: _build(folder, progress))
 
 
-def _digest() -> str:
+def module_digest(source: Path) -> str:
+    """Of a Go module's files and the compiler; of several modules, in a folder around them."""
     digest = hashlib.sha256()
-    for path in sorted(SOURCE.rglob("*")):
+    for path in sorted(source.rglob("*")):
         if path.suffix in {".go", ".mod", ".sum"}:
-            digest.update(path.relative_to(SOURCE).as_posix().encode() + b"\0" + path.read_bytes())
+            digest.update(path.relative_to(source).as_posix().encode() + b"\0" + path.read_bytes())
     version = ["go", "env", "GOVERSION", "GOARCH"]
-    digest.update(subprocess.run(version, cwd=SOURCE, check=True, capture_output=True).stdout)
+    digest.update(subprocess.run(version, cwd=source, check=True, capture_output=True).stdout)
     return digest.hexdigest()[:16]
 
 
 def _build(folder: Path, progress: Progress) -> None:
     version, flags = _version_flags()
     progress(f"fetching the Go modules of Kubernetes {version} (0.6 GB)")
-    _run_go(["mod", "download"], progress)
-    total = len(_run_go(["list", "-deps", ".", "./pause"], progress))
+    run_go(SOURCE, ["mod", "download"], progress)
+    total = len(run_go(SOURCE, ["list", "-deps", ".", "./pause"], progress))
     build = ["build", "-v", "-trimpath", "-buildvcs=false", "-ldflags", f"-s -w {flags}"]
     progress(f"building Kubernetes {version}, {total} packages: 5 to 8 minutes, once")
-    _run_go([*build, "-o", str(folder / "kube"), "."], progress, total)
-    _run_go([*build, "-o", str(folder / "pause"), "./pause"], progress)
+    run_go(SOURCE, [*build, "-o", str(folder / "kube"), "."], progress, total)
+    run_go(SOURCE, [*build, "-o", str(folder / "pause"), "./pause"], progress)
     for name in NAMES:
         (folder / name).symlink_to("kube")
     progress(f"built {folder}")
@@ -79,14 +80,17 @@ def _version_flags() -> tuple[str, str]:
     return found[1], " ".join(flags)
 
 
-def _run_go(words: list[str], progress: Progress, total: int = 0) -> list[str]:
-    """The lines that go printed; those of a build (-v) are the packages that it has compiled."""
+def run_go(
+    source: Path, words: list[str], progress: Progress, total: int = 0, *, experiment: str = ""
+) -> list[str]:
+    """The lines that go printed in the module `source`; those of a build (-v) are the packages that
+    it has compiled, of `total`. `experiment` is one of Go's (GOEXPERIMENT)."""
     started = said = time.monotonic()
     lines = []
     with subprocess.Popen(
         ["go", *words],
-        cwd=SOURCE,
-        env={**os.environ, "CGO_ENABLED": "0"},
+        cwd=source,
+        env={**os.environ, "CGO_ENABLED": "0", "GOEXPERIMENT": experiment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

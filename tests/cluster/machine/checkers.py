@@ -1,0 +1,118 @@
+"""Checkers of manifests that nobody here wrote: kube-score, trivy and checkov, in pinned versions.
+
+In: the folder beside this package: a Go module each of kube-score and of trivy's scanners, and
+checkov's packages. Out: a folder with these programs, made once and then found in the user's cache;
+what each finds in a folder of NAME.yaml and NAME.Dockerfile. `make cluster-tools` makes them (3 to
+5 minutes on two cores, 0.4 GB); the tests only look.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+import venv
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.cluster.machine.cache import Progress, cache_folder, is_made, made_once
+from tests.cluster.machine.programs import module_digest, run_go
+
+SOURCE = Path(__file__).parents[1] / "checkers"
+_PACKAGES = SOURCE / "checkov.txt"
+_KIND = "checkers"
+_TIMEOUT_S = 300.0
+# The oldest that the chart takes.
+_KUBERNETES = "v1.30"
+_GRADE_OK = 10
+
+
+class Finding(NamedTuple):
+    """A check that failed for a file of the folder, which is named without its suffix."""
+
+    check: str
+    file: str
+    text: str
+
+
+def built_checkers() -> Path | None:
+    """Their folder, if they have been built."""
+    folder = cache_folder() / f"{_KIND}-{_digest()}"
+    return folder if is_made(folder) else None
+
+
+def build_checkers(progress: Progress) -> Path:
+    """Their folder, after the build if need be."""
+    return made_once(_KIND, _digest(), lambda folder: _build(folder, progress))
+
+
+def _digest() -> str:
+    words = f"{module_digest(SOURCE)} {sys.version_info[:2]} {_PACKAGES.read_text()}"
+    return hashlib.sha256(words.encode()).hexdigest()[:16]
+
+
+def _build(folder: Path, progress: Progress) -> None:
+    progress("building kube-score, once")
+    _build_go(folder, "kube-score", "github.com/zegl/kube-score/cmd/kube-score", progress)
+    progress("building trivy's scanners, once")
+    _build_go(folder, "trivy", ".", progress)
+    progress("installing checkov, once")
+    venv.create(folder / "checkov", with_pip=True)
+    python = str(folder / "checkov" / "bin" / "python")
+    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "-r", str(_PACKAGES)], check=True)
+    progress(f"built {folder}")
+
+
+def _build_go(folder: Path, name: str, package: str, progress: Progress) -> None:
+    module = SOURCE / name
+    json_v2 = "jsonv2"  # trivy imports encoding/json/v2
+    total = len(run_go(module, ["list", "-deps", package], progress, experiment=json_v2))
+    flags = ["-v", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o", str(folder / name)]
+    run_go(module, ["build", *flags, package], progress, total, experiment=json_v2)
+
+
+def kube_score(checkers: Path, folder: Path) -> list[Finding]:
+    """Its checks are of several things at once, so its comment belongs to the check's name."""
+    files = sorted(str(path) for path in folder.rglob("*.yaml"))
+    flags = ["--output-format=json", f"--kubernetes-version={_KUBERNETES}"]
+    found = _told([str(checkers / "kube-score"), "score", *flags, *files], {0, 1})
+    return [
+        Finding(f"{one['check']['id']}: {comment['summary']}", _name(folder, file), "")
+        for file, one in ((each["file_name"], one) for each in found for one in each["checks"])
+        if not one["skipped"] and one["grade"] < _GRADE_OK
+        for comment in one["comments"]
+    ]
+
+
+def trivy(checkers: Path, folder: Path) -> list[Finding]:
+    found = _told([str(checkers / "trivy"), str(folder)], {0})
+    return [
+        Finding(one["check"], _name(folder, folder / one["file"]), one["message"]) for one in found
+    ]
+
+
+def checkov(checkers: Path, folder: Path) -> list[Finding]:
+    python = str(checkers / "checkov" / "bin" / "python")
+    flags = ["--framework=kubernetes", "--framework=dockerfile", "--skip-download", "--output=json"]
+    words = [python, "-m", "checkov.main", f"--directory={folder}", *flags, "--compact", "--quiet"]
+    found, told = [], _told(words, {0, 1})
+    # A list of reports, unless there is but one.
+    for report in told if isinstance(told, list) else [told]:
+        assert not report["summary"]["parsing_errors"]
+        for one in report["results"]["failed_checks"]:
+            name = _name(folder, one["file_abs_path"])
+            found.append(Finding(one["check_id"], name, one["check_name"]))
+    return found
+
+
+def _name(folder: Path, file: str | Path) -> str:
+    return Path(file).relative_to(folder).with_suffix("").as_posix()
+
+
+def _told(words: list[str], codes: set[int]) -> Any:
+    """The JSON that a checker prints; 1 is how some say that they found something."""
+    done = subprocess.run(words, capture_output=True, text=True, timeout=_TIMEOUT_S)
+    assert done.returncode in codes, f"{words}: {done.returncode}\n{done.stdout}{done.stderr}"
+    return json.loads(done.stdout)

@@ -1,0 +1,261 @@
+"""What kube-score, trivy and checkov find in what we ship is listed here, with why it stays."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+import yaml
+
+from baton_operator.builders import build_pool
+from baton_operator.pool import read_pool
+from tests.cluster.machine.checkers import Finding, built_checkers, checkov, kube_score, trivy
+from tests.cluster.machine.client import Kubernetes
+from tests.support.chart import MONITORING, SPREAD, Manifest, manifests, set_words
+from tests.support.documents import POOLS, ROOT
+from tests.support.manifests import CREDENTIALS, INSTALLATION
+from tests.support.needs import needs
+
+CHECKERS = {"kube-score": kube_score, "trivy": trivy, "checkov": checkov}
+# The chart with the values of each row: with none, and with all that adds objects or fields.
+CHARTS: dict[str, dict[str, Any]] = {
+    "chart": {},
+    "chart-full": {
+        "operator.replicas": 2,
+        "operator.priorityClassName": "system-cluster-critical",
+        "operator.topologySpreadConstraints": [SPREAD],
+        "operator.serviceAccountAnnotations": {"cloud.example/role": "a"},
+        "networkPolicy.monitoring": [MONITORING],
+        "serviceMonitor.enabled": True,
+        "serviceMonitor.authorization.secretName": "admins",
+        "dashboards.enabled": True,
+        "samplePool.enabled": True,
+    },
+    "chart-namespaces": {"watchNamespaces": ["blue"]},
+}
+# A manifest that is bad, and what every checker has to say of it.
+BAD_FILE = "bad/Pod-bad"
+BAD_CHECKS = {
+    "kube-score": {"container-security-context-privileged: The container is privileged"},
+    "trivy": {"KSV-0017"},
+    "checkov": {"CKV_K8S_16"},
+}
+BAD = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {"name": "bad", "namespace": "bad"},
+    "spec": {
+        "hostNetwork": True,
+        "containers": [
+            {"name": "bad", "image": "bad:latest", "securityContext": {"privileged": True}}
+        ],
+    },
+}
+
+
+class Accepted(NamedTuple):
+    """Findings that stay, by shell patterns of their checks and files."""
+
+    reason: str
+    files: tuple[str, ...]
+    checks: dict[str, tuple[str, ...]]
+
+
+OPERATOR = ("chart*/Deployment-baton-operator",)
+ONE_OPERATOR = ("chart/Deployment-baton-operator", "chart-namespaces/Deployment-baton-operator")
+REDIS = ("*/Deployment-*-kv-index", "*/Deployment-*-kv-data-?")
+NODES = ("*/Deployment-*-prefill-*", "*/Deployment-*-decode-*")
+ROUTERS = ("*/Deployment-*-router",)
+PODS = (*OPERATOR, *REDIS, *NODES, *ROUTERS)
+IMAGES = ("operator", "router", "node")
+ACCEPTED = (
+    Accepted(
+        "A CPU limit stops a container that is over it although nobody else wants the CPU, and so "
+        "streams stutter. Requests share a full machine fairly.",
+        PODS,
+        {
+            "kube-score": ("container-resources: CPU limit is not set",),
+            "trivy": ("KSV-0011",),
+            "checkov": ("CKV_K8S_11",),
+        },
+    ),
+    Accepted(
+        "A router that is killed for its memory breaks its clients' streams. What a node takes is "
+        "its model's business, which a pool's `resources` say; a simulated one takes little.",
+        (*ROUTERS, "hello/Deployment-hello-prefill-*", "hello/Deployment-hello-decode-*"),
+        {
+            "kube-score": ("container-resources: Memory limit is not set",),
+            "trivy": ("KSV-0018",),
+            "checkov": ("CKV_K8S_13",),
+        },
+    ),
+    Accepted(
+        "Tags are versions, which nobody pushes twice. With Always no pod starts while the "
+        "registry is away. The value images.pullPolicy says otherwise.",
+        PODS,
+        {
+            "kube-score": ("container-image-pull-policy: ImagePullPolicy is not set to Always",),
+            "checkov": ("CKV_K8S_15",),
+        },
+    ),
+    Accepted(
+        "Users build the images and name their registry; a name with a digest is taken as it is.",
+        PODS,
+        {"trivy": ("KSV-0125",), "checkov": ("CKV_K8S_43",)},
+    ),
+    Accepted(
+        "The image says 65532. OpenShift gives each namespace users of its own and refuses others, "
+        "and runAsNonRoot keeps root out everywhere.",
+        OPERATOR,
+        {
+            "kube-score": ("container-security-context-user-group-id: *low * ID",),
+            "trivy": ("KSV-0020", "KSV-0021"),
+            "checkov": ("CKV_K8S_40",),
+        },
+    ),
+    Accepted(
+        "The operator works through the API server. Its account is its own, and a pod that only "
+        "names the account gets no token.",
+        OPERATOR,
+        {"checkov": ("CKV_K8S_38",)},
+    ),
+    Accepted(
+        "A pool is made of these objects. docs/security.md says what each right is for, and what "
+        "all of them amount to.",
+        ("chart*/ClusterRole-baton-operator", "chart*/Role-baton-operator"),
+        {"trivy": ("KSV-0041", "KSV-0048", "KSV-0056", "KSV-0113")},
+    ),
+    Accepted(
+        "The operator answers nobody's requests, and Redis listens once it can answer all: neither "
+        "is ever alive and not ready. A startup probe gives them five minutes.",
+        (*OPERATOR, *REDIS),
+        {"kube-score": ("pod-probes-identical: *",)},
+    ),
+    Accepted(
+        "Pools serve without an operator, and operator.replicas is there for more.",
+        ONE_OPERATOR,
+        {"kube-score": ("deployment-replicas: *",)},
+    ),
+    Accepted(
+        "A pool's router.replicas is 1 unless it says more: the smallest pool fits on a laptop.",
+        ROUTERS,
+        {"kube-score": ("deployment-replicas: *",)},
+    ),
+    Accepted(
+        "Redis is a cache here, and each server the only one of its name: another would hold other "
+        "chunks. Where one is lost, pools compute again what it held.",
+        REDIS,
+        {"kube-score": ("deployment-replicas: *", "deployment-strategy: *")},
+    ),
+    Accepted(
+        "A single operator holds no lease, so it ends before its successor starts.",
+        ONE_OPERATOR,
+        {"kube-score": ("deployment-strategy: *",)},
+    ),
+    Accepted(
+        "What goes out is the cluster's business: hubs, DNS, the API server, somebody else's Redis "
+        "and the sidecars of a mesh are at addresses that nobody knows beforehand.",
+        PODS,
+        {"kube-score": ("pod-networkpolicy: The pod does not have a matching egress *",)},
+    ),
+    Accepted(
+        "Who may look into a container's environment may read its files too. Baton's processes "
+        "read these variables once and log none.",
+        (*NODES, *ROUTERS),
+        {"checkov": ("CKV_K8S_35",)},
+    ),
+    Accepted(
+        "Kubernetes ignores HEALTHCHECK and asks by probes, on ports that a pod's flags choose.",
+        IMAGES,
+        {"trivy": ("DS-0026",), "checkov": ("CKV_DOCKER_2",)},
+    ),
+    Accepted(
+        "ARG BASE names the base image by tag and digest; checkov does not read it.",
+        IMAGES,
+        {"checkov": ("CKV_DOCKER_7",)},
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def checkers() -> Path:
+    needs("control_plane")
+    folder = built_checkers()
+    assert folder is not None, "kube-score, trivy and checkov are missing; do: make cluster-tools"
+    return folder
+
+
+@pytest.fixture(scope="module")
+def shipped(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for each rendering of the chart, for each pool of the documents and for what is bad,
+    with a file for each object; and the Dockerfiles."""
+    folder = tmp_path_factory.mktemp("shipped")
+    helm = Kubernetes(folder / "none", programs, tmp_path_factory.mktemp("state"))
+    for name, values in CHARTS.items():
+        write(folder / name, manifests(helm, *set_words(values), namespace=name))
+    for path in POOLS:
+        pool = yaml.safe_load(path.read_text())
+        pool["metadata"] |= {"namespace": path.stem, "uid": "1"}
+        installation = msgspec.structs.replace(INSTALLATION, pull_policy="IfNotPresent")
+        write(folder / path.stem, build_pool(read_pool(pool, installation, CREDENTIALS)))
+    write(folder / "bad", [BAD])
+    for room in ("operator", "router", "node"):
+        shutil.copy(ROOT / room / "Dockerfile", folder / f"{room}.Dockerfile")
+    return folder
+
+
+def write(folder: Path, objects: Iterable[Manifest]) -> None:
+    folder.mkdir()
+    for one in objects:
+        path = folder / f"{one['kind']}-{one['metadata']['name']}.yaml"
+        path.write_text(yaml.safe_dump(one))
+
+
+@pytest.fixture(scope="module")
+def found(checkers: Path, shipped: Path) -> dict[str, list[Finding]]:
+    with ThreadPoolExecutor() as pool:
+        told = {name: pool.submit(check, checkers, shipped) for name, check in CHECKERS.items()}
+        return {name: one.result() for name, one in told.items()}
+
+
+def matches(row: Accepted, checker: str, finding: Finding) -> bool:
+    by_check = any(fnmatchcase(finding.check, one) for one in row.checks.get(checker, ()))
+    return by_check and any(fnmatchcase(finding.file, one) for one in row.files)
+
+
+@pytest.mark.parametrize("checker", CHECKERS)
+def test_what_a_checker_finds_has_a_reason_to_stay(
+    found: dict[str, list[Finding]], checker: str
+) -> None:
+    assert [
+        one
+        for one in found[checker]
+        if one.file != BAD_FILE and not any(matches(row, checker, one) for row in ACCEPTED)
+    ] == []
+
+
+def test_every_reason_to_stay_is_still_needed(found: dict[str, list[Finding]]) -> None:
+    """By each of its checks, and by each of its files."""
+    for row in ACCEPTED:
+        narrow = [
+            row._replace(checks={checker: (check,)}, files=row.files)
+            for checker, checks in row.checks.items()
+            for check in checks
+        ]
+        narrow += [row._replace(files=(file,)) for file in row.files]
+        for one in narrow:
+            assert any(
+                matches(one, checker, finding) for checker in CHECKERS for finding in found[checker]
+            ), one
+
+
+@pytest.mark.parametrize("checker", CHECKERS)
+def test_a_checker_finds_what_is_bad(found: dict[str, list[Finding]], checker: str) -> None:
+    checks = {one.check for one in found[checker] if one.file == BAD_FILE}
+    assert checks >= BAD_CHECKS[checker]
