@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from baton_operator.builders import build_pool
+from baton_operator.spec.quantity import quantity_bytes
+from tests.support.documents import ROOT
 from tests.support.manifests import SAMPLES, containers, sample_pool, template_of, templates
 
 Spec = dict[str, Any]
@@ -124,6 +126,32 @@ def test_index_and_data_servers_have_resources_of_their_own(of: str, other: str)
     spec = server(f"{of}Resources", {"requests": {"cpu": "77m"}})
     assert given(spec, f"kv-{of}")["requests"]["cpu"] == "77m"
     assert given(spec, other) == given({}, other)
+
+
+def test_the_documents_tell_the_defaults() -> None:
+    text = (ROOT / "docs" / "kubernetes.md").read_text()
+    section = text.split("\n## What pods ask of their machine\n")[1].split("\n\n- ")[0]
+    told = {
+        words[0]: words[2:]
+        for row in section.splitlines()
+        if row.startswith("| ") and len(words := row.strip("| ").split(" | ")) == 5
+    }
+    rows = {
+        "node": "decode",
+        "router": "router",
+        "index Redis": "kv-index",
+        "data Redis": "kv-data",
+    }
+    for row, component in rows.items():
+        found, (cpu, memory, storage) = given({}, component), told[row]
+        requests, limits = found["requests"], found["limits"]
+        assert cpu.split()[0] == requests["cpu"]
+        assert ("and no more" in memory) == ("memory" in limits)
+        if component != "kv-data":  # it follows kvStore.managed.memory
+            assert memory.replace(",", " ").split()[0] == requests["memory"]
+        least, most = storage.split(";")[0].split(", at most ")
+        asked, allowed = requests["ephemeral-storage"], limits["ephemeral-storage"]
+        assert (least, quantity_bytes(most)) == (asked, quantity_bytes(allowed))
 
 
 # --- what they may write --------------------------------------------------------------------------
