@@ -35,7 +35,7 @@ class BenchOptions(EngineOptions):
     load_format: LoadFormat = flag(
         "auto", "dummy: random weights, from the folder's config.json alone, to time a shape"
     )
-    seed: int = flag(0, "the same seed gives the same prompts and the same tokens")
+    seed: int = flag(0, "the same seed gives the same prompts and the same random numbers")
     output_json: str = flag("", "write the figures there too", metavar="FILE")
 
 

@@ -30,7 +30,9 @@ class GenerateOptions(ComputeOptions):
     top_k: int | None = flag(None, "keep the likeliest N tokens; -1 is off", least=-1)
     top_p: float | None = flag(None, "keep tokens up to this share of probability", least=0, most=1)
     min_p: float | None = flag(None, "keep tokens of this share of the best one's", least=0, most=1)
-    seed: int | None = flag(None, "the same seed gives the same tokens")
+    seed: int | None = flag(
+        None, "keys the random numbers: the same prompts and seed give the same tokens"
+    )
     max_tokens: int = flag(128, "longest answer in tokens", least=1)
     min_tokens: int = flag(0, "shortest answer in tokens", least=0)
     stop: tuple[str, ...] = flag((), "texts that end an answer", metavar="TEXT,...")

@@ -204,8 +204,9 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
 
 class Kind(msgspec.Struct, frozen=True):
     """Nodes of one kind may be paired, and one may go on with what another began: they share KV and
-    token ids, and `files`, a digest of all artifacts, says that a stream has the same tokens and
-    end on each. EOS ids, sampling defaults, chat template and special tokens are in these files."""
+    token ids, and `files`, a digest of all artifacts, says that a stream goes on and ends on one as
+    on the other, up to rounding. EOS ids, sampling defaults, chat template and special tokens are
+    in these files."""
 
     fingerprint: Fingerprint
     tokenizer: str

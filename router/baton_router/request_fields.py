@@ -199,7 +199,12 @@ _CHOSEN = (
     _obeyed("top_p", BOTH, "1 is off", "the model's, else 1"),
     _obeyed("top_k", BOTH, "-1 and 0 are off", "the model's, else -1"),
     _obeyed("min_p", BOTH, "0 is off", "the model's, else 0"),
-    _obeyed("seed", BOTH, "keys the random numbers, whichever node computes", "random"),
+    _obeyed(
+        "seed",
+        BOTH,
+        "keys the random numbers, whichever node computes ([the same tokens](#the-same-tokens))",
+        "random",
+    ),
     _obeyed(
         "n",
         BOTH,

@@ -132,6 +132,21 @@ def test_n_choices_of_a_seed_differ_and_come_again(llm: LLM) -> None:
     assert [each.token_ids for each in first] == [each.token_ids for each in again]
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_seeded_request_alone_has_the_same_tokens_each_time(
+    tiny_model: Callable[[str], Path], dtype: str
+) -> None:
+    """As docs/api.md promises, also in bf16. Each time in an engine of its own, so that no time it
+    finds more in the cache than another."""
+    params = SamplingParams(temperature=0.8, seed=4, n=2, max_tokens=24, ignore_eos=True)
+    told = []
+    for _ in range(2):
+        alone = LLM(tiny_model("qwen3-gqa4"), dtype=dtype, threads=1, kv_blocks=50)
+        outputs = alone.generate(prompt_of(30, seed=5), params)[0].outputs
+        told.append([each.token_ids for each in outputs])
+    assert told[0] == told[1]
+
+
 def test_without_a_seed_two_requests_differ(llm: LLM) -> None:
     params = SamplingParams(temperature=2.0, max_tokens=32, ignore_eos=True)
     one, two = llm.generate([prompt_of(9, seed=6)] * 2, params)
