@@ -376,6 +376,9 @@ class RouterOptions(
     workers: int = flag(
         1, "processes that share the port, each a router of its own", least=1, most=MAX_WORKERS
     )
+    expect_nodes: tuple[str, ...] = flag(
+        (), "nodes that /ready?all=1 waits for, beside those that are found", hidden=True
+    )
     worker_socket: str = flag("", "one of those: where its siblings ask it", hidden=True)
 
 
@@ -410,6 +413,13 @@ class UpOptions(
         (), "your Redis instances for KV bytes", metavar="URL,...", secret=True
     )
     pool: str = flag("default", "name of the pool, part of its keys in the index", metavar="NAME")
+    ready_timeout: float = flag(
+        660.0,
+        "nodes that are not ready by then are named, and no longer waited for where the others"
+        " can serve",
+        metavar="SECONDS",
+        least=0.1,
+    )
     drain_timeout: float = flag(
         10.0, "seconds that running streams get after the first Ctrl-C", least=0
     )

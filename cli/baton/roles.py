@@ -175,6 +175,7 @@ def router_settings(options: RouterOptions) -> RouterSettings:
         body_bytes_per_s=options.body_rate,
         idle_timeout_s=options.idle_timeout,
         keepalive_s=options.keepalive,
+        expect_nodes=options.expect_nodes,
         allowed_hosts=options.allowed_hosts,
         cors_origins=options.cors_origins,
         explain_requests=options.explain_requests,

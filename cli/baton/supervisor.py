@@ -6,6 +6,8 @@ In: a Plan, and signals. Out: a live table, the ready line, and in the end no pr
                                                ready is a mistake to report, not to repeat; later,
                                                and after a kill, it is started again: soon if it
                                                had served, with growing pauses if it had not
+    not all ready within the ready timeout     the pool is ready without those nodes if a request
+                                               can be served, and is over if none can
     first signal   the router finishes its running streams (up to the drain timeout), then the nodes
                    end, then the store
     second signal  everything is killed at once
@@ -16,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -42,6 +45,7 @@ class Plan:
     router: ChildSpec
     environment: Mapping[str, str]
     drain_timeout_s: float
+    ready_timeout_s: float
 
 
 class Stop:
@@ -64,7 +68,8 @@ class Stop:
 
 
 class Supervisor:
-    """run() is the pool's life. `ready` is set once all nodes and the router were ready."""
+    """run() is the pool's life. `ready` is set once all nodes and the router were ready, or those
+    that came in time can serve."""
 
     def __init__(
         self,
@@ -72,9 +77,12 @@ class Supervisor:
         stop: Stop,
         display: Display,
         look_at: Callable[[RouterAddress], PoolView | None] = look,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.ready = asyncio.Event()
         self.failure = ""
+        self._clock = clock
+        self._began = clock()
         self._plan = plan
         self._stop = stop
         self._display = display
@@ -128,9 +136,31 @@ class Supervisor:
             self._view = await asyncio.to_thread(self._look_at, self._plan.address)
             self._note_who_serves()
             self._show()
-            if not self.ready.is_set() and self._all_ready():
-                self.ready.set()
+            if not self.ready.is_set():
+                self._note_readiness()
             await asyncio.sleep(POLL_RUNNING_S if self.ready.is_set() else POLL_STARTING_S)
+
+    def _note_readiness(self) -> None:
+        """All are ready; or some are not by now, and the others serve, or nobody does."""
+        limit_s = self._plan.ready_timeout_s
+        if self._all_ready():
+            self.ready.set()
+        elif self._clock() - self._began >= limit_s:
+            rows = [self._row(child) for child in self._nodes if not self._is_ready(child)]
+            late = ", ".join(f"{row.node} ({row.state})" for row in rows)
+            told = f"not ready after {limit_s:g} s (--ready-timeout): {late or 'the router'}"
+            if self._some_ready():
+                self._display.note(f"{told}; the pool serves without, and with it once it is ready")
+                self.ready.set()
+            else:
+                self.failure = told
+                self._stop.asked.set()
+
+    def _some_ready(self) -> bool:
+        """A request would be served, and each role that was started has a node for it."""
+        roles = {child.spec.role for child in self._nodes}
+        there = {child.spec.role for child in self._nodes if self._is_ready(child)}
+        return self._view is not None and self._view.ready and there == roles
 
     def _note_who_serves(self) -> None:
         for child in self._nodes:
@@ -151,10 +181,12 @@ class Supervisor:
         return {node.id: node for node in self._view.nodes} if self._view else {}
 
     def _show(self) -> None:
-        seen = self._seen()
-        rows = [_row(child, seen.get(child.spec.name)) for child in self._nodes]
+        rows = [self._row(child) for child in self._nodes]
         rows.append(self._router_row())
         self._display.rows(rows)
+
+    def _row(self, child: Child) -> Row:
+        return _row(child, self._seen().get(child.spec.name))
 
     def _router_row(self) -> Row:
         state = _process_state(self._router)

@@ -148,10 +148,9 @@ def make_plan(
 ) -> Plan:
     """What each child is told. Prefill nodes come first: see share_cores()."""
     variables = {"TMPDIR": router_folder} if router_folder else {}
-    names = [("prefill", f"prefill-{i}") for i in range(options.prefill)]
-    names += [("decode", f"decode-{i}") for i in range(options.decode)]
     nodes = []
-    for (role, name), share in zip(names, share_machine(options, environment), strict=True):
+    shares = share_machine(options, environment)
+    for (role, name), share in zip(name_nodes(options), shares, strict=True):
         told = node_options(options, store, name, share)
         nodes.append(_child(role, name, told, share.variables))
     return Plan(
@@ -160,7 +159,14 @@ def make_plan(
         router=_child("router", "router", router_options(options, store), variables),
         environment=for_children(environment),
         drain_timeout_s=options.drain_timeout,
+        ready_timeout_s=options.ready_timeout,
     )
+
+
+def name_nodes(options: UpOptions) -> list[tuple[str, str]]:
+    """Role and name of each, prefill nodes first."""
+    counts = {"prefill": options.prefill, "decode": options.decode}
+    return [(role, f"{role}-{i}") for role, count in counts.items() for i in range(count)]
 
 
 @dataclass(frozen=True)
@@ -235,6 +241,7 @@ def router_options(options: UpOptions, store: StoreUrls) -> RouterOptions:
         served_model_name=options.served_model_name,
         drain_timeout=options.drain_timeout,
         workers=options.routers,
+        expect_nodes=tuple(name for _, name in name_nodes(options)),
         supervisor_pid=os.getpid(),
     )
 

@@ -33,7 +33,8 @@ It mounts no model: tokenizer and chat template come from its nodes, by digest. 
     links, discovery, markers      one WebSocket per node; finding nodes; what the store holds
     demand, reporting              what clients ask, for who decides how many nodes there are
     siblings, gathered             the workers beside this one; one page out of all of theirs
-    metrics, admission_metrics, histograms, pool_json, drains   /metrics, /pool; draining a node
+    metrics, admission_metrics, histograms, pool_json   /metrics, /pool
+    readiness, drains              /ready; draining a node
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import asyncio
 import random
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +36,7 @@ from baton_router.outbox import Outbox
 from baton_router.pool_json import pool_json
 from baton_router.prepare import prepare
 from baton_router.read_guard import ReadGuard
+from baton_router.readiness import about_all, not_ready, wants_all
 from baton_router.release import Release
 from baton_router.settings import RANKINGS, Ranking, RouterSettings
 from baton_router.tenants import Tenants
@@ -56,8 +57,8 @@ ROUTER_DIGITS = 8
 class Api:
     """`name` is the router's; its last digits begin the ids of its requests. `store_state` and
     `unreachable` (address: why) tell /pool about the store and about nodes without a link,
-    `conflicts` about nodes whose names others have; `refused` counts errors by code; `draining`
-    refuses new requests."""
+    `conflicts` about nodes whose names others have, `links` are all there are; `refused` counts
+    errors by code; `draining` refuses new requests."""
 
     name: str
     settings: RouterSettings
@@ -76,6 +77,7 @@ class Api:
     store_state: Callable[[], dict[str, Any]]
     unreachable: Callable[[], dict[str, str]]
     conflicts: Callable[[], Sequence[Link]]
+    links: Callable[[], Collection[Link]]
     draining: bool = False
     started: int = field(default_factory=lambda: int(time.time()))  # Unix seconds
     answering: int = 0  # calls that are held, placed, run or written
@@ -228,10 +230,12 @@ class Api:
         return _json({"status": "ok"})
 
     async def ready(self, request: web.Request) -> web.Response:
-        reason = self._unready()
-        if reason is None:
-            return _json({"ready": True, "reason": ""})
-        return _json({"ready": False, "reason": reason}, status=503)
+        reason, every = self._unready(), wants_all(request)
+        answer = {"ready": reason is None, "reason": reason or ""}
+        if every:
+            late = not_ready(self.fleet.view, self.links(), self.settings.expect_nodes)
+            answer = about_all(reason, late)
+        return _json(answer, status=200 if answer["ready"] else 503)
 
     async def metrics_page(self, request: web.Request) -> web.Response:
         return web.Response(body=self.metrics.page(), headers={"Content-Type": METRICS_TYPE})

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any, Literal
 
@@ -95,6 +95,17 @@ SECURITY: Json = {
     }
 }
 
+ALL_NODES: Json = {
+    "description": "Ask about every node, and name those that are not ready.",
+    "schema": {"type": "string", "enum": ["1", "true", "0", "false"], "default": "0"},
+}
+REQUEST_ID: Json = {
+    "name": "x-request-id",
+    "in": "header",
+    "description": "The client's own id of the request: the answer repeats it, and the log has it.",
+    "schema": {"type": "string", "pattern": "^[ -~]{1,128}$"},
+}
+
 Errors = Sequence[type[BatonError]]
 # What any answer may come to: a header that is none, a page that may not be here, a bug of ours.
 _ANY: Errors = (InvalidRequest, Forbidden, InternalError)
@@ -110,7 +121,7 @@ _ADMIN: Errors = (*_KEYED, NotFound, BodyTimeout, TooLarge, Saturated, Unavailab
 class Operation:
     """One method of one route. `answers` are those with another shape than an error's, by status;
     `event` is what a stream's events hold; `body` is one of BODIES. It asks for a key if it knows
-    the error of a wrong one."""
+    the error of a wrong one; `query` has its parameters behind the question mark."""
 
     method: str
     path: str
@@ -122,6 +133,7 @@ class Operation:
     body: str | None = None
     body_required: bool = True
     event: type | None = None
+    query: Mapping[str, Json] = field(default_factory=dict)
 
     def json(self) -> Json:
         told: Json = {
@@ -132,8 +144,11 @@ class Operation:
             # {}: a router without keys asks for none.
             "security": [{"key": []}, {}] if Unauthorized in self.errors else [],
         }
-        if names := re.findall(r"{(\w+)}", self.path):
-            told["parameters"] = [_path_parameter(name) for name in names]
+        told["parameters"] = [
+            *(_path_parameter(name) for name in re.findall(r"{(\w+)}", self.path)),
+            *({"name": name, "in": "query", **said} for name, said in self.query.items()),
+            {"$ref": "#/components/parameters/RequestId"},
+        ]
         if self.body is not None:
             schema = {"$ref": f"#/components/schemas/{self.body}"}
             told["requestBody"] = {
@@ -232,8 +247,10 @@ OPERATIONS = (
         path="/ready",
         tag="health",
         summary="Is a request served now?",
-        description="Answers 200 if a request that comes now is served, else 503 with the reason.",
+        description="Answers 200 if a request that comes now is served, else 503 with the reason."
+        " With `all`, answers 200 only if every node that the router knows of is ready too.",
         answers={200: Readiness, 503: Readiness},
+        query={"all": ALL_NODES},
     ),
     Operation(
         method="GET",
@@ -311,6 +328,7 @@ def document(operations: Sequence[Operation] = OPERATIONS) -> Json:
         "paths": paths,
         "components": {
             "schemas": {**BODIES, **schemas()},
+            "parameters": {"RequestId": REQUEST_ID},
             "securitySchemes": SECURITY,
         },
     }

@@ -187,11 +187,22 @@ class Health(Closed):
     status: Literal["ok"]
 
 
+class LateNode(Closed):
+    """A node that is not ready: without its address where nobody has seen it, without its name
+    where nothing but its address is known."""
+
+    node: str | None
+    address: str | None
+    state: str
+    reason: str
+
+
 class Readiness(Closed):
-    """`reason` is empty where it is ready."""
+    """`reason` is empty where it is ready; `not_ready` is told where `all` asks for it."""
 
     ready: bool
     reason: str
+    not_ready: list[LateNode] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ToldNode(Closed):

@@ -203,6 +203,7 @@ class Router:
             store_state=self._store_state,
             unreachable=self._table.unreachable,
             conflicts=self._table.conflicts,
+            links=self._table.links.values,
         )
 
     async def __aexit__(

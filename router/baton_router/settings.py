@@ -60,6 +60,8 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     "tenant" no tenant's KV serves another; their names' salts are derived from `tenant_secret`,
     which all routers of a pool share.
 
+    `expect_nodes` are names of nodes that `/ready?all=1` waits for, beside those that are found.
+
     `allowed_hosts` are names that it answers to, beside those of this machine where it listens on
     a loopback address, and pages of `cors_origins` may use it (see `pages`).
 
@@ -109,6 +111,7 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_call_sequences: int = 2048
     queue_timeout_s: float = 30.0
     shutdown_deadline_s: float = 10.0
+    expect_nodes: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
     worker_socket: str = ""

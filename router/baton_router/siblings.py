@@ -6,6 +6,7 @@ as for any request of its own, and ask nobody further.
 
     GET /metrics         the others' own figures beside this one's, by label `worker`
     GET /pool            requests and bookings of all of them
+    GET /ready?all=1     whether all of them have every node
     GET /requests/{id}   asked on where this one does not know the request
 """
 
@@ -24,6 +25,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from baton_protocol.errors import NotFound
 from baton_router.gathered import gathered_metrics, gathered_pool
+from baton_router.readiness import about_all, wants_all
 
 ANSWER_S = 2.0
 ABOUT_ONE = "/requests/"
@@ -83,6 +85,15 @@ async def _first_known(
 async def _add(siblings: Siblings, request: web.Request, response: web.Response) -> None:
     """The others' figures to this one's."""
     body = response.body
+    if request.path == "/ready" and wants_all(request):
+        behind = {each.stem for each in siblings.others()} - (await siblings.ask(request)).keys()
+        if behind:
+            names = ", ".join(sorted(behind))
+            response.set_status(503)
+            response.body = msgspec.json.encode(
+                about_all(f"not ready at all workers: {names} of this router", ())
+            )
+        return
     if request.path not in ("/metrics", "/pool") or not isinstance(body, bytes):
         return
     others = await siblings.ask(request)

@@ -9,11 +9,12 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import psutil
 import pytest
 
+from tests.support.nodes import free_port
 from tests.support.pool import Pool
 
 SIM = ["--engine", "sim", "--chunk-blocks", "1", "--kv-blocks", "500"]
@@ -150,6 +151,36 @@ def test_once_without_an_answer_says_why_and_exits_1() -> None:
     assert done.returncode == 1
     assert done.stdout == ""
     assert done.stderr.splitlines()[-1].startswith("baton: no answer: ")
+
+
+def test_all_is_ready_only_when_each_node_is_that_baton_up_starts() -> None:
+    port = free_port()
+    pool = Pool([*SIM, "--prefill", "2", "--decode", "2", "--port", str(port)])
+    pool.start()
+    pool.url = f"http://127.0.0.1:{port}"
+
+    def ready() -> bool:
+        with suppress(OSError):  # nobody listens yet, or it answers 503
+            return json.loads(pool.get("/ready?all=1"))["ready"] is True
+        return False
+
+    pool.wait(ready, "have all nodes")
+    states = {node["id"]: node["state"] for node in pool.pool()["nodes"]}
+    assert states == dict.fromkeys(("prefill-0", "prefill-1", "decode-0", "decode-1"), "ready")
+    with pool:  # stops it
+        assert pool.running
+
+
+def test_a_pool_whose_node_does_not_come_in_time_ends_and_names_it() -> None:
+    done = subprocess.run(
+        [*UP, "--ready-timeout", "0.1", "--once", "Hello"],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "not ready after 0.1 s (--ready-timeout): prefill-0 (" in done.stderr
 
 
 def test_the_user_s_own_redis_is_used_and_left_running() -> None:

@@ -19,6 +19,9 @@ from baton.pool_client import NodeView, PoolView, RouterAddress
 from baton.supervisor import Plan, Stop, Supervisor
 
 WAIT_S = 180.0
+READY_S = 660.0
+# A child that lives, and never registers.
+MUTE = "import time; time.sleep(600)"
 # A child that registers its pid, and takes SLOW seconds to end after SIGTERM.
 NODE = """
 import os, pathlib, signal, sys, time
@@ -41,6 +44,7 @@ class Bench:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.now = 0.0
         self.out = io.StringIO()
         self.stop = Stop()
 
@@ -52,8 +56,9 @@ class Bench:
         )
 
     def supervisor(self, *nodes: ChildSpec, router: ChildSpec, drain_s: float = 10) -> Supervisor:
-        plan = Plan(RouterAddress("127.0.0.1", 1), nodes, router, os.environ, drain_s)
-        return Supervisor(plan, self.stop, Display(self.out, self.out), self.look)
+        plan = Plan(RouterAddress("127.0.0.1", 1), nodes, router, os.environ, drain_s, READY_S)
+        display = Display(self.out, self.out)
+        return Supervisor(plan, self.stop, display, self.look, lambda: self.now)
 
     def look(self, router: RouterAddress) -> PoolView | None:
         nodes = tuple(
@@ -94,6 +99,42 @@ async def test_a_pool_is_ready_when_every_node_is(bench: Bench) -> None:
     assert not any(psutil.pid_exists(pid) for pid in pids)
     for name, pid in zip(("prefill-0", "decode-0"), pids, strict=False):
         assert f"{name}: ready pid {pid} http://n\n" in bench.out.getvalue()
+
+
+async def test_a_pool_goes_on_without_the_nodes_that_do_not_come_in_time_and_names_them(
+    bench: Bench,
+) -> None:
+    supervisor = bench.supervisor(
+        bench.spec("prefill-0"),
+        bench.spec("decode-0"),
+        bench.spec("decode-1", MUTE),
+        router=bench.spec("router"),
+    )
+    running = asyncio.create_task(supervisor.run())
+    names = ("prefill-0", "decode-0", "router")
+    await until(lambda: all((bench.folder / f"{name}.pid").exists() for name in names))
+    await until(lambda: "decode-0: ready" in bench.out.getvalue())
+    assert not supervisor.ready.is_set()
+    bench.now = READY_S
+    await asyncio.wait_for(supervisor.ready.wait(), WAIT_S)
+    told = "not ready after 660 s (--ready-timeout): decode-1 (starting); the pool serves without"
+    assert told in bench.out.getvalue()
+    bench.stop.request()
+    await asyncio.wait_for(running, WAIT_S)
+
+
+async def test_a_pool_of_which_a_role_has_no_node_in_time_is_over_and_says_which(
+    bench: Bench,
+) -> None:
+    supervisor = bench.supervisor(
+        bench.spec("prefill-0", MUTE), bench.spec("decode-0"), router=bench.spec("router")
+    )
+    running = asyncio.create_task(supervisor.run())
+    await until(lambda: "decode-0: ready" in bench.out.getvalue())
+    bench.now = READY_S
+    with pytest.raises(CommandError, match=r"not ready after 660 s .*: prefill-0 \(starting\)$"):
+        await asyncio.wait_for(running, WAIT_S)
+    assert not supervisor.ready.is_set()
 
 
 async def test_the_router_ends_before_the_nodes(bench: Bench) -> None:

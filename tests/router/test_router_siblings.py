@@ -24,12 +24,14 @@ class Worker:
         self.name = path.stem
         self.port = free_port()
         self.asked: list[web.Request] = []
+        self.has_all = True
         self._path = path
 
     async def start(self) -> web.AppRunner:
         app = web.Application(middlewares=[gathering(Siblings(self._path))])
         app.router.add_get("/requests/{id}", self.request)
         app.router.add_get("/health", self.health)
+        app.router.add_get("/ready", self.ready)
         runner = web.AppRunner(app, shutdown_timeout=0.1)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", self.port).start()
@@ -43,6 +45,11 @@ class Worker:
         if request.match_info["id"] != self.name:
             raise NotFound("there is no such request")
         return web.json_response({"request": self.name})
+
+    async def ready(self, request: web.Request) -> web.Response:
+        self.asked.append(request)
+        told = {"ready": self.has_all, "reason": "", "not_ready": []}
+        return web.json_response(told, status=200 if self.has_all else 503)
 
     async def health(self, request: web.Request) -> web.Response:
         self.asked.append(request)
@@ -96,3 +103,18 @@ async def test_a_worker_that_is_gone_or_silent_is_left_out(
             silent.bind(str(tmp_path / "silent.sock"))
             silent.listen()
             assert (await get(workers[0], "/requests/b"))[0] == 200
+
+
+async def test_all_are_ready_once_each_worker_says_so(tmp_path: Path) -> None:
+    async with running(tmp_path, "abc") as workers, aiohttp.ClientSession() as session:
+        url = f"http://127.0.0.1:{workers[0].port}/ready"
+        for behind, status in (((), 200), (("b",), 503), (("b", "c"), 503)):
+            for worker in workers:
+                worker.has_all = worker.name not in behind
+            async with session.get(url + "?all=1") as answer:
+                told = await answer.json()
+                assert (answer.status, told["ready"]) == (status, status == 200)
+                assert all(name in told["reason"] for name in behind)
+            async with session.get(url) as answer:
+                assert answer.status == 200  # whoever answers can serve
+        assert [len(worker.asked) for worker in workers] == [6, 3, 3]

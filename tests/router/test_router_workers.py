@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import re
 import signal
@@ -137,6 +138,22 @@ async def test_any_worker_answers_for_all(tmp_path: Path, decode: FakeNode) -> N
         pool = await get(one.url, "/pool")
         assert [each["worker"] for each in pool["workers"]] == ["0", "1"]
         assert one.log.count("listens on") == 1
+
+
+async def test_all_is_ready_once_every_worker_has_every_node(
+    tmp_path: Path, decode: FakeNode
+) -> None:
+    def state(told: str) -> bool:
+        return bool(json.loads(told)["ready"])
+
+    flags = ("--workers=2", f"--nodes={decode.address}", "--expect-nodes=decode-0")
+    async with crew(tmp_path, *flags) as one:
+        assert state(await when(one.url, "/ready?all=1", state))
+        await all_ready(one)  # so the other one was asked, too
+        decode.cut_links()
+        await decode.stop()
+        told = await when(one.url, "/ready?all=1", lambda told: not state(told))
+        assert '"state":"lost"' in told or "worker" in told
 
 
 async def test_a_worker_that_died_is_started_again_and_the_other_serves_on(

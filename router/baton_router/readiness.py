@@ -1,0 +1,67 @@
+"""GET /ready: whether a request would be served now; with `?all=1`, whether every node would.
+
+In: the view, the links, the nodes that the router was told to expect. Out: the nodes that are not
+ready, each with its state. "Every node" is: each that discovery has found (the registry's, those of
+`--nodes`) and that has not left since, and each that is expected. A node that drains, or whose name
+a newer one has, is not ready; one that still loads its model is in no registry, and so nobody knows
+of it who was not told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from aiohttp import web
+
+from baton_protocol.errors import InvalidRequest
+from baton_router.links import Link
+from baton_router.view import PoolView, state_of
+
+Json = dict[str, Any]
+
+_ANSWERS = {"1": True, "true": True, "0": False, "false": False}
+
+
+def wants_all(request: web.Request) -> bool:
+    """Whether `?all` asks about every node. Raise InvalidRequest for what is no answer to that."""
+    said = request.query.getall("all", [])
+    if not said:
+        return False
+    if len(said) > 1 or said[0] not in _ANSWERS:
+        shown = said[0] if len(said) == 1 else said
+        raise InvalidRequest(
+            f"all is {shown!r}; use 1 or true for every node, 0 or false for any", param="all"
+        )
+    return _ANSWERS[said[0]]
+
+
+def not_ready(view: PoolView, links: Iterable[Link], expected: Sequence[str]) -> list[Json]:
+    """Known nodes first, then addresses without one, then those that nobody has seen yet."""
+    nodes = sorted(view.nodes.values(), key=lambda node: node.report.node)
+    late = [
+        _late(node.report.node, node.report.address, state_of(node), node.report.reason)
+        for node in nodes
+        if not node.ready
+    ]
+    for link in links:
+        if link.rival and link.report is not None:
+            why = f"a newer node at {link.rival} has its name"
+            late.append(_late(link.report.node, link.address, "unused", why))
+        elif link.report is None:
+            why = link.trouble or "no link to it has come up yet"
+            late.append(_late(None, link.address, "unreachable", why))
+    missing = [name for name in expected if name not in view.nodes]
+    return late + [_late(name, None, "missing", "it has not registered yet") for name in missing]
+
+
+def about_all(reason: str | None, late: Sequence[Json]) -> Json:
+    """The answer about all nodes; `reason` is why no request would be served, None where one is."""
+    if reason is None and late:
+        names = ", ".join(f"{one['node'] or one['address']} ({one['state']})" for one in late)
+        reason = f"not ready: {names}"
+    return {"ready": reason is None, "reason": reason or "", "not_ready": list(late)}
+
+
+def _late(node: str | None, address: str | None, state: str, reason: str) -> Json:
+    return {"node": node, "address": address, "state": state, "reason": reason}
