@@ -286,6 +286,7 @@ def test_several_operators_prefer_different_machines_unless_the_user_says_someth
     assert rule["podAffinityTerm"] == {
         "topologyKey": "kubernetes.io/hostname",
         "labelSelector": selector,
+        "matchLabelKeys": ["pod-template-hash"],
     }
     own: dict[str, Any] = {"nodeAffinity": {}}
     assert affinity(several, *set_words({"operator.affinity": own}))[0] == own

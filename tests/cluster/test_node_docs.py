@@ -102,7 +102,7 @@ def start(reader: Reader) -> Start:
 
 def test_the_first_answer_takes_five_commands() -> None:
     assert len(commands_of(BLOCKS[0])) == 5
-    assert len(BLOCKS) == 4
+    assert len(BLOCKS) == 5
 
 
 def test_the_five_commands_lead_to_an_answer(start: Start) -> None:
@@ -112,8 +112,42 @@ def test_the_five_commands_lead_to_an_answer(start: Start) -> None:
     assert len(start.pods) == 5
 
 
-def test_upgrade_and_rollback_leave_the_pool_as_it_was(reader: Reader, start: Start) -> None:
+def test_two_operators_are_on_different_machines_and_one_of_them_is_kept_from_eviction(
+    reader: Reader, start: Start
+) -> None:
+    needs("own_cluster")
     reader.types(BLOCKS[1])
+    selector = "app.kubernetes.io/name=baton-operator"
+    words = ("get", "pods", "-n", NAMESPACE, "-l", selector, "-o=json")
+    pods = json.loads(reader.kubernetes.kubectl(*words))["items"]
+    machines = {
+        one["metadata"]["name"]: one["spec"]["nodeName"]
+        for one in pods
+        if "deletionTimestamp" not in one["metadata"]
+    }
+    assert len(machines) == 2
+    assert len(set(machines.values())) == 2
+
+    def evict(name: str) -> str:
+        where = f"/api/v1/namespaces/{NAMESPACE}/pods/{name}/eviction"
+        eviction = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": name, "namespace": NAMESPACE},
+        }
+        return reader.kubernetes.kubectl(
+            "create", "--raw", where, "-f", "-", stdin=json.dumps(eviction)
+        )
+
+    first, second = machines
+    evict(first)
+    with pytest.raises(CommandFailed, match="disruption budget"):
+        evict(second)
+    assert reader.pods() == start.pods
+
+
+def test_upgrade_and_rollback_leave_the_pool_as_it_was(reader: Reader, start: Start) -> None:
+    reader.types(BLOCKS[2])
     assert reader.asks() == start.choices
     assert reader.pods() == start.pods
 
@@ -121,10 +155,10 @@ def test_upgrade_and_rollback_leave_the_pool_as_it_was(reader: Reader, start: St
 def test_after_uninstalling_the_pool_serves_and_can_be_removed(
     reader: Reader, start: Start
 ) -> None:
-    assert "hello" in reader.types(BLOCKS[2])
+    assert "hello" in reader.types(BLOCKS[3])
     assert reader.asks() == start.choices
     assert reader.pods() == start.pods
-    reader.types(BLOCKS[3])
+    reader.types(BLOCKS[4])
     with pytest.raises(CommandFailed, match="doesn't have a resource type"):
         reader.kubernetes.kubectl("get", "bpool")
     assert reader.pods() == []
