@@ -1,9 +1,8 @@
 """Python environments that hold Baton's wheel, and of other packages only chosen ones.
 
-Nothing is fetched: the chosen packages are those of the environment that runs the tests, which are
-linked into the new one. So they have the versions that constraints.txt says, and 5 GB of torch are
-not copied. What the new environment cannot see of the checkout or of other packages, its programs
-do without.
+Unless it is told to `fetch`, no registry is asked: the chosen packages are those of the environment
+that runs the tests, linked into the new one. So they have the versions that constraints.txt says,
+and 5 GB of torch are not copied. The checkout and all other packages cannot be seen.
 
 A link is to a package's whole folder. Where several packages share one (`google`, `nvidia`,
 `opentelemetry`), all of them are seen.
@@ -49,28 +48,37 @@ class Environment:
         """`pip install` with these words in the checkout, where pip finds this wheel and no more.
 
         pip itself is that of the environment that runs the tests."""
-        pip = (sys.executable, "-m", "pip", f"--python={self.folder / 'bin' / 'python'}")
-        options = ("--disable-pip-version-check", "--no-index", f"--find-links={wheel.parent}")
-        return self._run(ROOT, *pip, "install", *options, *words)
+        offline = ("--isolated", "--no-index", f"--find-links={wheel.parent}")
+        return self._run(ROOT, *self._pip, *offline, *words)
 
-    def run(self, program: str, *words: str) -> subprocess.CompletedProcess[str]:
+    def fetch(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """`pip install` with these words, from the registry that this machine's pip asks."""
+        return self._run(self.folder, *self._pip, "--no-cache-dir", *words)
+
+    def run(self, program: str, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
         """One of its programs, in a folder outside the checkout."""
-        return self._run(self.folder, str(self.folder / "bin" / program), *words)
+        return self._run(self.folder, str(self.folder / "bin" / program), *words, **variables)
 
-    def _run(self, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    @property
+    def _pip(self) -> tuple[str, ...]:
+        python = self.folder / "bin" / "python"
+        options = ("--disable-pip-version-check", f"--python={python}")
+        return (sys.executable, "-m", "pip", *options, "install")
+
+    def _run(self, folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
         kept = {
             name: value
             for name, value in os.environ.items()
-            if not name.startswith(("BATON_", "PIP_", "PYTHON"))
+            if not name.startswith(("BATON_", "PYTHON"))
         }
         path = f"{self.folder / 'bin'}{os.pathsep}{kept['PATH']}"
         return subprocess.run(
             words,
             cwd=folder,
-            env={**kept, "PATH": path},
+            env={**kept, "PATH": path, **variables},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=600,
+            timeout=3600,
             check=False,
         )

@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -89,6 +90,15 @@ def _new_enough(text: str) -> bool:
     return version is not None and (int(version[1]), int(version[2])) >= _NODE
 
 
+@cache
+def _has_registry() -> bool:
+    # For one small package; nothing is installed.
+    words = ("install", "--dry-run", "--quiet", "--no-deps", "--ignore-installed", "packaging")
+    return (
+        subprocess.run([sys.executable, "-m", "pip", *words], capture_output=True).returncode == 0
+    )
+
+
 def _command(name: str) -> Need:
     return Need(lambda: shutil.which(name) is not None, _can_install, f"the command {name}")
 
@@ -106,6 +116,7 @@ NEEDS = {
     "own_cluster": Need(
         lambda: not os.environ.get("BATON_TEST_KUBECONFIG"), _never, "a cluster that may be broken"
     ),
+    "registry": Need(_has_registry, _never, "a package registry that pip can ask"),
     "hub": Need(lambda: "HF_ENDPOINT" in os.environ, _never, "a model hub, named by HF_ENDPOINT"),
 }
 
