@@ -20,6 +20,7 @@ from baton_router.dispatch import Flight
 from baton_router.events import WAITING, EventStream
 from baton_router.metrics import RouterMetrics
 from baton_router.outbox import Batch, Outbox
+from baton_router.prepare import LONG_PROMPT
 
 
 class Stopwatch:
@@ -90,8 +91,9 @@ class Answer:
                 choices[slot * self._n + delta.choice].add(delta)
         self.watch.ended()
         usage = self.usage()
-        if any(choice.logprobs or choice.prompt_logprobs for choice in choices):
-            return await asyncio.to_thread(self._shape.answer, choices, usage)
+        scored = any(choice.logprobs or choice.prompt_logprobs for choice in choices)
+        if scored or self._shapes_slowly():
+            return await asyncio.to_thread(lambda: self._shape.answer(choices, usage))
         return self._shape.answer(choices, usage)
 
     async def stream(self, events: EventStream) -> web.StreamResponse:
@@ -153,7 +155,16 @@ class Answer:
 
     def _slow(self, batch: Batch) -> bool:
         """A long prompt's log-probabilities take half a second: a thread's, not other streams'."""
-        return self._scored and any(delta.prompt_logprobs for _, delta in batch)
+        if self._scored and any(delta.prompt_logprobs for _, delta in batch):
+            return True
+        return self._shapes_slowly()
+
+    def _shapes_slowly(self) -> bool:
+        """Whether the shape is still to be made, of long prompts: the text of 100,000 ids that are
+        echoed takes 0.1 s."""
+        if "_shape" in self.__dict__:
+            return False
+        return sum(len(flight.record.request.prompt_ids) for flight in self.flights) > LONG_PROMPT
 
     def _told(self, batch: Batch) -> bytes:
         shape, n = self._shape, self._n

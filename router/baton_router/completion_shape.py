@@ -70,6 +70,7 @@ class CompletionShape:
         self._plain = self._logprobs is None and echoes is None
         self._scores: dict[int, Positions] = {}  # by prompt
         self._begun: set[int] = set()
+        self._contexts: dict[int, tuple[int, ...]] = {}  # by prompt
         self._places: dict[int, Places] = {}
         counts = [len(ids) for ids in prompts for _ in range(self._n)]
         self._writer = EventWriter(head, "text_completion", options, counts)
@@ -157,10 +158,12 @@ class CompletionShape:
 
     def _answer_places(self, index: int) -> Places:
         """Of the tokens behind the prompt, before the first of them."""
-        echo, ids = self._echo(index), self._prompts[index // self._n]
-        context = context_of(self._tokenizer, ids, self._skip_special)
+        echo, prompt = self._echo(index), index // self._n
+        if prompt not in self._contexts:  # a long prompt of special ids is looked through whole
+            ids = self._prompts[prompt]
+            self._contexts[prompt] = context_of(self._tokenizer, ids, self._skip_special)
         before = 0 if echo is None else len(echo.text)
-        return Places(self._tokenizer, self._skip_special, context, before)
+        return Places(self._tokenizer, self._skip_special, self._contexts[prompt], before)
 
     def _told(
         self, echo: Echo | None, scores: Positions, positions: Positions, top: int, places: Places

@@ -25,7 +25,7 @@ async def test_malformed_bodies_are_400_in_openais_shape(running: Any, decode: F
         for data in (b"{", b"[]", b"", b'{"prompt": "x"} trailing'):
             status, body, headers = await client.post(COMPLETIONS, data)
             assert status == 400
-            assert set(body["error"]) == {"message", "type", "param", "code"}
+            assert set(body["error"]) == {"message", "type", "param", "code", "doc"}
             assert body["error"]["code"] == "malformed_body"
             assert len(headers["x-baton-request-id"]) == 32
             assert headers["x-baton-placement"].startswith("prefill=- decode=- reason=refused")
