@@ -102,8 +102,9 @@ ALL_NODES: Json = {
 REQUEST_ID: Json = {
     "name": "x-request-id",
     "in": "header",
-    "description": "The client's own id of the request: the answer repeats it, and the log has it.",
-    "schema": {"type": "string", "pattern": "^[ -~]{1,128}$"},
+    "description": "The client's own id of the request, of 1 to 128 characters of printable ASCII:"
+    " the answer repeats it, and the log has it. Any other id is ignored.",
+    "schema": {"type": "string"},
 }
 
 Errors = Sequence[type[BatonError]]
