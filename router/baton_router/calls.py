@@ -16,7 +16,7 @@ import msgspec
 from baton_protocol.errors import InvalidRequest
 from baton_protocol.link import Delta
 from baton_protocol.request import PositionLogprobs
-from baton_router.fields import TRUE, Fields, needs, wrong
+from baton_router.fields import TRUE, Fields, Schema, wrong
 from baton_router.models import PoolModel
 from baton_router.request_fields import MEMBERS
 from baton_router.unserved import only_accepted
@@ -25,6 +25,16 @@ from baton_text.tokenizer import Tokenizer
 Json = dict[str, Any]
 PromptIds = Sequence[tuple[int, ...]]  # of each prompt
 STREAM_OPTIONS = MEMBERS["chat", "stream_options"]  # on both endpoints
+# One rule, since tools expand each rule with all others, and give up over too many.
+_STREAMS: Schema = {
+    "if": {"properties": {"stream": TRUE}, "required": ["stream"]},
+    "then": {"properties": {"prompt_logprobs": {"type": "null"}}},
+    "else": {
+        "properties": {
+            "stream_options": {"anyOf": [{"type": "null"}, {"type": "object", "maxProperties": 0}]}
+        }
+    },
+}
 SIDES = ("left", "right")
 AS_FITS = -1
 DONE = b"data: [DONE]\n\n"
@@ -43,7 +53,7 @@ Prompt = TextPrompt | tuple[int, ...]
 @dataclass(frozen=True, slots=True)
 class Truncation:
     """How many tokens of each prompt are kept, its last ones or its first ones. None: as many as
-    the model's context has beside `max_tokens`."""
+    the model's context has beside `max_tokens`; 0, of which no prompt is left, is refused later."""
 
     tokens: int | None
     keeps_last: bool
@@ -54,9 +64,6 @@ class Truncation:
         side = fields.raw("truncation_side", {"enum": [None, *SIDES]})
         if side is not None and side not in SIDES:
             raise wrong("truncation_side", side, f"use one of {', '.join(SIDES)}")
-        fields.rule({"properties": {"truncate_prompt_tokens": {"not": {"const": 0}}}})
-        if tokens == 0:
-            raise wrong("truncate_prompt_tokens", tokens, "a prompt has at least one token")
         if tokens is None:
             return None
         return cls(None if tokens == AS_FITS else tokens, side != "right")
@@ -196,7 +203,7 @@ class Options:
     def read(cls, fields: Fields, *, generates: bool = True) -> Options:
         stream = fields.boolean("stream", False)
         more = fields.nested("stream_options", STREAM_OPTIONS)
-        fields.rule(needs("stream_options", {"type": "object", "minProperties": 1}, "stream", TRUE))
+        fields.rule(_STREAMS)
         if more and not stream:  # as vLLM: an empty one asks for nothing
             raise InvalidRequest(
                 "stream_options is only allowed when stream is true", param="stream_options"

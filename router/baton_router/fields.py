@@ -21,7 +21,6 @@ from baton_router.request_fields import Members
 Schema = Mapping[str, Any]
 ANY: Schema = {}  # each value is as this has it
 TRUE: Schema = {"const": True}
-NOT_TRUE: Schema = {"enum": [False, None]}
 NOTHING_ELSE: Schema = {"additionalProperties": {"type": "null"}}
 NOT_FALSE: Schema = {"enum": [True, None]}
 SHOWN = 60  # characters of an offending value that are repeated to the client

@@ -32,7 +32,7 @@ from baton_router.calls import (
     finish_members,
     prompt_positions,
 )
-from baton_router.fields import NOT_TRUE, TRUE, Fields, members_schema, needs, wrong
+from baton_router.fields import TRUE, Fields, members_schema, needs, wrong
 from baton_router.logprobs import chat_logprobs, prompt_logprobs
 from baton_router.models import PoolModel
 from baton_router.parameters import bad_words, limit_field, sampling_fields
@@ -129,6 +129,7 @@ class ChatCall:
 
     def forget_prompts(self) -> None:
         self.messages.clear()
+        self.template_kwargs.clear()
 
     def prompts(self, model: PoolModel) -> list[Prompt]:
         text = model.template.render(
@@ -228,7 +229,7 @@ def _end_of_prompt(fields: Fields) -> tuple[bool, bool]:
     continues = fields.boolean("continue_final_message", False)
     begins = fields.boolean("add_generation_prompt", not continues)
     fields.rule(
-        needs("continue_final_message", TRUE, "add_generation_prompt", NOT_TRUE, absent=True)
+        {"description": "continue_final_message and add_generation_prompt are not both true"}
     )
     if continues and begins:
         raise wrong(
@@ -243,9 +244,7 @@ def _template_kwargs(fields: Fields) -> Json:
     """More values for the template, its documents among them."""
     given = fields.mapping("chat_template_kwargs", TEMPLATE_KWARGS) or {}
     documents = fields.objects("documents", MAX_DOCUMENTS)
-    not_there = {"propertyNames": {"not": {"const": "documents"}}}
-    given_here = {"not": {"type": "null"}}
-    fields.rule(needs("documents", given_here, "chat_template_kwargs", not_there, absent=True))
+    fields.rule({"description": "documents do not stand in chat_template_kwargs too"})
     if documents is not None:
         if "documents" in given:
             raise InvalidRequest(

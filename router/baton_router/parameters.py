@@ -26,7 +26,7 @@ from baton_protocol.sampling import (
     REPETITION_RANGE,
     SamplingParams,
 )
-from baton_router.fields import ANY, NOT_FALSE, NOT_TRUE, TRUE, Fields, needs, wrong
+from baton_router.fields import ANY, NOT_FALSE, TRUE, Fields, needs, wrong
 
 MAX_STOPS = 16
 MAX_TOKENS_NAMES = ("max_completion_tokens", "max_tokens")
@@ -158,9 +158,8 @@ def _detokenize(fields: Fields) -> bool:
 
 
 def _prompt_logprobs(fields: Fields) -> int | None:
+    """The rule about streams is with those that `calls` has about them."""
     wanted = fields.integer("prompt_logprobs", 0, MAX_LOGPROBS)
-    given = {"type": "integer"}
-    fields.rule(needs("prompt_logprobs", given, "stream", NOT_TRUE, absent=True))
     if wanted is not None and fields.boolean("stream", False):
         raise wrong("prompt_logprobs", wanted, "a stream does not have them; leave out one of both")
     return wanted

@@ -208,6 +208,11 @@ async def _truncated(
 def _kept(call: Call, cut: Truncation, max_model_len: int) -> int:
     """Tokens of each prompt that are kept at most. Without a number it is as many as the answer
     leaves: one fewer than the context where it is not said how long the answer may be."""
+    if cut.tokens == 0:
+        raise InvalidRequest(
+            "truncate_prompt_tokens is 0; a prompt has at least one token",
+            param="truncate_prompt_tokens",
+        )
     if cut.tokens is not None:
         return cut.tokens
     answer: int = call.sampling.get("max_tokens", call.default_max_tokens or 1)

@@ -347,7 +347,7 @@ _UNSUPPORTED = (
     *_refused("answers are not watermarked", "watermarking"),
     *_refused("the API key decides about it", "priority"),
     *_refused("the router decides about hand-offs", "kv_transfer_params", "ec_transfer_params"),
-    *_refused("the router names requests: `x-baton-request-id`", "request_id", "rid"),
+    *_refused("a request is named by the header `x-request-id`", "request_id", "rid"),
     *_refused("use `include_stop_str_in_output`", "no_stop_trim"),
     *_refused("stops are texts and ids", "stop_regex"),
     *_refused(
