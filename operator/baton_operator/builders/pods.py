@@ -200,11 +200,13 @@ def scratch_size(wanted: Resources, default: str) -> str:
     return str(wanted.limits.get(EPHEMERAL, default))
 
 
-def apart(labels: Mapping[str, str]) -> Manifest:
-    """An affinity: rather on another cluster node than pods with these labels."""
+def apart(labels: Mapping[str, str], *same: str) -> Manifest:
+    """An affinity: rather on another cluster node than pods with these labels, and with the pod's
+    own values of the labels `same` (Kubernetes 1.30 leaves `same` out)."""
     term = {
         "topologyKey": "kubernetes.io/hostname",
         "labelSelector": {"matchLabels": dict(labels)},
+        **({"matchLabelKeys": list(same)} if same else {}),
     }
     preferred = [{"weight": 100, "podAffinityTerm": term}]
     return {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}}

@@ -73,8 +73,9 @@ def build_router(pool: Pool) -> Manifest:
         scratch=scratch_size(spec.resources, MOST_LITTLE_STORAGE),
         volumes=mounts.volumes,
         own_secrets=(pool.credentials.tenant_secret,) if salted else (),
-        # Also for one replica, so that a second one does not replace the first.
-        affinity=apart(child.selector()),
+        # Also for one replica, so that a second one does not replace the first. Pods that a
+        # roll-out replaces do not count, or all new ones could end on one cluster node.
+        affinity=apart(child.selector(), "pod-template-hash"),
     )
     # It is ready only while a node is.
     nodes_s = max(ready_s(pool, role) for role in ROLES)
