@@ -41,6 +41,7 @@ examples:
   baton up --model DIR --once "What is the capital of France?"
   BATON_PORT=9000 baton up --model DIR
   baton up --model DIR --api-keys FILE --sharing tenant --tenants LIMITS
+  baton up --model DIR --cors-origins http://localhost:3000    pages of that origin may use it
 """
 
 PREFILL = """\
@@ -77,7 +78,7 @@ examples:
   BATON_TENANT_SECRET=... baton router --redis-index URL --api-keys FILE --sharing tenant
 
 routes: /v1/chat/completions /v1/completions /v1/models /health /ready /metrics /pool
-        /requests/ID
+        /requests/ID, /ready?all=1 (every node is ready)
         POST /nodes/NODE/drain, POST /nodes/NODE/resume
 """
 
