@@ -161,8 +161,8 @@ async def test_a_stream_says_each_token_once_then_usage_then_done(
         assert (usage["choices"], usage["usage"]["completion_tokens"]) == ([], 5)
         assert b"".join(bytes(e["choices"][0]["token_ids"]) for e in tokens) == b"Hello"
         assert all(e["usage"] is None for e in tokens)
-        assert "prompt_token_ids" in tokens[0]["choices"][0]
-        assert "prompt_token_ids" not in tokens[1]["choices"][0]
+        assert tokens[0]["choices"][0]["prompt_token_ids"]
+        assert tokens[1]["choices"][0]["prompt_token_ids"] is None
         assert [e["choices"][0]["finish_reason"] for e in tokens] == [None] * 4 + ["length"]
 
 
