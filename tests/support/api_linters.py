@@ -2,6 +2,9 @@
 
 In: tests/router/lint, which pins every package of both by its digest and holds their rules. Out:
 their programs in the user's cache, installed once, and what they say of a document.
+`npm install --package-lock-only --omit-lockfile-registry-resolved` writes the lock anew; `funding`,
+which holds addresses, is left out.
+
 `make lint-tools` installs them and says so; a test that comes first does it itself.
 """
 
