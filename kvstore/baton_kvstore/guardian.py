@@ -18,6 +18,7 @@ At the end the servers are dead and the directory is removed.
 from __future__ import annotations
 
 import ctypes
+import functools
 import json
 import os
 import select
@@ -36,10 +37,13 @@ PR_SET_PDEATHSIG = 1
 SERVERS = "servers.json"
 
 
-def die_with_parent() -> None:
-    """Ask Linux to kill this process when the thread that forked it ends. Elsewhere: nothing."""
+def die_with(parent: int) -> None:
+    """Ask Linux to kill this process when the thread that forked it ends. Elsewhere: nothing.
+    A parent that has ended already sends no signal: then this process ends itself."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
 
 
 class Ward:
@@ -61,7 +65,7 @@ class Ward:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            preexec_fn=die_with_parent,
+            preexec_fn=functools.partial(die_with, os.getpid()),
         )
         self._write("pid", str(self._process.pid))
 

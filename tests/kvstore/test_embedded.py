@@ -107,6 +107,17 @@ def test_servers_die_with_their_guardian_and_stop_still_cleans_up() -> None:
     assert not folder.exists()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of a parent's death")
+@pytest.mark.parametrize(("ended", "status"), [(False, 0), (True, 1)])
+def test_a_server_whose_guardian_ended_before_it_began_does_not_begin(
+    ended: bool, status: int
+) -> None:
+    """Its parent here is this process, which lives; another pid is that of one that ended."""
+    parent = os.getpid() + (1 if ended else 0)
+    code = f"from baton_kvstore.guardian import die_with; die_with({parent})"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == status
+
+
 def test_a_killed_guardian_is_replaced_and_its_servers_come_back_at_the_same_addresses() -> None:
     with EmbeddedStore(64 << 20) as store:
         urls = (store.index_url, *store.data_urls)
