@@ -33,7 +33,7 @@ from baton_router.calls import (
 from baton_router.echo import Echo
 from baton_router.logprobs import completion_logprobs, prompt_logprobs
 from baton_text.detokenizer import context_of
-from baton_text.places import Places
+from baton_text.offsets import TextOffsets
 from baton_text.tokenizer import Tokenizer
 
 Positions = Sequence[PositionLogprobs]
@@ -43,7 +43,7 @@ NO_IDS = b',"prompt_token_ids":null,"token_ids":null'
 class CompletionShape:
     """One answer's JSON. `echoes` are the prompts as they are shown, None where they are not;
     `prompt_logprobs` is how many the client asked for by that name. Remembers which choices have
-    begun, and how much text there is of those whose tokens are told with their places."""
+    begun, and how much text there is of those whose tokens are told with their offsets."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class CompletionShape:
         self._scores: dict[int, Positions] = {}  # by prompt
         self._begun: set[int] = set()
         self._contexts: dict[int, tuple[int, ...]] = {}  # by prompt
-        self._places: dict[int, Places] = {}
+        self._offsets: dict[int, TextOffsets] = {}
         counts = [len(ids) for ids in prompts for _ in range(self._n)]
         self._writer = EventWriter(head, "text_completion", options, counts)
 
@@ -95,9 +95,9 @@ class CompletionShape:
             parts.append(b"null")
         else:
             if begins:
-                self._places[index] = self._answer_places(index)
+                self._offsets[index] = self._answer_offsets(index)
             scores = self._scores.get(index // self._n, ())
-            told = self._told(echo, scores, delta.logprobs, self._logprobs, self._places[index])
+            told = self._told(echo, scores, delta.logprobs, self._logprobs, self._offsets[index])
             parts.append(msgspec.json.encode(told))
         parts.append(self._id_members(index, delta, begins))
         parts.append(finish_members(delta))
@@ -137,9 +137,9 @@ class CompletionShape:
             "token_ids": choice.ids if self._ids else None,
         }
         if self._logprobs is not None:
-            places = self._answer_places(index)
-            shown = self._told(echo, scores, choice.logprobs, self._logprobs, places)
-            shown["text_offset"] = [min(place, len(text)) for place in shown["text_offset"]]
+            offsets = self._answer_offsets(index)
+            shown = self._told(echo, scores, choice.logprobs, self._logprobs, offsets)
+            shown["text_offset"] = [min(offset, len(text)) for offset in shown["text_offset"]]
             told["logprobs"] = shown
         if self._prompt_logprobs is not None:
             told["prompt_logprobs"] = prompt_logprobs(scores, self._prompt_logprobs)
@@ -156,24 +156,29 @@ class CompletionShape:
     def _echo(self, index: int) -> Echo | None:
         return self._echoes[index // self._n] if self._echoes is not None else None
 
-    def _answer_places(self, index: int) -> Places:
+    def _answer_offsets(self, index: int) -> TextOffsets:
         """Of the tokens behind the prompt, before the first of them."""
         echo, prompt = self._echo(index), index // self._n
         if prompt not in self._contexts:  # a long prompt of special ids is looked through whole
             ids = self._prompts[prompt]
             self._contexts[prompt] = context_of(self._tokenizer, ids, self._skip_special)
         before = 0 if echo is None else len(echo.text)
-        return Places(self._tokenizer, self._skip_special, self._contexts[prompt], before)
+        return TextOffsets(self._tokenizer, self._skip_special, self._contexts[prompt], before)
 
     def _told(
-        self, echo: Echo | None, scores: Positions, positions: Positions, top: int, places: Places
+        self,
+        echo: Echo | None,
+        scores: Positions,
+        positions: Positions,
+        top: int,
+        offsets: TextOffsets,
     ) -> Json:
         if self._has_text:
-            own = [places.push(position.sampled.id) for position in positions]
+            own = [offsets.push(position.sampled.id) for position in positions]
         else:
-            own = [places.length] * len(positions)
+            own = [offsets.length] * len(positions)
         as_ids = self._names_are_ids
         if echo is None:
             return completion_logprobs(positions, top, own, as_id=as_ids)
-        whole, all_places = [*scores, *positions], [*echo.places, *own]
-        return completion_logprobs(whole, top, all_places, echo.first, as_ids)
+        whole, all_offsets = [*scores, *positions], [*echo.offsets, *own]
+        return completion_logprobs(whole, top, all_offsets, echo.first, as_ids)

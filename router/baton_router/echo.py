@@ -13,7 +13,7 @@ from functools import cached_property
 from baton_protocol.request import TokenLogprob
 from baton_router.calls import Prompt, TextPrompt
 from baton_text.detokenizer import TextReader
-from baton_text.places import Places, places_in
+from baton_text.offsets import TextOffsets, offsets_in
 from baton_text.tokenizer import Tokenizer
 
 
@@ -36,10 +36,10 @@ class Echo:
             self.text = reader.read(ids) + ("" if answered else reader.finish())
 
     @cached_property
-    def places(self) -> list[int]:
+    def offsets(self) -> list[int]:
         """Of each token in `text`. Takes 2 us a token, so long prompts want a thread."""
         if isinstance(self._given, TextPrompt):
             given = self._given
-            return places_in(self._tokenizer, given.text, self._ids, given.add_special_tokens)
-        placed = Places(self._tokenizer, skip_special=False)
+            return offsets_in(self._tokenizer, given.text, self._ids, given.add_special_tokens)
+        placed = TextOffsets(self._tokenizer, skip_special=False)
         return [placed.push(token_id) for token_id in self._ids]

@@ -52,12 +52,12 @@ def chat_logprobs(
 def completion_logprobs(
     positions: Sequence[PositionLogprobs],
     top: int,
-    places: Sequence[int],
+    offsets: Sequence[int],
     first: TokenLogprob | None = None,
     as_id: bool = False,
 ) -> dict[str, Any]:
     """`choices[].logprobs` of a completion. The sampled token is always among `top_logprobs`.
-    `first` is a prompt's first token, where the positions are those behind it. `places` are the
+    `first` is a prompt's first token, where the positions are those behind it. `offsets` are the
     text offsets of all these tokens."""
     alone = [] if first is None else [token_name(first, as_id)]
     unknown = [None for _ in alone]
@@ -65,7 +65,7 @@ def completion_logprobs(
         "tokens": [*alone, *(token_name(position.sampled, as_id) for position in positions)],
         "token_logprobs": [*unknown, *(_value(position.sampled) for position in positions)],
         "top_logprobs": [*unknown, *(_by_name(each, top, as_id) for each in positions)],
-        "text_offset": places,
+        "text_offset": offsets,
     }
 
 

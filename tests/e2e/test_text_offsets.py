@@ -133,16 +133,16 @@ def check(tokenizer: Tokenizer, data: st.DataObject) -> None:
     behind = len(ids) if echo else 0
     for choice, part, answer in zip(whole, streamed, answers, strict=True):
         text, told = choice["text"], choice["logprobs"]
-        places = told["text_offset"]
+        offsets = told["text_offset"]
         assert part["text"] == text
         assert part["tokens"] == told["tokens"]
-        assert [min(place, len(text)) for place in part["text_offset"]] == places
-        assert len(places) == len(told["tokens"])
-        assert places == sorted(places)
-        assert 0 <= places[0] <= places[-1] <= len(text)
+        assert [min(place, len(text)) for place in part["text_offset"]] == offsets
+        assert len(offsets) == len(told["tokens"])
+        assert offsets == sorted(offsets)
+        assert 0 <= offsets[0] <= offsets[-1] <= len(text)
         if stop:
             continue  # some text of the last tokens may be cut off
-        for at, (place, id) in enumerate(zip(places, (*ids[:behind], *answer), strict=True)):
+        for at, (place, id) in enumerate(zip(offsets, (*ids[:behind], *answer), strict=True)):
             as_written = isinstance(prompt, str) and at < behind
             hidden = at >= behind and skip and id in tokenizer.special_ids
             if not (as_written or hidden or not tokenizer.token_bytes(id)):

@@ -10,7 +10,7 @@ offline API; importing transformers instead would cost each of them 3 s and 750 
     tokenizer    Tokenizer: encode, decode, EOS ids
     chat         ChatTemplate: messages to prompt
     detokenizer  E(ids, stop): text that may be shown once these ids are known, and its increments
-    places       where in a text the text of each token begins
+    offsets      where in a text the text of each token begins
     logprobs     log-probabilities with their tokens' texts
     defaults     sampling defaults of generation_config.json
 """

@@ -11,7 +11,7 @@ from tokenizers import normalizers, processors
 from baton.demo_model import PACKAGE, demo_folder, fetch_demo
 from baton_text.artifacts import TOKENIZER, read_artifacts
 from baton_text.detokenizer import TextReader, context_of
-from baton_text.places import Places, places_in
+from baton_text.offsets import TextOffsets, offsets_in
 from baton_text.tokenizer import Tokenizer
 from tests.support.text_models import FAMILIES, LOSSLESS, byte_level_artifacts
 
@@ -35,11 +35,11 @@ def any_ids(tokenizer: Tokenizer) -> st.SearchStrategy[list[int]]:
 
 
 def check(tokenizer: Tokenizer, ids: list[int], skip: bool) -> None:
-    """The places of `ids` against the text that the same ids are shown as."""
+    """The offsets of `ids` against the text that the same ids are shown as."""
     reader = TextReader(tokenizer, skip)
     text = reader.read(ids) + reader.finish()
-    places = Places(tokenizer, skip)
-    found = [places.push(token_id) for token_id in ids]
+    offsets = TextOffsets(tokenizer, skip)
+    found = [offsets.push(token_id) for token_id in ids]
     assert found == sorted(found)
     first = True
     for place, token_id in zip(found, ids, strict=True):
@@ -87,28 +87,28 @@ def test_places_go_on_behind_a_context_as_behind_all_ids_before_it(
 ) -> None:
     ids, skip = data.draw(any_ids(tokenizer)), data.draw(st.booleans())
     middle = data.draw(st.integers(0, len(ids)))
-    whole = Places(tokenizer, skip)
+    whole = TextOffsets(tokenizer, skip)
     found = [whole.push(token_id) for token_id in ids]
     context = context_of(tokenizer, ids[:middle], skip)
     begun = len(TextReader(tokenizer, skip).read(ids[:middle]))
-    rest = Places(tokenizer, skip, context=context, before=begun)
+    rest = TextOffsets(tokenizer, skip, context=context, before=begun)
     assert [rest.push(token_id) for token_id in ids[middle:]] == found[middle:]
     assert rest.length == whole.length
 
 
-def places(ids: list[int], *, skip: bool = True) -> list[int]:
-    placed = Places(BYTES, skip)
+def offsets(ids: list[int], *, skip: bool = True) -> list[int]:
+    placed = TextOffsets(BYTES, skip)
     return [placed.push(token_id) for token_id in ids]
 
 
 def test_all_tokens_of_a_character_share_its_place() -> None:
-    assert places([97, *EURO, 98]) == [0, 1, 1, 1, 2]
+    assert offsets([97, *EURO, 98]) == [0, 1, 1, 1, 2]
 
 
 def test_a_token_that_breaks_a_character_off_begins_behind_it() -> None:
-    assert places([*EURO[:2], 98, 99]) == [0, 0, 1, 2]
-    assert places([*EURO[:2], *EURO]) == [0, 0, 1, 1, 1]
-    assert places([0xE0, 0x80, 98]) == [0, 1, 2]  # 0x80 never follows 0xE0
+    assert offsets([*EURO[:2], 98, 99]) == [0, 0, 1, 2]
+    assert offsets([*EURO[:2], *EURO]) == [0, 0, 1, 1, 1]
+    assert offsets([0xE0, 0x80, 98]) == [0, 1, 2]  # 0x80 never follows 0xE0
 
 
 def test_where_each_bad_byte_is_shown_by_itself_a_token_begins_behind_all_of_them() -> None:
@@ -116,16 +116,16 @@ def test_where_each_bad_byte_is_shown_by_itself_a_token_begins_behind_all_of_the
     ids = [3 + 0xE2, 3 + 0x82, 3 + ord("b")]  # <unk>, <s> and </s> come before the bytes
     reader = TextReader(tokenizer)
     assert reader.read(ids) == "\ufffd\ufffdb"
-    placed = Places(tokenizer)
+    placed = TextOffsets(tokenizer)
     assert [placed.push(token_id) for token_id in ids] == [0, 0, 2]
 
 
 def test_a_token_that_is_not_shown_stands_where_the_next_one_begins() -> None:
     special = min(BYTES.special_ids)
     shown = len(BYTES.token_text(special))
-    assert places([97, special, 98]) == [0, 1, 1]
-    assert places([97, special, 98], skip=False) == [0, 1, 1 + shown]
-    assert places([*EURO[:1], special, *EURO[1:], 98]) == [0, 0, 0, 0, 1]
+    assert offsets([97, special, 98]) == [0, 1, 1]
+    assert offsets([97, special, 98], skip=False) == [0, 1, 1 + shown]
+    assert offsets([*EURO[:1], special, *EURO[1:], 98]) == [0, 0, 0, 0, 1]
 
 
 @every_tokenizer
@@ -135,7 +135,7 @@ def test_the_tokens_of_a_given_text_stand_in_it_in_order(
     tokenizer: Tokenizer, text: str, special: bool
 ) -> None:
     ids = tokenizer.encode(text, special)
-    found = places_in(tokenizer, text, ids, special)
+    found = offsets_in(tokenizer, text, ids, special)
     assert len(found) == len(ids)
     assert found == sorted(found)
     assert all(0 <= place <= len(text) for place in found)
@@ -147,7 +147,7 @@ def test_the_tokens_of_a_given_text_stand_in_it_in_order(
 def test_the_tokens_of_a_given_text_begin_at_their_characters(name: str, text: str) -> None:
     tokenizer = TOKENIZERS[name]
     ids = tokenizer.encode(text, add_special_tokens=False)
-    for place, token_id in zip(places_in(tokenizer, text, ids, False), ids, strict=True):
+    for place, token_id in zip(offsets_in(tokenizer, text, ids, False), ids, strict=True):
         own = tokenizer.token_text(token_id)
         if "\ufffd" not in own:
             assert text[place:].startswith((own, own.lstrip(" ")))
@@ -174,7 +174,7 @@ def test_a_text_that_its_tokens_do_not_spell_is_divided_among_them_all_the_same(
 ) -> None:
     tokenizer = changed_byte_level(trimmed=trimmed)
     ids = tokenizer.encode(text)
-    found = places_in(tokenizer, text, ids, True)
+    found = offsets_in(tokenizer, text, ids, True)
     assert (found[0], found[1], found[-1]) == (0, 0, len(text))  # BOS, the first own one, EOS
     the = next(i for i, token_id in enumerate(ids) if tokenizer.token_text(token_id)[:2] == " t")
     assert found[the] == text.index(" the")
@@ -185,6 +185,6 @@ def test_words_that_a_tokenizer_writes_otherwise_begin_where_the_client_wrote_th
     tokenizer = TOKENIZERS["wordpiece"]
     text = "the  quick ,fox"
     ids = tokenizer.encode(text, add_special_tokens=False)
-    found = dict(zip(places_in(tokenizer, text, ids, False), ids, strict=True))
+    found = dict(zip(offsets_in(tokenizer, text, ids, False), ids, strict=True))
     assert tokenizer.token_text(found[0]).strip() == "the"
     assert {3, text.index(",") - 1, text.index("fox")} <= set(found)

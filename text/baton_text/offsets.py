@@ -15,8 +15,8 @@ from baton_text.detokenizer import TextReader
 from baton_text.tokenizer import Tokenizer
 
 
-class Places:
-    """The places of ids in the text that a TextReader makes of them, id by id.
+class TextOffsets:
+    """The offsets of ids in the text that a TextReader makes of them, id by id.
 
     `context` are ids before the text, of which nothing is shown, as a Detokenizer has them.
     `before` counts characters that stand before the text. `length` is how many characters there
@@ -35,17 +35,17 @@ class Places:
         self.length = before
 
     def push(self, token_id: int) -> int:
-        """The place of the next id. What earlier ones began of a character stands before it, unless
-        it goes on with that."""
-        place = self.length + self._reader.broken_off(token_id)
+        """The offset of the next id. It completes the character that earlier ids began, or else
+        stands behind what they show of it."""
+        offset = self.length + self._reader.broken_off(token_id)
         self.length += len(self._reader.push(token_id))
-        return place
+        return offset
 
 
-def places_in(
+def offsets_in(
     tokenizer: Tokenizer, text: str, ids: Sequence[int], add_special_tokens: bool
 ) -> list[int]:
-    """The places of `ids` in the `text` that was encoded to them.
+    """The offsets of `ids` in the `text` that was encoded to them.
 
     Where the tokens do not spell the text as it is (a tokenizer may lower its case, compose its
     characters, not know them), the library says which characters each came from. Tokens that were
@@ -55,7 +55,7 @@ def places_in(
     own = ids[len(before) : len(ids) - len(after)]
     reader = TextReader(tokenizer, skip_special=False)
     if reader.read(own) + reader.finish() == text:
-        spelled = Places(tokenizer, skip_special=False)
+        spelled = TextOffsets(tokenizer, skip_special=False)
         inner = [spelled.push(token_id) for token_id in own]
     else:
         inner = _from_spans(text, tokenizer.spans(text))
@@ -65,12 +65,12 @@ def places_in(
 def _from_spans(text: str, spans: Sequence[tuple[int, int]]) -> list[int]:
     """A token begins where its span does, before the spaces that no span holds. All tokens that
     came from one character have its span."""
-    places = []
-    place = end = 0
+    offsets = []
+    offset = end = 0
     for first, last in spans:
         spaces = text[end:first]
         spaces = spaces[len(spaces.rstrip()) :]
-        place = max(place, first - len(spaces))
+        offset = max(offset, first - len(spaces))
         end = max(end, last)
-        places.append(place)
-    return places
+        offsets.append(offset)
+    return offsets
