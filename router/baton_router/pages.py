@@ -17,10 +17,9 @@ from aiohttp import web
 
 from baton_protocol.errors import Forbidden, InvalidRequest
 from baton_protocol.hosts import Hosts
-from baton_router.settings import RouterSettings, plain_origin
+from baton_router.settings import USUAL_PORTS, RouterSettings, plain_origin
 
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
-DEFAULT_PORTS = {"http": 80, "https": 443}
 JSON_TYPE = "application/json"
 ANY = "*"
 SHOWN = 100  # characters of a header in an error
@@ -101,7 +100,7 @@ def is_own(origin: str, host: str) -> bool:
     `Host`; the port that one of them leaves out is that of the origin's scheme."""
     try:
         page, asked = urlsplit(origin), urlsplit(f"//{host}")
-        usual = DEFAULT_PORTS[page.scheme]
+        usual = USUAL_PORTS[page.scheme]
         own = (asked.hostname, asked.port or usual)
         return page.hostname is not None and (page.hostname, page.port or usual) == own
     except (ValueError, KeyError):

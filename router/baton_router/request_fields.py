@@ -100,6 +100,10 @@ class Members:
         return [name for name, field in self.fields.items() if field.does != "refused"]
 
 
+def _unsupported(remark: str) -> str:
+    return f"this server does not support it: {remark}; leave it out"
+
+
 def _obeyed(name: str, bodies: tuple[Body, ...], remark: str, default: str = "") -> Field:
     return Field(name=name, bodies=bodies, does="obeyed", remark=remark, default=default)
 
@@ -113,11 +117,13 @@ def _ignored(
         does="ignored",
         remark=remark,
         accepts=accepts,
-        complaint=f"this server does not support it: {remark}; leave it out",
+        complaint=_unsupported(remark),
     )
 
 
-def _refused(remark: str, *names: str, accepts: Values = EMPTY) -> Iterable[Field]:
+def _refused(
+    remark: str, *names: str, accepts: Values = EMPTY, complaint: str = ""
+) -> Iterable[Field]:
     for name in names:
         yield Field(
             name=name,
@@ -125,22 +131,14 @@ def _refused(remark: str, *names: str, accepts: Values = EMPTY) -> Iterable[Fiel
             does="refused",
             remark=remark,
             accepts=accepts,
-            complaint=f"this server does not support it: {remark}; leave it out",
+            complaint=complaint or _unsupported(remark),
         )
 
 
 def _the_keys(*names: str) -> Iterable[Field]:
     """Whose KV a request may use follows from its API key."""
     told = "no request may name it: the API key says it"
-    for name in names:
-        yield Field(
-            name=name,
-            bodies=BOTH,
-            does="refused",
-            remark=told,
-            accepts=EMPTY,
-            complaint=f"{told}; leave it out",
-        )
+    return _refused(told, *names, complaint=f"{told}; leave it out")
 
 
 _ASKED = (

@@ -21,7 +21,7 @@ RANKINGS: tuple[Ranking, ...] = get_args(Ranking)
 Sharing = Literal["pool", "tenant"]
 MAX_PORT = 65535
 _ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([\w.-]+|\[[\da-f:.]+\])(:\d{1,5})?/?", re.ASCII)
-_USUAL_PORTS = {"http": ":80", "https": ":443"}
+USUAL_PORTS = {"http": 80, "https": 443}
 
 
 class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -190,7 +190,7 @@ def plain_origin(text: str) -> str | None:
     if found is None:
         return None
     scheme, host, port = found.groups(default="")
-    return f"{scheme}://{host}" + ("" if port == _USUAL_PORTS.get(scheme) else port)
+    return f"{scheme}://{host}" + ("" if port == f":{USUAL_PORTS.get(scheme)}" else port)
 
 
 _POSITIVE = (

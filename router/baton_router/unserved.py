@@ -16,6 +16,12 @@ from baton_router.request_fields import MEMBERS, Body, Field
 
 MAX_METADATA = 16
 _METADATA = {"additionalProperties": {"type": "string"}, "maxProperties": MAX_METADATA}
+# Fields that are ignored; what they hold is checked all the same.
+_TEXTS = (
+    *("user", "safety_identifier", "session_id"),
+    *("prompt_cache_key", "prompt_cache_retention", "mm_payload"),
+)
+_OBJECTS = ("prompt_cache_options", "media_io_kwargs", "mm_processor_kwargs")
 _LIMITED = {
     body: {field.name: field for field in members.fields.values() if field.accepts is not None}
     for (body, path), members in MEMBERS.items()
@@ -54,11 +60,9 @@ def _same(value: Any, other: Any) -> bool:
 
 
 def _check_ignored(fields: Fields) -> None:
-    for name in ("user", "safety_identifier", "session_id"):
+    for name in _TEXTS:
         fields.text(name)
-    for name in ("prompt_cache_key", "prompt_cache_retention", "mm_payload"):
-        fields.text(name)
-    for name in ("prompt_cache_options", "media_io_kwargs", "mm_processor_kwargs"):
+    for name in _OBJECTS:
         fields.mapping(name)
     fields.boolean("store", False)
     fields.boolean("parallel_tool_calls", True)
