@@ -20,6 +20,7 @@ from tests.support.decoding import (
     GREEDY,
     KINDS,
     Driver,
+    Noting,
     Spoiling,
     Stream,
     alone,
@@ -33,17 +34,6 @@ LENGTHS = (5, 30, 17, 8, 1, 23, 16, 40, 7, 12)
 STEPS = 20  # more than two blocks
 SIZES = (1, 2, 4, 8, 10)
 MODEL = "llama-gqa2-tied"
-
-
-class Noting:
-    """A recorder that calls, and says of what sizes steps were."""
-
-    def __init__(self) -> None:
-        self.sizes: list[int] = []
-
-    def run(self, size: int, compute: Callable[[], None]) -> None:
-        self.sizes.append(size)
-        compute()
 
 
 @pytest.fixture(scope="module")

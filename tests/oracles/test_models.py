@@ -24,7 +24,7 @@ from baton_engine.models.slots import WeightSlots
 from baton_engine.torch_memory import TorchMemory
 from baton_protocol.ids import BlockId
 from baton_protocol.layout import KVLayout
-from tests.support.decoding import Driver, make_runner, streams
+from tests.support.decoding import Driver, Noting, make_runner, streams
 
 CPU = torch.device("cpu")
 Rows = Sequence[Sequence[float]]
@@ -324,17 +324,6 @@ def test_attention_is_the_same_whatever_the_table_O_MDL_11(start: int, tokens: i
     queries = torch.cat([torch.zeros(start, 4, 8), q])
     whole = attended(queries, k, v, blocks=[1, 2, 3, 4])  # one prompt: nothing from the cache
     torch.testing.assert_close(paged, whole[start:], rtol=1e-5, atol=1e-6)
-
-
-class Noting:
-    """In place of graphs: which size each step is padded to."""
-
-    def __init__(self) -> None:
-        self.sizes: list[int] = []
-
-    def run(self, size: int, compute: Callable[[], None]) -> None:
-        self.sizes.append(size)
-        compute()
 
 
 @pytest.mark.parametrize(

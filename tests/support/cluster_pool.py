@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import NamedTuple
-from urllib.error import HTTPError, URLError
+from urllib.error import URLError
 
 from tests.cluster.machine.client import CommandFailed, Kubernetes
 from tests.support.cluster_operator import operator_log
@@ -208,8 +208,6 @@ class ClusterPool:
         Service for which it knows none."""
         try:
             urllib.request.urlopen(f"{self.url}/health", timeout=HTTP_S).close()
-        except HTTPError:
-            return True
         except URLError:
             return False
         return True

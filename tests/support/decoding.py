@@ -42,6 +42,17 @@ KINDS = (
 )
 
 
+class Noting:
+    """In place of recorded graphs: calls at once, and notes to which size each step is padded."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def run(self, size: int, compute: Callable[[], None]) -> None:
+        self.sizes.append(size)
+        compute()
+
+
 def make_runner(
     folder: Path,
     *,
