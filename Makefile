@@ -67,7 +67,7 @@ cluster-tools: $(INSTALLED) ## the tests' own Kubernetes, checkers of manifests;
 
 .PHONY: lint-tools
 lint-tools: $(INSTALLED) ## what checks the API's document: 90 MB from npm, 10 seconds, once
-	@$(BIN)/python -m tests.support.api_linters
+	@$(BIN)/python -m tests.support.project.api_linters
 
 # Only if it stands on the command line: one in the environment may be somebody's production.
 .PHONY: test-cluster

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.support.engines.tiny_models import make_tiny_model
 from tests.support.needs import NEEDS
-from tests.support.tiny_models import make_tiny_model
 
 SPREAD = ("tests/e2e/test_exactness.py",)
 # These share one Kubernetes with nodes, which fills this machine.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.wheel import build_wheel, metadata_of
+from tests.support.project.wheel import build_wheel, metadata_of
 
 
 @pytest.fixture(scope="session")

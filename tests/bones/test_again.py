@@ -9,7 +9,7 @@ from xml.sax.saxutils import escape
 
 import pytest
 
-from tests.support.again import Failure, failures_of, main
+from tests.support.project.again import Failure, failures_of, main
 
 LATE = '>       assert load.busy, "nobody was there"\nE       AssertionError: nobody was there\n'
 WRONG = ">       assert told.ids == [1, 2]\nE       assert [1, 3] == [1, 2]\n"

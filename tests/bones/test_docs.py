@@ -25,8 +25,8 @@ from baton_operator.metrics import Metrics
 from baton_protocol import errors
 from baton_router.actions import Cause
 from baton_router.placement import Reason
-from tests.support.http import exchange, text_of
-from tests.support.pool import Pool
+from tests.support.clients.http import exchange, text_of
+from tests.support.pools.baton_up import Pool
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

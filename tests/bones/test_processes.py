@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.support.pool import Pool
+from tests.support.pools.baton_up import Pool
 
 
 def with_torch(pool: Pool) -> list[psutil.Process]:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support import needs as vocabulary
 from tests.support.needs import NEEDS, Need, complaint, needs
-from tests.support.skips import Skip, main, skips_of
+from tests.support.project.skips import Skip, main, skips_of
 
 REPORT = """<testsuites><testsuite>
 <testcase classname="tests.a.test_x" name="test_one">

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.model_fetch import model_hub
-from tests.support.stub_hub import StubHub
+from tests.support.hubs.model_fetch import model_hub
+from tests.support.hubs.stub_hub import StubHub
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from baton.bench_options import LatencyOptions, ThroughputOptions
 from baton.bench_workload import random_prompts
 from baton.errors import CommandError
 from baton.options import EngineOptions, Overlap, SimOptions
-from tests.support.bench import bench, figures
+from tests.support.project.bench import bench, figures
 
 SIM = ("--engine", "sim", "--kv-blocks", "1000")
 WIDE = ("--engine", "sim", "--sim-vocab-size", "10001")  # has the preset's ids

@@ -16,7 +16,7 @@ from baton.bench_workload import Ask, Workload
 from baton_engine.core import EngineCore
 from baton_engine.sim import SimSettings, build_sim
 from baton_protocol.errors import PromptTooLong
-from tests.support.engine_core import scripted
+from tests.support.engines.engine_core import scripted
 
 
 def ticks() -> Callable[[], float]:

@@ -18,8 +18,8 @@ from baton.bench_serve_options import ServeOptions
 from baton.bench_stream import Outcome
 from baton.errors import CommandError, UsageError
 from baton.main import read_command
-from tests.support.bench import bench, figures
-from tests.support.pool import Pool
+from tests.support.pools.baton_up import Pool
+from tests.support.project.bench import bench, figures
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 SMALL = ("--num-prompts", "6", "--random-input-len", "40", "--random-output-len", "8")

@@ -15,7 +15,7 @@ from baton.explain_options import ExplainOptions
 from baton.explain_text import lines_of
 from baton_router.service import Router
 from baton_router.settings import RouterSettings
-from tests.support.fake_node import FakeNode
+from tests.support.nodes.fake_node import FakeNode
 from tests.support.waiting import until
 
 WAY = {"queue_ms": 1.0, "compute_ms": 20.0, "fetch_ms": 2.0, "slowdown_ms": 5.0, "uncached": 9}

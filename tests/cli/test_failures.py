@@ -15,8 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.support.http import Answer, Json, complete, events, exchange, hang_up
-from tests.support.pool import Pool
+from tests.support.clients.http import Answer, Json, complete, events, exchange, hang_up
+from tests.support.pools.baton_up import Pool
 
 WORD = "Xylofonquark"  # in everything that a client writes, and nowhere else
 POISON = 7  # as a character: the simulated engine's tokens are bytes

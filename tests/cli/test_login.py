@@ -15,10 +15,10 @@ from baton.roles import node_settings, router_settings
 from baton.up import settle
 from baton_kvstore.embedded import EmbeddedStore
 from baton_kvstore.endpoint import parse_endpoint
-from tests.support.http import exchange
-from tests.support.kvstore import plain_client
-from tests.support.one_role import WAIT_S, role, wait_ready
-from tests.support.pool import Pool
+from tests.support.clients.http import exchange
+from tests.support.pools.baton_up import Pool
+from tests.support.pools.one_role import WAIT_S, role, wait_ready
+from tests.support.stores.kvstore import plain_client
 
 PASSWORD = "p@ss/w:rd?#%41 ü,x"
 TOKEN = "t0ken-of-the-pool"

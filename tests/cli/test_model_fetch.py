@@ -23,7 +23,7 @@ from baton.model_fetch import make_fetch, show_progress
 from baton_kvstore.embedded import EmbeddedStore
 from baton_kvstore.registry import Registry
 from baton_protocol.store import FetchReport
-from tests.support.model_fetch import (
+from tests.support.hubs.model_fetch import (
     DEADLINE_S,
     FILES,
     WEIGHTS,
@@ -34,7 +34,7 @@ from tests.support.model_fetch import (
     start,
     wait,
 )
-from tests.support.stub_hub import StubHub
+from tests.support.hubs.stub_hub import StubHub
 
 # --- what is fetched ------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from baton_engine import digest
 from baton_engine.config import read_config
 from baton_engine.digest import CACHE_NAME, tensor_digests
 from baton_engine.weight_files import INDEX_NAME
-from tests.support.model_fetch import (
+from tests.support.hubs.model_fetch import (
     DEADLINE_S,
     FILES,
     WEIGHTS,
@@ -28,7 +28,7 @@ from tests.support.model_fetch import (
     start,
     wait,
 )
-from tests.support.stub_hub import StubHub
+from tests.support.hubs.stub_hub import StubHub
 
 # --- what is wrong --------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import pytest
 from baton.errors import CommandError
 from baton.otlp import exporting
 from baton_protocol.traces import Place, Span
-from tests.support.collector import Collector
+from tests.support.pools.collector import Collector
 
 TRACE, PARENT, OWN = "ab" * 16, "cd" * 8, "ef" * 8
 SERVER, INTERNAL = 2, 1

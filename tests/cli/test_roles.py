@@ -18,8 +18,8 @@ from baton.options import NodeOptions
 from baton.roles import node_settings
 from baton_protocol.link import JobFailed, RunJob, to_node_codec, to_router_codec
 from baton_protocol.store import ROLES
-from tests.support.nodes import make_request
-from tests.support.one_role import WAIT_S, role, wait_ready
+from tests.support.nodes.processes import make_request
+from tests.support.pools.one_role import WAIT_S, role, wait_ready
 
 
 def ask(url: str) -> dict[str, object]:

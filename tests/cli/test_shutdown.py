@@ -14,8 +14,8 @@ from contextlib import contextmanager, suppress
 import psutil
 import pytest
 
-from tests.support.nodes import free_port
-from tests.support.pool import Pool
+from tests.support.nodes.processes import free_port
+from tests.support.pools.baton_up import Pool
 
 SIM = ["--engine", "sim", "--chunk-blocks", "1", "--kv-blocks", "500"]
 UP = [sys.executable, "-m", "baton", "up", *SIM, "--port", "0"]

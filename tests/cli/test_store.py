@@ -14,8 +14,8 @@ from baton.sizes import ByteSize
 from baton.store import OpenStore, StoreUrls, open_store
 from baton_kvstore.embedded import EmbeddedStore
 from baton_kvstore.errors import ServerMissing
-from tests.support.kvstore import plain_client, wait_until
-from tests.support.pool import Pool
+from tests.support.pools.baton_up import Pool
+from tests.support.stores.kvstore import plain_client, wait_until
 from tests.support.waiting import until
 
 SIM = ["--engine", "sim", "--chunk-blocks", "1", "--kv-blocks", "500"]

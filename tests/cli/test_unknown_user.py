@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from baton.up import reserve_port
-from tests.support.entry_points import (
+from tests.support.needs import needs
+from tests.support.project.entry_points import (
     ENTRY_POINTS,
     KUBECONFIG,
     START_S,
@@ -19,7 +20,6 @@ from tests.support.entry_points import (
     wait_until_it_answers,
     words_of,
 )
-from tests.support.needs import needs
 
 # It may read this checkout and its Python wherever they lie; nothing else of root's.
 AS_UNKNOWN = (

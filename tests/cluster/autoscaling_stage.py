@@ -22,7 +22,7 @@ from baton_protocol.store import ROLES, NodeState, Role, RouterReport
 from tests.cluster.drain_stage import Router, Stage
 from tests.cluster.operators import Body, Pool, Window, until
 from tests.operator.test_operator_index import PASSWORD
-from tests.support.fake_node import make_report
+from tests.support.nodes.fake_node import make_report
 
 TELL_S = 0.5
 TTL_S = 5.0

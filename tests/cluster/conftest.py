@@ -44,10 +44,10 @@ from tests.cluster.machine.programs import built_programs, say
 from tests.cluster.machine.sweep import free_slot
 from tests.cluster.operators import Pool, Window
 from tests.operator.test_operator_index import redis_server
-from tests.support.cluster_operator import NAMESPACE, uninstall_operator
-from tests.support.cluster_specs import SIM_UP
+from tests.support.kubernetes.operator import NAMESPACE, uninstall_operator
+from tests.support.kubernetes.specs import SIM_UP
 from tests.support.needs import needs
-from tests.support.pool import Pool as CalmPool
+from tests.support.pools.baton_up import Pool as CalmPool
 
 # Of a whole test: the first ones boot what the others share.
 LONGEST_S = 900

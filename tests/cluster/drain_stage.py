@@ -23,7 +23,7 @@ from baton_operator.builders.router import PORT
 from baton_protocol.store import NodeLoad, NodeState
 from tests.cluster.operators import Body, Pool, Window, until
 from tests.operator.test_operator_index import PASSWORD
-from tests.support.fake_node import make_report
+from tests.support.nodes.fake_node import make_report
 
 SECRET = "index-login"
 

@@ -19,8 +19,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tests.cluster.machine.client import Kubernetes
-from tests.support.http import Json
-from tests.support.tls import make_certificate
+from tests.support.clients.http import Json
+from tests.support.wires.tls import make_certificate
 
 GROUP, VERSION = "external.metrics.k8s.io", "v1beta1"
 ROOT = f"/apis/{GROUP}/{VERSION}"

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from itertools import count
 from threading import Event
 
-from tests.support.cluster_streams import PROMPT_TOKENS, STREAM_S, Question, completion
-from tests.support.http import Json
-from tests.support.mix import Result
-from tests.support.streams import Told, ask
+from tests.support.clients.http import Json
+from tests.support.clients.mix import Result
+from tests.support.clients.streams import Told, ask
+from tests.support.kubernetes.streams import PROMPT_TOKENS, STREAM_S, Question, completion
 
 CALM_CLIENTS = 8
 AFTER_ERROR_S = 0.2

@@ -17,7 +17,7 @@ from baton_protocol.store import NodeLoad, NodeState, Role
 from tests.cluster.drain_stage import Stage
 from tests.cluster.operators import Body, until
 from tests.operator.test_operator_index import PASSWORD
-from tests.support.fake_node import make_report
+from tests.support.nodes.fake_node import make_report
 
 ROLES: tuple[Role, ...] = ("prefill", "decode")
 SAME, OTHER = Fingerprint("5" * 32), Fingerprint("0" * 32)

@@ -12,10 +12,10 @@ from itertools import count
 
 from tests.cluster.load import AsGood, Load, Shape, never
 from tests.cluster.machine.client import Kubernetes
-from tests.support.cluster_operator import RESTRICTED, install_operator
-from tests.support.cluster_pool import ClusterPool
-from tests.support.cluster_specs import only_on, rather_on, spread
-from tests.support.http import Json
+from tests.support.clients.http import Json
+from tests.support.kubernetes.operator import RESTRICTED, install_operator
+from tests.support.kubernetes.pool import ClusterPool
+from tests.support.kubernetes.specs import only_on, rather_on, spread
 
 ROLES = ("prefill", "decode")
 # A stream of 80 tokens takes 2 s; a prompt of 200 tokens 0.4 s.

@@ -18,7 +18,7 @@ import yaml
 
 from tests.cluster.installed import established, remove_definitions
 from tests.cluster.machine.client import CommandFailed, Kubernetes
-from tests.support.chart import (
+from tests.support.kubernetes.chart import (
     CHART,
     CRD,
     MONITORING,
@@ -28,7 +28,7 @@ from tests.support.chart import (
     one_of,
     set_words,
 )
-from tests.support.documents import POOLS, excerpts
+from tests.support.kubernetes.documents import POOLS, excerpts
 from tests.support.needs import needs
 
 SOON_S = 180

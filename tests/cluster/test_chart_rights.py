@@ -12,9 +12,9 @@ import yaml
 from baton_operator.builders import build_pool
 from baton_operator.permissions import CLUSTER_RULES, LEASE_RULES, POOL_RULES, Rule
 from tests.cluster.machine.client import Kubernetes
-from tests.support.chart import OPERATOR, Manifest, manifests, one_of
-from tests.support.documents import ROOT
-from tests.support.manifests import SAMPLES, sample_pool, templates
+from tests.support.kubernetes.chart import OPERATOR, Manifest, manifests, one_of
+from tests.support.kubernetes.documents import ROOT
+from tests.support.kubernetes.manifests import SAMPLES, sample_pool, templates
 from tests.support.needs import needs
 
 MADE = "get list watch create patch delete"

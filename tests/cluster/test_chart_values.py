@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.cluster.machine.client import CommandFailed, Kubernetes
-from tests.support.chart import (
+from tests.support.kubernetes.chart import (
     CHART,
     MONITORING,
     OPERATOR,
@@ -23,7 +23,7 @@ from tests.support.chart import (
     set_words,
     values,
 )
-from tests.support.network_policies import Place, may_connect
+from tests.support.kubernetes.network_policies import Place, may_connect
 
 # Path, another value than the default, what then stands in the manifests and else does not.
 CHANGES: list[tuple[str, Any, str]] = [

@@ -17,9 +17,9 @@ from baton_operator.builders import build_pool
 from baton_operator.pool import read_pool
 from tests.cluster.machine.checkers import Finding, built_checkers, checkov, kube_score, trivy
 from tests.cluster.machine.client import Kubernetes
-from tests.support.chart import MONITORING, SPREAD, Manifest, manifests, set_words
-from tests.support.documents import POOLS, ROOT
-from tests.support.manifests import CREDENTIALS, INSTALLATION
+from tests.support.kubernetes.chart import MONITORING, SPREAD, Manifest, manifests, set_words
+from tests.support.kubernetes.documents import POOLS, ROOT
+from tests.support.kubernetes.manifests import CREDENTIALS, INSTALLATION
 from tests.support.needs import needs
 
 CHECKERS = {"kube-score": kube_score, "trivy": trivy, "checkov": checkov}

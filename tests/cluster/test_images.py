@@ -28,8 +28,13 @@ from tests.cluster.machine.builds import (
 )
 from tests.cluster.machine.packages import install_needed
 from tests.cluster.machine.programs import say
-from tests.support.entry_points import KUBECONFIG, UNKNOWN_UID, wait_until_it_answers, words_of
 from tests.support.needs import needs
+from tests.support.project.entry_points import (
+    KUBECONFIG,
+    UNKNOWN_UID,
+    wait_until_it_answers,
+    words_of,
+)
 
 Report = Callable[[str, object], None]
 MB = 1e6

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.cluster.load import Answer, Load, Shape, check_answer, never
-from tests.support.pool import Pool
-from tests.support.streams import ask
+from tests.support.clients.streams import ask
+from tests.support.pools.baton_up import Pool
 
 SHAPE = Shape(clients=2, tokens=12)
 ERROR = {"code": "rolled_out", "message": "send it again"}

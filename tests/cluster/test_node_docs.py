@@ -16,9 +16,9 @@ import pytest
 import yaml
 
 from tests.cluster.machine.client import CommandFailed, Kubernetes
-from tests.support.cluster_operator import IMAGES, NAMESPACE, RELEASE, operator_log
-from tests.support.cluster_streams import ask_by_openai, chat
-from tests.support.documents import ROOT, cluster_commands, commands_of
+from tests.support.kubernetes.documents import ROOT, cluster_commands, commands_of
+from tests.support.kubernetes.operator import IMAGES, NAMESPACE, RELEASE, operator_log
+from tests.support.kubernetes.streams import ask_by_openai, chat
 from tests.support.needs import needs
 
 TIMEOUT_S = 600.0

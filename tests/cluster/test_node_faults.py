@@ -15,10 +15,10 @@ from itertools import count
 import pytest
 
 from tests.cluster.machine.client import Kubernetes
-from tests.support.cluster_operator import RESTRICTED, install_operator, kill_operator
-from tests.support.cluster_pool import ClusterPool, Pod
-from tests.support.cluster_specs import only_on, rather_on, sim_spec, spread
-from tests.support.cluster_streams import (
+from tests.support.kubernetes.operator import RESTRICTED, install_operator, kill_operator
+from tests.support.kubernetes.pool import ClusterPool, Pod
+from tests.support.kubernetes.specs import only_on, rather_on, sim_spec, spread
+from tests.support.kubernetes.streams import (
     Question,
     Streams,
     answers_of,
@@ -26,7 +26,7 @@ from tests.support.cluster_streams import (
     long_streams,
 )
 from tests.support.needs import needs
-from tests.support.pool import Pool
+from tests.support.pools.baton_up import Pool
 
 STREAMS, TOKENS = 6, 480
 BEGUN = 20  # tokens

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.machine.client import Kubernetes
-from tests.support.cluster_dump import shown
-from tests.support.cluster_operator import install_operator
-from tests.support.cluster_pool import ClusterPool
-from tests.support.cluster_specs import SIM_UP, sim_spec
-from tests.support.cluster_streams import answers_of, answers_of_baton_up, few_questions
-from tests.support.http import Json
+from tests.support.clients.http import Json
+from tests.support.hubs.stub_hub import StubHub
+from tests.support.kubernetes.dump import shown
+from tests.support.kubernetes.operator import install_operator
+from tests.support.kubernetes.pool import ClusterPool
+from tests.support.kubernetes.specs import SIM_UP, sim_spec
+from tests.support.kubernetes.streams import answers_of, answers_of_baton_up, few_questions
 from tests.support.needs import needs
-from tests.support.stub_hub import StubHub
 
 MODEL = "org/tiny"
 TOKEN = "hf_of_nobody_else_0123456789"

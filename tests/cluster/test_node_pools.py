@@ -10,11 +10,11 @@ import pytest
 
 from tests.cluster.machine.client import Kubernetes
 from tests.cluster.machine.torch_pods import torch_pod_overrides
-from tests.support.cluster_operator import RESTRICTED, install_operator
-from tests.support.cluster_pool import ClusterPool, Row
-from tests.support.cluster_specs import SIM_UP, sim_spec, torch_spec, torch_up
-from tests.support.cluster_streams import answers_of_baton_up, ask_by_openai, few_questions
-from tests.support.mix import Said
+from tests.support.clients.mix import Said
+from tests.support.kubernetes.operator import RESTRICTED, install_operator
+from tests.support.kubernetes.pool import ClusterPool, Row
+from tests.support.kubernetes.specs import SIM_UP, sim_spec, torch_spec, torch_up
+from tests.support.kubernetes.streams import answers_of_baton_up, ask_by_openai, few_questions
 from tests.support.needs import needs
 
 STARTING = {"Starting", "WaitingForNodes", "NothingApplied"}

@@ -8,16 +8,16 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cluster.machine.client import CommandFailed, Kubernetes
-from tests.support.cluster_dump import cluster_object_names, object_names, shown
-from tests.support.cluster_operator import (
+from tests.support.kubernetes.dump import cluster_object_names, object_names, shown
+from tests.support.kubernetes.operator import (
     NAMESPACE,
     RESTRICTED,
     install_operator,
     uninstall_operator,
 )
-from tests.support.cluster_pool import ClusterPool
-from tests.support.cluster_specs import sim_spec
-from tests.support.cluster_streams import answers_of, few_questions
+from tests.support.kubernetes.pool import ClusterPool
+from tests.support.kubernetes.specs import sim_spec
+from tests.support.kubernetes.streams import answers_of, few_questions
 from tests.support.needs import needs
 
 

@@ -14,11 +14,11 @@ import pytest
 from tests.cluster.load import Shape
 from tests.cluster.machine.client import Kubernetes
 from tests.cluster.scale_stage import ROLES, Loads, Report, nodes_of, scaled_pool
-from tests.support.cluster_pool import ClusterPool
-from tests.support.cluster_specs import NODE_MEMORY, sim_spec
-from tests.support.http import Json
+from tests.support.clients.http import Json
+from tests.support.kubernetes.pool import ClusterPool
+from tests.support.kubernetes.specs import NODE_MEMORY, sim_spec
 from tests.support.needs import needs
-from tests.support.pool import Pool
+from tests.support.pools.baton_up import Pool
 
 pytestmark = pytest.mark.timeout(1200)
 

@@ -25,10 +25,10 @@ from tests.cluster.scale_stage import (
     scaled_pool,
     settle,
 )
-from tests.support.cluster_pool import ClusterPool
-from tests.support.cluster_specs import sim_spec
+from tests.support.kubernetes.pool import ClusterPool
+from tests.support.kubernetes.specs import sim_spec
 from tests.support.needs import needs
-from tests.support.pool import Pool
+from tests.support.pools.baton_up import Pool
 
 pytestmark = pytest.mark.timeout(1200)
 

@@ -12,13 +12,13 @@ from tests.cluster.load import Shape
 from tests.cluster.machine.client import Kubernetes
 from tests.cluster.machine.torch_pods import torch_pod_overrides
 from tests.cluster.scale_stage import ROLES, Loads, Report, scaled_pool, settle
-from tests.support.cluster_pool import ClusterPool
-from tests.support.cluster_specs import torch_spec, torch_up
-from tests.support.cluster_streams import Question
-from tests.support.exactness import rounding_explains
-from tests.support.mix import Result
+from tests.support.clients.mix import Result
+from tests.support.engines.exactness import rounding_explains
+from tests.support.kubernetes.pool import ClusterPool
+from tests.support.kubernetes.specs import torch_spec, torch_up
+from tests.support.kubernetes.streams import Question
 from tests.support.needs import needs
-from tests.support.pool import Pool
+from tests.support.pools.baton_up import Pool
 
 pytestmark = pytest.mark.timeout(1200)
 

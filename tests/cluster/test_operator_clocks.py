@@ -18,7 +18,7 @@ from tests.cluster.fault_proxy import FaultProxy
 from tests.cluster.machine.client import Kubernetes
 from tests.cluster.operators import Operator, Pool, Window, until
 from tests.cluster.rollout_stage import OTHER, RolloutStage
-from tests.support.clocks import HOUR_S, WrongClock
+from tests.support.wrong_clock import HOUR_S, WrongClock
 
 
 @pytest.fixture

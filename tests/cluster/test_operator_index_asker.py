@@ -21,8 +21,8 @@ from baton_operator.pool import Pool
 from baton_operator.queue import WorkQueue
 from tests.cluster.machine.client import Kubernetes
 from tests.operator.test_operator_index import LOCAL, PASSWORD, external, redis_server, register
-from tests.support import observations as o
-from tests.support.observations import observed, status_of
+from tests.support.planner import observations as o
+from tests.support.planner.observations import observed, status_of
 
 WAIT_S = 120.0
 

@@ -12,7 +12,7 @@ import yaml
 
 from baton_operator.builders import build_pool
 from tests.cluster.machine.client import CommandFailed, Kubernetes
-from tests.support.manifests import RESTRICTED, sample_pool, templates
+from tests.support.kubernetes.manifests import RESTRICTED, sample_pool, templates
 
 ENFORCED = {
     f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn", "audit")

@@ -9,7 +9,7 @@ from baton_node.settings import NodeSettings, SetupError
 from baton_protocol.ids import Epoch
 from baton_protocol.link import Load, RunJob
 from baton_protocol.store import NodeLoad, Speeds
-from tests.support.nodes import make_request
+from tests.support.nodes.processes import make_request
 
 JOB = RunJob(make_request("r", b"prompt"))
 

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.exactness import Tally, compare, reference
-from tests.support.http import all_at_once, ids_of
-from tests.support.pool import Pool
-from tests.support.tiny_models import TINY_MODELS, prompt_of
+from tests.support.clients.http import all_at_once, ids_of
+from tests.support.engines.exactness import Tally, compare, reference
+from tests.support.engines.tiny_models import TINY_MODELS, prompt_of
+from tests.support.pools.baton_up import Pool
 
 NEW_TOKENS = 64
 BLOCK = 16

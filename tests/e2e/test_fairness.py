@@ -12,7 +12,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from tests.support.pool import Pool
+from tests.support.pools.baton_up import Pool
 
 RUNNING, FLOOD = 4, 48  # the node itself says how many it runs
 FLAGS = ("--engine", "sim", "--prefill", "0", "--sim-decode-ms", "2", "--max-num-seqs")

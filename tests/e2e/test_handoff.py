@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.http import Answer, complete, text_of
-from tests.support.pool import Pool
-from tests.support.tiny_models import prompt_of
+from tests.support.clients.http import Answer, complete, text_of
+from tests.support.engines.tiny_models import prompt_of
+from tests.support.pools.baton_up import Pool
 
 CHUNK = 16
 FIELDS = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}

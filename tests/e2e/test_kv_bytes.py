@@ -30,9 +30,9 @@ from baton_protocol.ids import BlockId
 from baton_protocol.layout import VALUE_HEADER_BYTES, KVLayout
 from baton_protocol.request import Request
 from baton_protocol.sampling import SamplingParams
-from tests.support.kvstore import plain_client
-from tests.support.node_ends import End, Pages, dump, flood
-from tests.support.torch_engines import make_request, small_engine
+from tests.support.engines.torch_engines import make_request, small_engine
+from tests.support.nodes.node_ends import End, Pages, dump, flood
+from tests.support.stores.kvstore import plain_client
 
 BLOCK, CHUNK_BLOCKS = 16, 3
 CHUNK = BLOCK * CHUNK_BLOCKS

@@ -9,8 +9,8 @@ from typing import Any
 import openai
 import pytest
 
-from tests.support.http import exchange
-from tests.support.pool import Pool
+from tests.support.clients.http import exchange
+from tests.support.pools.baton_up import Pool
 
 MESSAGES: Any = [{"role": "user", "content": "the prefill node computes the prompt " * 8}]
 PROMPT = "every chunk of the cache has a name " * 8

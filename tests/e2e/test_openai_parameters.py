@@ -13,7 +13,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.support.pool import Pool
+from tests.support.pools.baton_up import Pool
 
 PROMPT = "every chunk of the cache has a name " * 4
 EOS = 257

@@ -17,8 +17,8 @@ from baton_engine.llm import LLM
 from baton_protocol.sampling import SamplingParams
 from baton_text.artifacts import read_artifacts
 from baton_text.tokenizer import Tokenizer
-from tests.support.pool import Pool
-from tests.support.text_models import unigram_artifacts, write_artifacts
+from tests.support.engines.text_models import unigram_artifacts, write_artifacts
+from tests.support.pools.baton_up import Pool
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.http import all_at_once, complete, ids_of
-from tests.support.pool import Pool
-from tests.support.tiny_models import prompt_of
+from tests.support.clients.http import all_at_once, complete, ids_of
+from tests.support.engines.tiny_models import prompt_of
+from tests.support.pools.baton_up import Pool
 
 MODEL = "qwen3-gqa2"
 PROMPTS = [prompt_of(length, seed=9) for length in (5, 32, 47, 100, 200, 333)]

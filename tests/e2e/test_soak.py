@@ -17,10 +17,10 @@ from itertools import islice
 import psutil
 import pytest
 
-from tests.support.http import events, exchange, hang_up
-from tests.support.leaks import held_by_pool
-from tests.support.mix import Asked, Mix, Result, result_of
-from tests.support.pool import Pool
+from tests.support.clients.http import events, exchange, hang_up
+from tests.support.clients.mix import Asked, Mix, Result, result_of
+from tests.support.pools.baton_up import Pool
+from tests.support.pools.leaks import held_by_pool
 
 IN_FLIGHT = 24
 SIM = [

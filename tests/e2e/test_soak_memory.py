@@ -23,10 +23,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.leaks import held_by_pool
-from tests.support.memory import MIB, Course, MemoryWatch, used
-from tests.support.pool import Pool
-from tests.support.traffic import Traffic
+from tests.support.clients.traffic import Traffic
+from tests.support.pools.baton_up import Pool
+from tests.support.pools.leaks import held_by_pool
+from tests.support.pools.memory import MIB, Course, MemoryWatch, used
 
 CLIENTS = 8
 KV_BLOCKS, BLOCK = 300, 16

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import pytest
 
 from baton_protocol.hashing import tenant_salt
-from tests.support.http import Answer, Json, exchange
-from tests.support.pool import Pool
-from tests.support.tiny_models import prompt_of as ids_of
+from tests.support.clients.http import Answer, Json, exchange
+from tests.support.engines.tiny_models import prompt_of as ids_of
+from tests.support.pools.baton_up import Pool
 
 COMPLETIONS = "/v1/completions"
 TENANTS = 100

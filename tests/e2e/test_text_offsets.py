@@ -27,7 +27,7 @@ from baton_text.artifacts import read_artifacts
 from baton_text.detokenizer import TextReader
 from baton_text.logprobs import named
 from baton_text.tokenizer import Tokenizer
-from tests.support.text_models import FAMILIES
+from tests.support.engines.text_models import FAMILIES
 
 TOKENIZERS = {name: Tokenizer.from_artifacts(make()) for name, make in FAMILIES.items()}
 HEAD = Head(id="cmpl-1", created=1, model="m", fingerprint="f")

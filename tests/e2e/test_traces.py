@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.support.collector import Collector
-from tests.support.http import exchange
-from tests.support.pool import Pool
+from tests.support.clients.http import exchange
+from tests.support.pools.baton_up import Pool
+from tests.support.pools.collector import Collector
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 SECRET = "nobody may read this"

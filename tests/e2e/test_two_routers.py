@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from baton_kvstore.embedded import EmbeddedStore
-from tests.support.http import Json, complete, exchange
-from tests.support.one_role import role, wait_ready
+from tests.support.clients.http import Json, complete, exchange
+from tests.support.pools.one_role import role, wait_ready
 
 SIM = ("--engine", "sim", "--chunk-blocks", "1", "--sim-decode-ms", "5")
 TOKEN = "t0ken-of-the-pool"

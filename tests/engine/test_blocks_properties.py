@@ -14,7 +14,7 @@ from hypothesis.stateful import (
 
 from baton_engine.blocks import BlockPool
 from baton_protocol.ids import BlockHash, BlockId
-from tests.support.cache_reports import follow
+from tests.support.engines.cache_reports import follow
 
 
 class PoolMachine(RuleBasedStateMachine):

@@ -13,7 +13,7 @@ from baton_engine.core import EngineCore
 from baton_protocol.errors import InvalidRequest, PromptTooLong
 from baton_protocol.ids import BlockHash, BlockId, RequestId
 from baton_protocol.layout import KVLayout
-from tests.support.engine_core import (
+from tests.support.engines.engine_core import (
     EOS,
     Run,
     ScriptedRunner,

@@ -6,7 +6,15 @@ import pytest
 
 from baton_engine.api import Sample
 from baton_protocol.ids import RequestId
-from tests.support.engine_core import EOS, Run, drive, make_request, run_all, scripted, step_once
+from tests.support.engines.engine_core import (
+    EOS,
+    Run,
+    drive,
+    make_request,
+    run_all,
+    scripted,
+    step_once,
+)
 
 
 def test_the_first_tokens_of_all_choices_come_from_one_row() -> None:

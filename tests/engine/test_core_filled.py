@@ -6,7 +6,7 @@ from baton_engine.api import Filled
 from baton_engine.core import EngineCore
 from baton_protocol.hashing import chunk_hashes
 from baton_protocol.ids import BlockHash, RequestId
-from tests.support.engine_core import Run, drive, make_request, run_all, scripted, step_once
+from tests.support.engines.engine_core import Run, drive, make_request, run_all, scripted, step_once
 
 A = RequestId("a")
 

@@ -9,7 +9,7 @@ import pytest
 
 from baton_engine.core import EngineCore
 from baton_protocol.ids import RequestId
-from tests.support.engine_core import (
+from tests.support.engines.engine_core import (
     EOS,
     Run,
     ScriptedRunner,

@@ -11,7 +11,7 @@ from baton_engine.core import EngineCore
 from baton_engine.flight import Flights
 from baton_protocol.ids import RequestId
 from baton_protocol.request import Request
-from tests.support.engine_core import (
+from tests.support.engines.engine_core import (
     Run,
     ScriptedRunner,
     drive,
@@ -20,7 +20,7 @@ from tests.support.engine_core import (
     scripted,
     step_once,
 )
-from tests.support.landing import DeviceLostError, watched_sim
+from tests.support.engines.landing import DeviceLostError, watched_sim
 
 A = RequestId("a")
 

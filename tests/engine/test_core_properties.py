@@ -16,8 +16,8 @@ from baton_engine.core import EngineCore
 from baton_protocol.errors import PromptTooLong
 from baton_protocol.ids import BlockId, RequestId
 from baton_protocol.request import Request
-from tests.support.engine_core import Run, drive, make_request, run_all, step_once
-from tests.support.landing import BLOCK, DeviceLostError, host_bytes, land, sim, watched_sim
+from tests.support.engines.engine_core import Run, drive, make_request, run_all, step_once
+from tests.support.engines.landing import BLOCK, DeviceLostError, host_bytes, land, sim, watched_sim
 
 MAX_STEPS = 4000
 ACTS = ["park", "submit", "step", "step", "abort", "stop", "fail", "unhold"]

@@ -10,7 +10,15 @@ from baton_engine.api import Reservation
 from baton_engine.core import EngineCore
 from baton_protocol.ids import RequestId
 from baton_protocol.request import Request
-from tests.support.engine_core import EOS, Run, drive, make_request, run_all, scripted, step_once
+from tests.support.engines.engine_core import (
+    EOS,
+    Run,
+    drive,
+    make_request,
+    run_all,
+    scripted,
+    step_once,
+)
 
 
 def reserve(engine: EngineCore, request: Request) -> Reservation:

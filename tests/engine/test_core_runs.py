@@ -9,8 +9,8 @@ from baton_engine.api import Reservation
 from baton_engine.core import EngineCore
 from baton_protocol.ids import RequestId
 from baton_protocol.request import Request
-from tests.support.engine_core import Run, drive, make_request, run_all, scripted, step_once
-from tests.support.landing import BLOCK, content, land, sim, watched_sim
+from tests.support.engines.engine_core import Run, drive, make_request, run_all, scripted, step_once
+from tests.support.engines.landing import BLOCK, content, land, sim, watched_sim
 
 BLOCKS = st.sets(st.integers(0, 40))
 

@@ -15,7 +15,7 @@ from baton_engine.logit_changes import changed_logits
 from baton_protocol.errors import InvalidRequest
 from baton_protocol.ids import RequestId
 from baton_protocol.request import Request
-from tests.support.engine_core import (
+from tests.support.engines.engine_core import (
     EOS,
     Run,
     ScriptedRunner,

@@ -16,7 +16,7 @@ from baton_engine.decode_steps import buckets
 from baton_engine.step_inputs import Staging, inputs_in, inputs_size, pad
 from baton_engine.torch_memory import TorchMemory
 from baton_engine.torch_runner import TorchRunner
-from tests.support.decoding import (
+from tests.support.engines.decoding import (
     GREEDY,
     KINDS,
     Driver,

@@ -17,9 +17,9 @@ from baton_engine.models.slots import WeightSlots
 from baton_engine.sizing import count_weights
 from baton_engine.torch_engine import build_torch
 from baton_engine.torch_settings import TorchSettings
+from tests.support.engines.tiny_models import MORE_MODELS, TINY_MODELS, prompt_of
+from tests.support.engines.torch_engines import generate_ids
 from tests.support.needs import needs
-from tests.support.tiny_models import MORE_MODELS, TINY_MODELS, prompt_of
-from tests.support.torch_engines import generate_ids
 
 SHAPES = Path(__file__).resolve().parents[2] / "benchmarks" / "shapes"
 

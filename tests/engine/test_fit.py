@@ -28,7 +28,7 @@ from baton_engine.sizing import (
     pool_bytes,
     weight_bytes,
 )
-from tests.support.demands import GIB, config_of, demand_of
+from tests.support.engines.demands import GIB, config_of, demand_of
 
 ROOT = Path(__file__).resolve().parents[2]
 CARD = Room(total=80 * GIB, others=GIB, share=0.9)

@@ -16,8 +16,8 @@ from baton_engine.core import EngineCore
 from baton_engine.errors import SettingsError
 from baton_engine.sim import SimSettings, build_sim
 from baton_protocol.request import Request
-from tests.support.engine_core import Run, drive, make_request, run_all
-from tests.support.landing import BLOCK, content, host_bytes, sim
+from tests.support.engines.engine_core import Run, drive, make_request, run_all
+from tests.support.engines.landing import BLOCK, content, host_bytes, sim
 
 PROMPT = 16  # tokens, 4 blocks; an answer of 4 tokens has one block more
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.exactness import Tally, compare, reference
-from tests.support.tiny_models import prompt_of
-from tests.support.torch_engines import generate_ids, small_engine
+from tests.support.engines.exactness import Tally, compare, reference
+from tests.support.engines.tiny_models import prompt_of
+from tests.support.engines.torch_engines import generate_ids, small_engine
 
 NEW_TOKENS = 64
 PROMPTS = [prompt_of(length, seed=seed) for length in (17, 600, 33) for seed in (1, 2)]

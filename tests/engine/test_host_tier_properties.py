@@ -23,7 +23,7 @@ from baton_engine.host_tier import CopiedBlocks, HostTier
 from baton_engine.sim_runner import SimMemory
 from baton_protocol.ids import BlockHash, BlockId
 from baton_protocol.layout import KVLayout
-from tests.support.cache_reports import follow
+from tests.support.engines.cache_reports import follow
 
 LAYOUT = KVLayout(
     num_layers=1,

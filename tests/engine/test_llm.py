@@ -16,8 +16,8 @@ from baton_engine import LLM, SamplingParams
 from baton_engine.errors import ModelError
 from baton_protocol.errors import InvalidRequest, PromptTooLong
 from baton_protocol.request import Request
-from tests.support.exactness import Tally, compare, reference
-from tests.support.tiny_models import prompt_of
+from tests.support.engines.exactness import Tally, compare, reference
+from tests.support.engines.tiny_models import prompt_of
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 

@@ -17,9 +17,9 @@ from baton_engine.loader import load_weights
 from baton_engine.models.registry import build_model
 from baton_engine.models.slots import WeightSlots
 from baton_engine.weight_files import INDEX_NAME, SINGLE_NAME
-from tests.support.exactness import Tally, compare, reference
-from tests.support.tiny_models import prompt_of
-from tests.support.torch_engines import generate_ids, small_engine
+from tests.support.engines.exactness import Tally, compare, reference
+from tests.support.engines.tiny_models import prompt_of
+from tests.support.engines.torch_engines import generate_ids, small_engine
 
 Tensors = dict[str, torch.Tensor]
 Change = Callable[[Tensors], object]

@@ -21,7 +21,7 @@ from baton_engine.errors import WeightsError
 from baton_engine.loader import load_weights
 from baton_engine.weight_files import SINGLE_NAME
 from baton_protocol.fingerprint import TensorDigest
-from tests.support.torch_engines import small_engine
+from tests.support.engines.torch_engines import small_engine
 
 LONG_AGO_NS = 10**18
 MINUTE_NS = 60 * 10**9

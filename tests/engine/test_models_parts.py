@@ -16,8 +16,8 @@ from baton_engine.torch_engine import build_runner
 from baton_engine.torch_settings import TorchSettings
 from baton_protocol.ids import BlockId
 from baton_protocol.sampling import SamplingParams
-from tests.support.tiny_models import MORE_MODELS, TINY_MODELS, prompt_of
-from tests.support.torch_engines import ask
+from tests.support.engines.tiny_models import MORE_MODELS, TINY_MODELS, prompt_of
+from tests.support.engines.torch_engines import ask
 
 TOP_20 = SamplingParams(temperature=0.0, logprobs=20)
 

@@ -11,7 +11,7 @@ import pytest
 
 from baton_engine.progress import ERASE, ProgressLine
 from baton_engine.warm_up import counting, describe, warm_all
-from tests.support.torch_engines import small_engine
+from tests.support.engines.torch_engines import small_engine
 
 GIB = 1 << 30
 

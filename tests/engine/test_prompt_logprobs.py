@@ -16,9 +16,9 @@ from baton_engine.models.decoder import Decoder
 from baton_engine.torch_runner import PROMPT_ROWS
 from baton_protocol.request import PositionLogprobs
 from baton_protocol.sampling import SamplingParams
-from tests.support.engine_core import drive
-from tests.support.tiny_models import prompt_of
-from tests.support.torch_engines import make_request, small_engine
+from tests.support.engines.engine_core import drive
+from tests.support.engines.tiny_models import prompt_of
+from tests.support.engines.torch_engines import make_request, small_engine
 
 NAME = "qwen3-gqa4"
 TOP = 5

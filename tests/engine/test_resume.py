@@ -17,9 +17,9 @@ from baton_engine.sim import SimSettings, build_sim
 from baton_protocol.ids import RequestId
 from baton_protocol.request import Request
 from baton_protocol.sampling import SamplingParams
-from tests.support.engine_core import Run, drive
-from tests.support.tiny_models import prompt_of
-from tests.support.torch_engines import small_engine
+from tests.support.engines.engine_core import Run, drive
+from tests.support.engines.tiny_models import prompt_of
+from tests.support.engines.torch_engines import small_engine
 
 CASES = (
     "plain",

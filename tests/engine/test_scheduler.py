@@ -9,7 +9,7 @@ from baton_engine.scheduler import Piece, Scheduler
 from baton_engine.sequence import RequestState, Sequence, blocks_for
 from baton_protocol.hashing import extend_hashes
 from baton_protocol.ids import BlockHash
-from tests.support.engine_core import make_request
+from tests.support.engines.engine_core import make_request
 
 BLOCK = 4
 ROOT = BlockHash(bytes(16))

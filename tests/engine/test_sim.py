@@ -16,7 +16,7 @@ from baton_engine.sim_runner import Timing
 from baton_engine.sim_words import mix
 from baton_protocol.ids import BlockId, Fingerprint
 from baton_protocol.request import Request
-from tests.support.engine_core import Run, drive, make_request, run_all
+from tests.support.engines.engine_core import Run, drive, make_request, run_all
 
 
 def sim(**changes: Any) -> EngineCore:

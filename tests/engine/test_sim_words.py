@@ -17,7 +17,7 @@ from baton_engine.errors import SettingsError
 from baton_engine.sim import SimSettings, build_sim
 from baton_engine.sim_words import Vocabulary, _Logits
 from baton_protocol.sampling import SamplingParams
-from tests.support.engine_core import Run, make_request, run_all
+from tests.support.engines.engine_core import Run, make_request, run_all
 
 PROMPT = list(range(40, 53))
 SAMPLED: dict[str, Any] = {"temperature": 1.0, "seed": 3}
@@ -160,7 +160,7 @@ def test_a_prompts_tokens_are_ranked_among_the_likeliest() -> None:
 
 POISONED = """
 from baton_engine.sim import SimSettings, build_sim
-from tests.support.engine_core import make_request, run_all
+from tests.support.engines.engine_core import make_request, run_all
 engine = build_sim(SimSettings(poison_token=7, max_batched_tokens=4))
 run = run_all(engine, [make_request("innocent", [1, 2, 3, 4, 5, 6, 8])])
 print(len(run.ids("innocent")), flush=True)

@@ -30,7 +30,7 @@ from baton_engine.sizing import (
 )
 from baton_engine.torch_memory import TORCH_DTYPES, TorchMemory
 from baton_engine.torch_runner import TorchRunner
-from tests.support.demands import config_of, demand_of
+from tests.support.engines.demands import config_of, demand_of
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]

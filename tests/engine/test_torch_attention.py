@@ -12,7 +12,7 @@ from baton_engine import attention, decode_rows
 from baton_engine.api import Row
 from baton_engine.attention import MAX_GROUP_BLOCKS, SMALL_ROW_BLOCKS, TorchAttention
 from baton_protocol.ids import BlockId
-from tests.support.small_pool import BLOCK, DIM, LAYERS, POOL, expected_of, memory_of
+from tests.support.engines.small_pool import BLOCK, DIM, LAYERS, POOL, expected_of, memory_of
 
 
 def rows_of(spans: Sequence[tuple[int, int]], seed: int = 0) -> list[Row]:

@@ -15,8 +15,8 @@ import torch
 from baton_engine.errors import EngineError, ModelError, SettingsError, UnsupportedModel
 from baton_engine.torch_engine import build_torch
 from baton_engine.torch_settings import TorchSettings
-from tests.support.tiny_models import FIRST_SPECIAL, MAX_POSITIONS, VOCAB
-from tests.support.torch_engines import small_engine
+from tests.support.engines.tiny_models import FIRST_SPECIAL, MAX_POSITIONS, VOCAB
+from tests.support.engines.torch_engines import small_engine
 
 
 @pytest.fixture

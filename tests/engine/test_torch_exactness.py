@@ -11,9 +11,9 @@ from baton_engine.api import Row
 from baton_engine.torch_engine import build_runner
 from baton_engine.torch_settings import TorchSettings
 from baton_protocol.ids import BlockId
-from tests.support.exactness import Tally, compare, reference
-from tests.support.tiny_models import MORE_MODELS, TINY_MODELS, prompt_of
-from tests.support.torch_engines import ask, decode_alone, generate_ids, small_engine
+from tests.support.engines.exactness import Tally, compare, reference
+from tests.support.engines.tiny_models import MORE_MODELS, TINY_MODELS, prompt_of
+from tests.support.engines.torch_engines import ask, decode_alone, generate_ids, small_engine
 
 NEW_TOKENS = 64
 BLOCK = 16

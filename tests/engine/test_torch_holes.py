@@ -12,9 +12,9 @@ import torch
 from baton_engine.core import EngineCore
 from baton_engine.torch_memory import TorchMemory
 from baton_protocol.ids import BlockId
-from tests.support.engine_core import drive
-from tests.support.tiny_models import prompt_of
-from tests.support.torch_engines import make_request, small_engine
+from tests.support.engines.engine_core import drive
+from tests.support.engines.tiny_models import prompt_of
+from tests.support.engines.torch_engines import make_request, small_engine
 
 HOLES = [[(1, 3), (5, 6)], [(0, 1), (2, 3), (4, 5)], [(2, 6)], [(0, 2), (4, 6)]]
 

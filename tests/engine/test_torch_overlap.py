@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from baton_protocol.sampling import SamplingParams
-from tests.support.tiny_models import prompt_of
-from tests.support.torch_engines import make_request, run_requests, small_engine
+from tests.support.engines.tiny_models import prompt_of
+from tests.support.engines.torch_engines import make_request, run_requests, small_engine
 
 # Plain rows, and such as wait for their token or take another path; they end at various times.
 KINDS = (

@@ -19,7 +19,7 @@ from baton_engine.sizing import Measured, Room, fixed_bytes, num_graphs, pool_by
 from baton_engine.torch_engine import build_torch
 from baton_engine.torch_plan import Plan, find_device, make_plan
 from baton_engine.torch_settings import TorchSettings
-from tests.support.torch_engines import small_engine
+from tests.support.engines.torch_engines import small_engine
 
 MIB, GIB = 1 << 20, 1 << 30
 

@@ -15,10 +15,10 @@ from baton_engine.decode_rows import SampledRows
 from baton_engine.prefixed_rows import PrefixedRows, shared_prefixes
 from baton_engine.torch_memory import TorchMemory
 from baton_protocol.ids import BlockId
-from tests.support.exactness import Tally, compare, reference
-from tests.support.small_pool import BLOCK, DIM, LAYERS, POOL, expected_of, memory_of
-from tests.support.tiny_models import prompt_of
-from tests.support.torch_engines import generate_ids, small_engine
+from tests.support.engines.exactness import Tally, compare, reference
+from tests.support.engines.small_pool import BLOCK, DIM, LAYERS, POOL, expected_of, memory_of
+from tests.support.engines.tiny_models import prompt_of
+from tests.support.engines.torch_engines import generate_ids, small_engine
 
 # A group: tokens that all its rows share, whole blocks or none; tokens of each of its own.
 Group = tuple[int, Sequence[int]]

@@ -16,8 +16,8 @@ from baton_engine.torch_runner import TorchRunner
 from baton_engine.torch_settings import TorchSettings
 from baton_protocol.ids import BlockId
 from baton_protocol.sampling import SamplingParams
-from tests.support.tiny_models import prompt_of
-from tests.support.torch_engines import ask, decode_alone, generate_ids, small_engine
+from tests.support.engines.tiny_models import prompt_of
+from tests.support.engines.torch_engines import ask, decode_alone, generate_ids, small_engine
 
 LOGPROBS = SamplingParams(temperature=0.0, logprobs=5)
 
@@ -141,7 +141,7 @@ def test_seeded_ids_are_the_same_alone_and_in_a_batch(tiny_model: Callable[[str]
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs: gpu")
 def test_greedy_ids_on_cuda_equal_those_of_transformers(tiny_model: Callable[[str], Path]) -> None:
-    from tests.support.exactness import Tally, compare, reference
+    from tests.support.engines.exactness import Tally, compare, reference
 
     folder, tally = tiny_model("qwen3-gqa4"), Tally()
     prompts = [prompt_of(length, seed=1) for length in (1, 17, 33, 300)]

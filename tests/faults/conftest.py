@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import SIM, Cluster
+from tests.support.pools.processes import SIM, Cluster
 
 # Slow enough that a fault's moment lies between two steps, not between two lines of code.
 SLOW_PREFILL = ("--sim-prefill-ms-per-token=1", "--max-batched-tokens=32")

@@ -16,12 +16,12 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.support.cluster import SIM, Cluster
-from tests.support.fault_cases import PATH
-from tests.support.http import Json
-from tests.support.leaks import held_by_node, settle
-from tests.support.raw_http import JSON_TYPE, raw_request
-from tests.support.streams import ask
+from tests.support.clients.http import Json
+from tests.support.clients.raw_http import JSON_TYPE, raw_request
+from tests.support.clients.streams import ask
+from tests.support.faults.cases import PATH
+from tests.support.pools.leaks import held_by_node, settle
+from tests.support.pools.processes import SIM, Cluster
 
 FREE_S = 20.0
 GRACE_S = 1.0

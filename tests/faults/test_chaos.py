@@ -16,16 +16,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.breaker import Breaker
-from tests.support.chaos_plan import ALL_DECODE, NODE_FAULTS, STORE_FAULTS, make_plan
-from tests.support.chaos_run import Clients, Known, known_answers
-from tests.support.cluster import SIM, Cluster
-from tests.support.exactness import rounding_explains
-from tests.support.http import text_of
-from tests.support.leaks import SPARE, SPARE_WITH_TORCH, Level, Levels, metrics_of, settle
-from tests.support.mix import Asked
-from tests.support.store_faults import FaultyStore
-from tests.support.streams import Told
+from tests.support.clients.http import text_of
+from tests.support.clients.mix import Asked
+from tests.support.clients.streams import Told
+from tests.support.engines.exactness import rounding_explains
+from tests.support.faults.breaker import Breaker
+from tests.support.faults.chaos_plan import ALL_DECODE, NODE_FAULTS, STORE_FAULTS, make_plan
+from tests.support.faults.chaos_run import Clients, Known, known_answers
+from tests.support.pools.leaks import SPARE, SPARE_WITH_TORCH, Level, Levels, metrics_of, settle
+from tests.support.pools.processes import SIM, Cluster
+from tests.support.stores.store_faults import FaultyStore
 
 CLIENTS = 32
 REQUESTS = 250  # different ones, drawn again and again

@@ -22,14 +22,14 @@ import pytest
 
 from baton_kvstore.binary import find_redis_server
 from tests.faults.conftest import HASTY, SLOW_DECODE, SLOW_PREFILL, STALL
-from tests.support.clocks import HOUR_S, WrongClock
-from tests.support.cluster import Cluster
-from tests.support.fault_cases import Case, Sizes, make_cases
-from tests.support.fault_rows import Row
-from tests.support.fault_runs import run_row
-from tests.support.leaks import settle
-from tests.support.role_process import RoleProcess
-from tests.support.store_faults import FaultyStore
+from tests.support.faults.cases import Case, Sizes, make_cases
+from tests.support.faults.rows import Row
+from tests.support.faults.runs import run_row
+from tests.support.pools.leaks import settle
+from tests.support.pools.processes import Cluster
+from tests.support.pools.role_process import RoleProcess
+from tests.support.stores.store_faults import FaultyStore
+from tests.support.wrong_clock import HOUR_S, WrongClock
 
 Whose = Literal["nodes", "router", "redis"]
 WHOSE: tuple[Whose, ...] = ("nodes", "router", "redis")

@@ -13,12 +13,12 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.support.cluster import Cluster
-from tests.support.drains import empty, node_of, retries, tell
-from tests.support.fault_cases import PATH, Case, Sizes, make_cases
-from tests.support.http import complete, exchange
-from tests.support.leaks import settle
-from tests.support.streams import Told, ask
+from tests.support.clients.http import complete, exchange
+from tests.support.clients.streams import Told, ask
+from tests.support.faults.cases import PATH, Case, Sizes, make_cases
+from tests.support.faults.drains import empty, node_of, retries, tell
+from tests.support.pools.leaks import settle
+from tests.support.pools.processes import Cluster
 
 SIZES = Sizes(target=64, others=48, answer=120)
 LONG = Sizes(target=64, others=48, answer=800)

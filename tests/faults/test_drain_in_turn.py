@@ -10,10 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.support.chaos_run import Known, ask_as, known_answers, problem_with
-from tests.support.cluster import Cluster
-from tests.support.drains import empty, retries, tell
-from tests.support.leaks import settle
+from tests.support.faults.chaos_run import Known, ask_as, known_answers, problem_with
+from tests.support.faults.drains import empty, retries, tell
+from tests.support.pools.leaks import settle
+from tests.support.pools.processes import Cluster
 
 CLIENTS, REQUESTS, SEED = 12, 60, 7
 DEADLINES_S = (0.0, 0.1, 0.5, 30.0)

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.cluster import Cluster
-from tests.support.fault_cases import Case, Sizes, make_cases
-from tests.support.fault_rows import KINDS, SHORT_ROWS, Row, all_rows
-from tests.support.fault_runs import run_row
-from tests.support.leaks import Levels, settle
+from tests.support.faults.cases import Case, Sizes, make_cases
+from tests.support.faults.rows import KINDS, SHORT_ROWS, Row, all_rows
+from tests.support.faults.runs import run_row
+from tests.support.pools.leaks import Levels, settle
+from tests.support.pools.processes import Cluster
 
 
 @pytest.fixture(scope="module")

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import Cluster
-from tests.support.exactness import Tally, compare, reference
-from tests.support.fault_cases import Case, Sizes, make_cases
-from tests.support.fault_rows import Kind, Row
-from tests.support.fault_runs import run_row
-from tests.support.leaks import settle
-from tests.support.streams import Told
-from tests.support.tiny_models import FIRST_SPECIAL
+from tests.support.clients.streams import Told
+from tests.support.engines.exactness import Tally, compare, reference
+from tests.support.engines.tiny_models import FIRST_SPECIAL
+from tests.support.faults.cases import Case, Sizes, make_cases
+from tests.support.faults.rows import Kind, Row
+from tests.support.faults.runs import run_row
+from tests.support.pools.leaks import settle
+from tests.support.pools.processes import Cluster
 
 SIZES = Sizes(target=512, answer=48, first_id=0, end_id=FIRST_SPECIAL)
 KINDS: tuple[Kind, ...] = ("greedy", "seeded", "two", "penalties", "stop")

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 import pytest
 
 from tests.faults.conftest import HASTY, SLOW_DECODE, SLOW_PREFILL, STALL
-from tests.support.cluster import SIM, Cluster
-from tests.support.fault_cases import PATH, Case, Sizes, make_cases
-from tests.support.fault_rows import Row
-from tests.support.fault_runs import run_row
-from tests.support.leaks import metrics_of, settle
-from tests.support.streams import ask
+from tests.support.clients.streams import ask
+from tests.support.faults.cases import PATH, Case, Sizes, make_cases
+from tests.support.faults.rows import Row
+from tests.support.faults.runs import run_row
+from tests.support.pools.leaks import metrics_of, settle
+from tests.support.pools.processes import SIM, Cluster
 
 ROWS = (
     Row("prefill", "half published", "kill", "seeded"),

@@ -18,12 +18,12 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
-from tests.support.kv_faults import FAULTS, ROWS, Row
-from tests.support.kv_servers import KVServers
-from tests.support.kv_stage import Stage
-from tests.support.kv_table import README, with_table
-from tests.support.kvstore import wait_until
-from tests.support.leaks import Level
+from tests.support.kv_faults.rows import FAULTS, ROWS, Row
+from tests.support.kv_faults.stage import Stage
+from tests.support.kv_faults.store_servers import KVServers
+from tests.support.kv_faults.table import README, with_table
+from tests.support.pools.leaks import Level
+from tests.support.stores.kvstore import wait_until
 
 SIZES = sorted({row.cell.instances for row in ROWS})  # data servers
 SPARE = Level(fds=0, threads=0, tasks=0, rss=96 << 20)
@@ -146,4 +146,4 @@ def test_each_fault_of_the_matrix_is_played_in_every_run() -> None:
 
 def test_the_table_in_the_readme_is_made_from_these_rows() -> None:
     text = README.read_text()
-    assert with_table(text) == text, "stale; run: python -m tests.support.kv_table --write"
+    assert with_table(text) == text, "stale; run: python -m tests.support.kv_faults.table --write"

@@ -11,8 +11,8 @@ import redis
 
 from baton_kvstore.embedded import EmbeddedStore
 from baton_kvstore.endpoint import parse_endpoint
-from tests.support.link_proxy import LinkProxy
-from tests.support.wire import WireLoop
+from tests.support.wires.link_proxy import LinkProxy
+from tests.support.wires.wire import WireLoop
 
 VALUE = b"v" * (256 << 10)
 SHORT_S = 1.0

@@ -7,12 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.support.breaker import Breaker
-from tests.support.cluster import SIM, Cluster
-from tests.support.fault_cases import PATH, Sizes, make_cases
-from tests.support.http import Json
-from tests.support.leaks import settle
-from tests.support.streams import ask
+from tests.support.clients.http import Json
+from tests.support.clients.streams import ask
+from tests.support.faults.breaker import Breaker
+from tests.support.faults.cases import PATH, Sizes, make_cases
+from tests.support.pools.leaks import settle
+from tests.support.pools.processes import SIM, Cluster
 
 POISON = 7
 ATTEMPTS = 3

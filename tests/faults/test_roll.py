@@ -16,13 +16,13 @@ from contextlib import contextmanager
 import pytest
 
 from tests.faults.conftest import HASTY, SLOW_DECODE, SLOW_PREFILL
-from tests.support.chaos_run import Known, ask_as, known_answers, problem_with
-from tests.support.cluster import SIM, Cluster
-from tests.support.drains import empty, node_of, retries, tell
-from tests.support.fault_cases import PATH, Case, Sizes, make_cases
-from tests.support.fault_rows import Kind
-from tests.support.leaks import settle
-from tests.support.streams import Told, ask
+from tests.support.clients.streams import Told, ask
+from tests.support.faults.cases import PATH, Case, Sizes, make_cases
+from tests.support.faults.chaos_run import Known, ask_as, known_answers, problem_with
+from tests.support.faults.drains import empty, node_of, retries, tell
+from tests.support.faults.rows import Kind
+from tests.support.pools.leaks import settle
+from tests.support.pools.processes import SIM, Cluster
 
 OTHER = "--sim-layers=3"
 ROLES = ("prefill", "decode")

@@ -11,11 +11,11 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.support.cluster import Cluster
-from tests.support.fault_cases import PATH, Case, Sizes, make_cases
-from tests.support.leaks import settle
-from tests.support.store_faults import FaultyStore, Which
-from tests.support.streams import Told, ask
+from tests.support.clients.streams import Told, ask
+from tests.support.faults.cases import PATH, Case, Sizes, make_cases
+from tests.support.pools.leaks import settle
+from tests.support.pools.processes import Cluster
+from tests.support.stores.store_faults import FaultyStore, Which
 
 SIZES = Sizes(target=128, answer=8)
 FAULTS: dict[str, Callable[[FaultyStore, Which], None]] = {

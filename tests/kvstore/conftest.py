@@ -12,7 +12,7 @@ from baton_kvstore.care import CareMode
 from baton_kvstore.data import DataPlane, Tuning
 from baton_kvstore.embedded import EmbeddedServers, EmbeddedStore, ServerSpec
 from baton_protocol.layout import KVLayout
-from tests.support.kvstore import EPOCH, FINGERPRINT, LAYOUT, Transfers
+from tests.support.stores.kvstore import EPOCH, FINGERPRINT, LAYOUT, Transfers
 
 MakeTransfers = Callable[..., Transfers]
 

@@ -12,7 +12,7 @@ from baton_kvstore.async_resp import AsyncResp, ReplyReader, pack
 from baton_kvstore.embedded import EmbeddedStore
 from baton_kvstore.endpoint import parse_endpoint
 from baton_kvstore.errors import LinkBroken, LinkTimeout, ProtocolBroken, ServerRefused
-from tests.support.kvstore import frozen, held_down, plain_client, wait_until
+from tests.support.stores.kvstore import frozen, held_down, plain_client, wait_until
 
 Open = Callable[..., AsyncResp]
 Serve = Callable[..., Awaitable[str]]

@@ -11,7 +11,7 @@ from baton_kvstore.data import Tuning
 from baton_kvstore.embedded import EmbeddedStore
 from baton_protocol.store import Priority
 from tests.kvstore.conftest import MakeTransfers
-from tests.support.kvstore import (
+from tests.support.stores.kvstore import (
     LAYOUT,
     Transfers,
     chunk_name,

@@ -16,8 +16,8 @@ from baton_kvstore.errors import StoreUnavailable
 from baton_kvstore.index import Index
 from baton_kvstore.resp import RespConnection
 from baton_kvstore.settings import check_reachable
-from tests.support.kvstore import PATIENCE_S, held_down, plain_client, wait_until
-from tests.support.redis_builds import BUILDS, redis_server
+from tests.support.stores.kvstore import PATIENCE_S, held_down, plain_client, wait_until
+from tests.support.stores.redis_builds import BUILDS, redis_server
 
 MIB = 1 << 20
 VALUE = 4 * MIB

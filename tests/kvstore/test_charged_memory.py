@@ -11,8 +11,8 @@ from baton_kvstore.embedded import EmbeddedServers, ServerSpec
 from baton_kvstore.endpoint import parse_endpoint
 from baton_kvstore.resp import RespConnection
 from baton_protocol.layout import VALUE_HEADER_BYTES, charged_bytes
-from tests.support.kvstore import PATIENCE_S, plain_client
-from tests.support.redis_builds import redis_server
+from tests.support.stores.kvstore import PATIENCE_S, plain_client
+from tests.support.stores.redis_builds import redis_server
 
 KIB, MIB = 1 << 10, 1 << 20
 

@@ -21,7 +21,7 @@ from baton_kvstore.resp import RespConnection
 from baton_kvstore.staging import StagingPool
 from baton_protocol.store import DataInstance
 from tests.kvstore.conftest import MakeTransfers
-from tests.support.kvstore import (
+from tests.support.stores.kvstore import (
     FINGERPRINT,
     chunk_name,
     frozen,

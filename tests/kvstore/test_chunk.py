@@ -19,7 +19,7 @@ from baton_kvstore.chunk import (
     verify,
 )
 from baton_protocol.ids import BlockHash, Epoch, Fingerprint
-from tests.support.kvstore import EPOCH, FINGERPRINT, LAYOUT, chunk_name, payload_of
+from tests.support.stores.kvstore import EPOCH, FINGERPRINT, LAYOUT, chunk_name, payload_of
 
 SPEC = ChunkSpec(
     version=1,

@@ -16,7 +16,7 @@ from baton_kvstore.errors import StoreMisconfigured
 from baton_kvstore.keys import chunk_key, ttl_ms
 from baton_protocol.store import Priority
 from tests.kvstore.conftest import MakeTransfers
-from tests.support.kvstore import (
+from tests.support.stores.kvstore import (
     EPOCH,
     FINGERPRINT,
     LAYOUT,

@@ -14,7 +14,7 @@ from baton_kvstore.data import DataPlane, Tuning
 from baton_kvstore.embedded import EmbeddedServers, EmbeddedStore, ServerSpec
 from baton_protocol.layout import KVLayout
 from tests.kvstore.conftest import MakeTransfers
-from tests.support.kvstore import (
+from tests.support.stores.kvstore import (
     EPOCH,
     FINGERPRINT,
     Transfers,
@@ -26,7 +26,7 @@ from tests.support.kvstore import (
     plain_client,
     wait_until,
 )
-from tests.support.redis_builds import BUILDS, redis_server
+from tests.support.stores.redis_builds import BUILDS, redis_server
 
 ONE, TWO = chunk_name(1), chunk_name(2)
 QUICK = Tuning(deadline_base_s=0.5, connect_timeout_s=0.5, backoff_limit_s=0.2, idle_check_s=0.05)

@@ -21,7 +21,7 @@ from baton_kvstore.resp import RespConnection
 from baton_protocol.ids import BlockHash
 from baton_protocol.store import Marker, Priority
 from tests.kvstore.conftest import MakeTransfers
-from tests.support.kvstore import (
+from tests.support.stores.kvstore import (
     EPOCH,
     FINGERPRINT,
     LAYOUT,

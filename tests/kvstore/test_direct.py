@@ -18,7 +18,7 @@ from baton_kvstore.keys import chunk_key
 from baton_kvstore.operations import GetResult, Pieces, PutResult
 from baton_protocol.store import Marker
 from tests.kvstore.conftest import MakeTransfers
-from tests.support.kvstore import (
+from tests.support.stores.kvstore import (
     FINGERPRINT,
     LAYOUT,
     PATIENCE_S,
@@ -29,9 +29,9 @@ from tests.support.kvstore import (
     plain_client,
     wait_until,
 )
-from tests.support.link_proxy import LinkProxy
-from tests.support.tls import make_certificate, tls_before
-from tests.support.wire import WireLoop
+from tests.support.wires.link_proxy import LinkProxy
+from tests.support.wires.tls import make_certificate, tls_before
+from tests.support.wires.wire import WireLoop
 
 WIDE = msgspec.structs.replace(LAYOUT, chunk_blocks=4)
 BLOCK = WIDE.block_bytes

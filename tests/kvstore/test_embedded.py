@@ -22,7 +22,7 @@ from baton_kvstore.errors import (
     StoreUnavailable,
 )
 from baton_kvstore.settings import StoreSettings, check_reachable
-from tests.support.kvstore import plain_client, wait_until
+from tests.support.stores.kvstore import plain_client, wait_until
 
 OWNER = """
 import sys, time

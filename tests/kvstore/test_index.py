@@ -19,7 +19,7 @@ from baton_kvstore.registry import Registry
 from baton_protocol.ids import Epoch, Fingerprint, NodeId, RequestId
 from baton_protocol.store import InboxEntry, Marker
 from baton_protocol.wire import Codec
-from tests.support.kvstore import (
+from tests.support.stores.kvstore import (
     EPOCH,
     FINGERPRINT,
     chunk_name,

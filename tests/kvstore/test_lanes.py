@@ -9,7 +9,7 @@ import pytest
 from baton_kvstore.lanes import Lanes
 from baton_kvstore.operations import Format, Get, Put
 from baton_protocol.store import Marker, Priority
-from tests.support.kvstore import EPOCH, FINGERPRINT, LAYOUT, PATIENCE_S, chunk_name
+from tests.support.stores.kvstore import EPOCH, FINGERPRINT, LAYOUT, PATIENCE_S, chunk_name
 
 FORMAT = Format(LAYOUT, FINGERPRINT, EPOCH, 3600.0)
 MARKER = Marker(instance=0, run_id="r", payload_bytes=LAYOUT.chunk_bytes, shards=1, depth=0)

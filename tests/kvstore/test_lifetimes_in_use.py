@@ -12,7 +12,7 @@ from baton_kvstore.keys import ttl_ms
 from baton_protocol.ids import BlockHash
 from baton_protocol.store import Marker
 from tests.kvstore.conftest import MakeTransfers
-from tests.support.kvstore import (
+from tests.support.stores.kvstore import (
     FINGERPRINT,
     PATIENCE_S,
     Transfers,

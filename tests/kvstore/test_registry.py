@@ -23,7 +23,7 @@ from baton_kvstore.keys import (
 from baton_kvstore.registry import DEFAULT_TTL_S, Registry
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.store import FetchReport, RouterReport, Speeds
-from tests.support.kvstore import frozen, held_down, node_report, plain_client
+from tests.support.stores.kvstore import frozen, held_down, node_report, plain_client
 
 
 @pytest.fixture

@@ -25,9 +25,9 @@ from baton_kvstore.errors import (
 )
 from baton_kvstore.resp import RespConnection
 from baton_kvstore.settings import check_reachable
-from tests.support.kvstore import PATIENCE_S, plain_client
-from tests.support.tls import make_certificate, tls_before
-from tests.support.wire import WireLoop
+from tests.support.stores.kvstore import PATIENCE_S, plain_client
+from tests.support.wires.tls import make_certificate, tls_before
+from tests.support.wires.wire import WireLoop
 
 INFO_TEXT = b"# Server\r\nredis_version:6.2.0\r\nrun_id:" + b"a" * 40 + b"\r\n"
 INFO = b"$%d\r\n%b\r\n" % (len(INFO_TEXT), INFO_TEXT)

@@ -18,7 +18,7 @@ from baton_kvstore.keys import chunk_key
 from baton_kvstore.operations import GetResult, PutResult
 from baton_protocol.store import Marker
 from tests.kvstore.conftest import MakeTransfers
-from tests.support.kvstore import (
+from tests.support.stores.kvstore import (
     FINGERPRINT,
     LAYOUT,
     PATIENCE_S,

@@ -18,7 +18,7 @@ from baton_kvstore.keys import chunk_key
 from baton_kvstore.resp import RespConnection
 from baton_protocol.layout import KVLayout
 from tests.kvstore.conftest import MakeTransfers
-from tests.support.kvstore import (
+from tests.support.stores.kvstore import (
     FINGERPRINT,
     PATIENCE_S,
     chunk_name,
@@ -26,7 +26,7 @@ from tests.support.kvstore import (
     plain_client,
     wait_until,
 )
-from tests.support.redis_builds import BUILDS, redis_server
+from tests.support.stores.redis_builds import BUILDS, redis_server
 
 MIB = 1 << 20
 BOUND = 32 * MIB

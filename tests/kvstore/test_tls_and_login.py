@@ -17,7 +17,7 @@ from baton_kvstore.registry import Registry
 from baton_protocol.ids import RequestId
 from baton_protocol.store import InboxEntry
 from tests.kvstore.conftest import MakeTransfers
-from tests.support.kvstore import (
+from tests.support.stores.kvstore import (
     EPOCH,
     FINGERPRINT,
     chunk_name,
@@ -26,8 +26,8 @@ from tests.support.kvstore import (
     plain_client,
     wait_until,
 )
-from tests.support.tls import make_certificate, tls_before
-from tests.support.wire import WireLoop
+from tests.support.wires.tls import make_certificate, tls_before
+from tests.support.wires.wire import WireLoop
 
 ONE = chunk_name(1)
 HASTY = Tuning(deadline_base_s=2.0, connect_timeout_s=2.0, backoff_limit_s=0.2, idle_check_s=0.05)

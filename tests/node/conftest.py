@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from baton_kvstore.embedded import EmbeddedStore
-from tests.support.kvstore import plain_client
+from tests.support.stores.kvstore import plain_client
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from baton_kvstore.embedded import EmbeddedStore
 from baton_node.build import build_engine, measure_compute, measure_transfers
 from baton_node.settings import NodeSettings, SetupError, SimOptions
 from baton_protocol.ids import Epoch
-from tests.support.kvstore import plain_client
+from tests.support.stores.kvstore import plain_client
 
 
 def settings(**more: object) -> NodeSettings:

@@ -17,8 +17,8 @@ from baton_node.plane import Copied, LookedUp, Published
 from baton_node.settings import StoreCare
 from baton_protocol.ids import BlockId, Epoch, NodeId, RequestId
 from baton_protocol.store import InboxEntry, Marker, Priority
-from tests.support.connectors import PATIENCE_S, Harness, ref
-from tests.support.kvstore import frozen, plain_client, wait_until
+from tests.support.nodes.connectors import PATIENCE_S, Harness, ref
+from tests.support.stores.kvstore import frozen, plain_client, wait_until
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from baton_node.nostore import NoStore
 from baton_node.plane import Copied, Fetched, LookedUp, Published
 from baton_protocol.ids import BlockId, Epoch, NodeId, RequestId
 from baton_protocol.store import InboxEntry
-from tests.support.connectors import Harness, ref
-from tests.support.kvstore import (
+from tests.support.nodes.connectors import Harness, ref
+from tests.support.stores.kvstore import (
     frozen,
     held_down,
     immortal_keys,

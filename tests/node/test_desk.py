@@ -14,8 +14,8 @@ from baton_node.frames import Drain, Drained, FinishChoice, Saved
 from baton_node.nostore import NoStore
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import Abort, CacheEvents, First, Load, PrefillJob, RunJob
-from tests.support.desks import DeskNode, alone, hand_off, settle, spin, store_node
-from tests.support.nodes import make_request
+from tests.support.nodes.processes import make_request
+from tests.support.nodes.step_loops import DeskNode, alone, hand_off, settle, spin, store_node
 
 PROMPT = bytes((i * 5) % 95 + 32 for i in range(150))
 NOBODY = (NodeId("nobody"), Epoch("never"))

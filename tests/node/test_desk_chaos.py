@@ -16,9 +16,9 @@ from baton_node.nostore import NoStore
 from baton_protocol.ids import RequestId
 from baton_protocol.link import Abort, First, NoFirst, PrefillJob, RunJob
 from baton_protocol.request import Request
-from tests.support.desks import DeskNode, alone, settle, spin, store_node
-from tests.support.kvstore import plain_client
-from tests.support.nodes import make_request
+from tests.support.nodes.processes import make_request
+from tests.support.nodes.step_loops import DeskNode, alone, settle, spin, store_node
+from tests.support.stores.kvstore import plain_client
 
 SMALL = SimSettings(chunk_blocks=1, num_blocks=40, max_batched_tokens=48)
 PREFIXES = [bytes(range(32 + 3 * i, 122)) for i in range(4)]

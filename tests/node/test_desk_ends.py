@@ -12,8 +12,8 @@ from baton_node.nostore import NoStore
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import Abort, NoFirst, PrefillJob, RunJob
 from baton_protocol.request import Request
-from tests.support.desks import DeskNode, alone, settle, spin
-from tests.support.nodes import make_request
+from tests.support.nodes.processes import make_request
+from tests.support.nodes.step_loops import DeskNode, alone, settle, spin
 
 PROMPT = bytes((i * 5) % 95 + 32 for i in range(150))
 ONE_AT_A_TIME = SimSettings(chunk_blocks=1, max_num_seqs=1)

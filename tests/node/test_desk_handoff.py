@@ -13,9 +13,9 @@ from baton_kvstore.embedded import EmbeddedStore
 from baton_node.nostore import NoStore
 from baton_protocol.link import Abort, First, NoFirst, PrefillJob, RunJob
 from baton_protocol.request import Request
-from tests.support.desks import DeskNode, alone, hand_off, settle, spin, store_node
-from tests.support.kvstore import plain_client
-from tests.support.nodes import make_request
+from tests.support.nodes.processes import make_request
+from tests.support.nodes.step_loops import DeskNode, alone, hand_off, settle, spin, store_node
+from tests.support.stores.kvstore import plain_client
 
 PROMPT = bytes((i * 7) % 95 + 32 for i in range(205))  # 12 blocks of 16 and a tail
 CHUNK2 = SimSettings(chunk_blocks=2, max_batched_tokens=48)

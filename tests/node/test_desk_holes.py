@@ -15,9 +15,9 @@ from baton_node.nostore import NoStore
 from baton_protocol.hashing import chunk_hashes
 from baton_protocol.link import Abort, PrefillJob, RunJob
 from baton_protocol.request import Request
-from tests.support.desks import DeskNode, alone, hand_off, settle, spin, store_node
-from tests.support.kvstore import frozen, plain_client
-from tests.support.nodes import make_request
+from tests.support.nodes.processes import make_request
+from tests.support.nodes.step_loops import DeskNode, alone, hand_off, settle, spin, store_node
+from tests.support.stores.kvstore import frozen, plain_client
 
 SETTINGS = SimSettings(chunk_blocks=2, max_batched_tokens=48)
 CHUNK = 32  # tokens

@@ -8,8 +8,8 @@ from baton_engine.sim import SimSettings
 from baton_node.nostore import NoStore
 from baton_node.reporter import AT_LEAST_EVERY_S, SOON_S
 from baton_protocol.link import Load, PrefillJob, RunJob
-from tests.support.desks import DeskNode
-from tests.support.nodes import make_request
+from tests.support.nodes.processes import make_request
+from tests.support.nodes.step_loops import DeskNode
 
 HOUR_S = 3600.0
 

@@ -18,8 +18,8 @@ from baton_node.puts import STILL_S
 from baton_protocol.ids import BlockHash, Epoch, NodeId, RequestId
 from baton_protocol.link import Abort, Load, NoFirst, PrefillJob, RunJob
 from baton_protocol.store import StoreHealth
-from tests.support.desks import DeskNode, alone, hand_off, settle, spin, store_node
-from tests.support.nodes import make_request
+from tests.support.nodes.processes import make_request
+from tests.support.nodes.step_loops import DeskNode, alone, hand_off, settle, spin, store_node
 
 PROMPT = bytes((i * 7) % 95 + 32 for i in range(330))
 NOBODY = (NodeId("nobody"), Epoch("never"))

@@ -25,12 +25,12 @@ from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import Abort, PrefillJob, RunJob
 from baton_protocol.request import Request
 from baton_protocol.sampling import SamplingParams
-from tests.support.desks import DeskNode, settle, spin
-from tests.support.kv_nodes import StageNode, Watched, pages
-from tests.support.kvstore import PATIENCE_S, plain_client
-from tests.support.link_proxy import LinkProxy
-from tests.support.torch_engines import make_request, small_engine
-from tests.support.wire import WireLoop
+from tests.support.engines.torch_engines import make_request, small_engine
+from tests.support.kv_faults.nodes import StageNode, Watched, pages
+from tests.support.nodes.step_loops import DeskNode, settle, spin
+from tests.support.stores.kvstore import PATIENCE_S, plain_client
+from tests.support.wires.link_proxy import LinkProxy
+from tests.support.wires.wire import WireLoop
 
 MODEL = "llama-gqa1"
 BLOCK, CHUNK_BLOCKS, CHUNKS, OUTPUTS = 16, 2, 3, 3

@@ -20,8 +20,8 @@ from baton_protocol.ids import BlockId
 from baton_protocol.link import Load, PrefillJob
 from baton_protocol.request import Request
 from baton_protocol.store import Marker, Priority, Speeds
-from tests.support.desks import DeskNode, alone, hand_off, settle, spin, store_node
-from tests.support.nodes import make_request
+from tests.support.nodes.processes import make_request
+from tests.support.nodes.step_loops import DeskNode, alone, hand_off, settle, spin, store_node
 
 SETTINGS = SimSettings(chunk_blocks=1)
 CHUNKS = 20  # enough for each of two data servers to hold some

@@ -13,7 +13,7 @@ from baton_node.links import MAX_QUEUED_BYTES, Link
 from baton_node.server import PING_S
 from baton_protocol.ids import Epoch
 from baton_protocol.link import CacheEvents, to_router_codec
-from tests.support.nodes import free_port
+from tests.support.nodes.processes import free_port
 
 
 @asynccontextmanager

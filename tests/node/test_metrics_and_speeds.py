@@ -21,7 +21,7 @@ from baton_node.speeds import SpeedMeter
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import Load
 from baton_protocol.store import DataInstance, NodeLoad, Speeds
-from tests.support.tables import values_of
+from tests.support.nodes.request_tables import values_of
 
 # A line of the table of nodes' metrics.
 LINE = re.compile(r"^\| `(baton_\w+)` \| (`node`[^|]*) \|", re.MULTILINE)

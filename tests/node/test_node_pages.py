@@ -9,7 +9,7 @@ from baton_node.server import NodeServer
 from baton_node.settings import NodeSettings
 from baton_protocol.ids import Epoch
 from baton_text.artifacts import byte_artifacts, digest
-from tests.support.raw_http import exchange, raw_request
+from tests.support.clients.raw_http import exchange, raw_request
 
 ARTIFACTS = byte_artifacts()
 PATHS = (

@@ -35,8 +35,7 @@ from baton_protocol.link import (
 )
 from baton_protocol.store import Role
 from baton_text.tokenizer import Tokenizer
-from tests.support.kvstore import plain_client
-from tests.support.nodes import (
+from tests.support.nodes.processes import (
     LinkClient,
     NodeProcess,
     free_port,
@@ -46,6 +45,7 @@ from tests.support.nodes import (
     make_request,
     running,
 )
+from tests.support.stores.kvstore import plain_client
 
 PROMPT = bytes((i * 11) % 95 + 32 for i in range(300))
 SLOW = SimOptions(decode_ms=20.0)

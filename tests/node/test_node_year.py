@@ -13,10 +13,10 @@ from baton_protocol.errors import ErrorRecord
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import Abort, JobFailed, Load, NoFirst, PrefillJob, RunJob
 from baton_protocol.store import NodeLoad
-from tests.support.desks import DeskNode, alone, hand_off, settle, spin, store_node
 from tests.support.growth import HOUR_S, YEAR_S, broken_numbers, grown, sizes
-from tests.support.nodes import make_request
-from tests.support.tables import Pipe, TableNode, tokens_of
+from tests.support.nodes.processes import make_request
+from tests.support.nodes.request_tables import Pipe, TableNode, tokens_of
+from tests.support.nodes.step_loops import DeskNode, alone, hand_off, settle, spin, store_node
 
 ENDED = ErrorRecord("it ended", "engine_error", status=500)
 SETTINGS = SimSettings(chunk_blocks=1, max_num_seqs=4)

@@ -32,9 +32,9 @@ from baton_protocol.link import (
     ToNode,
 )
 from baton_protocol.store import NodeLoad, Speeds
-from tests.support.kvstore import FINGERPRINT, LAYOUT
-from tests.support.nodes import make_request
-from tests.support.tables import TOKENIZER, Pipe, tokens_of
+from tests.support.nodes.processes import make_request
+from tests.support.nodes.request_tables import TOKENIZER, Pipe, tokens_of
+from tests.support.stores.kvstore import FINGERPRINT, LAYOUT
 from tests.support.waiting import until
 
 

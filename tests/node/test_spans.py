@@ -9,8 +9,8 @@ from baton_node.frames import Prompted, Step
 from baton_protocol.errors import ErrorRecord
 from baton_protocol.link import Abort, JobFailed, RequestStats, RunJob
 from baton_protocol.request import Request
-from tests.support.nodes import make_request
-from tests.support.tables import EPOCH_S, TableNode, begin, prefill, tokens_of
+from tests.support.nodes.processes import make_request
+from tests.support.nodes.request_tables import EPOCH_S, TableNode, begin, prefill, tokens_of
 
 TRACE, PARENT = "ab" * 16, "cd" * 8
 STATS = RequestStats(

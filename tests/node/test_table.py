@@ -21,8 +21,8 @@ from baton_protocol.link import (
     RunJob,
 )
 from baton_protocol.request import PositionLogprobs, Request, TokenLogprob
-from tests.support.nodes import make_request
-from tests.support.tables import (
+from tests.support.nodes.processes import make_request
+from tests.support.nodes.request_tables import (
     GRACE_S,
     Pipe,
     TableNode,

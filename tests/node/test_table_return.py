@@ -15,8 +15,8 @@ from baton_protocol.link import (
     PrefillDone,
     RunJob,
 )
-from tests.support.nodes import make_request
-from tests.support.tables import (
+from tests.support.nodes.processes import make_request
+from tests.support.nodes.request_tables import (
     GRACE_S,
     Pipe,
     Reader,

@@ -15,8 +15,17 @@ from baton_node.frames import Token
 from baton_protocol.link import RunJob
 from baton_protocol.request import Request
 from baton_text.artifacts import BYTE_EOS_ID
-from tests.support.nodes import make_request
-from tests.support.tables import Finish, Pipe, Reader, TableNode, begin, come_back, lose, tokens_of
+from tests.support.nodes.processes import make_request
+from tests.support.nodes.request_tables import (
+    Finish,
+    Pipe,
+    Reader,
+    TableNode,
+    begin,
+    come_back,
+    lose,
+    tokens_of,
+)
 
 PIECES = st.sampled_from([b"a", b"b", b"c", "é".encode(), "€".encode(), b"\xc3", b"\xe2\x82"])
 

@@ -15,7 +15,7 @@ from baton_protocol.link import Delta
 from baton_protocol.request import PositionLogprobs, TokenLogprob
 from baton_text.artifacts import BYTE_EOS_ID, byte_artifacts
 from baton_text.tokenizer import Tokenizer
-from tests.support.nodes import make_request
+from tests.support.nodes.processes import make_request
 
 TOKENIZER = Tokenizer.from_artifacts(byte_artifacts())
 

@@ -9,7 +9,7 @@ from baton_node.untaken import SAY_EVERY_S, Soon, Untaken
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import PrefillJob, RunJob
 from baton_protocol.store import NodeLoad
-from tests.support.nodes import make_request
+from tests.support.nodes.processes import make_request
 
 LOAD = NodeLoad(waiting=1, queued_tokens=10)
 

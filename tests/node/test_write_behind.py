@@ -21,9 +21,9 @@ from baton_protocol.ids import BlockId, RequestId
 from baton_protocol.link import RunJob
 from baton_protocol.request import Request
 from baton_protocol.store import Priority
-from tests.support.desks import DeskNode, alone, hand_off, settle, spin, store_node
-from tests.support.kvstore import frozen, plain_client, wait_until
-from tests.support.nodes import make_request
+from tests.support.nodes.processes import make_request
+from tests.support.nodes.step_loops import DeskNode, alone, hand_off, settle, spin, store_node
+from tests.support.stores.kvstore import frozen, plain_client, wait_until
 
 PROMPT = bytes((i * 7) % 95 + 32 for i in range(205))
 ANSWER = 60

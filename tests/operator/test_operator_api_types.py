@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from baton_operator.builders import build_pool
-from tests.support.manifests import SAMPLES, sample_pool
+from tests.support.kubernetes.manifests import SAMPLES, sample_pool
 
 
 def check(manifest: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from baton_operator.builders import build_pool
-from tests.support.manifests import SAMPLES, containers, sample_pool, templates
+from tests.support.kubernetes.manifests import SAMPLES, containers, sample_pool, templates
 
 
 def walk(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

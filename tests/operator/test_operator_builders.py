@@ -13,7 +13,7 @@ from baton_operator.builders.nodes import build_nodes, revision_of
 from baton_operator.builders.store_access import store_settings
 from baton_operator.pool import LONGEST_NAME, Installation
 from baton_operator.spec.read import SpecError
-from tests.support.manifests import (
+from tests.support.kubernetes.manifests import (
     IMAGES,
     INSTALLATION,
     SAMPLES,

@@ -10,8 +10,8 @@ from baton_operator.cache import Cache, PoolKey, digest_of
 from baton_operator.kinds import CHILDREN, key_of, kind_of
 from baton_operator.observed import Seen
 from baton_operator.watch import Backoffs
-from tests.support.pod_bodies import RUNNING, THEN, container
-from tests.support.pod_bodies import pod as pod_body
+from tests.support.kubernetes.pod_bodies import RUNNING, THEN, container
+from tests.support.kubernetes.pod_bodies import pod as pod_body
 
 KEY = PoolKey("ns", "pool")
 SERVICE = next(kind for kind in CHILDREN if kind.kind == "Service")

@@ -24,9 +24,8 @@ from baton_operator.builders.model import model_name
 from baton_operator.builders.nodes import revision_of
 from baton_protocol.model_source import HubModel, parse_source
 from baton_protocol.store import Role
-from tests.support.http import complete, exchange
-from tests.support.manifest_pool import ManifestPool, redis_client
-from tests.support.manifests import (
+from tests.support.clients.http import complete, exchange
+from tests.support.kubernetes.manifests import (
     CREDENTIALS,
     SAMPLES,
     USER_SECRETS,
@@ -37,6 +36,7 @@ from tests.support.manifests import (
     secret_values,
     templates,
 )
+from tests.support.pools.manifest_pool import ManifestPool, redis_client
 
 NAME, IP = "demo-decode-0123456789-abcde", "10.244.0.7"
 POD = {"metadata.name": NAME, "status.podIP": IP}

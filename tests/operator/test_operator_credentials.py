@@ -14,7 +14,7 @@ import yaml
 
 from baton_operator.builders import build_pool, build_secret, credentials_of, new_credentials
 from baton_operator.pool import Credentials
-from tests.support.manifests import (
+from tests.support.kubernetes.manifests import (
     CREDENTIALS,
     SAMPLES,
     sample_pool,

@@ -8,7 +8,7 @@ import pytest
 
 from baton_operator.builders import build_pool
 from baton_operator.builders.disruption import build_budgets
-from tests.support.manifests import sample_pool, templates
+from tests.support.kubernetes.manifests import sample_pool, templates
 
 
 @pytest.mark.parametrize(("replicas", "kept"), [(1, 0), (2, 1), (9, 1)])

@@ -17,8 +17,8 @@ from baton_operator.pool import Pool
 from baton_operator.spec.rollout import RolloutSpec
 from baton_protocol.ids import Fingerprint
 from baton_protocol.store import NodeReport
-from tests.support import observations as o
-from tests.support.observations import DEMO, NOW
+from tests.support.planner import observations as o
+from tests.support.planner.observations import DEMO, NOW
 
 NEW = revision_of(DEMO)
 SAME, OTHER = Fingerprint("5" * 32), Fingerprint("0" * 32)

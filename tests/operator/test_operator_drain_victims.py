@@ -9,7 +9,7 @@ import pytest
 from baton_operator.drain.victims import Victim, choose_victims, live_requests
 from baton_operator.observed import ObservedPod
 from baton_protocol.store import NodeLoad, NodeReport
-from tests.support.fake_node import make_report
+from tests.support.nodes.fake_node import make_report
 
 SINCE = "2026-05-04T11:59:30Z"
 

@@ -32,8 +32,8 @@ from baton_operator.spec.read import SpecError
 from baton_protocol.store import FetchReport, NodeReport
 from baton_protocol.wire import Codec
 from tests.operator.test_operator_index import LOCAL, LOGIN, PATIENT_S, Clock, external
-from tests.support import observations as o
-from tests.support.observations import observed, status_of
+from tests.support.planner import observations as o
+from tests.support.planner.observations import observed, status_of
 
 MIB = 1 << 20
 DEADLINE_S = 120.0

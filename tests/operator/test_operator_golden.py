@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from baton_operator.builders import build_pool
-from tests.support.manifests import GOLDEN, SAMPLES, sample_pool
+from tests.support.kubernetes.manifests import GOLDEN, SAMPLES, sample_pool
 
 
 def as_yaml(manifests: tuple[dict[str, Any], ...]) -> str:

@@ -36,10 +36,10 @@ from baton_operator.index import (
 from baton_operator.observed import Departure, Observed
 from baton_operator.pool import Pool
 from baton_protocol.store import RouterReport
-from tests.support import observations as o
-from tests.support.manifests import CREDENTIALS, sample_pool
+from tests.support.kubernetes.manifests import CREDENTIALS, sample_pool
 from tests.support.needs import needs
-from tests.support.observations import DEMO, HUB, observed, status_of
+from tests.support.planner import observations as o
+from tests.support.planner.observations import DEMO, HUB, observed, status_of
 
 PASSWORD = "pass:word@with/signs%"
 LOGIN = Login(password=PASSWORD)

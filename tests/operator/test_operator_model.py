@@ -8,7 +8,7 @@ import pytest
 
 from baton_operator.builders import build_pool
 from baton_operator.builders.model import model_name
-from tests.support.manifests import sample_pool, templates
+from tests.support.kubernetes.manifests import sample_pool, templates
 
 
 def node_template(spec: dict[str, Any], role: str = "decode") -> dict[str, Any]:

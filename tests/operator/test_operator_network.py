@@ -10,8 +10,8 @@ import pytest
 
 from baton_operator.builders import build_pool
 from baton_operator.pool import Pool
-from tests.support.manifests import INSTALLATION, sample_pool, template_of
-from tests.support.network_policies import Place, may_connect
+from tests.support.kubernetes.manifests import INSTALLATION, sample_pool, template_of
+from tests.support.kubernetes.network_policies import Place, may_connect
 
 PORTS = {"router": 8000, "prefill": 9000, "decode": 9000, "kv-index": 6379, "kv-data": 6379}
 OPERATOR = {"app.kubernetes.io/name": "baton-operator"}

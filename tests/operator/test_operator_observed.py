@@ -8,8 +8,8 @@ import pytest
 
 from baton_operator.observed import read_address, read_pod, read_route, read_workload
 from baton_operator.pod_problems import LONGEST_MESSAGE, unprepared_problem
-from tests.support import pod_bodies as b
-from tests.support.pod_bodies import Body, container, pod, terminated, waiting
+from tests.support.kubernetes import pod_bodies as b
+from tests.support.kubernetes.pod_bodies import Body, container, pod, terminated, waiting
 
 PULL_BACK_OFF = f'Back-off pulling image "{b.NODE_IMAGE}": ErrImagePull: {b.NOT_FOUND}'
 LOG_LINE = '{"time": 1.5, "level": "error", "logger": "baton", "message": "no such folder: /m"}'

@@ -10,7 +10,7 @@ from baton_operator.kinds import key_of
 from baton_operator.observed import ChildKey
 from baton_operator.plan import Act, Applied, Apply, Delete, Foreign, Lower, manifest_digest, plan
 from baton_operator.pool import Pool
-from tests.support.manifests import sample_pool
+from tests.support.kubernetes.manifests import sample_pool
 
 POOL = sample_pool("sim")
 DESIRED = build_pool(POOL)

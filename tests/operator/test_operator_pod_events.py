@@ -11,7 +11,7 @@ from baton_operator.cache import PoolKey
 from baton_operator.kinds import Kind
 from baton_operator.observed import ObservedPod, Seen
 from baton_operator.pod_events import PodEvents
-from tests.support.observations import pod
+from tests.support.planner.observations import pod
 
 KEY = PoolKey("serving", "demo")
 MISSING = 'MountVolume.SetUp failed for volume "api-keys" : secret "keys" not found'

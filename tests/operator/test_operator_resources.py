@@ -8,8 +8,14 @@ import pytest
 
 from baton_operator.builders import build_pool
 from baton_operator.spec.quantity import quantity_bytes
-from tests.support.documents import ROOT
-from tests.support.manifests import SAMPLES, containers, sample_pool, template_of, templates
+from tests.support.kubernetes.documents import ROOT
+from tests.support.kubernetes.manifests import (
+    SAMPLES,
+    containers,
+    sample_pool,
+    template_of,
+    templates,
+)
 
 Spec = dict[str, Any]
 OWN = ("node", "router", "redis", "fetch-model")

@@ -16,7 +16,7 @@ from baton_operator.pool import Pool
 from baton_operator.rollout.look import Goal, goal_of
 from baton_operator.spec.deadline import longest_request_s
 from tests.operator.test_operator_plan import PROVEN, live, old_nodes
-from tests.support.manifests import sample_pool
+from tests.support.kubernetes.manifests import sample_pool
 
 # A stamp of a node's clock: nothing is measured by it.
 STAMP = "2026-05-04T11:50:00Z"

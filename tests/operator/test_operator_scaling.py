@@ -14,9 +14,9 @@ from baton_operator.kinds import key_of
 from baton_operator.observed import ChildKey
 from baton_operator.scaling import nodes_of, seed_of, with_replicas
 from baton_operator.status.conditions import NONE_WANTED
-from tests.support import pod_bodies as b
-from tests.support.manifests import sample_pool
-from tests.support.observations import observed, status_of, verdict
+from tests.support.kubernetes import pod_bodies as b
+from tests.support.kubernetes.manifests import sample_pool
+from tests.support.planner.observations import observed, status_of, verdict
 
 EXTERNAL = {"mode": "external"}
 BOUNDS = {"min": 1, "max": 1}

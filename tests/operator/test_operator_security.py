@@ -10,8 +10,14 @@ from typing import Any
 import pytest
 
 from baton_operator.builders import build_pool
-from tests.support.documents import ROOT
-from tests.support.manifests import RESTRICTED, SAMPLES, containers, sample_pool, templates
+from tests.support.kubernetes.documents import ROOT
+from tests.support.kubernetes.manifests import (
+    RESTRICTED,
+    SAMPLES,
+    containers,
+    sample_pool,
+    templates,
+)
 
 VOLUMES = {
     "configMap",

@@ -14,7 +14,7 @@ from baton_operator.pool import read_pool
 from baton_operator.spec.quantity import quantity_bytes
 from baton_operator.spec.read import SpecError, read_spec
 from baton_operator.spec.store import ManagedStore
-from tests.support.manifests import CREDENTIALS, INSTALLATION, sample
+from tests.support.kubernetes.manifests import CREDENTIALS, INSTALLATION, sample
 
 SIM: dict[str, Any] = {"engine": {"kind": "sim"}}
 

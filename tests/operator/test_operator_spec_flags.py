@@ -10,7 +10,7 @@ from baton.options import NodeOptions, RouterOptions
 from baton_operator.builders import build_pool
 from baton_operator.builders.nodes import build_nodes
 from baton_operator.spec.flags import NODE_FLAGS, ROUTER_FLAGS
-from tests.support.manifests import SAMPLES, containers, sample_pool, template_of
+from tests.support.kubernetes.manifests import SAMPLES, containers, sample_pool, template_of
 
 # A GPU that the limits do not show, brought by the podTemplate or by a resource claim, is only the
 # user's to tell: extraArgs come last and win.

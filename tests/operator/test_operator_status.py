@@ -12,9 +12,9 @@ from baton_operator.observed import Observed, ObservedRoute
 from baton_operator.spec.read import SpecError
 from baton_operator.status.records import PoolStatus, read_status
 from baton_protocol.ids import Fingerprint
-from tests.support import observations as o
-from tests.support.manifests import sample_pool
-from tests.support.observations import DEMO, observed, replaced, said, status_of, verdict
+from tests.support.kubernetes.manifests import sample_pool
+from tests.support.planner import observations as o
+from tests.support.planner.observations import DEMO, observed, replaced, said, status_of, verdict
 
 CRASH: dict[str, Any] = {"ready": False, "problem": "Crashing", "message": "container node ended"}
 UNREADY: dict[str, Any] = {"ready": False}

@@ -13,9 +13,9 @@ from baton_operator.spec.read import SpecError
 from baton_operator.status.autoscaling import SAY_EVERY_S
 from baton_operator.status.events import events_between
 from baton_operator.status.records import AutoscalingStatus, PoolStatus
-from tests.support import observations as o
-from tests.support.manifests import sample_pool
-from tests.support.observations import observed, stamp, status_of, verdict
+from tests.support.kubernetes.manifests import sample_pool
+from tests.support.planner import observations as o
+from tests.support.planner.observations import observed, stamp, status_of, verdict
 
 AUTO: dict[str, Any] = {"mode": "auto", "prefill": {"max": 4}, "decode": {"max": 4}}
 POOL = sample_pool("sim", autoscaling=AUTO)

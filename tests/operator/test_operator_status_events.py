@@ -10,9 +10,9 @@ from baton_operator.spec.read import SpecError
 from baton_operator.status.events import PoolEvent, events_between
 from baton_operator.status.records import PoolStatus
 from baton_protocol.store import Role
-from tests.support import observations as o
-from tests.support.manifests import sample_pool
-from tests.support.observations import DEMO, HUB, observed, status_of
+from tests.support.kubernetes.manifests import sample_pool
+from tests.support.planner import observations as o
+from tests.support.planner.observations import DEMO, HUB, observed, status_of
 
 
 class Life:

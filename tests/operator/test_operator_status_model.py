@@ -9,8 +9,8 @@ from msgspec import UNSET
 
 from baton_operator.observed import Observed
 from baton_operator.status.progress import progress_words
-from tests.support import observations as o
-from tests.support.observations import GIB, HUB, observed, said, status_of, verdict
+from tests.support.planner import observations as o
+from tests.support.planner.observations import GIB, HUB, observed, said, status_of, verdict
 
 MIB = 1 << 20
 

@@ -10,9 +10,9 @@ import pytest
 from baton_operator.observed import Observed, ObservedRoute, Seen
 from baton_operator.pool import Pool
 from baton_protocol.ids import Fingerprint
-from tests.support import observations as o
-from tests.support.manifests import sample_pool
-from tests.support.observations import DEMO, HUB, observed, said, status_of, verdict
+from tests.support.kubernetes.manifests import sample_pool
+from tests.support.planner import observations as o
+from tests.support.planner.observations import DEMO, HUB, observed, said, status_of, verdict
 
 EXTERNAL = sample_pool("external")
 QUEUE = sample_pool("sim", missingRolePolicy="queue")

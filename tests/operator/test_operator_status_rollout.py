@@ -8,8 +8,8 @@ import msgspec
 
 from baton_operator.observed import Departure, Observed, ObservedPod, Roll
 from baton_operator.status.events import events_between
-from tests.support import observations as o
-from tests.support.observations import DEMO, observed, said, status_of, verdict
+from tests.support.planner import observations as o
+from tests.support.planner.observations import DEMO, observed, said, status_of, verdict
 
 NO_ROOM = "4 GPUs are needed"
 

@@ -7,9 +7,9 @@ from typing import Any
 from baton_operator.observed import Departure, Observed, ObservedPod
 from baton_operator.spec.read import SpecError
 from baton_operator.status.records import PoolStatus
-from tests.support import observations as o
-from tests.support.manifests import sample_pool
-from tests.support.observations import DEMO, observed, said, status_of, verdict
+from tests.support.kubernetes.manifests import sample_pool
+from tests.support.planner import observations as o
+from tests.support.planner.observations import DEMO, observed, said, status_of, verdict
 
 SINCE = "2026-05-04T11:59:30Z"
 HELD = Departure("prefill", "1 too many: the index does not answer", held=True)

@@ -20,9 +20,9 @@ from baton_operator.status.parts import OLD_NODES
 from baton_operator.status.reasons import POD_PROBLEMS
 from baton_operator.status.records import PoolStatus
 from baton_protocol.ids import Fingerprint
-from tests.support import observations as o
-from tests.support.manifests import sample_pool
-from tests.support.observations import said
+from tests.support.kubernetes.manifests import sample_pool
+from tests.support.planner import observations as o
+from tests.support.planner.observations import said
 
 RFC3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 POOLS: list[Pool | SpecError] = [

@@ -23,8 +23,8 @@ from tests.operator.planner.test_planner_learn import PRIOR, sample
 from tests.operator.test_operator_cache import pod, pool
 from tests.support.clock import Clock
 from tests.support.growth import WEEK_S, YEAR_S, broken_numbers, grown, sizes
-from tests.support.manifests import sample_pool
-from tests.support.observations import observed, status_of
+from tests.support.kubernetes.manifests import sample_pool
+from tests.support.planner.observations import observed, status_of
 
 HOUR_LOOKS = int(3600 / LOOK_S)
 

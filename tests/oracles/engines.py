@@ -11,7 +11,7 @@ from baton_engine.core import EngineCore
 from baton_protocol.hashing import extend_hashes, root_hash
 from baton_protocol.ids import BlockHash, BlockId
 from baton_protocol.layout import KVLayout
-from tests.support.engine_core import NoMemory, Run, ScriptedRunner, scripted, step_once
+from tests.support.engines.engine_core import NoMemory, Run, ScriptedRunner, scripted, step_once
 
 
 class SizedRunner(ScriptedRunner):

@@ -16,7 +16,7 @@ from baton_protocol.hashing import extend_hashes
 from baton_protocol.ids import BlockHash, BlockId
 from baton_protocol.layout import KVLayout
 from tests.oracles.engines import engine_of, free_order, hashes_of, step, tables, usage
-from tests.support.engine_core import Run, drive, make_request, run_all, scripted, step_once
+from tests.support.engines.engine_core import Run, drive, make_request, run_all, scripted, step_once
 
 TABLE = [BlockId(block) for block in (5, 2, 8, 12)]
 

@@ -41,8 +41,8 @@ from baton_protocol.ids import Fingerprint, NodeId
 from baton_protocol.layout import KVLayout
 from baton_protocol.store import Speeds
 from baton_router.prices import Facts, Prices
-from tests.support.candidates import Candidate, group_of
-from tests.support.demands import demand_of
+from tests.support.engines.demands import demand_of
+from tests.support.nodes.candidates import Candidate, group_of
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 

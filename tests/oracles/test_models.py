@@ -24,7 +24,7 @@ from baton_engine.models.slots import WeightSlots
 from baton_engine.torch_memory import TorchMemory
 from baton_protocol.ids import BlockId
 from baton_protocol.layout import KVLayout
-from tests.support.decoding import Driver, Noting, make_runner, streams
+from tests.support.engines.decoding import Driver, Noting, make_runner, streams
 
 CPU = torch.device("cpu")
 Rows = Sequence[Sequence[float]]

@@ -25,7 +25,7 @@ from baton_router.settings import RouterSettings
 from baton_text.artifacts import TOKENIZER, byte_artifacts
 from baton_text.detokenizer import Detokenizer
 from baton_text.tokenizer import Tokenizer
-from tests.support.fake_node import FakeNode, Script
+from tests.support.nodes.fake_node import FakeNode, Script
 from tests.support.waiting import WAIT_S, until
 
 BYTES = Tokenizer.from_artifacts(byte_artifacts())

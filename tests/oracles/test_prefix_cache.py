@@ -11,7 +11,7 @@ from baton_engine.sequence import blocks_for
 from baton_protocol.hashing import extend_hashes, root_hash
 from baton_protocol.ids import BlockHash, Fingerprint
 from tests.oracles.engines import engine_of, hashes_of, shares, tables
-from tests.support.engine_core import drive, make_request, run_all
+from tests.support.engines.engine_core import drive, make_request, run_all
 
 ROOT = root_hash(Fingerprint("f" * 32))
 ABC, GHI = BlockHash(b"abc123".ljust(16)), BlockHash(b"ghi789".ljust(16))

@@ -18,9 +18,9 @@ from baton_protocol.link import Delta
 from baton_text.artifacts import byte_artifacts
 from baton_text.tokenizer import Tokenizer
 from tests.oracles.engines import engine_of, step
-from tests.support import nodes
-from tests.support.engine_core import EOS, Run, drive, make_request, run_all, step_once
-from tests.support.tiny_models import prompt_of
+from tests.support.engines.engine_core import EOS, Run, drive, make_request, run_all, step_once
+from tests.support.engines.tiny_models import prompt_of
+from tests.support.nodes import processes
 
 BYTES = Tokenizer.from_artifacts(byte_artifacts())
 
@@ -115,7 +115,7 @@ def test_a_stop_id_on_the_last_allowed_token_is_a_length_O_REQ_3b() -> None:
 
 def said(reply: bytes, **params: Any) -> Delta:
     """The last delta of a node's choice that says `reply`, its last token by length."""
-    text = ChoiceText(BYTES, nodes.make_request("r", b"p", **params), ())
+    text = ChoiceText(BYTES, processes.make_request("r", b"p", **params), ())
     for offset, id in enumerate(reply):
         last = offset + 1 == len(reply)
         token = Token(RequestId("r"), 1, 0, offset, id, finish="length" if last else None)
@@ -146,7 +146,7 @@ def test_a_stop_id_is_a_stop_and_its_reason_O_REQ_3e() -> None:
     run = run_all(engine, [make_request("a", 5, max_tokens=9, stop_token_ids=(7,))])
     last = run.last("a")
     assert (last.id, last.finish, last.stop_id) == (7, "stop", 7)
-    text = ChoiceText(BYTES, nodes.make_request("r", b"p", stop_token_ids=(66,)), ())
+    text = ChoiceText(BYTES, processes.make_request("r", b"p", stop_token_ids=(66,)), ())
     delta = text.push(Token(RequestId("r"), 1, 0, 0, 66, finish="stop", stop_id=66))
     assert (delta.finish, delta.stop) == ("stop", 66)
 

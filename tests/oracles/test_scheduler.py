@@ -11,7 +11,7 @@ from baton_engine.blocks import BlockPool
 from baton_engine.core import EngineCore
 from baton_protocol.ids import BlockHash
 from tests.oracles.engines import SizedRunner, engine_of, free_order, shares, step, tables
-from tests.support.engine_core import Run, drive, make_request, run_all
+from tests.support.engines.engine_core import Run, drive, make_request, run_all
 
 
 def names_of(engine: EngineCore) -> tuple[list[str], list[str]]:

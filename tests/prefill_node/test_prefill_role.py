@@ -9,7 +9,7 @@ from baton_prefill_node import PrefillRole, serve
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import Load, PrefillJob, RunJob
 from baton_protocol.store import NodeLoad, Speeds
-from tests.support.nodes import make_request
+from tests.support.nodes.processes import make_request
 
 JOB = PrefillJob(make_request("r", b"prompt"), NodeId("d0"), Epoch("e"))
 

@@ -11,7 +11,7 @@ import pytest
 
 from baton_router.service import Router
 from baton_router.settings import RouterSettings
-from tests.support.fake_node import FakeNode
+from tests.support.nodes.fake_node import FakeNode
 from tests.support.waiting import until
 
 

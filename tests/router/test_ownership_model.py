@@ -31,7 +31,7 @@ from baton_protocol.request import Request
 from baton_protocol.sampling import SamplingParams
 from baton_router.actions import Action, Emit, Ended, Failed, Regroup, Replace, Send
 from baton_router.ownership import MAX_ATTEMPTS, MAX_STRIKES, RequestRecord
-from tests.support.model_node import RID, ModelNode, Said, text_of, token
+from tests.support.nodes.model_node import RID, ModelNode, Said, text_of, token
 
 T = TypeVar("T")
 DECODES = [NodeId(f"decode-{n}") for n in range(3)]

@@ -13,7 +13,7 @@ from baton_protocol.ids import NodeId
 from baton_router.placement import PAIRED, TOLD, Placement, Policy
 from baton_router.prices import Facts
 from baton_router.settings import RANKINGS
-from tests.support.candidates import Candidate, place_among
+from tests.support.nodes.candidates import Candidate, place_among
 
 CHUNK = 16
 PREFILLS = [Candidate(node=NodeId(f"p{n}"), role="prefill") for n in range(4)]

@@ -14,7 +14,7 @@ from baton_protocol.link import PrefillJob, RunJob
 from baton_protocol.store import Speeds
 from baton_router.room import Load
 from baton_text.tokenizer import LONG_TEXT, Tokenizer
-from tests.support.fake_node import FakeNode
+from tests.support.nodes.fake_node import FakeNode
 from tests.support.waiting import until
 
 ACME, GLOBEX, OPS = "sk-acme", "sk-globex", "sk-ops"

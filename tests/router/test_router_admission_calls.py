@@ -12,7 +12,7 @@ import pytest
 
 from baton_protocol.link import Delta, Deltas, RunJob
 from baton_router.room import Load
-from tests.support.fake_node import FakeNode
+from tests.support.nodes.fake_node import FakeNode
 from tests.support.waiting import until
 
 COMPLETIONS = "/v1/completions"

@@ -9,7 +9,7 @@ import pytest
 from baton_protocol.store import Role, Speeds
 from baton_router.node_view import NodeView
 from baton_router.room import USUAL_SEQUENCES, Load, Rule, has_room
-from tests.support.fake_node import make_report
+from tests.support.nodes.fake_node import make_report
 
 RULE = Rule(queue_ms=1000.0)
 LONG = 100  # tokens of a prompt: 100 ms of any node

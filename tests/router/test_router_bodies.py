@@ -20,8 +20,8 @@ from baton_router.bodies import SMALL, Bodies
 from baton_router.fields import SHOWN, show
 from baton_router.large_json import MAX_VALUES, check_size, decode
 from baton_router.settings import RouterSettings
-from tests.support.fake_node import FakeNode
-from tests.support.raw_http import JSON_TYPE, raw_request
+from tests.support.clients.raw_http import JSON_TYPE, raw_request
+from tests.support.nodes.fake_node import FakeNode
 
 COMPLETIONS = "/v1/completions"
 KEYS = "acme key-of-acme\nglobex key-of-globex\n"

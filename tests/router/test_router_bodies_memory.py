@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.cluster import SIM, Cluster
-from tests.support.http import complete, exchange
+from tests.support.clients.http import complete, exchange
+from tests.support.pools.processes import SIM, Cluster
 from tests.support.waiting import until
 
 BODY_BYTES = 15_600_000

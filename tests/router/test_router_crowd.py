@@ -13,9 +13,9 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.support.cluster import Cluster
-from tests.support.crowd import Crowd, allow_files
-from tests.support.leaks import metrics_of, settle
+from tests.support.clients.crowd import Crowd, allow_files
+from tests.support.pools.leaks import metrics_of, settle
+from tests.support.pools.processes import Cluster
 
 KIB = 1 << 10
 PER_CONNECTION, PER_STREAM = 32 * KIB, 160 * KIB

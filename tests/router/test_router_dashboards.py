@@ -13,7 +13,7 @@ import pytest
 from baton_node.settings import NodeSettings
 from baton_router.service import Router
 from baton_router.settings import RouterSettings
-from tests.support.nodes import free_port, running
+from tests.support.nodes.processes import free_port, running
 from tests.support.waiting import until
 
 DASHBOARDS = sorted((Path(__file__).parents[2] / "charts/baton/dashboards").glob("*.json"))

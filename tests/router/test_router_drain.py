@@ -19,7 +19,8 @@ from baton_protocol.link import (
     RunJob,
 )
 from baton_router.tenants import Tenants
-from tests.support.failing_pool import (
+from tests.support.nodes.fake_node import FakeNode
+from tests.support.pools.failing_pool import (
     REPLY,
     completing,
     figure,
@@ -31,7 +32,6 @@ from tests.support.failing_pool import (
     streamed,
     text,
 )
-from tests.support.fake_node import FakeNode
 from tests.support.waiting import until
 
 DRAIN, RESUME = "/nodes/decode-0/drain", "/nodes/decode-0/resume"

@@ -16,8 +16,8 @@ from baton_router.access import Trail
 from baton_router.explain import encoded
 from baton_router.explanations import Explanations
 from baton_router.tenants import Tenant
-from tests.support.failing_pool import REPLY, completing, figure, half_said, join, text
-from tests.support.fake_node import FakeNode
+from tests.support.nodes.fake_node import FakeNode
+from tests.support.pools.failing_pool import REPLY, completing, figure, half_said, join, text
 from tests.support.waiting import until
 
 SECRET = "nobody may read this"

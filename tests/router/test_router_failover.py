@@ -11,7 +11,8 @@ import pytest
 from baton_protocol.link import Abort, Delta, Deltas, First, NoFirst, PrefillJob, RunJob
 from baton_router import links
 from baton_router.view import state_of
-from tests.support.failing_pool import (
+from tests.support.nodes.fake_node import FakeNode
+from tests.support.pools.failing_pool import (
     REPLY,
     completing,
     figure,
@@ -23,7 +24,6 @@ from tests.support.failing_pool import (
     streamed,
     text,
 )
-from tests.support.fake_node import FakeNode
 from tests.support.waiting import until
 
 # --- a node is lost -------------------------------------------------------------------------------

@@ -15,7 +15,8 @@ from baton_router import dispatch
 from baton_router.ownership import MAX_ATTEMPTS
 from baton_router.service import Router
 from baton_router.settings import RouterSettings
-from tests.support.failing_pool import (
+from tests.support.nodes.fake_node import FakeNode
+from tests.support.pools.failing_pool import (
     LONG,
     REPLY,
     ask,
@@ -26,7 +27,6 @@ from tests.support.failing_pool import (
     records,
     text,
 )
-from tests.support.fake_node import FakeNode
 from tests.support.waiting import until
 
 BUSY = ErrorRecord("no room", "busy", status=503, retryable=True)

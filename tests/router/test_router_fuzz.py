@@ -12,10 +12,10 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from tests.support.cluster import SIM, Cluster
-from tests.support.http import complete, ids_of
-from tests.support.leaks import metrics_of, settle
-from tests.support.raw_bytes import connection
+from tests.support.clients.http import complete, ids_of
+from tests.support.clients.raw_bytes import connection
+from tests.support.pools.leaks import metrics_of, settle
+from tests.support.pools.processes import SIM, Cluster
 
 SEED = 20_261_123
 AT_ONCE = 16

@@ -12,7 +12,7 @@ import pytest
 from baton_protocol.errors import ErrorRecord
 from baton_protocol.ids import Fingerprint
 from baton_protocol.link import Abort, First, NoFirst, PrefillJob, RunJob
-from tests.support.fake_node import FakeNode
+from tests.support.nodes.fake_node import FakeNode
 from tests.support.waiting import until
 
 

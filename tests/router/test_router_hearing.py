@@ -11,7 +11,7 @@ from baton_protocol.ids import BlockHash, Epoch, NodeId
 from baton_protocol.link import CacheEvents, Resync
 from baton_router.hearing import LISTINGS, Hearing
 from baton_router.view import PoolView
-from tests.support.fake_node import FakeNode, make_report
+from tests.support.nodes.fake_node import FakeNode, make_report
 from tests.support.waiting import until
 
 EPOCH, NODE = Epoch("epoch-1"), NodeId("decode-0")

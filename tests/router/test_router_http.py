@@ -14,7 +14,7 @@ from aiohttp import web
 
 from baton_protocol.link import CacheEvents, RunJob
 from baton_protocol.store import DataInstance
-from tests.support.fake_node import LAYOUT, FakeNode
+from tests.support.nodes.fake_node import LAYOUT, FakeNode
 from tests.support.waiting import until
 
 COMPLETIONS = "/v1/completions"

@@ -15,7 +15,7 @@ from baton_router.answer import Stopwatch
 from baton_router.demand import Demand
 from baton_router.metrics import RouterMetrics
 from baton_router.view import PoolView
-from tests.support.fake_node import FakeNode
+from tests.support.nodes.fake_node import FakeNode
 from tests.support.waiting import until
 
 SECRET = "nobody may read this"

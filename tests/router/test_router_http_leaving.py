@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from baton_protocol.link import Abort, PrefillJob, RunJob
-from tests.support.fake_node import FakeNode
-from tests.support.raw_http import JSON_TYPE, raw_request
+from tests.support.clients.raw_http import JSON_TYPE, raw_request
+from tests.support.nodes.fake_node import FakeNode
 from tests.support.waiting import until
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 
 from baton_protocol.link import Delta, Deltas, JobFailed, RunJob
-from tests.support.fake_node import FakeNode
+from tests.support.nodes.fake_node import FakeNode
 from tests.support.waiting import until
 
 COMMENT = b": waiting\n"

@@ -19,9 +19,9 @@ from baton_router.prepare import fits, prepare, renamed
 from baton_router.tenants import Tenant
 from baton_router.view import NodeView, PoolView
 from baton_text.artifacts import byte_artifacts
-from tests.support.failing_pool import REPLY, completing, half_said, join, text
-from tests.support.fake_node import LAYOUT, VOCAB, FakeNode, make_report
-from tests.support.servings import make_serving
+from tests.support.nodes.fake_node import LAYOUT, VOCAB, FakeNode, make_report
+from tests.support.nodes.servings import make_serving
+from tests.support.pools.failing_pool import REPLY, completing, half_said, join, text
 
 OLD, NEW = (Fingerprint(letter * 32) for letter in "12")
 

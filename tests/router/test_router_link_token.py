@@ -12,7 +12,7 @@ import pytest
 from baton_router.links import NOT_OUR_TOKEN
 from baton_router.service import Router
 from baton_router.settings import RouterSettings
-from tests.support.fake_node import FakeNode
+from tests.support.nodes.fake_node import FakeNode
 from tests.support.waiting import until
 
 TOKEN = "t0ken-of-the-pool"

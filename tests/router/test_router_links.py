@@ -27,8 +27,8 @@ from baton_router.models import KEPT_UNUSED, FetchError, ModelStore
 from baton_router.service import Router
 from baton_router.settings import RouterSettings
 from baton_text.artifacts import byte_artifacts
-from tests.support.failing_pool import REPLY, completing, join, text
-from tests.support.fake_node import VOCAB, FakeNode, make_report
+from tests.support.nodes.fake_node import VOCAB, FakeNode, make_report
+from tests.support.pools.failing_pool import REPLY, completing, join, text
 from tests.support.waiting import until
 
 FP = Fingerprint("f" * 32)

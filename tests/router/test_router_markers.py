@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from baton_protocol.hashing import tenant_salt
-from tests.support.cluster import SIM, Cluster
-from tests.support.http import events, exchange, hang_up, text_of
+from tests.support.clients.http import events, exchange, hang_up, text_of
+from tests.support.pools.processes import SIM, Cluster
 
 KEY, WRONG_KEY, SECRET, TOKEN = (
     "sk-planted-key",

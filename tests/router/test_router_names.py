@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from baton_protocol.ids import Epoch
-from tests.support.failing_pool import REPLY, completing, figure, text
-from tests.support.fake_node import FakeNode
+from tests.support.nodes.fake_node import FakeNode
+from tests.support.pools.failing_pool import REPLY, completing, figure, text
 from tests.support.waiting import until
 
 CONFLICTS = "baton_router_node_name_conflicts"

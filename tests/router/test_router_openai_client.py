@@ -12,7 +12,7 @@ import pytest
 from baton_protocol.errors import DOCS
 from baton_protocol.link import JobFailed, RunJob
 from baton_protocol.sampling import SamplingParams
-from tests.support.fake_node import FakeNode
+from tests.support.nodes.fake_node import FakeNode
 
 MESSAGES: Any = [{"role": "user", "content": "Hi"}]
 

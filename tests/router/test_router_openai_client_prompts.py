@@ -10,8 +10,8 @@ import openai
 import pytest
 
 from baton_protocol.link import RunJob
-from tests.support.failing_pool import REPLY, completing, half_said, join
-from tests.support.fake_node import FakeNode
+from tests.support.nodes.fake_node import FakeNode
+from tests.support.pools.failing_pool import REPLY, completing, half_said, join
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from baton_protocol.hosts import Hosts
 from baton_protocol.link import DrainNode, RunJob
 from baton_router.pages import is_own
 from baton_router.settings import RouterSettings
-from tests.support.fake_node import FakeNode
-from tests.support.raw_http import JSON_TYPE, Told, exchange, raw_request
+from tests.support.clients.raw_http import JSON_TYPE, Told, exchange, raw_request
+from tests.support.nodes.fake_node import FakeNode
 
 EVIL = "http://evil.example"
 CHAT_PAGE = "https://chat.example"

@@ -17,7 +17,7 @@ from baton_router.openai_completions import CompletionCall
 from baton_router.parameters import check_scores, complete
 from baton_router.prepare import prepare
 from baton_router.tenants import Tenant
-from tests.support.servings import make_serving
+from tests.support.nodes.servings import make_serving
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from baton_router.dispatch import Dispatcher, Flight
-from tests.support.fake_node import FakeNode
+from tests.support.nodes.fake_node import FakeNode
 
 COMPLETIONS = "/v1/completions"
 BODY = {"prompt": "x" * 20, "max_tokens": 1}

@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 
 from baton_protocol.link import Abort, RunJob
-from tests.support.fake_node import FakeNode
+from tests.support.nodes.fake_node import FakeNode
 
 WAIT_S = 180.0
 CODE = """

@@ -14,7 +14,7 @@ from baton_protocol.request import Request
 from baton_text.artifacts import byte_artifacts
 from baton_text.chat import ChatTemplate
 from baton_text.tokenizer import Tokenizer
-from tests.support.fake_node import FakeNode
+from tests.support.nodes.fake_node import FakeNode
 
 MESSAGES: Any = [{"role": "user", "content": "Where is Paris?"}]
 BEGUN: Any = [*MESSAGES, {"role": "assistant", "content": "Paris is "}]

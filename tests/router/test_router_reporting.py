@@ -20,10 +20,10 @@ from baton_protocol.store import RouterReport
 from baton_router import reporting
 from baton_router.service import Router
 from baton_router.settings import RouterSettings
-from tests.support.fake_node import FakeNode
-from tests.support.kvstore import frozen, held_down, plain_client
-from tests.support.nodes import free_port
-from tests.support.nodes import running as running_nodes
+from tests.support.nodes.fake_node import FakeNode
+from tests.support.nodes.processes import free_port
+from tests.support.nodes.processes import running as running_nodes
+from tests.support.stores.kvstore import frozen, held_down, plain_client
 
 WAIT_S = 180.0
 TTL_S = 600.0  # of the reports of a process, longer than any test

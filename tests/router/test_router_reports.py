@@ -37,7 +37,8 @@ from baton_router.placement import Placement, Policy, place
 from baton_router.pool_json import pool_json
 from baton_router.prices import Facts
 from baton_router.view import PoolView
-from tests.support.failing_pool import (
+from tests.support.nodes.fake_node import LAYOUT, SPEEDS, FakeNode, make_report
+from tests.support.pools.failing_pool import (
     REPLY,
     completing,
     figure,
@@ -48,7 +49,6 @@ from tests.support.failing_pool import (
     streamed,
     text,
 )
-from tests.support.fake_node import LAYOUT, SPEEDS, FakeNode, make_report
 from tests.support.waiting import until
 
 NAN, INF = math.nan, math.inf

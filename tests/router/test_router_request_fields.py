@@ -17,7 +17,7 @@ from baton_router.openai_chat import ChatCall
 from baton_router.openai_completions import CompletionCall
 from baton_router.openapi import BODIES
 from baton_router.request_fields import FIELDS, MEMBERS, Body
-from tests.support.fake_node import FakeNode
+from tests.support.nodes.fake_node import FakeNode
 
 PAGE = Path(__file__).parents[2] / "docs" / "api.md"
 Json = dict[str, Any]

@@ -12,8 +12,8 @@ import pytest
 from baton_protocol.logs import TextFormatter
 from baton_protocol.traces import Span
 from tests.router.test_router_tracing import traced
-from tests.support.fake_node import FakeNode
-from tests.support.raw_http import JSON_TYPE, exchange, raw_request
+from tests.support.clients.raw_http import JSON_TYPE, exchange, raw_request
+from tests.support.nodes.fake_node import FakeNode
 from tests.support.waiting import until
 
 COMPLETIONS = "/v1/completions"

@@ -13,7 +13,8 @@ from baton_protocol.errors import ErrorRecord
 from baton_protocol.ids import Fingerprint
 from baton_protocol.link import DRAINED, Abort, DrainNode, JobFailed, PrefillJob, RunJob
 from baton_text.artifacts import byte_artifacts, digest
-from tests.support.failing_pool import (
+from tests.support.nodes.fake_node import VOCAB, FakeNode
+from tests.support.pools.failing_pool import (
     REPLY,
     ask,
     completing,
@@ -25,7 +26,6 @@ from tests.support.failing_pool import (
     records,
     text,
 )
-from tests.support.fake_node import VOCAB, FakeNode
 from tests.support.waiting import until
 
 NEW = Fingerprint("0" * 32)

@@ -18,8 +18,8 @@ from baton_router.openai_chat import ChatCall
 from baton_router.openai_completions import CompletionCall
 from baton_router.openapi import BODIES, OPERATIONS, document
 from baton_router.parameters import MAX_TOKENS_NAMES, check_alone
-from tests.support.fake_node import FakeNode
-from tests.support.schema_edges import edges
+from tests.support.clients.schema_edges import edges
+from tests.support.nodes.fake_node import FakeNode
 
 MOST = (1 << 63) - 1
 NEEDED: dict[str, dict[str, Any]] = {

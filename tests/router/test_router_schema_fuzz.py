@@ -14,9 +14,9 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from tests.support.cluster import SIM, Cluster
-from tests.support.http import events, exchange, text_of
-from tests.support.leaks import settle
+from tests.support.clients.http import events, exchange, text_of
+from tests.support.pools.leaks import settle
+from tests.support.pools.processes import SIM, Cluster
 
 SEED = 20_261_123
 # Whether a request fits model and vocabulary is not for a schema to say; keys are not configured.

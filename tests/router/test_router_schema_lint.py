@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from baton_router.openapi import document
-from tests.support.api_linters import LINTERS, complaints
-from tests.support.fake_node import FakeNode
 from tests.support.needs import needs
+from tests.support.nodes.fake_node import FakeNode
+from tests.support.project.api_linters import LINTERS, complaints
 
 Json = dict[str, Any]
 

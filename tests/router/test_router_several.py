@@ -18,8 +18,8 @@ from baton_node.settings import NodeSettings, SimOptions
 from baton_protocol.ids import NodeId
 from baton_router.service import Router
 from baton_router.settings import RouterSettings
-from tests.support.cluster import Cluster
-from tests.support.nodes import free_port, running
+from tests.support.nodes.processes import free_port, running
+from tests.support.pools.processes import Cluster
 from tests.support.waiting import until
 
 NODE = NodeId("decode-0")

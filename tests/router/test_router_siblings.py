@@ -14,7 +14,7 @@ from aiohttp import web
 from baton_protocol.errors import NotFound
 from baton_router import siblings as module
 from baton_router.siblings import Siblings, gathering
-from tests.support.nodes import free_port
+from tests.support.nodes.processes import free_port
 
 
 class Worker:

@@ -16,8 +16,8 @@ from baton_protocol.link import Abort, Hello, to_router_codec
 from baton_protocol.store import NodeReport
 from baton_router import links
 from baton_router.links import Flaw, Link
-from tests.support.fake_node import make_report
-from tests.support.nodes import free_port
+from tests.support.nodes.fake_node import make_report
+from tests.support.nodes.processes import free_port
 from tests.support.waiting import until
 
 

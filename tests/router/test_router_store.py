@@ -17,7 +17,7 @@ from baton_protocol.hashing import chunk_hashes, extend_hashes, root_hash
 from baton_protocol.store import Marker
 from baton_router.service import Router
 from baton_router.settings import RouterSettings
-from tests.support.fake_node import LAYOUT, FakeNode
+from tests.support.nodes.fake_node import LAYOUT, FakeNode
 from tests.support.waiting import until
 
 PROMPT = "x" * 200

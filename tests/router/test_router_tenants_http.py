@@ -14,7 +14,7 @@ import pytest
 from baton_protocol.hashing import chunk_hashes, extend_hashes, root_hash, tenant_salt
 from baton_protocol.ids import BlockHash
 from baton_protocol.link import CacheEvents, PrefillJob, RunJob
-from tests.support.fake_node import LAYOUT, FakeNode
+from tests.support.nodes.fake_node import LAYOUT, FakeNode
 from tests.support.waiting import until
 
 ACME, GLOBEX, SECRET = "sk-key-of-acme", "sk-key-of-globex", "the-pools-tenant-secret"

@@ -13,7 +13,7 @@ from baton_protocol.traces import Span
 from baton_router.service import Router
 from baton_router.settings import RouterSettings
 from tests.router.conftest import Client
-from tests.support.fake_node import FakeNode
+from tests.support.nodes.fake_node import FakeNode
 from tests.support.waiting import until
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"

@@ -13,8 +13,8 @@ from baton_protocol.link import CacheEvents, Load
 from baton_protocol.store import NodeLoad, Role, Speeds
 from baton_router.chunks import ENTRY_BYTES, SCRUB_AT, SCRUBBED, ChunkIndex
 from baton_router.view import BOOKING_ARRIVES_S, NodeView, PoolView, state_of
-from tests.support.candidates import Candidate, candidates_of
-from tests.support.fake_node import make_report
+from tests.support.nodes.candidates import Candidate, candidates_of
+from tests.support.nodes.fake_node import make_report
 
 A, B, C = (BlockHash(bytes([n]) * 16) for n in range(3))
 NODE, RID = NodeId("decode-0"), RequestId("r1")

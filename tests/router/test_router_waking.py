@@ -15,8 +15,8 @@ from baton_protocol.store import LATENCY_BOUNDS_S, Role
 from baton_router.service import Router
 from baton_router.settings import RouterSettings
 from tests.router.conftest import Client
-from tests.support.fake_node import FakeNode
-from tests.support.nodes import free_port
+from tests.support.nodes.fake_node import FakeNode
+from tests.support.nodes.processes import free_port
 from tests.support.waiting import until
 
 WAIT_S = 180.0

@@ -18,7 +18,7 @@ import aiohttp
 import psutil
 
 from baton_protocol.link import RunJob
-from tests.support.fake_node import FakeNode
+from tests.support.nodes.fake_node import FakeNode
 from tests.support.waiting import until
 
 READY = re.compile(r"listens on (http://\S+) with (\d+) workers")

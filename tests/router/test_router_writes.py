@@ -14,8 +14,8 @@ from baton_protocol.link import Delta, FinishReason
 from baton_router.calls import EventWriter, Head, Options, finish_members
 from baton_router.errors import RequestFailed
 from baton_router.outbox import Batch, Outbox
-from tests.support.fake_node import FakeNode
-from tests.support.raw_http import JSON_TYPE, raw_request
+from tests.support.clients.raw_http import JSON_TYPE, raw_request
+from tests.support.nodes.fake_node import FakeNode
 
 
 async def chunks(port: int, **fields: Any) -> list[bytes]:

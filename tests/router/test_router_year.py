@@ -28,8 +28,8 @@ from baton_router.shares import Shares
 from baton_router.view import PoolView
 from tests.router.conftest import Client
 from tests.support.clock import Clock
-from tests.support.fake_node import FakeNode, make_report
 from tests.support.growth import HOUR_S, WEEK_S, YEAR_S, broken_numbers, grown, sizes
+from tests.support.nodes.fake_node import FakeNode, make_report
 from tests.support.waiting import until
 
 KEYS = {"acme": "sk-acme", "globex": "sk-globex", "ops": "sk-ops"}

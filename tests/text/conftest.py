@@ -11,7 +11,7 @@ import pytest
 
 from baton.demo_model import INSTALL_LINE, PACKAGE, demo_folder, fetch_demo
 from baton_text.artifacts import read_artifacts
-from tests.support.text_models import FAMILIES, LOSSLESS, write_artifacts
+from tests.support.engines.text_models import FAMILIES, LOSSLESS, write_artifacts
 
 AutoTokenizer = Callable[[Path], Any]
 

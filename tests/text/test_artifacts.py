@@ -17,7 +17,7 @@ from baton_text.artifacts import (
     read_artifacts,
 )
 from baton_text.chat import ChatTemplate
-from tests.support.text_models import byte_level_artifacts, write_artifacts
+from tests.support.engines.text_models import byte_level_artifacts, write_artifacts
 
 HELLO = [{"role": "user", "content": "hello"}]
 

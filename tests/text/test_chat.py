@@ -20,7 +20,7 @@ from baton_text.artifacts import (
 )
 from baton_text.chat import ChatTemplate
 from baton_text.tokenizer import Tokenizer
-from tests.support.text_models import CHATML, byte_level_artifacts, write_artifacts
+from tests.support.engines.text_models import CHATML, byte_level_artifacts, write_artifacts
 
 TALK: list[dict[str, Any]] = [
     {"role": "system", "content": "Be brief <&> \"quoted\" 'so'."},

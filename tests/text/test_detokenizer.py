@@ -19,7 +19,7 @@ from baton_text.detokenizer import (
     emitted,
 )
 from baton_text.tokenizer import Tokenizer
-from tests.support.text_models import FAMILIES, LOSSLESS
+from tests.support.engines.text_models import FAMILIES, LOSSLESS
 
 TOKENIZERS = {name: Tokenizer.from_artifacts(make()) for name, make in FAMILIES.items()}
 BYTES, BYTE_LEVEL = TOKENIZERS["bytes"], TOKENIZERS["byte-level"]

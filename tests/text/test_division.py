@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as Backend
 from baton_text.artifacts import TOKENIZER, byte_artifacts
 from baton_text.division import division_of
 from baton_text.tokenizer import PART, TextTooLong, Tokenizer
-from tests.support.text_models import (
+from tests.support.engines.text_models import (
     artifacts_of,
     byte_level_artifacts,
     metaspace_artifacts,

@@ -13,7 +13,7 @@ from baton_text.artifacts import TOKENIZER, read_artifacts
 from baton_text.detokenizer import TextReader, context_of
 from baton_text.offsets import TextOffsets, offsets_in
 from baton_text.tokenizer import Tokenizer
-from tests.support.text_models import FAMILIES, LOSSLESS, byte_level_artifacts
+from tests.support.engines.text_models import FAMILIES, LOSSLESS, byte_level_artifacts
 
 TOKENIZERS = {name: Tokenizer.from_artifacts(make()) for name, make in FAMILIES.items()}
 every_tokenizer = pytest.mark.parametrize("tokenizer", TOKENIZERS.values(), ids=TOKENIZERS.keys())

@@ -22,7 +22,11 @@ from baton_text.artifacts import (
 )
 from baton_text.detokenizer import Detokenizer
 from baton_text.tokenizer import LONG_TEXT, Tokenizer
-from tests.support.text_models import byte_level_artifacts, metaspace_artifacts, write_artifacts
+from tests.support.engines.text_models import (
+    byte_level_artifacts,
+    metaspace_artifacts,
+    write_artifacts,
+)
 
 TEXTS = [
     "",

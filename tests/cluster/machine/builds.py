@@ -27,7 +27,7 @@ from pathlib import Path
 from tests.cluster.machine.buildah import Buildah, Facts
 from tests.cluster.machine.cache import Progress, locked, made_once
 from tests.cluster.machine.oci import repack
-from tests.support.dockerfiles import Stage, in_context, lineage, stages_of
+from tests.support.project.dockerfiles import Stage, in_context, lineage, stages_of
 
 CHECKOUT = Path(__file__).parents[3]
 # The images of so many states of the sources are kept, 60 MB each.

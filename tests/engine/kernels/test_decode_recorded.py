@@ -13,8 +13,8 @@ from baton_engine.kernels.choice import attention_for
 from baton_engine.step_inputs import Staging, staging_for
 from baton_engine.torch_memory import TorchMemory
 from baton_engine.torch_runner import TorchRunner
-from tests.support.decoding import Driver, alone, make_runner, spoiled_staging, streams
-from tests.support.kernels import DEVICE
+from tests.support.engines.decoding import Driver, alone, make_runner, spoiled_staging, streams
+from tests.support.engines.kernels import DEVICE
 
 Folders = Callable[[str], Path]
 MakeStaging = Callable[[int, torch.device], Staging]

@@ -17,7 +17,7 @@ from baton_engine.kernels.nucleus import TILE, shape
 from baton_engine.noise import W_MAX, gumbel, noise_keys, random_bits
 from baton_engine.sampling import draw, shaped_logits
 from baton_protocol.sampling import SamplingParams
-from tests.support.kernels import DEVICE, noise, poisoned
+from tests.support.engines.kernels import DEVICE, noise, poisoned
 
 VOCAB = TILE + 476
 PARAMS = {

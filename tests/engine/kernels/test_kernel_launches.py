@@ -14,7 +14,7 @@ def test_kernels_compile_as_a_models_layers_and_the_sampler_launch_them(tmp_path
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
     environment.pop("TRITON_INTERPRET", None)
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.kernel_launches"],
+        [sys.executable, "-m", "tests.support.engines.kernel_launches"],
         env=environment,
         capture_output=True,
         text=True,

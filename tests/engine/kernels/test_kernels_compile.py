@@ -16,7 +16,7 @@ def test_kernels_compile_and_fit_the_shared_memory_of_gpus(tmp_path: Path) -> No
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
     environment.pop("TRITON_INTERPRET", None)
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.kernel_compiler"],
+        [sys.executable, "-m", "tests.support.engines.kernel_compiler"],
         env=environment,
         capture_output=True,
         text=True,

@@ -7,7 +7,7 @@ import torch
 
 from baton_engine.kernels.norms import add_norm
 from baton_engine.kernels.ops import TORCH_OPS
-from tests.support.kernels import DTYPES, assert_close, can_compute, noise, poisoned
+from tests.support.engines.kernels import DTYPES, assert_close, can_compute, noise, poisoned
 
 EPS = 1e-5
 SHAPES = [(1, 64), (5, 96), (18, 128), (3, 1000), (2, 4096)]

@@ -21,8 +21,8 @@ from baton_engine.models.slots import WeightSlots
 from baton_engine.torch_memory import TorchMemory
 from baton_protocol.ids import BlockId
 from baton_protocol.layout import KVLayout
-from tests.support.kernels import DEVICE, assert_close, noise
-from tests.support.tiny_models import prompt_of
+from tests.support.engines.kernels import DEVICE, assert_close, noise
+from tests.support.engines.tiny_models import prompt_of
 
 N, K, H, BLOCK, LAYERS = 4, 2, 16, 4, 2
 # A decode row, a piece with a past and a prompt, their blocks scattered over the pool.

@@ -14,9 +14,9 @@ from baton_engine.kernels.paged_attention import (
     paged_attention,
     splits_for,
 )
-from tests.support.kernels import DEVICE, poisoned
+from tests.support.engines.kernels import DEVICE, poisoned
+from tests.support.engines.paged import Case, Inputs, assert_near, attention_of, make_inputs
 from tests.support.needs import needs
-from tests.support.paged import Case, Inputs, assert_near, attention_of, make_inputs
 
 # Rows as (start, tokens).
 DECODE = [(82, 1), (17, 1), (63, 1), (64, 1), (0, 1)]

@@ -13,7 +13,7 @@ from baton_engine.config import RopeConfig
 from baton_engine.kernels.ops import TORCH_OPS, HeadNorm
 from baton_engine.kernels.rope_store import rotate_store
 from baton_engine.models.rope import Rope, RopeTables
-from tests.support.kernels import DEVICE, DTYPES, assert_close, can_compute, noise
+from tests.support.engines.kernels import DEVICE, DTYPES, assert_close, can_compute, noise
 
 LAYERS, BLOCK, BLOCKS = 3, 4, 9
 LAYER = 1

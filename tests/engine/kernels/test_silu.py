@@ -7,7 +7,7 @@ import torch
 
 from baton_engine.kernels.ops import TORCH_OPS
 from baton_engine.kernels.silu import BLOCK, silu_mul
-from tests.support.kernels import DEVICE, DTYPES, assert_close, can_compute, noise, poisoned
+from tests.support.engines.kernels import DEVICE, DTYPES, assert_close, can_compute, noise, poisoned
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

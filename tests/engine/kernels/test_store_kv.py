@@ -7,7 +7,7 @@ import torch
 
 from baton_engine.attention import KVSlots
 from baton_engine.kernels.store_kv import store_kv
-from tests.support.kernels import DEVICE, DTYPES, can_compute, noise
+from tests.support.engines.kernels import DEVICE, DTYPES, can_compute, noise
 
 LAYERS, BLOCK = 3, 16
 

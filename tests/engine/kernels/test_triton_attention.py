@@ -14,8 +14,8 @@ from baton_engine.kernels.triton_attention import TritonAttention
 from baton_engine.torch_memory import TorchMemory
 from baton_protocol.ids import BlockId
 from baton_protocol.layout import KVLayout
-from tests.support.kernels import DEVICE, noise
-from tests.support.paged import assert_near
+from tests.support.engines.kernels import DEVICE, noise
+from tests.support.engines.paged import assert_near
 
 BLOCK, DIM, HEADS, KV_HEADS, POOL = 4, 16, 4, 2, 100
 WINDOWS = (None, 6)  # of two layers

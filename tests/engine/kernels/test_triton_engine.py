@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.support.exactness import Tally, compare, reference
-from tests.support.kernels import DEVICE
-from tests.support.tiny_models import prompt_of
-from tests.support.torch_engines import GREEDY, generate_ids, small_engine
+from tests.support.engines.exactness import Tally, compare, reference
+from tests.support.engines.kernels import DEVICE
+from tests.support.engines.tiny_models import prompt_of
+from tests.support.engines.torch_engines import GREEDY, generate_ids, small_engine
 
 NEW_TOKENS = 4
 PROMPTS = [prompt_of(length, seed=9) for length in (3, 50)]

@@ -22,8 +22,8 @@ from baton_operator.spec.read import SpecError
 from baton_operator.status.derive import derive
 from baton_operator.status.records import AutoscalingStatus, PoolStatus
 from baton_protocol.store import NodeLoad, Role, RouterReport
-from tests.support.manifests import sample, sample_pool
-from tests.support.observations import NOW, OLD, observed, report, workload
+from tests.support.kubernetes.manifests import sample, sample_pool
+from tests.support.planner.observations import NOW, OLD, observed, report, workload
 
 KEY = PoolKey("serving", "demo")
 BOUNDS = {"prefill": {"max": 4}, "decode": {"max": 4}}

@@ -15,9 +15,9 @@ from baton_operator.planner.learn import NodeSample
 from baton_operator.planner.records import NodeView, Phase
 from baton_protocol.ids import Epoch
 from baton_protocol.store import NodeLoad, NodeReport, Role, Speeds
-from tests.support import pod_bodies as b
-from tests.support.fake_node import LAYOUT, make_report
-from tests.support.observations import pod, stamp
+from tests.support.kubernetes import pod_bodies as b
+from tests.support.nodes.fake_node import LAYOUT, make_report
+from tests.support.planner.observations import pod, stamp
 
 SPEEDS = Speeds(prefill_tokens_per_s=1000.0, decode_step_ms=20.0)
 ONE: dict[Role, int] = {"prefill": 1, "decode": 1}

@@ -14,7 +14,7 @@ from baton_operator.planner.schedule import Range, ranges
 from baton_operator.pool import Pool
 from baton_operator.spec.read import SpecError
 from baton_protocol.store import Role
-from tests.support.manifests import sample_pool
+from tests.support.kubernetes.manifests import sample_pool
 
 BERLIN, TOKYO = "Europe/Berlin", "Asia/Tokyo"
 GPU = {"resources": {"limits": {"nvidia.com/gpu": 2}}}

@@ -12,7 +12,7 @@ from baton_operator.planner.forecast import Outlook, jump_of, outlook
 from baton_operator.planner.memory import Memory, Seen
 from baton_operator.planner.records import Demand, Situation
 from baton_operator.planner.trend import grown, slope_of
-from tests.support.planner_looks import NODE, NOW, demand, look
+from tests.support.planner.looks import NODE, NOW, demand, look
 
 WINDOW_S, TICK_S = 60.0, 15.0
 

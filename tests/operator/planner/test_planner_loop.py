@@ -13,8 +13,8 @@ from baton_operator.planner.memory import Memory
 from baton_operator.planner.plan import plan
 from baton_operator.planner.records import Bounds, Decision, Policy, Reason
 from baton_protocol.store import ROLES
-from tests.support.planner_looks import ANSWER, POLICY
-from tests.support.planner_plant import TICK_S, Plant
+from tests.support.planner.looks import ANSWER, POLICY
+from tests.support.planner.plant import TICK_S, Plant
 
 HOUR = round(3_600.0 / TICK_S)
 Load = Callable[[int], tuple[float, float]]  # turn -> requests per second, tokens of an answer

@@ -14,7 +14,7 @@ from baton_operator.planner.plan import plan
 from baton_operator.planner.queueing import servers_for
 from baton_operator.planner.records import Bounds, Phase, Policy, Reason, Schedule
 from baton_operator.planner.schedule import active, ranges
-from tests.support.planner_looks import (
+from tests.support.planner.looks import (
     NOW,
     POLICY,
     bounded,

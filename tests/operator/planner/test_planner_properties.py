@@ -24,7 +24,7 @@ from baton_operator.planner.records import (
 )
 from baton_operator.planner.schedule import problems, ranges
 from baton_protocol.store import ROLES, Role
-from tests.support.planner_looks import NOW, nodes
+from tests.support.planner.looks import NOW, nodes
 
 COUNTS = st.integers(0, 6)
 RATES = st.integers(0, 60_000)

@@ -11,7 +11,7 @@ from baton_operator.planner.memory import Memory, Seen, Wished
 from baton_operator.planner.plan import plan
 from baton_operator.planner.reasons import REASONS
 from baton_operator.planner.records import Phase, Policy, Reason, Schedule, Situation
-from tests.support.planner_looks import (
+from tests.support.planner.looks import (
     NODE,
     NOW,
     POLICY,

@@ -1,0 +1,108 @@
+"""Many clients of one router at once, each with a connection of its own and nothing else.
+
+In: the router's port. Out: connections that idle, streams that have begun, or requests one after
+the other; a connection is closed with its `Crowd`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import resource
+from types import TracebackType
+
+from tests.support.clients.raw_http import JSON_TYPE, raw_request
+
+DIALS_AT_ONCE = 64  # fewer than a listening socket queues
+ANSWER_S = 300.0
+Link = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+def allow_files(count: int) -> bool:
+    """Raise this process's limit on open files, which its children get; False if it may not."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < count:
+        return False
+    if soft != resource.RLIM_INFINITY and soft < count:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
+    return True
+
+
+class Crowd:
+    """`async with Crowd(port) as crowd:`"""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._links: list[Link] = []
+        self._gate = asyncio.Semaphore(DIALS_AT_ONCE)
+
+    async def __aenter__(self) -> Crowd:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for _, writer in self._links:
+            writer.close()
+        for _, writer in self._links:
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+    async def idle(self, count: int) -> None:
+        """Connections that have had an answer and are kept."""
+        await asyncio.gather(*(self._idle() for _ in range(count)))
+
+    async def stream(self, count: int, max_tokens: int) -> None:
+        """Streams whose first token has come."""
+        await asyncio.gather(*(self._stream(number, max_tokens) for number in range(count)))
+
+    async def ask(self, count: int, connections: int) -> None:
+        """So many completions of one token, over so many connections."""
+        each = count // connections
+        await asyncio.gather(*(self._ask(each) for _ in range(connections)))
+
+    async def _idle(self) -> None:
+        link = await self._dial()
+        assert (await _exchange(link, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")) == 200
+
+    async def _stream(self, number: int, max_tokens: int) -> None:
+        reader, writer = await self._dial()
+        prompt = [1 + number % 200, 1 + number // 200, 3]
+        body = {"prompt": prompt, "max_tokens": max_tokens, "stream": True, "ignore_eos": True}
+        writer.write(_post(body))
+        async with asyncio.timeout(ANSWER_S):
+            assert b" 200 " in await reader.readline()
+            await reader.readuntil(b"data: ")
+
+    async def _ask(self, count: int) -> None:
+        link = await self._dial()
+        request = _post({"prompt": [1, 2, 3], "max_tokens": 1})
+        for _ in range(count):
+            assert await _exchange(link, request) == 200
+
+    async def _dial(self) -> Link:
+        async with self._gate:
+            link = await asyncio.open_connection("127.0.0.1", self._port, limit=1 << 12)
+        self._links.append(link)
+        return link
+
+
+def _post(body: dict[str, object]) -> bytes:
+    data = json.dumps(body).encode()
+    headers = {"Host": "localhost", "Content-Type": JSON_TYPE}
+    return raw_request("POST", "/v1/completions", headers, data)
+
+
+async def _exchange(link: Link, request: bytes) -> int:
+    """The status of an answer that says how long it is."""
+    reader, writer = link
+    async with asyncio.timeout(ANSWER_S):
+        writer.write(request)
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        length = head.split("content-length:")[1].split("\r\n")[0]
+        await reader.readexactly(int(length))
+    return int(head.split()[1])

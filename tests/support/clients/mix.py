@@ -1,0 +1,152 @@
+"""A random mix of requests for soaks on the simulated engine, and what an answer comes to.
+
+In: a seeded random generator. Out: request bodies of all kinds whose answers depend on nothing but
+the body (greedy, or with a seed), and Result: the part of an answer that must not depend on the
+pool that gave it, however it was delivered.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.support.clients.http import Json
+
+LONGEST_PROMPT = 600
+MOST_TOKENS = 48
+# The sim's byte tokenizer says printable ASCII.
+FIRST_ID, END_ID = 32, 127
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request. `leave`: the client hangs up after so many events (0: before the first)."""
+
+    path: str
+    body: Json
+    stream: bool
+    leave: int | None = None
+
+
+@dataclass
+class Said:
+    """One choice."""
+
+    ids: list[int] = field(default_factory=list)
+    text: str = ""
+    finish: str | None = None
+    stop: str | int | None = None
+    logprobs: list[Any] = field(default_factory=list)
+    prompt_logprobs: list[Any] | None = None
+
+
+@dataclass
+class Result:
+    choices: dict[int, Said] = field(default_factory=dict)
+    usage: tuple[int, int, int] | None = None
+
+    def add(self, body: Json) -> None:
+        """Take in an answer, or one event of a stream."""
+        for choice in body["choices"]:
+            said = self.choices.setdefault(choice["index"], Said())
+            message = choice.get("message") or choice.get("delta")
+            text = choice.get("text") if message is None else message.get("content")
+            said.text += text or ""
+            said.ids += choice.get("token_ids") or []
+            said.logprobs += _positions(choice.get("logprobs"))
+            said.prompt_logprobs = choice.get("prompt_logprobs", said.prompt_logprobs)
+            if choice["finish_reason"] is not None:
+                assert said.finish is None, f"choice {choice['index']} finished twice"
+                said.finish, said.stop = choice["finish_reason"], choice.get("stop_reason")
+        if usage := body.get("usage"):
+            names = ("prompt_tokens", "completion_tokens", "total_tokens")
+            self.usage = (usage[names[0]], usage[names[1]], usage[names[2]])
+
+    def check_begins(self, whole: Result) -> None:
+        """Raise unless this is the beginning of `whole`."""
+        for index, said in self.choices.items():
+            full = whole.choices[index]
+            assert said.ids == full.ids[: len(said.ids)], f"choice {index}: {said} of {full}"
+            assert full.text.startswith(said.text), f"choice {index}: {said} of {full}"
+
+
+def result_of(bodies: Iterable[Json]) -> Result:
+    result = Result()
+    for body in bodies:
+        result.add(body)
+    return result
+
+
+def _positions(logprobs: Json | None) -> list[Any]:
+    """Per position what was told, in either endpoint's form."""
+    if logprobs is None:
+        return []
+    if "content" in logprobs:
+        return list(logprobs["content"])
+    names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+    return list(zip(*(logprobs[name] for name in names), strict=True))
+
+
+class Mix:
+    """Makes requests. A third of the prompts begin with one of a few shared prefixes."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._prefixes = [self._ids(length) for length in (40, 160, 352, 520)]
+
+    def _ids(self, count: int) -> list[int]:
+        return [self._rng.randrange(FIRST_ID, END_ID) for _ in range(count)]
+
+    def _prompt(self) -> list[int]:
+        rng = self._rng
+        if rng.random() < 0.4:
+            prefix = rng.choice(self._prefixes)
+            return [*prefix, *self._ids(rng.randint(1, LONGEST_PROMPT - len(prefix)))]
+        longest = rng.choice((1, 17, 33, 200, LONGEST_PROMPT))
+        return self._ids(rng.randint(1, longest))
+
+    def _sampling(self) -> Json:
+        rng = self._rng
+        fields: Json = {"max_tokens": rng.choice((1, 2, rng.randint(1, MOST_TOKENS), MOST_TOKENS))}
+        if rng.random() < 0.4:
+            fields["temperature"] = 0
+        else:
+            fields |= {"temperature": 1.0, "seed": rng.getrandbits(32)}
+        if rng.random() < 0.4:
+            fields["n"] = rng.randint(2, 4)
+        if rng.random() < 0.3:
+            stops = [bytes(self._ids(rng.randint(1, 2))).decode() for _ in range(rng.randint(1, 4))]
+            fields |= {"stop": stops, "include_stop_str_in_output": rng.random() < 0.5}
+        if rng.random() < 0.3:
+            fields["stop_token_ids"] = self._ids(rng.randint(1, 4))
+        if rng.random() < 0.3:
+            fields["min_tokens"] = rng.randint(0, fields["max_tokens"])
+        if rng.random() < 0.3:
+            fields["ignore_eos"] = True
+        return fields
+
+    def request(self) -> Asked:
+        rng = self._rng
+        body = {**self._sampling(), "return_token_ids": True}
+        logprobs = rng.random() < 0.3
+        if rng.random() < 0.2:
+            path = CHAT
+            text = bytes(self._prompt()).decode()
+            body["messages"] = [{"role": "user", "content": text}]
+            if logprobs:
+                body |= {"logprobs": True, "top_logprobs": rng.randint(0, 5)}
+        else:
+            path = COMPLETIONS
+            prompt = self._prompt()
+            body["prompt"] = bytes(prompt).decode() if rng.random() < 0.5 else prompt
+            if logprobs:
+                body["logprobs"] = rng.randint(1, 5)
+        stream = rng.random() < 0.6
+        leave = None
+        if rng.random() < 0.25:
+            leave = rng.randint(0, 8)
+            body["max_tokens"] = MOST_TOKENS
+        return Asked(path, body, stream, leave)

@@ -1,0 +1,95 @@
+"""A client that remembers everything about one answer: what was said, when, and how it ended.
+
+In: a body. Out: Told. It never sends anything twice: what the pool does not deliver is missing.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from tests.support.clients.http import Json
+from tests.support.clients.mix import Result
+
+TIMEOUT_S = 240.0
+
+
+@dataclass
+class Told:
+    """One answer, as far as it has come. `cached` is usage's cached_tokens; `at` holds the time of
+    asking, of each event or comment line, and of the end."""
+
+    status: int = 0
+    request: str = ""
+    placement: str = ""
+    result: Result = field(default_factory=Result)
+    cached: int | None = None
+    error: Json | None = None
+    whole: bool = False  # it ended as answers end: [DONE], or all of its JSON
+    at: list[float] = field(default_factory=list)
+
+    @property
+    def worst_pause_s(self) -> float:
+        return max((b - a for a, b in zip(self.at, self.at[1:], strict=False)), default=0.0)
+
+    def add(self, body: Json) -> None:
+        if "error" in body:
+            self.error = body["error"]
+            return
+        self.result.add(body)
+        if usage := body.get("usage"):
+            self.cached = usage["prompt_tokens_details"]["cached_tokens"]
+
+
+def ask(
+    url: str,
+    path: str,
+    body: Json,
+    heard: Callable[[Told], bool] = lambda told: True,
+    timeout_s: float = TIMEOUT_S,
+) -> Told:
+    """POST `body` and read the answer to its end, or until `heard`, called at each event, is false:
+    then the client hangs up."""
+    told = Told(at=[time.monotonic()])
+    parts = urlsplit(url)
+    assert parts.hostname is not None
+    link = http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout_s)
+    try:
+        headers = {"content-type": "application/json", "connection": "close"}
+        link.request("POST", path, json.dumps(body).encode(), headers)
+        response = link.getresponse()
+        told.status = response.status
+        told.request = response.headers.get("x-baton-request-id", "")
+        told.placement = response.headers.get("x-baton-placement", "")
+        if response.status == 200 and body.get("stream"):
+            for event in _events(response, told):
+                told.add(event)
+                if not heard(told):
+                    return told
+        else:
+            told.add(json.loads(response.read()))
+            told.whole = True
+    except (OSError, http.client.HTTPException) as error:
+        told.error = {"message": f"the connection broke: {error!r}", "code": "client"}
+    finally:
+        told.at.append(time.monotonic())
+        link.close()
+    return told
+
+
+def _events(response: http.client.HTTPResponse, told: Told) -> Iterator[Json]:
+    for raw in response:
+        line = raw.decode().strip()
+        if line:
+            told.at.append(time.monotonic())
+        if not line.startswith("data:"):
+            continue
+        data = line.removeprefix("data:").strip()
+        if data == "[DONE]":
+            told.whole = True
+            return
+        yield json.loads(data)

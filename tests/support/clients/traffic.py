@@ -1,0 +1,156 @@
+"""Clients that keep a pool busy with a bit of everything, as long as they are let.
+
+In: a pool's URL, a seed. Out: Done, and the first answer that was wrong. What they ask: the random
+mix (new prompts, shared prefixes, several choices, streams, clients that leave), conversations
+whose each turn begins with all that was said before, and a refrain: a few requests asked again and
+again, whose answer may never change.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+
+from tests.support.clients.mix import COMPLETIONS, END_ID, FIRST_ID, Asked, Mix
+from tests.support.clients.streams import Told
+from tests.support.faults.chaos_run import Known, ask_as, problem_with
+
+TALK_SHARE, REFRAIN_SHARE = 0.25, 0.2
+MOST_TURNS, LONGEST_TALK = 5, 550
+REFRAIN = 12
+# Of all clients together, however fast the pool is (what it keeps for a while grows with the rate);
+# a conversation's turns follow each other at once, so that these are some 10 requests.
+QUESTIONS_PER_S = 6.0
+
+
+@dataclass
+class Done:
+    requests: int = 0
+    left: int = 0  # by the client
+    turns: int = 0  # of conversations, the first of each left out
+    repeated: int = 0
+    tokens: int = 0
+    cached: int = 0  # tokens of prompts that need not be computed
+
+    def __str__(self) -> str:
+        return (
+            f"{self.requests} requests ({self.left} left early, {self.turns} further turns, "
+            f"{self.repeated} repeated), {self.tokens} tokens said, {self.cached} found"
+        )
+
+
+class Traffic:
+    """`with Traffic(url, seed, clients) as traffic:` asks until the end of the block; `check()`
+    raises what was wrong. With `exact` a refrain's answer must always be the first one."""
+
+    def __init__(self, url: str, seed: int, clients: int, *, exact: bool) -> None:
+        self.done = Done()
+        self._url = url
+        self._exact = exact
+        self._mix = Mix(random.Random(f"mix {seed}"))
+        self._refrain = [self._staying() for _ in range(REFRAIN)]
+        self._answers: dict[int, Known] = {}
+        self._lock = threading.Lock()
+        self._ending = threading.Event()
+        self._wrong: list[str] = []
+        self._threads = [
+            threading.Thread(target=self._client, args=(random.Random(f"{seed}/{number}"),))
+            for number in range(clients)
+        ]
+
+    def __enter__(self) -> Traffic:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._ending.set()
+        for thread in self._threads:
+            thread.join()
+
+    def check(self) -> None:
+        assert self._wrong == [], self._wrong[0]
+
+    def go_on(self, duration_s: float, enough: Callable[[], bool] = lambda: False) -> None:
+        """Let them ask for so long, or until it is enough; raise what was wrong."""
+        until = time.monotonic() + duration_s
+        while time.monotonic() < until and not enough():
+            self.check()
+            time.sleep(0.2)
+
+    # --- one client -------------------------------------------------------------------------------
+
+    def _client(self, rng: random.Random) -> None:
+        due = time.monotonic()
+        rate = QUESTIONS_PER_S / len(self._threads)
+        while True:
+            due = max(due + rng.expovariate(rate), time.monotonic())
+            if self._ending.wait(due - time.monotonic()):
+                return
+            try:
+                self._ask_something(rng)
+            except Exception as error:  # in a thread that nobody watches
+                self._wrong.append(f"a client failed: {error!r}")
+            if self._wrong:
+                return
+
+    def _ask_something(self, rng: random.Random) -> None:
+        kind = rng.random()
+        if kind < TALK_SHARE:
+            self._talk(rng)
+        elif kind < TALK_SHARE + REFRAIN_SHARE:
+            self._repeat(rng.randrange(REFRAIN))
+        else:
+            with self._lock:
+                asked = self._mix.request()
+            self._ask(asked)
+
+    def _ask(self, asked: Asked) -> Told:
+        told = ask_as(self._url, asked)
+        done, result = self.done, told.result
+        with self._lock:
+            done.requests += 1
+            done.left += asked.leave is not None
+            done.tokens += sum(len(choice.ids) for choice in result.choices.values())
+            done.cached += told.cached or 0
+        if asked.leave is None and (told.status != 200 or told.error or not told.whole):
+            self._wrong.append(f"{asked}\ngot {told}")
+        return told
+
+    def _talk(self, rng: random.Random) -> None:
+        """Turns, each a prompt of all that was said."""
+        said: list[int] = []
+        for turn in range(rng.randint(2, MOST_TURNS)):
+            said += [rng.randrange(FIRST_ID, END_ID) for _ in range(rng.randint(10, 120))]
+            if len(said) > LONGEST_TALK or self._ending.is_set():
+                return
+            fields = {"max_tokens": rng.randint(1, 40), "ignore_eos": True, "temperature": 0}
+            body = {"prompt": list(said), "return_token_ids": True, **fields}
+            told = self._ask(Asked(COMPLETIONS, body, stream=rng.random() < 0.5))
+            if self._wrong:
+                return
+            said += told.result.choices[0].ids
+            self.done.turns += turn > 0
+
+    def _repeat(self, number: int) -> None:
+        asked = self._refrain[number]
+        told = self._ask(asked)
+        known = self._answers.setdefault(number, Known(asked, told.result))
+        self.done.repeated += 1
+        if self._exact and (problem := problem_with(told, known)):
+            self._wrong.append(problem)
+
+    def _staying(self) -> Asked:
+        """A request whose client does not leave."""
+        while (asked := self._mix.request()).leave is not None:
+            pass
+        return asked

@@ -1,0 +1,94 @@
+"""Paged attention written down token by token, and cases that would show a kernel's slips.
+
+In: rows as (start, tokens). Out: queries, a pool in which all that no row may read is NaN, and what
+attention is by its definition.
+
+Shapes: T tokens, N query heads, K kv heads, G = N / K, H head_dim, B block size, M blocks of the
+longest row.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from baton_engine.kernels.paged_attention import PagedRows
+from tests.support.engines.kernels import DEVICE
+
+# Absolute and relative difference from float64 that rounding explains.
+TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+SPARE_BLOCKS = 3  # that no row has
+
+Spans = Sequence[tuple[int, int]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """`spans`: rows as (start, tokens). `heads`: of queries, of K and V."""
+
+    spans: Spans
+    heads: tuple[int, int] = (4, 2)
+    dim: int = 32
+    block: int = 16
+    dtype: torch.dtype = torch.float32
+    window: int | None = None
+
+
+@dataclass(frozen=True)
+class Inputs:
+    q_TNH: torch.Tensor
+    layer_P2KBH: torch.Tensor
+    rows: PagedRows
+    expected_TNH: torch.Tensor  # float64, on the CPU
+
+
+def make_inputs(case: Case) -> Inputs:
+    """Rows have blocks of their own, scattered over the pool; what is behind a row's end in its
+    last block, in blocks that no row has, and in block 0, which fills the table up, is NaN."""
+    (heads, kv_heads), noise = case.heads, torch.Generator().manual_seed(1)
+    lengths = [start + tokens for start, tokens in case.spans]
+    used = [-(-length // case.block) for length in lengths]
+    free = list(range(1, 1 + sum(used) + SPARE_BLOCKS))
+    random.Random(0).shuffle(free)
+    pool = torch.full((len(free) + 1, 2, kv_heads, case.block, case.dim), torch.nan).to(case.dtype)
+    table = torch.zeros(len(lengths), max(used) + 2, dtype=torch.int32)
+    tokens = sum(tokens for _, tokens in case.spans)
+    # A slice of a wider tensor, as a model's projections give it.
+    q = torch.randn(tokens, heads + kv_heads, case.dim, generator=noise).to(case.dtype)[:, :heads]
+    expected, begin = [], 0
+    for line, (start, count) in enumerate(case.spans):
+        kv = torch.randn(2, kv_heads, lengths[line], case.dim, generator=noise).to(case.dtype)
+        for index in range(used[line]):
+            part = kv[:, :, index * case.block : (index + 1) * case.block]
+            table[line, index] = free.pop()
+            pool[table[line, index], :, :, : part.shape[2]] = part
+        expected.append(attention_of(q[begin : begin + count], kv[0], kv[1], start, case.window))
+        begin += count
+    starts = torch.tensor([0, *(count for _, count in case.spans)]).cumsum(0).int()
+    one_token = all(count == 1 for _, count in case.spans)
+    where = (starts.to(DEVICE), torch.tensor(lengths).int().to(DEVICE), table.to(DEVICE))
+    return Inputs(q.to(DEVICE), pool.to(DEVICE), PagedRows(*where, one_token), torch.cat(expected))
+
+
+def attention_of(
+    q_TNH: torch.Tensor, k_KSH: torch.Tensor, v_KSH: torch.Tensor, start: int, window: int | None
+) -> torch.Tensor:
+    """softmax(q k / sqrt(H)) v in float64, one query and one head at a time."""
+    group = q_TNH.shape[1] // k_KSH.shape[0]
+    out_TNH = torch.empty(q_TNH.shape, dtype=torch.float64)
+    for index in range(q_TNH.shape[0]):
+        end = start + index + 1
+        seen = slice(0 if window is None else max(0, end - window), end)
+        for head in range(q_TNH.shape[1]):
+            k_SH, v_SH = k_KSH[head // group, seen].double(), v_KSH[head // group, seen].double()
+            scores_S = k_SH @ q_TNH[index, head].double() / q_TNH.shape[2] ** 0.5
+            out_TNH[index, head] = scores_S.softmax(0) @ v_SH
+    return out_TNH
+
+
+def assert_near(found: torch.Tensor, expected: torch.Tensor) -> None:
+    tolerance = TOLERANCES[found.dtype]
+    torch.testing.assert_close(found.cpu().double(), expected, rtol=tolerance, atol=tolerance)

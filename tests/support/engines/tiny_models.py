@@ -1,0 +1,187 @@
+"""Random tiny models that transformers saved, each with a tokenizer: whole folders to serve.
+
+In: a name. Out: a folder in the test cache, built on first use and the same in every run (seeded).
+Weights are redrawn at std 0.1-0.3: at transformers' 0.02 a tied model repeats one id and ignores
+its KV, and a test of exactness would pass with any cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import shutil
+import tempfile
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+CACHE = Path(__file__).resolve().parents[3] / ".pytest_cache" / "baton"
+RECIPE = 1  # raise it when this file makes other folders from the same specs
+
+VOCAB = 320
+SPECIALS = ("<|bos|>", "<|eos|>", "<|pad|>", "<|im_start|>", "<|im_end|>", "<|spare|>")
+FIRST_SPECIAL = VOCAB - len(SPECIALS)
+MAX_POSITIONS = 1024
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+# What the tokenizer's merges are learned from.
+TEXT = (
+    "the prefill node computes the prompt and the decode node generates the answer; ",
+    "every chunk of the cache has a name, and a name is enough to find it again. ",
+    "tokens known and tokens computed: a node closes the gap between them, always. ",
+)
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """One model: a transformers config class by model_type, what it sets, and the weights' std."""
+
+    kind: str
+    std: float
+    values: dict[str, Any] = field(default_factory=dict)
+
+
+def _sizes(heads: int, kv_heads: int, hidden: int = 64, layers: int = 2) -> dict[str, Any]:
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": 2 * hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+    }
+
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 256,
+}
+
+# Together: Llama, Qwen3 and Mistral; GQA 1, 2 and 4; tied and untied; with bias; head_dim other
+# than hidden / heads; Llama 3 rope scaling; a window shorter than most prompts, no multiple of a
+# block.
+TINY_MODELS: dict[str, Tiny] = {
+    "llama-gqa1": Tiny("llama", 0.15, _sizes(4, 4, layers=3)),
+    "llama-gqa2-tied": Tiny("llama", 0.2, {**_sizes(4, 2), "tie_word_embeddings": True}),
+    "llama-gqa4": Tiny(
+        "llama", 0.25, {**_sizes(4, 1), "attention_bias": True, "mlp_bias": True, "head_dim": 24}
+    ),
+    "llama3-rope": Tiny("llama", 0.2, {**_sizes(4, 2, layers=3), "rope_parameters": LLAMA3_ROPE}),
+    "qwen3-gqa2": Tiny("qwen3", 0.3, {**_sizes(4, 2), "head_dim": 32, "tie_word_embeddings": True}),
+    "qwen3-gqa4": Tiny("qwen3", 0.15, {**_sizes(8, 2, hidden=96), "head_dim": 16}),
+    "mistral-window": Tiny("mistral", 0.2, {**_sizes(4, 2), "sliding_window": 40}),
+}
+# Families and settings that the engine's own tests cover beyond those.
+MORE_MODELS: dict[str, Tiny] = {
+    "qwen2": Tiny("qwen2", 0.2, {**_sizes(4, 2), "tie_word_embeddings": True}),
+    "mistral": Tiny("mistral", 0.2, {**_sizes(4, 2), "head_dim": 24, "sliding_window": None}),
+    # A window in one layer of two.
+    "qwen3-window": Tiny(
+        "qwen3",
+        0.2,
+        {
+            **_sizes(4, 2),
+            "head_dim": 16,
+            "use_sliding_window": True,
+            "sliding_window": 32,
+            "max_window_layers": 1,
+        },
+    ),
+    "qwen3-bias-linear-rope": Tiny(
+        "qwen3",
+        0.2,
+        {
+            **_sizes(4, 1),
+            "head_dim": 16,
+            "attention_bias": True,
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 2.0},
+        },
+    ),
+}
+
+
+def prompt_of(length: int, *, seed: int = 0) -> list[int]:
+    """`length` random ids without specials; the same for the same arguments."""
+    draw = random.Random(f"{length}/{seed}")
+    return [draw.randrange(FIRST_SPECIAL) for _ in range(length)]
+
+
+def make_tiny_model(name: str, root: Path = CACHE) -> Path:
+    """The folder of model `name`, built if it is not there yet. Safe in parallel processes."""
+    spec = {**TINY_MODELS, **MORE_MODELS}[name]
+    import transformers
+
+    key = json.dumps([RECIPE, transformers.__version__, name, asdict(spec)], sort_keys=True)
+    folder = root / hashlib.sha256(key.encode()).hexdigest()[:12] / name
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".draft-"))
+    try:
+        _save_model(spec, draft, seed=name)
+        _save_tokenizer(draft)
+        draft.chmod(0o755)
+        os.rename(draft, folder)
+    except OSError:
+        shutil.rmtree(draft, ignore_errors=True)
+        if not folder.is_dir():  # else another process was faster
+            raise
+    return folder
+
+
+def _save_model(spec: Tiny, folder: Path, *, seed: str) -> None:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(
+        spec.kind,
+        vocab_size=VOCAB,
+        max_position_embeddings=MAX_POSITIONS,
+        bos_token_id=FIRST_SPECIAL,
+        eos_token_id=[FIRST_SPECIAL + 1, FIRST_SPECIAL + 4],
+        pad_token_id=FIRST_SPECIAL + 2,
+        **spec.values,
+    )
+    make = AutoModelForCausalLM.from_config
+    model = make(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+    noise = torch.Generator().manual_seed(random.Random(seed).getrandbits(32))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            center = 1.0 if "norm" in name else 0.0
+            parameter.normal_(center, spec.std, generator=noise)
+    model.generation_config.eos_token_id = [FIRST_SPECIAL + 1, FIRST_SPECIAL + 4]
+    model.save_pretrained(folder)
+
+
+def _save_tokenizer(folder: Path) -> None:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=FIRST_SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(TEXT, trainer)
+    tokenizer.add_special_tokens(list(SPECIALS))
+    if tokenizer.get_vocab_size() != VOCAB:
+        raise AssertionError(f"the tokenizer has {tokenizer.get_vocab_size()} ids, not {VOCAB}")
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": SPECIALS[0],
+        "eos_token": SPECIALS[4],
+        "pad_token": SPECIALS[2],
+        "model_max_length": MAX_POSITIONS,
+        "chat_template": TEMPLATE,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))

@@ -1,0 +1,125 @@
+"""The requests of one row, each with the answer that an undisturbed pool gives.
+
+In: a calm pool, a seed. Out: one Case per kind of request. The first is the row's target, with a
+prompt of many chunks; the others run beside it. Prompts are new in each row: nothing is cached.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tests.support.clients.http import Json
+from tests.support.clients.streams import Told, ask
+from tests.support.faults.rows import KINDS, Kind, When
+
+PATH = "/v1/completions"
+# Nothing of a stop string that begins with the first token is known before the hand-off.
+EARLY: tuple[When, ...] = ("first computed", "first told", "first seen")
+
+HALF = "\ufffd"  # what half a character decodes to
+
+FIELDS: dict[Kind, Json] = {
+    "greedy": {"temperature": 0},
+    "seeded": {"temperature": 1.0, "seed": 7},
+    "two": {"n": 2, "temperature": 1.0, "seed": 11},
+    "penalties": {
+        **{"temperature": 1.0, "seed": 5, "min_tokens": 4, "logit_bias": {"65": 3, "66": -100}},
+        **{"frequency_penalty": 0.7, "presence_penalty": 0.4, "repetition_penalty": 1.3},
+    },
+    "logprobs": {"temperature": 1.0, "seed": 3, "logprobs": 3},
+    "stop": {"temperature": 1.0, "seed": 13},
+    "whole": {"temperature": 0, "stream": False},
+    "echo": {"temperature": 0, "echo": True, "logprobs": 2},
+    "scores": {
+        **{"temperature": 1.0, "seed": 17, "n": 2, "stream": False},
+        **{"prompt_logprobs": 2, "logprobs": 2},
+    },
+}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Lengths in tokens; prompt ids are drawn from [first_id, end_id)."""
+
+    target: int = 256
+    others: int = 48
+    answer: int = 32
+    first_id: int = 32
+    end_id: int = 127
+
+
+@dataclass(frozen=True)
+class Case:
+    kind: Kind
+    body: Json
+    reference: Told
+
+    @property
+    def prompt(self) -> list[int]:
+        prompt: list[int] = self.body["prompt"]
+        return prompt
+
+    @property
+    def tokens(self) -> int:
+        """Ids of choice 0."""
+        return len(self.reference.result.choices[0].ids)
+
+    @property
+    def middle(self) -> int:
+        """How many ids of choice 0 are known in mid-stream: with a stop string, half of it."""
+        return self.tokens - 2 if "stop" in self.body else self.tokens // 2
+
+    def check(self, told: Told) -> None:
+        """Raise unless the client was told what the undisturbed pool says, and nothing else."""
+        label = f"the {self.kind} request {told.request}"
+        assert told.status == 200, f"{label}: {told.status} {told.error}"
+        assert told.error is None, f"{label}: {told.error}"
+        assert told.whole, f"{label} has no end: {told.result}"
+        wanted = self.reference.result
+        assert told.result == wanted, f"{label}:\ngot    {told.result}\nwanted {wanted}"
+        assert told.cached == 0, f"{label}: {told.cached} cached tokens of a new prompt"
+
+
+def make_cases(
+    calm: str, target: Kind, when: When, seed: str, sizes: Sizes, kinds: Sequence[Kind] = KINDS
+) -> list[Case]:
+    """Ask the calm pool at the URL `calm` for every answer; the target's kind comes first."""
+    rng = random.Random(seed)
+    cases: list[Case] = []
+    for kind in (target, *(kind for kind in kinds if kind != target)):
+        length = sizes.others if cases else sizes.target
+        prompt = [rng.randrange(sizes.first_id, sizes.end_id) for _ in range(length)]
+        body: Json = {
+            **{"prompt": prompt, "max_tokens": sizes.answer, "ignore_eos": True},
+            **{"return_token_ids": True, "stream": True, **FIELDS[kind]},
+        }
+        if body["stream"]:
+            body["stream_options"] = {"include_usage": True}
+        reference = _answer(calm, body)
+        if kind == "stop":
+            text = reference.result.choices[0].text
+            body["stop"] = [straddling(text, early=when in EARLY)]
+            reference = _answer(calm, body)
+            assert reference.result.choices[0].finish == "stop", reference
+        cases.append(Case(kind, body, reference))
+    return cases
+
+
+def straddling(text: str, *, early: bool) -> str:
+    """A few characters around the middle of a text, or at its beginning, that come nowhere before
+    and are no halves of others."""
+    for size in (5, 3):
+        for start in range(0 if early else len(text) // 2 - 2, len(text) - size):
+            stop = text[start : start + size]
+            if text.find(stop) == start and HALF not in stop:
+                return stop
+    raise AssertionError(f"no stop string in {text!r}")
+
+
+def _answer(url: str, body: Json) -> Told:
+    told = ask(url, PATH, body)
+    assert told.whole, told
+    assert told.status == 200, told
+    return told

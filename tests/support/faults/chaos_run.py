@@ -1,0 +1,178 @@
+"""Many clients on a cluster while a breaker does its work; every answer is compared.
+
+In: a cluster, a calm pool's answers, a breaker. Out: Tally. The first wrong answer ends the run,
+with what was done to the cluster around it and where the request was placed.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from baton_protocol.ids import RequestId
+from tests.support.clients.http import Json, hang_up
+from tests.support.clients.mix import Asked, Mix, Result
+from tests.support.clients.streams import Told, ask
+from tests.support.faults.breaker import Breaker
+from tests.support.pools.processes import Cluster
+
+AROUND_S = 12.0
+PATIENCE_S = 240.0  # from one event of a stream to the next
+PENALIZED_SHARE = 0.2
+PENALTIES: Json = {
+    **{"frequency_penalty": 0.5, "presence_penalty": 0.3, "repetition_penalty": 1.2},
+    "logit_bias": {"69": 2, "101": -100},
+}
+
+
+@dataclass(frozen=True)
+class Known:
+    """A request, and the answer it has to get."""
+
+    asked: Asked
+    answer: Result
+
+
+@dataclass
+class Tally:
+    requests: int = 0
+    left: int = 0  # by the client, before the end
+    tokens: int = 0
+    worst_pause_s: float = 0.0
+    statuses: Counter[int] = field(default_factory=Counter)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.requests} requests ({self.left} left early), {self.tokens} tokens, "
+            f"worst pause {self.worst_pause_s:.1f} s"
+        )
+
+
+class Wrong(AssertionError):
+    """An answer that is not the undisturbed one."""
+
+
+class Clients:
+    """`count` of them, each asking one thing after another until told to stop. `as_good` may
+    accept an answer that is another one."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        known: Sequence[Known],
+        seed: int,
+        count: int,
+        as_good: Callable[[Told, Known], bool] = lambda told, known: False,
+    ) -> None:
+        self._as_good = as_good
+        self._cluster = cluster
+        self._known = known
+        self._seed = seed
+        self._count = count
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self.tally = Tally()
+        self.wrong: list[str] = []
+
+    def run(self, duration_s: float, breaker: Breaker) -> None:
+        """Ask for `duration_s`; raise Wrong with the story of the first wrong answer."""
+        with ThreadPoolExecutor(self._count) as threads:
+            clients = [threads.submit(self._client, number) for number in range(self._count)]
+            until = time.monotonic() + duration_s
+            while time.monotonic() < until and not self.wrong and breaker.failure is None:
+                time.sleep(0.05)
+            self._stop.set()
+        for client in clients:
+            client.result()
+        if self.wrong:
+            raise Wrong(self.wrong[0] + "\n" + self._story(breaker))
+
+    def _client(self, number: int) -> None:
+        rng = random.Random(f"{self._seed}/{number}")
+        while not self._stop.is_set():
+            known = rng.choice(self._known)
+            told = ask_as(self._cluster.url, known.asked)
+            problem = problem_with(told, known)
+            if problem and self._as_good(told, known):
+                problem = ""
+            with self._lock:
+                self._count_in(told, known.asked)
+                if problem:
+                    self._last = told
+                    self.wrong.append(problem)
+            if problem:
+                return
+
+    def _count_in(self, told: Told, asked: Asked) -> None:
+        tally = self.tally
+        tally.requests += 1
+        tally.left += asked.leave is not None
+        tally.tokens += sum(len(choice.ids) for choice in told.result.choices.values())
+        tally.worst_pause_s = max(tally.worst_pause_s, told.worst_pause_s)
+        tally.statuses[told.status] += 1
+
+    def _story(self, breaker: Breaker) -> str:
+        began, ended = self._last.at[0], self._last.at[-1]
+        seen = [*breaker.timeline, (began, "asked"), (ended, "ended")]
+        placed = self._cluster.witness.of(RequestId(self._last.request))
+        seen += [(one.at, f"attempt {one.attempt}: {one.role} job to {one.node}") for one in placed]
+        return "\n".join(
+            f"{at - breaker.began:8.2f}  {what}"
+            for at, what in sorted(seen)
+            if began - AROUND_S <= at <= ended + 1.0
+        )
+
+
+def ask_as(url: str, asked: Asked) -> Told:
+    """One request in the way its client wants it."""
+    body: Json = dict(asked.body)
+    if asked.stream or asked.leave is not None:
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+    heard: Counter[str] = Counter()
+
+    def stays(told: Told) -> bool:
+        heard["events"] += 1
+        return asked.leave is None or heard["events"] < asked.leave
+
+    if asked.leave == 0:
+        hang_up(url, asked.path, body, after_s=0.01)
+        return Told()
+    return ask(url, asked.path, body, stays, PATIENCE_S)
+
+
+def problem_with(told: Told, known: Known) -> str:
+    """ "" for an answer as it has to be."""
+    label = f"request {told.request} {known.asked}\ngot {told}\nwanted {known.answer}"
+    if told.error is not None or (told.status != 200 and known.asked.leave != 0):
+        return f"{told.status} {told.error}: {label}"
+    if known.asked.leave is not None:
+        try:
+            told.result.check_begins(known.answer)
+        except AssertionError:
+            return f"not the beginning: {label}"
+        return ""
+    if not told.whole:
+        return f"no end: {label}"
+    return "" if told.result == known.answer else f"not the answer: {label}"
+
+
+def known_answers(
+    calm: str, seed: int, count: int, wanted: Callable[[Asked], bool] = lambda asked: True
+) -> list[Known]:
+    """Requests of all `wanted` kinds with the answers of the calm pool."""
+    rng = random.Random(seed)
+    mix = Mix(rng)
+    asked = [one for _ in range(count) if wanted(one := mix.request())]
+    for one in asked:
+        if rng.random() < PENALIZED_SHARE:
+            one.body.update(PENALTIES)
+    with ThreadPoolExecutor(8) as threads:
+        answers = list(threads.map(lambda one: ask(calm, one.path, one.body), asked))
+    for one, answer in zip(asked, answers, strict=True):
+        assert answer.status == 200, (one, answer)
+    return [Known(*pair) for pair in zip(asked, (told.result for told in answers), strict=True)]

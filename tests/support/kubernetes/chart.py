@@ -1,0 +1,71 @@
+"""The chart, rendered by Helm, as data.
+
+In: a Kubernetes of the tests and words for Helm. Out: manifests; the values that the chart knows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.cluster.machine.client import Kubernetes
+
+CHART = Path(__file__).resolve().parents[3] / "charts" / "baton"
+OPERATOR = "baton-operator"
+CRD = "inferencepools.baton.dev"
+SCALERS = "poolscalers.baton.dev"
+Manifest = dict[str, Any]
+# Values that tests give: a rule of topologySpreadConstraints, a peer of networkPolicy.monitoring.
+SPREAD = {
+    "maxSkew": 1,
+    "topologyKey": "topology.kubernetes.io/zone",
+    "whenUnsatisfiable": "ScheduleAnyway",
+    "labelSelector": {"matchLabels": {"app.kubernetes.io/name": "baton-operator"}},
+}
+MONITORING = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+
+
+def values() -> Manifest:
+    """The defaults."""
+    found: Manifest = yaml.safe_load((CHART / "values.yaml").read_text())
+    return found
+
+
+def schema() -> Manifest:
+    found: Manifest = json.loads((CHART / "values.schema.json").read_text())
+    return found
+
+
+def leaves(part: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """The paths in a schema of which something can be set: `operator.replicas`, ..."""
+    for name, inner in part["properties"].items():
+        if "properties" in inner:
+            yield from leaves(inner, f"{prefix}{name}.")
+        else:
+            yield prefix + name
+
+
+def set_words(changes: Mapping[str, Any]) -> list[str]:
+    """Values by path as Helm's flags."""
+    return [f"--set-json={path}={json.dumps(value)}" for path, value in changes.items()]
+
+
+def render(kubernetes: Kubernetes, *words: str, namespace: str = "baton-system") -> str:
+    """What `helm install baton` would make; raises CommandFailed as that would."""
+    return kubernetes.helm("template", "baton", str(CHART), f"--namespace={namespace}", *words)
+
+
+def manifests(
+    kubernetes: Kubernetes, *words: str, namespace: str = "baton-system"
+) -> list[Manifest]:
+    text = render(kubernetes, *words, namespace=namespace)
+    return [one for one in yaml.safe_load_all(text) if one]
+
+
+def one_of(found: list[Manifest], kind: str, name: str = OPERATOR) -> Manifest:
+    [match] = [each for each in found if (each["kind"], each["metadata"]["name"]) == (kind, name)]
+    return match

@@ -1,0 +1,253 @@
+"""A pool on a cluster as its user sees it: what kubectl prints, and the router's address.
+
+In: a cluster, a namespace, a spec. Out: the printed columns, conditions, pods, the URL of the
+Service. Every wait is bounded, and one that fails shows what `kubectl get`, `describe` and `logs`
+say.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.request
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import NamedTuple
+from urllib.error import URLError
+
+from tests.cluster.machine.client import CommandFailed, Kubernetes
+from tests.support.clients.http import Json
+from tests.support.kubernetes.operator import operator_log
+
+HTTP_S = 120.0
+READY_S = 400.0
+POLL_S = 0.2
+LOG_LINES = 40
+
+
+class Row(NamedTuple):
+    """A line of `kubectl get bpool`."""
+
+    name: str
+    ready: str
+    reason: str
+    prefill: str
+    decode: str
+    model: str
+    url: str
+    age: str
+
+
+@dataclass(frozen=True)
+class Pod:
+    name: str
+    uid: str
+    address: str
+    host: str
+    ready: bool
+
+
+class ClusterPool:
+    """One InferencePool. Nothing is made before `apply`; leaving closes the way to it, no more."""
+
+    def __init__(self, kubernetes: Kubernetes, namespace: str, name: str) -> None:
+        self.kubernetes = kubernetes
+        self.namespace = namespace
+        self.name = name
+        self._url = ""
+        self._stack = ExitStack()
+
+    def __enter__(self) -> ClusterPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def kubectl(self, *words: str, stdin: str | None = None) -> str:
+        return self.kubernetes.kubectl("-n", self.namespace, *words, stdin=stdin)
+
+    def read(self, *words: str) -> Json:
+        """What `kubectl get` says, as JSON."""
+        found: Json = json.loads(self.kubectl("get", *words, "-o", "json"))
+        return found
+
+    # --- the user's acts --------------------------------------------------------------------------
+
+    def apply(self, spec: Json) -> None:
+        resource = {
+            "apiVersion": "baton.dev/v1alpha1",
+            "kind": "InferencePool",
+            "metadata": {"name": self.name},
+            "spec": spec,
+        }
+        self.kubectl("apply", "-f", "-", stdin=json.dumps(resource))
+
+    def patch(self, spec: Json) -> None:
+        change = json.dumps({"spec": spec})
+        self.kubectl("patch", "bpool", self.name, "--type=merge", f"--patch={change}")
+
+    def delete(self) -> None:
+        """Until it and all that it owned is gone."""
+        self.kubectl("delete", "bpool", self.name, "--timeout=300s")
+        self.wait(lambda: not self._owned(), "be gone with all its objects")
+
+    def _owned(self) -> str:
+        kinds = "deployments,replicasets,pods,services,secrets,networkpolicies,pdb"
+        return self.kubectl("get", kinds, "-l", self._label(), "-o", "name")
+
+    # --- what kubectl shows -----------------------------------------------------------------------
+
+    def row(self) -> Row:
+        header, line = self.kubectl("get", "bpool", self.name).splitlines()
+        starts = [header.index(column) for column in header.split()]
+        ends = [*starts[1:], None]
+        cells = [line[start:end].strip() for start, end in zip(starts, ends, strict=True)]
+        return Row(*cells)
+
+    def conditions(self) -> dict[str, Json]:
+        status = self.read("bpool", self.name).get("status", {})
+        return {one["type"]: one for one in status.get("conditions", ())}
+
+    def pods(self, component: str) -> list[Pod]:
+        """Those that are not ending, by name."""
+        words = ("pods", "-l", self._label(component))
+        return [
+            _pod(body)
+            for body in self.read(*words)["items"]
+            if "deletionTimestamp" not in body["metadata"]
+        ]
+
+    def _label(self, *components: str) -> str:
+        picked = [f"baton.dev/component in ({','.join(components)})"] if components else []
+        return ",".join([f"baton.dev/pool={self.name}", *picked])
+
+    @property
+    def url(self) -> str:
+        """The router's Service, as this machine reaches it."""
+        if not self._url:
+            service = f"{self.name}-router"
+            [port] = self.read("service", service)["spec"]["ports"]
+            way = self.kubernetes.reach(self.namespace, service, port["port"])
+            self._url = self._stack.enter_context(way)
+        return self._url
+
+    def state(self) -> Json:
+        """The router's /pool."""
+        with urllib.request.urlopen(f"{self.url}/pool", timeout=HTTP_S) as response:
+            told: Json = json.loads(response.read())
+        return told
+
+    def ready_nodes(self) -> list[str]:
+        """Those that its router uses. None where the Service leads nowhere: after an outage of the
+        API server the cluster may take its machines for lost, until they have reported again."""
+        try:
+            nodes = self.state()["nodes"]
+        except URLError:
+            return []
+        return [node["id"] for node in nodes if node["state"] == "ready"]
+
+    def busiest(self, role: str) -> Pod:
+        """The pod of the role's node that has most to do, once one has."""
+        found: list[str] = []
+
+        def busy() -> bool:
+            nodes = [node for node in self.state()["nodes"] if node["role"] == role]
+            most = max(nodes, key=_work)
+            found[:] = [most["id"]]
+            return _work(most) > 0
+
+        self.wait(busy, f"have work for a {role} node", timeout_s=60)
+        return next(pod for pod in self.pods(role) if pod.name == found[0])
+
+    def router_log(self) -> list[Json]:
+        """Its lines about requests."""
+        text = self.kubectl("logs", "-l", self._label("router"), "--tail=-1")
+        lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+        return [line for line in lines if "attempts" in line]
+
+    def moved(self, requests: Sequence[str]) -> int:
+        """How many of these, which were answered, were placed more than once."""
+        asked, lines = set(requests), list[Json]()
+
+        def told() -> bool:
+            lines[:] = [line for line in self.router_log() if line["request"] in asked]
+            return len(lines) == len(asked)
+
+        # It is written after an answer's last word.
+        self.wait(told, "log all of these requests", timeout_s=60)
+        return sum(line["attempts"] > 1 for line in lines)
+
+    # --- waiting ----------------------------------------------------------------------------------
+
+    def wait(self, done: Callable[[], bool], what: str, timeout_s: float = READY_S) -> None:
+        """Poll until `done()`; else fail with all that kubectl knows."""
+        until = time.monotonic() + timeout_s
+        while not done():
+            if time.monotonic() > until:
+                raise AssertionError(
+                    f"{self.name} did not {what} within {timeout_s:g} s\n{self.describe()}"
+                )
+            time.sleep(POLL_S)
+
+    def wait_ready(self, timeout_s: float = READY_S) -> None:
+        """Until the operator calls it ready, for the spec as it is now, no old pod is left, and its
+        Service leads to a router."""
+        self.wait(self._settled, "become ready", timeout_s)
+        self.wait(self._reached, "answer at its Service", timeout_s=60)
+
+    def _settled(self) -> bool:
+        body = self.read("bpool", self.name)
+        status = body.get("status", {})
+        truth = {one["type"]: one["status"] for one in status.get("conditions", ())}
+        observed: bool = status.get("observedGeneration") == body["metadata"]["generation"]
+        return observed and truth["Ready"] == "True" and truth["Updated"] == "True"
+
+    def _reached(self) -> bool:
+        """kube-proxy hears of a ready pod after the API server does, and refuses connections to a
+        Service for which it knows none."""
+        try:
+            urllib.request.urlopen(f"{self.url}/health", timeout=HTTP_S).close()
+        except URLError:
+            return False
+        return True
+
+    def describe(self) -> str:
+        """For a failure's message."""
+        words = [
+            ("get", "bpool,deployments,pods,services", "-o", "wide"),
+            ("describe", "bpool", self.name),
+            ("get", "events", "--sort-by=.lastTimestamp"),
+            *(
+                ("logs", pod, "--all-containers", "--prefix", f"--tail={LOG_LINES}")
+                for pod in self._try("get", "pods", "-o", "name").split()
+            ),
+        ]
+        told = [f"$ kubectl {' '.join(some)}\n{self._try(*some)}" for some in words]
+        return "\n".join([*told, operator_log(self.kubernetes)])
+
+    def _try(self, *words: str) -> str:
+        try:
+            return self.kubectl(*words)
+        except CommandFailed as error:
+            return str(error)
+
+
+def _work(node: Json) -> int:
+    """Requests that the router has booked there, and those that the node says it runs."""
+    work: int = node["booked"]["requests"] + node["load"]["running"]
+    return work
+
+
+def _pod(body: Json) -> Pod:
+    status = body["status"]
+    ready = any(
+        one["type"] == "Ready" and one["status"] == "True" for one in status.get("conditions", ())
+    )
+    return Pod(
+        name=body["metadata"]["name"],
+        uid=body["metadata"]["uid"],
+        address=status.get("podIP", ""),
+        host=body["spec"].get("nodeName", ""),
+        ready=ready,
+    )

@@ -1,0 +1,170 @@
+"""The same questions to a pool on a cluster and to `baton up`, calmly or while something breaks.
+
+In: a URL and questions whose answers depend on nothing but the question. Out: what the official
+client was told, or streams that run until all have ended; and what `baton up` answers.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import openai
+
+from tests.support.clients.http import Json
+from tests.support.clients.mix import CHAT, COMPLETIONS, END_ID, FIRST_ID, Result, Said, result_of
+from tests.support.clients.streams import Told, ask
+from tests.support.pools.baton_up import Pool
+
+CLIENT_S = 240.0
+STREAM_S = 240.0
+# More than the 128 tokens below which nobody hands over, in every tokenizer of these tests.
+LONG_TEXT = "the prefill node computes the prompt and the decode node generates the answer; " * 8
+PROMPT_TOKENS = 200
+# What the official client has no name for.
+EXTRA = ("return_token_ids", "ignore_eos")
+
+
+@dataclass(frozen=True)
+class Question:
+    path: str
+    body: Json
+
+
+def completion(number: int, *, prompt_tokens: int = PROMPT_TOKENS, **fields: Any) -> Question:
+    """The prompt is made of ids that every tokenizer has, others for each number."""
+    draw = random.Random(number)
+    prompt = [draw.randrange(FIRST_ID, END_ID) for _ in range(prompt_tokens)]
+    return Question(COMPLETIONS, {"prompt": prompt, "return_token_ids": True, **fields})
+
+
+def chat(text: str, **fields: Any) -> Question:
+    messages = [{"role": "user", "content": f"{text}: {LONG_TEXT}"}]
+    return Question(CHAT, {"messages": messages, "return_token_ids": True, **fields})
+
+
+def few_questions() -> list[Question]:
+    """Chat and completions, whole and streamed, greedy and seeded, one choice and two."""
+    greedy: Json = {"temperature": 0, "max_tokens": 24, "ignore_eos": True}
+    seeded: Json = {"temperature": 1.0, "seed": 11, "max_tokens": 24}
+    return [
+        completion(1, **greedy),
+        completion(2, **seeded, n=2, stream=True),
+        chat("once", **greedy, stream=True),
+        chat("twice", **seeded),
+    ]
+
+
+def long_streams(count: int, tokens: int, first: int = 0) -> list[Question]:
+    """Of `tokens` tokens each, half of them greedy; prompts of other numbers than `first` and the
+    next ones are computed anew."""
+    kinds: list[Json] = [{"temperature": 0}, {"temperature": 1.0, "seed": 3}]
+    fields: Json = {"max_tokens": tokens, "ignore_eos": True, "stream": True}
+    return [completion(first + i, **fields, **kinds[i % 2]) for i in range(count)]
+
+
+# --- without a fault ------------------------------------------------------------------------------
+
+
+def answers_of(url: str, questions: Sequence[Question]) -> list[dict[int, Said]]:
+    """What a plain client is told, one question after the other."""
+    return [_told(ask(url, one.path, one.body, timeout_s=STREAM_S)) for one in questions]
+
+
+def answers_of_baton_up(
+    flags: Sequence[str], questions: Sequence[Question]
+) -> list[dict[int, Said]]:
+    with Pool(flags) as pool:
+        return answers_of(pool.url, questions)
+
+
+@dataclass(frozen=True)
+class ClientAnswer:
+    choices: dict[int, Said]
+    placement: str
+
+
+def ask_by_openai(url: str, question: Question) -> ClientAnswer:
+    """Through the official client, which must understand every part of it."""
+    with openai.OpenAI(
+        base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=CLIENT_S
+    ) as client:
+        raw: Any = client.chat.completions if question.path == CHAT else client.completions
+        extra = {name: question.body[name] for name in EXTRA if name in question.body}
+        known = {name: value for name, value in question.body.items() if name not in EXTRA}
+        [model] = [one.id for one in client.models.list()]
+        answer = raw.with_raw_response.create(model=model, extra_body=extra, **known)
+        parsed = answer.parse()
+        bodies = parsed if question.body.get("stream") else [parsed]
+        result = result_of(body.model_dump() for body in bodies)
+        return ClientAnswer(result.choices, answer.headers["x-baton-placement"])
+
+
+# --- with one -------------------------------------------------------------------------------------
+
+
+class Streams:
+    """`with Streams(url, questions) as running:` asks all at once; leaving waits for their ends."""
+
+    def __init__(self, url: str, questions: Sequence[Question]) -> None:
+        self._url = url
+        self._questions = list(questions)
+        self._heard = [0] * len(self._questions)
+        self._asked: list[Future[Told]] = []
+        self._threads = ThreadPoolExecutor(len(self._questions))
+
+    def __enter__(self) -> Streams:
+        self._asked = [self._threads.submit(self._ask, i) for i in range(len(self._questions))]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._threads.shutdown()
+
+    def _ask(self, index: int) -> Told:
+        def heard(told: Told) -> bool:
+            self._heard[index] = _tokens(told.result)
+            return True
+
+        question = self._questions[index]
+        return ask(self._url, question.path, question.body, heard, STREAM_S)
+
+    def wait_tokens(self, least: int) -> None:
+        """Until every stream has so many. The first may be over when the last one begins."""
+        self._wait(lambda: min(self._heard) >= least, f"each have {least} tokens")
+
+    def _wait(self, done: Callable[[], bool], what: str) -> None:
+        until = time.monotonic() + STREAM_S
+        while not done():
+            problems = [one.result().error for one in self._asked if one.done()]
+            assert not any(problems), problems
+            assert time.monotonic() < until, f"streams did not {what}: {self._heard}"
+            time.sleep(0.02)
+
+    def running(self) -> bool:
+        return not all(one.done() for one in self._asked)
+
+    def answers(self) -> list[dict[int, Said]]:
+        """All of them; an AssertionError for one that did not end as answers end."""
+        return [_told(one.result()) for one in self._asked]
+
+    def requests(self) -> list[str]:
+        """Their ids, as the router's log has them."""
+        return [one.result().request for one in self._asked]
+
+    def worst_pause_s(self) -> float:
+        return max(one.result().worst_pause_s for one in self._asked)
+
+
+def _tokens(result: Result) -> int:
+    return sum(len(said.ids) for said in result.choices.values())
+
+
+def _told(told: Told) -> dict[int, Said]:
+    assert told.status == 200, told
+    assert told.error is None, told.error
+    assert told.whole, f"it ended without an end after {_tokens(told.result)} tokens"
+    return told.result.choices

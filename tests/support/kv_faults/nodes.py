@@ -1,0 +1,79 @@
+"""Nodes of a KV fault stage: what their transfers came to, and what is in their pages.
+
+In: a connector's events, an engine. Out: reasons and counts; pages by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from baton_engine.api import KVMemory
+from baton_engine.core import EngineCore
+from baton_node.connector import StoreAddress, StoreConnector
+from baton_node.plane import ConnectorEvent, Fetched, Published
+from baton_protocol.ids import BlockHash, BlockId, RequestId
+from baton_protocol.request import Request
+from tests.support.nodes.step_loops import DeskNode
+
+Pages = dict[BlockHash, bytes]
+Wrap = Callable[[KVMemory], KVMemory]
+
+
+class Watched(StoreConnector):
+    """Keeps what it told the step loop."""
+
+    def __init__(self, address: StoreAddress, memory: KVMemory) -> None:
+        super().__init__(address, memory)
+        self.seen: list[ConnectorEvent] = []
+
+    def poll(self) -> list[ConnectorEvent]:
+        events = super().poll()
+        self.seen += events
+        return events
+
+
+class StageNode(DeskNode):
+    """A node whose connector's events are kept."""
+
+    connector: Watched
+
+    @property
+    def events(self) -> list[ConnectorEvent]:
+        return self.connector.seen
+
+    def lost(self) -> list[str]:
+        """Why chunks that were asked for did not come."""
+        return [e.reason for e in self.events if isinstance(e, Fetched) and not e.ok]
+
+    def fetched(self) -> int:
+        return sum(isinstance(event, Fetched) and event.ok for event in self.events)
+
+    def refused(self) -> list[str]:
+        """Why chunks were not published."""
+        return [e.reason for e in self.events if isinstance(e, Published) and e.marker is None]
+
+    def published(self) -> int:
+        return sum(isinstance(e, Published) and e.marker is not None for e in self.events)
+
+
+def pages(node: DeskNode, request: Request) -> Pages:
+    """The bytes of the prompt's pages that the node's prefix cache holds, all shards."""
+    engine = node.engine
+    request = msgspec.structs.replace(request, id=RequestId(f"pages-of-{request.id}"))
+    reservation = engine.reserve(request)
+    assert reservation is not None, "no blocks to look at pages with"
+    try:
+        count = reservation.cached
+        return {reservation.hashes[i]: page(engine, reservation.blocks[i]) for i in range(count)}
+    finally:
+        engine.release(reservation)
+
+
+def page(engine: EngineCore, block: BlockId) -> bytes:
+    layout = engine.info.layout
+    shards = [bytearray(layout.block_bytes // layout.kv_shards) for _ in range(layout.kv_shards)]
+    for number, data in enumerate(shards):
+        engine.memory.read([block], memoryview(data), number)
+    return b"".join(shards)

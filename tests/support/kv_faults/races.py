@@ -1,0 +1,247 @@
+"""Rows of the KV fault matrix: pages that change hands while a transfer is under way.
+
+In: nothing. Out: FAULTS. The race is forced: a transfer thread stands in front of the copy into (or
+out of) pages whose request has ended, while another request, which needs nearly all pages, wants
+them at once. Only then may it go on.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import psutil
+
+from baton_engine.api import KVMemory
+from baton_protocol.ids import BlockId
+from baton_protocol.link import Abort, PrefillJob, RunJob
+from baton_protocol.request import Request
+from tests.support.kv_faults.cells import Act, Cell, Deadline, Fault
+from tests.support.kv_faults.nodes import StageNode
+from tests.support.kv_faults.stage import BLOCK, NOBODY, SMALL, TURN_S, Stage
+from tests.support.nodes.processes import make_request
+
+ROUNDS = 1000
+SOURCE_ROUNDS = 100
+WARM_UP = 200  # rounds after which memory is level
+WEIGH_EVERY = 100
+LATE_EVERY = 20  # rounds
+SPARE_BYTES = 16 << 20
+CHUNKS = 3
+# One request and its outputs fill the pool.
+TIGHT = msgspec.structs.replace(SMALL, num_blocks=CHUNKS + 1, max_batched_tokens=256)
+OUTPUTS = 3
+PROMPTS = 8
+WANTED_S = 0.002  # so long the other request wants the pages before the copy goes on
+HOUR_S = 3600.0
+GATE_S = 120.0
+
+
+class GatedMemory:
+    """A pool whose copies wait in front of a gate."""
+
+    def __init__(self, memory: KVMemory) -> None:
+        self.layout = memory.layout
+        self._memory = memory
+        self._changed = threading.Condition()
+        self._open = True
+        self._waiting = 0
+
+    def read(self, blocks: Sequence[BlockId], into: memoryview, shard: int = 0) -> None:
+        self._pass()
+        self._memory.read(blocks, into, shard)
+
+    def write(self, blocks: Sequence[BlockId], data: memoryview, shard: int = 0) -> None:
+        self._pass()
+        self._memory.write(blocks, data, shard)
+
+    def views(self, blocks: Sequence[BlockId]) -> None:
+        """All copies pass the gate."""
+
+    @property
+    def waiting(self) -> int:
+        return self._waiting
+
+    def shut(self) -> None:
+        self._open = False
+
+    def open(self) -> None:
+        with self._changed:
+            self._open = True
+            self._changed.notify_all()
+
+    def _pass(self) -> None:
+        with self._changed:
+            self._waiting += 1
+            self._changed.wait_for(lambda: self._open, GATE_S)
+            self._waiting -= 1
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a race came to. `met`: rounds in which the copy came after its request's end, while
+    another wanted the pages."""
+
+    met: int = 0
+    early: int = 0  # rounds in which the other ran before the copy was over
+    wrong: int = 0  # other tokens, or other bytes in a page
+    grown_bytes: int = 0
+
+
+def prompt(seed: int) -> bytes:
+    rng = random.Random(f"race {seed}")
+    return bytes(rng.randrange(32, 127) for _ in range(CHUNKS * BLOCK + 5))
+
+
+def ask(name: str, seed: int) -> Request:
+    return make_request(name, prompt(seed), max_tokens=OUTPUTS)
+
+
+class Race:
+    """One node, one gate. The other request wants pages for `wanted_s` at most, unless it runs."""
+
+    def __init__(self, stage: Stage, wanted_s: float) -> None:
+        self.stage = stage
+        self._wanted_s = wanted_s
+        self.tally = Tally()
+        self.node: StageNode = stage.node("d0", wrap=self._wrap)
+        self._rng = random.Random(1)
+        self._base = 0
+
+    def _wrap(self, memory: KVMemory) -> KVMemory:
+        self.memory = GatedMemory(memory)
+        return self.memory
+
+    def round(self, number: int, first: Request, *, fetches: bool) -> None:
+        stage, node = self.stage, self.node
+        other = ask(f"other-{number}", number % PROMPTS)
+        truth = stage.truth(other)
+        # A machine that stands still for a second makes a node think that its store is away.
+        stage.spin(node.connector.healthy, "a store that answers")
+        self.memory.shut()
+        node.take(RunJob(first) if fetches else PrefillJob(first, *NOBODY))
+        stage.spin(lambda: self.memory.waiting > 0, "a copy in front of the gate")
+        self._end(first, number)
+        node.take(RunJob(other))
+        wanted_until = time.monotonic() + self._wanted_s * self._rng.random()
+        while not node.ids(other.id) and time.monotonic() < wanted_until:
+            node.desk.turn()
+            time.sleep(TURN_S)
+        self.tally.met += self.memory.waiting > 0 and not node.freed
+        self.tally.early += bool(node.ids(other.id))
+        self.memory.open()
+        stage.spin(lambda: len(node.ids(other.id)) == OUTPUTS, "the other's end")
+        stage.settle()
+        wrong = node.ids(other.id) != truth or bool(stage.wrong_pages("d0", other))
+        self.tally.wrong += wrong
+        self._forget()
+        self._weigh(number)
+
+    def _end(self, request: Request, number: int) -> None:
+        """An abort, a newer attempt (aborted in its turn), and now and then a deadline that passes:
+        these are looked at every 0.1 s."""
+        node, key = self.node, (request.id, request.attempt)
+        if number % LATE_EVERY == 1 and request.time_left:
+            node.ahead += request.time_left + 1
+            self.stage.spin(lambda: bool(node.failures()), "the deadline")
+            return
+        if number % 2 == 0:
+            node.take(RunJob(msgspec.structs.replace(request, attempt=2)))
+            node.desk.turn()
+            key = (request.id, 2)
+        node.take(Abort(*key))
+        node.desk.turn()
+
+    def _forget(self) -> None:
+        """What the node said would be read over and over."""
+        self.node.port.said.clear()
+        self.node.events.clear()
+
+    def _weigh(self, number: int) -> None:
+        if number == WARM_UP:
+            self._base = resident_bytes()
+        if self._base and number % WEIGH_EVERY == 0:
+            self.tally.grown_bytes = resident_bytes() - self._base
+
+
+def resident_bytes() -> int:
+    return int(psutil.Process(os.getpid()).memory_info().rss)
+
+
+def destination_race(stage: Stage, rounds: int, wanted_s: float = WANTED_S) -> Tally:
+    """Fetches into pages of requests that have ended."""
+    stage.request = ask("stored", PROMPTS)
+    stage.publish()
+    race = Race(stage, wanted_s)
+    for number in range(rounds):
+        first = msgspec.structs.replace(ask(f"first-{number}", PROMPTS), time_left=HOUR_S)
+        race.round(number, first, fetches=True)
+    return race.tally
+
+
+def source_race(stage: Stage, rounds: int, wanted_s: float = WANTED_S) -> Tally:
+    """Puts out of pages of requests that have ended: what is stored is right, or is not there."""
+    stage.request = ask("stored", PROMPTS)
+    race = Race(stage, wanted_s)
+    for number in range(rounds):
+        first = ask(f"first-{number}", PROMPTS + number)
+        race.round(number, first, fetches=False)
+        race.tally.wrong += wrong_values(stage, first)
+    return race.tally
+
+
+def wrong_values(stage: Stage, request: Request) -> int:
+    """Stored chunks of the prompt that are not what an undisturbed engine computes."""
+    found = 0
+    wanted = stage.expected_pages(request)
+    for chunk, (name, there) in enumerate(
+        zip(stage.names(request), stage.marked(request), strict=True)
+    ):
+        if there:
+            value = stage.value(stage.key(chunk, 0, request))
+            found += value[-stage.layout.shard_bytes :] != wanted[name]
+    return found
+
+
+def raced(*, source: bool, rounds: int) -> Act:
+    def play(stage: Stage) -> None:
+        tally = (source_race if source else destination_race)(stage, rounds)
+        assert (tally.early, tally.wrong) == (0, 0), tally
+        # A machine that stands still for long lets a copy end before its time.
+        assert tally.met > 0.9 * rounds, tally
+        assert tally.grown_bytes < SPARE_BYTES, tally
+
+    return play
+
+
+FAULTS: tuple[Fault, ...] = (
+    Fault(
+        name="aborted with a fetch in flight",
+        how=f"{ROUNDS:,} rounds: a verified value stands in front of its pages when its request is "
+        "aborted, late or placed again; another request wants all pages at once",
+        seen="in each round the pages stay held until the copy is over; then tokens and pages of "
+        "the other are right; memory stays level",
+        deadline=Deadline(),
+        cells=(
+            Cell(case=f"{ROUNDS} rounds", play=raced(source=False, rounds=ROUNDS), settings=TIGHT),
+        ),
+    ),
+    Fault(
+        name="aborted with a put in flight",
+        how=f"{SOURCE_ROUNDS} rounds: the same on the writing side; pages wait to be copied out",
+        seen="the pages stay held until they are copied; what is stored has the right bytes",
+        deadline=Deadline(),
+        cells=(
+            Cell(
+                case=f"{SOURCE_ROUNDS} rounds",
+                play=raced(source=True, rounds=SOURCE_ROUNDS),
+                settings=TIGHT,
+            ),
+        ),
+    ),
+)

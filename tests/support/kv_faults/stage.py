@@ -1,0 +1,367 @@
+"""Nodes on a store and one prompt between them: where a fault of the KV exchange is played.
+
+In: a geometry, the number of data servers. Out: step loops in this process over real servers, each
+node's links to them in the test's hands (LinkProxy); what an undisturbed engine says to the same
+request, and the bytes of its KV: the oracle. A node is made when it is first named.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from types import TracebackType
+
+import msgspec
+import redis
+
+from baton_engine.core import EngineCore
+from baton_engine.sim import SimSettings
+from baton_kvstore.keys import chunk_key, marker_key
+from baton_node.connector import StoreAddress
+from baton_node.nostore import NoStore
+from baton_protocol.hashing import chunk_hashes
+from baton_protocol.ids import BlockHash, Epoch, NodeId, RequestId
+from baton_protocol.link import First, PrefillJob, RunJob
+from baton_protocol.request import Request
+from baton_protocol.store import Marker
+from baton_protocol.wire import Codec
+from tests.support.kv_faults.nodes import Pages, StageNode, Watched, Wrap, pages
+from tests.support.kv_faults.store_servers import KVServers
+from tests.support.nodes.processes import make_request
+from tests.support.nodes.step_loops import DeskNode, alone
+from tests.support.stores.kvstore import wait_until
+from tests.support.wires.link_proxy import LinkProxy, Mishap
+from tests.support.wires.wire import WireLoop
+
+CHUNKS = 12
+BLOCK = 16  # tokens, and one block per chunk
+TAIL = 9
+OTHER = 1  # seed of another prompt
+OUTPUTS = 8
+SMALL = SimSettings(chunk_blocks=1, num_blocks=96, max_batched_tokens=2 * BLOCK)
+# 128 KiB per chunk: a transfer that takes time and many packets.
+LARGE = msgspec.structs.replace(SMALL, layers=8, kv_heads=4, head_dim=32)
+NOBODY = (NodeId("nobody"), Epoch("never"))
+MACHINE_S = 30.0  # what a busy machine may need beside what the store may cost
+PATIENCE_S = 120.0
+# Longer than a small command may take: else a busy machine makes a node compute what is there.
+LOOKUP_S = 2.0
+TURN_S = 0.001  # between two looks at a condition, where no node has anything to do
+
+
+def prompt_of(seed: int) -> bytes:
+    """CHUNKS full chunks and a tail, printable."""
+    return bytes((i * i * 31 + i * 7 + seed * 13) % 95 + 32 for i in range(CHUNKS * BLOCK + TAIL))
+
+
+class Stage:
+    """`limit_s` is what the fault may cost beside the machine's own time."""
+
+    def __init__(
+        self,
+        settings: SimSettings,
+        servers: KVServers,
+        *,
+        limit_s: float = 0.0,
+    ) -> None:
+        self.settings = settings
+        self.servers = servers
+        self.data = servers.data
+        self.limit_s = limit_s
+        self.nodes: dict[str, StageNode] = {}
+        self.struck_at = 0.0
+        self._loop = WireLoop()
+        self._links: dict[tuple[str, str], LinkProxy] = {}
+        calm = msgspec.structs.replace(settings, num_blocks=SMALL.num_blocks)
+        self._calm = DeskNode("calm", lambda _: NoStore(), calm)
+        self._truths: dict[tuple[tuple[int, ...], str], list[int]] = {}
+        self._asked = 0
+        self._other_pages: Pages = {}
+        self.request = self.ask("r", 0)
+        self.layout = self._calm.engine.info.layout
+        self.fingerprint = self._calm.engine.info.fingerprint
+
+    def __enter__(self) -> Stage:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.mend()
+        for node in (*self.nodes.values(), self._calm):
+            node.close()
+        for link in self._links.values():
+            link.close()
+        self._loop.close()
+
+    # --- nodes and links --------------------------------------------------------------------------
+
+    def node(
+        self, name: str, settings: SimSettings | None = None, wrap: Wrap = lambda memory: memory
+    ) -> StageNode:
+        """`settings` and `wrap` (of its pool, as transfers see it) where it is made."""
+        if name not in self.nodes:
+            self.nodes[name] = StageNode(
+                name,
+                lambda engine: self._connect(name, engine, wrap),
+                settings or self.settings,
+                fetch="always",
+                lookup_wait_s=LOOKUP_S,
+            )
+            plane = self.nodes[name].connector.plane
+            wait_until(lambda: all(plane.run_ids), "connections to all data servers")
+        return self.nodes[name]
+
+    def mishaps(self) -> Counter[Mishap]:
+        """Of all links together."""
+        total: Counter[Mishap] = Counter()
+        for link in self._links.values():
+            total += link.mishaps
+        return total
+
+    def drop(self, name: str) -> None:
+        """The node is gone, as after a crash."""
+        self.nodes.pop(name).close()
+
+    def link(self, node: str, server: str) -> LinkProxy:
+        """Between a node and "index" or "dataN"."""
+        if (node, server) not in self._links:
+            self._links[node, server] = LinkProxy(self._loop, self.servers.url(server))
+        return self._links[node, server]
+
+    def _connect(self, name: str, engine: EngineCore, wrap: Wrap) -> Watched:
+        connector = Watched(
+            StoreAddress(
+                index_url=self.link(name, "index").url,
+                data_urls=tuple(self.link(name, server).url for server in self.data),
+                pool="default",
+                node=NodeId(name),
+                epoch=Epoch(f"epoch-of-{name}"),
+                fingerprint=engine.info.fingerprint,
+                settings="check",  # what the test has set stays
+                write_behind_bandwidth=0,
+            ),
+            wrap(engine.memory),
+        )
+        connector.start()
+        return connector
+
+    # --- servers ----------------------------------------------------------------------------------
+
+    def client(self, server: str) -> redis.Redis:
+        return self.servers.redis(server)
+
+    def hurt(self, act: str, *servers: str) -> None:
+        self.servers.hurt(act, *servers)
+
+    def mend(self) -> None:
+        """Servers and links are whole again."""
+        for link in self._links.values():
+            link.mend()
+        self.servers.mend()
+
+    # --- what is stored ---------------------------------------------------------------------------
+
+    def names(self, request: Request | None = None) -> list[BlockHash]:
+        """Of the prompt's full chunks."""
+        hashes = self._calm.engine.block_hashes(request or self.request)
+        return list(chunk_hashes(hashes, self.layout.chunk_blocks))
+
+    def marked(self, request: Request | None = None) -> list[bool]:
+        keys = [marker_key(self.fingerprint, name) for name in self.names(request)]
+        with self.client("index") as client:
+            return [value is not None for value in client.mget(keys)]
+
+    def names_of(self, node: str, request: Request) -> list[BlockHash]:
+        """The same as that node calls them."""
+        hashes = self.node(node).engine.block_hashes(request)
+        return list(chunk_hashes(hashes, self.layout.chunk_blocks))
+
+    def late_keys(self, first: int, *, index: bool) -> set[bytes]:
+        """Of the chunks from `first` on: their markers, or all shards of their values."""
+        names = self.names()[first:]
+        if index:
+            return {marker_key(self.fingerprint, name) for name in names}
+        shards = range(self.layout.kv_shards)
+        return {chunk_key(self.fingerprint, name, shard) for name in names for shard in shards}
+
+    def key(self, chunk: int, shard: int = 0, request: Request | None = None) -> bytes:
+        return chunk_key(self.fingerprint, self.names(request)[chunk], shard)
+
+    def marker(self, chunk: int) -> Marker:
+        with self.client("index") as client:
+            raw = client.get(marker_key(self.fingerprint, self.names()[chunk]))
+        assert isinstance(raw, bytes)
+        return Codec(Marker).decode(raw)
+
+    @contextlib.contextmanager
+    def holder(self, key: bytes) -> Iterator[redis.Redis]:
+        """A client of the data server that has this value."""
+        for server in self.data:
+            with self.client(server) as client:
+                if client.exists(key):
+                    yield client
+                    return
+        raise AssertionError(f"no data server holds {key!r}")
+
+    def value(self, key: bytes) -> bytes:
+        with self.holder(key) as client:
+            value = client.get(key)
+            assert isinstance(value, bytes)
+            return value
+
+    def overwrite(self, key: bytes, value: bytes) -> None:
+        """In place: the same server, the same lifetime."""
+        with self.holder(key) as client:
+            client.set(key, value, keepttl=True)
+
+    # --- what happens -----------------------------------------------------------------------------
+
+    def ask(self, name: str, seed: int = 0, attempt: int = 1) -> Request:
+        return make_request(name, prompt_of(seed), attempt, max_tokens=OUTPUTS)
+
+    def spin(self, condition: Callable[[], bool], what: str, limit_s: float = PATIENCE_S) -> None:
+        until = time.monotonic() + limit_s
+        while not condition():
+            assert time.monotonic() < until, f"waited {limit_s:.1f} s for {what}"
+            nodes = list(self.nodes.values())
+            for node in nodes:
+                node.desk.turn()
+            if not any(node.engine.has_work() for node in nodes):
+                select.select([node.connector for node in nodes], [], [], TURN_S)
+
+    def settle(self) -> None:
+        """Turn until nobody does or holds anything; the books of each engine are right."""
+        nodes = self.nodes.values()
+        self.spin(lambda: all(n.desk.idle and not n.engine.has_work() for n in nodes), "idleness")
+        assert [node.name for node in nodes if not node.freed] == []
+
+    def publish(self, request: Request | None = None, name: str = "p0") -> None:
+        """A prefill node puts all full chunks of the prompt into the store."""
+        request = request or self.request
+        self.publish_in_vain(request, name)
+        assert all(self.marked(request))
+
+    def publish_in_vain(self, request: Request, name: str = "p0") -> None:
+        """A prefill node computes the prompt; whether a chunk can be stored is another matter."""
+        node = self.node(name)
+        node.take(PrefillJob(request, *NOBODY))
+        self.spin(lambda: bool(node.tokens(request.id)) and node.desk.idle, "the job's end")
+
+    def spread_request(self) -> Request:
+        """The stage's request, with a prompt whose chunks go to more than one data server."""
+        plane = self.node("p0").connector.plane
+        for seed in range(20):
+            self.request = self.ask("r", seed)
+            if len({plane.instance_for(name) for name in self.names()}) == len(self.data):
+                return self.request
+        raise AssertionError("no prompt's chunks are spread")
+
+    def on_server(self, server: str) -> list[BlockHash]:
+        """The prompt's chunks whose values are there."""
+        with self.client(server) as client:
+            return [
+                name
+                for chunk, name in enumerate(self.names())
+                if client.exists(*(self.key(chunk, s) for s in range(self.layout.kv_shards)))
+            ]
+
+    def run(self, name: str, request: Request | None = None) -> None:
+        """A whole request on one node: it looks its prompt up in the store."""
+        request = request or self.request
+        self.node(name).take(RunJob(request))
+        self.finish(name, request)
+
+    def hand_off(self, prefill: str, decode: str, request: Request | None = None) -> None:
+        """What a router does with a request, to its end."""
+        request = request or self.request
+        self.begin_hand_off(prefill, decode, request)
+        self.end_hand_off(prefill, decode, request)
+
+    def begin_hand_off(self, prefill: str, decode: str, request: Request | None = None) -> None:
+        request, node = request or self.request, self.node(decode)
+        node.take(RunJob(request, await_first=True))
+        self.node(prefill).take(PrefillJob(request, node.name, node.epoch))
+
+    def end_hand_off(self, prefill: str, decode: str, request: Request | None = None) -> None:
+        request, node = request or self.request, self.node(prefill)
+        self.spin(lambda: bool(node.tokens(request.id)), "the first token", self._left())
+        first = (tuple(node.ids(request.id)),)
+        self.node(decode).take(First(request.id, request.attempt, first))
+        self.finish(decode, request, first=len(first[0]))
+
+    def strike(self, act: Callable[[Stage], None]) -> None:
+        """From here on the time counts."""
+        act(self)
+        self.struck_at = time.monotonic()
+
+    def _left(self) -> float:
+        if not self.struck_at:
+            return PATIENCE_S
+        return max(0.0, self.struck_at + self.limit_s + MACHINE_S - time.monotonic())
+
+    # --- the oracle -------------------------------------------------------------------------------
+
+    def finish(self, name: str, request: Request, first: int = 0) -> None:
+        """Wait for the request's end, which must be the undisturbed one, or before any token a
+        retryable error. `first` tokens were said elsewhere."""
+        node = self.node(name)
+
+        def ended() -> bool:
+            return bool(self._failed(node, request)) or any(
+                token.finish is not None for token in node.tokens(request.id)
+            )
+
+        self.spin(ended, f"the end of {request.id}", self._left())
+        self.struck_at = 0.0
+        ids = node.ids(request.id)
+        if failed := self._failed(node, request):
+            assert (failed, ids, first) == ([True] * len(failed), [], 0), node.failures()
+            return
+        assert ids == self.truth(request)[first:], f"{name} says other tokens"
+
+    def _failed(self, node: DeskNode, request: Request) -> list[bool]:
+        return [f.error.retryable for f in node.failures() if f.request == request.id]
+
+    def truth(self, request: Request) -> list[int]:
+        """What an undisturbed engine says."""
+        key = (request.prompt_ids, request.salt)
+        if key not in self._truths:
+            self._asked += 1
+            name = RequestId(f"calm-{self._asked}")
+            calm = msgspec.structs.replace(request, id=name, attempt=1, time_left=None)
+            [self._truths[key]] = alone(self._calm, calm)
+        return self._truths[key]
+
+    def expected_pages(self, request: Request | None = None) -> Pages:
+        """The prompt's pages as an undisturbed engine computed them, but for expect_page()."""
+        request = request or self.request
+        self.truth(request)
+        wanted = pages(self._calm, request)
+        if len(wanted) < len(self.names(request)):  # its cache has given them away
+            del self._truths[request.prompt_ids, request.salt]
+            self.truth(request)
+            wanted = pages(self._calm, request)
+        return wanted | self._other_pages
+
+    def expect_page(self, name: BlockHash, data: bytes, ids: Callable[[], list[int]]) -> None:
+        """Another writer's page, as good as ours, and what an engine says over it."""
+        self._other_pages[name] = data
+        self._truths[self.request.prompt_ids, self.request.salt] = ids()
+
+    def compare_pages(self, name: str, request: Request | None = None) -> None:
+        """Each page of the prompt in the node's cache holds what it should."""
+        wrong = self.wrong_pages(name, request)
+        assert wrong == [], f"{name}: {len(wrong)} pages differ"
+
+    def wrong_pages(self, name: str, request: Request | None = None) -> list[int]:
+        """Which of the prompt's pages in the node's cache hold something else."""
+        request = request or self.request
+        wanted, found = self.expected_pages(request), pages(self.node(name), request)
+        return [at for at, (block, data) in enumerate(found.items()) if wanted[block] != data]

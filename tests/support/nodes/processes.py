@@ -1,0 +1,245 @@
+"""Real nodes for tests: a server process with its engine process, and a router's end of a link.
+
+In: NodeSettings. Out: `NodeProcess` (started, awaited, stopped) and `LinkClient` (frames both ways,
+sorted by request).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from baton_node.settings import NodeSettings
+from baton_protocol.ids import RequestId
+from baton_protocol.link import (
+    CacheEvents,
+    Delta,
+    Deltas,
+    Hello,
+    JobFailed,
+    Load,
+    PrefillDone,
+    ToNode,
+    ToRouter,
+    to_node_codec,
+    to_router_codec,
+)
+from baton_protocol.request import Request
+from baton_protocol.sampling import SamplingParams
+
+ROOT = Path(__file__).resolve().parents[3]
+PATIENCE_S = 180.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def make_request(name: str, prompt: bytes, attempt: int = 1, **params: Any) -> Request:
+    """A greedy request over the byte tokenizer; `params` go to SamplingParams."""
+    sampling = SamplingParams(**{"temperature": 0.0, "max_tokens": 8, **params})
+    return Request(
+        id=RequestId(name),
+        attempt=attempt,
+        prompt_ids=tuple(prompt),
+        params=sampling,
+        outputs=((),) * sampling.n,
+    )
+
+
+class NodeProcess:
+    """One node's server process; its engine is its child."""
+
+    def __init__(self, settings: NodeSettings) -> None:
+        self.settings = settings
+        self.url = f"http://127.0.0.1:{settings.port}"
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def process(self) -> asyncio.subprocess.Process:
+        assert self._process is not None
+        return self._process
+
+    async def start(self) -> None:
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "tests.support.nodes.serve_node",
+            self.settings.to_json().decode(),
+            cwd=ROOT,
+            stderr=asyncio.subprocess.PIPE,
+        )
+
+    async def ready(self) -> None:
+        """Wait until /ready says so; fail with its stderr if it ends before."""
+        async with aiohttp.ClientSession() as session, asyncio.timeout(PATIENCE_S):
+            while True:
+                assert self.process.returncode is None, (await self.errors())[-2000:]
+                try:
+                    async with session.get(f"{self.url}/ready") as answer:
+                        if answer.status == 200:
+                            return
+                except aiohttp.ClientError:
+                    pass
+                await asyncio.sleep(0.02)
+
+    async def errors(self) -> str:
+        """All of stderr, once the process has ended."""
+        assert self.process.stderr is not None
+        return (await self.process.stderr.read()).decode()
+
+    def engine_pid(self) -> int:
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
+        return int(children.split()[0])
+
+    async def ended(self) -> int:
+        async with asyncio.timeout(PATIENCE_S):
+            return await self.process.wait()
+
+    async def stop(self) -> int:
+        """SIGTERM; its exit code."""
+        if self.process.returncode is None:
+            self.process.send_signal(signal.SIGTERM)
+        return await self.ended()
+
+    async def kill(self) -> None:
+        if self.process.returncode is None:
+            self.process.kill()
+        await self.ended()
+
+
+def is_alive(pid: int) -> bool:
+    """False also for a process that has ended and was not waited for."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z" and os.path.exists(f"/proc/{pid}")
+
+
+async def gone(pid: int) -> None:
+    """What was killed takes a moment to be."""
+    async with asyncio.timeout(PATIENCE_S):
+        while is_alive(pid):
+            await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def running(*settings: NodeSettings) -> AsyncIterator[list[NodeProcess]]:
+    """Nodes that are ready; killed at the end if they still run."""
+    nodes = [NodeProcess(each) for each in settings]
+    try:
+        for node in nodes:
+            await node.start()
+        for node in nodes:
+            await node.ready()
+        yield nodes
+    finally:
+        for node in nodes:
+            await node.kill()
+
+
+class LinkClient:
+    """What a router is to a node. `frames` keeps all that came, in order."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self._socket = socket
+        self._out, self._in = to_node_codec(), to_router_codec()
+        self._came = asyncio.Condition()
+        self.frames: list[ToRouter] = []
+        self.closed = False
+
+    async def send(self, frame: ToNode) -> None:
+        await self._socket.send_bytes(self._out.encode(frame))
+
+    async def read(self) -> None:
+        """Collect frames until the link ends; run as a task."""
+        async for message in self._socket:
+            if message.type is aiohttp.WSMsgType.BINARY:
+                async with self._came:
+                    self.frames.append(self._in.decode(message.data))
+                    self._came.notify_all()
+        async with self._came:
+            self.closed = True
+            self._came.notify_all()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(PATIENCE_S), self._came:
+            await self._came.wait_for(lambda: self.closed or condition())
+        assert condition(), "the link ended before"
+
+    @property
+    def hello(self) -> Hello:
+        first = self.frames[0]
+        assert isinstance(first, Hello)
+        return first
+
+    def of(self, name: str) -> list[Delta]:
+        """All deltas of a request."""
+        frames = [frame for frame in self.frames if isinstance(frame, Deltas)]
+        return [item for frame in frames for item in frame.items if item.request == name]
+
+    def last_load(self) -> Load:
+        return [frame for frame in self.frames if isinstance(frame, Load)][-1]
+
+    def cached(self) -> set[bytes]:
+        """Chunk hashes in the node's own cache, as its events tell."""
+        held: set[bytes] = set()
+        for frame in self.frames:
+            if isinstance(frame, CacheEvents):
+                held = set() if frame.reset else held
+                held |= set(frame.stored)
+                held -= set(frame.evicted)
+        return held
+
+    async def prefilled(self, name: str) -> PrefillDone | JobFailed:
+        def found() -> list[PrefillDone | JobFailed]:
+            return [
+                frame
+                for frame in self.frames
+                if isinstance(frame, PrefillDone | JobFailed) and frame.request == name
+            ]
+
+        await self.until(lambda: bool(found()))
+        return found()[0]
+
+    async def finished(self, name: str, choices: int = 1) -> list[Delta]:
+        """The request's deltas once all its choices have ended."""
+        await self.until(
+            lambda: sum(delta.finish is not None for delta in self.of(name)) == choices
+        )
+        return self.of(name)
+
+    async def failure(self, name: str) -> JobFailed:
+        frame = await self.prefilled(name)
+        assert isinstance(frame, JobFailed)
+        return frame
+
+
+@asynccontextmanager
+async def linked(node: NodeProcess) -> AsyncIterator[LinkClient]:
+    """A link whose hello has come."""
+    async with (
+        aiohttp.ClientSession() as session,
+        session.ws_connect(f"{node.url}/link", max_msg_size=0) as socket,
+    ):
+        client = LinkClient(socket)
+        reading = asyncio.create_task(client.read())
+        try:
+            await client.until(lambda: bool(client.frames) or client.closed)
+            yield client
+        finally:
+            await socket.close()
+            await reading

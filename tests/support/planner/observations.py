@@ -1,0 +1,162 @@
+"""What an operator might observe of a pool, and the status it derives from that.
+
+In: a pool and what differs from a pool in which all is well. Out: `Observed`, statuses.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from baton_operator.builders.nodes import revision_of
+from baton_operator.builders.store_access import managed_store
+from baton_operator.observed import (
+    ChildKey,
+    Observed,
+    ObservedPod,
+    ObservedWorkload,
+    Refusal,
+)
+from baton_operator.pool import Pool
+from baton_operator.spec.read import SpecError
+from baton_operator.status.derive import derive
+from baton_operator.status.records import Condition, PoolStatus
+from baton_protocol.ids import Fingerprint, NodeId
+from baton_protocol.store import FetchReport, NodeReport, Role
+from tests.support.kubernetes.manifests import sample_pool
+from tests.support.nodes.fake_node import make_report
+
+NOW = datetime(2026, 5, 4, 12, 0, 0, tzinfo=UTC)
+OLD = "0123456789"
+GIB = 1 << 30
+# One of each, simulated: the pool of most tests.
+DEMO = sample_pool("sim")
+HUB = sample_pool("hub")
+
+
+def stamp(after_s: float) -> str:
+    """The moment so many seconds after NOW, as the API writes it."""
+    return (NOW + timedelta(seconds=after_s)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def workload(
+    name: str, component: str, desired: int = 1, revision: str = "", **changes: Any
+) -> ObservedWorkload:
+    """All of its pods are there, of the newest template, and ready."""
+    facts: dict[str, Any] = {"pods": desired, "ready": desired, "updated": desired, "current": True}
+    return ObservedWorkload(
+        name=name, component=component, revision=revision, desired=desired, **(facts | changes)
+    )
+
+
+def pod(component: str, number: int = 0, revision: str = "", **changes: Any) -> ObservedPod:
+    facts: dict[str, Any] = {"ready": True, "terminating": False}
+    name = f"demo-{component}-{revision}-{number}" if revision else f"demo-{component}-{number}"
+    return ObservedPod(name=name, component=component, revision=revision, **(facts | changes))
+
+
+def role_pods(pool: Pool, role: Role, **changes: Any) -> tuple[ObservedPod, ...]:
+    """As many as the spec wants, of the current revision."""
+    replicas = {"prefill": pool.spec.prefill, "decode": pool.spec.decode}[role].replicas
+    return tuple(pod(role, number, revision_of(pool), **changes) for number in range(replicas))
+
+
+def shared_pods(pool: Pool) -> tuple[ObservedPod, ...]:
+    """Router and Redis, all ready."""
+    routers = tuple(pod("router", number) for number in range(pool.spec.router.replicas))
+    if pool.spec.kv_store.external is not None:
+        return routers
+    return (*routers, pod("kv-index"), *(data_pod(number) for number in range(instances(pool))))
+
+
+def instances(pool: Pool) -> int:
+    """Servers for KV bytes of the pool's own."""
+    managed = managed_store(pool)
+    return managed.data_instances if managed is not None else 0
+
+
+def data_pod(number: int, **changes: Any) -> ObservedPod:
+    return pod("kv-data", number, instance=str(number), **changes)
+
+
+def may_sleep(pool: Pool) -> bool:
+    scaling = pool.spec.autoscaling
+    return scaling is not None and scaling.sleeps
+
+
+def workloads(pool: Pool) -> tuple[ObservedWorkload, ...]:
+    revision = revision_of(pool)
+    made = (
+        workload(f"demo-prefill-{revision}", "prefill", pool.spec.prefill.replicas, revision),
+        workload(f"demo-decode-{revision}", "decode", pool.spec.decode.replicas, revision),
+        workload("demo-router", "router", pool.spec.router.replicas, holds=may_sleep(pool)),
+    )
+    if pool.spec.kv_store.external is not None:
+        return made
+    data = (
+        workload(f"demo-kv-data-{number}", "kv-data", instance=str(number))
+        for number in range(instances(pool))
+    )
+    return (*made, workload("demo-kv-index", "kv-index"), *data)
+
+
+def observed(pool: Pool = DEMO, **changes: Any) -> Observed:
+    """Everything is as it shall be, and the index was not asked. `prefill` and `decode` replace
+    that role's pods, `others` those of router and store; the rest replaces fields."""
+    pods = (
+        *changes.pop("prefill", role_pods(pool, "prefill")),
+        *changes.pop("decode", role_pods(pool, "decode")),
+        *changes.pop("others", shared_pods(pool)),
+    )
+    facts: dict[str, Any] = {"workloads": workloads(pool), "pods": pods}
+    return Observed(**(facts | changes))
+
+
+def status_of(
+    seen: Observed,
+    pool: Pool | SpecError = DEMO,
+    before: PoolStatus | None = None,
+    *,
+    generation: int = 1,
+    after_s: float = 0.0,
+) -> PoolStatus:
+    """The operator's own clock stands at 0 at NOW."""
+    return derive(pool, generation, seen, before, NOW + timedelta(seconds=after_s), after_s)
+
+
+def said(status: PoolStatus, kind: str) -> Condition:
+    found = status.condition(kind)
+    assert found is not None, f"no condition {kind}"
+    return found
+
+
+def verdict(status: PoolStatus, kind: str) -> tuple[str, str]:
+    condition = said(status, kind)
+    return condition.status, condition.reason
+
+
+def report(pool: Pool, role: Role, number: int = 0, **changes: Any) -> NodeReport:
+    """What a ready node of the current revision registers."""
+    revision = revision_of(pool)
+    changes = {"revision": revision, "fingerprint": Fingerprint("f" * 32)} | changes
+    return make_report(pod(role, number, revision).name, role, **changes)
+
+
+def reports(pool: Pool = DEMO, **changes: Any) -> tuple[NodeReport, ...]:
+    return report(pool, "prefill", **changes), report(pool, "decode", **changes)
+
+
+def fetch(pool: Pool, role: Role, done: int, total: int, number: int = 0) -> FetchReport:
+    name = pod(role, number, revision_of(pool)).name
+    return FetchReport(node=NodeId(name), source="hf://a/b", done_bytes=done, total_bytes=total)
+
+
+def refusal(kind: str, name: str, code: int, message: str) -> Refusal:
+    child = ChildKey(api_version="v1", kind=kind, namespace="serving", name=name)
+    return Refusal(child=child, code=code, message=message)
+
+
+def replaced(status: PoolStatus, **changes: Any) -> PoolStatus:
+    return msgspec.structs.replace(status, **changes)

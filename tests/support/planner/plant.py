@@ -1,0 +1,144 @@
+"""A pool made of numbers, for closing the loop with the planner: nodes that start and drain, a
+queue of prompt tokens, batches by Little's law. No clock but its own.
+
+In: requests per second and decisions. Out: what a planner sees. Clients come as a Poisson process
+and ask for prompts and answers of exponential length, so that each window of observation differs
+from the last; `random` is the caller's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from random import Random
+
+from baton_operator.planner.records import Capability, Decision, Demand, NodeView, Phase, Situation
+from baton_protocol.store import ROLES, Role
+from tests.support.planner.looks import ANSWER, NODE, PROMPT, step_s
+
+TICK_S = 15.0
+WINDOW_S = 30.0
+
+
+@dataclass
+class Plant:
+    random: Random
+    node: Capability = NODE
+    drain_s: float = 40.0
+    at_s: float = 0.0
+    views: list[NodeView] = field(default_factory=list)
+    desired: dict[Role, int] = field(default_factory=lambda: {"prefill": 0, "decode": 0})
+    queued: float = 0.0
+    held: float = 0.0
+    idle_s: float = 0.0
+    made: int = 0
+    recent: list[tuple[float, float, float]] = field(default_factory=list)
+
+    def begin(self, prefill: int, decode: int) -> Plant:
+        """With nodes that are ready."""
+        self.desired = {"prefill": prefill, "decode": decode}
+        self._follow()
+        self.views = [replace(one, phase=Phase.READY, since_s=3_600.0) for one in self.views]
+        return self
+
+    def look(self, requests: float, answer: float = ANSWER) -> Situation:
+        """One tick of load, then what is seen."""
+        self._age()
+        count, prompts, answers = self._arrivals(requests, answer)
+        ready = self._ready("prefill")
+        computed = len(ready) * self.node.prefill_tokens * TICK_S
+        self.idle_s = 0.0 if count else self.idle_s + TICK_S
+        if not self._ready("decode"):
+            self.held += count
+        else:
+            self.queued, self.held = self.queued + self.held * PROMPT, 0.0
+        self.queued = max(0.0, self.queued + prompts - computed)
+        self.recent = [*self.recent, (count, prompts, answers)][-round(WINDOW_S / TICK_S) :]
+        return self._situation()
+
+    def act(self, found: Decision) -> None:
+        self.desired = {"prefill": found.prefill, "decode": found.decode}
+        self._follow()
+
+    def _arrivals(self, requests: float, answer: float) -> tuple[float, float, float]:
+        count = 0
+        until = self.random.expovariate(requests) if requests else TICK_S
+        prompts = answers = 0.0
+        while until < TICK_S:
+            count += 1
+            prompts += self.random.expovariate(1.0 / PROMPT)
+            answers += self.random.expovariate(1.0 / answer)
+            until += self.random.expovariate(requests)
+        return float(count), prompts, answers
+
+    def _age(self) -> None:
+        self.at_s += TICK_S
+        aged = []
+        for one in self.views:
+            one = replace(one, since_s=one.since_s + TICK_S)
+            if one.phase == Phase.STARTING and one.since_s >= self.node.start_s:
+                one = replace(one, phase=Phase.READY, since_s=0.0)
+            if one.phase != Phase.DRAINING or one.since_s < self.drain_s:
+                aged.append(one)
+        self.views = aged
+
+    def _follow(self) -> None:
+        """New nodes start; the youngest go."""
+        for role in ROLES:
+            alive = [one for one in self.views if one.role == role and one.phase != Phase.DRAINING]
+            for one in alive[self.desired[role] :]:
+                at = self.views.index(one)
+                self.views[at] = replace(one, phase=Phase.DRAINING, since_s=0.0)
+            for _ in range(self.desired[role] - len(alive)):
+                self.made += 1
+                name = f"{role}-{self.made}"
+                self.views.append(NodeView(name=name, role=role, phase=Phase.STARTING))
+
+    def _ready(self, role: Role) -> list[NodeView]:
+        return [one for one in self.views if one.role == role and one.phase == Phase.READY]
+
+    def _situation(self) -> Situation:
+        seconds = TICK_S * len(self.recent)
+        count, prompts, answers = (
+            sum(column) / seconds for column in zip(*self.recent, strict=True)
+        )
+        prefill, decode = max(1, len(self._ready("prefill"))), max(1, len(self._ready("decode")))
+        context = PROMPT + answers / count / 2.0 if count else 0.0
+        itl_s = step_s(answers / decode, context)
+        live = round(answers * itl_s)
+        wait_s = self.queued / prefill / self.node.prefill_tokens
+        demand = Demand(
+            window_s=WINDOW_S,
+            age_s=0.0,
+            requests=count,
+            prompt_tokens=prompts,
+            uncached_prompt_tokens=prompts,
+            output_tokens=answers,
+            live_requests=live,
+            live_kv_tokens=round(live * context),
+            held=round(self.held),
+            idle_s=self.idle_s,
+            ttft_s=wait_s + 2.0 * PROMPT / self.node.prefill_tokens,
+            itl_s=itl_s,
+        )
+        busy = min(1.0, prompts / prefill / self.node.prefill_tokens)
+        views = tuple(
+            replace(
+                one,
+                age_s=0.0,
+                queued_tokens=round(self.queued / prefill) if one.role == "prefill" else 0,
+                running=live // decode if one.role == "decode" else 0,
+                waiting=0,
+                kv_tokens=round(live * context / decode) if one.role == "decode" else 0,
+                busy=busy if one.role == "prefill" else 0.5,
+            )
+            if one.phase == Phase.READY
+            else one
+            for one in self.views
+        )
+        return Situation(
+            at_s=self.at_s,
+            nodes=views,
+            desired=dict(self.desired),
+            demand=demand,
+            capability=self.node,
+        )

@@ -1,0 +1,77 @@
+"""Asking a router whose fake nodes fail, and looking at what it knows by then.
+
+In: the client of tests/router/conftest. Out: answers that are checked to be whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from baton_protocol.link import RunJob
+from tests.support.nodes.fake_node import FakeNode
+from tests.support.waiting import until
+
+REPLY = "Hello, world!"
+LONG = "x" * 200
+
+
+def ask(**more: Any) -> dict[str, Any]:
+    return {"prompt": "Say hello", "max_tokens": 50, "return_token_ids": True} | more
+
+
+def completing(client: Any, **more: Any) -> asyncio.Task[tuple[int, Any, dict[str, str]]]:
+    return asyncio.create_task(client.post("/v1/completions", ask(**more)))
+
+
+def text(answer: tuple[int, Any, dict[str, str]]) -> str:
+    """The text of an answer that is right in all else."""
+    status, body, _ = answer
+    assert status == 200, body
+    (choice,) = body["choices"]
+    assert bytes(choice["token_ids"]) == choice["text"].encode()
+    assert choice["finish_reason"] == "stop"
+    assert body["usage"]["completion_tokens"] == len(choice["text"])
+    said: str = choice["text"]
+    return said
+
+
+async def streamed(client: Any) -> str:
+    """The text of a stream that ends as it should."""
+    url, body = client.url + "/v1/completions", ask(stream=True)
+    async with client.session.post(url, json=body) as response:
+        lines = (await response.text()).split("\n\n")
+    *events, end = [line.removeprefix("data: ") for line in lines if line]
+    assert end == "[DONE]"
+    return "".join(json.loads(event)["choices"][0]["text"] for event in events)
+
+
+def records(client: Any) -> list[Any]:
+    return [flight.record for flight in client.router.dispatcher.flights.values()]
+
+
+async def half_said(client: Any) -> None:
+    """The router has all that a node says before it falls silent in mid-reply."""
+    half = list(REPLY.encode()[: len(REPLY) // 2])
+    await until(lambda: any(all(ids == half for ids in r.outputs) for r in records(client)))
+
+
+def only(node: FakeNode, attempt: int = 1) -> Any:
+    (job,) = [job for job in node.got_of(RunJob) if job.request.attempt == attempt]
+    return job
+
+
+def ready(client: Any, node: FakeNode) -> bool:
+    return any(view.report.node == node.report.node for view in client.router.view.ready())
+
+
+async def figure(client: Any, name: str) -> float:
+    page = await (await client.session.get(client.url + "/metrics")).text()
+    (line,) = [line for line in page.splitlines() if line.startswith(f"{name} ")]
+    return float(line.split()[-1])
+
+
+async def join(client: Any, node: FakeNode) -> None:
+    client.router._table.ensure(node.address)
+    await until(lambda: ready(client, node))

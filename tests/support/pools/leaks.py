@@ -1,0 +1,123 @@
+"""Whether a cluster at rest holds anything that it should have given back.
+
+In: a cluster that is whole and serves nobody. Out: nothing, or an AssertionError that names what is
+held: blocks, requests, bookings, file descriptors, threads, tasks, memory, keys that never expire.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+
+import psutil
+
+from tests.support.clients.http import Json, exchange, text_of
+from tests.support.pools.processes import Cluster, Node
+from tests.support.pools.role_process import RoleProcess
+
+SETTLE_S = 120.0
+_METRIC = re.compile(r"^(\w+)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
+
+
+def metrics_of(url: str) -> dict[str, float]:
+    """A /metrics page, labels left out: of metrics with several rows, their sum."""
+    found: dict[str, float] = {}
+    for name, value in _METRIC.findall(text_of(url, "/metrics")):
+        found[name] = found.get(name, 0.0) + float(value)
+    return found
+
+
+def held_by_pool(state: Json) -> list[str]:
+    """What /pool says that a pool which nobody uses would not."""
+    wrong = []
+    for node in state["nodes"]:
+        load, booked = node["load"], node["booked"]
+        figures = {name: load[name] for name in ("running", "waiting", "parked", "queued_tokens")}
+        figures |= {f"booked {name}": value for name, value in booked.items()}
+        figures["blocks held"] = load["total_blocks"] - load["free_blocks"]
+        wrong += [f"{node['id']}: {name} {value}" for name, value in figures.items() if value]
+    if running := state["totals"]["requests_running"]:
+        wrong.append(f"router: {running} requests")
+    return wrong
+
+
+def held_by_node(node: Node) -> list[str]:
+    """The same in the node's own words, router or not."""
+    figures = metrics_of(node.url)
+    held = {
+        "blocks": figures["baton_kv_blocks"] - figures["baton_kv_blocks_free"],
+        "requests": exchange(node.url, "/health").body["requests"],
+    }
+    for name in ("running", "waiting", "parked"):
+        held[name] = figures[f"baton_requests_{name}"]
+    return [f"{node.name} itself: {name} {value:g}" for name, value in held.items() if value]
+
+
+def settle(cluster: Cluster, timeout_s: float = SETTLE_S) -> None:
+    """Wait until nothing is held by any request."""
+    until = time.monotonic() + timeout_s
+    while wrong := held(cluster):
+        assert time.monotonic() < until, f"after {timeout_s:g} s: {wrong}"
+        time.sleep(0.05)
+
+
+def held(cluster: Cluster) -> list[str]:
+    wrong = held_by_pool(cluster.pool())
+    for node in cluster.nodes.values():
+        wrong += held_by_node(node)
+    return wrong
+
+
+@dataclass(frozen=True)
+class Level:
+    fds: int
+    threads: int
+    tasks: int
+    rss: int
+
+    def above(self, base: Level, spare: Level) -> list[str]:
+        """What has grown beyond what is spare."""
+        return [
+            f"{name} {getattr(base, name)} then {getattr(self, name)}"
+            for name in ("fds", "threads", "tasks", "rss")
+            if getattr(self, name) > getattr(base, name) + getattr(spare, name)
+        ]
+
+
+# Pools of connections and threads grow with what was in flight at most; a leak with each request.
+SPARE = Level(fds=16, threads=16, tasks=8, rss=128 << 20)
+# torch keeps buffers for each shape of batch that it has met.
+SPARE_WITH_TORCH = Level(fds=16, threads=16, tasks=8, rss=768 << 20)
+
+
+class Levels:
+    """What each process has open, since it was first seen at rest."""
+
+    def __init__(self, spare: Level = SPARE) -> None:
+        self._base: dict[int, Level] = {}
+        self._spare = spare
+
+    def check(self, cluster: Cluster) -> None:
+        """Note processes that are new; wait until the others are back at their level."""
+        until = time.monotonic() + SETTLE_S
+        for one in cluster.processes():
+            while wrong := self._above(one):
+                assert time.monotonic() < until, f"{one.name} has {wrong}"
+                time.sleep(0.1)
+        if cluster.store is not None:
+            assert cluster.store.immortal_keys() == []
+
+    def _above(self, one: RoleProcess) -> list[str]:
+        tasks = int(metrics_of(one.url).get("baton_asyncio_tasks", 0))
+        server = psutil.Process(one.pid)
+        wrong = []
+        for process in (server, *server.children()):
+            level = _level(process, tasks)
+            base = self._base.setdefault(process.pid, level)
+            wrong += [f"pid {process.pid}: {what}" for what in level.above(base, self._spare)]
+        return wrong
+
+
+def _level(process: psutil.Process, tasks: int) -> Level:
+    return Level(process.num_fds(), process.num_threads(), tasks, process.memory_info().rss)

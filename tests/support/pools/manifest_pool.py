@@ -1,0 +1,210 @@
+"""A pool's manifests run as processes of this machine: the commands that its pods would run.
+
+In: a Pool with a managed store. Out: addresses, after every readiness probe passed. Stands in for
+cluster and images in three things only: ports and addresses are replaced by free ones of the
+loopback, volumes are folders below a folder of the caller's, and a redis-server older than 7 is
+spared the flag that it does not know.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from baton.up import reserve_port
+from baton_kvstore.binary import find_redis_server
+from baton_operator.builders import Manifest, build_pool
+from baton_operator.pool import Pool
+from tests.support.clients.http import exchange
+from tests.support.kubernetes.manifests import (
+    USER_SECRETS,
+    environment,
+    expanded,
+    secret_values,
+    template_of,
+)
+
+WAIT_S = 200.0
+LOG_TAIL = 4000
+
+
+def redis_client(url: str, password: str | None = None) -> redis.Redis:
+    return redis.Redis.from_url(url, password=password, decode_responses=True)
+
+
+class ManifestPool:
+    """`with ManifestPool(pool, folder) as running:`; logs and volumes lie in `folder`."""
+
+    def __init__(self, pool: Pool, folder: Path) -> None:
+        self._folder = folder
+        self._stack = ExitStack()
+        self._ports: dict[str, int] = {}
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._manifests = {
+            manifest["metadata"]["labels"]["baton.dev/component"]: manifest
+            for manifest in build_pool(pool)
+            if template_of(manifest) is not None
+        }
+        self._secrets = secret_values(build_pool(pool)) | USER_SECRETS
+
+    def __enter__(self) -> ManifestPool:
+        with self._stack:
+            for component, manifest in self._manifests.items():
+                assert manifest["spec"]["replicas"] == 1, "one process per workload"
+                held = self._stack.enter_context(reserve_port("127.0.0.1", 0))
+                self._ports[component] = held.getsockname()[1]
+            for component in self._manifests:
+                self._start(component)
+            for component in self._manifests:
+                for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+                    if probe in self._container(component):
+                        self._await_probe(component, self._container(component)[probe])
+            self._await_nodes({"prefill", "decode"})
+            self._stack = self._stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._stack:
+            for process in reversed(self._processes.values()):
+                process.terminate()
+            for component, process in self._processes.items():
+                assert process.wait(WAIT_S) == 0, self._log_tail(component)
+
+    def url_of(self, component: str) -> str:
+        scheme = "redis" if component.startswith("kv-") else "http"
+        return f"{scheme}://127.0.0.1:{self._ports[component]}"
+
+    def pod_name(self, component: str) -> str:
+        return f"{component}-pod"
+
+    def log(self, component: str) -> str:
+        return (self._folder / f"{component}.log").read_text(errors="replace")
+
+    def command_line(self, component: str) -> str:
+        """As everybody on the machine can read it."""
+        return Path(f"/proc/{self._processes[component].pid}/cmdline").read_text()
+
+    def _container(self, component: str) -> Manifest:
+        template = template_of(self._manifests[component])
+        assert template is not None
+        [container] = template["spec"]["containers"]
+        return dict(container)
+
+    def _start(self, component: str) -> None:
+        container, folders = self._container(component), self._mount(component)
+        fields = {"metadata.name": self.pod_name(component), "status.podIP": "127.0.0.1"}
+        variables = environment(container, fields, self._secrets)
+        words = [_moved(word, folders) for word in expanded(container, variables)]
+        variables = {name: _moved(value, folders) for name, value in variables.items()}
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("BATON_")}
+        with open(self._folder / f"{component}.log", "wb") as log:
+            process = subprocess.Popen(
+                self._here(component, container, words),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=inherited | variables,
+            )
+        self._processes[component] = process
+        self._stack.callback(process.wait, WAIT_S)
+        self._stack.callback(process.kill)
+
+    def _mount(self, component: str) -> dict[str, str]:
+        """The folder that stands for each mount path."""
+        template = template_of(self._manifests[component])
+        assert template is not None
+        folders = {}
+        for volume in template["spec"]["volumes"]:
+            folder = self._folder / component / volume["name"]
+            folder.mkdir(parents=True)
+            secret = volume.get("secret", {"items": ()})
+            for item in secret["items"]:
+                value = self._secrets[secret["secretName"]][item["key"]]
+                (folder / item["path"]).write_text(value)
+            [path] = [
+                mount["mountPath"]
+                for mount in self._container(component)["volumeMounts"]
+                if mount["name"] == volume["name"]
+            ]
+            folders[path] = str(folder)
+        return folders
+
+    def _here(self, component: str, container: Manifest, words: list[str]) -> list[str]:
+        port = self._ports[component]
+        own = container["ports"][0]["containerPort"]
+        if container["command"] == ["redis-server"]:
+            words = [str(port) if word == str(own) else word for word in words]
+            return [*_for_this_server(words), "--bind", "127.0.0.1", "--dir", str(self._folder)]
+        assert container["command"] == ["baton"]
+        words = [word.replace(f":{own}", f":{port}") for word in words]
+        words = [word.replace(f"--port={own}", f"--port={port}") for word in words]
+        words = [word.replace("0.0.0.0", "127.0.0.1") for word in words]
+        # What the Services' names stand for.
+        index, data = self.url_of("kv-index"), self.url_of("kv-data")
+        words = [re.sub(r"redis://[^:,]*-kv-data-0\.[^:,]*:6379", data, word) for word in words]
+        words = [re.sub(r"redis://[^:,]*-kv-index\.[^:,]*:6379", index, word) for word in words]
+        end = f"--supervisor-pid={os.getpid()}"
+        return [sys.executable, "-m", "baton", *words, end]
+
+    def _await_probe(self, component: str, probe: dict[str, Any]) -> None:
+        until = time.monotonic() + WAIT_S
+        while not self._passes(component, probe):
+            assert self._processes[component].poll() is None, self._log_tail(component)
+            assert time.monotonic() < until, f"{probe} of {component}: {self._log_tail(component)}"
+            time.sleep(0.05)
+
+    def _await_nodes(self, roles: set[str]) -> None:
+        """The router is ready with the first node; these tests want one of each role."""
+        until = time.monotonic() + WAIT_S
+        key = USER_SECRETS["tenants"]["keys.txt"].split()[1]  # who wants none takes any
+        headers = {"Authorization": f"Bearer {key}"}
+        while True:
+            nodes = exchange(self.url_of("router"), "/pool", headers=headers).body["nodes"]
+            if {node["role"] for node in nodes if node["state"] == "ready"} >= roles:
+                return
+            assert time.monotonic() < until, nodes
+            time.sleep(0.05)
+
+    def _passes(self, component: str, probe: dict[str, Any]) -> bool:
+        try:
+            if "tcpSocket" in probe:
+                where = ("127.0.0.1", self._ports[component])
+                socket.create_connection(where, probe["timeoutSeconds"]).close()
+                return True
+            return exchange(self.url_of(component), probe["httpGet"]["path"]).status == 200
+        except (OSError, http.client.HTTPException):
+            return False
+
+    def _log_tail(self, component: str) -> str:
+        return f"{component}: {self.log(component)[-LOG_TAIL:]}"
+
+
+def _moved(text: str, folders: dict[str, str]) -> str:
+    """A path below a mount, as it is called on this machine; also as a flag's value."""
+    flag, equals, value = text.partition("=") if text.startswith("--") else ("", "", text)
+    for path, folder in folders.items():
+        if value == path or value.startswith(f"{path}/"):
+            return flag + equals + folder + value.removeprefix(path)
+    return text
+
+
+def _for_this_server(words: list[str]) -> list[str]:
+    """The command with this machine's redis-server, without what only newer ones know."""
+    binary = str(find_redis_server())
+    said = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=WAIT_S)
+    version = re.search(r"v=(\d+)", said.stdout)
+    assert version is not None, said.stdout
+    if int(version[1]) < 7:
+        place = words.index("--maxmemory-clients")
+        words = words[:place] + words[place + 2 :]
+    return [binary, *words]

@@ -1,0 +1,159 @@
+"""How much memory each process of a pool has, over time; and a store in which time passes faster.
+
+In: a pool, the URLs of its store's servers. Out: per process (and per server, in its own count) the
+mean of a stretch's first and last quarter. Store servers also say how much they have evicted.
+
+A marker on the index outlives its chunk by up to an hour: what the index holds grows for so long
+before it is level. Markers are therefore made to die after `marker_life_s`, again and again, as if
+time passed faster for them; and what the living ones take, which follows the rate of requests, is
+not counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import psutil
+import redis
+
+from tests.support.pools.baton_up import Pool
+
+MIB = 1 << 20
+SAMPLE_S = 1.0
+MARKER_BYTES = 290  # of used_memory, measured: key, value, TTL and their places in two tables
+
+
+@dataclass(frozen=True)
+class Course:
+    """The mean of the first and of the last quarter, in bytes."""
+
+    first: float
+    last: float
+
+    @property
+    def growth(self) -> float:
+        """0.05 is 5 % more."""
+        return self.last / self.first - 1
+
+    def __str__(self) -> str:
+        return f"{self.first / MIB:.1f} -> {self.last / MIB:.1f} MiB ({self.growth:+.1%})"
+
+
+class MemoryWatch:
+    """`with MemoryWatch(pool, life) as watch:` looks every second until the end of the block.
+    `failure` is what ended that too early."""
+
+    def __init__(self, pool: Pool, marker_life_s: float) -> None:
+        self._pool = pool
+        self._life_ms = int(marker_life_s * 1000)
+        self._sockets = {path.stem: path for path in sorted(pool.temporary.rglob("*.sock"))}
+        assert "index" in self._sockets, self._sockets
+        self._samples: list[dict[str, int]] = []
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="memory")
+        self.failure: BaseException | None = None
+
+    def __enter__(self) -> MemoryWatch:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._ending.set()
+        self._thread.join()
+
+    def begin(self) -> None:
+        """Forget what was before."""
+        self._samples = []
+
+    def courses(self) -> dict[str, Course]:
+        """Of each process that was there all the time; raise if others were."""
+        assert self.failure is None, self.failure
+        samples = self._samples
+        quarter = len(samples) // 4
+        assert quarter > 0, f"{len(samples)} samples"
+        everywhere = set(samples[0]).union(*samples)
+        assert all(set(sample) == everywhere for sample in samples), "processes came or went"
+        return {
+            name: Course(_mean(samples[:quarter], name), _mean(samples[-quarter:], name))
+            for name in sorted(everywhere)
+        }
+
+    def highest(self, name: str) -> int:
+        return max(sample[name] for sample in self._samples)
+
+    @property
+    def data(self) -> list[str]:
+        """The data servers' names."""
+        return [name for name in self._sockets if name != "index"]
+
+    def evicted(self, name: str) -> int:
+        with _client(self._sockets[name]) as client:
+            return int(client.info("stats")["evicted_keys"])
+
+    def limit(self, name: str) -> int:
+        with _client(self._sockets[name]) as client:
+            return int(client.config_get("maxmemory")["maxmemory"])
+
+    def _run(self) -> None:
+        try:
+            while not self._ending.wait(SAMPLE_S):
+                self._samples.append(self._look(self._age_markers() * MARKER_BYTES))
+        except BaseException as error:
+            self.failure = error
+            raise
+
+    def _look(self, marked: int) -> dict[str, int]:
+        found = {}
+        for one in self._pool.processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found[_name(one)] = one.memory_info().rss
+        for name, path in self._sockets.items():
+            with _client(path) as client:
+                memory = client.info("memory")
+            less = marked if name == "index" else 0
+            found[used(name)] = int(memory["used_memory"]) - less
+            # Not by its process: a Redis writes its title over its environment, and so its mark.
+            found[f"{name}'s resident memory"] = int(memory["used_memory_rss"]) - less
+        return found
+
+    def _age_markers(self) -> int:
+        """How many there are."""
+        with _client(self._sockets["index"]) as client:
+            keys = list(client.scan_iter("kv1:*", count=1000))
+            pipeline = client.pipeline(transaction=False)
+            for key in keys:
+                pipeline.pttl(key)
+            for key, left in zip(keys, pipeline.execute(), strict=True):
+                if left > self._life_ms:
+                    pipeline.pexpire(key, self._life_ms)
+            pipeline.execute()
+            return len(keys)
+
+
+def used(name: str) -> str:
+    """A server's own count of its memory, among the courses."""
+    return f"{name}'s used_memory"
+
+
+def _name(process: psutil.Process) -> str:
+    """Its pid, and enough of its command line to know it; an engine's has its server's pid."""
+    words = process.cmdline()[1:]
+    node = [word for word in words if word.startswith("--node=")]
+    return " ".join([*(node or words[:4]), f"(pid {process.pid})"])
+
+
+def _client(path: Path) -> redis.Redis:
+    return redis.Redis(unix_socket_path=str(path), socket_timeout=10.0)
+
+
+def _mean(samples: list[dict[str, int]], name: str) -> float:
+    return sum(sample[name] for sample in samples) / len(samples)

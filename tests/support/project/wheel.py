@@ -1,0 +1,30 @@
+"""The wheel of this tree, and what its metadata says.
+
+The wheel is built as the Dockerfiles build it, without a package registry: the build backend is
+the one of this environment.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import Distribution, PathDistribution
+from pathlib import Path
+from zipfile import Path as ZipPath
+from zipfile import ZipFile
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def build_wheel(folder: Path, tree: Path = ROOT) -> Path:
+    """The wheel, in this folder; it takes a second or two."""
+    words = ("wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder))
+    subprocess.run([sys.executable, "-m", "pip", *words, str(tree)], check=True, timeout=240)
+    [wheel] = folder.glob("*.whl")
+    return wheel
+
+
+def metadata_of(wheel: Path) -> Distribution:
+    """As importlib.metadata gives it for an installed distribution."""
+    [info] = [one for one in ZipPath(ZipFile(wheel)).iterdir() if one.name.endswith(".dist-info")]
+    return PathDistribution(info)

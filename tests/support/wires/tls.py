@@ -1,0 +1,64 @@
+"""TLS before a Redis server that has none: a forwarder that terminates it.
+
+In: a unix socket's URL and a certificate made for the test. Out: a `rediss://` URL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from baton_kvstore.endpoint import parse_endpoint
+from tests.support.needs import needs
+from tests.support.wires.wire import CALL_S, WireLoop
+
+READ_BYTES = 1 << 16
+
+
+def make_certificate(folder: Path) -> Path:
+    """Key and certificate of localhost, in one file."""
+    needs("openssl")
+    made = folder / "server.pem"
+    subprocess.run(
+        f"openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 "
+        f"-subj /CN=localhost -addext subjectAltName=DNS:localhost -keyout {made} -out {made}",
+        shell=True,
+        check=True,
+        capture_output=True,
+        timeout=CALL_S,
+    )
+    return made
+
+
+async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError, asyncio.CancelledError):
+        while data := await source.read(READ_BYTES):
+            sink.write(data)
+            await sink.drain()
+    sink.close()
+
+
+@contextmanager
+def tls_before(loop: WireLoop, url: str, certificate: Path) -> Iterator[str]:
+    """The place (`localhost:PORT`) of a forwarder to the server at `url`."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    path = parse_endpoint(url).path
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        inner_reader, inner_writer = await asyncio.open_unix_connection(path)
+        await asyncio.gather(_pump(reader, inner_writer), _pump(inner_reader, writer))
+
+    async def start() -> asyncio.Server:
+        return await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+
+    server = asyncio.run_coroutine_threadsafe(start(), loop.loop).result(CALL_S)
+    try:
+        yield f"localhost:{server.sockets[0].getsockname()[1]}"
+    finally:
+        loop.call(server.close)

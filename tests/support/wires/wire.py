@@ -1,0 +1,244 @@
+"""The wire between the router and one node, in the hands of a test.
+
+In: the node's port. Out: a port for the router. What passes is decoded and shown to `watch`, frame
+by frame, while the frame waits: what the watch does (kill a process, cut this wire) is done before
+the frame goes on, or instead of it. So a fault hits exactly between two frames, on any machine.
+
+    open      bytes flow
+    held      nothing flows, nothing is refused: a partition, or a dead switch
+    broken    connections are reset, and new ones too as soon as they are made
+    refused   connections are reset and nobody listens: what a dead process looks like
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+import threading
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from baton.up import reserve_port
+from baton_protocol.link import ToNode, ToRouter, to_node_codec, to_router_codec
+from baton_protocol.wire import Codec, WireError
+from tests.support.wires.ws_frames import Piece, Splitter
+
+T = TypeVar("T")
+State = Literal["open", "held", "broken", "refused"]
+READ_BYTES = 1 << 16
+CALL_S = 120.0
+RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close() sends RST
+
+
+class Passing(NamedTuple):
+    """A frame on its way from or to `node`."""
+
+    node: str
+    frame: ToNode | ToRouter
+
+
+# Called in the loop's thread before a frame goes on. What it returns is called after the frame was
+# forwarded; a wire that is no longer open loses the frame.
+Watch = Callable[[Passing], Callable[[], None] | None]
+
+
+class WireLoop:
+    """One thread with the event loop of all wires of a cluster."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name="wires", daemon=True)
+        self._thread.start()
+
+    def call(self, act: Callable[[], T]) -> T:
+        """Run `act` in the loop's thread and return what it does; callable from any thread."""
+        if threading.current_thread() is self._thread:
+            return act()
+
+        async def run() -> T:
+            return act()
+
+        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(CALL_S)
+
+    def close(self) -> None:
+        async def end() -> None:
+            others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+
+        asyncio.run_coroutine_threadsafe(end(), self.loop).result(CALL_S)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(CALL_S)
+        self.loop.close()
+
+
+class Wire:
+    """Between the router and `node`, which listens on `upstream`. Its methods may be called from
+    any thread; with the watch they run in the loop's. Without `answers` the watch is shown only
+    what the router says: decoding each step of a busy node takes a core from the pool."""
+
+    def __init__(
+        self, wires: WireLoop, node: str, upstream: int, watch: Watch, *, answers: bool = True
+    ) -> None:
+        self.node = node
+        self.state: State = "open"
+        self._wires = wires
+        self._upstream = upstream
+        self._watch = watch
+        self._answers = answers
+        self._held_port = reserve_port("127.0.0.1", 0)
+        self.port: int = self._held_port.getsockname()[1]
+        self._listener: socket.socket | None = None
+        self._answered = False  # the node did, since the wire was opened
+        self._flowing = asyncio.Event()
+        self._sockets: set[socket.socket] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        wires.call(lambda: self._become("open"))
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def hold(self) -> None:
+        self._wires.call(lambda: self._become("held"))
+
+    def break_off(self) -> None:
+        self._wires.call(lambda: self._become("broken"))
+
+    def refuse(self) -> None:
+        self._wires.call(lambda: self._become("refused"))
+
+    def blip(self) -> None:
+        """Reset what is connected; who connects again finds the wire open."""
+        self._wires.call(self._reset)
+
+    def mend(self) -> None:
+        self._wires.call(lambda: self._become("open"))
+
+    def close(self) -> None:
+        self.refuse()
+        self._held_port.close()
+
+    # --- in the loop's thread ---------------------------------------------------------------------
+
+    def _become(self, state: State) -> None:
+        self.state, self._answered = state, False
+        if state == "refused":
+            self._deafen()
+        elif self._listener is None:
+            self._listener = socket.create_server(("127.0.0.1", self.port), backlog=64)
+            self._listener.setblocking(False)
+            self._wires.loop.add_reader(self._listener, self._accept, self._listener)
+        if state in ("broken", "refused"):
+            self._reset()
+        if state == "held":
+            self._flowing.clear()
+        else:
+            self._flowing.set()
+
+    def _deafen(self) -> None:
+        if self._listener is not None:
+            self._wires.loop.remove_reader(self._listener)
+            self._listener.close()
+            self._listener = None
+
+    def _accept(self, listener: socket.socket) -> None:
+        with contextlib.suppress(BlockingIOError):
+            near, _ = listener.accept()
+            near.setblocking(False)
+            self._start(self._serve(near))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._wires.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _reset(self) -> None:
+        for one in list(self._sockets):
+            with contextlib.suppress(OSError):
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+                # Ends the pumps, which close the socket; closed here, its number could be reused
+                # under them.
+                one.shutdown(socket.SHUT_RD)
+        self._sockets.clear()
+
+    async def _serve(self, near: socket.socket) -> None:
+        loop = self._wires.loop
+        far = socket.socket()
+        far.setblocking(False)
+        try:
+            if self.state == "broken":
+                return
+            for one in (near, far):
+                one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await self._connect(far)
+            self._sockets |= {near, far}
+            up = _Pump(self, near, far, to_node_codec())
+            down = _Pump(self, far, near, to_router_codec() if self._answers else None)
+            pumps = [loop.create_task(up.run()), loop.create_task(down.run())]
+            try:
+                await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for pump in pumps:
+                    pump.cancel()
+                await asyncio.gather(*pumps, return_exceptions=True)
+        except ConnectionError:
+            near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        finally:
+            for one in (near, far):
+                self._sockets.discard(one)
+                one.close()
+
+    async def _connect(self, far: socket.socket) -> None:
+        try:
+            await self._wires.loop.sock_connect(far, ("127.0.0.1", self._upstream))
+            self._answered = True
+        except ConnectionRefusedError:
+            if self._answered and self.state == "open":  # it has ended by itself
+                self._become("refused")
+            raise
+
+    async def carry(
+        self, target: socket.socket, raw: bytes, frame: ToNode | ToRouter | None
+    ) -> bool:
+        """Show a frame and send its bytes on. False where the wire has lost them."""
+        after = self._watch(Passing(self.node, frame)) if frame is not None else None
+        await self._flowing.wait()
+        if target not in self._sockets:
+            return False
+        await self._wires.loop.sock_sendall(target, raw)
+        if after is not None:
+            after()
+        return True
+
+
+class _Pump:
+    """One direction of one connection."""
+
+    def __init__(
+        self, wire: Wire, source: socket.socket, target: socket.socket, codec: Codec[Any] | None
+    ) -> None:
+        self._wire = wire
+        self._source = source
+        self._target = target
+        self._codec = codec
+        self._splitter = Splitter()
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while data := await loop.sock_recv(self._source, READ_BYTES):
+            for raw, message in self._pieces(data):
+                if not await self._wire.carry(self._target, raw, self._decode(message)):
+                    return
+
+    def _pieces(self, data: bytes) -> Iterable[Piece]:
+        return [Piece(data)] if self._codec is None else self._splitter.feed(data)
+
+    def _decode(self, message: bytes | None) -> Any:
+        if self._codec is not None and message is not None:
+            with contextlib.suppress(WireError):
+                return self._codec.decode(message)
+        return None

@@ -1,0 +1,99 @@
+"""What passed on a cluster's wires: which node got which attempt of which request, and when.
+
+In: frames, as the wires show them. Out: placements by request, found by its prompt; and one armed
+fault: the first frame that fits it is held while its act is done.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from baton_protocol.ids import RequestId
+from baton_protocol.link import Hello, PrefillJob, RunJob
+from tests.support.wires.wire import Passing
+
+Role = Literal["prefill", "decode"]
+
+
+class Placed(NamedTuple):
+    at: float
+    attempt: int
+    role: Role  # the job's, not the node's: a prefill node may run whole requests
+    node: str
+
+
+@dataclass(frozen=True)
+class Trap:
+    """Springs at the first frame for which `fits` holds. Then `act` is called while the frame
+    waits, or, where `after` is set, when it has been forwarded."""
+
+    fits: Callable[[Passing], bool]
+    act: Callable[[], None]
+    after: bool = False
+
+
+class Witness:
+    """`saw` is called in the wires' thread; the rest from any."""
+
+    def __init__(self) -> None:
+        self._requests: dict[tuple[int, ...], RequestId] = {}
+        self._placed: dict[RequestId, list[Placed]] = {}
+        self._traps: list[Trap] = []
+        self._hellos: list[tuple[float, str]] = []
+
+    def set_trap(self, trap: Trap) -> None:
+        self._traps.append(trap)
+
+    def forget(self) -> None:
+        """Take traps away and forget what was seen."""
+        self._traps.clear()
+        self._requests.clear()
+        self._placed.clear()
+        self._hellos.clear()
+
+    def saw(self, passing: Passing) -> Callable[[], None] | None:
+        frame = passing.frame
+        if isinstance(frame, PrefillJob | RunJob):
+            self._note(passing.node, frame)
+        elif isinstance(frame, Hello):
+            self._hellos.append((time.monotonic(), passing.node))
+        for trap in list(self._traps):
+            if trap.fits(passing):
+                self._traps.remove(trap)
+                if trap.after:
+                    return trap.act
+                trap.act()
+        return None
+
+    def request(self, prompt: Sequence[int]) -> RequestId | None:
+        """The request with this prompt, once a node was sent it."""
+        return self._requests.get(tuple(prompt))
+
+    def placements(self, prompt: Sequence[int]) -> list[Placed]:
+        """All jobs of the request with this prompt, in the order in which they were sent."""
+        request = self.request(prompt)
+        return [] if request is None else list(self._placed[request])
+
+    def of(self, request: RequestId) -> list[Placed]:
+        return list(self._placed.get(request, ()))
+
+    def where(self, prompt: Sequence[int], role: Role) -> str:
+        """The node that was last sent this role's job of the request."""
+        nodes = [placed.node for placed in self.placements(prompt) if placed.role == role]
+        assert nodes, f"no {role} job of the request was seen: {self.placements(prompt)}"
+        return nodes[-1]
+
+    def linked_again(self, node: str, since: float) -> float | None:
+        """When the node's next hello passed."""
+        return next((at for at, name in self._hellos if name == node and at > since), None)
+
+    def _note(self, node: str, job: PrefillJob | RunJob) -> None:
+        request = job.request
+        role: Role = "prefill" if isinstance(job, PrefillJob) else "decode"
+        self._placed.setdefault(request.id, []).append(
+            Placed(time.monotonic(), request.attempt, role, node)
+        )
+        self._requests[request.prompt_ids] = request.id
