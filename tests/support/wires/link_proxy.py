@@ -174,6 +174,8 @@ class LinkProxy:
             task = self._loop.loop.create_task(self._serve(near))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+            # A task that is cancelled before its first step never reaches its own `finally`.
+            task.add_done_callback(lambda _: near.close())
 
     async def _serve(self, near: socket.socket) -> None:
         """One connection, until either end has closed it or it was reset."""
