@@ -12,6 +12,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from tests.support.engines.tiny_models import make_tiny_model
 from tests.support.needs import NEEDS
+from tests.support.pairwise import mark_the_rest_long
 
 SPREAD = ("tests/e2e/test_exactness.py",)
 # These share one Kubernetes with nodes, which fills this machine.
@@ -28,6 +29,11 @@ if not NEEDS["gpu"].present():
 def tiny_model() -> Callable[[str], Path]:
     """Name of a random tiny model -> its folder (see tests/support/tiny_models)."""
     return make_tiny_model
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m "not long" looks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    mark_the_rest_long(items)
 
 
 class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # it is untyped
