@@ -39,7 +39,6 @@ from tests.cluster.machine.client import Kubernetes
 from tests.cluster.machine.cluster import Cluster
 from tests.cluster.machine.control_plane import ControlPlane
 from tests.cluster.machine.disk import node_disk
-from tests.cluster.machine.packages import install_needed
 from tests.cluster.machine.programs import built_programs, say
 from tests.cluster.machine.sweep import free_slot
 from tests.cluster.operators import Pool, Window
@@ -48,6 +47,7 @@ from tests.support.kubernetes.operator import NAMESPACE, uninstall_operator
 from tests.support.kubernetes.specs import SIM_UP
 from tests.support.needs import needs
 from tests.support.pools.baton_up import Pool as CalmPool
+from tests.support.project.debian import install_needed
 
 # Of a whole test: the first ones boot what the others share.
 LONGEST_S = 900

@@ -26,9 +26,9 @@ from tests.cluster.machine.builds import (
     build_small,
     build_torch,
 )
-from tests.cluster.machine.packages import install_needed
 from tests.cluster.machine.programs import say
 from tests.support.needs import needs
+from tests.support.project.debian import install_needed
 from tests.support.project.entry_points import (
     KUBECONFIG,
     UNKNOWN_UID,

@@ -12,9 +12,9 @@ import platform
 import shlex
 from pathlib import Path
 
-from tests.cluster.machine.cache import made_once
-from tests.cluster.machine.packages import unpack_faketime
 from tests.support.needs import needs
+from tests.support.project.cache import made_once
+from tests.support.project.debian import unpack_faketime
 
 HOUR_S = 3600
 # libfaketime fails time.sleep(), which sleeps until a moment of the monotonic clock, where that

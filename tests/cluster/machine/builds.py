@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.cluster.machine.buildah import Buildah, Facts
-from tests.cluster.machine.cache import Progress, locked, made_once
 from tests.cluster.machine.oci import repack
+from tests.support.project.cache import Progress, locked, made_once
 from tests.support.project.dockerfiles import Stage, in_context, lineage, stages_of
 
 CHECKOUT = Path(__file__).parents[3]

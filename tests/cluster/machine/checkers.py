@@ -16,8 +16,8 @@ import venv
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.cluster.machine.cache import Progress, cache_folder, is_made, made_once
 from tests.cluster.machine.programs import module_digest, run_go
+from tests.support.project.cache import Progress, cache_folder, is_made, made_once
 
 SOURCE = Path(__file__).parents[1] / "checkers"
 _PACKAGES = SOURCE / "checkov.txt"

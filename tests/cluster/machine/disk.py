@@ -15,11 +15,11 @@ import tempfile
 from pathlib import Path
 
 from tests.cluster.machine.builds import SMALL, Build
-from tests.cluster.machine.cache import Progress, made_once
 from tests.cluster.machine.images import redis_image, write_pause_image
 from tests.cluster.machine.node import CONTAINERD_FOLDER, Node, Surroundings
 from tests.cluster.machine.processes import Processes
 from tests.cluster.machine.sweep import free_slot
+from tests.support.project.cache import Progress, made_once
 
 
 def node_disk(programs: Path, build: Build, progress: Progress) -> Path:

@@ -22,12 +22,12 @@ from pathlib import Path
 
 from tests.cluster.machine import layers
 from tests.cluster.machine.builds import OPERATOR, ROUTER, SIM, SMALL, build_small, image_name
-from tests.cluster.machine.cache import Progress, made_once
 from tests.cluster.machine.layers import SEARCH_PATH, Layer
 from tests.cluster.machine.node_files import PAUSE_IMAGE
 from tests.cluster.machine.oci import Image, write_image
-from tests.cluster.machine.packages import install_needed, unpack_redis
 from tests.cluster.machine.programs import say
+from tests.support.project.cache import Progress, made_once
+from tests.support.project.debian import install_needed, unpack_redis
 
 OPERATOR_IMAGE = image_name(OPERATOR)
 ROUTER_IMAGE = image_name(ROUTER)

@@ -11,9 +11,9 @@ from __future__ import annotations
 from tests.cluster.machine.builds import build_small
 from tests.cluster.machine.checkers import build_checkers
 from tests.cluster.machine.disk import node_disk
-from tests.cluster.machine.packages import install_needed
 from tests.cluster.machine.programs import build_programs, say
 from tests.support.needs import NEEDS
+from tests.support.project.debian import install_needed
 
 
 def main() -> None:

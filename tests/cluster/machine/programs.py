@@ -17,7 +17,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.cluster.machine.cache import Progress, cache_folder, is_made, made_once
+from tests.support.project.cache import Progress, cache_folder, is_made, made_once
 
 SOURCE = Path(__file__).parents[1] / "kube"
 NAMES = (

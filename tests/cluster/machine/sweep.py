@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.cluster.machine.addresses import SLOTS, Addresses
-from tests.cluster.machine.cache import cache_folder
 from tests.cluster.machine.cgroups import groups, members, remove_groups
 from tests.cluster.machine.network import Network
 from tests.cluster.machine.processes import kill_all, marked
+from tests.support.project.cache import cache_folder
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Linters of OpenAPI documents, from npm: Redocly's and Stoplight's Spectral.
 
-In: tests/router/lint, which pins every package of both by its digest and holds their rules. Out:
+In: tests/cluster/lint, which pins every package of both by its digest and holds their rules. Out:
 their programs in the user's cache, installed once, and what they say of a document.
 `npm install --package-lock-only --omit-lockfile-registry-resolved` writes the lock anew; `funding`,
 which holds addresses, is left out.
@@ -17,10 +17,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.cluster.machine.cache import made_once
 from tests.support.needs import NEEDS
+from tests.support.project.cache import made_once
 
-CONFIG = Path(__file__).resolve().parents[2] / "router" / "lint"
+CONFIG = Path(__file__).resolve().parents[2] / "cluster" / "lint"
 PINNED = ("package.json", "package-lock.json")
 # No call home, and no word about newer versions.
 QUIET = {"REDOCLY_TELEMETRY": "off", "REDOCLY_SUPPRESS_UPDATE_NOTICE": "true", "NO_COLOR": "1"}

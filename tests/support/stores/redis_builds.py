@@ -13,9 +13,9 @@ import shlex
 from pathlib import Path
 
 from baton_kvstore.binary import find_redis_server
-from tests.cluster.machine.cache import made_once
-from tests.cluster.machine.packages import unpack_redis
 from tests.support.needs import needs
+from tests.support.project.cache import made_once
+from tests.support.project.debian import unpack_redis
 
 BUILDS = ("bundled", "debian")
 WRAPPER = "redis-server"

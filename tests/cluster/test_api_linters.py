@@ -7,9 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from baton_router.openapi import document
+from baton_router.service import Router
+from baton_router.settings import RouterSettings
 from tests.support.needs import needs
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.project.api_linters import LINTERS, complaints
@@ -23,12 +26,17 @@ def npm() -> None:
 
 
 @pytest.fixture
-async def served(running: Any, decode: FakeNode, tmp_path: Path) -> Path:
+async def served(tmp_path: Path) -> Path:
     """The document of a running router, as a file."""
-    async with running(decode) as client:
-        text = await client.text("/openapi.json")
     file = tmp_path / "openapi.json"
-    file.write_text(text)
+    async with (
+        FakeNode("decode-0", "decode") as node,
+        Router(RouterSettings(port=0, nodes=(node.address,))) as router,
+        aiohttp.ClientSession() as session,
+        session.get(f"http://127.0.0.1:{router.port}/openapi.json") as response,
+    ):
+        assert response.status == 200
+        file.write_text(await response.text())
     return file
 
 

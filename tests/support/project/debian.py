@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from tests.cluster.machine.cache import Progress
+from tests.support.project.cache import Progress
 
 # A file that proves it is there, and the package that brings it.
 NEEDED = {
