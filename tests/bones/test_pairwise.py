@@ -6,7 +6,7 @@ from itertools import combinations, product
 
 import pytest
 
-from tests.support.pairwise import covering
+from tests.support.pairwise import covering, mark_the_rest_long
 
 AXES = [(2, 2), (3, 4), (2, 3, 5), (4, 4, 4, 4), (2,) * 8]
 
@@ -24,3 +24,26 @@ def test_every_two_values_meet_in_a_chosen_case(sizes: tuple[int, ...]) -> None:
 
 def test_all_cases_of_a_single_parameter_are_chosen() -> None:
     assert covering([{"a": 0}, {"a": 1}, {"a": 2}]) == {0, 1, 2}
+
+
+@pytest.fixture(params=[True, False])
+def flag(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+@pytest.mark.pairwise
+@pytest.mark.parametrize("letter", ["a", "b", "c"])
+@pytest.mark.parametrize(("number", "same"), [(1, 1), (2, 2), (3, 3)])
+def test_of_a_product(letter: str, number: int, same: int, flag: bool) -> None:
+    assert number == same
+
+
+def test_of_a_marked_test_the_cases_that_add_no_pair_are_long(
+    request: pytest.FixtureRequest,
+) -> None:
+    module = request.node.getparent(pytest.Module)
+    assert module is not None
+    product_of_18 = [item for item in module.collect() if "test_of_a_product[" in item.nodeid]
+    mark_the_rest_long([item for item in product_of_18 if isinstance(item, pytest.Item)])
+    short = [item for item in product_of_18 if not item.get_closest_marker("long")]
+    assert (len(product_of_18), len(short)) == (18, 9)

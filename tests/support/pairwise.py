@@ -13,7 +13,7 @@ from itertools import combinations
 
 import pytest
 
-Case = Mapping[str, int]  # parameter -> which of its values
+Case = Mapping[str, int]  # parameter -> a number for its value
 Pair = tuple[tuple[str, int], tuple[str, int]]
 
 
@@ -23,7 +23,10 @@ def mark_the_rest_long(items: Sequence[pytest.Item]) -> None:
         if isinstance(item, pytest.Function) and item.get_closest_marker("pairwise"):
             groups[item.nodeid.partition("[")[0]].append(item)
     for group in groups.values():
-        chosen = covering([item.callspec.indices for item in group])
+        # By identity: all cases hold the values of the same lists. pytest's `indices` of a
+        # parameter that is no fixture's is the case's number.
+        params = [item.callspec.params for item in group]
+        chosen = covering([{name: id(value) for name, value in each.items()} for each in params])
         for number, item in enumerate(group):
             if number not in chosen:
                 item.add_marker(pytest.mark.long)
