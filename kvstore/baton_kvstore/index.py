@@ -46,11 +46,20 @@ return 0
 
 class Index(ClosesItself):
     """Markers and inboxes of one pool. Safe for concurrent calls in its event loop. Each call
-    settles within `timeout_s` (and what it blocks by intent), however many there are at once."""
+    settles within `timeout_s` (and what it blocks by intent), however many there are at once. An
+    inbox that nobody reads is trimmed to about `inbox_entries`."""
 
-    def __init__(self, url: str, pool: str, *, timeout_s: float = OPERATION_TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        url: str,
+        pool: str,
+        *,
+        timeout_s: float = OPERATION_TIMEOUT_S,
+        inbox_entries: int = INBOX_MAX_ENTRIES,
+    ) -> None:
         endpoint = parse_endpoint(url)
         self._pool = pool
+        self._inbox_entries = inbox_entries
         self._client = AsyncClient(endpoint, timeout_s=timeout_s)
         # Blocking reads keep a connection of their own: they must not use up the others.
         self._reader = AsyncClient(endpoint, timeout_s=timeout_s, max_connections=2)
@@ -145,7 +154,7 @@ class Index(ClosesItself):
 
     async def announce(self, node: NodeId, epoch: Epoch, entries: Sequence[InboxEntry]) -> None:
         """Append to a decode node's inbox, in order, in one round trip. An inbox nobody reads is
-        bounded by INBOX_MAX_ENTRIES and dies after INBOX_TTL_S."""
+        bounded by `inbox_entries` and dies after INBOX_TTL_S."""
         if not entries:
             return
         key = inbox_key(self._pool, node, epoch)
@@ -155,7 +164,7 @@ class Index(ClosesItself):
             pipeline.xadd(
                 key,
                 {FIELD: self._entries.encode(entry)},
-                maxlen=INBOX_MAX_ENTRIES,
+                maxlen=self._inbox_entries,
                 approximate=True,
             )
         pipeline.expire(key, INBOX_TTL_S)

@@ -18,6 +18,7 @@ from baton_engine.api import EngineInfo, Row, Runner, Sample
 from baton_engine.core import EngineCore
 from baton_engine.errors import EngineError
 from baton_engine.sim import SimSettings, build_sim
+from baton_engine.torch_settings import TorchSettings
 from baton_kvstore.data import DataPlane
 from baton_kvstore.endpoint import parse_endpoint
 from baton_kvstore.errors import StoreError
@@ -51,32 +52,8 @@ def build_engine(settings: NodeSettings) -> EngineCore:
             return build_sim(_sim_settings(settings))
         # The only import of torch in a node, in the only process that needs it.
         from baton_engine.torch_engine import build_torch
-        from baton_engine.torch_settings import TorchSettings
 
-        return build_torch(
-            TorchSettings(
-                model=Path(settings.model),
-                name=settings.name(),
-                dtype=settings.dtype,
-                device=settings.device,
-                gpu_memory_utilization=settings.gpu_memory_utilization,
-                kv_memory=settings.kv_memory if settings.kv_blocks is None else None,
-                kv_blocks=settings.kv_blocks,
-                host_kv_memory=settings.host_kv_memory,
-                chunk_blocks=settings.chunk_blocks,
-                kv_shards=settings.kv_shards,
-                block_size=settings.block_size,
-                max_batched_tokens=settings.max_batched_tokens,
-                max_num_seqs=settings.max_num_seqs,
-                max_model_len=settings.max_model_len,
-                threads=settings.threads,
-                kernels=settings.kernels,
-                enforce_eager=settings.enforce_eager,
-                overlap=settings.overlap,
-                overcommit=settings.overcommit,
-                verify_weights=settings.verify_weights,
-            )
-        )
+        return build_torch(torch_settings(settings))
     except (EngineError, ArtifactError) as error:
         raise SetupError(str(error)) from error
     except ImportError as error:
@@ -85,6 +62,32 @@ def build_engine(settings: NodeSettings) -> EngineCore:
         ) from error
     except MemoryError as error:
         raise SetupError("not enough memory for the engine: use a smaller --kv-memory") from error
+
+
+def torch_settings(settings: NodeSettings) -> TorchSettings:
+    """What the torch engine is told of a node's settings."""
+    return TorchSettings(
+        model=Path(settings.model),
+        name=settings.name(),
+        dtype=settings.dtype,
+        device=settings.device,
+        gpu_memory_utilization=settings.gpu_memory_utilization,
+        kv_memory=settings.kv_memory if settings.kv_blocks is None else None,
+        kv_blocks=settings.kv_blocks,
+        host_kv_memory=settings.host_kv_memory,
+        chunk_blocks=settings.chunk_blocks,
+        kv_shards=settings.kv_shards,
+        block_size=settings.block_size,
+        max_batched_tokens=settings.max_batched_tokens,
+        max_num_seqs=settings.max_num_seqs,
+        max_model_len=settings.max_model_len,
+        threads=settings.threads,
+        kernels=settings.kernels,
+        enforce_eager=settings.enforce_eager,
+        overlap=settings.overlap,
+        overcommit=settings.overcommit,
+        verify_weights=settings.verify_weights,
+    )
 
 
 def _sim_settings(settings: NodeSettings) -> SimSettings:
@@ -166,22 +169,28 @@ def _run(runner: Runner, tokens: list[int], start: int, blocks: list[BlockId]) -
 
 
 def measure_transfers(
-    plane: DataPlane, urls: Sequence[str], fingerprint: Fingerprint, layout: KVLayout
+    plane: DataPlane,
+    urls: Sequence[str],
+    fingerprint: Fingerprint,
+    layout: KVLayout,
+    budget_s: float = TRANSFER_BUDGET_S,
 ) -> tuple[float, float, float]:
     """Bytes/s of a put and of a get of one chunk, the best of a few with each data server, and a
     get's latency in ms, the worst server's. The chunks are deleted again. 0.0 for what did not
-    work: a store that is down is no reason not to start."""
+    work: a store that is down is no reason not to start. Its connections, and each transfer, are
+    waited for `budget_s` at most."""
     put_rate = get_rate = 0.0
-    plane.wait_connected(TRANSFER_BUDGET_S)
+    plane.wait_connected(budget_s)
     reached = [number for number, run_id in enumerate(plane.run_ids) if run_id]
     for number in reached:
         chunk = _chunk_of(plane, number)
         if chunk is None:
             continue
-        put, get = _move(plane, chunk, layout, TRANSFER_BUDGET_S / 4 / len(reached))
+        put, get = _move(plane, chunk, layout, budget_s, len(reached))
         put_rate, get_rate = max(put_rate, put), max(get_rate, get)
         shards = range(layout.kv_shards)
-        _delete(urls[number], [chunk_key(fingerprint, chunk, shard) for shard in shards])
+        keys = [chunk_key(fingerprint, chunk, shard) for shard in shards]
+        _delete(urls[number], keys, budget_s)
     latencies = [each.get_latency_ms for each in plane.instances()]
     return put_rate, get_rate, max(latencies, default=0.0)
 
@@ -196,8 +205,9 @@ def _chunk_of(plane: DataPlane, number: int) -> BlockHash | None:
 
 
 def _move(
-    plane: DataPlane, chunk: BlockHash, layout: KVLayout, budget_s: float
+    plane: DataPlane, chunk: BlockHash, layout: KVLayout, budget_s: float, servers: int
 ) -> tuple[float, float]:
+    """No further transfer is begun after this server's share of a quarter of the budget."""
     puts: SimpleQueue[PutResult] = SimpleQueue()
     gets: SimpleQueue[GetResult] = SimpleQueue()
     put_rate = get_rate = 0.0
@@ -207,14 +217,14 @@ def _move(
             plane.submit_put(
                 chunk, layout.chunk_tokens, DEEP, _nothing, _copied, puts.put, Priority.HANDOFF
             )
-            put = puts.get(timeout=TRANSFER_BUDGET_S)
+            put = puts.get(timeout=budget_s)
             if put.marker is None:
                 break
             plane.submit_get(chunk, put.marker, DEEP, _nothing, gets.put, Priority.HANDOFF)
-            got = gets.get(timeout=TRANSFER_BUDGET_S)
+            got = gets.get(timeout=budget_s)
             put_rate = max(put_rate, put.bytes / max(1e-6, put.seconds))
             get_rate = max(get_rate, got.bytes / max(1e-6, got.seconds))
-            if time.monotonic() - began > budget_s:
+            if time.monotonic() - began > budget_s / 4 / servers:
                 break
     except Empty:
         pass
@@ -229,9 +239,9 @@ def _copied() -> None:
     """No block is held."""
 
 
-def _delete(url: str, keys: Sequence[bytes]) -> None:
+def _delete(url: str, keys: Sequence[bytes], budget_s: float) -> None:
     connection = RespConnection(parse_endpoint(url))
-    deadline = time.monotonic() + TRANSFER_BUDGET_S
+    deadline = time.monotonic() + budget_s
     try:
         connection.open(deadline)
         connection.command(deadline, b"DEL", *keys)

@@ -17,10 +17,11 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from baton_engine.api import KVMemory
 from baton_kvstore.data import DataPlane
+from baton_kvstore.index import Index
 from baton_kvstore.operations import GetResult, PutResult
 from baton_node.indexing import Indexing, StoreAddress, Stored
 from baton_node.jobs import PADDING
@@ -35,7 +36,12 @@ logger = logging.getLogger(__name__)
 class StoreConnector:
     """Make it, start() it, close() it in the step loop's thread."""
 
-    def __init__(self, address: StoreAddress, memory: KVMemory) -> None:
+    def __init__(
+        self,
+        address: StoreAddress,
+        memory: KVMemory,
+        connect: Callable[[str, str], Index] = Index,
+    ) -> None:
         self._memory = memory
         self._layout: KVLayout = memory.layout
         self._events: deque[ConnectorEvent] = deque()
@@ -48,7 +54,7 @@ class StoreConnector:
             write_behind_bandwidth=address.write_behind_bandwidth,
             settings=address.settings,
         )
-        self._index = Indexing(address, self._emit, self._runs)
+        self._index = Indexing(address, self._emit, self._runs, connect)
         self._closed = False
 
     @property

@@ -16,32 +16,47 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from baton_node.frames import Drain, ToEngine, Undrain
 from baton_protocol.link import DrainNode
 from baton_protocol.store import NodeState
 
 logger = logging.getLogger(__name__)
-# Past the deadline the chunks of what runs are waited for so long: a store that is away must not
-# keep a node from ending.
-SAVE_S = 2.0
 ENDS = "the node was told to end"
+
+
+@dataclass(frozen=True, slots=True)
+class EndWaits:
+    """How long a node that drains waits, at most, past the deadline of its requests."""
+
+    # For the store to have the chunks of what runs: a store that is away must not keep a node from
+    # ending.
+    save_s: float = 2.0
+    # For routers to move their requests. They do it as soon as they hear that the node is leaving:
+    # in some 10 ms, or 1 s later where a router reads one body of 16 MB. Requests that no other
+    # node can take run on here meanwhile.
+    move_s: float = 2.0
+    # For the puts that are still on their way into the store, once nothing runs here.
+    publish_s: float = 2.0
 
 
 class Draining:
     """`tell` gives a frame to the engine, `changed` is called when there is news for routers.
-    `limit_s` is how long requests may stay where nobody says it."""
+    `limit_s` is how long requests may stay where nobody says it, `save_s` that of EndWaits."""
 
     def __init__(
         self,
         tell: Callable[[ToEngine], None],
         changed: Callable[[], None],
         limit_s: float,
+        save_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._tell = tell
         self._changed = changed
         self._limit_s = limit_s
+        self._save_s = save_s
         self._clock = clock
         self._words: DrainNode | None = None
         self._until = 0.0
@@ -103,7 +118,7 @@ class Draining:
     def _deadline(self) -> None:
         self._due = True
         self._tell(Drain())
-        self._timer = asyncio.get_running_loop().call_later(SAVE_S, self._leave)
+        self._timer = asyncio.get_running_loop().call_later(self._save_s, self._leave)
 
     def _leave(self) -> None:
         self._cancel()

@@ -63,15 +63,18 @@ class Stored:
 
 class Indexing:
     """`runs` gives per data server its run id, "" where it is not known yet, None where it is
-    away. Public methods may be called from any thread."""
+    away. `connect` makes an index from its URL and the pool's name. Public methods may be called
+    from any thread."""
 
     def __init__(
         self,
         address: StoreAddress,
         emit: Callable[[ConnectorEvent], None],
         runs: Callable[[], Sequence[str | None]],
+        connect: Callable[[str, str], Index] = Index,
     ) -> None:
         self._address = address
+        self._connect = connect
         self._emit = emit
         self._runs = runs
         self._control = ControlThread("kv-control")
@@ -122,7 +125,7 @@ class Indexing:
     # --- the control thread -----------------------------------------------------------------------
 
     def _open(self) -> None:
-        self._index = Index(self._address.index_url, self._address.pool)
+        self._index = self._connect(self._address.index_url, self._address.pool)
         self._control.begin(self._watch.run())
         self._control.begin(self._read_inbox())
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import msgspec
 
-from baton_node.draining import Draining
+from baton_node.draining import Draining, EndWaits
 from baton_node.engine_process import EngineProcess
 from baton_node.frames import Drained, Saved, Step, ToEngine, ToServer
 from baton_node.identity import Identity
@@ -45,10 +45,6 @@ from baton_text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 DRAIN_POLL_S = 0.02
-DRAIN_PUBLISHING_S = 2.0
-# A router moves its requests as soon as it hears that the node is leaving: in some 10 ms, or 1 s
-# later where it reads one body of 16 MB. Those that no other node can take run on here meanwhile.
-MOVING_S = 2.0
 # Jobs for an engine in a long step wait in this process: a link is read whatever the engine does,
 # or its router would miss the answers to its pings.
 MAX_UNREAD_BYTES = 64 << 20
@@ -83,6 +79,7 @@ class Service:
         role: NodeRole,
         metrics: NodeMetrics,
         spans: NodeSpans | None = None,
+        waits: EndWaits | None = None,
     ) -> None:
         self._identity = identity
         self._engine = engine
@@ -95,7 +92,9 @@ class Service:
         self._chunks: set[BlockHash] = set(identity.ready.chunks)
         self._events = 0  # frames of cache events so far
         self._drained = asyncio.Event()
-        self._draining = Draining(engine.send, self._say_load, identity.settings.drain_s)
+        self._waits = waits or EndWaits()
+        limit_s, save_s = identity.settings.drain_s, self._waits.save_s
+        self._draining = Draining(engine.send, self._say_load, limit_s, save_s)
         ready = identity.ready
         self._figures = Load(identity.epoch, "ready", ready.speeds, ready.load, ready.store)
 
@@ -235,13 +234,13 @@ class Service:
         while self.requests and not self._draining.leaving:
             await asyncio.sleep(DRAIN_POLL_S)
         with suppress(TimeoutError):
-            async with asyncio.timeout(MOVING_S):
+            async with asyncio.timeout(self._waits.move_s):
                 while self.requests:
                     await asyncio.sleep(DRAIN_POLL_S)
         self._draining.close()
         self._table.hand_back(HANDED_BACK)
         try:
-            async with asyncio.timeout(DRAIN_PUBLISHING_S):
+            async with asyncio.timeout(self._waits.publish_s):
                 await self._drained.wait()
         except TimeoutError:
             logger.warning("chunks were still on their way into the store")

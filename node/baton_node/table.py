@@ -17,6 +17,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from baton_node.frames import FinishChoice, Step, ToEngine
 from baton_node.links import Link
@@ -39,11 +40,6 @@ from baton_text.logprobs import named
 from baton_text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
-HISTORY_BYTES = 64 << 20  # of all requests that run, shared evenly
-MAX_REQUEST_BYTES = 8 << 20
-ENDED_BYTES = 64 << 20  # of all that have ended; the oldest are forgotten first
-MAX_ENDED = 4096
-MAX_ABORTED = 4096
 
 HISTORY_LOST = ErrorRecord(
     message="this node has not kept all that the router missed",
@@ -51,6 +47,17 @@ HISTORY_LOST = ErrorRecord(
     status=503,
     retryable=True,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How much a table keeps for routers that come back; the oldest is forgotten first."""
+
+    history_bytes: int = 64 << 20  # of all requests that run, shared evenly
+    request_bytes: int = 8 << 20  # of one of them
+    ended: int = 4096  # requests that have ended
+    ended_bytes: int = 64 << 20  # of all of them
+    aborted: int = 4096  # aborts whose job may still come
 
 
 class Table:
@@ -64,6 +71,7 @@ class Table:
         grace_s: float,
         clock: Callable[[], float] = time.monotonic,
         spans: NodeSpans | None = None,
+        bounds: Bounds | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._send = send
@@ -71,6 +79,7 @@ class Table:
         self._grace_s = grace_s
         self._clock = clock
         self._spans = spans
+        self._bounds = bounds or Bounds()
         self._live: dict[RequestId, Live] = {}
         self._ended: OrderedDict[RequestId, Live] = OrderedDict()  # the oldest first
         self._ended_bytes = 0
@@ -145,7 +154,7 @@ class Table:
             return
         key = (router, word.request)
         self._aborted[key] = max(word.attempt, self._aborted.pop(key, -1))
-        if len(self._aborted) > MAX_ABORTED:
+        if len(self._aborted) > self._bounds.aborted:
             self._aborted.popitem(last=False)
         if (live := self._get(word.request, word.attempt)) is not None:
             self._give_up(live)
@@ -159,7 +168,8 @@ class Table:
                 live.stats = prompted.stats
                 live.prompt_logprobs = named(self._tokenizer, prompted.logprobs)
                 self._metrics.prompted(prompted.stats)
-        share = min(MAX_REQUEST_BYTES, HISTORY_BYTES // max(1, len(self._live)))
+        bounds = self._bounds
+        share = min(bounds.request_bytes, bounds.history_bytes // max(1, len(self._live)))
         frames: dict[Link, list[Delta]] = {}
         for token in step.tokens:
             live = self._get(token.request, token.attempt)
@@ -278,9 +288,10 @@ class Table:
         self._forget_ended(now)
 
     def _forget_ended(self, now: float) -> None:
+        bounds = self._bounds
         while self._ended:
             oldest = next(iter(self._ended.values()))
-            many = len(self._ended) > MAX_ENDED or self._ended_bytes > ENDED_BYTES
+            many = len(self._ended) > bounds.ended or self._ended_bytes > bounds.ended_bytes
             if not many and oldest.until > now:
                 return
             self._forget(oldest.id)

@@ -11,6 +11,7 @@ from baton_kvstore.data import Tuning
 from baton_kvstore.embedded import EmbeddedStore
 from baton_protocol.store import Priority
 from tests.kvstore.conftest import MakeTransfers
+from tests.support.clock import Clock
 from tests.support.stores.kvstore import (
     LAYOUT,
     Transfers,
@@ -23,13 +24,6 @@ from tests.support.stores.kvstore import (
 
 MIB = 1 << 20
 QUICK = Tuning(deadline_base_s=0.5, connect_timeout_s=0.5, idle_check_s=0.02)
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def asked(
@@ -49,7 +43,7 @@ def test_a_rate_holds_on_average_for_chunks_of_any_size(size: int) -> None:
     bucket = TokenBucket(clock)
     moved = 0
     for _ in range(10_000):
-        clock.now += 0.01
+        clock.advance(0.01)
         while bucket.take(size, 10.0 * MIB):
             moved += size
     assert 100 * 10.0 * MIB - size <= moved <= 100 * 10.0 * MIB + size
@@ -58,14 +52,14 @@ def test_a_rate_holds_on_average_for_chunks_of_any_size(size: int) -> None:
 def test_an_idle_time_saves_up_a_second_and_no_more() -> None:
     clock = Clock()
     bucket = TokenBucket(clock)
-    clock.now += 1000.0
+    clock.advance(1000.0)
     assert sum(bucket.take(MIB, 10.0 * MIB) for _ in range(100)) == 10
 
 
 def test_a_rate_of_nothing_lets_nothing_through() -> None:
     clock = Clock()
     bucket = TokenBucket(clock)
-    clock.now += 1000.0
+    clock.advance(1000.0)
     assert not bucket.take(1, 0.0)
 
 
@@ -74,7 +68,7 @@ def test_without_a_rate_it_is_a_tenth_of_what_puts_reach() -> None:
     behind = WriteBehind(None, clock)
     moved = 0
     for _ in range(1000):
-        clock.now += 0.1
+        clock.advance(0.1)
         moved += MIB * asked(behind, put_bytes_per_s=50.0 * MIB)
     assert moved == pytest.approx(100.0 * SHARE * 50.0 * MIB, rel=0.01)
 
@@ -84,7 +78,7 @@ def test_until_a_put_has_measured_the_link_it_is_taken_for_a_slow_one() -> None:
     behind = WriteBehind(None, clock)
     moved = 0
     for _ in range(1000):
-        clock.now += 0.1
+        clock.advance(0.1)
         moved += MIB * asked(behind)
     assert moved == pytest.approx(100.0 * SHARE * UNMEASURED_BYTES_PER_S, rel=0.02)
 
@@ -92,7 +86,7 @@ def test_until_a_put_has_measured_the_link_it_is_taken_for_a_slow_one() -> None:
 def test_a_given_rate_needs_no_measurement_and_zero_is_off() -> None:
     clock = Clock()
     given, off = WriteBehind(MIB, clock), WriteBehind(0, clock)
-    clock.now += 1.0
+    clock.advance(1.0)
     assert asked(given)
     assert not asked(off, put_bytes_per_s=1e9)
 
@@ -103,7 +97,7 @@ def test_nothing_goes_while_others_wait_or_the_fullest_server_is_over_half_full(
 ) -> None:
     clock = Clock()
     behind = WriteBehind(MIB, clock)
-    clock.now += 1.0
+    clock.advance(1.0)
     assert not asked(behind, fullest=fullest, others=others)
     assert asked(behind, fullest=0.5)
 

@@ -21,6 +21,7 @@ from baton_kvstore.resp import RespConnection
 from baton_kvstore.staging import StagingPool
 from baton_protocol.store import DataInstance
 from tests.kvstore.conftest import MakeTransfers
+from tests.support.clock import Clock
 from tests.support.stores.kvstore import (
     FINGERPRINT,
     chunk_name,
@@ -34,13 +35,6 @@ ONE = chunk_name(1)
 QUICK = Tuning(deadline_base_s=0.5, connect_timeout_s=0.5, idle_check_s=0.02)
 MIB = 1 << 20
 MakeServers = Callable[..., EmbeddedServers]
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def test_nothing_is_known_of_a_server_that_was_never_met(make_transfers: MakeTransfers) -> None:
@@ -139,12 +133,12 @@ def test_a_server_that_has_work_is_looked_at_less_often_and_nobody_spins_meanwhi
     first = chores.next(link, idle=False)
     assert first is not None
     first(link)
-    clock.now += 0.25
+    clock.advance(0.25)
     assert chores.next(link, idle=True) == first
     assert chores.pause_s(link, idle=True) == 0.0
     assert chores.next(link, idle=False) is None
     assert chores.pause_s(link, idle=False) == BUSY_CHECK_S - 0.25
-    clock.now += 0.75
+    clock.advance(0.75)
     assert chores.next(link, idle=False) == first
     link.close()
 

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from baton_kvstore.circuit import Circuit
 from baton_kvstore.rate import Average, RateMeter
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.support.clock import Clock
 
 
 def test_a_closed_circuit_wants_no_probe() -> None:
@@ -27,7 +21,7 @@ def test_after_a_failure_one_thread_probes_when_the_pause_is_over() -> None:
     assert circuit.reason == "gone"
     assert circuit.wait_s() == 0.5
     assert not circuit.claim_probe()
-    clock.now += 0.5
+    clock.advance(0.5)
     assert circuit.wait_s() == 0.0
     assert circuit.claim_probe()
     assert not circuit.claim_probe()
@@ -45,7 +39,7 @@ def test_the_pause_doubles_up_to_its_limit_and_starts_anew_after_success() -> No
         pause = circuit.wait_s()
         assert pause is not None
         pauses.append(pause)
-        clock.now += pause
+        clock.advance(pause)
     assert pauses == [0.5, 1.0, 2.0, 2.0, 2.0]
     circuit.succeed()
     circuit.fail("again", clock.now)
@@ -55,7 +49,7 @@ def test_the_pause_doubles_up_to_its_limit_and_starts_anew_after_success() -> No
 def test_a_failure_that_began_before_a_success_opens_nothing() -> None:
     clock = Clock()
     circuit = Circuit(0.5, 2.0, clock)
-    clock.now += 1.0
+    clock.advance(1.0)
     circuit.succeed()
     assert not circuit.fail("late", clock.now - 0.5)
     assert circuit.reason == ""
@@ -71,13 +65,13 @@ def test_a_circuit_on_trial_pauses_longer_each_time_until_an_operation_has_worke
         circuit.fail("full", clock.now)
         assert not circuit.on_trial
         pauses.append(circuit.wait_s())
-        clock.now += 10.0
+        clock.advance(10.0)
         circuit.succeed(trial=True)
         assert (circuit.reason, circuit.on_trial) == ("", True)
         if turn == 3:
             assert circuit.prove()
             assert not circuit.prove()
-        clock.now += 1.0
+        clock.advance(1.0)
     assert pauses == [0.5, 1.0, 2.0, 4.0, 0.5]
 
 
@@ -94,12 +88,12 @@ def test_a_rate_is_bytes_over_the_time_something_ran() -> None:
     meter = RateMeter(clock)
     assert meter.bytes_per_s == 0.0
     meter.begin()
-    clock.now += 2.0
+    clock.advance(2.0)
     meter.end(1000)
     assert meter.bytes_per_s == 500.0
-    clock.now += 1000.0  # idle
+    clock.advance(1000.0)  # idle
     meter.begin()
-    clock.now += 2.0
+    clock.advance(2.0)
     meter.end(1000)
     assert meter.bytes_per_s == 500.0
 
@@ -109,7 +103,7 @@ def test_parallel_transfers_count_together() -> None:
     meter = RateMeter(clock)
     meter.begin()
     meter.begin()
-    clock.now += 1.0
+    clock.advance(1.0)
     meter.end(1000)
     meter.end(0)
     assert meter.bytes_per_s == 1000.0
@@ -120,7 +114,7 @@ def test_a_new_rate_moves_the_average_and_a_failure_does_not() -> None:
     meter = RateMeter(clock)
     for size in (1000, 2000, 0):
         meter.begin()
-        clock.now += 1.0
+        clock.advance(1.0)
         meter.end(size)
     assert meter.bytes_per_s == 1250.0
 
@@ -131,7 +125,7 @@ def test_a_link_that_is_never_idle_is_measured_too() -> None:
     meter.begin()
     for _ in range(3):
         meter.begin()
-        clock.now += 1.0
+        clock.advance(1.0)
         meter.end(700)
     assert meter.bytes_per_s == 700.0
 
@@ -142,9 +136,9 @@ def test_what_two_meters_count_their_total_counts_together() -> None:
     one, other = RateMeter(clock, total), RateMeter(clock, total)
     one.begin()
     other.begin()
-    clock.now += 1.0
+    clock.advance(1.0)
     one.end(1000)
-    clock.now += 1.0
+    clock.advance(1.0)
     other.end(3000)
     assert (one.bytes_per_s, other.bytes_per_s) == (1000.0, 1500.0)
     # It was folded in when the first one ended, after 1 s, and then when the second did.

@@ -10,10 +10,9 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from baton_kvstore import index as index_module
 from baton_kvstore.embedded import EmbeddedStore
 from baton_kvstore.errors import ServerRefused, StoreMisconfigured, StoreUnavailable
-from baton_kvstore.index import INBOX_BATCH, Index
+from baton_kvstore.index import INBOX_BATCH, INBOX_TTL_S, Index
 from baton_kvstore.keys import inbox_key, marker_key
 from baton_kvstore.registry import Registry
 from baton_protocol.ids import Epoch, Fingerprint, NodeId, RequestId
@@ -180,7 +179,7 @@ async def test_what_a_reader_has_confirmed_is_removed_and_nothing_else(
         _, entries = await index.read_inbox(NODE, EPOCH, ids, 10)
         assert entries == [entry(20)]
         assert client.xlen(key) == 1
-        assert 0 < client.ttl(key) <= index_module.INBOX_TTL_S
+        assert 0 < client.ttl(key) <= INBOX_TTL_S
 
 
 async def test_a_reader_hears_of_what_comes_after_the_servers_clock_was_set_back(
@@ -197,15 +196,14 @@ async def test_a_reader_hears_of_what_comes_after_the_servers_clock_was_set_back
     assert (await index.read_inbox(NODE, EPOCH, ids, 10))[1] == [entry(2)]
 
 
-async def test_an_inbox_nobody_reads_is_bounded_and_dies(
-    index: Index, single: EmbeddedStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(index_module, "INBOX_MAX_ENTRIES", 100)
-    await index.announce(NODE, EPOCH, [entry(number) for number in range(2000)])
-    with plain_client(single.index_url) as client:
-        assert client.xlen(inbox_key("pool", NODE, EPOCH)) < 400  # trimmed a stream node at a time
-        assert client.ttl(inbox_key("pool", NODE, EPOCH)) > 0
-    await index.drop_inbox(NODE, EPOCH)
+async def test_an_inbox_nobody_reads_is_bounded_and_dies(single: EmbeddedStore) -> None:
+    async with Index(single.index_url, "pool", inbox_entries=100) as index:
+        await index.announce(NODE, EPOCH, [entry(number) for number in range(2000)])
+        with plain_client(single.index_url) as client:
+            # Trimmed a stream node at a time.
+            assert client.xlen(inbox_key("pool", NODE, EPOCH)) < 400
+            assert client.ttl(inbox_key("pool", NODE, EPOCH)) > 0
+        await index.drop_inbox(NODE, EPOCH)
     with plain_client(single.index_url) as client:
         assert client.dbsize() == 0
 

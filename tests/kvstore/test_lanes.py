@@ -9,18 +9,12 @@ import pytest
 from baton_kvstore.lanes import Lanes
 from baton_kvstore.operations import Format, Get, Put
 from baton_protocol.store import Marker, Priority
+from tests.support.clock import Clock
 from tests.support.stores.kvstore import EPOCH, FINGERPRINT, LAYOUT, PATIENCE_S, chunk_name
 
 FORMAT = Format(LAYOUT, FINGERPRINT, EPOCH, 3600.0)
 MARKER = Marker(instance=0, run_id="r", payload_bytes=LAYOUT.chunk_bytes, shards=1, depth=0)
 HANDOFF, PREFIX, BEHIND = Priority.HANDOFF, Priority.PREFIX, Priority.BEHIND
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def nothing(*_: object) -> None:
@@ -88,7 +82,7 @@ def test_write_behind_waits_while_the_other_thread_has_work_of_any_kind() -> Non
 def test_what_waited_too_long_is_given_out_first_whatever_else_there_is() -> None:
     clock = Clock()
     lanes = filled(Lanes(2, 30.0, clock), BEHIND, PREFIX)
-    clock.now += 31.0
+    clock.advance(31.0)
     filled(lanes, HANDOFF, HANDOFF)
     assert [taken(lanes) for _ in range(4)] == [PREFIX, BEHIND, HANDOFF, HANDOFF]
 

@@ -10,10 +10,10 @@ import pytest
 from baton_engine.torch_settings import TorchSettings
 from baton_kvstore.data import DataPlane
 from baton_kvstore.embedded import EmbeddedStore
-from baton_node.build import build_engine, measure_compute, measure_transfers
+from baton_node.build import build_engine, measure_compute, measure_transfers, torch_settings
 from baton_node.settings import NodeSettings, SetupError, SimOptions
 from baton_protocol.ids import Epoch
-from tests.support.stores.kvstore import plain_client
+from tests.support.stores.kvstore import PATIENCE_S, plain_client
 
 
 def settings(**more: object) -> NodeSettings:
@@ -44,11 +44,7 @@ def test_the_simulated_engine_overlaps_steps_where_it_is_told_to(
     assert build_engine(settings(overlap=asked)).overlap is overlaps
 
 
-def test_the_torch_engine_is_told_all_that_a_node_is_told_of_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    told: list[TorchSettings] = []
-    monkeypatch.setattr("baton_engine.torch_engine.build_torch", told.append)
+def test_the_torch_engine_is_told_all_that_a_node_is_told_of_it() -> None:
     given: dict[str, Any] = {
         "dtype": "bfloat16",
         "device": "cuda:1",
@@ -68,8 +64,7 @@ def test_the_torch_engine_is_told_all_that_a_node_is_told_of_it(
         "overcommit": True,
         "verify_weights": True,
     }
-    build_engine(NodeSettings(node="n", role="decode", model="/m", **given))
-    [found] = told
+    found = torch_settings(NodeSettings(node="n", role="decode", model="/m", **given))
     assert {name: getattr(found, name) for name in given} == given
     shared = {field.name for field in fields(TorchSettings)} & set(NodeSettings.__struct_fields__)
     assert shared - set(given) == {"model", "kv_memory"}
@@ -116,7 +111,7 @@ def test_the_measured_transfer_leaves_no_chunk_in_the_store(
     plane.start()
     try:
         put, get, latency_ms = measure_transfers(
-            plane, store.data_urls, info.fingerprint, info.layout
+            plane, store.data_urls, info.fingerprint, info.layout, budget_s=PATIENCE_S
         )
         assert all(each.get_bytes_per_s > 0 for each in plane.instances())
     finally:

@@ -271,25 +271,28 @@ def test_a_lookup_is_answered_although_the_index_is_away() -> None:
             harness.connector.close()
 
 
+class BadAtFirst(Index):
+    """Its first read of the inbox and its first lookup fail in a way that nobody thought of."""
+
+    reads, lookups = 0, 0
+
+    async def read_inbox(self, *args: Any) -> tuple[list[bytes], list[InboxEntry]]:
+        self.reads += 1
+        if self.reads == 1:
+            raise KeyError("nobody thought of it")
+        return await super().read_inbox(*args)
+
+    async def lookup(self, *args: Any) -> list[Marker | None]:
+        self.lookups += 1
+        if self.lookups == 1:
+            raise KeyError("nobody thought of it")
+        return await super().lookup(*args)
+
+
 def test_an_unforeseen_error_of_the_index_neither_stops_the_inbox_nor_swallows_a_lookup(
-    store: EmbeddedStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    store: EmbeddedStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    reads, lookups = iter([True]), iter([True])
-    read_inbox, lookup = Index.read_inbox, Index.lookup
-
-    async def read_badly(index: Index, *args: Any) -> Any:
-        if next(reads, False):
-            raise KeyError("nobody thought of it")
-        return await read_inbox(index, *args)
-
-    async def look_up_badly(index: Index, *args: Any) -> Any:
-        if next(lookups, False):
-            raise KeyError("nobody thought of it")
-        return await lookup(index, *args)
-
-    monkeypatch.setattr(Index, "read_inbox", read_badly)
-    monkeypatch.setattr(Index, "lookup", look_up_badly)
-    harness = Harness(store)
+    harness = Harness(store, connect=BadAtFirst)
     try:
         harness.connector.lookup(RequestId("r"), 1, [ref(b"x").hash])
         harness.until(lambda: harness.last(LookedUp) is not None)

@@ -8,15 +8,16 @@ import pytest
 
 from baton_kvstore.errors import LinkTimeout, StoreUnavailable
 from baton_node.index_watch import IndexWatch
+from tests.support.clock import Clock
 from tests.support.waiting import until
 
 
 class Answers:
-    """What the index would say, and a clock to be set."""
+    """What the index would say, and the watch's clock."""
 
     def __init__(self) -> None:
         self.works = True
-        self.now = 0.0
+        self.clock = Clock()
         self.probes = 0
 
     async def probe(self) -> None:
@@ -24,22 +25,20 @@ class Answers:
         if not self.works:
             raise LinkTimeout("no answer")
 
-    def clock(self) -> float:
-        return self.now
-
 
 async def test_what_began_before_the_index_was_last_seen_is_no_loss() -> None:
     index = Answers()
     watch = IndexWatch(index.probe, index.clock)
-    proceed = asyncio.Event()
+    begun, proceed = asyncio.Event(), asyncio.Event()
 
     async def late() -> None:
+        begun.set()
         await proceed.wait()
         raise LinkTimeout("no answer")
 
     asking = asyncio.create_task(watch.ask(late))
-    await asyncio.sleep(0)
-    index.now = 1.0
+    await begun.wait()
+    index.clock.advance(1.0)
     running = asyncio.create_task(watch.run())
     await until(lambda: index.probes)
     proceed.set()
@@ -54,7 +53,8 @@ async def test_a_loss_is_probed_at_once_and_refuses_who_asks_meanwhile() -> None
     watch = IndexWatch(index.probe, index.clock)
     running = asyncio.create_task(watch.run())
     await until(lambda: index.probes)
-    index.works, index.now = False, 1.0
+    index.works = False
+    index.clock.advance(1.0)
     asked: list[int] = []
 
     async def fail() -> None:

@@ -140,7 +140,7 @@ def test_of_requests_that_are_over_the_server_keeps_nothing() -> None:
                 node.table.failed(JobFailed(request.id, 1, ENDED))
             else:
                 node.say(*tokens_of(request, 0, [65] * 8))
-            node.now += HOUR_S / 20
+            node.clock.advance(HOUR_S / 20)
             node.table.tidy()
         node.sent.clear()
         node.spans.clear()

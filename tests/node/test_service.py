@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from baton_decode_node import DecodeRole
+from baton_node.draining import EndWaits
 from baton_node.engine_process import EngineProcess
 from baton_node.frames import Drain, Drained, Ready, Saved, Step, ToEngine, Undrain
 from baton_node.identity import Identity, model_made
@@ -63,12 +64,12 @@ def service(engine: Engine) -> Service:
     return make_service(engine)
 
 
-def make_service(engine: Engine, **settings: Any) -> Service:
+def make_service(engine: Engine, waits: EndWaits | None = None, **settings: Any) -> Service:
     ready = Ready("sim", FINGERPRINT, LAYOUT, 100, 259, (), Speeds(), NodeLoad(), store="down")
     told = NodeSettings(node="n", role="decode", **settings)
     identity = Identity(told, Epoch("e"), ready, "http://127.0.0.1:1", {})
     metrics = NodeMetrics(NodeId("n"), lambda: Load(Epoch("e"), "ready", Speeds(), NodeLoad()))
-    return Service(identity, engine, TOKENIZER, DecodeRole(), metrics)
+    return Service(identity, engine, TOKENIZER, DecodeRole(), metrics, waits=waits)
 
 
 def refusals(link: Pipe) -> list[tuple[str, bool]]:
@@ -172,10 +173,8 @@ async def test_a_node_that_is_told_no_deadline_has_that_of_its_own_end(engine: E
     assert service.load.leaving
 
 
-async def test_a_store_that_saves_nothing_does_not_keep_a_node(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("baton_node.draining.SAVE_S", 0.01)
+async def test_a_store_that_saves_nothing_does_not_keep_a_node(engine: Engine) -> None:
+    service = make_service(engine, EndWaits(save_s=0.01))
     service.heard(Pipe(), DrainNode(0.0))
     await until(lambda: service.load.leaving)
 
@@ -197,10 +196,11 @@ async def test_a_node_that_resumes_takes_requests_and_publishes_as_before(
 
 
 async def test_a_node_that_ends_hands_back_what_nobody_took_and_is_not_called_back(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
+    engine: Engine,
 ) -> None:
-    monkeypatch.setattr("baton_node.service.MOVING_S", 0.05)
-    service, link = make_service(engine, drain_s=0.0), Pipe()
+    # The test says when the chunks are saved and published; only the move ends by time.
+    waits = EndWaits(save_s=600.0, move_s=0.05, publish_s=600.0)
+    service, link = make_service(engine, waits, drain_s=0.0), Pipe()
     request = make_request("r", b"p")
     service.heard(link, RunJob(request))
     ending = asyncio.create_task(service.drain())

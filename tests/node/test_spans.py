@@ -37,7 +37,7 @@ def traced(flags: str = "01", **params: int) -> Request:
 def test_a_request_that_ran_is_a_span_below_the_router_s(node: TableNode) -> None:
     request = traced(max_tokens=3)
     begin(node, RunJob(request))
-    node.now += 2.5
+    node.clock.advance(2.5)
     node.table.stepped(Step(prompts=(Prompted("r", 1, STATS),)))  # type: ignore[arg-type]
     node.say(*tokens_of(request, 0, b"abc"))
     (span,) = node.spans

@@ -33,7 +33,7 @@ def test_old_entries_go_when_new_ones_come() -> None:
     clock = Clock()
     stash = Stash(clock)
     stash.put(entry("old"))
-    clock.now += module.KEEP_S + 1
+    clock.advance(module.KEEP_S + 1)
     stash.put(entry("new"))
     assert stash.take((RequestId("old"), 1)) == []
     assert len(stash) == 1

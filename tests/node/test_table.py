@@ -121,10 +121,10 @@ def test_a_router_that_stays_away_has_its_requests_aborted(
     request = make_request("r", b"secret", max_tokens=30)
     link = begin(node, RunJob(request))
     assert node.table.orphan(link)
-    node.now += GRACE_S - 0.1
+    node.clock.advance(GRACE_S - 0.1)
     node.table.tidy()
     assert len(node.table) == 1
-    node.now += 0.2
+    node.clock.advance(0.2)
     with caplog.at_level(logging.INFO):
         node.table.tidy()
     assert len(node.table) == 0
@@ -136,9 +136,9 @@ def test_a_router_that_stays_away_has_its_requests_aborted(
 def test_each_loss_of_a_link_starts_the_grace_period_anew(node: TableNode) -> None:
     request = make_request("r", b"p", max_tokens=30)
     lose(node, begin(node, RunJob(request)))
-    node.now += GRACE_S - 1
+    node.clock.advance(GRACE_S - 1)
     lose(node, come_back(node, RunJob(request)))
-    node.now += GRACE_S - 1
+    node.clock.advance(GRACE_S - 1)
     node.table.tidy()
     assert len(node.table) == 1
 
@@ -195,7 +195,7 @@ def test_the_prompts_own_logprobs_go_out_with_the_first_token(node: TableNode, j
 async def test_waits_become_histograms(node: TableNode) -> None:
     request = make_request("r", b"p")
     begin(node, RunJob(request, await_first=True))
-    node.now += 0.3
+    node.clock.advance(0.3)
     node.table.no_first(NoFirst(request.id, 1, "lost"))
     node.table.stepped(prompted(request))
     values = values_of(node.metrics.page())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from baton_node import table as table_module
+from baton_node.table import Bounds
 from baton_protocol.errors import DeadlineExceeded
 from baton_protocol.link import (
     Abort,
@@ -75,9 +75,9 @@ def test_a_last_frame_that_was_lost_with_its_link_is_sent_again(node: TableNode)
     link = begin(node, RunJob(request))
     node.say(*tokens_of(request, 0, b"abc"))
     router.read(link.deltas()[:2])
-    node.now += GRACE_S - 1
+    node.clock.advance(GRACE_S - 1)
     lose(node, link)
-    node.now += GRACE_S - 1
+    node.clock.advance(GRACE_S - 1)
     node.table.tidy()
     router.read(come_back(node, router.job()).deltas())
     assert router.texts == ["abc"]
@@ -140,16 +140,14 @@ def test_the_new_link_counts_also_where_the_old_one_is_not_known_to_be_broken(
     old = begin(node, RunJob(request))
     new = come_back(node, RunJob(request))
     node.table.orphan(old)
-    node.now += 2 * GRACE_S
+    node.clock.advance(2 * GRACE_S)
     node.table.tidy()
     node.say(*tokens_of(request, 0, b"abc"))
     assert (len(old.frames), len(new.deltas())) == (0, 3)
 
 
-def test_what_is_no_longer_kept_is_a_retryable_failure(
-    node: TableNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(table_module, "MAX_REQUEST_BYTES", 2000)
+def test_what_is_no_longer_kept_is_a_retryable_failure() -> None:
+    node = TableNode(Bounds(request_bytes=2000))
     request = make_request("r", b"p")
     link = begin(node, RunJob(request))
     node.say(*tokens_of(request, 0, b"x" * 100, None))
@@ -161,10 +159,8 @@ def test_what_is_no_longer_kept_is_a_retryable_failure(
     assert len(node.table) == 0
 
 
-def test_the_newest_tokens_are_kept_where_not_all_can_be(
-    node: TableNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(table_module, "MAX_REQUEST_BYTES", 2000)
+def test_the_newest_tokens_are_kept_where_not_all_can_be() -> None:
+    node = TableNode(Bounds(request_bytes=2000))
     request = make_request("r", b"p")
     router = Reader(request)
     link = begin(node, RunJob(request))
@@ -179,17 +175,15 @@ def test_ended_requests_are_forgotten_when_nobody_can_have_missed_them(node: Tab
     request = make_request("r", b"p", max_tokens=3)
     link = begin(node, RunJob(request))
     node.say(*tokens_of(request, 0, b"abc"))
-    node.now += GRACE_S
+    node.clock.advance(GRACE_S)
     node.table.tidy()
     lose(node, link)
     assert not node.table.goes_on(RunJob(request), Pipe())
 
 
-@pytest.mark.parametrize(("bound", "value"), [("MAX_ENDED", 3), ("ENDED_BYTES", 3000)])
-def test_ended_requests_are_bounded(
-    node: TableNode, monkeypatch: pytest.MonkeyPatch, bound: str, value: int
-) -> None:
-    monkeypatch.setattr(table_module, bound, value)
+@pytest.mark.parametrize("bounds", [Bounds(ended=3), Bounds(ended_bytes=3000)])
+def test_ended_requests_are_bounded(bounds: Bounds) -> None:
+    node = TableNode(bounds)
     requests = [make_request(f"r{i}", b"p", max_tokens=3) for i in range(10)]
     links = [begin(node, RunJob(request)) for request in requests]
     for request in requests:

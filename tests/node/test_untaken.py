@@ -9,7 +9,9 @@ from baton_node.untaken import SAY_EVERY_S, Soon, Untaken
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import PrefillJob, RunJob
 from baton_protocol.store import NodeLoad
+from tests.support.clock import Clock
 from tests.support.nodes.processes import make_request
+from tests.support.waiting import until
 
 LOAD = NodeLoad(waiting=1, queued_tokens=10)
 
@@ -60,21 +62,19 @@ def test_what_the_engine_has_heard_of_is_in_its_own_load() -> None:
 
 async def test_many_changes_are_said_once_and_soon() -> None:
     said: list[float] = []
-    now = 100.0
+    clock = Clock()
 
     def say() -> None:
         soon.said()
-        said.append(now)
+        said.append(clock.now)
 
-    soon = Soon(say, lambda: now)
+    soon = Soon(say, clock)
     for _ in range(5):
         soon.changed()
-    await asyncio.sleep(0)
-    await asyncio.sleep(0.001)
-    assert said == [100.0]
+    await until(lambda: said == [100.0])
     for _ in range(5):
         soon.changed()
-    now += SAY_EVERY_S  # what is said meanwhile for another reason says it too
+    clock.advance(SAY_EVERY_S)  # what is said meanwhile for another reason says it too
     say()
     await asyncio.sleep(5 * SAY_EVERY_S)
     assert len(said) == 2

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from baton_engine.sim import SimSettings, build_sim
 from baton_kvstore.embedded import EmbeddedStore
+from baton_kvstore.index import Index
 from baton_node.connector import StoreAddress, StoreConnector
 from baton_node.plane import ChunkRef, ConnectorEvent, Fetched, LookedUp, Published
 from baton_node.settings import StoreCare
@@ -32,6 +33,7 @@ class Harness:
         settings: SimSettings = SETTINGS,
         *,
         care: StoreCare = "apply",
+        connect: Callable[[str, str], Index] = Index,
     ) -> None:
         self.engine = build_sim(settings)
         self.memory = self.engine.memory
@@ -47,6 +49,7 @@ class Harness:
                 settings=care,
             ),
             self.memory,
+            connect,
         )
         self.connector.start()
         self.events: list[ConnectorEvent] = []

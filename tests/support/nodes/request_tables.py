@@ -16,7 +16,7 @@ from baton_node.frames import Step, ToEngine, Token
 from baton_node.links import Link
 from baton_node.metrics import NodeMetrics
 from baton_node.spans import NodeSpans
-from baton_node.table import Table
+from baton_node.table import Bounds, Table
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import Delta, Deltas, Load, PrefillJob, RunJob, ToRouter
 from baton_protocol.request import Request
@@ -24,6 +24,7 @@ from baton_protocol.store import NodeLoad, Speeds
 from baton_protocol.traces import Span
 from baton_text.artifacts import byte_artifacts
 from baton_text.tokenizer import Tokenizer
+from tests.support.clock import Clock
 
 TOKENIZER = Tokenizer.from_artifacts(byte_artifacts())
 GRACE_S = 5.0
@@ -48,12 +49,12 @@ class Pipe(Link):
 
 
 class TableNode:
-    """A table; `sent` is what its engine was told, `now` its clock, `spans` what it traced."""
+    """A table; `sent` is what its engine was told, `spans` what it traced."""
 
-    def __init__(self) -> None:
+    def __init__(self, bounds: Bounds | None = None) -> None:
         self.spans: list[Span] = []
         self.sent: list[ToEngine] = []
-        self.now = 100.0
+        self.clock = Clock()
         self.metrics = NodeMetrics(
             NodeId("n"), lambda: Load(Epoch("e"), "ready", Speeds(), NodeLoad())
         )
@@ -62,10 +63,11 @@ class TableNode:
             self.sent.append,
             self.metrics,
             GRACE_S,
-            clock=lambda: self.now,
+            clock=self.clock,
             spans=NodeSpans(
-                self.spans.append, NodeId("n"), lambda: self.now, lambda: self.now + EPOCH_S
+                self.spans.append, NodeId("n"), self.clock, lambda: self.clock.now + EPOCH_S
             ),
+            bounds=bounds,
         )
 
     def take(self, job: RunJob, link: Link) -> None:
