@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
@@ -23,6 +24,12 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # Before anybody loads triton, which looks then: without a GPU kernels run in its interpreter.
 if not NEEDS["gpu"].present():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# A busy machine may take seconds over one example, which says nothing about the code.
+hypothesis.settings.register_profile(
+    "any speed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any speed")
 
 
 @pytest.fixture(scope="session")
