@@ -121,11 +121,14 @@ class IndexReader:
         clock: Callable[[], float],
         answer_s: float = ANSWER_S,
         networks: Sequence[Network] = (),
+        resolve: Callable[[str, int], tuple[Address, ...]] = look_up,
     ) -> None:
-        """`clock` tells seconds and never goes back. `networks`: where external indexes may be."""
+        """`clock` tells seconds and never goes back. `networks`: where external indexes may be.
+        `resolve` gives the addresses of a host and may wait; it runs in a thread."""
         self._clock = clock
         self._answer_s = answer_s
         self._networks = networks
+        self._resolve = resolve
         # Not the event loop's own threads: a slow DNS server would keep others from their lookups.
         self._lookups = ThreadPoolExecutor(LOOKUPS, "index-lookup")
         self._looking: dict[str, Future[tuple[Address, ...]]] = {}
@@ -194,7 +197,7 @@ class IndexReader:
         looking = self._looking.get(pool.namespace)
         if looking is not None and not looking.done():
             raise TimeoutError("an earlier lookup of this namespace has not ended")
-        looking = self._lookups.submit(look_up, endpoint.host, endpoint.port)
+        looking = self._lookups.submit(self._resolve, endpoint.host, endpoint.port)
         self._looking[pool.namespace] = looking
         found = await asyncio.wrap_future(looking)
         if self._looking.get(pool.namespace) is looking:

@@ -10,6 +10,7 @@ from baton_operator.cache import Cache, PoolKey, digest_of
 from baton_operator.kinds import CHILDREN, key_of, kind_of
 from baton_operator.observed import Seen
 from baton_operator.watch import Backoffs
+from tests.support.clock import Clock
 from tests.support.kubernetes.pod_bodies import RUNNING, THEN, container
 from tests.support.kubernetes.pod_bodies import pod as pod_body
 
@@ -17,16 +18,9 @@ KEY = PoolKey("ns", "pool")
 SERVICE = next(kind for kind in CHILDREN if kind.kind == "Service")
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(0.0)
 
 
 @pytest.fixture
@@ -86,14 +80,14 @@ def test_how_long_a_pod_is_as_it_is_counts_from_when_it_was_first_seen_so(
     clock.now = 100
     cache.see_pool(pool(1))
     assert seen(pod(1, ready=False)) == Seen(created=100, readiness=100, unprepared=100, drain=100)
-    clock.now += 5
+    clock.advance(5)
     assert seen(pod(2, ready=False)).readiness == 100
-    clock.now += 5
+    clock.advance(5)
     assert seen(pod(3, ready=True)) == Seen(created=100, readiness=110, unprepared=100, drain=100)
-    clock.now += 5
+    clock.advance(5)
     marked = {"baton.dev/drain-since": "2999-01-01T00:00:00Z"}
     assert seen(pod(4, ready=True, **marked), ours=True).drain == 115
-    clock.now += 5
+    clock.advance(5)
     assert seen(pod(5, ready=True, **marked)) == Seen(
         created=100, readiness=110, unprepared=100, drain=115
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import math
-import socket
 import threading
 import tracemalloc
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -23,7 +22,7 @@ from baton_kvstore import registry
 from baton_operator.api import Api
 from baton_operator.app import INDEX_ASKERS
 from baton_operator.cache import PoolKey
-from baton_operator.egress import refusal
+from baton_operator.egress import Address, refusal
 from baton_operator.index import IndexReader
 from baton_operator.index_asker import IndexAsker
 from baton_operator.pool import Pool
@@ -31,9 +30,11 @@ from baton_operator.queue import WorkQueue
 from baton_operator.spec.read import SpecError
 from baton_protocol.store import FetchReport, NodeReport
 from baton_protocol.wire import Codec
-from tests.operator.test_operator_index import LOCAL, LOGIN, PATIENT_S, Clock, external
+from tests.operator.test_operator_index import LOCAL, LOGIN, PATIENT_S, external
+from tests.support.clock import Clock
 from tests.support.planner import observations as o
 from tests.support.planner.observations import observed, status_of
+from tests.support.waiting import until
 
 MIB = 1 << 20
 DEADLINE_S = 120.0
@@ -151,7 +152,7 @@ async def test_a_refusal_is_logged_once_and_counts_as_silence(
     pool, reader = external("redis://localhost"), IndexReader(clock, PATIENT_S)
     for _ in range(4):
         assert await asked(pool, reader) is None
-        clock.now += 1000.0
+        clock.advance(1000.0)
     assert len(caplog.messages) == 1
     assert reader.silent(pool.uid)
 
@@ -208,43 +209,30 @@ def test_networks_that_are_given_are_the_only_ones_and_may_be_any() -> None:
         assert "none of the networks" in refusal(ip_address(other), given)
 
 
-async def test_the_connection_goes_to_the_address_that_was_checked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """DNS that answers otherwise the second time."""
-    answers = iter(["127.0.0.1", "127.0.0.2"])
-    asked_names: list[str] = []
-    real = socket.getaddrinfo
+async def test_the_connection_goes_to_the_address_that_was_checked() -> None:
+    """Nobody looks the name up again: only this lookup knows it."""
+    names: list[str] = []
 
-    def lookup(host: Any, port: Any, *args: Any, **more: Any) -> Any:
-        if host == "rebinding.example":
-            asked_names.append(host)
-            host = next(answers)
-        return real(host, port, *args, **more)
+    def resolve(host: str, port: int) -> tuple[Address, ...]:
+        names.append(host)
+        return (ip_address("127.0.0.1" if len(names) == 1 else "127.0.0.2"),)
 
-    monkeypatch.setattr(socket, "getaddrinfo", lookup)
     only = (ip_network("127.0.0.1/32"),)
     async with foe(says(*[listed()] * 3)) as server:
         pool = external(url(server, "rebinding.example"))
-        assert await asked(pool, IndexReader(Clock(), PATIENT_S, only)) is not None
+        reader = IndexReader(Clock(), PATIENT_S, only, resolve)
+        assert await asked(pool, reader) is not None
         assert server.connections == 1
-    assert asked_names == ["rebinding.example"]
+    assert names == ["rebinding.example"]
 
 
-async def test_of_several_addresses_those_that_are_allowed_are_tried_in_turn(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    real = socket.getaddrinfo
-
-    def lookup(host: Any, port: Any, *args: Any, **more: Any) -> Any:
-        hosts = ["127.0.0.9", "127.0.0.3", "127.0.0.1"] if host == "many.example" else [host]
-        return [one for each in hosts for one in real(each, port, *args, **more)]
-
-    monkeypatch.setattr(socket, "getaddrinfo", lookup)
+async def test_of_several_addresses_those_that_are_allowed_are_tried_in_turn() -> None:
+    found = tuple(ip_address(one) for one in ("127.0.0.9", "127.0.0.3", "127.0.0.1"))
     allowed = (ip_network("127.0.0.3/32"), ip_network("127.0.0.1/32"))
     async with foe(says(*[listed()] * 3)) as server:
         pool = external(url(server, "many.example"))
-        assert await asked(pool, IndexReader(Clock(), PATIENT_S, allowed)) is not None
+        reader = IndexReader(Clock(), PATIENT_S, allowed, lambda host, port: found)
+        assert await asked(pool, reader) is not None
 
 
 @pytest.mark.parametrize("redirect", [b"-MOVED 1 %b\r\n", b"-ASK 1 %b\r\n", b"+%b\r\n"])
@@ -416,20 +404,17 @@ def test_a_login_is_a_secret_of_the_pools_own_namespace(field: str, name: str) -
         external("rediss://index.example", **{field: {"name": name}})
 
 
-async def test_a_namespace_whose_names_nobody_resolves_keeps_no_other_waiting(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    end, real = threading.Event(), socket.getaddrinfo
+async def test_a_namespace_whose_names_nobody_resolves_keeps_no_other_waiting() -> None:
+    end = threading.Event()
 
-    def lookup(host: Any, port: Any, *args: Any, **more: Any) -> Any:
+    def resolve(host: str, port: int) -> tuple[Address, ...]:
         if host == "never.example":
-            end.wait(DEADLINE_S)
-        return real("127.0.0.1", port, *args, **more)
+            end.wait(3 * DEADLINE_S)
+        return (ip_address("127.0.0.1"),)
 
-    monkeypatch.setattr(socket, "getaddrinfo", lookup)
     answered: asyncio.Queue[PoolKey] = asyncio.Queue()
     api = Api(Configuration(), lambda verb, code: None, 60.0)
-    reader = IndexReader(monotonic, 0.2, LOCAL)
+    reader = IndexReader(monotonic, 1.0, LOCAL, resolve)
     asker = IndexAsker(api, reader, WorkQueue(monotonic), answered.put_nowait)
     async with foe(says(*[listed()] * 3)) as server:
         mute = [
@@ -440,12 +425,13 @@ async def test_a_namespace_whose_names_nobody_resolves_keeps_no_other_waiting(
             seen = observed(pool)
             asker.follow(PoolKey("foes", pool.uid), pool, seen, status_of(seen, pool))
         running = [asyncio.create_task(asker.run()) for _ in range(INDEX_ASKERS)]
-        await asyncio.sleep(0.5)  # as many as can be are being looked up
+        # Each of them was asked, and no lookup has ended.
+        await until(lambda: all(reader.due_in(pool, observed(pool), None) for pool in mute))
         friend = replaced(external(url(server, "index.example")), namespace="friends", uid="friend")
         seen, key = observed(friend), PoolKey("friends", "demo")
         asker.follow(key, friend, seen, status_of(seen, friend))
         try:
-            async with asyncio.timeout(DEADLINE_S / 2):
+            async with asyncio.timeout(DEADLINE_S):
                 while await answered.get() != key:
                     pass
         finally:

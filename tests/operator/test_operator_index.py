@@ -36,24 +36,18 @@ from baton_operator.index import (
 from baton_operator.observed import Departure, Observed
 from baton_operator.pool import Pool
 from baton_protocol.store import RouterReport
+from tests.support.clock import Clock
 from tests.support.kubernetes.manifests import CREDENTIALS, sample_pool
 from tests.support.needs import needs
 from tests.support.planner import observations as o
 from tests.support.planner.observations import DEMO, HUB, observed, status_of
+from tests.support.waiting import until
 
 PASSWORD = "pass:word@with/signs%"
 LOGIN = Login(password=PASSWORD)
 START_S = 120.0
 LOCAL = (ip_network("127.0.0.0/8"),)  # where the Redis of these tests is
 PATIENT_S = 60.0  # for an answer that is to come
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def scaled(mode: str, nodes: int = 1, **more: Any) -> Pool:
@@ -152,7 +146,7 @@ async def test_an_index_that_is_silent_is_asked_on_where_nodes_are_planned_for()
             assert await reader.read(pool, observed(pool), None) is None
             due_s = reader.due_in(pool, observed(pool), None)
             assert due_s is not None
-            clock.now += due_s
+            clock.advance(due_s)
         assert due_s == longest_s
 
 
@@ -160,9 +154,7 @@ async def test_the_connection_is_closed_after_use(url: str) -> None:
     pool, reader = external(url), IndexReader(Clock(), PATIENT_S, LOCAL)
     with redis.Redis.from_url(with_login(url, "", PASSWORD)) as client:
         assert await reader.read(pool, observed(pool), None, LOGIN) is not None
-        async with asyncio.timeout(START_S):
-            while len(client.client_list()) > 1:
-                await asyncio.sleep(0.01)
+        await until(lambda: len(client.client_list()) == 1)
 
 
 @asynccontextmanager
@@ -240,13 +232,15 @@ def test_a_login_is_not_shown() -> None:
 
 
 async def test_a_pool_that_is_forgotten_while_it_is_asked_is_forgotten() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as frozen:
-        pool = external(f"redis://127.0.0.1:{frozen.getsockname()[1]}")
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        mute.setblocking(False)
+        pool = external(f"redis://127.0.0.1:{mute.getsockname()[1]}")
         seen = observed(pool)
-        reader = IndexReader(Clock(), 0.2, LOCAL)
+        reader = IndexReader(Clock(), PATIENT_S, LOCAL)
         reading = asyncio.create_task(reader.read(pool, seen, status_of(seen, pool)))
-        await asyncio.sleep(0.05)
+        connection, _ = await asyncio.get_running_loop().sock_accept(mute)
         reader.forget(pool.uid)
+        connection.close()
         assert await reading is None
         assert reader.due_in(pool, seen, status_of(seen, pool)) == 0.0
 
@@ -261,7 +255,7 @@ async def test_an_answer_is_good_for_a_while(url: str) -> None:
     assert await reader.read(pool, observed(pool), settled, LOGIN) is not None
     assert reader.due_in(pool, observed(pool), settled) == 60.0
     assert await reader.read(pool, observed(pool), settled, LOGIN) is None
-    clock.now += 60.0
+    clock.advance(60.0)
     assert await reader.read(pool, observed(pool), settled, LOGIN) is not None
     reader.forget(pool.uid)
     assert reader.due_in(pool, observed(pool), settled) == 0.0
@@ -273,7 +267,7 @@ async def test_a_silent_index_is_asked_ever_more_seldom_and_an_answer_ends_that(
     for _ in range(7):
         assert await reader.read(pool, observed(pool), None) is None  # without the login
         waits.append(reader.due_in(pool, observed(pool), None))
-        clock.now += LONGEST_RETRY_S
+        clock.advance(LONGEST_RETRY_S)
     assert waits == [10.0, 20.0, 40.0, 80.0, 160.0, 300.0, 300.0]
     assert await reader.read(pool, observed(pool), None, LOGIN) is not None
     assert reader.due_in(pool, observed(pool), None) == 15.0
