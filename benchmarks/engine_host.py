@@ -22,7 +22,7 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
@@ -203,31 +203,36 @@ def _submit(
         )
 
 
-def host_ms(engine: EngineCore, steps: int, passes: int) -> list[float]:
+def host_ms(
+    engine: EngineCore, steps: int, passes: int, clock: Callable[[], float] = time.thread_time
+) -> list[float]:
     """CPU milliseconds per step, a number per pass."""
     found = []
     for _ in range(passes):
-        began = time.thread_time()
+        began = clock()
         for _ in range(steps):
             engine.step()
-        found.append((time.thread_time() - began) * 1e3 / steps)
+        found.append((clock() - began) * 1e3 / steps)
     assert engine.load().running == LIVE, "a request ended: the last pass measured less"
     return found
 
 
 def books_ms(engine: EngineCore, steps: int, passes: int) -> list[float]:
-    """Milliseconds per step in the prefix cache's books, a number per pass: of each part its
-    median call times its calls, so that what interrupts one call is not told as its cost, less what
-    timing a call that does nothing takes."""
+    """Milliseconds per step in the prefix cache's books, a number per pass."""
     found = []
     idle = idle_s()
     for _ in range(passes):
         with timed() as calls:
             for _ in range(steps):
                 engine.step()
-        spent = sum((statistics.median(each) - idle) * len(each) for each in calls.values() if each)
-        found.append(spent * 1e3 / steps)
+        found.append(spent_s(calls.values(), idle) * 1e3 / steps)
     return found
+
+
+def spent_s(calls: Iterable[Sequence[float]], idle: float) -> float:
+    """Of each part its median call times its calls, so that what interrupts one call is not told as
+    its cost, less what timing a call that does nothing takes."""
+    return sum((statistics.median(each) - idle) * len(each) for each in calls if each)
 
 
 def noting(inner: Callable[..., object], note: Callable[[float], None]) -> Callable[..., object]:

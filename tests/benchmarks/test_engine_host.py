@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import pytest
 
 from baton_engine.blocks import BlockPool
-from benchmarks.engine_host import BOOKS, LIVE, books_ms, host_ms, make_engine, timed
+from benchmarks.engine_host import BOOKS, LIVE, books_ms, host_ms, make_engine, spent_s, timed
 
 STEPS = 20  # over a block: each request begins one
 
@@ -15,7 +17,8 @@ def test_all_requests_generate_in_each_step(kind: str) -> None:
     engine = make_engine(kind, 0.6, STEPS)
     result = engine.step()
     assert (result.num_seqs, result.num_prompt_tokens, len(result.tokens)) == (LIVE, 0, LIVE)
-    assert host_ms(engine, 2, 2) > [0.0, 0.0]
+    seconds = count(0.0, 0.5)
+    assert host_ms(engine, 2, 2, lambda: next(seconds)) == [250.0, 250.0]
 
 
 def test_each_block_that_is_taken_held_something_else() -> None:
@@ -33,4 +36,8 @@ def test_the_books_note_each_block_that_becomes_full() -> None:
     assert len(calls["register"]) == LIVE
     assert calls.keys() == {name for _, name in BOOKS}
     assert BlockPool.register is before
-    assert books_ms(engine, 1, 1)[0] > 0.0
+    assert len(books_ms(engine, 1, 2)) == 2
+
+
+def test_the_books_cost_the_median_call_of_each_part_without_the_timing_itself() -> None:
+    assert spent_s([[1.0, 9.0, 2.0], [], [4.0]], idle=0.5) == 3 * 1.5 + 3.5
