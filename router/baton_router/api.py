@@ -174,7 +174,7 @@ class Api:
         body.done()
         prompts, created = [item.request.prompt_ids for item in prepared], int(time.time())
         release = Release(self.admission, self.dispatcher, trail, prepared, waits_until)
-        guard = ReadGuard(release.fail, events, trail)
+        guard = ReadGuard(release.fail, events, trail, self.settings.bounds.cut_off_s)
         outbox = Outbox(len(prepared), guard.most(prepared), guard.overflow)
         self.metrics.accepted(map(len, prompts))  # also what has to wait: it is demand
         await release.begin(outbox, events)

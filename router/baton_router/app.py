@@ -43,7 +43,7 @@ def build_app(api: Api, siblings: Siblings | None = None) -> web.Application:
     pages = Pages(api.settings)
     app = web.Application(middlewares=[_shaped(api, pages), *gathers])
     app.on_response_prepare.append(_headed(pages))
-    drains = Drains(api.fleet, api.bodies, api.clock)
+    drains = Drains(api.fleet, api.bodies, api.clock, api.settings.bounds.drain_answer_s)
     described = web.get("/openapi.json", _openapi)
     app.add_routes([*api.routes(), *drains.routes(), described])
     return app

@@ -60,9 +60,6 @@ from baton_router.story import End, Known, Story
 
 __all__ = ["Dispatcher", "Flight", "Prepared"]
 
-# A node that refused a request is not asked again for so long: it says soon why not to.
-REFUSED_S = 1.0
-
 logger = logging.getLogger(__name__)
 
 
@@ -76,7 +73,8 @@ def _timed(frame: ToNode, flight: Flight, now: float) -> ToNode:
 
 
 class Dispatcher:
-    """A RequestListener. `flights` are the requests that are not over."""
+    """A RequestListener. `flights` are the requests that are not over. A node that refused a
+    request is not asked again for `refused_s`."""
 
     def __init__(
         self,
@@ -85,12 +83,14 @@ class Dispatcher:
         metrics: RouterMetrics,
         *,
         unready_wait_s: float,
+        refused_s: float,
         clock: Callable[[], float],
     ) -> None:
         self._fleet = fleet
         self._places = places
         self._metrics = metrics
         self._unready_wait_s = unready_wait_s
+        self._refused_s = refused_s
         self._clock = clock
         self._change = asyncio.Event()
         self._suspect: RequestId | None = None  # whoever is on probation and has a place
@@ -381,7 +381,7 @@ class Dispatcher:
         if flight.paused_at is None:
             flight.paused_at = flight.token_at
         if lost.cause == "refused":
-            flight.refused[lost.node] = self._clock() + REFUSED_S
+            flight.refused[lost.node] = self._clock() + self._refused_s
         told = f"lost ({lost.cause}) with {flight.record.tokens} tokens; it looks for another place"
         level = logging.INFO if lost.cause == "drained" else logging.WARNING
         self._log(level, flight, lost.node, told)

@@ -27,7 +27,6 @@ from baton_router.fleet import Fleet
 from baton_router.request_fields import MEMBERS
 from baton_router.view import NodeView, state_of
 
-ANSWER_S = 2.0  # until others can serve, and the node says that it has done so: a round trip
 POLL_S = 0.01
 MAX_REASON = 200
 # One line: no control characters, nor what ends a line in Unicode.
@@ -38,10 +37,15 @@ logger = logging.getLogger(__name__)
 
 
 class Drains:
-    def __init__(self, fleet: Fleet, bodies: Bodies, clock: Callable[[], float]) -> None:
+    """`answer_s`: an answer waits so long until others can serve, and the node has obeyed."""
+
+    def __init__(
+        self, fleet: Fleet, bodies: Bodies, clock: Callable[[], float], answer_s: float
+    ) -> None:
         self._fleet = fleet
         self._bodies = bodies
         self._clock = clock
+        self._answer_s = answer_s
         self._replaced: set[NodeId] = set()  # those that are being told so
 
     def routes(self) -> list[web.RouteDef]:
@@ -54,7 +58,7 @@ class Drains:
         node = self._node(request)
         words = drain_words(await self._bodies.read(request))
         logger.info("%s is told to drain: %s", node, words.reason or "no reason given")
-        until = self._clock() + ANSWER_S
+        until = self._clock() + self._answer_s
         if not words.replaced_by:
             return await self._tell(node, words, "draining", until)
         self._replaced.add(node)
@@ -68,7 +72,7 @@ class Drains:
         node = self._node(request)
         _fields(await self._bodies.read(request)).only(MEMBERS["resume", ""])
         logger.info("%s is told to take requests again", node)
-        return await self._tell(node, ResumeNode(), "ready", self._clock() + ANSWER_S)
+        return await self._tell(node, ResumeNode(), "ready", self._clock() + self._answer_s)
 
     def _node(self, request: web.Request) -> NodeId:
         """Raise for a node that is none, and for one that would not understand."""

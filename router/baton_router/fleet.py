@@ -48,7 +48,6 @@ from baton_router.view import NodeView, PoolView
 from baton_text.artifacts import ArtifactError
 
 # A node whose artifacts could not be had is asked again after this long, while its link is up.
-RETRY_MODEL_S = 1.0
 RETRY_LARGE_S = 60.0  # what is too large to be fetched will hardly be smaller the next time
 WATCH_S = 0.5
 IDLE_REPORT_S = 1.5  # an idle engine says so oftener; only then it begins to stand still
@@ -112,6 +111,7 @@ class Fleet:
         *,
         patience_s: float,
         stall_timeout_s: float,
+        retry_model_s: float,
         rng: random.Random,
         clock: Callable[[], float],
     ) -> None:
@@ -120,6 +120,7 @@ class Fleet:
         self._served_name = served_name
         self._patience_s = patience_s
         self._stall_timeout_s = stall_timeout_s
+        self._retry_model_s = retry_model_s
         self._rng = rng
         self._clock = clock
         self._links: dict[NodeId, Link] = {}
@@ -395,7 +396,7 @@ class Fleet:
                     self._compare(report)
                     self._changed()
                 return
-            await asyncio.sleep(RETRY_MODEL_S)
+            await asyncio.sleep(self._retry_model_s)
 
     def _compare(self, report: NodeReport) -> None:
         """Say why a node is not paired with those that serve. A roll-out wants it to be so."""

@@ -12,9 +12,9 @@ What a node sends is bounded. A frame that is too large, or says of requests wha
 ends the link, and its node is lost at once: it would say the same again. A figure out of bounds
 costs no token: what its frame says of requests is used, and what was known of the node is kept.
 
-What a node does not read is bounded: where more than MAX_UNSENT_BYTES wait and become no fewer, its
-link is given up as a broken one, and a new one resynchronises both; all jobs sent again at once may
-be more, of a node that reads. A node does the same with a router (see `baton_node.links`).
+What a node does not read is bounded: where more than `max_unsent_bytes` wait and become no fewer,
+its link is given up as a broken one, and a new one resynchronises both; all jobs sent again at once
+may be more, of a node that reads. A node does the same with a router (see `baton_node.links`).
 """
 
 from __future__ import annotations
@@ -44,14 +44,12 @@ from baton_protocol.link import (
 )
 from baton_protocol.store import NodeReport
 from baton_protocol.wire import WireError
+from baton_router.settings import Bounds
 
 HELLO_WAIT_S = 10.0  # to connect, shake hands and hear the hello
-PING_S = 1.0
 MISSED_PINGS = 3
 LATE_S = 0.5
 CLOSE_S = 0.5
-MAX_UNSENT_BYTES = 64 << 20
-CHOKED_S = 1.0
 FIRST_PAUSE_S = 0.05
 NOT_OUR_TOKEN = "it refuses this router's link token (401): give both the same --link-token"
 STEADY_S = 1.0  # a link that lasted so long is dialled again without a pause
@@ -102,6 +100,7 @@ class Link:
         *,
         pause_max_s: float,
         rng: random.Random,
+        bounds: Bounds,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.address = address.rstrip("/")
@@ -114,6 +113,7 @@ class Link:
         self._pause_max_s = pause_max_s
         self._rng = rng
         self._clock = clock
+        self._bounds = bounds
         self._encoder = to_node_codec()
         self._decoder = to_router_codec()
         self._outgoing: deque[bytes] = deque()
@@ -145,7 +145,7 @@ class Link:
         self._outgoing.append(data)
         self._unsent += len(data)
         self._wake.set()
-        if self._unsent > MAX_UNSENT_BYTES:
+        if self._unsent > self._bounds.max_unsent_bytes:
             self._full.set()
 
     def drop(self) -> None:
@@ -155,7 +155,7 @@ class Link:
     @property
     def due_at(self) -> float:
         """Until then (the clock) nothing says that the node is not well."""
-        return self.heard_at + PING_S
+        return self.heard_at + self._bounds.ping_s
 
     @property
     def idle(self) -> bool:
@@ -265,8 +265,8 @@ class Link:
             await self._full.wait()
             self._full.clear()
             before = self._unsent
-            await asyncio.sleep(CHOKED_S)
-            if self._unsent > MAX_UNSENT_BYTES:
+            await asyncio.sleep(self._bounds.choked_s)
+            if self._unsent > self._bounds.max_unsent_bytes:
                 if self._unsent >= before:
                     raise ConnectionError(f"it does not read: {self._unsent} bytes wait for it")
                 self._full.set()
@@ -275,11 +275,11 @@ class Link:
         await self._dropped.wait()
 
     async def _until_silent(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        missed = 0
+        missed, ping_s = 0, self._bounds.ping_s
         while missed < MISSED_PINGS:
-            heard, due = self._heard, self._clock() + PING_S
+            heard, due = self._heard, self._clock() + ping_s
             with suppress(TimeoutError):  # it may have to wait for what is unsent
-                async with asyncio.timeout(PING_S):
+                async with asyncio.timeout(ping_s):
                     await socket.ping()
             await asyncio.sleep(due - self._clock())
             if self._heard != heard:

@@ -17,6 +17,7 @@ import aiohttp
 
 from baton_protocol.link import ARTIFACTS_PATH
 from baton_protocol.store import NodeReport
+from baton_router.settings import Bounds
 from baton_text.chat import ChatTemplate
 from baton_text.defaults import generation_defaults
 from baton_text.tokenizer import LONG_TEXT, Tokenizer
@@ -25,8 +26,6 @@ T = TypeVar("T")
 FETCH_TIMEOUT_S = 30.0
 # Other nodes wait for the same model: one that froze in mid-answer must not keep them for long.
 SILENCE_S = 3.0
-# Of all files of one node. The largest tokenizers have 35 MB.
-MAX_ARTIFACT_BYTES = 128 << 20
 PIECE_BYTES = 1 << 16
 # Models that no node uses any more are kept for nodes that come back: so many, the last used ones.
 KEPT_UNUSED = 4
@@ -71,10 +70,13 @@ Key = tuple[tuple[str, str], ...]
 
 class ModelStore:
     """PoolModels by the digests they are made of, the last asked for at the end; concurrent callers
-    share one build."""
+    share one build. The files of one node have at most `max_bytes` together."""
 
-    def __init__(self, session: aiohttp.ClientSession) -> None:
+    def __init__(
+        self, session: aiohttp.ClientSession, max_bytes: int = Bounds().max_artifact_bytes
+    ) -> None:
         self._session = session
+        self._max_bytes = max_bytes
         self._models: OrderedDict[Key, asyncio.Task[PoolModel]] = OrderedDict()
 
     async def get(self, report: NodeReport, address: str) -> PoolModel:
@@ -115,7 +117,7 @@ class ModelStore:
     async def _build(self, report: NodeReport, address: str) -> PoolModel:
         names, files, size = sorted(report.artifacts), [], 0
         for name in names:
-            files.append(await self._fetch(report, address, name, MAX_ARTIFACT_BYTES - size))
+            files.append(await self._fetch(report, address, name, self._max_bytes - size))
             size += len(files[-1])
         return await asyncio.to_thread(_assemble, dict(zip(names, files, strict=True)))
 
@@ -141,7 +143,7 @@ class ModelStore:
                 data += piece
                 if len(data) > room:
                     raise TooLargeError(
-                        f"the files of {report.node} are larger than {MAX_ARTIFACT_BYTES} bytes"
+                        f"the files of {report.node} are larger than {self._max_bytes} bytes"
                         f" in all, with {name} among them"
                     )
         if hashlib.sha256(data).hexdigest() != digest:

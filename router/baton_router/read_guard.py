@@ -17,19 +17,23 @@ from baton_router.flights import Prepared
 # Beyond what kernel and transport buffer, which is some MB. A token that waits takes about 0.3 kB.
 UNREAD_TOKENS = 4096
 UNREAD_PER_CHOICE = 64  # all choices of a call come at once
-FAREWELL_S = 10.0  # from the error to the cut
 
 
 class ReadGuard:
     """Of one call, which ends with an error that `fail` is told; `events` None: it is answered in
-    one piece, and nothing waits for its client."""
+    one piece, and nothing waits for its client. `cut_off_s`: from the error to the cut."""
 
     def __init__(
-        self, fail: Callable[[ErrorRecord], None], events: EventStream | None, trail: Trail
+        self,
+        fail: Callable[[ErrorRecord], None],
+        events: EventStream | None,
+        trail: Trail,
+        cut_off_s: float,
     ) -> None:
         self._fail = fail
         self._events = events
         self._trail = trail
+        self._cut_off_s = cut_off_s
         self._cut: asyncio.TimerHandle | None = None
 
     def most(self, prepared: Sequence[Prepared]) -> int | None:
@@ -52,7 +56,7 @@ class ReadGuard:
         if self._events is not None and self._cut is None:
             loop = asyncio.get_running_loop()
             self._trail.failure = error  # it may be cut off before it is told
-            self._cut = loop.call_later(FAREWELL_S, self._events.abort)
+            self._cut = loop.call_later(self._cut_off_s, self._events.abort)
 
     def done(self) -> None:
         """The handler is: it waits for its client no more."""

@@ -13,25 +13,25 @@ from collections.abc import Callable, Sequence
 
 from baton_router.errors import StartError
 
-EVERY_S = 1.0
-
 logger = logging.getLogger(__name__)
 
 Stamp = tuple[int, ...] | None
 
 
 class Reload:
-    """`read` raises StartError for what cannot be used, and then has changed nothing."""
+    """Looks each `every_s`. `read` raises StartError for what cannot be used, and then has changed
+    nothing."""
 
-    def __init__(self, paths: Sequence[str], read: Callable[[], None]) -> None:
+    def __init__(self, paths: Sequence[str], read: Callable[[], None], every_s: float) -> None:
         self._paths = tuple(path for path in paths if path)
         self._read = read
+        self._every_s = every_s
         self._stamps = self._look()
         self._told = ""
 
     async def run(self) -> None:
         while self._paths:
-            await asyncio.sleep(EVERY_S)
+            await asyncio.sleep(self._every_s)
             self.look()
 
     def look(self) -> None:

@@ -1,4 +1,4 @@
-"""Tells the index, once per second, what clients ask of this router.
+"""Tells the index, each `every_s`, what clients ask of this router.
 
 In: the router's report as of now. Out: announcements that expire soon after the last one. Nobody
 waits for them: a task of its own makes them, and where the index is away they are left out.
@@ -14,8 +14,6 @@ from typing import Protocol
 from baton_kvstore.errors import StoreError
 from baton_protocol.store import RouterReport
 
-EVERY_S = 1.0
-TTL_S = 5.0
 # The first request that is held may wake a pool that sleeps: it is told within this time. A look
 # takes about 0.3 us per request that runs.
 LOOK_S = 0.2
@@ -35,11 +33,19 @@ class Reporting:
     """`run()` until cancelled, then `withdraw()`."""
 
     def __init__(
-        self, sink: ReportSink, report: Callable[[], RouterReport], clock: Callable[[], float]
+        self,
+        sink: ReportSink,
+        report: Callable[[], RouterReport],
+        clock: Callable[[], float],
+        *,
+        every_s: float,
+        ttl_s: float,
     ) -> None:
         self._sink = sink
         self._report = report
         self._clock = clock
+        self._every_s = every_s
+        self._ttl_s = ttl_s
         self._told: str | None = None  # by which name
         self._away = False
 
@@ -49,7 +55,7 @@ class Reporting:
         while True:
             report = self._report()
             if self._clock() >= due or (report.held and not held):
-                due = self._clock() + EVERY_S
+                due = self._clock() + self._every_s
                 held = report.held
                 await self._announce(report)
             await asyncio.sleep(LOOK_S)
@@ -66,7 +72,7 @@ class Reporting:
     async def _announce(self, report: RouterReport) -> None:
         self._told = report.router
         try:
-            await self._sink.announce_router(report, TTL_S)
+            await self._sink.announce_router(report, self._ttl_s)
         except StoreError as error:
             if not self._away:
                 logger.warning("the index does not take this router's reports: %s", error)

@@ -99,14 +99,24 @@ class Router:
 
     async def __aenter__(self) -> Router:
         self._warn_if_open()
-        reload = Reload((self.settings.api_keys, self.settings.tenants), self._read_tenants)
+        reload = Reload(
+            (self.settings.api_keys, self.settings.tenants),
+            self._read_tenants,
+            self.settings.bounds.reload_every_s,
+        )
         tenants, limits = _tenants(self.settings)
         self._open_store()
         self._open_pool()
         self._make_api(tenants, limits)
         work = [self._discovery.run(), self.fleet.watch(), reload.run()]
         if self._registry is not None:
-            self._reporting = Reporting(self._registry, self.report, self._clock)
+            self._reporting = Reporting(
+                self._registry,
+                self.report,
+                self._clock,
+                every_s=self.settings.bounds.report_every_s,
+                ttl_s=self.settings.bounds.report_ttl_s,
+            )
             work.append(self._reporting.run())
         self._tasks = [asyncio.create_task(each) for each in work]
         try:
@@ -137,7 +147,7 @@ class Router:
             timeout=aiohttp.ClientTimeout(total=None),
             headers=link_headers(settings.link_token, secrets.token_hex(16)),
         )
-        self._models = ModelStore(self._session)
+        self._models = ModelStore(self._session, settings.bounds.max_artifact_bytes)
         self.view = PoolView(clock, settings.max_view_chunks)
         self.fleet = Fleet(
             self.view,
@@ -145,6 +155,7 @@ class Router:
             settings.served_model_name,
             patience_s=settings.link_patience_s,
             stall_timeout_s=settings.stall_timeout_s,
+            retry_model_s=settings.bounds.retry_model_s,
             rng=self._rng,
             clock=clock,
         )
@@ -175,6 +186,7 @@ class Router:
             metrics,
             # A pool that wakes may have a node, and none yet of the role that a request wants.
             unready_wait_s=max(settings.unready_wait_s, settings.wake_wait_s),
+            refused_s=settings.bounds.refused_s,
             clock=clock,
         )
         self._waking = Waking(
@@ -256,6 +268,7 @@ class Router:
             pause_max_s=self.settings.reconnect_max_s,
             rng=self._rng,
             clock=self._clock,
+            bounds=self.settings.bounds,
         )
 
     def _store_state(self) -> dict[str, Any]:

@@ -24,6 +24,28 @@ _ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([\w.-]+|\[[\da-f:.]+\])(:\d{1,5})?
 USUAL_PORTS = {"http": 80, "https": 443}
 
 
+class Bounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Waits and sizes that suit every pool: no option sets them, and tests pass smaller ones."""
+
+    # A link pings its node so often; unread bytes that become no fewer for so long end it.
+    ping_s: float = 1.0
+    choked_s: float = 1.0
+    max_unsent_bytes: int = 64 << 20
+    # A node that refused a request is not asked again for so long: it says soon why not to.
+    refused_s: float = 1.0
+    # A drain waits so long until others can serve, and the node says that it drains.
+    drain_answer_s: float = 2.0
+    # Of all files of one node that its tokenizer is made of. The largest tokenizers have 35 MB.
+    max_artifact_bytes: int = 128 << 20
+    retry_model_s: float = 1.0  # after a node's files could not be fetched
+    report_every_s: float = 1.0  # to the index, which forgets a report after `report_ttl_s`
+    report_ttl_s: float = 5.0
+    reload_every_s: float = 1.0  # looks at the files of keys and tenants
+    cut_off_s: float = (
+        10.0  # from the error that ends an unread stream to the end of its connection
+    )
+
+
 class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Milliseconds and seconds are in the names; sizes are bytes.
 
@@ -67,6 +89,8 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     `worker_socket` is the unix socket of one worker among several on the same port, beside those of
     its siblings (see `workers`); "" listens alone.
+
+    `bounds` has no option on the command line.
     """
 
     host: str = "127.0.0.1"
@@ -115,6 +139,7 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     allowed_hosts: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
     worker_socket: str = ""
+    bounds: Bounds = Bounds()
 
     def __repr__(self) -> str:
         """Without URL, token and secret: what is secret must not reach a log."""

@@ -35,10 +35,11 @@ logger = logging.getLogger(__name__)
 
 
 class Siblings:
-    """`path` is the own unix socket; its stem is the worker's name."""
+    """`path` is the own unix socket; its stem is the worker's name. The others have `answer_s`."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, answer_s: float = ANSWER_S) -> None:
         self.path = path
+        self._answer_s = answer_s
         self.name = path.stem
 
     def others(self) -> list[Path]:
@@ -49,9 +50,22 @@ class Siblings:
         """The others' answers of status 200 by worker, all asked at once. Who does not answer in
         time is left out: it may be on its way up or down."""
         others = self.others()
-        bodies = await asyncio.gather(*(_ask(each, request) for each in others))
+        bodies = await asyncio.gather(*(self._ask(each, request) for each in others))
         pairs = zip(others, bodies, strict=True)
         return {each.stem: body for each, body in pairs if body is not None}
+
+    async def _ask(self, path: Path, request: web.Request) -> bytes | None:
+        headers = {name: request.headers[name] for name in FORWARDED if name in request.headers}
+        try:
+            async with (
+                asyncio.timeout(self._answer_s),
+                aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(path))) as session,
+                session.get(f"http://localhost{request.path_qs}", headers=headers) as answer,
+            ):
+                return await answer.read() if answer.status == 200 else None
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            logger.info("worker %s does not answer: %s", path.stem, error or "not in time")
+            return None
 
 
 def gathering(siblings: Siblings) -> Middleware:
@@ -103,20 +117,6 @@ async def _add(siblings: Siblings, request: web.Request, response: web.Response)
     pools: Mapping[str, object] = {name: msgspec.json.decode(each) for name, each in others.items()}
     pool = gathered_pool(siblings.name, msgspec.json.decode(body), pools)
     response.body = msgspec.json.encode(pool)
-
-
-async def _ask(path: Path, request: web.Request) -> bytes | None:
-    headers = {name: request.headers[name] for name in FORWARDED if name in request.headers}
-    try:
-        async with (
-            asyncio.timeout(ANSWER_S),
-            aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(path))) as session,
-            session.get(f"http://localhost{request.path_qs}", headers=headers) as answer,
-        ):
-            return await answer.read() if answer.status == 200 else None
-    except (aiohttp.ClientError, OSError, TimeoutError) as error:
-        logger.info("worker %s does not answer: %s", path.stem, error or "not in time")
-        return None
 
 
 def _is_sibling(request: web.Request) -> bool:

@@ -7,12 +7,16 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 
 from baton_router.service import Router
-from baton_router.settings import RouterSettings
+from baton_router.settings import Bounds, RouterSettings
 from tests.support.nodes.fake_node import FakeNode
-from tests.support.waiting import until
+from tests.support.waiting import WAIT_S, until
+
+# Nothing is waited for longer than need be, and a drain is answered on a slow machine too.
+BOUNDS = Bounds(retry_model_s=0.05, reload_every_s=0.05, drain_answer_s=WAIT_S)
 
 
 class Client:
@@ -52,9 +56,12 @@ class Client:
 
 
 @asynccontextmanager
-async def _running(*nodes: FakeNode, **settings: Any) -> AsyncIterator[Client]:
+async def _running(
+    *nodes: FakeNode, bounds: Mapping[str, Any] | None = None, **settings: Any
+) -> AsyncIterator[Client]:
     options: dict[str, Any] = {"port": 0, "reconnect_max_s": 0.1}
     options["nodes"] = tuple(node.address for node in nodes)
+    options["bounds"] = msgspec.structs.replace(BOUNDS, **(bounds or {}))
     async with (
         Router(RouterSettings(**(options | settings))) as router,
         aiohttp.ClientSession() as session,
@@ -66,7 +73,8 @@ async def _running(*nodes: FakeNode, **settings: Any) -> AsyncIterator[Client]:
 
 @pytest.fixture
 def running() -> Any:
-    """`async with running(node, ..., handoff="always") as client`: a router that sees all nodes."""
+    """`async with running(node, ..., handoff="always", bounds={"ping_s": 0.2}) as client`: a router
+    that sees all nodes."""
     return _running
 
 

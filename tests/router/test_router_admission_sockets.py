@@ -75,10 +75,9 @@ async def test_a_stream_that_is_not_read_ends_with_a_reason_and_others_go_on(
 
 
 async def test_a_client_that_reads_nothing_at_all_is_cut_off(
-    running: Any, monkeypatch: pytest.MonkeyPatch
+    running: Any,
 ) -> None:
-    monkeypatch.setattr("baton_router.read_guard.FAREWELL_S", 0.2)
-    async with talker() as node, running(node) as client:
+    async with talker() as node, running(node, bounds={"cut_off_s": 0.2}) as client:
         _, writer = await ask_for_a_stream(client)
         await until(lambda: client.router.api.answering == 1)
         await until(lambda: client.router.api.answering == 0)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from baton_protocol.link import Abort, Delta, Deltas, First, NoFirst, PrefillJob, RunJob
-from baton_router import links
 from baton_router.view import state_of
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.pools.failing_pool import (
@@ -217,11 +216,10 @@ async def test_without_patience_a_broken_link_is_a_lost_node(
 
 
 async def test_a_frozen_node_is_lost_and_its_abort_is_the_first_it_hears_when_it_wakes(
-    running: Any, decode: FakeNode, other: FakeNode, monkeypatch: pytest.MonkeyPatch
+    running: Any, decode: FakeNode, other: FakeNode
 ) -> None:
-    monkeypatch.setattr(links, "PING_S", 0.2)
     decode.script.run = "half"
-    async with running(decode) as client:
+    async with running(decode, bounds={"ping_s": 0.2}) as client:
         answer = completing(client)
         await half_said(client)
         await join(client, other)
@@ -236,10 +234,9 @@ async def test_a_frozen_node_is_lost_and_its_abort_is_the_first_it_hears_when_it
 
 
 async def test_a_node_that_froze_before_it_got_a_request_is_not_held_against_it(
-    running: Any, decode: FakeNode, other: FakeNode, monkeypatch: pytest.MonkeyPatch
+    running: Any, decode: FakeNode, other: FakeNode
 ) -> None:
-    monkeypatch.setattr(links, "PING_S", 0.2)
-    async with running(decode) as client:
+    async with running(decode, bounds={"ping_s": 0.2}) as client:
         decode.freeze()
         link = client.router._table.links[decode.address]
         await until(lambda: time.monotonic() > link.due_at)

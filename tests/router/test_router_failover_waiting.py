@@ -6,12 +6,10 @@ import asyncio
 from typing import Any
 
 import aiohttp
-import pytest
 
 from baton_protocol.errors import ErrorRecord
 from baton_protocol.link import Abort, Delta, Deltas, RunJob
 from baton_protocol.store import StoreHealth
-from baton_router import dispatch
 from baton_router.ownership import MAX_ATTEMPTS
 from baton_router.service import Router
 from baton_router.settings import RouterSettings
@@ -96,11 +94,10 @@ async def test_what_one_node_refuses_another_gets(
 
 
 async def test_a_node_that_refused_is_asked_again_after_a_while(
-    running: Any, decode: FakeNode, monkeypatch: pytest.MonkeyPatch
+    running: Any, decode: FakeNode
 ) -> None:
-    monkeypatch.setattr(dispatch, "REFUSED_S", 0.05)
     decode.script.run, decode.script.failure = "fail", BUSY
-    async with running(decode) as client:
+    async with running(decode, bounds={"refused_s": 0.05}) as client:
         answer = completing(client)
         await until(lambda: len(decode.got_of(RunJob)) > 2)
         decode.script.run = "answer"
@@ -108,11 +105,10 @@ async def test_a_node_that_refused_is_asked_again_after_a_while(
 
 
 async def test_a_node_that_refuses_for_ever_is_the_clients_error(
-    running: Any, decode: FakeNode, monkeypatch: pytest.MonkeyPatch
+    running: Any, decode: FakeNode
 ) -> None:
-    monkeypatch.setattr(dispatch, "REFUSED_S", 0.0)
     decode.script.run, decode.script.failure = "fail", BUSY
-    async with running(decode) as client:
+    async with running(decode, bounds={"refused_s": 0.0}) as client:
         status, body, headers = await completing(client)
         assert (status, body["error"]["code"]) == (503, "busy")
         assert headers["retry-after"] == "1"

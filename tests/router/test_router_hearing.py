@@ -11,18 +11,12 @@ from baton_protocol.ids import BlockHash, Epoch, NodeId
 from baton_protocol.link import CacheEvents, Resync
 from baton_router.hearing import LISTINGS, Hearing
 from baton_router.view import PoolView
+from tests.support.clock import Clock
 from tests.support.nodes.fake_node import FakeNode, make_report
 from tests.support.waiting import until
 
 EPOCH, NODE = Epoch("epoch-1"), NodeId("decode-0")
 NAMES = tuple(BlockHash(n.to_bytes(16, "big")) for n in range(1000))
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def a_hearing(clock: Clock, *nodes: str, events_per_s: int = 100) -> tuple[Hearing, PoolView]:
@@ -78,9 +72,9 @@ def test_too_many_at_once_are_dropped_said_once_and_listed_when_there_is_time(
     ]
     assert (hearing.dropped, known(view)) == (80, 90)
     assert hearing.to_ask() == []
-    clock.now += 0.3
+    clock.advance(0.3)
     assert hearing.to_ask() == []
-    clock.now += 0.2
+    clock.advance(0.2)
     assert hearing.to_ask() == ["n1", "n2"]
     hearing.heard(NodeId("n1"), events(1, 95, reset=True))  # a listing is taken whatever its size
     assert known(view) == 95

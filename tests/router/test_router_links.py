@@ -18,14 +18,13 @@ from baton_kvstore.errors import StoreUnavailable
 from baton_protocol.ids import BlockHash, Fingerprint
 from baton_protocol.link import Abort, RunJob
 from baton_protocol.store import Marker, NodeReport
-from baton_router import links
 from baton_router.discovery import MISSES, Discovery
 from baton_router.errors import StartError
 from baton_router.links import MISSED_PINGS, Link, LinkTable
 from baton_router.markers import FAILURES, RETRY_S, Markers
 from baton_router.models import KEPT_UNUSED, FetchError, ModelStore
 from baton_router.service import Router
-from baton_router.settings import RouterSettings
+from baton_router.settings import Bounds, RouterSettings
 from baton_text.artifacts import byte_artifacts
 from tests.support.nodes.fake_node import VOCAB, FakeNode, make_report
 from tests.support.pools.failing_pool import REPLY, completing, join, text
@@ -96,11 +95,10 @@ async def test_aborts_for_an_engine_that_is_gone_are_not_sent_to_its_successor(
 
 
 async def test_a_node_that_answers_no_pings_but_talks_keeps_its_link(
-    running: Any, decode: FakeNode, monkeypatch: pytest.MonkeyPatch
+    running: Any, decode: FakeNode
 ) -> None:
-    monkeypatch.setattr(links, "PING_S", 0.05)
     decode.pongs = False
-    async with running(decode):
+    async with running(decode, bounds={"ping_s": 0.05}):
         for _ in range(40):
             await decode.say_load()
             await asyncio.sleep(0.01)
@@ -108,9 +106,7 @@ async def test_a_node_that_answers_no_pings_but_talks_keeps_its_link(
         await until(lambda: decode.links == 2)
 
 
-async def test_pings_that_the_router_itself_was_late_for_do_not_count(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_pings_that_the_router_itself_was_late_for_do_not_count() -> None:
     class Socket:
         pings = 0
 
@@ -119,14 +115,21 @@ async def test_pings_that_the_router_itself_was_late_for_do_not_count(
 
     async def silent_after(clock: Iterator[float], pings: int) -> bool:
         """Whether the link gives its node up within so many pings."""
-        link = Link("http://a:1", None, None, pause_max_s=1.0, rng=None, clock=clock.__next__)  # type: ignore[arg-type]
+        link = Link(
+            "http://a:1",
+            None,  # type: ignore[arg-type]
+            None,  # type: ignore[arg-type]
+            pause_max_s=1.0,
+            rng=None,  # type: ignore[arg-type]
+            clock=clock.__next__,
+            bounds=Bounds(ping_s=0.01),
+        )
         socket = Socket()
         waiting = asyncio.create_task(link._until_silent(socket))  # type: ignore[arg-type]
         await until(lambda: waiting.done() or socket.pings > pings)
         waiting.cancel()
         return waiting.done()
 
-    monkeypatch.setattr(links, "PING_S", 0.01)
     assert await silent_after(itertools.count(0.0, 0.004), MISSED_PINGS)
     assert not await silent_after(itertools.count(0.0, 5.0), 10 * MISSED_PINGS)
 

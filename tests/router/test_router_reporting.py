@@ -17,9 +17,8 @@ from baton_kvstore.keys import router_key
 from baton_kvstore.registry import Registry
 from baton_node.settings import NodeSettings
 from baton_protocol.store import RouterReport
-from baton_router import reporting
 from baton_router.service import Router
-from baton_router.settings import RouterSettings
+from baton_router.settings import Bounds, RouterSettings
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.nodes.processes import free_port
 from tests.support.nodes.processes import running as running_nodes
@@ -30,9 +29,10 @@ TTL_S = 600.0  # of the reports of a process, longer than any test
 BODY = {"prompt": "x" * 64, "max_tokens": 8}
 CODE = """
 import asyncio, sys
-from baton_router import RouterSettings, reporting, serve
-reporting.TTL_S = float(sys.argv[2])
-settings = RouterSettings(port=0, index_url=sys.argv[1], wake_wait_s=60.0)
+from baton_router import RouterSettings, serve
+from baton_router.settings import Bounds
+bounds = Bounds(report_ttl_s=float(sys.argv[2]))
+settings = RouterSettings(port=0, index_url=sys.argv[1], wake_wait_s=600.0, bounds=bounds)
 asyncio.run(serve(settings, lambda host, port: print(port, flush=True)))
 """
 
@@ -51,19 +51,14 @@ async def registry(redis: EmbeddedStore) -> AsyncIterator[Registry]:
         yield opened
 
 
-@pytest.fixture
-def one_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A router tells its first report, and then only what cannot wait for the next one."""
-    monkeypatch.setattr(reporting, "EVERY_S", 3600.0)
-
-
-def settings_of(redis: EmbeddedStore, *nodes: FakeNode) -> RouterSettings:
+def settings_of(redis: EmbeddedStore, *nodes: FakeNode, every_s: float = 0.05) -> RouterSettings:
     """Of a router that may be asked before its nodes are there."""
     return RouterSettings(
         port=0,
         index_url=redis.index_url,
         nodes=tuple(node.address for node in nodes),
         wake_wait_s=WAIT_S,
+        bounds=Bounds(report_every_s=every_s),
     )
 
 
@@ -109,11 +104,11 @@ async def test_a_router_that_ends_is_no_longer_listed(
     assert await registry.routers() == []
 
 
-@pytest.mark.usefixtures("one_report")
 async def test_the_first_request_that_is_held_is_told_at_once(
     redis: EmbeddedStore, registry: Registry
 ) -> None:
-    async with Router(settings_of(redis)) as router:
+    """The first report is told, and then only what cannot wait for the next one."""
+    async with Router(settings_of(redis, every_s=3600.0)) as router:
         await told(registry, lambda all: len(all) == 1)
         answer = asyncio.create_task(ask(f"http://127.0.0.1:{router.port}", BODY))
         [report] = await told(registry, lambda all: any(one.held for one in all))

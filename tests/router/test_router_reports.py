@@ -30,9 +30,9 @@ from baton_protocol.link import (
 )
 from baton_protocol.store import DataInstance, NodeLoad, Speeds
 from baton_protocol.wire import WireError
-from baton_router import models
 from baton_router.demand import Demand
 from baton_router.metrics import RouterMetrics
+from baton_router.models import FetchError
 from baton_router.placement import Placement, Policy, place
 from baton_router.pool_json import pool_json
 from baton_router.prices import Facts
@@ -251,12 +251,10 @@ async def test_a_node_whose_files_are_too_large_is_not_used_and_is_reported(
     decode: FakeNode,
     other: FakeNode,
     caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(models, "MAX_ARTIFACT_BYTES", 1 << 20)
     files = {name: b" " * (600 << 10) + name.encode() for name in ("a.jinja", "b.jinja")}
     other.serve_artifacts(files)
-    async with running(decode) as client:
+    async with running(decode, bounds={"max_artifact_bytes": 1 << 20}) as client:
         client.router._table.ensure(other.address)
         await counted(client, "artifact", 1)
         assert "larger than 1048576 bytes" in caplog.text
@@ -286,7 +284,7 @@ async def test_files_come_neither_from_elsewhere_nor_grow_on_arrival(
         report = msgspec.structs.replace(
             decode.report, artifacts={"x": next(iter(decode.artifacts))}
         )
-        with pytest.raises(models.FetchError, match="answered 307"):
+        with pytest.raises(FetchError, match="answered 307"):
             await store.get(report, address)
         assert asked[0]["Accept-Encoding"] == "identity"
     await runner.cleanup()

@@ -8,14 +8,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import aiohttp
-import pytest
 from aiohttp import web
 
 from baton_protocol.ids import RequestId
 from baton_protocol.link import Abort, Hello, to_router_codec
 from baton_protocol.store import NodeReport
-from baton_router import links
 from baton_router.links import Flaw, Link
+from baton_router.settings import Bounds
 from tests.support.nodes.fake_node import make_report
 from tests.support.nodes.processes import free_port
 from tests.support.waiting import until
@@ -64,7 +63,7 @@ class Peer:
 
 
 @asynccontextmanager
-async def linked(peer: Peer, notes: Notes) -> AsyncIterator[Link]:
+async def linked(peer: Peer, notes: Notes, choked_s: float) -> AsyncIterator[Link]:
     app = web.Application()
     app.router.add_get("/link", peer.link)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
@@ -73,7 +72,9 @@ async def linked(peer: Peer, notes: Notes) -> AsyncIterator[Link]:
     await web.TCPSite(runner, "127.0.0.1", port).start()
     async with aiohttp.ClientSession() as session:
         url, rng = f"http://127.0.0.1:{port}", random.Random(1)
-        link = Link(url, session, notes, pause_max_s=0.1, rng=rng)
+        # No link ends here because its node is silent.
+        bounds = Bounds(max_unsent_bytes=1 << 20, choked_s=choked_s, ping_s=600.0)
+        link = Link(url, session, notes, pause_max_s=0.1, rng=rng, bounds=bounds)
         link.start()
         try:
             await until(lambda: link.up)
@@ -83,31 +84,21 @@ async def linked(peer: Peer, notes: Notes) -> AsyncIterator[Link]:
             await runner.cleanup()
 
 
-@pytest.fixture
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "MAX_UNSENT_BYTES", 1 << 20)
-    monkeypatch.setattr(links, "CHOKED_S", 0.2)
-    monkeypatch.setattr(links, "PING_S", 600.0)  # not by silence
-
-
 BIG = Abort(RequestId("r" * (1 << 18)), 1)
 
 
-async def test_a_node_that_does_not_read_loses_its_link_and_gets_a_new_one(patience: None) -> None:
+async def test_a_node_that_does_not_read_loses_its_link_and_gets_a_new_one() -> None:
     notes = Notes()
-    async with linked(Peer(0), notes) as link:
+    async with linked(Peer(0), notes, choked_s=0.2) as link:
         for _ in range(160):  # 40 MiB: what sockets hold of it is a quarter at most
             link.send(BIG)
         await until(lambda: notes.hellos == 2 and link.up)
         assert (notes.broken, link.idle) == ([False], True)
 
 
-async def test_a_node_that_reads_may_be_sent_more_than_that_at_once(
-    patience: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(links, "CHOKED_S", 10.0)
+async def test_a_node_that_reads_may_be_sent_more_than_that_at_once() -> None:
     notes, peer = Notes(), Peer(100)
-    async with linked(peer, notes) as link:
+    async with linked(peer, notes, choked_s=60.0) as link:
         for _ in range(100):
             link.send(BIG)
         await until(lambda: peer.got == 100)

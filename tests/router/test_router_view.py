@@ -13,22 +13,13 @@ from baton_protocol.link import CacheEvents, Load
 from baton_protocol.store import NodeLoad, Role, Speeds
 from baton_router.chunks import ENTRY_BYTES, SCRUB_AT, SCRUBBED, ChunkIndex
 from baton_router.view import BOOKING_ARRIVES_S, NodeView, PoolView, state_of
+from tests.support.clock import Clock
 from tests.support.nodes.candidates import Candidate, candidates_of
 from tests.support.nodes.fake_node import make_report
 
 A, B, C = (BlockHash(bytes([n]) * 16) for n in range(3))
 NODE, RID = NodeId("decode-0"), RequestId("r1")
 EPOCH = Epoch("epoch-1")
-
-
-class Clock:
-    """A clock that stands until it is moved."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def a_view(clock: Clock | None = None) -> PoolView:
@@ -223,7 +214,7 @@ def test_a_booking_is_not_counted_twice_by_a_report_that_had_time_to_include_it(
     report = Load(EPOCH, "ready", Speeds(), NodeLoad(queued_tokens=30, running=1))
     view.load(NODE, report)  # may have been sent before the job arrived: its 500 stay
     assert (only(view).queued_tokens, only(view).sequences) == (500, 2)
-    clock.now += 2 * BOOKING_ARRIVES_S
+    clock.advance(2 * BOOKING_ARRIVES_S)
     assert only(view).queued_tokens == 500
     view.load(NODE, report)
     # Ours, all of it: 30 of the 500 tokens are left to compute.
@@ -235,7 +226,7 @@ def test_what_others_brought_stays_when_our_own_request_ends() -> None:
     view = a_view(clock)
     meet(view)
     view.book(NODE, RID, 100, 1)
-    clock.now += 2 * BOOKING_ARRIVES_S
+    clock.advance(2 * BOOKING_ARRIVES_S)
     view.load(NODE, Load(EPOCH, "ready", Speeds(), NodeLoad(queued_tokens=340, running=4)))
     assert (only(view).queued_tokens, only(view).sequences) == (340, 4)
     view.prefilled(NODE, RID)
@@ -259,7 +250,7 @@ def test_without_reports_the_view_ages_into_counting_our_own_requests() -> None:
     view = a_view(clock)
     meet(view)
     for number in range(5):
-        clock.now += 10
+        clock.advance(10)
         view.book(NODE, RequestId(f"r{number}"), 100, 1)
     assert (only(view).queued_tokens, only(view).sequences) == (500, 5)
 
@@ -328,10 +319,10 @@ def test_a_node_whose_engine_makes_no_step_is_stalled_until_it_does() -> None:
     view = a_view(clock)
     node = meet(view)
     step(view, 7, running=1)
-    clock.now += 8
+    clock.advance(8)
     step(view, 7, running=1)
     assert view.standing(10.0) == []
-    clock.now += 3
+    clock.advance(3)
     assert view.standing(10.0) == [NODE]
     assert view.standing(10.0) == []
     assert (seen(view), state_of(node)) == ([], "stalled")
@@ -346,13 +337,13 @@ def test_a_node_without_work_or_with_tokens_does_not_stall_and_a_silent_one_does
     view = a_view(clock)
     meet(view)
     for _ in range(3):
-        clock.now += 8
+        clock.advance(8)
         step(view, 7, parked=1)
         assert view.standing(10.0) == []
-        clock.now += 8
+        clock.advance(8)
         view.moved(NODE)
         assert view.standing(10.0) == []
-    clock.now += 11
+    clock.advance(11)
     assert view.standing(10.0) == [NODE]
 
 
@@ -360,7 +351,7 @@ def test_time_in_which_this_process_stood_still_stalls_nobody() -> None:
     clock = Clock()
     view = a_view(clock)
     meet(view)
-    clock.now += 60
+    clock.advance(60)
     view.stood_still(59.0)
     assert view.standing(10.0) == []
 
@@ -369,7 +360,7 @@ def test_a_stalled_engine_is_not_cured_by_a_new_link() -> None:
     clock = Clock()
     view = a_view(clock)
     node = meet(view)
-    clock.now += 11
+    clock.advance(11)
     view.standing(10.0)
     view.lost(NODE)
     assert state_of(node) == "lost"

@@ -158,7 +158,7 @@ def a_days_nodes(view: PoolView, hearing: Hearing, clock: Clock, day: int) -> No
             view.release(name, id)
         leaves = Load(epoch, "draining", Speeds(), NodeLoad(), replaced_by=f"revision-{day + 1}")
         view.load(name, leaves)
-        clock.now += HOUR_S
+        clock.advance(HOUR_S)
     for node in list(view.nodes):
         hearing.forget(node)
         view.lost(node)
@@ -197,7 +197,7 @@ def test_of_tenants_that_have_gone_nothing_is_kept() -> None:
         running.add(tenant, 3, waiter.weight)
         running.give_back(tenant, 3)
         buckets.take(tenant, draws_of(limits, 1, 5000), clock.now)
-        clock.now += HOUR_S
+        clock.advance(HOUR_S)
         if hour + 1 in (HOURS // 2, HOURS):
             looks.append(sum(map(sizes, (shares, running, buckets, queue)), sizes(())))
     assert grown(*looks) == {}
