@@ -7,12 +7,14 @@ import hashlib
 import os
 import signal
 import socket
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import msgspec
 import pytest
+import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
 from baton_kvstore.embedded import EmbeddedStore
@@ -33,11 +35,12 @@ from baton_protocol.link import (
     Resync,
     RunJob,
 )
-from baton_protocol.store import Role
+from baton_protocol.store import NodeReport, Role
 from baton_text.tokenizer import Tokenizer
 from tests.support.nodes.processes import (
     LinkClient,
     NodeProcess,
+    Standby,
     free_port,
     gone,
     is_alive,
@@ -45,10 +48,14 @@ from tests.support.nodes.processes import (
     make_request,
     running,
 )
-from tests.support.stores.kvstore import plain_client
+from tests.support.stores.kvstore import frozen
+
+# Tests share nodes, which know requests by their names: no name is used twice.
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 PROMPT = bytes((i * 11) % 95 + 32 for i in range(300))
 SLOW = SimOptions(decode_ms=20.0)
+LONGEST = 7000  # tokens of a request on a slow node
 
 
 def settings(store: EmbeddedStore | None, role: Role = "decode", **more: Any) -> NodeSettings:
@@ -65,6 +72,40 @@ def settings(store: EmbeddedStore | None, role: Role = "decode", **more: Any) ->
     return NodeSettings(**(facts | where | more))
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def standby() -> AsyncIterator[Standby]:
+    nodes = Standby()
+    yield nodes
+    await nodes.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def slow(standby: Standby) -> NodeProcess:
+    """Without a store; it has time for everything."""
+    return await standby.node(
+        "slow",
+        lambda: settings(None, sim=SLOW, drain_s=600.0, link_grace_s=600.0, max_model_len=LONGEST),
+    )
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def hasty(standby: Standby) -> NodeProcess:
+    """Without a store; it waits for nobody."""
+    return await standby.node(
+        "hasty", lambda: settings(None, sim=SLOW, drain_s=0.2, link_grace_s=0.2)
+    )
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def prefill(standby: Standby, store: EmbeddedStore) -> NodeProcess:
+    return await standby.node("prefill", lambda: settings(store, "prefill"))
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def decode(standby: Standby, store: EmbeddedStore) -> NodeProcess:
+    return await standby.node("decode", lambda: settings(store))
+
+
 async def get(node: NodeProcess, path: str) -> tuple[int, bytes]:
     async with aiohttp.ClientSession() as session, session.get(f"{node.url}{path}") as answer:
         return answer.status, await answer.read()
@@ -75,10 +116,10 @@ def text_of(client: LinkClient, name: str, choice: int = 0) -> str:
 
 
 async def test_a_pair_of_nodes_hands_a_request_over_with_the_tokens_of_one(
-    store: EmbeddedStore,
+    prefill: NodeProcess, decode: NodeProcess
 ) -> None:
-    nodes = running(settings(store, "prefill"), settings(store, "decode"))
-    async with nodes as (p, d), linked(p) as lp, linked(d) as ld:
+    async with linked(prefill) as lp, linked(decode) as ld:
+        published, fetched = (await lp.load()).load, (await ld.load()).load
         request = make_request("r", PROMPT, max_tokens=12, n=2, temperature=1.0, seed=4)
         await ld.send(RunJob(request, await_first=True))
         about = ld.hello.report
@@ -102,92 +143,124 @@ async def test_a_pair_of_nodes_hands_a_request_over_with_the_tokens_of_one(
 
         def handed_over() -> bool:
             load = ld.last_load().load
-            return load.handoffs_total == 1 and load.reused_chunks_total == 18
+            handoffs = load.handoffs_total - fetched.handoffs_total
+            return (handoffs, load.reused_chunks_total - fetched.reused_chunks_total) == (1, 18)
 
+        chunks = published.published_chunks_total + 18
         await ld.until(handed_over)
-        await lp.until(lambda: lp.last_load().load.published_chunks_total == 18)
-        _, page = await get(p, "/metrics")
+        await lp.until(lambda: lp.last_load().load.published_chunks_total == chunks)
+        await lp.until(lambda: lp.last_load().speeds.put_bytes_per_s > 0)
+        await ld.until(lambda: ld.last_load().speeds.get_bytes_per_s > 0)
+        _, page = await get(prefill, "/metrics")
         families = {f.name: f for f in text_string_to_metric_families(page.decode())}
-        published = families["baton_kv_published_bytes"].samples[0]
-        assert published.labels == {"node": "prefill-0"}
-        assert published.value == 18 * about.layout.chunk_bytes
+        metric = families["baton_kv_published_bytes"].samples[0]
+        assert metric.labels == {"node": "prefill-0"}
+        assert metric.value == chunks * about.layout.chunk_bytes
         await ld.until(lambda: len(ld.cached()) >= 18)
-        assert await p.stop() == 0
-        assert await d.stop() == 0
+        assert await prefill.stop() == 0
 
 
 async def test_the_hello_says_who_the_node_is_and_names_its_artifacts(
-    store: EmbeddedStore,
+    store: EmbeddedStore, decode: NodeProcess
 ) -> None:
-    async with running(settings(store)) as (node,), linked(node) as link:
+    async with linked(decode) as link:
         report = link.hello.report
-        assert (report.node, report.role, report.address) == ("decode-0", "decode", node.url)
-        assert (report.pid, report.state, report.model) == (node.process.pid, "ready", "sim")
+        assert (report.node, report.role, report.address) == ("decode-0", "decode", decode.url)
+        assert (report.pid, report.state, report.model) == (decode.process.pid, "ready", "sim")
         assert report.store == "up"
         assert report.speeds.prefill_tokens_per_s > 0
-        assert report.speeds.put_bytes_per_s > 0
         files = {}
         for name, digest in report.artifacts.items():
-            status, files[name] = await get(node, f"/artifacts/{digest}")
+            status, files[name] = await get(decode, f"/artifacts/{digest}")
             assert status == 200
             assert hashlib.sha256(files[name]).hexdigest() == digest
         assert Tokenizer.from_artifacts(files).vocab_size == report.vocab_size
-        assert (await get(node, "/artifacts/feed"))[0] == 404
+        assert (await get(decode, "/artifacts/feed"))[0] == 404
         await link.until(lambda: len(link.frames) >= 3)
         first, second = link.frames[1:3]
         assert isinstance(first, CacheEvents)
         assert first.reset
         assert isinstance(second, Load)
-        async with Registry(store.index_url, "default") as registry:
-            async with asyncio.timeout(120):
-                while not (found := await registry.nodes()):
-                    await asyncio.sleep(0.02)
-            assert found[0].epoch == report.epoch
-            await node.stop()
-            async with asyncio.timeout(120):
-                while await registry.nodes():
-                    await asyncio.sleep(0.02)
+        assert [node.epoch for node in await registered(store, 1)] == [report.epoch]
 
 
-async def test_a_second_link_is_told_what_the_cache_holds() -> None:
-    async with running(settings(None)) as (node,):
-        async with linked(node) as first:
-            await first.send(RunJob(make_request("r", PROMPT)))
-            await first.finished("r")
-            await first.until(lambda: len(first.cached()) == 19)
-        async with linked(node) as second:
-            await second.until(lambda: len(second.frames) >= 2)
-            assert second.cached() == first.cached()
-            assert second.hello.report.store == "none"
+async def computes_by_itself(node: NodeProcess) -> None:
+    async with linked(node) as link:
+        await link.send(RunJob(make_request("by itself", b"!!" + PROMPT, max_tokens=4)))
+        deltas = await link.finished("by itself")
+        assert sum(len(delta.ids) for delta in deltas) == 4
+        me = link.hello.report
+        await link.send(PrefillJob(make_request("p", b"!" + PROMPT), me.node, me.epoch))
+        assert not isinstance(await link.prefilled("p"), JobFailed)
 
 
-async def test_cache_events_are_counted_from_the_listing_on_and_listed_again_on_demand() -> None:
-    async with running(settings(None)) as (node,), linked(node) as link:
+async def registered(store: EmbeddedStore, count: int) -> list[NodeReport]:
+    """Wait until the registry lists so many nodes."""
+    async with Registry(store.index_url, "default") as registry, asyncio.timeout(120):
+        while len(found := await registry.nodes()) != count:
+            await asyncio.sleep(0.02)
+        return found
+
+
+async def test_a_node_whose_store_goes_away_computes_by_itself(
+    store: EmbeddedStore, decode: NodeProcess
+) -> None:
+    with frozen(store.pid("data0")), frozen(store.pid("data1")):
+        await computes_by_itself(decode)
+
+
+async def test_a_node_that_has_ended_is_not_in_the_registry(
+    store: EmbeddedStore, decode: NodeProcess
+) -> None:
+    await registered(store, 1)
+    assert await decode.stop() == 0
+    await registered(store, 0)
+
+
+async def test_a_second_link_is_told_what_the_cache_holds(slow: NodeProcess) -> None:
+    async with linked(slow) as first:
+        await first.load()
+        before = first.cached()
+        await first.send(RunJob(make_request("first", b"first" + PROMPT)))
+        await first.finished("first")
+        await first.until(lambda: len(first.cached() - before) == 19)
+    async with linked(slow) as second:
+        await second.load()
+        assert second.cached() == first.cached()
+        assert second.hello.report.store == "none"
+
+
+async def test_cache_events_are_counted_from_the_listing_on_and_listed_again_on_demand(
+    slow: NodeProcess,
+) -> None:
+    async with linked(slow) as link:
 
         def told() -> list[CacheEvents]:
             return [frame for frame in link.frames if isinstance(frame, CacheEvents)]
 
-        await link.send(RunJob(make_request("r", PROMPT)))
-        await link.finished("r")
-        await link.until(lambda: len(link.cached()) == 19)
-        counted = len(told())
-        assert [frame.seq for frame in told()] == list(range(counted))
+        await link.load()
+        start, before = told()[0].seq, link.cached()
+        await link.send(RunJob(make_request("counted", b"counted" + PROMPT)))
+        await link.finished("counted")
+        await link.until(lambda: len(link.cached() - before) == 19)
+        counted, cached = len(told()), link.cached()
+        assert [frame.seq for frame in told()] == list(range(start, start + counted))
         assert [frame.reset for frame in told()] == [True] + [False] * (counted - 1)
         await link.send(Resync())
         await link.until(lambda: len(told()) == counted + 1)
-        assert (told()[-1].reset, told()[-1].seq) == (True, counted - 1)
-        assert len(link.cached()) == 19
+        assert (told()[-1].reset, told()[-1].seq) == (True, start + counted - 1)
+        assert link.cached() == cached
 
 
-async def test_a_stop_string_ends_the_request_and_frees_its_blocks() -> None:
-    async with running(settings(None)) as (node,), linked(node) as link:
-        await link.send(RunJob(make_request("free", PROMPT, max_tokens=40)))
+async def test_a_stop_string_ends_the_request_and_frees_its_blocks(slow: NodeProcess) -> None:
+    async with linked(slow) as link:
+        await link.send(RunJob(make_request("free", PROMPT, max_tokens=16)))
         await link.finished("free")
         text = text_of(link, "free")
         stop = text[10:13]
-        await link.send(RunJob(make_request("r", PROMPT, max_tokens=4000, stop=(stop,))))
-        deltas = await link.finished("r")
-        assert text_of(link, "r") == text[: text.index(stop)]
+        await link.send(RunJob(make_request("stops", PROMPT, max_tokens=4000, stop=(stop,))))
+        deltas = await link.finished("stops")
+        assert text_of(link, "stops") == text[: text.index(stop)]
         assert (deltas[-1].finish, deltas[-1].stop) == ("stop", stop)
         assert sum(len(delta.ids) for delta in deltas) == text.index(stop) + 3
 
@@ -196,223 +269,206 @@ async def test_a_stop_string_ends_the_request_and_frees_its_blocks() -> None:
             return load.running == 0 and load.free_blocks == load.total_blocks
 
         await link.until(idle)
-        assert link.of("r") == deltas
+        assert link.of("stops") == deltas
 
 
-async def test_aborting_a_request_ends_it_without_a_word() -> None:
-    async with running(settings(None, sim=SLOW)) as (node,), linked(node) as link:
-        await link.send(RunJob(make_request("r", PROMPT, max_tokens=4000)))
-        await link.until(lambda: len(link.of("r")) > 2)
-        await link.send(Abort(make_request("r", b"").id, 1))
+async def test_aborting_a_request_ends_it_without_a_word(slow: NodeProcess) -> None:
+    async with linked(slow) as link:
+        await link.send(RunJob(make_request("aborted", PROMPT, max_tokens=4000)))
+        await link.until(lambda: len(link.of("aborted")) > 2)
+        await link.send(Abort(RequestId("aborted"), 1))
         await link.until(lambda: link.last_load().load.running == 0)
-        assert all(delta.finish is None for delta in link.of("r"))
+        assert all(delta.finish is None for delta in link.of("aborted"))
 
 
-async def test_a_lost_link_aborts_its_requests_after_the_grace_period() -> None:
-    async with running(settings(None, sim=SLOW, link_grace_s=0.2)) as (node,):
-        async with linked(node) as link:
-            await link.send(RunJob(make_request("r", PROMPT, max_tokens=4000)))
-            await link.until(lambda: len(link.of("r")) > 2)
-        async with linked(node) as later:
-            await later.until(
-                lambda: (
-                    any(isinstance(f, Load) for f in later.frames)
-                    and later.last_load().load.running == 0
-                )
-            )
+async def test_a_lost_link_aborts_its_requests_after_the_grace_period(hasty: NodeProcess) -> None:
+    async with linked(hasty) as link:
+        await link.send(RunJob(make_request("orphan", PROMPT, max_tokens=4000)))
+        await link.until(lambda: len(link.of("orphan")) > 2)
+    async with linked(hasty) as later:
+        await later.load()
+        await later.until(lambda: later.last_load().load.running == 0)
 
 
-async def test_a_router_that_comes_back_has_every_token_once() -> None:
-    async with running(settings(None, sim=SLOW)) as (node,):
-        request = make_request("r", PROMPT, max_tokens=40)
-        async with linked(node) as link:
-            await link.send(RunJob(request))
-            await link.until(lambda: len(link.of("r")) > 4)
-        seen = link.of("r")[:3]  # the others were lost on their way
-        ids = tuple(id for delta in seen for id in delta.ids)
-        async with linked(node) as later:
-            await later.send(RunJob(msgspec.structs.replace(request, outputs=(ids,))))
-            deltas = [*seen, *await later.finished("r")]
-            assert [delta.offset for delta in deltas] == list(range(40))
-            await later.send(RunJob(make_request("alone", PROMPT, max_tokens=40)))
-            alone = await later.finished("alone")
-            assert [delta.ids for delta in deltas] == [delta.ids for delta in alone]
-            assert "".join(delta.text for delta in deltas) == text_of(later, "alone")
-
-
-async def test_a_link_is_read_and_a_node_ends_though_its_engine_stands_still() -> None:
-    made = settings(None, sim=SLOW, drain_s=0.2)
-    async with running(made) as (node,), linked(node) as link, linked(node) as other:
-        request = make_request("r", PROMPT, max_tokens=4000)
+async def test_a_router_that_comes_back_has_every_token_once(slow: NodeProcess) -> None:
+    request = make_request("twice", PROMPT, max_tokens=40)
+    async with linked(slow) as link:
         await link.send(RunJob(request))
-        await link.until(lambda: len(link.of("r")) > 2)
-        engine = node.engine_pid()
-        os.kill(engine, signal.SIGSTOP)
-        for number in range(40):  # far more than the sockets between the processes hold
-            await other.send(RunJob(make_request(f"more{number}", bytes([200]) * 60_000)))
-        await other.send(RunJob(request))
-        await other.until(lambda: len(other.of("r")) > 2)
-        node.process.send_signal(signal.SIGTERM)
-        assert await node.ended() == 0
-        await gone(engine)
+        await link.until(lambda: len(link.of("twice")) > 4)
+    seen = link.of("twice")[:3]  # the others were lost on their way
+    ids = tuple(id for delta in seen for id in delta.ids)
+    async with linked(slow) as later:
+        await later.send(RunJob(msgspec.structs.replace(request, outputs=(ids,))))
+        deltas = [*seen, *await later.finished("twice")]
+        assert [delta.offset for delta in deltas] == list(range(40))
+        await later.send(RunJob(make_request("once", PROMPT, max_tokens=40)))
+        once = await later.finished("once")
+        assert [delta.ids for delta in deltas] == [delta.ids for delta in once]
+        assert "".join(delta.text for delta in deltas) == text_of(later, "once")
 
 
-async def test_a_request_past_its_deadline_is_a_final_error() -> None:
-    async with running(settings(None)) as (node,), linked(node) as link:
-        late = msgspec.structs.replace(make_request("r", PROMPT), time_left=0.0)
+async def test_a_request_past_its_deadline_is_a_final_error(slow: NodeProcess) -> None:
+    async with linked(slow) as link:
+        late = msgspec.structs.replace(make_request("overdue", PROMPT), time_left=0.0)
         await link.send(RunJob(late, await_first=True))
-        error = (await link.failure("r")).error
+        error = (await link.failure("overdue")).error
         assert (error.code, error.retryable) == ("deadline_exceeded", False)
 
 
-async def test_a_prompt_that_cannot_fit_is_a_final_error() -> None:
-    async with running(settings(None, max_model_len=64)) as (node,), linked(node) as link:
-        await link.send(RunJob(make_request("r", PROMPT)))
-        failed = await link.failure("r")
+async def test_a_prompt_that_cannot_fit_is_a_final_error(slow: NodeProcess) -> None:
+    async with linked(slow) as link:
+        await link.send(RunJob(make_request("long", bytes(LONGEST))))
+        failed = await link.failure("long")
         assert failed.error.code == "context_length_exceeded"
+        assert str(LONGEST) in failed.error.message
         assert not failed.error.retryable
 
 
-async def test_a_terminated_node_finishes_what_runs_and_takes_nothing_new() -> None:
-    async with running(settings(None, sim=SLOW)) as (node,), linked(node) as link:
-        # Some seconds of work, in which the others are asked.
-        await link.send(RunJob(make_request("r", PROMPT, max_tokens=300)))
-        await link.until(lambda: len(link.of("r")) > 2)
-        node.process.send_signal(signal.SIGTERM)
-        await link.until(lambda: link.last_load().state == "draining")
-        assert (await get(node, "/ready"))[0] == 503
-        assert (await get(node, "/health"))[0] == 200
-        await link.send(RunJob(make_request("late", PROMPT)))
-        refused = await link.failure("late")
-        assert (refused.error.code, refused.error.retryable) == ("draining", True)
-        deltas = await link.finished("r")
-        assert sum(len(delta.ids) for delta in deltas) == 300
-        assert await node.ended() == 0
-
-
-async def test_a_node_that_ends_hands_back_what_outlives_its_deadline() -> None:
-    made = settings(None, sim=SLOW, drain_s=0.2)
-    async with running(made) as (node,), linked(node) as link:
-        await link.send(RunJob(make_request("r", PROMPT, max_tokens=4000)))
-        await link.until(lambda: len(link.of("r")) > 2)
-        node.process.send_signal(signal.SIGTERM)
-        await link.until(lambda: link.last_load().leaving)
-        error = (await link.failure("r")).error
-        assert (error.code, error.retryable) == ("drained", True)
-        assert await node.ended() == 0
-
-
-async def test_a_node_drains_and_resumes_by_a_router_s_word() -> None:
-    async with running(settings(None, sim=SLOW)) as (node,), linked(node) as link:
-        await link.send(RunJob(make_request("r", PROMPT, max_tokens=4000)))
-        await link.until(lambda: len(link.of("r")) > 2)
+async def test_a_node_drains_and_resumes_by_a_router_s_word(slow: NodeProcess) -> None:
+    async with linked(slow) as link:
+        await link.send(RunJob(make_request("stays", PROMPT, max_tokens=4000)))
+        await link.until(lambda: len(link.of("stays")) > 2)
         await link.send(DrainNode(0.0, "scale-down", "r2"))
         await link.until(lambda: link.last_load().leaving)
         told = link.last_load()
         assert (told.state, told.reason, told.load.requests) == ("draining", "scale-down", 1)
         assert told.replaced_by == "r2"
-        assert (await get(node, "/ready"))[0] == 503
-        before = len(link.of("r"))
-        await link.until(lambda: len(link.of("r")) > before)  # it goes on until it is moved
-        await link.send(Abort(RequestId("r"), 1))
+        assert (await get(slow, "/ready"))[0] == 503
+        before = len(link.of("stays"))
+        await link.until(lambda: len(link.of("stays")) > before)  # it goes on until it is moved
+        await link.send(Abort(RequestId("stays"), 1))
         await link.until(lambda: link.last_load().load.requests == 0)
-        await link.send(RunJob(make_request("late", PROMPT)))
-        assert (await link.failure("late")).error.code == "draining"
+        await link.send(RunJob(make_request("too late", PROMPT)))
+        assert (await link.failure("too late")).error.code == "draining"
         await link.send(ResumeNode())
         await link.until(lambda: link.last_load().state == "ready")
-        assert (await get(node, "/ready"))[0] == 200
+        assert (await get(slow, "/ready"))[0] == 200
         await link.send(RunJob(make_request("next", PROMPT, max_tokens=3)))
         assert len(await link.finished("next")) == 3
 
 
-async def test_a_frame_that_a_node_does_not_know_costs_its_sender_the_link_only() -> None:
+async def test_a_frame_that_a_node_does_not_know_costs_its_sender_the_link_only(
+    slow: NodeProcess,
+) -> None:
     """So a router asks for the node's version before it sends what is new."""
-    async with running(settings(None, sim=SLOW)) as (node,), linked(node) as link:
+    async with linked(slow) as link:
         assert link.hello.report.protocol == PROTOCOL_VERSION
-        await link.send(RunJob(make_request("r", PROMPT, max_tokens=40)))
-        await link.until(lambda: len(link.of("r")) > 2)
-        async with linked(node) as other:
+        await link.send(RunJob(make_request("undisturbed", PROMPT, max_tokens=40)))
+        await link.until(lambda: len(link.of("undisturbed")) > 2)
+        async with linked(slow) as other:
             newer = msgspec.msgpack.encode([PROTOCOL_VERSION + 1, {"type": "dance"}])
             await other._socket.send_bytes(newer)
             await other.until(lambda: other.closed)
-        assert sum(len(delta.ids) for delta in await link.finished("r")) == 40
+        assert sum(len(delta.ids) for delta in await link.finished("undisturbed")) == 40
 
 
-async def test_a_second_signal_ends_a_node_at_once() -> None:
-    async with running(settings(None, sim=SLOW, drain_s=300.0)) as (node,), linked(node) as link:
-        await link.send(RunJob(make_request("r", PROMPT, max_tokens=4000)))
-        await link.until(lambda: len(link.of("r")) > 2)
-        engine = node.engine_pid()
-        node.process.send_signal(signal.SIGINT)
+# --- ends -----------------------------------------------------------------------------------------
+
+
+async def test_a_terminated_node_finishes_what_runs_and_takes_nothing_new(
+    slow: NodeProcess,
+) -> None:
+    async with linked(slow) as link:
+        # The long one keeps the node until the test has asked everything.
+        await link.send(RunJob(make_request("keeps", PROMPT, max_tokens=4000)))
+        await link.send(RunJob(make_request("runs", PROMPT, max_tokens=100)))
+        await link.until(lambda: len(link.of("runs")) > 2)
+        slow.process.send_signal(signal.SIGTERM)
         await link.until(lambda: link.last_load().state == "draining")
-        node.process.send_signal(signal.SIGINT)
-        assert await node.ended() == 0
+        assert (await get(slow, "/ready"))[0] == 503
+        assert (await get(slow, "/health"))[0] == 200
+        await link.send(RunJob(make_request("late", PROMPT)))
+        refused = await link.failure("late")
+        assert (refused.error.code, refused.error.retryable) == ("draining", True)
+        deltas = await link.finished("runs")
+        assert sum(len(delta.ids) for delta in deltas) == 100
+        assert slow.process.returncode is None
+        await link.send(Abort(RequestId("keeps"), 1))
+        assert await slow.ended() == 0
+
+
+async def test_a_second_signal_ends_a_node_at_once(slow: NodeProcess) -> None:
+    async with linked(slow) as link:
+        await link.send(RunJob(make_request("cut off", PROMPT, max_tokens=4000)))
+        await link.until(lambda: len(link.of("cut off")) > 2)
+        engine = slow.engine_pid()
+        slow.process.send_signal(signal.SIGINT)
+        await link.until(lambda: link.last_load().state == "draining")
+        slow.process.send_signal(signal.SIGINT)
+        assert await slow.ended() == 0
         await gone(engine)
 
 
-async def test_the_engine_dies_with_its_server() -> None:
-    async with running(settings(None)) as (node,):
-        engine = node.engine_pid()
-        assert is_alive(engine)
-        await node.kill()
+async def test_a_node_that_ends_hands_back_what_outlives_its_deadline(hasty: NodeProcess) -> None:
+    async with linked(hasty) as link:
+        await link.send(RunJob(make_request("outlives", PROMPT, max_tokens=4000)))
+        await link.until(lambda: len(link.of("outlives")) > 2)
+        hasty.process.send_signal(signal.SIGTERM)
+        await link.until(lambda: link.last_load().leaving)
+        error = (await link.failure("outlives")).error
+        assert (error.code, error.retryable) == ("drained", True)
+        assert await hasty.ended() == 0
+
+
+async def test_a_link_is_read_and_a_node_ends_though_its_engine_stands_still(
+    hasty: NodeProcess,
+) -> None:
+    async with linked(hasty) as link, linked(hasty) as other:
+        request = make_request("r", PROMPT, max_tokens=4000)
+        await link.send(RunJob(request))
+        await link.until(lambda: len(link.of("r")) > 2)
+        engine = hasty.engine_pid()
+        os.kill(engine, signal.SIGSTOP)
+        for number in range(40):  # far more than the sockets between the processes hold
+            await other.send(RunJob(make_request(f"more{number}", bytes([200]) * 60_000)))
+        await other.send(RunJob(request))
+        await other.until(lambda: len(other.of("r")) > 2)
+        hasty.process.send_signal(signal.SIGTERM)
+        assert await hasty.ended() == 0
         await gone(engine)
 
 
-async def test_the_server_ends_when_its_engine_dies() -> None:
-    async with running(settings(None)) as (node,), linked(node) as link:
-        os.kill(node.engine_pid(), signal.SIGKILL)
+async def test_the_engine_dies_with_its_server(hasty: NodeProcess) -> None:
+    engine = hasty.engine_pid()
+    assert is_alive(engine)
+    await hasty.kill()
+    await gone(engine)
+
+
+async def test_the_server_ends_when_its_engine_dies(hasty: NodeProcess) -> None:
+    async with linked(hasty) as link:
+        os.kill(hasty.engine_pid(), signal.SIGKILL)
         await link.until(lambda: link.closed)
         with pytest.raises(aiohttp.ClientConnectionError):  # who dials again is not let in
-            await get(node, "/health")
-        assert await node.ended() == 1
-        assert "killed by signal 9" in await node.errors()
+            await get(hasty, "/health")
+        assert await hasty.ended() == 1
+        assert "killed by signal 9" in await hasty.errors()
 
 
-async def test_a_port_in_use_is_one_clear_line() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        node = NodeProcess(settings(None, port=taken.getsockname()[1]))
+# --- starts that cannot go on ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrong", ["port", "model", "blocks"])
+async def test_what_a_node_cannot_start_with_is_one_clear_line(tmp_path: Path, wrong: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        made, words = {
+            "port": (settings(None, port=port), f"127.0.0.1:{port} is in use"),
+            "model": (settings(None, model=str(tmp_path)), str(tmp_path)),
+            "blocks": (settings(None, kv_blocks=0), "num_blocks is 0"),
+        }[wrong]
+        node = NodeProcess(made)
         await node.start()
         assert await node.ended() == 1
-        error = await node.errors()
-        assert error.count("\n") == 1
-        assert f"127.0.0.1:{node.settings.port} is in use" in error
-
-
-async def test_a_model_folder_that_is_none_is_one_clear_line(tmp_path: Path) -> None:
-    node = NodeProcess(settings(None, model=str(tmp_path)))
-    await node.start()
-    assert await node.ended() == 1
     error = await node.errors()
     assert error.count("\n") == 1
-    assert str(tmp_path) in error
+    assert words in error
 
 
-async def test_an_engine_that_cannot_be_built_is_one_clear_line() -> None:
-    node = NodeProcess(settings(None, kv_blocks=0))
-    await node.start()
-    assert await node.ended() == 1
-    assert "num_blocks is 0" in await node.errors()
+# --- without a store ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("when", ["before", "during"])
-async def test_a_node_whose_store_is_away_computes_by_itself(
-    store: EmbeddedStore, when: str
-) -> None:
-    made = settings(store, sim=SimOptions(decode_ms=1.0))
-    if when == "before":
-        made = settings(
-            None, index_url="unix:///nowhere/index.sock", data_urls=("unix:///nowhere/data.sock",)
-        )
-    async with running(made) as (node,), linked(node) as link:
-        if when == "during":
-            for url in store.data_urls:
-                with plain_client(url) as client:
-                    client.client_pause(3000)
-        await link.send(RunJob(make_request("r", PROMPT, max_tokens=4)))
-        deltas = await link.finished("r")
-        assert sum(len(delta.ids) for delta in deltas) == 4
-        me = link.hello.report
-        await link.send(PrefillJob(make_request("p", b"!" + PROMPT), me.node, me.epoch))
-        assert not isinstance(await link.prefilled("p"), JobFailed)
+async def test_a_node_that_starts_without_its_store_computes_by_itself() -> None:
+    nowhere = {"index_url": "unix:///nowhere/i", "data_urls": ("unix:///nowhere/d",)}
+    async with running(settings(None, **nowhere)) as (node,):
+        await computes_by_itself(node)

@@ -151,6 +151,26 @@ async def running(*settings: NodeSettings) -> AsyncIterator[list[NodeProcess]]:
             await node.kill()
 
 
+class Standby:
+    """Nodes that several tests use, by name; one that a test has ended is started again."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, NodeProcess] = {}
+
+    async def node(self, name: str, settings: Callable[[], NodeSettings]) -> NodeProcess:
+        """It is ready."""
+        node = self._nodes.get(name)
+        if node is None or node.process.returncode is not None:
+            node = self._nodes[name] = NodeProcess(settings())
+            await node.start()
+        await node.ready()
+        return node
+
+    async def close(self) -> None:
+        for node in self._nodes.values():
+            await node.kill()
+
+
 class LinkClient:
     """What a router is to a node. `frames` keeps all that came, in order."""
 
@@ -193,6 +213,11 @@ class LinkClient:
 
     def last_load(self) -> Load:
         return [frame for frame in self.frames if isinstance(frame, Load)][-1]
+
+    async def load(self) -> Load:
+        """The last one, once there is one."""
+        await self.until(lambda: any(isinstance(frame, Load) for frame in self.frames))
+        return self.last_load()
 
     def cached(self) -> set[bytes]:
         """Chunk hashes in the node's own cache, as its events tell."""
