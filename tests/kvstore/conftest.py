@@ -12,22 +12,34 @@ from baton_kvstore.care import CareMode
 from baton_kvstore.data import DataPlane, Tuning
 from baton_kvstore.embedded import EmbeddedServers, EmbeddedStore, ServerSpec
 from baton_protocol.layout import KVLayout
-from tests.support.stores.kvstore import EPOCH, FINGERPRINT, LAYOUT, Transfers
+from tests.support.stores.kvstore import EPOCH, FINGERPRINT, LAYOUT, SharedStore, Transfers
 
 MakeTransfers = Callable[..., Transfers]
 
 
-@pytest.fixture
-def store() -> Iterator[EmbeddedStore]:
-    with EmbeddedStore(256 << 20, data_instances=3) as running:
-        yield running
+@pytest.fixture(scope="session")
+def three() -> Iterator[SharedStore]:
+    shared = SharedStore(256 << 20, data_instances=3)
+    yield shared
+    shared.close()
+
+
+@pytest.fixture(scope="session")
+def one() -> Iterator[SharedStore]:
+    shared = SharedStore(256 << 20)
+    yield shared
+    shared.close()
 
 
 @pytest.fixture
-def single() -> Iterator[EmbeddedStore]:
+def store(three: SharedStore) -> EmbeddedStore:
+    return three.as_new()
+
+
+@pytest.fixture
+def single(one: SharedStore) -> EmbeddedStore:
     """One index, one data server."""
-    with EmbeddedStore(256 << 20) as running:
-        yield running
+    return one.as_new()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A real store for the node's tests: one per module, emptied before each test."""
+"""Real stores for the node's tests: each test finds one as if it had just been started."""
 
 from __future__ import annotations
 
@@ -7,18 +7,29 @@ from collections.abc import Iterator
 import pytest
 
 from baton_kvstore.embedded import EmbeddedStore
-from tests.support.stores.kvstore import plain_client
+from tests.support.stores.kvstore import SharedStore
 
 
-@pytest.fixture(scope="module")
-def module_store() -> Iterator[EmbeddedStore]:
-    with EmbeddedStore(128 << 20, data_instances=2) as store:
-        yield store
+@pytest.fixture(scope="session")
+def two() -> Iterator[SharedStore]:
+    shared = SharedStore(128 << 20, data_instances=2)
+    yield shared
+    shared.close()
+
+
+@pytest.fixture(scope="session")
+def one() -> Iterator[SharedStore]:
+    shared = SharedStore(64 << 20)
+    yield shared
+    shared.close()
 
 
 @pytest.fixture
-def store(module_store: EmbeddedStore) -> EmbeddedStore:
-    for url in (module_store.index_url, *module_store.data_urls):
-        with plain_client(url) as client:
-            client.flushall()
-    return module_store
+def store(two: SharedStore) -> EmbeddedStore:
+    return two.as_new()
+
+
+@pytest.fixture
+def single(one: SharedStore) -> EmbeddedStore:
+    """One index, one data server."""
+    return one.as_new()

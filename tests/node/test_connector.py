@@ -144,13 +144,6 @@ def keys_of(url: str, what: bytes) -> list[bytes]:
         return [key for key in client.scan_iter() if what in key]
 
 
-@pytest.fixture
-def single() -> Iterator[EmbeddedStore]:
-    """One index, one data server: they are frozen."""
-    with EmbeddedStore(64 << 20) as running:
-        yield running
-
-
 def test_no_marker_is_written_before_the_bytes_are_acknowledged(single: EmbeddedStore) -> None:
     harness = Harness(single)
     try:

@@ -29,13 +29,6 @@ ME = ("n0", "e0")
 
 
 @pytest.fixture
-def single() -> Iterator[EmbeddedStore]:
-    """One index, one data server, for one test: they are killed."""
-    with EmbeddedStore(64 << 20) as running:
-        yield running
-
-
-@pytest.fixture
 def harness(single: EmbeddedStore) -> Iterator[Harness]:
     made = Harness(single)
     yield made

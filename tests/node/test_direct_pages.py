@@ -52,15 +52,9 @@ def ask(name: str, seed: int) -> Request:
 
 
 @pytest.fixture
-def store() -> Iterator[EmbeddedStore]:
-    with EmbeddedStore(64 << 20) as running:
-        yield running
-
-
-@pytest.fixture
-def link(store: EmbeddedStore) -> Iterator[LinkProxy]:
+def link(single: EmbeddedStore) -> Iterator[LinkProxy]:
     loop = WireLoop()
-    link = LinkProxy(loop, store.data_urls[0])
+    link = LinkProxy(loop, single.data_urls[0])
     yield link
     link.close()
     loop.close()
@@ -73,13 +67,13 @@ def build(tiny_model: Callable[[str], Path]) -> Build:
 
 
 @pytest.fixture
-def node(store: EmbeddedStore, link: LinkProxy, build: Build) -> Iterator[StageNode]:
+def node(single: EmbeddedStore, link: LinkProxy, build: Build) -> Iterator[StageNode]:
     """With a pool for one request, and the link before its data server."""
 
     def connect(engine: EngineCore) -> Watched:
         assert engine.memory.views([]) is not None
         address = StoreAddress(
-            index_url=store.index_url,
+            index_url=single.index_url,
             data_urls=(link.url,),
             pool="default",
             node=NodeId("d0"),
@@ -160,7 +154,7 @@ def test_pages_of_an_aborted_fetch_change_hands_when_it_has_settled(
 
 
 def test_pages_of_an_aborted_put_change_hands_when_it_has_settled(
-    node: StageNode, link: LinkProxy, calm: DeskNode, store: EmbeddedStore
+    node: StageNode, link: LinkProxy, calm: DeskNode, single: EmbeddedStore
 ) -> None:
     met = 0
     for number in rounds(lambda: met > 0):  # noqa: B023
@@ -178,7 +172,7 @@ def test_pages_of_an_aborted_put_change_hands_when_it_has_settled(
         run(calm, first)
         assert node.ids(other.id) == run(calm, other)
         assert pages(node, other) == pages(calm, other)
-        assert stored(node, first, store) <= expected(calm, first)
+        assert stored(node, first, single) <= expected(calm, first)
     assert met > 0, "no put was in flight when its request had ended"
 
 
@@ -199,12 +193,12 @@ def expected(calm: DeskNode, request: Request) -> set[bytes]:
 
 
 def test_what_a_damaged_value_left_in_the_pages_does_not_count(
-    node: StageNode, calm: DeskNode, store: EmbeddedStore
+    node: StageNode, calm: DeskNode, single: EmbeddedStore
 ) -> None:
     """It is not finite, either: each number is a NaN."""
     publish(node, ask("stored", 0))
     run(node, ask("between", 1))
-    with plain_client(store.data_urls[0]) as client:
+    with plain_client(single.data_urls[0]) as client:
         for key in client.scan_iter():
             value = client.get(key)
             assert isinstance(value, bytes)

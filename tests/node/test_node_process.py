@@ -98,12 +98,12 @@ async def hasty(standby: Standby) -> NodeProcess:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def prefill(standby: Standby, store: EmbeddedStore) -> NodeProcess:
-    return await standby.node("prefill", lambda: settings(store, "prefill"))
+    return await standby.node(f"prefill {store.index_url}", lambda: settings(store, "prefill"))
 
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def decode(standby: Standby, store: EmbeddedStore) -> NodeProcess:
-    return await standby.node("decode", lambda: settings(store))
+    return await standby.node(f"decode {store.index_url}", lambda: settings(store))
 
 
 async def get(node: NodeProcess, path: str) -> tuple[int, bytes]:
@@ -469,6 +469,6 @@ async def test_what_a_node_cannot_start_with_is_one_clear_line(tmp_path: Path, w
 
 
 async def test_a_node_that_starts_without_its_store_computes_by_itself() -> None:
-    nowhere = {"index_url": "unix:///nowhere/i", "data_urls": ("unix:///nowhere/d",)}
-    async with running(settings(None, **nowhere)) as (node,):
+    made = settings(None, index_url="unix:///nowhere/i", data_urls=("unix:///nowhere/d",))
+    async with running(made) as (node,):
         await computes_by_itself(node)

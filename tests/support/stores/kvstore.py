@@ -16,9 +16,11 @@ import psutil
 import redis
 
 from baton_kvstore.data import DataPlane
-from baton_kvstore.embedded import EmbeddedServers
+from baton_kvstore.embedded import EmbeddedServers, EmbeddedStore
 from baton_kvstore.endpoint import parse_endpoint
+from baton_kvstore.errors import StoreError
 from baton_kvstore.operations import GetResult, PutResult
+from baton_kvstore.settings import check_reachable
 from baton_protocol.ids import BlockHash, Epoch, Fingerprint, NodeId
 from baton_protocol.layout import KVLayout
 from baton_protocol.store import Marker, NodeReport, Priority
@@ -97,6 +99,50 @@ def immortal_keys(url: str) -> list[bytes]:
     """Keys that would stay for ever."""
     with plain_client(url) as client:
         return [key for key in client.scan_iter() if client.pttl(key) == -1]
+
+
+class SharedStore:
+    """A store for many tests, one after the other; each finds it as if it had just been started."""
+
+    def __init__(self, store_memory: int, data_instances: int = 1) -> None:
+        self._size = (store_memory, data_instances)
+        self._store: EmbeddedStore | None = None
+        self._started: list[object] = []
+
+    def as_new(self) -> EmbeddedStore:
+        """Emptied; started again where a test has ended a server or changed its settings."""
+        if self._store is None or _state(self._store) != self._started:
+            self.close()
+            memory, instances = self._size
+            self._store = EmbeddedStore(memory, data_instances=instances)
+            self._store.start()
+            self._started = _state(self._store)
+        for url in _urls(self._store):
+            with plain_client(url) as client:
+                client.flushall()
+                client.config_resetstat()
+        return self._store
+
+    def close(self) -> None:
+        if self._store is not None:
+            self._store.stop()
+
+
+def _urls(store: EmbeddedStore) -> tuple[str, ...]:
+    return (store.index_url, *store.data_urls)
+
+
+def _state(store: EmbeddedStore) -> list[object]:
+    """Which processes run, and how they are set; nothing where one cannot be asked."""
+    found: list[object] = []
+    try:
+        for url in _urls(store):
+            run_id = check_reachable(url).run_id
+            with plain_client(url) as client:
+                found.append((run_id, client.config_get("*"), client.acl_list()))
+    except StoreError:
+        return []
+    return [store.is_alive, *found]
 
 
 class Transfers:
