@@ -1,0 +1,133 @@
+"""An API server in memory, for the operator's own client. It stores objects by path; it neither
+validates them nor runs controllers.
+
+In: requests over HTTP. Out: the API's answers, a record of the writes, and a refusal where a test
+wants one. Unlike in Kubernetes, a field that is no longer applied stays.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiohttp import web
+
+from baton_operator.kinds import kind_of
+
+Body = dict[str, Any]
+
+
+class ApiServer:
+    """`refuses` says of each request (method, path) which status it gets instead of an answer; 0
+    is none. `writes` are the requests that changed something, as "PATCH services/demo-router"."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.objects: dict[str, Body] = {}
+        self.writes: list[str] = []
+        self.requests = 0
+        self.refuses: Callable[[str, str], int] = lambda method, path: 0
+        self._version = 0
+
+    def put(self, body: Body) -> Body:
+        """What anybody else writes: a new object, or fields of one that is there."""
+        path = kind_of(body).path(body["metadata"]["namespace"], body["metadata"]["name"])
+        return self._merge(path, body, "somebody")
+
+    def remove(self, body: Body) -> None:
+        metadata = body["metadata"]
+        del self.objects[kind_of(body).path(metadata["namespace"], metadata["name"])]
+
+    async def answer(self, request: web.BaseRequest) -> web.Response:
+        self.requests += 1
+        method, path = request.method, request.path
+        if (status := self.refuses(method, path)) != 0:
+            return _failure(status, "Refused", "not in this test")
+        _, _, tail = path.partition("/namespaces/")
+        _, plural, *name = tail.split("/")
+        body = json.loads(await request.read() or b"{}")
+        manager = request.query.get("fieldManager", "")
+        if method == "GET" and not name:
+            return web.json_response({"items": []})
+        if method == "POST":
+            name = [body["metadata"]["name"]]
+            path += f"/{name[0]}"
+            if path in self.objects:
+                return _failure(409, "AlreadyExists", "it is there")
+        path = path.removesuffix("/status")
+        known = self.objects.get(path)
+        if known is None and (method in ("GET", "DELETE") or name[1:] == ["status"]):
+            return _failure(404, "NotFound", "it is not there")
+        if known is not None and not _is_meant(known, body):
+            return _failure(409, "Conflict", "it is another one, or was changed")
+        if method == "GET":
+            return web.json_response(known)
+        before = self._version
+        if method == "DELETE":
+            found = self.objects.pop(path)
+            self._version += 1
+        else:
+            found = self._merge(path, body, manager)
+        if self._version != before:
+            self.writes.append("/".join((f"{method} {plural}", *name)))
+        return web.json_response(found, status=201 if known is None else 200)
+
+    def _merge(self, path: str, body: Body, manager: str) -> Body:
+        known = self.objects.get(path, {})
+        told = {name: value for name, value in body["metadata"].items() if name not in _CHECKED}
+        found = _merged(known, body | {"metadata": told})
+        metadata = found["metadata"]
+        managers = metadata.setdefault("managedFields", [])
+        if {"manager": manager} not in managers:
+            managers.append({"manager": manager})
+        if found != known:
+            self._version += 1
+            metadata.setdefault("uid", body["metadata"].get("uid", f"uid-{self._version}"))
+            metadata["resourceVersion"] = str(self._version)
+            changed = found.get("spec") != known.get("spec")
+            metadata["generation"] = metadata.get("generation", 0) + changed
+            self.objects[path] = found
+        return copy.deepcopy(found)
+
+
+_CHECKED = ("uid", "resourceVersion", "generation")
+
+
+def _is_meant(known: Body, body: Body) -> bool:
+    """Whether it is the object, and the version of it, that the request names, if it names any."""
+    named = body.get("metadata", {}) | body.get("preconditions", {})
+    checked = ("uid", "resourceVersion")
+    return all(named.get(one, known["metadata"][one]) == known["metadata"][one] for one in checked)
+
+
+def _merged(known: Body, body: Body) -> Body:
+    found = dict(known)
+    for name, value in body.items():
+        below = known.get(name)
+        if isinstance(value, dict) and isinstance(below, dict):
+            found[name] = _merged(below, value)
+        else:
+            found[name] = copy.deepcopy(value)
+    return found
+
+
+def _failure(status: int, reason: str, message: str) -> web.Response:
+    told = {"kind": "Status", "reason": reason, "message": message}
+    return web.json_response(told, status=status)
+
+
+@asynccontextmanager
+async def api_server() -> AsyncIterator[ApiServer]:
+    one = ApiServer()
+    runner = web.ServerRunner(web.Server(one.answer))
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    one.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        yield one
+    finally:
+        await runner.cleanup()
