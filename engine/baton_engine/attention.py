@@ -32,7 +32,7 @@ from baton_engine.decode_rows import (
     reads_in_place,
     rows_in_place,
 )
-from baton_engine.paged_kv import PagedKV, Positions, Table, Visible
+from baton_engine.paged_kv import TUNED, PagedKV, Positions, Table, Tuning, Visible
 from baton_engine.prefixed_rows import PrefixedRows, row_blocks, shared_prefixes
 from baton_engine.torch_memory import TorchMemory, stage
 
@@ -85,10 +85,14 @@ class TorchAttention:
     `windows` is ModelConfig's: one per layer, None where a layer sees all; () if all do."""
 
     def __init__(
-        self, memory: TorchMemory, num_heads: int, windows: Sequence[int | None] = ()
+        self,
+        memory: TorchMemory,
+        num_heads: int,
+        windows: Sequence[int | None] = (),
+        tuning: Tuning = TUNED,
     ) -> None:
         hush_beta_notice()
-        self._kv = PagedKV(memory, num_heads)
+        self._kv = PagedKV(memory, num_heads, tuning)
         self._windows = tuple(windows) or (None,) * memory.layout.num_layers
 
     def begin(self, rows: Sequence[Row]) -> TorchStep:
@@ -225,7 +229,8 @@ class TorchStep:
     def _take_prefixed(self, ones: list[_One], division: _Division) -> list[_One]:
         """Divide the rows that share enough with others; the rest is returned."""
         taken: set[int] = set()
-        for shared in shared_prefixes([one.row for one in ones], self._block_size):
+        rows = [one.row for one in ones]
+        for shared in shared_prefixes(rows, self._block_size, self._kv.tuning):
             members = [ones[index] for index in shared.rows]
             own = [
                 _One(index, one.row, one.seen[shared.num_blocks :])

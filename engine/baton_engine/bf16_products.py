@@ -26,10 +26,14 @@ def multiplies_bf16() -> bool:
     return supported is not None and bool(supported())
 
 
-def wide_scores(q_XYH: torch.Tensor, k_XSH: torch.Tensor, scale: float) -> torch.Tensor:
-    """scale * q k^T as float32 [X, Y, S], of float32 or bfloat16."""
+def wide_scores(
+    q_XYH: torch.Tensor, k_XSH: torch.Tensor, scale: float, *, native: bool | None = None
+) -> torch.Tensor:
+    """scale * q k^T as float32 [X, Y, S], of float32 or bfloat16. `native` says whether to use
+    products of bf16; None: where this CPU has them."""
     k_XHS = k_XSH.transpose(1, 2)
-    if q_XYH.dtype == torch.float32 or not multiplies_bf16():
+    native = multiplies_bf16() if native is None else native
+    if q_XYH.dtype == torch.float32 or not native:
         return torch.bmm(q_XYH.float() * scale, k_XHS.float())
     near_XYS = torch.bmm(q_XYH, k_XHS)
     lost_XYS = torch.baddbmm(near_XYS, q_XYH, k_XHS, beta=-1)
@@ -37,18 +41,24 @@ def wide_scores(q_XYH: torch.Tensor, k_XSH: torch.Tensor, scale: float) -> torch
 
 
 def prompt_attention(
-    q_TNH: torch.Tensor, k_KSH: torch.Tensor, v_KSH: torch.Tensor, mask_TS: torch.Tensor
+    q_TNH: torch.Tensor,
+    k_KSH: torch.Tensor,
+    v_KSH: torch.Tensor,
+    mask_TS: torch.Tensor,
+    *,
+    most: int = SCORES_AT_ONCE,
 ) -> torch.Tensor:
     """[T, N, H], of tokens whose last one is at the last key; `mask` is added to the scores. Some
-    kv heads at a time, or some tokens of one, over the keys up to the last of them."""
+    kv heads at a time, or some tokens of one, over the keys up to the last of them: `most` scores
+    exist at one time, or those of one token and kv head."""
     (tokens, heads, dim), (kv_heads, keys) = q_TNH.shape, k_KSH.shape[:2]
     group = heads // kv_heads
     k_KSH, v_KSH = k_KSH.contiguous(), v_KSH.contiguous()
     q_KTGH = q_TNH.reshape(tokens, kv_heads, group, dim).transpose(0, 1)
     out_TNH = torch.empty(tokens, heads, dim, dtype=q_TNH.dtype)
     out_KTGH = out_TNH.view(tokens, kv_heads, group, dim).transpose(0, 1)
-    height = min(tokens, max(1, SCORES_AT_ONCE // (group * keys)))
-    width = max(1, SCORES_AT_ONCE // (group * keys * height))
+    height = min(tokens, max(1, most // (group * keys)))
+    width = max(1, most // (group * keys * height))
     for head in range(0, kv_heads, width):
         some = slice(head, head + width)
         for begin in range(0, tokens, height):

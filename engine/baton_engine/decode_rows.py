@@ -29,9 +29,6 @@ import torch.nn.functional as F
 from baton_engine.bf16_products import wide_scores
 from baton_engine.paged_kv import PagedKV, Table, Visible
 
-# Numbers of keys that are copied at one time, 2 MB: fewer take more calls, and more do not stay in
-# a cache.
-MAX_COPIED = 1 << 20
 # Tokens of the step, or rows of a group: a slice where they stand together, else their indices.
 Places = slice | torch.Tensor
 
@@ -47,7 +44,8 @@ class DecodeRows(Protocol):
 
 
 def reads_in_place(kv: PagedKV) -> bool:
-    return kv.device.type == "cpu" and kv.pool.dtype in (torch.float32, torch.bfloat16)
+    able = kv.device.type == "cpu" and kv.pool.dtype in (torch.float32, torch.bfloat16)
+    return able and kv.tuning.in_place
 
 
 def decode_rows(kv: PagedKV, places: Places, table_RM: Table, visible_RS: Visible) -> DecodeRows:
@@ -173,7 +171,8 @@ class CopiedKeys(RowsInPlace):
         seen_RS = np.zeros((rows, blocks * kv.block_size), np.bool_)
         seen_RS[:, : visible_RS.shape[1]] = visible_RS
         super().__init__(kv, places, table_RM, seen_RS)
-        most = max(1, MAX_COPIED // (kv.num_kv_heads * kv.block_size * kv.head_dim))
+        block_numbers = kv.num_kv_heads * kv.block_size * kv.head_dim
+        most = max(1, kv.tuning.max_copied // block_numbers)
         width = min(blocks, most)
         height = max(1, most // blocks)
         self._parts = [

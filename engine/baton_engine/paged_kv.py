@@ -8,6 +8,8 @@ Shapes: T tokens, R rows, M blocks, K kv heads, H head_dim, B block size, L laye
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -19,13 +21,39 @@ Table = npt.NDArray[np.int64]
 Visible = npt.NDArray[np.bool_]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """What attention's speed depends on; outputs are the same up to rounding with any values."""
+
+    # Whether one-token rows on a CPU read the pool in place, where torch has the operators.
+    in_place: bool = True
+    # Numbers of keys that are copied at one time, 2 MB: fewer take more calls, and more do not stay
+    # in a cache.
+    max_copied: int = 1 << 20
+    # What sharing a prefix costs, in keys that one row reads in place: a product of few rows is
+    # slow, a row's two parts must be merged, and a dozen small operations cost the same for any
+    # number of rows. So two rows never pay; 3 rows pay from 964 keys on, 4 from 514, 8 from 214, 16
+    # from 129. Measured with 12 heads over 4 kv heads of 64 on one thread; larger heads would pay a
+    # little sooner.
+    rows_paid: int = 2
+    keys_paid_each: int = 64
+    keys_paid: int = 900
+    # Scores of a shared prefix that exist at one time: beyond some MB they leave the cache between
+    # two passes over them.
+    max_scores: int = 1 << 20
+
+
+TUNED = Tuning()
+
+
 class PagedKV:
     """A page is one (block, layer, K or V, head) of [B, H]; a slot is one token's H in it.
 
     `pages`, `k_slots` and `v_slots` have a view per layer. An index counts from layer 0's K."""
 
-    def __init__(self, memory: TorchMemory, num_heads: int) -> None:
+    def __init__(self, memory: TorchMemory, num_heads: int, tuning: Tuning) -> None:
         layout = memory.layout
+        self.tuning = tuning
         self.pool = memory.pool
         self.device = memory.pool.device
         self.num_heads = num_heads

@@ -26,17 +26,7 @@ import torch
 from baton_engine.api import Row
 from baton_engine.bf16_products import wide_scores
 from baton_engine.decode_rows import Places, RowsInPlace, log_sum
-from baton_engine.paged_kv import PagedKV, Table
-
-# What sharing costs, in keys that one row reads in place: a product of few rows is slow, a row's
-# two parts must be merged, and a dozen small operations cost the same for any number of rows. So
-# two rows never pay; 3 rows pay from 964 keys on, 4 from 514, 8 from 214, 16 from 129. Measured
-# with 12 heads over 4 kv heads of 64 on one thread; larger heads would pay a little sooner.
-ROWS_PAID = 2
-KEYS_PAID_EACH = 64
-KEYS_PAID = 900
-# Scores that exist at one time: beyond some MB they leave the cache between two passes over them.
-MAX_SCORES = 1 << 20
+from baton_engine.paged_kv import PagedKV, Table, Tuning
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +37,7 @@ class Shared:
     num_blocks: int
 
 
-def shared_prefixes(rows: Sequence[Row], block_size: int) -> list[Shared]:
+def shared_prefixes(rows: Sequence[Row], block_size: int, tuning: Tuning) -> list[Shared]:
     """Groups of one-token rows worth computing together; no row is in two. Only blocks before the
     row's own token count: that one is left to the row, which so always has a key of its own."""
     counts = [row.start // block_size for row in rows]
@@ -57,13 +47,13 @@ def shared_prefixes(rows: Sequence[Row], block_size: int) -> list[Shared]:
             together.setdefault(row.blocks[0], []).append(index)
     found: list[Shared] = []
     for members in together.values():
-        if len(members) <= ROWS_PAID:
+        if len(members) <= tuning.rows_paid:
             continue
         table_RM = np.zeros((len(members), max(counts[index] for index in members)), np.int64)
         for line, index in enumerate(members):
             table_RM[line] = -1 - line  # padding is nobody else's block
             table_RM[line, : counts[index]] = row_blocks(rows[index], counts[index])
-        _, groups = _best(table_RM, np.asarray(members), block_size)
+        _, groups = _best(table_RM, np.asarray(members), block_size, tuning)
         found += groups
     return found
 
@@ -72,18 +62,21 @@ def row_blocks(row: Row, count: int) -> Table:
     return np.asarray(row.blocks[:count], np.int64)
 
 
-def _best(table_RM: Table, members_R: Table, block_size: int) -> tuple[int, list[Shared]]:
+def _best(
+    table_RM: Table, members_R: Table, block_size: int, tuning: Tuning
+) -> tuple[int, list[Shared]]:
     """The division that saves most, and how many keys that one row reads it saves: either all rows
     share what they have in common, or those that go on alike share that much more."""
     differs_M = (table_RM != table_RM[0]).any(0)
     common = int(differs_M.argmax()) if differs_M.any() else len(differs_M)
     keys = common * block_size
-    saved = (len(members_R) - ROWS_PAID) * (keys - KEYS_PAID_EACH) - KEYS_PAID
+    rows_saved = len(members_R) - tuning.rows_paid
+    saved = rows_saved * (keys - tuning.keys_paid_each) - tuning.keys_paid
     whole = [Shared(members_R.tolist(), common)]
     if common < len(differs_M):
         next_R = table_RM[:, common]
         parts = [
-            _best(table_RM[same_R], members_R[same_R], block_size)
+            _best(table_RM[same_R], members_R[same_R], block_size, tuning)
             for block in np.unique(next_R[next_R >= 0])
             if (same_R := next_R == block).sum() > 1
         ]
@@ -104,7 +97,7 @@ class PrefixedRows:
         self._kv = kv
         self._own = own
         self._scale = kv.head_dim**-0.5
-        most = max(1, MAX_SCORES // (rows * kv.num_heads * kv.block_size))
+        most = max(1, kv.tuning.max_scores // (rows * kv.num_heads * kv.block_size))
         starts = range(0, len(blocks_M), most)
         self._sources = [kv.page_rows(blocks_M[None, start : start + most]) for start in starts]
 

@@ -157,8 +157,10 @@ def build_sim(
     *,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
+    free: Callable[[], int | None] = free_memory,
 ) -> EngineCore:
-    """A simulated engine, ready to step. Raises SettingsError."""
+    """A simulated engine, ready to step. Raises SettingsError. `free` says how much memory this
+    machine has free."""
     settings.check()
     layout = settings.layout()
     info = EngineInfo(
@@ -175,9 +177,7 @@ def build_sim(
     )
     if not settings.overcommit:
         pool = settings.num_blocks * layout.block_bytes
-        check_asked(
-            {"--kv-memory": pool, "--host-kv-memory": settings.host_kv_memory}, free_memory()
-        )
+        check_asked({"--kv-memory": pool, "--host-kv-memory": settings.host_kv_memory}, free())
     memory = SimMemory(layout, settings.num_blocks)
     host_slots = slots_for(settings.host_kv_memory, layout)
     runner = SimRunner(

@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -26,6 +26,7 @@ from baton_engine.host_tier import CopiedBlocks, HostMemory
 from baton_engine.kernels.choice import attention_for
 from baton_engine.kernels.ops import ops_for
 from baton_engine.loader import load_weights
+from baton_engine.machine_memory import free_memory
 from baton_engine.models.decoder import Decoder
 from baton_engine.models.registry import build_model
 from baton_engine.models.slots import WeightSlots
@@ -48,10 +49,13 @@ PRODUCTS_KEPT = "256"
 logger = logging.getLogger(__name__)
 
 
-def build_torch(settings: TorchSettings) -> EngineCore:
-    """Raise SettingsError or ModelError, one line each, for what a user can correct."""
+def build_torch(
+    settings: TorchSettings, *, free: Callable[[], int | None] = free_memory
+) -> EngineCore:
+    """Raise SettingsError or ModelError, one line each, for what a user can correct. `free` says
+    how much memory this machine has free."""
     started = time.monotonic()
-    plan = make_plan(settings)
+    plan = make_plan(settings, free=free)
     weights_there = settings.load_format != "dummy"
     states = file_states(settings.model) if weights_there else {}
     digests = _digests(settings, plan)

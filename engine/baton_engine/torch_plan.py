@@ -7,6 +7,7 @@ line: the folder, the architecture, the device, or memory that does not suffice.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -59,8 +60,8 @@ class Plan:
         return pool_text(self.demand, self.room, self.num_blocks)
 
 
-def make_plan(settings: TorchSettings) -> Plan:
-    """Raise SettingsError or ModelError, one line each."""
+def make_plan(settings: TorchSettings, *, free: Callable[[], int | None] = free_memory) -> Plan:
+    """Raise SettingsError or ModelError, one line each. `free` says how much memory is free."""
     settings.check()
     config = read_config(settings.model)
     if settings.load_format != "dummy":
@@ -70,7 +71,7 @@ def make_plan(settings: TorchSettings) -> Plan:
     host_slots = slots_for(settings.host_kv_memory, layout)
     kernels = choose_kernels(settings.kernels, device, layout.dtype)
     demand = demand_of(settings, config, layout, device.type, kernels)
-    room = _room(settings, device)
+    room = _room(settings, device, free())
     num_blocks = _num_blocks(demand, room)
     return Plan(
         config=config,
@@ -102,9 +103,8 @@ def find_device(name: str, cuda_devices: int) -> torch.device:
     return torch.device("cuda", index)
 
 
-def _room(settings: TorchSettings, device: torch.device) -> Room | None:
+def _room(settings: TorchSettings, device: torch.device, free_bytes: int | None) -> Room | None:
     given = settings.kv_memory is not None or settings.kv_blocks is not None
-    free_bytes = free_memory()
     if not settings.overcommit:
         check_asked({"--host-kv-memory": settings.host_kv_memory}, free_bytes)
     if device.type == "cuda":

@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from baton_engine import bf16_products
 from baton_engine.bf16_products import prompt_attention, rms_norm, wide_scores
 
 
@@ -14,31 +13,27 @@ def noise(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
-@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("native", [None, False])
 @pytest.mark.parametrize(("queries", "keys"), [(1, 1), (3, 270), (564, 188), (64, 2000)])
-def test_scores_have_16_bits(
-    queries: int, keys: int, native: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not native:
-        monkeypatch.setattr(bf16_products, "multiplies_bf16", lambda: False)
+def test_scores_have_16_bits(queries: int, keys: int, native: bool | None) -> None:
     q, k = noise(4, queries, 64), noise(4, keys, 64, seed=1) * 4
     exact = torch.bmm(q.double(), k.double().transpose(1, 2)) / 8
-    off = (wide_scores(q, k, 1 / 8).double() - exact).abs()
+    off = (wide_scores(q, k, 1 / 8, native=native).double() - exact).abs()
     assert off.max() <= exact.abs().max() * 2**-16
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("most", [1 << 20, 3000, 40])  # scores at one time
 @pytest.mark.parametrize(("tokens", "keys"), [(1, 1), (33, 33), (7, 90), (60, 61)])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2), (3, 1)])
 def test_prompts_equal_the_definition(
-    heads: int, kv_heads: int, tokens: int, keys: int, most: int, monkeypatch: pytest.MonkeyPatch
+    heads: int, kv_heads: int, tokens: int, keys: int, most: int
 ) -> None:
-    monkeypatch.setattr(bf16_products, "SCORES_AT_ONCE", most)
     q = noise(tokens, heads, 16)
     k, v = noise(kv_heads, keys, 16, seed=1), noise(kv_heads, keys, 16, seed=2)
     hidden = ~torch.ones(tokens, keys, dtype=torch.bool).tril(keys - tokens)
     mask = torch.zeros(tokens, keys).masked_fill_(hidden, -torch.inf)
-    found = prompt_attention(q, k, v, mask.bfloat16())
+    found = prompt_attention(q, k, v, mask.bfloat16(), most=most)
     group = heads // kv_heads
     exact = F.scaled_dot_product_attention(
         q.double().transpose(0, 1),

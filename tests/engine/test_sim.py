@@ -16,6 +16,7 @@ from baton_engine.sim_runner import Timing
 from baton_engine.sim_words import mix
 from baton_protocol.ids import BlockId, Fingerprint
 from baton_protocol.request import Request
+from tests.support.clock import Clock
 from tests.support.engines.engine_core import Run, drive, make_request, run_all
 
 
@@ -244,22 +245,24 @@ def test_reads_and_writes_of_the_wrong_size_are_refused() -> None:
 # --- time ---------------------------------------------------------------------------------------
 
 
-class FakeClock:
-    def __init__(self, work: float = 0.0) -> None:
-        self.now = 0.0
-        self.work = work
-        self.slept: list[float] = []
+class WorkingClock(Clock):
+    """Also advances by `work` seconds each time it is read, and by what is slept."""
 
-    def read(self) -> float:
-        self.now += self.work
-        return self.now
+    def __init__(self, work: float = 0.0) -> None:
+        super().__init__(0.0)
+        self.work = work
+        self.slept: list[float] = []  # milliseconds
+
+    def __call__(self) -> float:
+        self.advance(self.work)
+        return super().__call__()
 
     def sleep(self, seconds: float) -> None:
         self.slept.append(round(seconds * 1000, 6))
-        self.now += seconds
+        self.advance(seconds)
 
 
-def timed(clock: FakeClock, **changes: Any) -> EngineCore:
+def timed(clock: WorkingClock, **changes: Any) -> EngineCore:
     settings = SimSettings(
         block_size=4,
         prefill_base_ms=5,
@@ -268,11 +271,11 @@ def timed(clock: FakeClock, **changes: Any) -> EngineCore:
         decode_ms_per_seq=0.5,
         **changes,
     )
-    return build_sim(settings, clock=clock.read, sleep=clock.sleep)
+    return build_sim(settings, clock=clock, sleep=clock.sleep)
 
 
 def test_a_step_takes_what_the_timing_model_says() -> None:
-    clock = FakeClock()
+    clock = WorkingClock()
     engine = timed(clock, max_batched_tokens=8)
     run = Run()
     engine.submit(make_request("a", 10, max_tokens=3))
@@ -281,7 +284,7 @@ def test_a_step_takes_what_the_timing_model_says() -> None:
 
 
 def test_a_mixed_step_takes_both_parts() -> None:
-    clock = FakeClock()
+    clock = WorkingClock()
     engine = timed(clock)
     for name in "ab":
         engine.submit(make_request(name, 4, max_tokens=3))
@@ -293,7 +296,7 @@ def test_a_mixed_step_takes_both_parts() -> None:
 
 
 def test_its_own_arithmetic_is_part_of_the_simulated_time() -> None:
-    clock = FakeClock(work=0.004)
+    clock = WorkingClock(work=0.004)
     drive_one = timed(clock)
     run_all(drive_one, [make_request("a", 4, max_tokens=2)])
     assert clock.slept == [5 + 2 * 4 - 4]  # the decoding step's 3.5 ms were over by then
@@ -302,20 +305,20 @@ def test_its_own_arithmetic_is_part_of_the_simulated_time() -> None:
 def test_with_two_steps_under_way_what_the_host_does_takes_no_time_of_its_own() -> None:
     ends = {}
     for overlap in (False, True):
-        clock = FakeClock()
+        clock = WorkingClock()
         engine = timed(clock, overlap=overlap)
         assert engine.overlap is overlap
         engine.submit(make_request("a", 4, max_tokens=3))
         while engine.has_work():
             engine.step()
-            clock.now += 0.002
+            clock.advance(0.002)
         ends[overlap] = round(1000 * clock.now, 6)
     assert ends == {False: 13 + 3.5 + 3.5 + 3 * 2, True: 13 + 3.5 + 3.5 + 2}
 
 
 def test_without_timing_it_never_sleeps() -> None:
-    clock = FakeClock()
-    engine = build_sim(SimSettings(), clock=clock.read, sleep=clock.sleep)
+    clock = WorkingClock()
+    engine = build_sim(SimSettings(), clock=clock, sleep=clock.sleep)
     run_all(engine, [make_request("a", 10)])
     assert clock.slept == []
 
@@ -345,20 +348,17 @@ def test_engines_of_equal_geometry_may_exchange_kv_and_others_may_not() -> None:
     assert len({fingerprint(**each) for each in ({}, *changes)}) == len(changes) + 1
 
 
-def test_a_sim_refuses_sizes_that_this_machine_cannot_hold_unless_it_is_to_overcommit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("baton_engine.sim.free_memory", lambda: 1 << 30)
+def test_a_sim_refuses_sizes_that_this_machine_cannot_hold_unless_it_is_to_overcommit() -> None:
     host = SimSettings(host_kv_memory=2 << 30)
     with pytest.raises(SettingsError, match=r"--host-kv-memory 2\.00 GiB cannot fit: 1\.00 GiB"):
-        build_sim(host)
+        build_sim(host, free=lambda: 1 << 30)
     pool = SimSettings(num_blocks=1 << 17)  # of 8 KiB: 1 GiB, and some of the free memory is less
     with pytest.raises(SettingsError, match=r"--kv-memory 1\.00 GiB .*--overcommit"):
-        build_sim(msgspec.structs.replace(pool, host_kv_memory=1 << 20))
-    monkeypatch.setattr("baton_engine.sim.free_memory", lambda: 1 << 20)
+        build_sim(msgspec.structs.replace(pool, host_kv_memory=1 << 20), free=lambda: 1 << 30)
     with pytest.raises(SettingsError, match=r"--kv-memory 0\.02 GiB cannot fit"):
-        build_sim(SimSettings())
-    assert build_sim(SimSettings(overcommit=True)).info.num_blocks == 2048
+        build_sim(SimSettings(), free=lambda: 1 << 20)
+    overcommitted = build_sim(SimSettings(overcommit=True), free=lambda: 1 << 20)
+    assert overcommitted.info.num_blocks == 2048
 
 
 def test_every_setting_of_a_sim_is_in_its_fingerprint_or_is_known_not_to_change_kv() -> None:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from baton_engine import attention, decode_rows
 from baton_engine.api import Row
 from baton_engine.attention import MAX_GROUP_BLOCKS, SMALL_ROW_BLOCKS, TorchAttention
+from baton_engine.paged_kv import Tuning
 from baton_protocol.ids import BlockId
 from tests.support.engines.small_pool import BLOCK, DIM, LAYERS, POOL, expected_of, memory_of
 
@@ -42,6 +42,7 @@ WINDOWS: list[tuple[int | None, ...]] = [(), (6, 6), (None, 16), (1, 40)]
 
 # In fp32 keys are read where they lie; in bf16 from a copy, here of a few blocks at a time.
 # Elsewhere than on a CPU all is copied.
+@pytest.mark.pairwise
 @pytest.mark.parametrize("in_place", [True, False])
 @pytest.mark.parametrize(("dtype", "near"), [("float32", 1e-5), ("bfloat16", 1e-2)])
 @pytest.mark.parametrize("windows", WINDOWS, ids=str)
@@ -54,17 +55,14 @@ def test_attention_equals_the_definition(
     dtype: str,
     near: float,
     in_place: bool,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(decode_rows, "MAX_COPIED", 7 * heads[1] * BLOCK * DIM)
-    for module in (attention, decode_rows):
-        monkeypatch.setattr(module, "reads_in_place", lambda _: in_place)
     num_heads, kv_heads = heads
+    tuning = Tuning(in_place=in_place, max_copied=7 * kv_heads * BLOCK * DIM)
     memory, rows = memory_of(kv_heads, dtype), rows_of(SPANS[name])
     before = memory.pool.clone()
     tokens = sum(len(row.tokens) for row in rows)
     noise = torch.Generator().manual_seed(2)
-    step = TorchAttention(memory, num_heads, windows).begin(rows)
+    step = TorchAttention(memory, num_heads, windows, tuning).begin(rows)
     for layer in range(LAYERS):
         q, k, v = (
             torch.randn(tokens, count, DIM, generator=noise).to(memory.pool.dtype)
@@ -75,8 +73,7 @@ def test_attention_equals_the_definition(
         for row in rows:
             end = begin + len(row.tokens)
             window = windows[layer] if windows else None
-            group = num_heads // kv_heads
-            expected = expected_of(memory, layer, row, q[begin:end], group, window)
+            expected = expected_of(memory, layer, row, q[begin:end], window)
             found = out_TNH[begin:end].double()
             torch.testing.assert_close(found, expected, rtol=near, atol=near)
             for index, position in enumerate(range(row.start, row.start + len(row.tokens))):

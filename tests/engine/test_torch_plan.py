@@ -32,18 +32,9 @@ def folder(tiny_model: Callable[[str], Path], tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def leaves(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], None]:
-    """Say how much memory this machine has free."""
-
-    def say(size: int | None) -> None:
-        monkeypatch.setattr("baton_engine.torch_plan.free_memory", lambda: size)
-
-    return say
-
-
-def plan_of(folder: Path, **settings: Any) -> Plan:
-    return make_plan(TorchSettings(model=folder, **settings))
+def plan_of(folder: Path, free: int | None = 64 * GIB, **settings: Any) -> Plan:
+    """On a machine with so many bytes free; None where it does not say."""
+    return make_plan(TorchSettings(model=folder, **settings), free=lambda: free)
 
 
 @pytest.mark.parametrize(
@@ -91,35 +82,25 @@ def test_a_setting_that_cannot_be_is_named(
         plan_of(folder, **settings)
 
 
-def test_the_pool_is_a_gib_where_the_machine_has_plenty(
-    folder: Path, leaves: Callable[[int | None], None]
-) -> None:
-    leaves(64 * GIB)
+def test_the_pool_is_a_gib_where_the_machine_has_plenty(folder: Path) -> None:
     plan = plan_of(folder)
     assert plan.num_blocks == GIB // plan.layout.block_bytes
-    leaves(None)
-    assert plan_of(folder).num_blocks == plan.num_blocks
+    assert plan_of(folder, None).num_blocks == plan.num_blocks
 
 
-def test_the_pool_is_never_more_than_the_machine_leaves(
-    folder: Path, leaves: Callable[[int | None], None]
-) -> None:
-    leaves(300 * MIB)
-    plan = plan_of(folder)
+def test_the_pool_is_never_more_than_the_machine_leaves(folder: Path) -> None:
+    plan = plan_of(folder, 300 * MIB)
     assert plan.room == Room(total=300 * MIB, share=0.9)
     used = fixed_bytes(plan.demand, plan.max_model_len) + pool_bytes(plan.demand, plan.num_blocks)
     assert 0.9 * plan.room.limit < used <= plan.room.limit
-    beside_a_tier = plan_of(folder, host_kv_memory=100 * MIB)
+    beside_a_tier = plan_of(folder, 300 * MIB, host_kv_memory=100 * MIB)
     lost = 100 * MIB // plan.layout.block_bytes
     assert plan.num_blocks - beside_a_tier.num_blocks in (lost, lost + 1)
 
 
-def test_a_model_that_does_not_fit_is_refused_before_its_weights_are_read(
-    folder: Path, leaves: Callable[[int | None], None]
-) -> None:
-    leaves(20 * MIB)
+def test_a_model_that_does_not_fit_is_refused_before_its_weights_are_read(folder: Path) -> None:
     with pytest.raises(SettingsError, match="the model does not fit: weights") as caught:
-        build_torch(TorchSettings(model=folder))
+        build_torch(TorchSettings(model=folder), free=lambda: 20 * MIB)
     assert "\n" not in str(caught.value)
     assert "GiB of free memory" in str(caught.value)
 
@@ -135,36 +116,28 @@ def test_a_model_that_does_not_fit_is_refused_before_its_weights_are_read(
     ],
 )
 def test_a_size_that_this_machine_cannot_hold_is_refused_unless_it_is_to_overcommit(
-    folder: Path, leaves: Callable[[int | None], None], settings: dict[str, Any], blamed: str
+    folder: Path, settings: dict[str, Any], blamed: str
 ) -> None:
-    leaves(20 * GIB)
     with pytest.raises(SettingsError, match=blamed) as caught:
-        plan_of(folder, **settings)
+        plan_of(folder, 20 * GIB, **settings)
     assert "--overcommit" in str(caught.value)
     assert "\n" not in str(caught.value)
-    plan = plan_of(folder, **settings, overcommit=True)
+    plan = plan_of(folder, 20 * GIB, **settings, overcommit=True)
     if "kv_memory" in settings:
         assert plan.num_blocks == 500 * GIB // plan.layout.block_bytes
-    leaves(None)
-    plan_of(folder, **settings)
+    plan_of(folder, None, **settings)
 
 
-def test_a_pool_whose_size_was_given_may_take_all_that_is_free(
-    folder: Path, leaves: Callable[[int | None], None]
-) -> None:
-    leaves(20 * GIB)
-    plan = plan_of(folder, kv_memory=int(19.5 * GIB))
+def test_a_pool_whose_size_was_given_may_take_all_that_is_free(folder: Path) -> None:
+    plan = plan_of(folder, 20 * GIB, kv_memory=int(19.5 * GIB))
     assert plan.num_blocks == int(19.5 * GIB) // plan.layout.block_bytes
 
 
-def test_a_model_with_less_room_than_it_was_made_for_has_shorter_sequences(
-    folder: Path, leaves: Callable[[int | None], None]
-) -> None:
+def test_a_model_with_less_room_than_it_was_made_for_has_shorter_sequences(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     config["max_position_embeddings"] = 1 << 24
     (folder / "config.json").write_text(json.dumps(config))
-    leaves(2 * GIB)
-    plan = plan_of(folder, dtype="bfloat16", max_num_seqs=1, max_batched_tokens=1)
+    plan = plan_of(folder, 2 * GIB, dtype="bfloat16", max_num_seqs=1, max_batched_tokens=1)
     assert plan.room is not None
     assert 256 < plan.max_model_len <= plan.num_blocks * plan.layout.block_size
     longest = fixed_bytes(plan.demand, plan.max_model_len)

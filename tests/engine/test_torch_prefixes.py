@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from baton_engine import prefixed_rows
 from baton_engine.api import Row
 from baton_engine.attention import TorchAttention, TorchStep
 from baton_engine.decode_rows import SampledRows
+from baton_engine.paged_kv import TUNED, Tuning
 from baton_engine.prefixed_rows import PrefixedRows, shared_prefixes
 from baton_engine.torch_memory import TorchMemory
 from baton_protocol.ids import BlockId
@@ -24,11 +25,11 @@ from tests.support.engines.torch_engines import generate_ids, small_engine
 Group = tuple[int, Sequence[int]]
 
 
-@pytest.fixture
-def any_sharing_pays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefixed_rows, "ROWS_PAID", 1)
-    monkeypatch.setattr(prefixed_rows, "KEYS_PAID_EACH", 0)
-    monkeypatch.setattr(prefixed_rows, "KEYS_PAID", 0)
+ANY_SHARING_PAYS = Tuning(rows_paid=1, keys_paid_each=0, keys_paid=0)
+
+
+def sharing(memory: TorchMemory, heads: int, windows: Sequence[int | None] = ()) -> TorchAttention:
+    return TorchAttention(memory, heads, windows, ANY_SHARING_PAYS)
 
 
 def rows_of(groups: Sequence[Group]) -> list[Row]:
@@ -54,7 +55,7 @@ def attended(
     )
     found_TNH = step.attend(layer, q_TNH, k_TKH, v_TKH)
     expected = [
-        expected_of(memory, layer, row, q_TNH[index : index + 1], heads[0] // heads[1], None)
+        expected_of(memory, layer, row, q_TNH[index : index + 1], None)
         for index, row in enumerate(rows)
     ]
     return found_TNH.double(), torch.cat(expected)
@@ -83,7 +84,7 @@ GROUPS: dict[str, tuple[list[Group], list[int]]] = {
 }
 
 
-@pytest.mark.usefixtures("any_sharing_pays")
+@pytest.mark.pairwise
 @pytest.mark.parametrize(("dtype", "near"), [("float32", 1e-6), ("bfloat16", 1e-2)])
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2), (4, 1), (6, 2)])
 @pytest.mark.parametrize("name", GROUPS)
@@ -92,20 +93,19 @@ def test_rows_that_share_blocks_equal_the_definition(
 ) -> None:
     groups, expected_sizes = GROUPS[name]
     memory, rows = memory_of(heads[1], dtype), rows_of(groups)
-    step = TorchAttention(memory, heads[0]).begin(rows)
+    step = sharing(memory, heads[0]).begin(rows)
     assert sorted(sizes(step)) == expected_sizes
     for layer in range(LAYERS):
         found, expected = attended(step, memory, rows, layer, heads)
         torch.testing.assert_close(found, expected, rtol=10 * near, atol=near)
 
 
-@pytest.mark.usefixtures("any_sharing_pays")
-def test_a_prefix_in_several_pieces_equals_the_definition(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prefix_in_several_pieces_equals_the_definition() -> None:
     """Two blocks at a time of 25, and scores so unlike that one key decides."""
-    monkeypatch.setattr(prefixed_rows, "MAX_SCORES", 3 * 4 * BLOCK * 2)
+    tuning = replace(ANY_SHARING_PAYS, max_scores=3 * 4 * BLOCK * 2)
     memory, rows = memory_of(2), rows_of([(100, (3, 50, 1))])
     memory.pool[:, :, 0] *= 30
-    step = TorchAttention(memory, 4).begin(rows)
+    step = TorchAttention(memory, 4, tuning=tuning).begin(rows)
     [group] = step._divisions[0].groups
     assert isinstance(group, PrefixedRows)
     assert len(group._sources) == 13
@@ -113,7 +113,6 @@ def test_a_prefix_in_several_pieces_equals_the_definition(monkeypatch: pytest.Mo
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.usefixtures("any_sharing_pays")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_blocks_of_others_are_not_read(dtype: str) -> None:
     memory, rows = memory_of(2, dtype), rows_of(GROUPS["several groups and others"][0])
@@ -122,42 +121,41 @@ def test_blocks_of_others_are_not_read(dtype: str) -> None:
         for position in range(row.start + 1):
             seen[row.blocks[position // BLOCK], position % BLOCK] = True
     memory.pool.masked_fill_(~seen[:, None, None, None, :, None], torch.nan)
-    step = TorchAttention(memory, 4).begin(rows)
+    step = sharing(memory, 4).begin(rows)
     for layer in range(LAYERS):
         found, _ = attended(step, memory, rows, layer, (4, 2))
         assert found.isfinite().all()
 
 
-@pytest.mark.usefixtures("any_sharing_pays")
 def test_a_row_gets_what_it_gets_alone() -> None:
     memory, rows = memory_of(2), rows_of(GROUPS["several groups and others"][0])
-    together, _ = attended(TorchAttention(memory, 4).begin(rows), memory, rows, 0, (4, 2))
+    together, _ = attended(sharing(memory, 4).begin(rows), memory, rows, 0, (4, 2))
     noise = torch.Generator().manual_seed(0)
     q_TNH, k_TKH, v_TKH = (torch.randn(len(rows), n, DIM, generator=noise) for n in (4, 2, 2))
     for index, row in enumerate(rows):
         part = slice(index, index + 1)
-        step = TorchAttention(memory, 4).begin([row])
+        step = sharing(memory, 4).begin([row])
         alone = step.attend(0, q_TNH[part], k_TKH[part], v_TKH[part])
         torch.testing.assert_close(together[part], alone.double(), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.usefixtures("any_sharing_pays")
 def test_layers_with_a_window_read_as_ever() -> None:
     rows = rows_of(GROUPS["many blocks"][0])
-    plain, windowed = TorchAttention(memory_of(2), 4, (None, 16)).begin(rows)._divisions
+    plain, windowed = sharing(memory_of(2), 4, (None, 16)).begin(rows)._divisions
     assert [type(group) for group in plain.groups] == [PrefixedRows]
     assert {type(group) for group in windowed.groups} == {SampledRows}
 
 
-def shared(tables: Sequence[Sequence[int]], block_size: int = 1) -> list[tuple[list[int], int]]:
+def shared(
+    tables: Sequence[Sequence[int]], block_size: int = 1, tuning: Tuning = ANY_SHARING_PAYS
+) -> list[tuple[list[int], int]]:
     rows = [
         Row([0], (len(table) - 1) * block_size, [BlockId(block) for block in table])
         for table in tables
     ]
-    return [(each.rows, each.num_blocks) for each in shared_prefixes(rows, block_size)]
+    return [(each.rows, each.num_blocks) for each in shared_prefixes(rows, block_size, tuning)]
 
 
-@pytest.mark.usefixtures("any_sharing_pays")
 def test_rows_are_divided_where_that_saves_most() -> None:
     """Each table's last block is its own."""
     assert shared([[1, 2, 3], [1, 2, 4], [1, 2, 5]]) == [([0, 1, 2], 2)]
@@ -174,13 +172,12 @@ def test_sharing_must_pay() -> None:
     def rows_with(rows: int, keys: int) -> list[list[int]]:
         return [[*range(1, keys // 16 + 1), 900 + row] for row in range(rows)]
 
-    assert shared(rows_with(2, 4096), 16) == []
-    assert shared(rows_with(16, 128), 16) == []
-    assert shared(rows_with(16, 144), 16) == [(list(range(16)), 9)]
-    assert shared(rows_with(3, 976), 16) == [([0, 1, 2], 61)]
+    assert shared(rows_with(2, 4096), 16, TUNED) == []
+    assert shared(rows_with(16, 128), 16, TUNED) == []
+    assert shared(rows_with(16, 144), 16, TUNED) == [(list(range(16)), 9)]
+    assert shared(rows_with(3, 976), 16, TUNED) == [([0, 1, 2], 61)]
 
 
-@pytest.mark.usefixtures("any_sharing_pays")
 @pytest.mark.parametrize("name", ["llama-gqa2-tied", "qwen3-gqa4"])
 def test_ids_equal_those_of_transformers_behind_a_shared_prompt(
     name: str, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
@@ -194,7 +191,8 @@ def test_ids_equal_those_of_transformers_behind_a_shared_prompt(
 
     monkeypatch.setattr(PrefixedRows, "attend", noting)
     engine = small_engine(folder)
-    prompts = [prompt_of(80, seed=1) + prompt_of(own, seed=own) for own in (1, 7, 16, 30, 33)]
+    # As many shared tokens as 4 rows need for sharing to pay.
+    prompts = [prompt_of(528, seed=1) + prompt_of(own, seed=own) for own in (1, 7, 16, 30, 33)]
     [first] = generate_ids(engine, prompts[:1])
     assert not used
     others = generate_ids(engine, prompts[1:])

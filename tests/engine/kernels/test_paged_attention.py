@@ -15,7 +15,8 @@ from baton_engine.kernels.paged_attention import (
     splits_for,
 )
 from tests.support.engines.kernels import DEVICE, poisoned
-from tests.support.engines.paged import Case, Inputs, assert_near, attention_of, make_inputs
+from tests.support.engines.paged import Case, Inputs, assert_near, make_inputs
+from tests.support.engines.small_pool import attention_of
 from tests.support.needs import needs
 
 # Rows as (start, tokens).

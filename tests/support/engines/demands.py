@@ -21,6 +21,27 @@ EIGHT_B: dict[str, int] = {
 }
 
 
+def kv_layout(
+    *,
+    layers: int = 1,
+    heads: int = 1,
+    dim: int = 2,
+    block: int = 4,
+    dtype: str = "float32",
+    chunk: int = 1,
+    shards: int = 1,
+) -> KVLayout:
+    return KVLayout(
+        num_layers=layers,
+        num_kv_heads=heads,
+        head_dim=dim,
+        block_size=block,
+        dtype=dtype,
+        chunk_blocks=chunk,
+        kv_shards=shards,
+    )
+
+
 def config_of(*, max_positions: int = 40960, tied: bool = False, **sizes: Any) -> ModelConfig:
     """Qwen3-8B but for what is said."""
     chosen: dict[str, Any] = {**EIGHT_B, **sizes}
@@ -49,13 +70,12 @@ def demand_of(
 ) -> Demand:
     """On CUDA, with graphs, steps of 2,048 tokens and 256 sequences, but for what is said."""
     config = config or config_of()
-    layout = KVLayout(
-        num_layers=config.num_layers,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        block_size=block_size,
+    layout = kv_layout(
+        layers=config.num_layers,
+        heads=config.num_kv_heads,
+        dim=config.head_dim,
+        block=block_size,
         dtype=dtype,
-        chunk_blocks=1,
     )
     usual: dict[str, Any] = {
         "device": "cuda",

@@ -1,10 +1,9 @@
-"""Paged attention written down token by token, and cases that would show a kernel's slips.
+"""Cases of paged attention that would show a kernel's slips.
 
 In: rows as (start, tokens). Out: queries, a pool in which all that no row may read is NaN, and what
 attention is by its definition.
 
-Shapes: T tokens, N query heads, K kv heads, G = N / K, H head_dim, B block size, M blocks of the
-longest row.
+Shapes: T tokens, K kv heads, H head_dim, B block size, P blocks of the pool.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import torch
 
 from baton_engine.kernels.paged_attention import PagedRows
 from tests.support.engines.kernels import DEVICE
+from tests.support.engines.small_pool import attention_of
 
 # Absolute and relative difference from float64 that rounding explains.
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -71,22 +71,6 @@ def make_inputs(case: Case) -> Inputs:
     one_token = all(count == 1 for _, count in case.spans)
     where = (starts.to(DEVICE), torch.tensor(lengths).int().to(DEVICE), table.to(DEVICE))
     return Inputs(q.to(DEVICE), pool.to(DEVICE), PagedRows(*where, one_token), torch.cat(expected))
-
-
-def attention_of(
-    q_TNH: torch.Tensor, k_KSH: torch.Tensor, v_KSH: torch.Tensor, start: int, window: int | None
-) -> torch.Tensor:
-    """softmax(q k / sqrt(H)) v in float64, one query and one head at a time."""
-    group = q_TNH.shape[1] // k_KSH.shape[0]
-    out_TNH = torch.empty(q_TNH.shape, dtype=torch.float64)
-    for index in range(q_TNH.shape[0]):
-        end = start + index + 1
-        seen = slice(0 if window is None else max(0, end - window), end)
-        for head in range(q_TNH.shape[1]):
-            k_SH, v_SH = k_KSH[head // group, seen].double(), v_KSH[head // group, seen].double()
-            scores_S = k_SH @ q_TNH[index, head].double() / q_TNH.shape[2] ** 0.5
-            out_TNH[index, head] = scores_S.softmax(0) @ v_SH
-    return out_TNH
 
 
 def assert_near(found: torch.Tensor, expected: torch.Tensor) -> None:
