@@ -82,7 +82,7 @@ def alone(wanted: list[Request], eos_every: int = 0) -> dict[tuple[str, int], li
     eos_every=st.sampled_from([0, 5]),
     overlap=st.booleans(),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_ids_do_not_depend_on_pool_host_tier_budget_company_or_overlap(
     wanted: list[Request],
     blocks: int,
@@ -123,7 +123,7 @@ def test_ids_do_not_depend_on_pool_host_tier_budget_company_or_overlap(
     host=HOST,
     overlap=st.booleans(),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_a_request_placed_again_with_the_tokens_it_has_goes_on_as_if_undisturbed(
     wanted: list[Request], cut: int, blocks: int, host: int, overlap: bool
 ) -> None:
@@ -227,7 +227,7 @@ class World:
     overlap=st.booleans(),
     data=st.data(),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_reservations_transfers_ends_and_failures_in_any_order_change_no_ids_and_leak_nothing(
     wanted: list[Request], blocks: int, host: int, overlap: bool, data: st.DataObject
 ) -> None:
@@ -279,7 +279,7 @@ def test_reservations_transfers_ends_and_failures_in_any_order_change_no_ids_and
 
 
 @given(length=st.integers(1, 60), blocks=st.integers(1, 12), max_len=st.integers(2, 60))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_request_runs_to_its_end_or_is_refused_at_once(
     length: int, blocks: int, max_len: int
 ) -> None:

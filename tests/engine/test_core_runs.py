@@ -178,7 +178,7 @@ def test_a_next_leader_goes_on_without_the_runs_of_the_one_before() -> None:
     cached=st.integers(0, 40),
     budget=st.sampled_from([1, 2, 3, 7, 64]),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_exactly_the_holes_are_computed_and_every_count_says_so(
     length: int, cut: int, block: int, wanted: set[int], cached: int, budget: int
 ) -> None:
@@ -238,7 +238,7 @@ def test_exactly_the_holes_are_computed_and_every_count_says_so(
     blocks=st.integers(11, 20),
     budget=st.sampled_from([1, 4, 9]),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_in_a_pool_too_small_for_all_the_tokens_are_those_of_each_alone(
     lengths: list[int], choices: int, wanted: set[int], blocks: int, budget: int
 ) -> None:

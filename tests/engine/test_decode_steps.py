@@ -78,6 +78,7 @@ def test_the_first_sizes_are_doubled_and_later_ones_are_eight_apart() -> None:
     assert buckets(300)[-6:] == (240, 248, 256, 272, 288, 300)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("late", [False, True], ids=["read at once", "read a step late"])
 @pytest.mark.parametrize("sizes", [(), SIZES], ids=["as they are", "padded"])
 @pytest.mark.parametrize("count", [1, 3, 4, 5, 9, 10])

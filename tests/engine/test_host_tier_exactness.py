@@ -30,10 +30,10 @@ def check(folder: Path, found: list[list[int]], tally: Tally, label: str) -> Non
 @pytest.mark.parametrize(
     ("name", "tier"),
     [
-        ("llama-gqa4", "off"),
+        pytest.param("llama-gqa4", "off", marks=pytest.mark.long),
         ("llama-gqa4", "of 30 blocks"),
         ("llama-gqa4", "of all blocks"),
-        ("qwen3-gqa2", "of all blocks"),
+        pytest.param("qwen3-gqa2", "of all blocks", marks=pytest.mark.long),
         ("mistral-window", "of all blocks"),
     ],
 )

@@ -14,7 +14,7 @@ from baton_engine.host_tier import CopiedBlocks, HostMemory, HostTier
 from baton_engine.sim_runner import SimMemory
 from baton_engine.torch_memory import PinnedBlocks, TorchMemory
 from baton_protocol.ids import BlockHash, BlockId
-from baton_protocol.layout import KVLayout
+from tests.support.engines.demands import kv_layout
 
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs: gpu")]
 KINDS = ["sim", "cpu", "bfloat16", "pinned", pytest.param("cuda", marks=GPU)]
@@ -22,14 +22,13 @@ SLOTS = 3
 
 
 def room(kind: str, shards: int = 1) -> tuple[KVMemory, HostMemory]:
-    layout = KVLayout(
-        num_layers=3,
-        num_kv_heads=2,
-        head_dim=8,
-        block_size=4,
+    layout = kv_layout(
+        layers=3,
+        heads=2,
+        dim=8,
         dtype="bfloat16" if kind == "bfloat16" else "float32",
-        chunk_blocks=2,
-        kv_shards=shards,
+        chunk=2,
+        shards=shards,
     )
     if kind == "sim":
         memory = SimMemory(layout, 8)

@@ -22,18 +22,10 @@ from baton_engine.blocks import BlockPool
 from baton_engine.host_tier import CopiedBlocks, HostTier
 from baton_engine.sim_runner import SimMemory
 from baton_protocol.ids import BlockHash, BlockId
-from baton_protocol.layout import KVLayout
 from tests.support.engines.cache_reports import follow
+from tests.support.engines.demands import kv_layout
 
-LAYOUT = KVLayout(
-    num_layers=1,
-    num_kv_heads=2,
-    head_dim=2,
-    block_size=2,
-    dtype="float32",
-    chunk_blocks=2,
-    kv_shards=2,
-)
+LAYOUT = kv_layout(heads=2, block=2, chunk=2, shards=2)
 NAMES = 12
 CHAINS = st.tuples(st.sampled_from([0, 4, 8]), st.integers(1, 4))  # first name, how many
 BLOCKS = 7
@@ -203,4 +195,4 @@ class TierMachine(RuleBasedStateMachine):
 
 
 TestTier = TierMachine.TestCase
-TestTier.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestTier.settings = settings(max_examples=80, stateful_step_count=40)

@@ -330,7 +330,7 @@ def all_params(draw: st.DrawFn) -> SamplingParams:
     tokens=st.lists(ids, min_size=1, max_size=12),
     data=st.data(),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_a_batch_with_all_fields_on_gives_the_ids_of_a_slow_reference(
     params: list[SamplingParams], tokens: list[int], data: st.DataObject
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from baton_engine.progress import ERASE, ProgressLine
 from baton_engine.warm_up import counting, describe, warm_all
+from tests.support.clock import Clock
 from tests.support.engines.torch_engines import small_engine
 
 GIB = 1 << 30
@@ -19,16 +20,6 @@ GIB = 1 << 30
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def tick(self, seconds: float) -> None:
-        self.now += seconds
 
 
 @pytest.fixture
@@ -46,7 +37,7 @@ def test_what_is_done_at_once_is_shown_nowhere(clock: Clock, said: Callable[[], 
     for out in (Terminal(), io.StringIO()):
         with ProgressLine(out, clock) as line:
             line.show("first")
-            clock.tick(0.1)
+            clock.advance(0.1)
             line.show("second")
         assert out.getvalue() == ""
     assert said() == []
@@ -56,7 +47,7 @@ def test_a_terminal_has_one_line_that_changes_and_is_gone_at_the_end(clock: Cloc
     out = Terminal()
     with ProgressLine(out, clock) as line:
         for number in range(3):
-            clock.tick(1.0)
+            clock.advance(1.0)
             line.show(f"{number} of 3")
             line.show("too soon after it")
     lines = [f"{ERASE}0 of 3, 1.0 s", f"{ERASE}1 of 3, 2.0 s", f"{ERASE}2 of 3, 3.0 s"]
@@ -69,7 +60,7 @@ def test_the_line_is_gone_also_where_it_failed(clock: Clock) -> None:
 
     def fail() -> None:
         with line:
-            clock.tick(1.0)
+            clock.advance(1.0)
             line.show("0 of 3")
             raise ValueError("broken")
 
@@ -84,7 +75,7 @@ def test_a_line_is_no_wider_than_the_terminal(
     monkeypatch.setenv("COLUMNS", "12")
     out = Terminal()
     with ProgressLine(out, clock) as line:
-        clock.tick(1.0)
+        clock.advance(1.0)
         line.show("a long text of many words")
     assert out.getvalue() == f"{ERASE}a long text{ERASE}"
 
@@ -93,7 +84,7 @@ def test_a_log_gets_a_line_every_few_seconds(clock: Clock, said: Callable[[], li
     out = io.StringIO()
     with ProgressLine(out, clock) as line:
         for second in range(1, 12):
-            clock.tick(1.0)
+            clock.advance(1.0)
             line.show(f"{second} of 11")
     assert said() == ["5 of 11, 5.0 s", "10 of 11, 10.0 s"]
     assert out.getvalue() == ""
@@ -108,7 +99,7 @@ class Warmed:
         self._clock = clock
 
     def warm(self, bucket: int) -> None:
-        self._clock.tick(1.0)
+        self._clock.advance(1.0)
         self.order.append(bucket)
 
 
@@ -141,9 +132,9 @@ def test_loading_tells_how_much_of_how_much(clock: Clock) -> None:
     out = Terminal()
     with ProgressLine(out, clock) as line:
         loaded = counting(line, 4 * GIB)
-        clock.tick(1.0)
+        clock.advance(1.0)
         loaded(GIB)
-        clock.tick(1.0)
+        clock.advance(1.0)
         loaded(2 * GIB)
     assert "loading weights, 1.0 of 4.0 GiB, 1.0 s" in out.getvalue()
     assert "loading weights, 3.0 of 4.0 GiB, 2.0 s" in out.getvalue()

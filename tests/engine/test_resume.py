@@ -160,6 +160,7 @@ def sims() -> Place:
     return Place(build(), build(), list(range(45, 58)), 28, range(32, 127))
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("case", CASES)
@@ -179,6 +180,7 @@ def tinies(request: pytest.FixtureRequest, tiny_model: Callable[[str], Path]) ->
     return Place(first, second, prompt_of(37, seed=8), 14, range(310))
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("case", CASES)

@@ -24,6 +24,7 @@ def pool_of(engine: EngineCore) -> torch.Tensor:
     return engine.memory.pool
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("landed", HOLES)
 @pytest.mark.parametrize("budget", [10, 256])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -12,6 +12,7 @@ from baton_engine.errors import SettingsError
 from baton_engine.torch_memory import TorchMemory
 from baton_protocol.ids import BlockId
 from baton_protocol.layout import ITEM_BYTES, KVLayout
+from tests.support.engines.demands import kv_layout
 
 CPU = torch.device("cpu")
 DEVICES = [
@@ -27,15 +28,7 @@ DEVICES = [
 
 
 def layout_of(dtype: str = "float32", heads: int = 2, shards: int = 1) -> KVLayout:
-    return KVLayout(
-        num_layers=3,
-        num_kv_heads=heads,
-        head_dim=8,
-        block_size=4,
-        dtype=dtype,
-        chunk_blocks=2,
-        kv_shards=shards,
-    )
+    return kv_layout(layers=3, heads=heads, dim=8, dtype=dtype, chunk=2, shards=shards)
 
 
 def blocks_of(*ids: int) -> list[BlockId]:

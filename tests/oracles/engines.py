@@ -3,43 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
-from baton_engine.api import KVMemory, Sample, TokenOut
+from baton_engine.api import Sample, TokenOut
 from baton_engine.core import EngineCore
 from baton_protocol.hashing import extend_hashes, root_hash
 from baton_protocol.ids import BlockHash, BlockId
-from baton_protocol.layout import KVLayout
-from tests.support.engines.engine_core import NoMemory, Run, ScriptedRunner, scripted, step_once
-
-
-class SizedRunner(ScriptedRunner):
-    def __init__(self, layout: KVLayout, script: Callable[[Sample], int] | None) -> None:
-        super().__init__(script)
-        self._sized = NoMemory(layout)
-
-    @property
-    def memory(self) -> KVMemory:
-        return self._sized
+from tests.support.engines.demands import kv_layout
+from tests.support.engines.engine_core import Run, ScriptedRunner, scripted, step_once
 
 
 def engine_of(
     block_size: int = 16, script: Callable[[Sample], int] | None = None, **facts: Any
-) -> tuple[EngineCore, SizedRunner]:
+) -> tuple[EngineCore, ScriptedRunner]:
     """Roomy where `facts` (of EngineInfo) do not say otherwise."""
-    layout = KVLayout(
-        num_layers=1,
-        num_kv_heads=1,
-        head_dim=2,
-        block_size=block_size,
-        dtype="float32",
-        chunk_blocks=1,
-    )
-    roomy = {"num_blocks": 512, "max_model_len": 8192, "max_batched_tokens": 8192}
-    plain, _ = scripted(script, **{**roomy, "max_num_seqs": 64, **facts})
-    runner = SizedRunner(layout, script)
-    return EngineCore(replace(plain.info, layout=layout), runner), runner
+    roomy: dict[str, Any] = {
+        "layout": kv_layout(block=block_size),
+        "num_blocks": 512,
+        "max_model_len": 8192,
+        "max_batched_tokens": 8192,
+        "max_num_seqs": 64,
+    }
+    return scripted(script, **(roomy | facts))
 
 
 def step(engine: EngineCore, run: Run | None = None) -> tuple[TokenOut, ...]:

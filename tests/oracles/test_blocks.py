@@ -14,8 +14,8 @@ from baton_engine.sequence import blocks_for
 from baton_engine.torch_memory import TorchMemory
 from baton_protocol.hashing import extend_hashes
 from baton_protocol.ids import BlockHash, BlockId
-from baton_protocol.layout import KVLayout
 from tests.oracles.engines import engine_of, free_order, hashes_of, step, tables, usage
+from tests.support.engines.demands import kv_layout
 from tests.support.engines.engine_core import Run, drive, make_request, run_all, scripted, step_once
 
 TABLE = [BlockId(block) for block in (5, 2, 8, 12)]
@@ -23,9 +23,7 @@ TABLE = [BlockId(block) for block in (5, 2, 8, 12)]
 
 def written_slots(position: int) -> tuple[list[int], list[int]]:
     """Slots of the pool that K and V of one token at `position` of TABLE come to stand in."""
-    layout = KVLayout(
-        num_layers=1, num_kv_heads=1, head_dim=2, block_size=16, dtype="float32", chunk_blocks=1
-    )
+    layout = kv_layout(block=16)
     memory = TorchMemory(layout, 16, torch.device("cpu"))
     one = torch.ones(1, 1, 2)
     TorchAttention(memory, 1).begin([Row([0], position, TABLE)]).attend(0, one, one, one)
@@ -225,9 +223,7 @@ def test_blocks_from_elsewhere_are_named_once_they_are_here_O_BLK_10b() -> None:
 @pytest.mark.parametrize("tokens", [1, 5])
 def test_a_window_of_32_leaves_4_blocks_of_100_tokens_unread_O_BLK_11(tokens: int) -> None:
     """Whatever stands in them, and whichever the table names; the fifth holds what is seen."""
-    layout = KVLayout(
-        num_layers=1, num_kv_heads=2, head_dim=8, block_size=16, dtype="float32", chunk_blocks=1
-    )
+    layout = kv_layout(heads=2, dim=8, block=16)
     memory = TorchMemory(layout, 8, torch.device("cpu"))
     noise = torch.Generator().manual_seed(11)
     memory.pool.normal_(generator=noise)

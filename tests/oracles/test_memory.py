@@ -41,7 +41,7 @@ from baton_protocol.ids import Fingerprint, NodeId
 from baton_protocol.layout import KVLayout
 from baton_protocol.store import Speeds
 from baton_router.prices import Facts, Prices
-from tests.support.engines.demands import demand_of
+from tests.support.engines.demands import demand_of, kv_layout
 from tests.support.nodes.candidates import Candidate, group_of
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -199,9 +199,7 @@ def test_memory_that_holds_no_block_is_refused_O_MEM_5d(planned: Planned) -> Non
 
 
 def test_the_pools_tensor_O_MEM_5e_O_MEM_6b() -> None:
-    layout = KVLayout(
-        num_layers=1, num_kv_heads=8, head_dim=128, block_size=16, dtype="bfloat16", chunk_blocks=1
-    )
+    layout = kv_layout(heads=8, dim=128, block=16, dtype="bfloat16")
     pool = TorchMemory(layout, 15, torch.device("cpu")).pool
     assert pool.shape == (16, 1, 2, 8, 16, 128)
     assert (pool.numel(), pool.numel() * pool.element_size()) == (524_288, MIB)

@@ -23,8 +23,8 @@ from baton_engine.models.rope import Rope, rotate
 from baton_engine.models.slots import WeightSlots
 from baton_engine.torch_memory import TorchMemory
 from baton_protocol.ids import BlockId
-from baton_protocol.layout import KVLayout
 from tests.support.engines.decoding import Driver, Noting, make_runner, streams
+from tests.support.engines.demands import kv_layout
 
 CPU = torch.device("cpu")
 Rows = Sequence[Sequence[float]]
@@ -38,14 +38,7 @@ ALL_THREE = [5.711177, 6.711177, 7.711177, 8.711177]
 def attended(q: Any, k: Any, v: Any, *, start: int = 0, blocks: Sequence[int] = (1,)) -> Any:
     """Attention of len(q) tokens behind `start` ones; k and v hold those too, [S, K, H]."""
     q_TNH, k_SKH, v_SKH = (torch.as_tensor(each, dtype=torch.float32) for each in (q, k, v))
-    layout = KVLayout(
-        num_layers=1,
-        num_kv_heads=k_SKH.shape[1],
-        head_dim=k_SKH.shape[2],
-        block_size=16,
-        dtype="float32",
-        chunk_blocks=1,
-    )
+    layout = kv_layout(heads=k_SKH.shape[1], dim=k_SKH.shape[2], block=16)
     memory = TorchMemory(layout, 16, CPU)
     memory.pool.normal_()
     table = [BlockId(block) for block in blocks]

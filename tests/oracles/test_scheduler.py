@@ -10,8 +10,8 @@ import pytest
 from baton_engine.blocks import BlockPool
 from baton_engine.core import EngineCore
 from baton_protocol.ids import BlockHash
-from tests.oracles.engines import SizedRunner, engine_of, free_order, shares, step, tables
-from tests.support.engines.engine_core import Run, drive, make_request, run_all
+from tests.oracles.engines import engine_of, free_order, shares, step, tables
+from tests.support.engines.engine_core import Run, ScriptedRunner, drive, make_request, run_all
 
 
 def names_of(engine: EngineCore) -> tuple[list[str], list[str]]:
@@ -91,7 +91,7 @@ def test_no_position_past_the_longest_length_is_computed_O_SCH_6() -> None:
     assert len(run.ids("b")) == 9
 
 
-def preempting() -> tuple[EngineCore, SizedRunner]:
+def preempting() -> tuple[EngineCore, ScriptedRunner]:
     """5 blocks of 4 tokens, all held: R1 [1, 2], R2 [3, 4], R3 [5], one token sampled each."""
     engine, runner = engine_of(4, num_blocks=5)
     for name, prompt in (("R1", 8), ("R2", 8), ("R3", 4)):

@@ -73,7 +73,7 @@ def reference(text: str, stops: Sequence[str], include: bool) -> tuple[str, str 
 
 
 @every_tokenizer
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_any_split_of_the_ids_gives_the_same_text(
     tokenizer: Tokenizer, data: st.DataObject
@@ -94,7 +94,7 @@ def test_any_split_of_the_ids_gives_the_same_text(
 
 
 @every_tokenizer
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_whoever_takes_over_in_the_middle_sends_exactly_the_rest(
     tokenizer: Tokenizer, data: st.DataObject
@@ -111,7 +111,7 @@ def test_whoever_takes_over_in_the_middle_sends_exactly_the_rest(
 
 
 @every_tokenizer
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_an_answer_behind_its_prompts_context_is_decoded_as_behind_the_whole_prompt(
     tokenizer: Tokenizer, data: st.DataObject
@@ -130,7 +130,7 @@ def test_an_answer_behind_its_prompts_context_is_decoded_as_behind_the_whole_pro
 
 
 @every_tokenizer
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_prompt_and_answer_together_are_the_text_of_all_ids(
     tokenizer: Tokenizer, data: st.DataObject
@@ -180,7 +180,7 @@ def test_a_stop_string_is_not_looked_for_in_the_context() -> None:
 
 
 @every_tokenizer
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_shown_text_is_never_taken_back(tokenizer: Tokenizer, data: st.DataObject) -> None:
     ids, stop = data.draw(any_ids(tokenizer)), data.draw(STOPS)
@@ -191,7 +191,7 @@ def test_shown_text_is_never_taken_back(tokenizer: Tokenizer, data: st.DataObjec
 
 
 @every_tokenizer
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_a_stop_string_cuts_the_whole_text_where_it_first_ends(
     tokenizer: Tokenizer, data: st.DataObject
@@ -205,7 +205,7 @@ def test_a_stop_string_cuts_the_whole_text_where_it_first_ends(
 
 
 @pytest.mark.parametrize("tokenizer", [BYTES, BYTE_LEVEL], ids=["bytes", "byte-level"])
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_byte_level_text_is_what_the_library_decodes_even_for_invalid_bytes(
     tokenizer: Tokenizer, data: st.DataObject
@@ -219,7 +219,7 @@ def test_byte_level_text_is_what_the_library_decodes_even_for_invalid_bytes(
 @pytest.mark.parametrize(
     "tokenizer", [METASPACE, METASPACE_DECODER], ids=["metaspace", "metaspace-decoder"]
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(texts=st.lists(TEXTS, max_size=4), specials=st.lists(st.integers(0, 4)), skip=st.booleans())
 def test_metaspace_text_is_what_the_library_decodes_for_any_valid_text(
     tokenizer: Tokenizer, texts: list[str], specials: list[int], skip: bool

@@ -60,7 +60,7 @@ def check(tokenizer: Tokenizer, ids: list[int], skip: bool) -> None:
 
 
 @every_tokenizer
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_a_tokens_text_begins_at_its_place(tokenizer: Tokenizer, data: st.DataObject) -> None:
     check(tokenizer, data.draw(any_ids(tokenizer)), data.draw(st.booleans()))
@@ -71,7 +71,7 @@ def test_a_tokens_text_begins_at_its_place_with_the_demo_model_too() -> None:
         pytest.importorskip(PACKAGE)
     demo = Tokenizer.from_artifacts(read_artifacts(fetch_demo(None, lambda line: None)))
 
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=150)
     @given(ids=any_ids(demo), skip=st.booleans())
     def holds(ids: list[int], skip: bool) -> None:
         check(demo, ids, skip)
@@ -80,7 +80,7 @@ def test_a_tokens_text_begins_at_its_place_with_the_demo_model_too() -> None:
 
 
 @every_tokenizer
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_places_go_on_behind_a_context_as_behind_all_ids_before_it(
     tokenizer: Tokenizer, data: st.DataObject
@@ -129,7 +129,7 @@ def test_a_token_that_is_not_shown_stands_where_the_next_one_begins() -> None:
 
 
 @every_tokenizer
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(text=TEXTS, special=st.booleans())
 def test_the_tokens_of_a_given_text_stand_in_it_in_order(
     tokenizer: Tokenizer, text: str, special: bool
@@ -142,7 +142,7 @@ def test_the_tokens_of_a_given_text_stand_in_it_in_order(
 
 
 @lossless
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(text=TEXTS)
 def test_the_tokens_of_a_given_text_begin_at_their_characters(name: str, text: str) -> None:
     tokenizer = TOKENIZERS[name]

@@ -83,14 +83,26 @@ def test_the_last_ids_of_a_text_are_those_that_transformers_keeps_on_the_left(
 def test_a_long_text_is_encoded_while_other_threads_run() -> None:
     tokenizer = Tokenizer.from_artifacts(byte_level_artifacts())
     text = "a quick brown fox " * 50_000
-    encoding = threading.Thread(target=tokenizer.encode, args=(text,))
-    turns = 0
-    encoding.start()
-    while encoding.is_alive():
-        time.sleep(0.001)
-        turns += 1
-    # One or two where the library keeps the interpreter to itself, however long it takes.
-    assert turns > 4
+
+    def turns_of_another_thread() -> int:
+        """While the text is encoded once."""
+        began, turns = threading.Event(), 0
+
+        def encode() -> None:
+            began.set()
+            tokenizer.encode(text)
+
+        encoding = threading.Thread(target=encode)
+        encoding.start()
+        began.wait()
+        while encoding.is_alive():
+            time.sleep(0.001)
+            turns += 1
+        return turns
+
+    # One or two, each time, where the library keeps the interpreter to itself. A busy machine may
+    # give another thread as few now and then.
+    assert any(turns_of_another_thread() > 4 for _ in range(30))
 
 
 def test_vocabulary_eos_and_special_tokens_equal_those_of_transformers(

@@ -42,7 +42,9 @@ def pool_of(runner: TorchRunner) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", ["llama-gqa2-tied", "mistral-window"])
-@pytest.mark.parametrize("count", [1, 3, 4, 5])
+@pytest.mark.parametrize(
+    "count", [3, *(pytest.param(count, marks=pytest.mark.long) for count in (1, 4, 5))]
+)
 def test_ids_are_those_of_the_torch_twin(count: int, name: str, tiny_model: Folders) -> None:
     folder = tiny_model(name)
     runner = make(folder)

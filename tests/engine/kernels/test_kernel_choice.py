@@ -49,10 +49,7 @@ def test_the_interpreter_refuses_what_it_computes_wrongly(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("asked", ["auto", "triton"])
 def test_a_machine_without_triton_is_told_so(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def find_nothing(name: str) -> None:
-        return None
-
-    monkeypatch.setattr("baton_engine.kernels.choice.find_spec", find_nothing)
+    monkeypatch.setitem(sys.modules, "triton", None)
     with pytest.raises(SettingsError, match=rf"--kernels {asked} on cuda needs triton"):
         choose_kernels(asked, CUDA, "bfloat16")
 

@@ -20,7 +20,7 @@ from baton_engine.models.rope import Rope
 from baton_engine.models.slots import WeightSlots
 from baton_engine.torch_memory import TorchMemory
 from baton_protocol.ids import BlockId
-from baton_protocol.layout import KVLayout
+from tests.support.engines.demands import kv_layout
 from tests.support.engines.kernels import DEVICE, assert_close, noise
 from tests.support.engines.tiny_models import prompt_of
 
@@ -37,14 +37,7 @@ SLOTS = [45, 19, 36, 37, 4, 5, 6, 7, 48, 49]
 
 
 def memory_of(kv_heads: int, dim: int, layers: int) -> TorchMemory:
-    layout = KVLayout(
-        num_layers=layers,
-        num_kv_heads=kv_heads,
-        head_dim=dim,
-        block_size=BLOCK,
-        dtype="float32",
-        chunk_blocks=1,
-    )
+    layout = kv_layout(layers=layers, heads=kv_heads, dim=dim, block=BLOCK)
     memory = TorchMemory(layout, 12, DEVICE)
     memory.pool.copy_(noise(*memory.pool.shape, seed=3))
     return memory

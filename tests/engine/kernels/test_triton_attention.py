@@ -13,7 +13,7 @@ from baton_engine.attention import StepAttention, TorchAttention
 from baton_engine.kernels.triton_attention import TritonAttention
 from baton_engine.torch_memory import TorchMemory
 from baton_protocol.ids import BlockId
-from baton_protocol.layout import KVLayout
+from tests.support.engines.demands import kv_layout
 from tests.support.engines.kernels import DEVICE, noise
 from tests.support.engines.paged import assert_near
 
@@ -27,14 +27,7 @@ SPANS = {
 
 
 def memory() -> TorchMemory:
-    layout = KVLayout(
-        num_layers=len(WINDOWS),
-        num_kv_heads=KV_HEADS,
-        head_dim=DIM,
-        block_size=BLOCK,
-        dtype="float32",
-        chunk_blocks=1,
-    )
+    layout = kv_layout(layers=len(WINDOWS), heads=KV_HEADS, dim=DIM, block=BLOCK)
     made = TorchMemory(layout, POOL, DEVICE)
     made.pool.copy_(noise(*made.pool.shape))
     return made

@@ -19,7 +19,13 @@ PROMPTS = [prompt_of(length, seed=9) for length in (3, 50)]
 Report = Callable[[str, object], None]
 
 
-@pytest.mark.parametrize("name", ["llama-gqa4", "qwen3-window", "mistral-window"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "qwen3-window",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("llama-gqa4", "mistral-window")),
+    ],
+)
 def test_ids_equal_those_of_transformers_in_pieces_and_from_the_cache(
     name: str, tiny_model: Callable[[str], Path], record_property: Report
 ) -> None:

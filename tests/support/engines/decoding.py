@@ -24,8 +24,8 @@ from baton_engine.step_inputs import STAGING_BUFFERS, Staging, staging_for
 from baton_engine.torch_memory import TorchMemory
 from baton_engine.torch_runner import TorchRunner
 from baton_protocol.ids import BlockId
-from baton_protocol.layout import KVLayout
 from baton_protocol.sampling import SamplingParams
+from tests.support.engines.demands import kv_layout
 from tests.support.engines.tiny_models import prompt_of
 
 BLOCK = 8
@@ -68,13 +68,8 @@ def make_runner(
     model = build_model(config, slots)
     load_weights(folder, config, slots)
     slots.finish()
-    layout = KVLayout(
-        num_layers=config.num_layers,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        block_size=BLOCK,
-        dtype="float32",
-        chunk_blocks=1,
+    layout = kv_layout(
+        layers=config.num_layers, heads=config.num_kv_heads, dim=config.head_dim, block=BLOCK
     )
     memory = TorchMemory(layout, BLOCKS, device)
     attention = attention_for(kernels, memory, config)

@@ -29,17 +29,16 @@ from baton_protocol.ids import BlockId, Fingerprint, RequestId
 from baton_protocol.layout import KVLayout
 from baton_protocol.request import PositionLogprobs, Request, TokenLogprob
 from baton_protocol.sampling import SamplingParams
+from tests.support.engines.demands import kv_layout
 
 EOS = 99
-LAYOUT = KVLayout(
-    num_layers=1, num_kv_heads=1, head_dim=2, block_size=4, dtype="float32", chunk_blocks=2
-)
+LAYOUT = kv_layout(chunk=2)
 
 
 class NoMemory:
     """A KVMemory without bytes."""
 
-    def __init__(self, layout: KVLayout = LAYOUT) -> None:
+    def __init__(self, layout: KVLayout) -> None:
         self.layout = layout
 
     def read(self, blocks: Sequence[BlockId], into: memoryview, shard: int = 0) -> None:
@@ -56,8 +55,10 @@ class ScriptedRunner:
     """Says `script(sample)` and, of a prompt, its positions; keeps copies of each step's rows, in
     which a token that was awaited stands where it belongs. Steps are read one by one in order."""
 
-    def __init__(self, script: Callable[[Sample], int] | None = None) -> None:
-        self._memory = NoMemory()
+    def __init__(
+        self, script: Callable[[Sample], int] | None = None, layout: KVLayout = LAYOUT
+    ) -> None:
+        self._memory = NoMemory(layout)
         self.script = script or (lambda sample: (sample.position + 10 * sample.choice) % 90)
         self.steps: list[list[Row]] = []
         self.events: list[str] = []  # "launch 0", "read 0", and so on
@@ -140,8 +141,9 @@ def scripted(
         "vocab_size": 100,
         "eos_ids": (EOS,),
     }
-    runner = ScriptedRunner(script)
-    return EngineCore(EngineInfo(**(facts | changes)), runner, overlap=overlap), runner
+    info = EngineInfo(**(facts | changes))
+    runner = ScriptedRunner(script, info.layout)
+    return EngineCore(info, runner, overlap=overlap), runner
 
 
 def make_request(

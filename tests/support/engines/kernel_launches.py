@@ -23,8 +23,8 @@ from baton_engine.kernels.triton_attention import TritonAttention
 from baton_engine.models.rope import Rope
 from baton_engine.torch_memory import TorchMemory
 from baton_protocol.ids import BlockId
-from baton_protocol.layout import KVLayout
 from baton_protocol.sampling import SamplingParams
+from tests.support.engines.demands import kv_layout
 
 CPU, BF16 = torch.device("cpu"), torch.bfloat16
 N, K, H, LAYERS = 16, 8, 128, 2
@@ -67,14 +67,7 @@ def main() -> None:
 
 def launch_all() -> None:
     ops = ops_for("triton")
-    layout = KVLayout(
-        num_layers=LAYERS,
-        num_kv_heads=K,
-        head_dim=H,
-        block_size=16,
-        dtype="bfloat16",
-        chunk_blocks=1,
-    )
+    layout = kv_layout(layers=LAYERS, heads=K, dim=H, block=16, dtype="bfloat16")
     attention = TritonAttention(TorchMemory(layout, 3, CPU), N)
     rope = Rope(RopeConfig(type="default", theta=1e6), H, BF16, CPU)
     norm = HeadNorm(torch.ones(N + K, H, dtype=BF16), 1e-6)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import count
 from pathlib import Path
 from typing import Any
 
-from baton_engine.api import Engine, Row, Runner, Sample, TokenOut
+from baton_engine.api import Row, Runner, Sample, TokenOut
 from baton_engine.core import EngineCore
 from baton_engine.torch_engine import build_torch
 from baton_engine.torch_settings import TorchSettings
 from baton_protocol.ids import BlockId, RequestId
 from baton_protocol.request import Request
 from baton_protocol.sampling import SamplingParams
+from tests.support.engines.engine_core import run_all
 
-STEP_LIMIT = 20_000
 GREEDY = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True)
 
 
@@ -25,19 +24,13 @@ def small_engine(folder: Path, **settings: Any) -> EngineCore:
     return build_torch(TorchSettings(model=folder, **chosen))
 
 
-def run_requests(engine: Engine, requests: Sequence[Request]) -> dict[RequestId, list[TokenOut]]:
-    """Submit all, step until all ended, check the engine's integrity."""
+def run_requests(
+    engine: EngineCore, requests: Sequence[Request]
+) -> dict[RequestId, list[TokenOut]]:
+    """Submit all and step until all have ended."""
     tokens: dict[RequestId, list[TokenOut]] = {request.id: [] for request in requests}
-    for request in requests:
-        engine.submit(request)
-    for step in count():
-        if not engine.has_work():
-            break
-        if step == STEP_LIMIT:
-            raise AssertionError(f"not finished after {STEP_LIMIT} steps")
-        for token in engine.step().tokens:
-            tokens[token.request].append(token)
-    engine.check_integrity()
+    for token in run_all(engine, requests).tokens:
+        tokens[token.request].append(token)
     return tokens
 
 
@@ -52,7 +45,7 @@ def make_request(name: str, prompt: Sequence[int], params: SamplingParams = GREE
 
 
 def generate_ids(
-    engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams = GREEDY
+    engine: EngineCore, prompts: Sequence[Sequence[int]], params: SamplingParams = GREEDY
 ) -> list[list[int]]:
     """Ids per prompt, all prompts submitted at once (params.n == 1)."""
     requests = [make_request(str(i), prompt, params) for i, prompt in enumerate(prompts)]
