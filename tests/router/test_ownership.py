@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from baton_protocol.errors import ErrorRecord
 from baton_protocol.ids import Epoch, NodeId, RequestId
 from baton_protocol.link import (
+    DRAINED,
     Abort,
     Delta,
     First,
@@ -468,3 +469,68 @@ def test_what_is_added_is_what_on_delta_would_only_emit(deltas: list[Delta], nod
             assert short.on_delta(node, each) == actions
         assert (short.outputs, short.phase) == (long.outputs, long.phase)
         assert (short.open, short.attempt, short.strikes) == (long.open, long.attempt, long.strikes)
+
+
+@pytest.mark.parametrize(
+    ("told", "added"),
+    [
+        (delta(0, 0, 5), True),
+        (delta(0, 0, 5, 6, text="ab"), True),
+        (delta(1, 0, 5), True),
+        (delta(0, 0), False),
+        (delta(0, 1, 5), False),
+        (delta(2, 0, 5), False),
+        (delta(0, 0, 5, attempt=2), False),
+        (delta(0, 0, 5, finish="stop"), False),
+        (delta(0, 0, 5, stats=STATS), False),
+        (delta(0, 0, 5, prompt_logprobs=PROBS), False),
+    ],
+)
+def test_what_takes_the_short_way(told: Delta, added: bool) -> None:
+    rec = record(2, split=False)
+    assert not rec.adds(OTHER, told)
+    assert rec.adds(DECODE, told) is added
+    assert rec.tokens == len(told.ids) * added
+
+
+# --- nodes that are to be empty -------------------------------------------------------------------
+
+
+def test_a_request_that_a_draining_node_hands_back_is_not_refused_however_often() -> None:
+    rec = record(split=False)
+    drained = ErrorRecord("leaving", DRAINED, status=503, retryable=True)
+    for attempt in range(1, MAX_ATTEMPTS + 1):
+        actions = rec.on_failed(DECODE, JobFailed(RID, attempt, drained))
+        assert actions == [Replace("drained", DECODE)]
+        rec.placed(DECODE, EPOCH)
+    actions = rec.on_failed(DECODE, JobFailed(RID, MAX_ATTEMPTS + 1, BUSY))
+    assert actions == [Replace("refused", DECODE)]
+    assert rec.strikes == 0
+
+
+def test_a_decode_node_that_no_other_of_its_kind_follows_loses_its_request() -> None:
+    rec = record(split=False)
+    assert rec.on_rolled_out(OTHER) == []
+    assert rec.on_rolled_out(DECODE) == [Send(DECODE, Abort(RID, 1)), Replace("drained", DECODE)]
+    assert (rec.phase, rec.strikes) == ("waiting", 0)
+    assert rec.on_rolled_out(DECODE) == []
+
+
+def test_a_prefill_node_that_is_leaving_hands_its_job_to_another() -> None:
+    rec = record()
+    assert rec.on_leaving(DECODE) == []
+    assert rec.on_leaving(PREFILL) == [Send(PREFILL, Abort(RID, 1)), Regroup("drained", PREFILL)]
+    assert rec.on_leaving(PREFILL) == []
+    assert rec.strikes == 0
+    assert rec.on_delta(DECODE, delta(0, 0, 5)) == []
+
+
+# --- what the client has --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("told", [delta(0, 0, 5), delta(0, 0, prompt_logprobs=PROBS)])
+def test_a_client_is_told_something_by_a_token_or_by_the_prompts_logprobs(told: Delta) -> None:
+    rec = record(split=False, prompt_logprobs=1)
+    assert rec.untold
+    rec.on_delta(DECODE, told)
+    assert not rec.untold
