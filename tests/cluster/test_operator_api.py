@@ -1,17 +1,18 @@
-"""The operator's client against a real API server: what it sends, and how it tells failures."""
+"""The operator's client against a real API server: what it sends, and how it tells failures.
+
+Without an API server: tests/operator/test_operator_client.py.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from baton.up import reserve_port
 from baton_operator.api import (
     FIELD_MANAGER,
     Api,
@@ -20,7 +21,7 @@ from baton_operator.api import (
     TooManyRequests,
     Unavailable,
 )
-from baton_operator.connection import ConnectionFailed, load, login
+from baton_operator.connection import load
 from baton_operator.kinds import CHILDREN, HTTP_ROUTE, SECRET, key_of
 from baton_operator.observed import ChildKey
 from tests.cluster.fault_proxy import Answer, FaultProxy
@@ -195,45 +196,3 @@ async def test_a_sick_server_is_unavailable(
         with pytest.raises(Unavailable, match=str(status)):
             await api.apply(service(namespace))
         await api.close()
-
-
-def kubeconfig(folder: Path, port: int) -> Path:
-    content = {
-        "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{port}"}}],
-        "users": [{"name": "u", "user": {"token": "abc"}}],
-        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-        "current-context": "x",
-    }
-    path = folder / "config"
-    path.write_text(json.dumps(content))
-    return path
-
-
-async def test_nobody_who_answers_is_unavailable(
-    tmp_path: Path, counted: list[tuple[str, str]]
-) -> None:
-    with reserve_port("127.0.0.1", 0) as held:
-        api = await client(kubeconfig(tmp_path, held.getsockname()[1]), counted)
-        with pytest.raises(Unavailable):
-            await api.apply(service("default"))
-        await api.close()
-    assert counted == [("apply", "error")]
-
-
-async def test_a_silent_server_is_unavailable_after_the_timeout(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        api = await client(kubeconfig(tmp_path, silent.getsockname()[1]), timeout_s=0.2)
-        async with asyncio.timeout(60):
-            with pytest.raises(Unavailable, match=r"no answer within 0\.2 s"):
-                await api.get(ChildKey("v1", "Service", "default", "one"))
-        await api.close()
-
-
-async def test_kopf_gets_the_same_login(tmp_path: Path) -> None:
-    info = await login({"KUBECONFIG": str(kubeconfig(tmp_path, 1234))})
-    assert (info.server, info.token) == ("http://127.0.0.1:1234", "abc")
-
-
-async def test_without_a_login_one_line_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(ConnectionFailed, match="KUBECONFIG"):
-        await load({"KUBECONFIG": str(tmp_path / "none")})
