@@ -2,7 +2,7 @@
 #
 #   make run ONCE=1                 answer one question and exit
 #   make run ARGS="--port 9000"     more flags for `baton up`
-#   make test ARGS="tests/cli -x"   more words for pytest
+#   make test ARGS="tests/cli -x"   more words for pytest; WORKERS=8 on a larger machine
 #   make test-cluster KUBECONFIG=/path/to/kubeconfig
 #   make images IMAGE_PREFIX=registry.example/team IMAGE_TAG=dev NODE_FLAVOURS=cpu
 
@@ -20,6 +20,8 @@ QUESTION := models/demo/question.txt
 # Which Python and torch beside those of .venv; each torch names its own triton, and the interpreter
 # of triton 3.6 wants a numpy before 2.4.
 VERSIONS ?= 3.12/2.11 3.13/2.12
+# How many tests run at once.
+WORKERS ?= 2
 ENGINE_TESTS := tests/engine tests/oracles tests/text tests/protocol
 
 # Where images are to be pushed to, and which of the node's are wanted; TORCH_INDEX: node/Dockerfile.
@@ -57,9 +59,16 @@ run: $(INSTALLED) ## a pool with the demo model: asks it a question and stays up
 		--prefill 1 --decode 1 --handoff always \
 		$(if $(ONCE),--once,--ask) "$$(cat $(QUESTION))" $(ARGS)
 
+# The tiers of the tests, from the quickest on. Each runs what ARGS names, or all of it.
+PYTEST = $(BIN)/pytest -n $(WORKERS) --dist loadfile
+
+.PHONY: test-quick
+test-quick: $(INSTALLED) ## tests without processes and sockets, in 2 minutes
+	$(PYTEST) -m "not long and not integration" --ignore tests/cluster $(ARGS)
+
 .PHONY: test
-test: $(INSTALLED) cluster-tools lint-tools ## every test but the long ones
-	$(BIN)/pytest -n 2 --dist loadfile -m "not long" $(ARGS)
+test: $(INSTALLED) ## what a change must pass, in 10 minutes: all but Kubernetes and the long ones
+	$(PYTEST) -m "not long" --ignore tests/cluster $(ARGS)
 
 .PHONY: cluster-tools
 cluster-tools: $(INSTALLED) ## the tests' own Kubernetes, checkers of manifests; 15 minutes, once
@@ -69,16 +78,20 @@ cluster-tools: $(INSTALLED) ## the tests' own Kubernetes, checkers of manifests;
 lint-tools: $(INSTALLED) ## what checks the API's document: 90 MB from npm, 10 seconds, once
 	@$(BIN)/python -m tests.support.project.api_linters
 
-# Only if it stands on the command line: one in the environment may be somebody's production.
+# KUBECONFIG counts only on the command line: one in the environment may be somebody's production.
 .PHONY: test-cluster
-test-cluster: $(INSTALLED) cluster-tools ## tests on Kubernetes; KUBECONFIG=... on that one
+test-cluster: $(INSTALLED) cluster-tools lint-tools ## on a Kubernetes, in 20 minutes; KUBECONFIG=... on that one
 	$(if $(filter command,$(origin KUBECONFIG)),BATON_TEST_KUBECONFIG="$(abspath $(KUBECONFIG))") \
-		$(BIN)/pytest -n 2 --dist loadfile -m "not long" tests/cluster $(ARGS)
+		$(PYTEST) -m "not long" $(or $(filter tests/%,$(ARGS)),tests/cluster) $(filter-out tests/%,$(ARGS))
+
+.PHONY: test-all
+test-all: test test-cluster ## both, in 30 minutes
 
 .PHONY: test-long
-test-long: $(INSTALLED) cluster-tools ## full matrices and soaks
+test-long: $(INSTALLED) cluster-tools lint-tools ## full matrices, soaks and chaos, in hours
+	@echo "this takes hours; ARGS=tests/faults runs one folder's"
 	@# pytest's 5: no test is marked long in what was selected.
-	$(BIN)/pytest -n 2 --dist loadfile -m long $(ARGS) || [ $$? -eq 5 ]
+	$(PYTEST) -m long $(ARGS) || [ $$? -eq 5 ]
 
 .PHONY: test-versions
 test-versions: ## the engine's tests with other Pythons and torches; a .venv-* of 5 GB each

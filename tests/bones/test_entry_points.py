@@ -13,7 +13,8 @@ import pytest
 from tests.support.needs import needs
 
 ROOT = Path(__file__).resolve().parents[2]
-ACTS = ("run", "test", "test-long", "check", "bench", "peers", "clean")
+TIERS = ("test-quick", "test", "test-cluster", "test-all", "test-long")
+ACTS = ("run", *TIERS, "check", "bench", "peers", "clean")
 
 
 def make(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -69,6 +70,29 @@ def test_run_asks_and_stays_up_and_with_once_it_ends(installed: Path) -> None:
     assert "--port 9000" in once
 
 
+@pytest.mark.parametrize(
+    ("tier", "words", "asked"),
+    [
+        ("test", "", '-m "not long" --ignore tests/cluster'),
+        ("test-quick", "tests/text -x", "--ignore tests/cluster tests/text -x"),
+        ("test-cluster", "", '-m "not long" tests/cluster'),
+        ("test-cluster", "tests/cluster/test_crd.py -x", '"not long" tests/cluster/test_crd.py -x'),
+        ("test-long", "tests/text", "-m long tests/text"),
+    ],
+)
+def test_a_tier_runs_what_is_named_or_all_of_it(
+    installed: Path, tier: str, words: str, asked: str
+) -> None:
+    assert asked in make(installed, "--dry-run", tier, f"ARGS={words}").stdout
+
+
+def test_only_tiers_that_need_kubernetes_prepare_it(installed: Path) -> None:
+    prepares = {
+        tier for tier in TIERS if "machine.prepare" in make(installed, "--dry-run", tier).stdout
+    }
+    assert prepares == {"test-cluster", "test-all", "test-long"}
+
+
 def test_without_a_python_the_reason_is_one_line(installed: Path) -> None:
     (installed / ".venv" / ".installed").unlink()
     done = make(installed, "install", "PYTHON=")
@@ -79,10 +103,12 @@ def test_without_a_python_the_reason_is_one_line(installed: Path) -> None:
 def test_ci_calls_the_same_acts() -> None:
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
-    assert re.findall(r"^ *(?:act )?make ([\w-]+)", script.read_text(), re.MULTILINE) == [
+    assert re.findall(r"^act make ([\w-]+)", script.read_text(), re.MULTILINE) == [
         "check",
         "run",
         "test",
+        "cluster-tools",
+        "test-cluster",
     ]
 
 
