@@ -12,7 +12,7 @@ from baton_kvstore.care import CareMode
 from baton_kvstore.data import DataPlane, Tuning
 from baton_kvstore.embedded import EmbeddedServers, EmbeddedStore, ServerSpec
 from baton_protocol.layout import KVLayout
-from tests.support.stores.kvstore import EPOCH, FINGERPRINT, LAYOUT, SharedStore, Transfers
+from tests.support.stores.kvstore import EPOCH, FINGERPRINT, LAYOUT, PATIENT, SharedStore, Transfers
 
 MakeTransfers = Callable[..., Transfers]
 
@@ -77,7 +77,7 @@ def make_transfers() -> Iterator[MakeTransfers]:
                 max_inflight_bytes=inflight,
                 write_behind_bandwidth=write_behind_bandwidth,
                 settings=settings,
-                tuning=tuning,
+                tuning=tuning or PATIENT,
             )
             plane.start()
             stack.callback(plane.close)

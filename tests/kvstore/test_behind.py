@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -14,6 +15,8 @@ from tests.kvstore.conftest import MakeTransfers
 from tests.support.clock import Clock
 from tests.support.stores.kvstore import (
     LAYOUT,
+    PATIENCE_S,
+    PATIENT,
     Transfers,
     chunk_name,
     frozen,
@@ -24,6 +27,7 @@ from tests.support.stores.kvstore import (
 
 MIB = 1 << 20
 QUICK = Tuning(deadline_base_s=0.5, connect_timeout_s=0.5, idle_check_s=0.02)
+LOOKING = replace(PATIENT, idle_check_s=0.02)
 
 
 def asked(
@@ -105,12 +109,17 @@ def test_nothing_goes_while_others_wait_or_the_fullest_server_is_over_half_full(
 # --- on a data plane ----------------------------------------------------------------------------
 
 
-def unlimited(make_transfers: MakeTransfers, store: EmbeddedStore, threads: int = 2) -> Transfers:
+def unlimited(
+    make_transfers: MakeTransfers,
+    store: EmbeddedStore,
+    threads: int = 2,
+    tuning: Tuning = LOOKING,
+) -> Transfers:
     """But for what the servers say."""
     transfers = make_transfers(
-        store.data_urls, tuning=QUICK, threads=threads, write_behind_bandwidth=1e15
+        store.data_urls, tuning=tuning, threads=threads, write_behind_bandwidth=1e15
     )
-    assert transfers.plane.wait_connected(30)
+    assert transfers.plane.wait_connected(PATIENCE_S)
     wait_until(
         lambda: all(each.limit_bytes for each in transfers.plane.instances()), "their limits"
     )
@@ -132,7 +141,7 @@ def test_a_store_that_is_over_half_full_gets_nothing_and_then_again(
 def test_a_server_in_trouble_stops_it_and_a_drain_goes_on(
     store: EmbeddedStore, make_transfers: MakeTransfers
 ) -> None:
-    plane = unlimited(make_transfers, store).plane
+    plane = unlimited(make_transfers, store, tuning=QUICK).plane
     with frozen(store.pid("data1")):
         wait_until(lambda: bool(plane.troubles[1]), "the trouble to be noticed")
         seen = plane.instances()[1]
@@ -146,8 +155,8 @@ def test_a_plane_that_has_measured_nothing_writes_behind_by_default(
     make_transfers: MakeTransfers,
 ) -> None:
     with EmbeddedStore(64 << 20) as store:
-        transfers = make_transfers(store.data_urls, tuning=QUICK)
-        assert transfers.plane.wait_connected(30)
+        transfers = make_transfers(store.data_urls, tuning=LOOKING)
+        assert transfers.plane.wait_connected(PATIENCE_S)
         assert transfers.plane.put_bytes_per_s == 0.0
         wait_until(lambda: transfers.plane.take_behind(LAYOUT.chunk_bytes), "leave to write")
 

@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 import redis
@@ -24,6 +25,7 @@ from tests.kvstore.conftest import MakeTransfers
 from tests.support.clock import Clock
 from tests.support.stores.kvstore import (
     FINGERPRINT,
+    PATIENT,
     chunk_name,
     frozen,
     payload_of,
@@ -32,7 +34,7 @@ from tests.support.stores.kvstore import (
 )
 
 ONE = chunk_name(1)
-QUICK = Tuning(deadline_base_s=0.5, connect_timeout_s=0.5, idle_check_s=0.02)
+QUICK = replace(PATIENT, idle_check_s=0.02)
 MIB = 1 << 20
 MakeServers = Callable[..., EmbeddedServers]
 
@@ -101,8 +103,7 @@ def test_evictions_are_told_and_asked_for_under_load_too(
 def test_a_slow_answer_is_seen_in_the_latency(
     single: EmbeddedStore, make_transfers: MakeTransfers
 ) -> None:
-    patient = Tuning(idle_check_s=0.4, connect_timeout_s=10.0, deadline_base_s=10.0)
-    plane = make_transfers(single.data_urls, tuning=patient).plane
+    plane = make_transfers(single.data_urls, tuning=replace(PATIENT, idle_check_s=0.4)).plane
     # The first look is over, so that the slow answer is to the next one's PING.
     wait_until(lambda: plane.instances()[0].limit_bytes > 0, "the first look")
     ended = threading.Event()

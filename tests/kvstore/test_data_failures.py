@@ -6,8 +6,8 @@ import logging
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import redis
@@ -23,6 +23,7 @@ from tests.support.stores.kvstore import (
     EPOCH,
     FINGERPRINT,
     LAYOUT,
+    PATIENT,
     Transfers,
     chunk_name,
     payload_of,
@@ -32,6 +33,7 @@ from tests.support.stores.kvstore import (
 
 ONE, TWO = chunk_name(1), chunk_name(2)
 HASTY = Tuning(deadline_base_s=0.3, connect_timeout_s=0.3, backoff_limit_s=0.2)
+SOON_AGAIN = replace(PATIENT, backoff_limit_s=0.2)
 NOWHERE = Marker(instance=0, run_id="r", payload_bytes=LAYOUT.chunk_bytes, shards=1, depth=0)
 
 
@@ -110,7 +112,7 @@ def test_a_marker_that_cannot_be_true_is_a_miss(
 def test_a_killed_server_comes_back_empty_and_its_markers_are_misses(
     single: EmbeddedStore, make_transfers: MakeTransfers
 ) -> None:
-    transfers = make_transfers(single.data_urls, tuning=HASTY)
+    transfers = make_transfers(single.data_urls, tuning=SOON_AGAIN)
     marker = transfers.stored(ONE)
     puts = [transfers.put_later(chunk_name(number), payload_of(ONE)) for number in range(100, 400)]
     os.kill(single.pid("data0"), signal.SIGKILL)
@@ -148,9 +150,8 @@ def test_a_newer_servers_marker_is_not_taken_for_an_older_ones(
     reader = make_transfers(single.data_urls, threads=1)
     reader.stored(ONE)  # connected to the first server
     os.kill(single.pid("data0"), signal.SIGKILL)
-    writer = make_transfers(single.data_urls, tuning=HASTY)
-    wait_until(lambda: writer.put(TWO).ok, "the server to be back")
-    marker = writer.stored(TWO)
+    writer = make_transfers(single.data_urls, tuning=SOON_AGAIN)
+    marker = writer.stored_at_last(TWO)
     wait_until(lambda: not reader.plane.troubles[0], "the reader to notice")
     assert reader.get(TWO, marker)[1] == payload_of(TWO)
 
@@ -161,12 +162,10 @@ def test_a_server_that_is_not_there_fails_fast_and_is_used_when_it_comes(
     servers = make_servers(ServerSpec("one", 64 << 20, "noeviction"))
     url, away = servers.url("one"), servers.folder / "away"
     (servers.folder / "one.sock").rename(away)
-    transfers = make_transfers((url,), tuning=HASTY)
+    transfers = make_transfers((url,), tuning=SOON_AGAIN)
     wait_until(lambda: bool(transfers.plane.troubles[0]), "the first connection to fail")
     assert not transfers.plane.wait_connected(0.01)
-    started = time.monotonic()
-    results = [transfers.put(ONE) for _ in range(300)]
-    assert time.monotonic() - started < 60  # 300 deadlines would be more
+    results = [transfers.put(ONE) for _ in range(300)]  # 300 deadlines would be ten hours
     assert {result.ok for result in results} == {False}
     assert "data instance 0 is down: cannot reach Redis at unix://" in results[0].reason
     assert transfers.copied == [ONE] * 300
@@ -180,7 +179,7 @@ def test_a_frozen_server_costs_its_deadline_and_no_more(
     single: EmbeddedStore, make_transfers: MakeTransfers
 ) -> None:
     transfers = make_transfers(single.data_urls, tuning=HASTY)
-    marker = transfers.stored(ONE)
+    marker = transfers.stored_at_last(ONE)
     pid = single.pid("data0")
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -288,7 +287,7 @@ def test_a_wrong_password_is_a_reason_without_the_password(
     path = single.data_urls[0].removeprefix("unix://")
     with plain_client(single.data_urls[0]) as client:
         client.config_set("requirepass", "right")
-    refused = make_transfers((f"unix://:wr0ng@{path}",), tuning=HASTY)
+    refused = make_transfers((f"unix://:wr0ng@{path}",))
     reason = refused.put(ONE).reason
     assert "WRONGPASS" in reason
     assert "wr0ng" not in reason + caplog.text

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 import redis
@@ -17,6 +18,8 @@ from tests.kvstore.conftest import MakeTransfers
 from tests.support.stores.kvstore import (
     EPOCH,
     FINGERPRINT,
+    PATIENCE_S,
+    PATIENT,
     Transfers,
     chunk_name,
     frozen,
@@ -30,6 +33,7 @@ from tests.support.stores.redis_builds import BUILDS, redis_server
 
 ONE, TWO = chunk_name(1), chunk_name(2)
 QUICK = Tuning(deadline_base_s=0.5, connect_timeout_s=0.5, backoff_limit_s=0.2, idle_check_s=0.05)
+LOOKING = replace(PATIENT, backoff_limit_s=0.2, idle_check_s=0.05)  # where none stands still
 MIB = 1 << 20
 # 2 MiB per chunk, more than some servers have.
 WIDE = KVLayout(
@@ -48,8 +52,8 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_a_server_that_is_gone_is_noticed_without_traffic_and_so_is_its_return(
     single: EmbeddedStore, make_transfers: MakeTransfers, caplog: pytest.LogCaptureFixture
 ) -> None:
-    transfers = make_transfers(single.data_urls, tuning=QUICK)
-    assert transfers.plane.wait_connected(30)
+    transfers = make_transfers(single.data_urls, tuning=LOOKING)
+    assert transfers.plane.wait_connected(PATIENCE_S)
     before = transfers.plane.run_ids
     with held_down(single, "data0"):
         wait_until(lambda: not usable(transfers), "its loss to be noticed")
@@ -66,8 +70,8 @@ def test_a_server_that_is_gone_is_noticed_without_traffic_and_so_is_its_return(
 def test_a_restart_is_noticed_without_traffic(
     single: EmbeddedStore, make_transfers: MakeTransfers
 ) -> None:
-    transfers = make_transfers(single.data_urls, tuning=QUICK)
-    assert transfers.plane.wait_connected(30)
+    transfers = make_transfers(single.data_urls, tuning=LOOKING)
+    assert transfers.plane.wait_connected(PATIENCE_S)
     before = transfers.plane.run_ids
     os.kill(single.pid("data0"), signal.SIGKILL)
     wait_until(lambda: transfers.plane.run_ids != before, "the new run id")
@@ -77,18 +81,18 @@ def test_a_frozen_server_is_noticed_without_traffic_and_so_is_its_waking(
     single: EmbeddedStore, make_transfers: MakeTransfers
 ) -> None:
     transfers = make_transfers(single.data_urls, tuning=QUICK)
-    marker = transfers.stored(ONE)
+    marker = transfers.stored_at_last(ONE)
     with frozen(single.pid("data0")):
         wait_until(lambda: not usable(transfers), "it to be noticed")
     wait_until(lambda: usable(transfers), "its waking to be noticed")
-    assert transfers.get(ONE, marker)[1] == payload_of(ONE)
+    assert transfers.got_at_last(ONE, marker) == payload_of(ONE)
 
 
 def test_what_a_frozen_server_says_too_late_reaches_nobody(
     single: EmbeddedStore, make_transfers: MakeTransfers
 ) -> None:
     transfers = make_transfers(single.data_urls, tuning=QUICK)
-    marker = transfers.stored(ONE)
+    marker = transfers.stored_at_last(ONE)
     arrived: list[bytes] = []
     settled: list[str] = []
     with frozen(single.pid("data0")):
@@ -102,7 +106,7 @@ def test_what_a_frozen_server_says_too_late_reaches_nobody(
             )
         wait_until(lambda: len(settled) == 4, "their deadlines")
     wait_until(lambda: usable(transfers), "its waking to be noticed")
-    assert transfers.get(ONE, marker)[1] == payload_of(ONE)
+    assert transfers.got_at_last(ONE, marker) == payload_of(ONE)
     assert all(settled)
     assert arrived == []
 
@@ -111,16 +115,19 @@ def test_chunks_go_to_the_instances_that_take_them(
     store: EmbeddedStore, make_transfers: MakeTransfers
 ) -> None:
     transfers = make_transfers(store.data_urls, tuning=QUICK)
-    assert transfers.plane.wait_connected(30)
+    assert transfers.plane.wait_connected(PATIENCE_S)
     names = [chunk_name(number) for number in range(30)]
     with frozen(store.pid("data1")):
         wait_until(lambda: not usable(transfers), "the frozen one to be noticed")
-        markers = [transfers.stored(name) for name in names]
+        markers = [transfers.stored_at_last(name) for name in names]
         assert {marker.instance for marker in markers} == {0, 2}
         for name, marker in zip(names, markers, strict=True):
-            assert transfers.get(name, marker)[1] == payload_of(name)
+            assert transfers.got_at_last(name, marker) == payload_of(name)
     wait_until(lambda: usable(transfers), "it to be used again")
-    assert {transfers.stored(name).instance for name in names} == {0, 1, 2}
+    wait_until(
+        lambda: {transfers.stored_at_last(name).instance for name in names} == {0, 1, 2},
+        "chunks on all three",
+    )
 
 
 @pytest.mark.parametrize("build", BUILDS)
@@ -131,7 +138,7 @@ def test_a_full_server_refuses_puts_serves_gets_and_is_used_again_when_it_has_ro
     build: str,
 ) -> None:
     servers = make_servers(ServerSpec("tiny", 3 * MIB, "noeviction"), binary=redis_server(build))
-    transfers = make_transfers((servers.url("tiny"),), tuning=QUICK)
+    transfers = make_transfers((servers.url("tiny"),), tuning=LOOKING)
     marker = transfers.stored(ONE)
     results = [transfers.put(chunk_name(number)) for number in range(2, 62)]
     assert "store full" in [result.reason for result in results]
@@ -160,7 +167,7 @@ def _refusals(info: dict[str, dict[str, int]]) -> int:
 
 
 def _wide(url: str) -> Transfers:
-    plane = DataPlane((url,), WIDE, FINGERPRINT, EPOCH, tuning=QUICK)
+    plane = DataPlane((url,), WIDE, FINGERPRINT, EPOCH, tuning=LOOKING)
     plane.start()
     return Transfers(plane, WIDE)
 
@@ -180,7 +187,7 @@ def test_a_server_at_its_limit_stays_out_of_use_though_it_has_room_for_one_more(
 ) -> None:
     servers = make_servers(ServerSpec("tiny", 64 * MIB, "noeviction"), binary=redis_server(build))
     _let_clients_be(servers.url("tiny"))
-    transfers = make_transfers((servers.url("tiny"),), tuning=QUICK)
+    transfers = make_transfers((servers.url("tiny"),), tuning=LOOKING)
     with plain_client(servers.url("tiny")) as client:
         names = iter(chunk_name(number) for number in range(10_000))
 
@@ -250,7 +257,7 @@ def test_only_what_is_in_flight_waits_for_the_deadline_of_a_frozen_server(
     single: EmbeddedStore, make_transfers: MakeTransfers
 ) -> None:
     transfers = make_transfers(single.data_urls, tuning=QUICK)
-    transfers.stored(ONE)
+    transfers.stored_at_last(ONE)
     with frozen(single.pid("data0")):
         puts = [transfers.put_later(chunk_name(number), payload_of(ONE)) for number in range(1000)]
         # 500 deadlines one after the other (two threads) would be longer than a wait may be.

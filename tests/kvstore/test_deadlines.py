@@ -114,9 +114,8 @@ def test_every_operation_on_a_server_that_freezes_and_wakes_settles_in_time(
     tuning = Tuning(
         deadline_base_s=0.5, connect_timeout_s=0.3, queue_limit_s=2.0, backoff_limit_s=0.2
     )
-    transfers = make_transfers(single.data_urls, tuning=tuning)
-    marker = transfers.stored(ONE)
-    plane = transfers.plane
+    marker = make_transfers(single.data_urls).stored(ONE)
+    plane = make_transfers(single.data_urls, tuning=tuning).plane
     took: list[float] = []
 
     def submit(number: int) -> None:

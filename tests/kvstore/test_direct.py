@@ -37,7 +37,6 @@ WIDE = msgspec.structs.replace(LAYOUT, chunk_blocks=4)
 BLOCK = WIDE.block_bytes
 ONE = chunk_name(1)
 HASTY = Tuning(deadline_base_s=0.5, connect_timeout_s=0.5, backoff_limit_s=0.2)
-PATIENT = Tuning(deadline_base_s=PATIENCE_S)  # the test, not the clock, ends what it holds
 MakeWide = Callable[..., Transfers]
 
 
@@ -213,7 +212,7 @@ def test_a_damaged_value_is_lost_and_touches_nothing_but_its_pieces(
 def test_the_source_is_not_free_before_the_server_has_it(
     single: EmbeddedStore, make_wide: MakeWide
 ) -> None:
-    transfers = make_wide(*single.data_urls, tuning=PATIENT)
+    transfers = make_wide(*single.data_urls)
     moves, source = Moves(transfers.plane), Pool(1)
     assert transfers.plane.wait_connected(PATIENCE_S)
     with frozen(single.pid("data0")):
@@ -248,7 +247,7 @@ def is_set(words: tuple[bytes, ...]) -> bool:
 def test_a_put_cut_in_mid_value_is_sent_again_from_the_source(
     single: EmbeddedStore, make_wide: MakeWide, link: LinkProxy
 ) -> None:
-    transfers = make_wide(link.url, tuning=PATIENT)
+    transfers = make_wide(link.url)
     moves, source = Moves(transfers.plane), Pool(1)
     assert transfers.plane.wait_connected(PATIENCE_S)
     caught = link.hold_at(is_set, after=3 * BLOCK)
@@ -266,7 +265,7 @@ def test_a_put_cut_in_mid_value_is_sent_again_from_the_source(
 def test_a_get_cut_in_mid_value_is_received_again(
     single: EmbeddedStore, make_wide: MakeWide, link: LinkProxy
 ) -> None:
-    moves = Moves(make_wide(link.url, tuning=PATIENT).plane)
+    moves = Moves(make_wide(link.url).plane)
     source, target = Pool(1), Pool(2)
     marker = moves.stored(source.views(0, 1, 2, 3))
     rest = target.but(0, 1, 2, 3)
@@ -283,9 +282,11 @@ def test_a_get_cut_in_mid_value_is_received_again(
 def test_a_get_that_misses_its_deadline_writes_nothing_after_it(
     single: EmbeddedStore, make_wide: MakeWide, link: LinkProxy
 ) -> None:
-    moves = Moves(make_wide(link.url, tuning=HASTY).plane)
     source, target = Pool(1), Pool(2)
-    marker = moves.stored(source.views(0, 1, 2, 3))
+    marker = Moves(make_wide(*single.data_urls).plane).stored(source.views(0, 1, 2, 3))
+    hasty = make_wide(link.url, tuning=HASTY).plane
+    assert hasty.wait_connected(PATIENCE_S)
+    moves = Moves(hasty)
     link.hold_replies(2 * BLOCK)
     result = moves.get(marker, target.views(0, 1, 2, 3))
     assert (result.ok, result.gone) == (False, False)
@@ -304,7 +305,7 @@ def test_blocks_go_over_tls(
     source, target = Pool(1), Pool(2)
     rest = target.but(4, 0, 2)
     with tls_before(loop, single.data_urls[0], certificate) as place:
-        transfers = make_wide(f"rediss://{place}?ssl_ca_certs={certificate}", tuning=PATIENT)
+        transfers = make_wide(f"rediss://{place}?ssl_ca_certs={certificate}")
         moves = Moves(transfers.plane)
         marker = moves.stored(source.views(0, 1, 2, 3))
         first, second, third = target.views(4, 0, 2)

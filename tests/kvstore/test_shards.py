@@ -12,7 +12,6 @@ import pytest
 import redis
 
 from baton_kvstore.chunk import HEADER_BYTES, chunk_spec, fingerprint_digest, verify
-from baton_kvstore.data import Tuning
 from baton_kvstore.embedded import EmbeddedStore
 from baton_kvstore.keys import chunk_key
 from baton_kvstore.operations import GetResult, PutResult
@@ -30,7 +29,6 @@ from tests.support.stores.kvstore import (
 
 ONE = chunk_name(1)
 SHARDED = msgspec.structs.replace(LAYOUT, kv_shards=4)
-HASTY = Tuning(deadline_base_s=0.5, connect_timeout_s=0.5)
 
 
 def test_a_chunk_in_shards_comes_back_byte_for_byte(
@@ -136,7 +134,7 @@ def test_a_marker_of_another_number_of_shards_is_a_miss(
 def test_a_server_restarted_between_two_shards_gives_no_marker(
     single: EmbeddedStore, make_transfers: MakeTransfers
 ) -> None:
-    transfers = make_transfers(single.data_urls, layout=SHARDED, tuning=HASTY, threads=1)
+    transfers = make_transfers(single.data_urls, layout=SHARDED, threads=1)
     transfers.stored(chunk_name(2))
     before = transfers.plane.run_ids[0]
     results: list[PutResult] = []

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from baton_kvstore.data import Tuning
 from baton_kvstore.embedded import EmbeddedStore
 from baton_kvstore.endpoint import with_login
 from baton_kvstore.errors import StoreUnavailable
@@ -20,6 +20,7 @@ from tests.kvstore.conftest import MakeTransfers
 from tests.support.stores.kvstore import (
     EPOCH,
     FINGERPRINT,
+    PATIENT,
     chunk_name,
     node_report,
     payload_of,
@@ -30,7 +31,7 @@ from tests.support.wires.tls import make_certificate, tls_before
 from tests.support.wires.wire import WireLoop
 
 ONE = chunk_name(1)
-HASTY = Tuning(deadline_base_s=2.0, connect_timeout_s=2.0, backoff_limit_s=0.2, idle_check_s=0.05)
+LOOKING = replace(PATIENT, idle_check_s=0.05)
 # What each role needs, and no more; the names are those of docs and charts.
 DATA_COMMANDS = ["+set", "+getex", "+del", "+ping", "+info", "+select"]
 INDEX_CATEGORIES = ["+@all", "-@dangerous"]
@@ -80,7 +81,7 @@ def test_chunks_go_over_tls_as_a_user_that_may_do_little(
     caplog.set_level(logging.DEBUG)
     with tls_before(loop, guarded.data_urls[0], certificate) as place:
         url = with_login(f"rediss://{place}?ssl_ca_certs={certificate}", "kv", PASSWORD)
-        transfers = make_transfers((url,), tuning=HASTY, settings="apply")
+        transfers = make_transfers((url,), tuning=LOOKING, settings="apply")
         names = [chunk_name(number) for number in range(20)]
         markers = [transfers.stored(name) for name in names]
         for name, marker in zip(names, markers, strict=True):
@@ -112,7 +113,7 @@ def test_a_wrong_login_and_an_unknown_certificate_are_reasons_without_the_passwo
     with tls_before(loop, guarded.data_urls[0], certificate) as place:
         option = f"?ssl_ca_certs={certificate}" if authority else ""
         url = with_login(f"rediss://{place}{option}", user, password)
-        transfers = make_transfers((url,), tuning=HASTY)
+        transfers = make_transfers((url,), tuning=LOOKING)
         reason = transfers.put(ONE).reason
         assert words in reason
         assert not password or password not in reason + caplog.text
@@ -128,7 +129,7 @@ def test_a_user_that_may_not_write_is_told_so_and_only_puts_are_refused(
         client.acl_setuser(
             "kv", enabled=True, passwords=[f"+{PASSWORD}"], keys=["kv1:*"], commands=may_read
         )
-    transfers = make_transfers((with_login(single.data_urls[0], "kv", PASSWORD),), tuning=HASTY)
+    transfers = make_transfers((with_login(single.data_urls[0], "kv", PASSWORD),), tuning=LOOKING)
     assert "NOPERM" in transfers.put(ONE).reason
     assert "NOPERM" in transfers.plane.put_troubles[0]
     assert transfers.plane.troubles == ("",)

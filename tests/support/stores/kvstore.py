@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import redis
 
-from baton_kvstore.data import DataPlane
+from baton_kvstore.data import DataPlane, Tuning
 from baton_kvstore.embedded import EmbeddedServers, EmbeddedStore
 from baton_kvstore.endpoint import parse_endpoint
 from baton_kvstore.errors import StoreError
@@ -28,6 +28,8 @@ from baton_protocol.store import Marker, NodeReport, Priority
 FINGERPRINT = Fingerprint("0123456789abcdef0123456789abcdef")
 EPOCH = Epoch("epoch-1")
 PATIENCE_S = 120.0
+# Of planes whose servers answer: a busy machine is no reason to give up.
+PATIENT = Tuning(deadline_base_s=PATIENCE_S, connect_timeout_s=PATIENCE_S)
 # 64 KiB per chunk: big enough to need many packets, small enough for thousands.
 LAYOUT = KVLayout(
     num_layers=4, num_kv_heads=4, head_dim=32, block_size=16, dtype="float32", chunk_blocks=1
@@ -217,6 +219,31 @@ class Transfers:
 
     def get(self, chunk: BlockHash, marker: Marker, depth: int = 0) -> tuple[GetResult, bytes]:
         return self.get_later(chunk, marker, depth)()
+
+    def stored_at_last(self, chunk: BlockHash) -> Marker:
+        """For a plane with short deadlines, whose server may be late, or was away just now."""
+        results: list[PutResult] = []
+
+        def put() -> bool:
+            results.append(self.put(chunk))
+            return results[-1].ok
+
+        wait_until(put, "the chunk to be stored")
+        marker = results[-1].marker
+        assert marker is not None
+        return marker
+
+    def got_at_last(self, chunk: BlockHash, marker: Marker) -> bytes:
+        """The same for a get; a chunk that is gone has no bytes."""
+        found: list[bytes] = []
+
+        def get() -> bool:
+            result, payload = self.get(chunk, marker)
+            found.append(payload)
+            return result.ok or result.gone
+
+        wait_until(get, "the chunk")
+        return found[-1]
 
     def _settle(self, results: list[Any], result: PutResult | GetResult) -> None:
         with self._changed:
