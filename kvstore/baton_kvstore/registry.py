@@ -89,15 +89,22 @@ class Registry(ClosesItself):
     up: lists are then asked of these, whatever DNS says. `refused` counts the reports that were
     left out, each time that they were."""
 
-    def __init__(self, url: str, pool: str, addresses: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        url: str,
+        pool: str,
+        addresses: Sequence[str] = (),
+        *,
+        timeout_s: float = OPERATION_TIMEOUT_S,
+    ) -> None:
         self.refused = 0
         self._complaint = ""
         self._pool = pool
         endpoint = parse_endpoint(url)
-        self._client = AsyncClient(endpoint, max_connections=4)
+        self._client = AsyncClient(endpoint, timeout_s=timeout_s, max_connections=4)
         self._lists = AsyncResp(
             endpoint,
-            timeout_s=OPERATION_TIMEOUT_S,
+            timeout_s=timeout_s,
             connect_timeout_s=CONNECT_TIMEOUT_S,
             addresses=addresses,
             most_bytes=MOST_BYTES,

@@ -76,27 +76,27 @@ async def test_a_bucket_without_a_rate_is_never_empty(budgets: Budgets) -> None:
 async def test_buckets_fill_with_time_and_are_forgotten_when_they_are_full(
     budgets: Budgets, single: EmbeddedStore
 ) -> None:
-    fast = [Draw(1000.0, 100, 100)]
-    assert (await budgets.take("acme", fast)).wait_s == 0
-    wait_s = (await budgets.take("acme", fast)).wait_s
-    assert 0 <= wait_s <= 0.1
+    filling = [Draw(1.0, 100, 100)]
+    assert (await budgets.take("acme", filling)).wait_s == 0
+    wait_s = (await budgets.take("acme", filling)).wait_s
+    assert 0 < wait_s < 100
     async with redis.asyncio.from_url(single.index_url) as client:
         ttl_ms = await client.pttl(budget_key("pool", "acme"))
-    assert 0 < ttl_ms <= 1100
+    assert 0 < ttl_ms <= 101_000  # the time that it takes to fill, and a second
 
 
 async def test_an_empty_bucket_goes_on_filling_when_the_servers_clock_was_set_back(
     budgets: Budgets, single: EmbeddedStore
 ) -> None:
-    fast = [Draw(20.0, 100, 100)]
-    assert (await budgets.take("acme", fast)).wait_s == 0
+    filling = [Draw(1.0, 100, 100)]
+    assert (await budgets.take("acme", filling)).wait_s == 0
     async with redis.asyncio.from_url(single.index_url) as client:
         seconds, _ = await client.time()
         await client.hset(budget_key("pool", "acme"), "at", str(seconds + 3600))
-        first = (await budgets.take("acme", fast)).wait_s
+        first = (await budgets.take("acme", filling)).wait_s
         await asyncio.sleep(0.2)
-        second = (await budgets.take("acme", fast)).wait_s
-    assert 0 < second <= first - 0.2 <= 4.8
+        second = (await budgets.take("acme", filling)).wait_s
+    assert 0 < second <= first - 0.2 <= 99.8
 
 
 async def test_who_asks_hears_how_many_routers_share(
