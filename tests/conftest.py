@@ -16,7 +16,8 @@ from tests.support.needs import NEEDS
 from tests.support.pairwise import mark_the_rest_long
 
 SPREAD = ("tests/e2e/test_exactness.py",)
-# These share one Kubernetes with nodes, which fills this machine.
+# These share one Kubernetes with nodes, which fills this machine. They come first: no other file's
+# tests take as long, and the other workers run the rest meanwhile.
 TOGETHER = ("tests/cluster/test_node_",)
 
 # Before anybody loads torch: idle threads that spin take the cores from other workers and pools.
@@ -41,6 +42,7 @@ def tiny_model() -> Callable[[str], Path]:
 @pytest.hookimpl(tryfirst=True)  # before -m "not long" looks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     mark_the_rest_long(items)
+    items.sort(key=lambda item: not item.nodeid.startswith(TOGETHER))
 
 
 class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # it is untyped
