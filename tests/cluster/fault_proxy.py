@@ -162,7 +162,7 @@ class FaultProxy:
         try:
             # All of it: whoever is killed by `watch` sends no more.
             body = await request.read()
-            fault = RESET if self._down else self._seen(call)
+            fault = self._seen(call)
             if fault == SILENCE:
                 await asyncio.sleep(CALL_S)
             if fault in (RESET, SILENCE):
@@ -179,6 +179,8 @@ class FaultProxy:
 
     def _seen(self, call: Call) -> Fault | None:
         self.calls.append(call)
+        if self._down:
+            return RESET
         return self._watch(call) if self._watch is not None else None
 
     async def _forward(
