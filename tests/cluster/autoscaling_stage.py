@@ -1,6 +1,6 @@
 """An autoscaled pool whose nodes and clients are made up.
 
-As `drain_stage`: the control plane, its pods and the Redis are real. In: what a test says of the
+As `stage`: the control plane, its pods and the Redis are real. In: what a test says of the
 clients; a thread tells it to the pool's index each half second, as routers would. Out: what the
 operator made of it.
 """
@@ -16,13 +16,12 @@ from typing import Any
 
 from baton_kvstore.endpoint import with_login
 from baton_kvstore.errors import StoreError
-from baton_kvstore.registry import LONGEST_TTL_S, Registry
+from baton_kvstore.registry import Registry
 from baton_operator.planner.records import Reason
-from baton_protocol.store import ROLES, NodeState, Role, RouterReport
-from tests.cluster.drain_stage import Router, Stage
-from tests.cluster.operators import Body, Pool, Window, until
+from baton_protocol.store import RouterReport
+from tests.cluster.operators import Body, Pool, until
+from tests.cluster.stage import ROLES, Stage
 from tests.operator.test_operator_index import PASSWORD
-from tests.support.nodes.fake_node import make_report
 
 TELL_S = 0.5
 TTL_S = 5.0
@@ -91,45 +90,10 @@ def clients_of(pool: Pool, index_url: str) -> Iterator[Clients]:
 class Scaled(Stage):
     """One prefill and one decode node at first, at most four of each."""
 
-    def __init__(
-        self, pool: Pool, window: Window, index_url: str, router: Router, **autoscaling: Any
-    ) -> None:
-        super().__init__(pool, window, index_url, router)
+    def begin(self, decode: int = 1, /, **autoscaling: Any) -> str:
+        """`autoscaling` is laid over what scales it."""
         bounds = {"prefill": {"max": 4}, "decode": {"max": 4}}
-        self.autoscaling = {"mode": "auto", **bounds, **QUICK, **autoscaling}
-
-    def spec(self, decode: int) -> Body:
-        return {**super().spec(decode), "autoscaling": self.autoscaling}
-
-    def begin(self, decode: int = 1) -> None:
-        super().begin(decode)
-        self.settle()
-
-    def settle(self) -> None:
-        """Pods that were made start and serve."""
-        for role in ROLES:
-            for pod in self.pods(role):
-                self.kubelet(pod)
-                self.say(pod, role)
-
-    def pods(self, role: Role) -> list[str]:
-        """Names, without those that end."""
-        return self._pods(role)
-
-    def routers(self) -> list[str]:
-        return self._pods("router")
-
-    def say(self, node: str, role: Role, state: NodeState = "ready") -> None:
-        """What a node reports from now on."""
-        revision = self.pool.body()["status"]["revision"]
-        report = make_report(node, role, revision=revision, state=state)
-
-        async def register() -> None:
-            url = with_login(self._index_url, "", PASSWORD)
-            async with Registry(url, f"{self.pool.namespace}.{self.pool.name}") as registry:
-                await registry.register(report, LONGEST_TTL_S)
-
-        asyncio.run(register())
+        return super().begin(decode, autoscaling={"mode": "auto", **bounds, **QUICK, **autoscaling})
 
     def said(self) -> Body:
         """What the status says of the planner's last decision."""
@@ -138,11 +102,11 @@ class Scaled(Stage):
 
     def moves(self) -> list[str]:
         """Events of decisions that changed a number."""
-        return [note for reason in Reason for note in self.events(reason) if " -> " in note]
+        return [note for reason in Reason for note in self.pool.events(reason) if " -> " in note]
 
     def counts(self) -> tuple[int, int]:
         """Of the Deployments: prefill, decode."""
-        prefill, decode = (self.pool.child("Deployment", role) for role in ("prefill", "decode"))
+        prefill, decode = (self.pool.child("Deployment", role) for role in ROLES)
         return prefill["spec"]["replicas"], decode["spec"]["replicas"]
 
     def until_known(self) -> None:

@@ -3,8 +3,10 @@
     control_plane         etcd, API server, controllers, scheduler: everything but running pods
     fresh_control_plane   the same, one for each module that asks: to be broken
     namespace             an empty namespace of control_plane, one for each test
-    window                the API of control_plane by HTTP, for as long as a module runs
-    proxy                 the same, by way of a proxy that makes faults, with our definition
+    window                the API of control_plane by HTTP
+    proxy                 the API of `plane`, by way of a proxy that makes faults
+    operator              ours as a process behind that proxy, for as long as a module runs
+    stage                 a pool for that operator whose nodes are made up, one for each test
     index                 the port of a Redis with a login, that stands for a pool's
     router                what stands for all routers of a pool whose nodes are made up
     plane                 control_plane with our definition, for as long as a module runs
@@ -31,7 +33,6 @@ from pathlib import Path
 import pytest
 
 from baton_operator.crd import crd
-from tests.cluster.drain_stage import Router, standing_router
 from tests.cluster.fault_proxy import FaultProxy
 from tests.cluster.installed import definition
 from tests.cluster.machine.builds import SMALL, build_small
@@ -41,7 +42,8 @@ from tests.cluster.machine.control_plane import ControlPlane
 from tests.cluster.machine.disk import node_disk
 from tests.cluster.machine.programs import built_programs, say
 from tests.cluster.machine.sweep import free_slot
-from tests.cluster.operators import Pool, Window
+from tests.cluster.operators import Operator, Pool, Window, tell
+from tests.cluster.stage import Router, Stage, standing_router
 from tests.operator.test_operator_index import redis_server
 from tests.support.kubernetes.operator import NAMESPACE, uninstall_operator
 from tests.support.kubernetes.specs import SIM_UP
@@ -96,7 +98,7 @@ def namespace(control_plane: Kubernetes) -> Iterator[str]:
     control_plane.delete_namespace(name)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def window(
     control_plane: Kubernetes, programs: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Window]:
@@ -106,13 +108,20 @@ def window(
 
 
 @pytest.fixture(scope="module")
-def proxy(
-    control_plane: Kubernetes, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[FaultProxy]:
-    with (
-        definition(control_plane, crd()),
-        FaultProxy(control_plane.kubeconfig, tmp_path_factory.mktemp("proxy")) as one,
-    ):
+def plane(control_plane: Kubernetes) -> Iterator[Kubernetes]:
+    with definition(control_plane, crd()):
+        yield control_plane
+
+
+@pytest.fixture(scope="module")
+def proxy(plane: Kubernetes, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultProxy]:
+    with FaultProxy(plane.kubeconfig, tmp_path_factory.mktemp("proxy")) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def operator(proxy: FaultProxy, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
+    with Operator(proxy.kubeconfig, tmp_path_factory.mktemp("operator")) as one:
         yield one
 
 
@@ -129,18 +138,18 @@ def router() -> Iterator[Router]:
         yield one
 
 
-@pytest.fixture(scope="module")
-def plane(control_plane: Kubernetes) -> Iterator[Kubernetes]:
-    with definition(control_plane, crd()):
-        yield control_plane
+@pytest.fixture
+def pool(plane: Kubernetes, window: Window, namespace: str) -> Iterator[Pool]:
+    one = Pool(plane, window, namespace)
+    yield one
+    one.delete()
 
 
 @pytest.fixture
-def pool(plane: Kubernetes, programs: Path, namespace: str, tmp_path: Path) -> Iterator[Pool]:
-    with Window(plane.kubeconfig, programs, tmp_path) as window:
-        one = Pool(plane, window, namespace)
-        yield one
-        one.delete()
+def stage(operator: Operator, pool: Pool, index: int, router: Router) -> Iterator[Stage]:
+    """Its pool is not made yet."""
+    yield Stage(pool, f"redis://127.0.0.1:{index}", router)
+    tell(operator)
 
 
 @pytest.fixture(scope="package")

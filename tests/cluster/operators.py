@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
@@ -20,8 +21,9 @@ from urllib.request import Request, urlopen
 import psutil
 
 from baton.up import reserve_port
-from baton_operator.kinds import CHILDREN, HTTP_ROUTE, POOL, Kind
+from baton_operator.kinds import CHILDREN, EVENT, HTTP_ROUTE, POD, POOL, Kind
 from baton_operator.pool import API_VERSION, KIND
+from tests.cluster.fault_proxy import Call, Fault, FaultProxy
 from tests.cluster.machine.client import Kubernetes
 from tests.cluster.machine.processes import Processes
 from tests.support.needs import needs
@@ -110,6 +112,38 @@ class Operator:
 
     def kill(self) -> None:
         self._processes.stop(NAME)
+
+    def kill_at(
+        self,
+        proxy: FaultProxy,
+        fault: Fault,
+        act: Callable[[], object],
+        *,
+        method: str = "",
+        path: str = "",
+        number: int = 1,
+    ) -> None:
+        """It dies at a write that `act` leads to: the first of that method to such a path, or that
+        number of them. The fault says whether the API server sees this write; the operator gets no
+        answer."""
+        died, left = threading.Event(), number
+
+        def watch(call: Call) -> Fault | None:
+            nonlocal left
+            wanted = call.writes and method in ("", call.method) and path in call.path
+            if died.is_set() or not wanted:
+                return None
+            left -= 1
+            if left:
+                return None
+            self.kill()
+            died.set()
+            return fault
+
+        proxy.watch(watch)
+        act()
+        until(died.is_set, f"write number {number}: {method} {path}")
+        proxy.watch(None)
 
     def terminate(self) -> None:
         """SIGTERM; returns when it has ended by that."""
@@ -240,39 +274,78 @@ class Pool:
                     found[f"{kind.kind}/{one['metadata']['name']}"] = one | {"kind": kind.kind}
         return found
 
+    def of_kind(self, kind: str) -> list[Body]:
+        """Its children of that kind."""
+        return self._list(_kind(kind))
+
     def child(self, kind: str, component: str) -> Body:
         """The only one of that kind and component; {} while there is none, or more."""
         found = [
-            one
-            for one in self.children().values()
-            if one["kind"] == kind and one["metadata"]["labels"]["baton.dev/component"] == component
+            one | {"kind": kind}
+            for one in self.of_kind(kind)
+            if one["metadata"]["labels"]["baton.dev/component"] == component
         ]
         return found[0] if len(found) == 1 else {}
 
     def one(self, name: str) -> Body:
         """The child of that "Kind/name", by one request; {} while it is not there."""
         kind, _, own_name = name.partition("/")
-        [known] = [one for one in CHILDREN if one.kind == kind]
         try:
-            return self._window.get(known.path(self.namespace, own_name))
+            return self._window.get(_kind(kind).path(self.namespace, own_name))
         except HTTPError as error:
             if error.code == 404:
                 return {}
             raise
 
+    def pods(self, **labels: str) -> list[Body]:
+        """Those with these labels of ours (component, revision), without those that end."""
+        found = self._list(POD, **labels)
+        return [one for one in found if "deletionTimestamp" not in one["metadata"]]
+
+    def pod(self, name: str) -> Body:
+        return self._window.get(POD.path(self.namespace, name))
+
+    def patch_pod_status(self, name: str, status: Mapping[str, Any]) -> None:
+        """As a kubelet does."""
+        path = f"{POD.path(self.namespace, name)}/status"
+        self._window.send("PATCH", path, {"status": dict(status)}, "merge-patch+json")
+
+    def evict(self, pod: str) -> int:
+        """The HTTP status of the answer."""
+        metadata = {"name": pod, "namespace": self.namespace}
+        body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata}
+        try:
+            self._window.send("POST", f"{POD.path(self.namespace, pod)}/eviction", body)
+        except HTTPError as error:
+            return error.code
+        return 201
+
+    def events(self, reason: str) -> list[str]:
+        """What those of that reason say."""
+        items = self._window.get(EVENT.path(self.namespace))["items"]
+        return [one["note"] for one in items if one["reason"] == reason]
+
     @property
     def _path(self) -> str:
         return POOL.path(self.namespace, self.name)
 
-    def _list(self, kind: Kind) -> list[Body]:
+    def _list(self, kind: Kind, **labels: str) -> list[Body]:
+        wanted = {"pool": self.name, **labels}
         try:
-            query = f"?labelSelector=baton.dev/pool={self.name}"
-            found: list[Body] = self._window.get(kind.path(self.namespace) + query)["items"]
+            query = ",".join(f"baton.dev/{name}={value}" for name, value in wanted.items())
+            found: list[Body] = self._window.get(
+                f"{kind.path(self.namespace)}?labelSelector={query}"
+            )["items"]
         except HTTPError as error:
             if error.code == 404 and kind.optional:
                 return []
             raise
         return found
+
+
+def _kind(name: str) -> Kind:
+    [known] = [one for one in CHILDREN if one.kind == name]
+    return known
 
 
 def until(done: Callable[[], object], what: str, wait_s: float = WAIT_S) -> None:

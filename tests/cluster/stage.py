@@ -1,4 +1,4 @@
-"""A pool whose nodes are made up, for an operator that drains them.
+"""A pool whose nodes are made up, for an operator that drains them and rolls them out.
 
 The control plane is real, and so are the pods, made by its controllers; nothing runs in them. In:
 what a test says of them, as kubelets, routers and nodes would: to the API server, by HTTP at an
@@ -15,17 +15,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
-from urllib.error import HTTPError
+
+import psutil
 
 from baton_kvstore.endpoint import with_login
 from baton_kvstore.registry import LONGEST_TTL_S, Registry
 from baton_operator.builders.router import PORT
-from baton_protocol.store import NodeLoad, NodeState
-from tests.cluster.operators import Body, Pool, Window, until
+from baton_protocol.ids import Fingerprint
+from baton_protocol.store import NodeLoad, NodeState, Role
+from tests.cluster.operators import Body, Pool, until
 from tests.operator.test_operator_index import PASSWORD
 from tests.support.nodes.fake_node import make_report
 
 SECRET = "index-login"
+ROLES: tuple[Role, ...] = ("prefill", "decode")
+SAME, OTHER = Fingerprint("5" * 32), Fingerprint("0" * 32)
 
 
 class Told(NamedTuple):
@@ -81,48 +85,144 @@ def standing_router() -> Iterator[Router]:
 
 
 class Stage:
-    """One pool with `decode` decode nodes, all ready and without requests."""
+    """One pool, of which a test says what its pods and nodes are."""
 
-    def __init__(self, pool: Pool, window: Window, index_url: str, router: Router) -> None:
+    def __init__(self, pool: Pool, index_url: str, router: Router) -> None:
         self.pool = pool
-        self._window = window
         self.router = router
         self._index_url = index_url
 
-    def spec(self, decode: int) -> Body:
+    def begin(self, decode: int = 1, /, **spec: Any) -> str:
+        """One prefill node and so many decode nodes, all ready and without requests; returns the
+        revision. Each field of `spec` is laid over the pool's own one."""
+        login = f"--from-literal=password={PASSWORD}"
+        self.pool.kubectl("create", "secret", "generic", SECRET, login)
+        self.pool.apply(self._spec(decode, spec))
+        until(lambda: len(self.nodes()) == decode, "the decode nodes' pods")
+        until(lambda: self.pods("prefill") and self.pods("router"), "the other pods")
+        until(lambda: "revision" in self.pool.body().get("status", {}), "the first status")
+        revision = self.revision()
+        self.serve(revision)
+        for pod in self.pods("router"):
+            self.kubelet(pod, podIP=self.router.address)
+        until(lambda: self.pool.condition("Ready").get("status") == "True", "condition Ready")
+        return revision
+
+    def _spec(self, decode: int, more: Body) -> Body:
         store = {
             "indexUrl": self._index_url,
             "dataUrls": ["redis://data.example"],
             "secretRef": {"name": SECRET},
         }
-        return {
+        own: Body = {
             "engine": {"kind": "sim"},
             "decode": {"replicas": decode},
             "kvStore": {"external": store},
         }
+        for name, value in more.items():
+            own[name] = own.get(name, {}) | value if isinstance(value, dict) else value
+        return own
 
-    def begin(self, decode: int) -> None:
-        login = f"--from-literal=password={PASSWORD}"
-        self.pool.kubectl("create", "secret", "generic", SECRET, login)
-        self.pool.apply(self.spec(decode))
-        until(lambda: len(self.nodes()) == decode, "the nodes' pods")
-        until(lambda: self._pods("prefill") and self._pods("router"), "the other pods")
-        until(lambda: "revision" in self.pool.body().get("status", {}), "the first status")
-        for pod in self.nodes():
-            self.kubelet(pod)
-            self.report(pod)
-        for pod in self._pods("prefill"):
-            self.kubelet(pod)
-        for pod in self._pods("router"):
-            self.kubelet(pod, podIP=self.router.address)
-        until(lambda: self.pool.condition("Ready").get("status") == "True", "condition Ready")
+    # --- what a user does -------------------------------------------------------------------------
 
     def scale(self, decode: int) -> None:
         self.pool.patch({"decode": {"replicas": decode}})
 
+    def roll(self, **spec: Any) -> str:
+        """Edit the spec such that other pods are wanted; returns the new revision, once it is
+        made."""
+        old = self.revision()
+        self.pool.patch(spec or {"engine": {"blockSize": 32}})
+        until(lambda: self.revision() != old, "another revision")
+        new = self.revision()
+        until(lambda: len(self.deployments(new)) == 2, "its Deployments")
+        return new
+
+    def evict(self, pod: str) -> int:
+        """As `kubectl drain` does; the HTTP status of the answer. Whoever counts for the budget has
+        counted all that was before."""
+        until(self._is_counted, "the budget's count")
+        return self.pool.evict(pod)
+
+    # --- what kubelets and nodes say --------------------------------------------------------------
+
+    def kubelet(self, pod: str, *, ready: bool = True, **status: Any) -> None:
+        """What one would say of a pod."""
+        now = {"lastTransitionTime": "2026-01-01T00:00:00Z"}
+        conditions = [{"type": "Ready", "status": "True" if ready else "False", **now}]
+        self.pool.patch_pod_status(pod, {"phase": "Running", "conditions": conditions, **status})
+
+    def report(
+        self,
+        node: str,
+        requests: int = 0,
+        state: NodeState = "ready",
+        fingerprint: Fingerprint = SAME,
+    ) -> None:
+        """What the node says from now on, of whatever role and revision it is."""
+        labels = self.pool.pod(node)["metadata"]["labels"]
+        report = make_report(
+            node,
+            labels["baton.dev/component"],
+            revision=labels["baton.dev/revision"],
+            fingerprint=fingerprint,
+            load=NodeLoad(requests=requests),
+            state=state,
+        )
+
+        async def register() -> None:
+            url = with_login(self._index_url, "", PASSWORD)
+            async with Registry(url, f"{self.pool.namespace}.{self.pool.name}") as registry:
+                await registry.register(report, LONGEST_TTL_S)
+
+        asyncio.run(register())
+
+    def serve(self, revision: str, *roles: Role, fingerprint: Fingerprint = SAME) -> None:
+        """All pods that there are of these roles get ready, and their nodes report."""
+        for pod in self.of(revision, *roles):
+            self.report(pod, fingerprint=fingerprint)
+            self.kubelet(pod)
+
+    def drained(self, *nodes: str) -> None:
+        """Wait until these are told to drain, and let them have done so."""
+        until(lambda: all(self.words(node) for node in nodes), "the drains")
+        for node in nodes:
+            self.report(node, state="draining")
+
+    # --- what the operator made of it -------------------------------------------------------------
+
     def nodes(self) -> list[str]:
         """Names of the decode nodes' pods, without those that end."""
-        return sorted(name for name in self._pods("decode"))
+        return self.pods("decode")
+
+    def pods(self, component: str) -> list[str]:
+        """Names, without those that end."""
+        return names(self.pool.pods(component=component))
+
+    def of(self, revision: str, *roles: Role) -> list[str]:
+        """Names of these nodes' pods, without those that end."""
+        pods = self.pool.pods(revision=revision)
+        wanted = roles or ROLES
+        return names(
+            [one for one in pods if one["metadata"]["labels"]["baton.dev/component"] in wanted]
+        )
+
+    def made(self, revision: str, role: Role, count: int = 1) -> list[str]:
+        """Its pods, when there are as many."""
+        until(lambda: len(self.of(revision, role)) == count, f"{count} {role} pods of {revision}")
+        return self.of(revision, role)
+
+    def revision(self) -> str:
+        found: str = self.pool.body()["status"]["revision"]
+        return found
+
+    def deployments(self, revision: str) -> dict[str, int]:
+        """Replicas by role."""
+        return {
+            one["metadata"]["labels"]["baton.dev/component"]: one["spec"]["replicas"]
+            for one in self.pool.of_kind("Deployment")
+            if one["metadata"]["labels"].get("baton.dev/revision") == revision
+        }
 
     def replicas(self) -> int:
         found: int = self.pool.child("Deployment", "decode")["spec"]["replicas"]
@@ -133,74 +233,55 @@ class Stage:
         reason: str = self.pool.condition("Scaled").get("reason", "")
         return reason
 
+    def blocked(self) -> tuple[str, str]:
+        found = self.pool.condition("RolloutBlocked")
+        return found.get("status", ""), found.get("reason", "")
+
+    def is_over(self, old: str) -> bool:
+        return not self.deployments(old) and self.blocked() == ("False", "NotRolling")
+
     def notes(self, pod: str) -> dict[str, str]:
-        body = json.loads(self.pool.kubectl("get", "pod", pod, "-o", "json"))
-        found: dict[str, str] = body["metadata"].get("annotations", {})
+        found: dict[str, str] = self.pool.pod(pod)["metadata"].get("annotations", {})
         return {name: text for name, text in found.items() if "drain" in name or "cost" in name}
 
-    def events(self, reason: str) -> list[str]:
-        listed = json.loads(self.pool.kubectl("get", "events.events.k8s.io", "-o", "json"))
-        return [one["note"] for one in listed["items"] if one["reason"] == reason]
+    def words(self, node: str) -> Body:
+        """With which it was told last to drain."""
+        found = [one.words for one in self.router.told if (one.act, one.node) == ("drain", node)]
+        return found[-1] if found else {}
 
     def looks(self, act: str, count: int = 3) -> None:
         """The operator has looked so many times more, and told the router each time."""
         before = len(self.router.acts(act))
         until(lambda: len(self.router.acts(act)) >= before + count, f"{count} times {act}")
 
-    def kubelet(self, pod: str, *, ready: bool = True, **status: Any) -> None:
-        """What one would say of a pod."""
-        now = {"lastTransitionTime": "2026-01-01T00:00:00Z"}
-        conditions = [{"type": "Ready", "status": "True" if ready else "False", **now}]
-        text = json.dumps({"status": {"phase": "Running", "conditions": conditions, **status}})
-        words = ("--subresource=status", "--type=merge", f"--patch={text}")
-        self.pool.kubectl("patch", "pod", pod, *words)
-
-    def report(self, node: str, requests: int = 0, state: NodeState = "ready") -> None:
-        """What the node says from now on."""
-        revision = self.pool.body()["status"]["revision"]
-        load = NodeLoad(requests=requests)
-        report = make_report(node, "decode", revision=revision, load=load, state=state)
-
-        async def register() -> None:
-            url = with_login(self._index_url, "", PASSWORD)
-            async with Registry(url, f"{self.pool.namespace}.{self.pool.name}") as registry:
-                await registry.register(report, LONGEST_TTL_S)
-
-        asyncio.run(register())
-
-    def ready_nodes(self) -> int:
-        words = ("-l", "baton.dev/component=decode", "-o", "json")
-        listed = json.loads(self.pool.kubectl("get", "pods", *words))["items"]
-        said = [one["status"].get("conditions") or () for one in listed]
+    def _ready_nodes(self) -> int:
+        said = [one["status"].get("conditions") or () for one in self.pool.pods(component="decode")]
         return sum(
             {"type": "Ready", "status": "True"}.items() <= c.items() for s in said for c in s
         )
-
-    def evict(self, pod: str) -> int:
-        """As `kubectl drain` does; the HTTP status of the answer. Whoever counts for the budget has
-        counted all that was before."""
-        until(self._is_counted, "the budget's count")
-        path = f"/api/v1/namespaces/{self.pool.namespace}/pods/{pod}/eviction"
-        body = {
-            "apiVersion": "policy/v1",
-            "kind": "Eviction",
-            "metadata": {"name": pod, "namespace": self.pool.namespace},
-        }
-        try:
-            self._window.send("POST", path, body)
-        except HTTPError as error:
-            return error.code
-        return 201
 
     def _is_counted(self) -> bool:
         budget = self.pool.child("PodDisruptionBudget", "decode")
         status = budget.get("status", {})
         seen = status.get("observedGeneration") == budget["metadata"]["generation"]
-        counted = status.get("currentHealthy") == self.ready_nodes()
+        counted = status.get("currentHealthy") == self._ready_nodes()
         return seen and counted and not status.get("disruptedPods")
 
-    def _pods(self, component: str) -> list[str]:
-        words = ("-l", f"baton.dev/component={component}", "-o", "json")
-        listed = json.loads(self.pool.kubectl("get", "pods", *words))["items"]
-        metadata = [one["metadata"] for one in listed]
-        return [one["name"] for one in metadata if "deletionTimestamp" not in one]
+
+def names(pods: list[Body]) -> list[str]:
+    return sorted(one["metadata"]["name"] for one in pods)
+
+
+@contextmanager
+def silent_index(port: int) -> Iterator[None]:
+    """The Redis of that port, which this process has started, answers nobody."""
+    [server] = [
+        process
+        for process in psutil.Process().children(recursive=True)
+        if any(str(port) in word for word in process.cmdline())
+    ]
+    server.suspend()
+    try:
+        yield
+    finally:
+        server.resume()

@@ -4,60 +4,40 @@ from __future__ import annotations
 
 import json
 import os
-import threading
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from baton_operator.builders import credentials_of
 from baton_operator.names import CREDENTIALS_ANNOTATION
-from tests.cluster.fault_proxy import ANSWERED_RESET, RESET, Call, Fault, FaultProxy
+from tests.cluster.fault_proxy import ANSWERED_RESET, RESET, FaultProxy
 from tests.cluster.machine.client import Kubernetes
 from tests.cluster.operators import SIM, Operator, Pool, until
 
 CHILDREN = 17
 # Writes of a life that has everything to do: the children, the status, an event.
 WRITES = CHILDREN + 2
+FEW = (1, CHILDREN // 2, WRITES - 1, WRITES)
 
 
-class Killer:
-    """Kills the operator at its n-th write: before the API server sees it, or with it done and
-    unanswered."""
-
-    def __init__(self, operator: Operator, at: int, fault: Fault) -> None:
-        self._operator = operator
-        self._left = at
-        self._fault = fault
-        self.done = threading.Event()
-
-    def __call__(self, call: Call) -> Fault | None:
-        if self.done.is_set() or not call.writes:
-            return None
-        self._left -= 1
-        if self._left:
-            return None
-        self._operator.kill()
-        self.done.set()
-        return self._fault
-
-
-@pytest.mark.timeout(900)  # it starts 20 operators
-def test_it_is_killed_at_each_write_and_the_last_one_finishes(
-    plane: Kubernetes, pool: Pool, tmp_path: Path
+@pytest.mark.parametrize(
+    "writes", [FEW, pytest.param(range(1, WRITES + 1), marks=pytest.mark.long)], ids=["few", "each"]
+)
+@pytest.mark.timeout(900)  # it starts up to 20 operators
+def test_it_is_killed_at_writes_and_the_last_one_finishes(
+    plane: Kubernetes, pool: Pool, tmp_path: Path, writes: Iterable[int]
 ) -> None:
-    pool.apply(SIM)
     with (
         FaultProxy(plane.kubeconfig, tmp_path) as proxy,
         Operator(proxy.kubeconfig, tmp_path) as operator,
     ):
-        for at in range(1, WRITES + 1):
+        operator.kill()
+        pool.apply(SIM)
+        for at in writes:
             # The status is not done: else the next one would have nothing to say, and no event.
-            killer = Killer(operator, at, ANSWERED_RESET if at % 2 else RESET)
-            proxy.watch(killer)
-            if at > 1:
-                operator.start()
-            until(killer.done.is_set, f"the write number {at}")
-        proxy.watch(None)
+            fault = ANSWERED_RESET if at % 2 else RESET
+            operator.kill_at(proxy, fault, operator.start, number=at)
         operator.start()
         until(lambda: pool.condition("Applied").get("status") == "True", "condition Applied")
         until(lambda: len(pool.children()) == CHILDREN, "the children")
@@ -84,10 +64,8 @@ def test_it_is_killed_between_an_edit_and_its_end(
         Operator(proxy.kubeconfig, tmp_path) as operator,
     ):
         until(lambda: len(pool.children()) == CHILDREN, "the children")
-        killer = Killer(operator, 2, ANSWERED_RESET)
-        proxy.watch(killer)
-        pool.apply({**SIM, "engine": {"kind": "sim", "blockSize": 32}, "handoff": "never"})
-        until(killer.done.is_set, "the second write")
+        edited = {**SIM, "engine": {"kind": "sim", "blockSize": 32}, "handoff": "never"}
+        operator.kill_at(proxy, ANSWERED_RESET, lambda: pool.apply(edited), number=2)
         operator.start()
         until(lambda: "--handoff=never" in json.dumps(pool.child("Deployment", "router")), "router")
         until(lambda: "size=32" in json.dumps(pool.child("Deployment", "decode")), "nodes")

@@ -2,48 +2,29 @@
 
 from __future__ import annotations
 
-import os
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from urllib.request import urlopen
 
-import psutil
 import pytest
 
 from baton_protocol.store import ROLES
 from tests.cluster.autoscaling_stage import Clients, Scaled, clients_of
-from tests.cluster.drain_stage import Router
-from tests.cluster.fault_proxy import RESET, Call, Fault, FaultProxy
-from tests.cluster.machine.client import Kubernetes
-from tests.cluster.operators import Operator, Pool, Window, tell, until
+from tests.cluster.fault_proxy import RESET, FaultProxy
+from tests.cluster.operators import Operator, Pool, tell, until
+from tests.cluster.stage import Router, silent_index
 
 # A node computes 10,000 prompt tokens per second, by its own word.
 MANY = 25_000.0
 
 
-@pytest.fixture(scope="module")
-def operator(proxy: FaultProxy, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
-    with Operator(proxy.kubeconfig, tmp_path_factory.mktemp("operator")) as one:
-        yield one
-
-
 @pytest.fixture
 def stage(
-    request: pytest.FixtureRequest,
-    operator: Operator,
-    control_plane: Kubernetes,
-    window: Window,
-    namespace: str,
-    index: int,
-    router: Router,
+    request: pytest.FixtureRequest, operator: Operator, pool: Pool, index: int, router: Router
 ) -> Iterator[Scaled]:
     """Its parameter is laid over `autoscaling`."""
-    pool = Pool(control_plane, window, namespace)
-    more = getattr(request, "param", {})
-    one = Scaled(pool, window, f"redis://127.0.0.1:{index}", router, **more)
-    one.begin()
+    one = Scaled(pool, f"redis://127.0.0.1:{index}", router)
+    one.begin(**getattr(request, "param", {}))
     yield one
-    pool.delete()
     tell(operator)
 
 
@@ -109,13 +90,9 @@ def test_while_the_index_is_away_nothing_changes_and_it_is_said(
 ) -> None:
     clients.uncached = MANY
     until(lambda: stage.counts() == (4, 1), "more prefill nodes")
-    server = _listening(index)
-    server.suspend()
-    try:
+    with silent_index(index):
         until(lambda: stage.said()["reason"] == "DemandStale", "what is missing")
         assert stage.counts() == (4, 1)
-    finally:
-        server.resume()
 
 
 @pytest.mark.parametrize("stage", [{"scaleToZeroAfterSeconds": 10}], indirect=True)
@@ -131,7 +108,7 @@ def test_a_pool_without_clients_sleeps_until_a_request_is_held(
     until(lambda: len({*stage.router.acts("drain")}) == 2, "both drains")
     for role in ROLES:
         for node in stage.pods(role):
-            stage.say(node, role, state="draining")
+            stage.report(node, state="draining")
     until(lambda: stage.counts() == (0, 0), "no nodes")
     until(lambda: stage.pool.condition("Serving")["reason"] == "Asleep", "condition Serving")
     assert stage.pool.condition("Ready")["status"] == "True"
@@ -149,33 +126,17 @@ def test_a_pool_that_may_sleep_from_now_on_first_gets_routers_that_hold_requests
     clients.uncached = 1000.0
     stage.until_known()
     clients.uncached, clients.idle_s = 0.0, 30.0
-    [old] = stage.routers()
+    [old] = stage.pods("router")
     stage.pool.patch({"autoscaling": {"scaleToZeroAfterSeconds": 10}})
-    until(lambda: len(stage.routers()) == 2, "the new router's pod")
+    until(lambda: len(stage.pods("router")) == 2, "the new router's pod")
     before = decisions(operator, stage.pool)
     until(lambda: decisions(operator, stage.pool) >= before + 3, "more decisions")
     assert stage.counts() == (1, 1)
     assert not stage.router.acts("drain")
-    [new] = {*stage.routers()} - {old}
+    [new] = {*stage.pods("router")} - {old}
     stage.kubelet(new, podIP=stage.router.address)
     until(lambda: len({*stage.router.acts("drain")}) == 2, "both drains")
-    assert stage.routers() == [new]
-
-
-class Killer:
-    """Kills the operator at its first write to such a path, before the API server sees it."""
-
-    def __init__(self, operator: Operator, path: str) -> None:
-        self._operator = operator
-        self._path = path
-        self.done = threading.Event()
-
-    def __call__(self, call: Call) -> Fault | None:
-        if self.done.is_set() or not call.writes or self._path not in call.path:
-            return None
-        self._operator.kill()
-        self.done.set()
-        return RESET
+    assert stage.pods("router") == [new]
 
 
 STATUS, NODES = "/inferencepools/pool/status", "/deployments/pool-prefill"
@@ -185,19 +146,12 @@ STATUS, NODES = "/inferencepools/pool/status", "/deployments/pool-prefill"
 def test_an_operator_killed_at_each_step_is_followed_by_one_that_scales_up(
     stage: Scaled, clients: Clients, proxy: FaultProxy, operator: Operator
 ) -> None:
-    def killed(path: str, act: Callable[[], None]) -> None:
-        killer = Killer(operator, path)
-        proxy.watch(killer)
-        act()
-        until(killer.done.is_set, f"a write to {path}")
-        proxy.watch(None)
-
     def load() -> None:
         clients.uncached = MANY
 
     stage.until_known()
     # Decided, and nobody knows it.
-    killed(STATUS, load)
+    operator.kill_at(proxy, RESET, load, path=STATUS)
     assert stage.counts() == (1, 1)
     assert stage.said()["desiredPrefill"] == 1
     clients.uncached, clients.silent = 0.0, True
@@ -207,7 +161,7 @@ def test_an_operator_killed_at_each_step_is_followed_by_one_that_scales_up(
     clients.silent = False
     stage.until_known()
     # Decided and said, and not done.
-    killed(NODES, load)
+    operator.kill_at(proxy, RESET, load, path=NODES)
     wanted = stage.said()["desiredPrefill"]
     assert wanted > 1
     assert stage.counts() == (1, 1)
@@ -215,10 +169,3 @@ def test_an_operator_killed_at_each_step_is_followed_by_one_that_scales_up(
     clients.silent = True
     operator.start()
     until(lambda: stage.counts() == (wanted, 1), "the nodes that were decided")
-
-
-def _listening(port: int) -> psutil.Process:
-    for process in psutil.Process(os.getpid()).children(recursive=True):
-        if any(str(port) in word for word in process.cmdline()):
-            return process
-    raise AssertionError(f"no redis-server of port {port}")

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import base64
-import os
-import threading
-from collections.abc import Callable, Iterator
 
-import psutil
 import pytest
 
-from tests.cluster.drain_stage import Router, Stage
-from tests.cluster.fault_proxy import ANSWERED_RESET, RESET, Call, Fault, FaultProxy
-from tests.cluster.machine.client import Kubernetes
-from tests.cluster.operators import Operator, Pool, Window, tell, until
+from tests.cluster.fault_proxy import ANSWERED_RESET, RESET, FaultProxy
+from tests.cluster.operators import Operator, until
+from tests.cluster.stage import Stage, silent_index
 
 MARKS = {
     "baton.dev/drain-since",
@@ -22,27 +17,11 @@ MARKS = {
 }
 
 
-@pytest.fixture(scope="module")
-def operator(proxy: FaultProxy, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
-    with Operator(proxy.kubeconfig, tmp_path_factory.mktemp("operator")) as one:
-        yield one
-
-
 @pytest.fixture
-def stage(
-    operator: Operator,
-    control_plane: Kubernetes,
-    window: Window,
-    namespace: str,
-    index: int,
-    router: Router,
-) -> Iterator[Stage]:
-    pool = Pool(control_plane, window, namespace)
-    one = Stage(pool, window, f"redis://127.0.0.1:{index}", router)
-    one.begin(3)
-    yield one
-    one.pool.delete()
-    tell(operator)
+def stage(stage: Stage) -> Stage:
+    """With three decode nodes."""
+    stage.begin(3)
+    return stage
 
 
 def test_the_node_with_least_to_lose_drains_and_then_exactly_that_pod_goes(stage: Stage) -> None:
@@ -70,8 +49,8 @@ def test_the_node_with_least_to_lose_drains_and_then_exactly_that_pod_goes(stage
     until(lambda: stage.nodes() == [first, third], "the end of the pod")
     assert stage.replicas() == 2
     until(lambda: stage.scaled() == "NoneTooMany", "condition Scaled")
-    until(lambda: stage.events("Draining") and stage.events("Drained"), "their events")
-    [begun], [ended] = stage.events("Draining"), stage.events("Drained")
+    until(lambda: stage.pool.events("Draining") and stage.pool.events("Drained"), "their events")
+    [begun], [ended] = stage.pool.events("Draining"), stage.pool.events("Drained")
     assert second in begun
     assert ended == f"decode: 3 to 2 replicas, without {second}"
 
@@ -96,8 +75,8 @@ def test_a_node_that_is_wanted_again_serves_on(stage: Stage) -> None:
     assert {*stage.router.acts("resume")} == {victim}
     until(lambda: stage.scaled() == "NoneTooMany", "condition Scaled")
     assert stage.nodes() == nodes
-    until(lambda: stage.events("Resumed"), "its event")
-    assert victim in stage.events("Resumed")[0]
+    until(lambda: stage.pool.events("Resumed"), "its event")
+    assert victim in stage.pool.events("Resumed")[0]
 
 
 def test_two_that_are_too_many_go_together(stage: Stage) -> None:
@@ -127,15 +106,11 @@ def test_nothing_goes_while_no_router_can_be_told(stage: Stage) -> None:
 
 
 def test_nobody_is_chosen_while_the_index_is_away(stage: Stage, index: int) -> None:
-    server = _listening(index)
-    server.suspend()
-    try:
+    with silent_index(index):
         stage.scale(2)
         until(lambda: "the index" in stage.pool.condition("Scaled")["message"], "what is missing")
         assert not stage.router.told
         assert stage.replicas() == 3
-    finally:
-        server.resume()
     until(lambda: stage.router.acts("drain"), "the drain")
 
 
@@ -177,24 +152,6 @@ def test_a_deployment_scaled_by_hand_comes_back_through_a_drain(stage: Stage) ->
     until(lambda: victim not in stage.nodes(), "the end of the pod")
 
 
-class Killer:
-    """Kills the operator at its first write to such a path: before the API server sees it, or with
-    it done and unanswered."""
-
-    def __init__(self, operator: Operator, path: str, fault: Fault) -> None:
-        self._operator = operator
-        self._path = path
-        self._fault = fault
-        self.done = threading.Event()
-
-    def __call__(self, call: Call) -> Fault | None:
-        if self.done.is_set() or not call.writes or self._path not in call.path:
-            return None
-        self._operator.kill()
-        self.done.set()
-        return self._fault
-
-
 MARK, STATUS, NODES = "/pods/pool-decode", "/inferencepools/pool/status", "/deployments/pool-decode"
 
 
@@ -206,25 +163,18 @@ def test_an_operator_killed_at_each_step_is_followed_by_one_that_ends_the_drain(
     for node in others:
         stage.report(node, requests=3)
 
-    def killed(path: str, fault: Fault, act: Callable[[], None] = lambda: None) -> None:
-        killer = Killer(operator, path, fault)
-        proxy.watch(killer)
-        act()
-        until(killer.done.is_set, f"a write to {path}")
-        proxy.watch(None)
-
-    killed(MARK, RESET, lambda: stage.scale(2))
+    operator.kill_at(proxy, RESET, lambda: stage.scale(2), path=MARK)
     assert not stage.notes(victim)
-    killed(MARK, ANSWERED_RESET, operator.start)
+    operator.kill_at(proxy, ANSWERED_RESET, operator.start, path=MARK)
     until(lambda: stage.notes(victim), "the mark")
     since = stage.notes(victim)["baton.dev/drain-since"]
     assert not stage.router.told
-    killed(STATUS, RESET, operator.start)
+    operator.kill_at(proxy, RESET, operator.start, path=STATUS)
     assert {*stage.router.acts("drain")} == {victim}
     operator.start()
     until(lambda: stage.scaled() == "Draining", "condition Scaled")
     assert stage.replicas() == 3
-    killed(NODES, RESET, lambda: stage.report(victim, state="draining"))
+    operator.kill_at(proxy, RESET, lambda: stage.report(victim, state="draining"), path=NODES)
     assert stage.nodes() == [victim, *others]
     assert stage.notes(victim)["baton.dev/drain-since"] == since
     operator.start()
@@ -243,11 +193,8 @@ def test_an_operator_killed_while_it_takes_a_drain_back_is_followed_by_one_that_
     stage.scale(2)
     until(lambda: stage.router.acts("drain"), "the drain")
     [victim] = {*stage.router.acts("drain")}
-    killer = Killer(operator, MARK, RESET)
-    proxy.watch(killer)
-    stage.scale(3)
-    until(killer.done.is_set, "the marks' end, that never came")
-    proxy.watch(None)
+    # The marks' end never comes.
+    operator.kill_at(proxy, RESET, lambda: stage.scale(3), path=MARK)
     told = stage.router.acts("resume")
     assert {*told} == {victim}
     assert stage.notes(victim).keys() == MARKS
@@ -266,10 +213,3 @@ def test_an_eviction_leaves_one_node_of_several_and_none_of_one(stage: Stage) ->
     stage.scale(1)
     until(lambda: stage.nodes() == [third], "the end of those that never got ready")
     until(lambda: stage.evict(third) == 201, "the eviction of the last one")
-
-
-def _listening(port: int) -> psutil.Process:
-    for process in psutil.Process(os.getpid()).children(recursive=True):
-        if any(str(port) in word for word in process.cmdline()):
-            return process
-    raise AssertionError(f"no redis-server of port {port}")

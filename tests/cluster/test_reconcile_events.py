@@ -6,34 +6,21 @@ The events are what a kubelet and an attach controller would write.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
-import pytest
-
-from tests.cluster.machine.client import Kubernetes
 from tests.cluster.operators import SIM, Body, Operator, Pool, tell, until
 
 MISSING = 'MountVolume.SetUp failed for volume "api-keys" : secret "keys" not found'
 NO_DISK = 'AttachVolume.Attach failed for volume "pvc-1" : disk is in another zone'
 
 
-@pytest.fixture(scope="module")
-def operator(plane: Kubernetes, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
-    with Operator(plane.kubeconfig, tmp_path_factory.mktemp("operator")) as one:
-        yield one
-
-
 def stuck_pod(pool: Pool, component: str) -> Body:
     """A pod of that component, placed, of which a kubelet cannot make volumes or network."""
-    words = ("get", "pods", "-l", f"baton.dev/component={component}", "-o", "json")
-    until(lambda: json.loads(pool.kubectl(*words))["items"], f"a pod of {component}")
-    body: Body = json.loads(pool.kubectl(*words))["items"][0]
+    until(lambda: pool.pods(component=component), f"a pod of {component}")
+    body = pool.pods(component=component)[0]
     then = {"lastTransitionTime": "2026-01-01T00:00:00Z"}
     said = {"PodScheduled": "True", "PodReadyToStartContainers": "False", "Ready": "False"}
     conditions = [{"type": name, "status": truth, **then} for name, truth in said.items()]
-    text = json.dumps({"status": {"conditions": conditions}})
-    patch = ("--subresource=status", "--type=merge", f"--patch={text}")
-    pool.kubectl("patch", "pod", body["metadata"]["name"], *patch)
+    pool.patch_pod_status(body["metadata"]["name"], {"conditions": conditions})
     return body
 
 

@@ -5,52 +5,24 @@ The pods' statuses are what Kubernetes' node controller and kubelets would write
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
-from tests.cluster.drain_stage import Router, Stage
 from tests.cluster.fault_proxy import FaultProxy
-from tests.cluster.machine.client import Kubernetes
-from tests.cluster.operators import Body, Operator, Pool, Window, tell, until
+from tests.cluster.operators import Operator, until
+from tests.cluster.stage import Stage
 
 DOUBT = "nodes have not reported since the API server was away"
 SERVING = [{"name": "node", "image": "node:1", "imageID": "", "ready": True, "restartCount": 0,
             "state": {"running": {}}}]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def operator(proxy: FaultProxy, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
-    with Operator(proxy.kubeconfig, tmp_path_factory.mktemp("operator")) as one:
-        yield one
-
-
-class Placed(Stage):
-    """No scheduler says of its nodes that there is no room for them."""
-
-    def spec(self, decode: int) -> Body:
-        template = {"spec": {"schedulerName": "nobody"}}
-        spec = super().spec(decode)
-        return spec | {"decode": spec["decode"] | {"podTemplate": template}}
-
-
 @pytest.fixture
-def stage(
-    operator: Operator,
-    control_plane: Kubernetes,
-    window: Window,
-    namespace: str,
-    index: int,
-    router: Router,
-) -> Iterator[Stage]:
-    one = Placed(
-        Pool(control_plane, window, namespace), window, f"redis://127.0.0.1:{index}", router
-    )
-    one.begin(2)
-    yield one
-    one.pool.delete()
-    tell(operator)
+def stage(stage: Stage) -> Stage:
+    """With two decode nodes. No scheduler says that there is no room for them."""
+    stage.begin(2, decode={"podTemplate": {"spec": {"schedulerName": "nobody"}}})
+    return stage
 
 
 def silence(stage: Stage) -> None:
@@ -67,7 +39,8 @@ def report(stage: Stage) -> None:
 def outage(stage: Stage, operator: Operator, proxy: FaultProxy) -> None:
     proxy.down(True)
     silence(stage)
-    time.sleep(1)  # a try to watch fails
+    failed = len(proxy.calls)
+    until(lambda: any(call.watches for call in proxy.calls[failed:]), "a watch that fails")
     proxy.down(False)
 
 
@@ -77,7 +50,7 @@ def restart(stage: Stage, operator: Operator, proxy: FaultProxy) -> None:
     operator.start()
 
 
-@pytest.mark.parametrize("strike", [outage, restart])
+@pytest.mark.parametrize("strike", [outage, pytest.param(restart, marks=pytest.mark.long)])
 def test_nodes_that_have_not_reported_since_are_not_lost_and_nothing_is_done(
     stage: Stage,
     operator: Operator,
@@ -85,14 +58,14 @@ def test_nodes_that_have_not_reported_since_are_not_lost_and_nothing_is_done(
     strike: Callable[[Stage, Operator, FaultProxy], None],
 ) -> None:
     doubts, ready = operator.log().count(DOUBT), stage.pool.condition("Ready")
-    unready = stage.events("NotReady")
+    unready = stage.pool.events("NotReady")
     strike(stage, operator, proxy)
 
     def looked() -> bool:
-        return operator.log().count(DOUBT) > doubts or stage.events("NotReady") != unready
+        return operator.log().count(DOUBT) > doubts or stage.pool.events("NotReady") != unready
 
     until(looked, "a look at silent nodes")
-    assert stage.events("NotReady") == unready
+    assert stage.pool.events("NotReady") == unready
     stage.scale(1)
     again = operator.log().count(DOUBT)
     until(lambda: looked() and operator.log().count(DOUBT) > again, "another look")
@@ -100,7 +73,7 @@ def test_nodes_that_have_not_reported_since_are_not_lost_and_nothing_is_done(
     assert not stage.router.acts("drain")
     report(stage)
     until(lambda: stage.replicas() == 1, "the edit")
-    assert set(stage.events("NotReady")) == set(unready)
+    assert set(stage.pool.events("NotReady")) == set(unready)
     assert stage.pool.condition("Ready")["lastTransitionTime"] == ready["lastTransitionTime"]
     # It was drained as any other, not taken for one that holds nothing.
     assert stage.router.acts("drain")
