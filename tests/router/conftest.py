@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -54,6 +55,70 @@ class Client:
         view = self.router.view
         await until(lambda: len(list(view.ready())) == nodes)
 
+    def dial(self, address: str) -> None:
+        """As discovery does with an address that it finds."""
+        self.router._table.ensure(address)
+
+    # --- what the router says of itself -----------------------------------------------------------
+
+    async def pool(self) -> Any:
+        status, pool, _ = await self.get("/pool", self._key())
+        assert status == 200, pool
+        return pool
+
+    async def node(self, name: str) -> Any:
+        """One node of /pool."""
+        [found] = [node for node in (await self.pool())["nodes"] if node["id"] == name]
+        return found
+
+    async def names(self) -> list[str]:
+        """Of the nodes of /pool."""
+        return [node["id"] for node in (await self.pool())["nodes"]]
+
+    async def chunks(self, name: str) -> int:
+        """That it takes to be in a node's cache."""
+        return int((await self.node(name))["cache"]["chunks"])
+
+    async def booked(self) -> int:
+        """Requests that nodes are taken to have."""
+        return sum(node["booked"]["requests"] for node in (await self.pool())["nodes"])
+
+    async def state(self, name: str) -> str:
+        return str((await self.node(name))["state"])
+
+    async def epoch(self, name: str) -> str:
+        return str((await self.node(name))["epoch"])
+
+    async def unreachable(self) -> list[str]:
+        """Addresses."""
+        return [one["address"] for one in (await self.pool())["unreachable"]]
+
+    async def figure(self, name: str) -> float:
+        """The sum of a metric's rows."""
+        page = await self.text("/metrics", self._key())
+        rows = re.findall(rf"^{name}(?:{{.*}})? (\S+)$", page, re.MULTILINE)
+        return sum(map(float, rows))
+
+    async def unfinished(self) -> int:
+        """Requests that are not over, placed or not."""
+        return int((await self.pool())["totals"]["requests_running"])
+
+    async def answering(self) -> int:
+        """Calls that are being answered."""
+        return int(await self.figure("baton_router_requests_running"))
+
+    async def queued(self) -> int:
+        """Calls that wait since every node is full."""
+        return int(await self.figure("baton_router_admission_queue"))
+
+    async def held(self) -> int:
+        """Requests that no node has yet."""
+        return int(await self.figure("baton_router_requests_held"))
+
+    def _key(self) -> dict[str, str]:
+        key = self.router.settings.link_token
+        return {"Authorization": f"Bearer {key}"} if key else {}
+
 
 @asynccontextmanager
 async def _running(
@@ -61,6 +126,8 @@ async def _running(
 ) -> AsyncIterator[Client]:
     options: dict[str, Any] = {"port": 0, "reconnect_max_s": 0.1}
     options["nodes"] = tuple(node.address for node in nodes)
+    if "api_keys" in settings:
+        options["link_token"] = "t0ken-of-the-tests"  # it opens /pool and /metrics, too
     options["bounds"] = msgspec.structs.replace(BOUNDS, **(bounds or {}))
     async with (
         Router(RouterSettings(**(options | settings))) as router,

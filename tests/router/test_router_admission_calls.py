@@ -13,7 +13,7 @@ import pytest
 from baton_protocol.link import Delta, Deltas, RunJob
 from baton_router.room import Load
 from tests.support.nodes.fake_node import FakeNode
-from tests.support.waiting import until
+from tests.support.waiting import until, until_is
 
 COMPLETIONS = "/v1/completions"
 HEAVY, LIGHT = {"Authorization": "Bearer sk-heavy"}, {"Authorization": "Bearer sk-light"}
@@ -70,8 +70,9 @@ async def finish(node: FakeNode, job: RunJob, *choices: int) -> None:
 
 async def settled(client: Any) -> None:
     """All is given back."""
-    admission, dispatcher = client.router.admission, client.router.dispatcher
-    await until(lambda: not dispatcher.flights and not admission.waiting)
+    admission = client.router.admission
+    await until_is(client.unfinished, 0)
+    await until_is(client.queued, 0)
     assert admission._pending == Load()
     assert len(admission._running) == 0
     assert all(not node.sequences for node in client.router.view.nodes.values())
@@ -162,7 +163,8 @@ async def test_a_choice_that_ends_makes_room_before_the_others_of_its_prompt_do(
     async with running(small) as client:
         call = await post(client, body("wide", n=4))
         tasks = [call, *[await post(client, body(name)) for name in named(5)]]
-        await until(lambda: client.router.admission.waiting == 1 and len(jobs(small)) == 5)
+        await until(lambda: len(jobs(small)) == 5)
+        await until_is(client.queued, 1)
         wide = next(job for job in jobs(small) if job.request.params.n == 4)
         await finish(small, wide, 1)
         await until(lambda: len(jobs(small)) == 6)
@@ -176,9 +178,9 @@ async def test_a_prompt_needs_room_for_all_its_choices_and_who_is_behind_does_no
         tasks = [await post(client, body(name)) for name in named(5)]
         await until(lambda: len(jobs(small)) == 5)
         tasks.append(await post(client, body("wide", n=4)))
-        await until(lambda: client.router.admission.waiting == 1)
+        await until_is(client.queued, 1)
         tasks.append(await post(client, body("narrow")))
-        await until(lambda: client.router.admission.waiting == 2)
+        await until_is(client.queued, 2)
         await finish(small, jobs(small)[0])
         await until(lambda: "wide" in prompts(small))
         assert "narrow" not in prompts(small)
@@ -193,7 +195,7 @@ async def test_a_prompt_with_more_choices_than_a_node_runs_comes_in_beside_other
         tasks = [await post(client, body(name)) for name in named(5)]
         await until(lambda: len(jobs(small)) == 5)
         tasks.append(await post(client, body("wide", n=n)))
-        await until(lambda: client.router.admission.waiting == 1)
+        await until_is(client.queued, 1)
         await finish(small, jobs(small)[0])
         await until(lambda: "wide" in prompts(small))
         await leave(client, *tasks)
@@ -204,10 +206,10 @@ async def test_calls_of_one_tenant_take_turns_prompt_by_prompt(
 ) -> None:
     async with running(small, max_inflight=1) as client:
         tasks = [await post(client, body(["a0", "a1", "a2"]))]
-        await until(lambda: client.router.admission.waiting == 1)
+        await until_is(client.queued, 1)
         tasks.append(await post(client, body(["b0", "b1", "b2"])))
-        await until(lambda: client.router.admission.waiting == 2)
-        assert client.router.report().held == 5
+        await until_is(client.queued, 2)
+        assert await client.held() == 5
         for number in range(6):
             await until(lambda: len(jobs(small)) > number)  # noqa: B023
             await finish(small, jobs(small)[number])
@@ -222,7 +224,7 @@ async def test_a_call_that_has_begun_is_neither_timed_out_nor_pushed_out_of_a_fu
     settings = {"max_inflight": 1, "max_queued": 1, "queue_timeout_s": 0.2}
     async with running(small, **settings, **tenants) as client:
         heavy = await post(client, body(named(3)), HEAVY)
-        await until(lambda: client.router.admission.waiting == 1)
+        await until_is(client.queued, 1)
         for _ in range(2):  # it takes the one place, and the call that began has none of it
             status, told, _ = await client.post(COMPLETIONS, body("light"), LIGHT)
             assert (status, told["error"]["code"]) == (503, "queue_timeout")
@@ -252,9 +254,9 @@ async def test_a_call_ends_as_a_whole_by_its_deadline_also_while_none_of_it_runs
         await until(lambda: len(jobs(small)) == 1)
         asked = body(["first", "second"], stream=stream)
         call = asyncio.create_task(client.session.post(client.url + COMPLETIONS, json=asked))
-        await until(lambda: client.router.admission.waiting == 1)
+        await until_is(client.queued, 1)
         last = await post(client, body("last"))  # between the call's two prompts
-        await until(lambda: client.router.admission.waiting == 2)
+        await until_is(client.queued, 2)
         await finish(small, jobs(small)[0])
         await until(lambda: len(jobs(small)) == 2)
         await finish(small, jobs(small)[1])
@@ -280,7 +282,8 @@ async def test_a_prompt_that_fails_ends_its_call_with_what_waits_of_it(
         assert '"code":"engine_error"' in told
         assert "[DONE]" not in told
         await settled(client)
-        assert len(jobs(small)) == 5
+        # The place of the one that failed may go to the next one before the call ends.
+        assert len(jobs(small)) in (5, 6)
 
 
 async def test_at_its_end_a_router_tells_calls_with_prompts_that_wait_to_come_again(

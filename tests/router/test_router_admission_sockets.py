@@ -16,7 +16,7 @@ from baton_protocol.link import Abort, Delta
 from baton_router.outbox import Outbox
 from tests.support.clients.raw_http import JSON_TYPE, raw_request
 from tests.support.nodes.fake_node import FakeNode, Script
-from tests.support.waiting import until
+from tests.support.waiting import until, until_is
 
 KEY = "sk-planted-key"
 TOKENS = 120_000  # more than what kernels buffer: some 200 bytes each
@@ -61,7 +61,7 @@ async def test_a_stream_that_is_not_read_ends_with_a_reason_and_others_go_on(
     async with talker() as node, running(node) as client:
         reader, writer = await ask_for_a_stream(client)
         await until(lambda: node.got_of(Abort))
-        assert client.router.dispatcher.flights == {}
+        assert await client.unfinished() == 0
         status, told, _ = await client.post("/v1/completions", {"prompt": "x"})
         assert (status, told["usage"]["completion_tokens"]) == (200, 16)
         async with asyncio.timeout(240):
@@ -70,7 +70,7 @@ async def test_a_stream_that_is_not_read_ends_with_a_reason_and_others_go_on(
                 part = await reader.read(1 << 16)
                 assert part
                 read = read[-200:] + part
-        await until(lambda: client.router.api.answering == 0)
+        await until_is(client.answering, 0)
         writer.close()
 
 
@@ -79,8 +79,8 @@ async def test_a_client_that_reads_nothing_at_all_is_cut_off(
 ) -> None:
     async with talker() as node, running(node, bounds={"cut_off_s": 0.2}) as client:
         _, writer = await ask_for_a_stream(client)
-        await until(lambda: client.router.api.answering == 1)
-        await until(lambda: client.router.api.answering == 0)
+        await until_is(client.answering, 1)
+        await until_is(client.answering, 0)
         page = await client.text("/metrics")
         writer.close()
     assert 'baton_router_rejected_total{code="slow_client"} 1.0\n' in page

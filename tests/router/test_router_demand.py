@@ -13,7 +13,7 @@ from baton_protocol.link import RunJob
 from baton_protocol.store import LATENCY_BOUNDS_S
 from baton_router.demand import Demand
 from tests.support.nodes.fake_node import LAYOUT, FakeNode
-from tests.support.waiting import until
+from tests.support.waiting import until, until_is
 
 PROMPT = "x" * 64
 
@@ -40,7 +40,7 @@ async def test_what_its_node_has_cached_of_a_prompt_is_not_counted_as_uncached(
     blocks = extend_hashes(root, list(PROMPT.encode()), LAYOUT.block_size)
     decode.chunks = tuple(chunk_hashes(blocks, LAYOUT.chunk_blocks))[:3]
     async with running(decode) as client:
-        await until(lambda: client.router.view.nodes["decode-0"].chunks == 3)
+        await until_is(lambda: client.chunks("decode-0"), 3)
         await client.post("/v1/completions", {"prompt": PROMPT})
         report = client.router.report()
     assert report.prompt_tokens_total == len(PROMPT)
@@ -107,7 +107,7 @@ async def test_a_request_is_live_while_it_runs_and_held_while_no_node_can_take_i
         await until(lambda: client.router.report().output_tokens_total)
         assert (client.router.report().live, client.router.report().held) == (1, 0)
         await decode.stop()
-        await until(lambda: client.router.report().held == 1)
+        await until_is(client.held, 1)
         assert client.router.report().live == 0
         page = await (await client.session.get(client.url + "/metrics")).text()
         assert "baton_router_requests_held 1.0\n" in page
@@ -123,11 +123,11 @@ async def test_a_new_request_is_held_while_no_node_of_its_role_is_ready(
 ) -> None:
     async with running(prefill, missing_role="queue") as client:
         answer = asyncio.create_task(client.post("/v1/completions", {"prompt": PROMPT}))
-        await until(lambda: client.router.report().held == 1)
+        await until_is(client.held, 1)
         assert client.router.report().requests_total == 1
         answer.cancel()
         await asyncio.gather(answer, return_exceptions=True)
-        await until(lambda: client.router.report().held == 0)
+        await until_is(client.held, 0)
 
 
 def test_a_router_is_idle_since_it_last_had_a_request() -> None:

@@ -333,7 +333,7 @@ async def test_what_nobody_else_can_take_goes_on_where_it_is_until_somebody_can(
         await half_said(client)
         for _ in range(3):
             await decode.say_load("draining", leaving=True)
-        await until(lambda: not list(client.router.view.ready()))
+        await client.ready(0)
         [record] = records(client)
         assert (record.attempt, record.decode, record.phase) == (1, "decode-0", "running")
         assert decode.got_of(Abort) == []

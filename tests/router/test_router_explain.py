@@ -18,7 +18,7 @@ from baton_router.explanations import Explanations
 from baton_router.tenants import Tenant
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.pools.failing_pool import REPLY, completing, figure, half_said, join, text
-from tests.support.waiting import until
+from tests.support.waiting import until, until_is
 
 SECRET = "nobody may read this"
 STATS = RequestStats(
@@ -122,7 +122,7 @@ async def test_a_lost_node_and_the_wait_for_another_are_told(
         answer = completing(client)
         await half_said(client)
         await decode.stop()
-        await until(lambda: not list(client.router.view.ready()))
+        await client.ready(0)
         await join(client, other)
         status, body, headers = await answer
         assert (status, body["choices"][0]["text"]) == (200, REPLY)
@@ -297,7 +297,7 @@ async def test_a_client_that_left_is_told_as_such(running: Any, decode: FakeNode
         await until(lambda: decode.got_of(RunJob))
         (flight,) = client.router.dispatcher.flights.values()
         answer.cancel()
-        await until(lambda: not client.router.dispatcher.flights)
+        await until_is(client.unfinished, 0)
         told = await explained(client, flight.id)
     assert (told["status"], told["requests"][0]["state"]) == (499, "left")
 

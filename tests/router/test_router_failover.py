@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from baton_protocol.link import Abort, Delta, Deltas, First, NoFirst, PrefillJob, RunJob
-from baton_router.view import state_of
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.pools.failing_pool import (
     REPLY,
@@ -130,7 +129,7 @@ async def test_a_client_that_leaves_while_its_request_waits_leaves_nothing(
         task = flight.task
         answer.cancel()
         await until(lambda: not records(client) and task.done())
-        assert all(not node.booked for node in client.router.view.nodes.values())
+        assert await client.booked() == 0
 
 
 async def test_a_request_that_waits_too_long_ends_with_a_504(
@@ -265,7 +264,7 @@ async def test_an_engine_that_makes_no_step_loses_its_requests_and_gets_none(
         assert await figure(client, 'baton_router_retries_total{cause="stalled"}') == 1
         await until(lambda: decode.got_of(Abort))
         assert decode.links == 1
-        assert state_of(client.router.view.nodes["decode-0"]) == "stalled"
+        assert await client.state("decode-0") == "stalled"
         await decode.say_load(running=1, engine_steps_total=8)
         await until(lambda: ready(client, decode))
         keeping.cancel()

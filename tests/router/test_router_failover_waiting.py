@@ -25,7 +25,7 @@ from tests.support.pools.failing_pool import (
     records,
     text,
 )
-from tests.support.waiting import until
+from tests.support.waiting import until, until_is
 
 BUSY = ErrorRecord("no room", "busy", status=503, retryable=True)
 
@@ -210,4 +210,8 @@ async def test_a_pair_is_formed_only_while_both_reach_the_store(
 
 async def told_store(client: Any, node: FakeNode, health: StoreHealth) -> None:
     await node.say_load(store=health)
-    await until(lambda: client.router.view.nodes[node.report.node].report.store == health)
+
+    async def told() -> str:
+        return str((await client.node(node.report.node))["store"])
+
+    await until_is(told, health)

@@ -13,7 +13,7 @@ from baton_protocol.errors import ErrorRecord
 from baton_protocol.ids import Fingerprint
 from baton_protocol.link import Abort, First, NoFirst, PrefillJob, RunJob
 from tests.support.nodes.fake_node import FakeNode
-from tests.support.waiting import until
+from tests.support.waiting import until, until_is
 
 
 def ask(**more: Any) -> dict[str, Any]:
@@ -124,9 +124,8 @@ async def test_a_client_that_leaves_frees_both_nodes(
         await until(lambda: prefill.got_of(PrefillJob))
         answer.cancel()
         await until(lambda: prefill.got_of(Abort) and decode.got_of(Abort))
-        assert client.router.dispatcher.flights == {}
-        view = client.router.view
-        assert all(not node.booked for node in view.nodes.values())
+        assert await client.unfinished() == 0
+        assert await client.booked() == 0
 
 
 async def test_a_client_that_leaves_in_mid_stream_frees_the_node(
@@ -172,7 +171,7 @@ async def test_a_stray_node_of_another_fingerprint_and_draining_nodes_get_nothin
     stranger = FakeNode("decode-1", "decode", fingerprint=Fingerprint("0" * 32))
     async with FakeNode("decode-2", "decode") as draining, stranger:
         async with running(decode, prefill, draining) as client:
-            client.router._table.ensure(stranger.address)
+            client.dial(stranger.address)
             await until(lambda: stranger.links == 1)
             await draining.say_load("draining")
             await client.ready(2)
@@ -195,8 +194,8 @@ async def test_a_restarted_node_is_a_new_one_and_serves_again(
     async with running(decode) as client:
         assert (await completion(client))[0] == 200
         await decode.restart("epoch-2")
-        view = client.router.view.nodes
-        await until(lambda: view["decode-0"].report.epoch == "epoch-2" and view["decode-0"].ready)
+        await until_is(lambda: client.epoch("decode-0"), "epoch-2")
+        await client.ready(1)
         assert (await completion(client))[0] == 200
 
 

@@ -15,7 +15,7 @@ from aiohttp import web
 from baton_protocol.link import CacheEvents, RunJob
 from baton_protocol.store import DataInstance
 from tests.support.nodes.fake_node import LAYOUT, FakeNode
-from tests.support.waiting import until
+from tests.support.waiting import until_is
 
 COMPLETIONS = "/v1/completions"
 
@@ -113,9 +113,7 @@ async def test_pool_shows_nodes_loads_caches_and_totals(
         await prefill.say_load(published_bytes_total=7, queued_tokens=3, total_blocks=9)
         await decode.say_load(fetched_bytes_total=5, published_bytes_total=1)
         await prefill.say(CacheEvents(prefill.report.epoch, stored=(b"a" * 16, b"b" * 16)))  # type: ignore[arg-type]
-        view = client.router.view.nodes
-        while view["prefill-0"].chunks != 2:
-            await client.get("/health")
+        await until_is(lambda: client.chunks("prefill-0"), 2)
         status, pool, _ = await client.get("/pool")
         assert status == 200
         assert [node["id"] for node in pool["nodes"]] == ["decode-0", "prefill-0"]
@@ -154,11 +152,14 @@ async def test_pool_shows_the_data_servers_as_their_nodes_see_them(
         DataInstance(trouble="connection refused", put_trouble="connection refused"),
     )
     async with running(decode, prefill) as client:
-        view = client.router.view.nodes
+
+        async def servers(name: str) -> int:
+            return len((await client.node(name))["instances"])
+
         await prefill.say_load(instances=(first, cut))
-        await until(lambda: view["prefill-0"].report.instances)
+        await until_is(lambda: servers("prefill-0"), 2)
         await decode.say_load(instances=(first, full))
-        await until(lambda: view["decode-0"].report.instances)
+        await until_is(lambda: servers("decode-0"), 2)
         _, pool, _ = await client.get("/pool")
         shown = {node["id"]: node["instances"] for node in pool["nodes"]}
         assert shown["decode-0"][0] == msgspec.structs.asdict(first)
@@ -182,7 +183,7 @@ async def test_pool_shows_the_data_servers_as_their_nodes_see_them(
         ]
         decode.cut_links()
         await decode.stop()
-        await until(lambda: not view["decode-0"].connected)
+        await until_is(lambda: client.state("decode-0"), "lost")
         _, pool, _ = await client.get("/pool")
         assert [one["used_bytes"] for one in pool["store"]["instances"]] == [1, 0]
 
@@ -248,7 +249,7 @@ async def test_a_client_that_leaves_while_it_is_written_to_is_no_error_of_the_ro
             async with client.session.post(client.url + COMPLETIONS, json=body) as response:
                 await response.read()
         page = await (await client.session.get(client.url + "/metrics")).text()
-        assert client.router.dispatcher.flights == {}
+        assert await client.unfinished() == 0
     assert 'code="499"' in page
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
@@ -300,6 +301,6 @@ async def test_where_no_node_says_when_its_model_was_made_the_router_says_when_i
         [first] = (await client.get("/v1/models"))[1]["data"]
         assert before <= first["created"] <= time.time()
         await decode.stop()
-        await until(lambda: not list(client.router.view.ready()))
+        await client.ready(0)
         [away] = (await client.get("/v1/models"))[1]["data"]
         assert away["created"] == first["created"]

@@ -12,7 +12,7 @@ from typing import Any
 from baton_protocol.link import Abort, PrefillJob, RunJob
 from tests.support.clients.raw_http import JSON_TYPE, raw_request
 from tests.support.nodes.fake_node import FakeNode
-from tests.support.waiting import until
+from tests.support.waiting import until, until_is
 
 
 @asynccontextmanager
@@ -36,19 +36,19 @@ async def connected(client: Any, **fields: Any) -> AsyncIterator[asyncio.StreamR
 
 async def forgotten(client: Any, *nodes: FakeNode) -> None:
     """The router has nothing left of the request, and each node was told so."""
-    await until(lambda: not client.router.dispatcher.flights)
-    await until(lambda: client.router.api.answering == 0)
+    await until_is(client.unfinished, 0)
+    await until_is(client.answering, 0)
     await until(lambda: all(node.got_of(Abort) for node in nodes))
-    assert all(not view.booked for view in client.router.view.nodes.values())
+    assert await client.booked() == 0
 
 
 async def test_while_it_waits_for_a_place(running: Any, decode: FakeNode) -> None:
     async with running(decode) as client:
         await decode.say_load("draining")
-        await until(lambda: not list(client.router.view.ready()))
+        await client.ready(0)
         for stream in (True, False):
             async with connected(client, stream=stream):
-                await until(lambda: client.router.dispatcher.flights)
+                await until_is(client.unfinished, 1)
             await forgotten(client)
         await decode.say_load("ready")
         await client.ready(1)
@@ -70,7 +70,7 @@ async def test_before_the_first_token(running: Any, decode: FakeNode) -> None:
     async with running(decode) as client:
         for stream in (True, False):
             async with connected(client, stream=stream):
-                await until(lambda: client.router.dispatcher.flights)
+                await until_is(client.unfinished, 1)
             await forgotten(client, decode)
             decode.got.clear()
 
@@ -98,5 +98,5 @@ async def test_while_the_router_waits_for_it_to_read(running: Any, decode: FakeN
             [connection] = client.router._runner.server.connections
             # Over asyncio's limit: the handler waits, with an answer half written.
             await until(lambda: connection.transport.get_write_buffer_size() > 1 << 16)
-            assert client.router.dispatcher.flights
+            assert await client.unfinished() == 1
         await forgotten(client, decode)

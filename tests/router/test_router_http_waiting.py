@@ -51,7 +51,7 @@ async def test_a_stream_that_waits_begins_with_comments(running: Any, decode: Fa
 async def test_a_stream_without_a_place_is_told_so(running: Any, decode: FakeNode) -> None:
     async with running(decode, keepalive_s=KEEPALIVE_S) as client:
         await decode.say_load("draining")
-        await until(lambda: not list(client.router.view.ready()))
+        await client.ready(0)
         async with stream(client) as response:
             assert response.headers["x-baton-placement"].startswith("prefill=- decode=- ")
             assert await response.content.readline() == COMMENT

@@ -13,7 +13,7 @@ from baton_router.links import NOT_OUR_TOKEN
 from baton_router.service import Router
 from baton_router.settings import RouterSettings
 from tests.support.nodes.fake_node import FakeNode
-from tests.support.waiting import until
+from tests.support.waiting import until, until_is
 
 TOKEN = "t0ken-of-the-pool"
 
@@ -36,7 +36,7 @@ async def test_a_node_that_refuses_the_token_is_named_once_and_shown_without_a_b
     caplog.set_level(logging.INFO, logger="baton_router")
     other.token = TOKEN
     async with running(decode, link_token=said, reconnect_max_s=0.4) as client:
-        client.router._table.ensure(other.address)
+        client.dial(other.address)
         await until(lambda: other.refused >= 3)
         dials = other.refused
         await asyncio.sleep(1.0)
@@ -56,7 +56,7 @@ async def test_a_node_that_takes_the_token_later_is_used_then(
 ) -> None:
     other.token = "another"
     async with running(decode, link_token=TOKEN) as client:
-        client.router._table.ensure(other.address)
+        client.dial(other.address)
         await until(lambda: other.refused)
         other.token = TOKEN
         await client.ready(2)
@@ -67,9 +67,8 @@ async def test_a_node_that_nobody_listens_at_is_shown_with_the_reason(
     running: Any, decode: FakeNode
 ) -> None:
     async with running(decode) as client:
-        client.router._table.ensure("http://127.0.0.1:1")
-        links = client.router._table.links
-        await until(lambda: links["http://127.0.0.1:1"].trouble)
+        client.dial("http://127.0.0.1:1")
+        await until_is(client.unreachable, ["http://127.0.0.1:1"])
         [shown] = (await client.get("/pool"))[1]["unreachable"]
         assert shown["address"] == "http://127.0.0.1:1"
         assert "Connect call failed" in shown["reason"]

@@ -28,7 +28,7 @@ from baton_router.settings import Bounds, RouterSettings
 from baton_text.artifacts import byte_artifacts
 from tests.support.nodes.fake_node import VOCAB, FakeNode, make_report
 from tests.support.pools.failing_pool import REPLY, completing, join, text
-from tests.support.waiting import until
+from tests.support.waiting import until, until_is
 
 FP = Fingerprint("f" * 32)
 CHUNKS = [BlockHash(bytes([n]) * 16) for n in range(3)]
@@ -42,11 +42,12 @@ async def test_a_broken_link_is_dialled_again_and_its_chunks_are_listed_anew(
 ) -> None:
     decode.chunks = tuple(CHUNKS)
     async with running(decode) as client:
-        node = client.router.view.nodes["decode-0"]
-        await until(lambda: node.chunks == 3)
+        await until_is(lambda: client.chunks("decode-0"), 3)
         decode.chunks = tuple(CHUNKS[:1])
         await decode.drop_links()
-        await until(lambda: decode.links == 2 and node.ready and node.chunks == 1)
+        await until(lambda: decode.links == 2)
+        await until_is(lambda: client.chunks("decode-0"), 1)
+        await client.ready(1)
         view = client.router.view
         group = view.groups(CHUNKS, view.kind())["decode"]
         assert list(group.cached_chunks) == [1]
@@ -58,10 +59,10 @@ async def test_a_new_epoch_drops_what_was_believed_of_the_old(
     decode.chunks = tuple(CHUNKS)
     async with running(decode) as client:
         view = client.router.view
-        await until(lambda: view.nodes["decode-0"].chunks == 3)
+        await until_is(lambda: client.chunks("decode-0"), 3)
         decode.chunks = ()
         await decode.restart("epoch-2")
-        await until(lambda: view.nodes["decode-0"].report.epoch == "epoch-2")
+        await until_is(lambda: client.epoch("decode-0"), "epoch-2")
         assert not view.chunks.prefixes(CHUNKS).any()
 
 
@@ -74,11 +75,11 @@ async def test_a_new_engine_under_an_old_name_takes_its_place(
         body = {"prompt": "x", "max_tokens": 1}
         waiting = asyncio.create_task(client.post("/v1/completions", body))
         await until(lambda: decode.got_of(RunJob))
-        client.router._table.ensure(successor.address)
+        client.dial(successor.address)
         assert (await waiting)[0] == 200
         (job,) = successor.got_of(RunJob)
         assert job.request.attempt == 2
-        assert client.router.view.nodes["decode-0"].report.epoch == "epoch-2"
+        assert await client.epoch("decode-0") == "epoch-2"
 
 
 async def test_aborts_for_an_engine_that_is_gone_are_not_sent_to_its_successor(
@@ -150,9 +151,9 @@ async def test_a_peer_that_says_no_hello_is_no_node(running: Any, decode: FakeNo
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     async with running(decode) as client:
-        client.router._table.ensure(f"http://127.0.0.1:{runner.addresses[0][1]}")
+        client.dial(f"http://127.0.0.1:{runner.addresses[0][1]}")
         await until(lambda: len(dialled) >= 3)
-        assert list(client.router.view.nodes) == ["decode-0"]
+        assert await client.names() == ["decode-0"]
         await client.router._table.remove(f"http://127.0.0.1:{runner.addresses[0][1]}")
     await runner.cleanup()
 
@@ -160,9 +161,10 @@ async def test_a_peer_that_says_no_hello_is_no_node(running: Any, decode: FakeNo
 async def test_one_node_at_two_addresses_is_linked_once(running: Any, decode: FakeNode) -> None:
     async with running(decode) as client:
         again = decode.address.replace("127.0.0.1", "localhost")
-        client.router._table.ensure(again)
+        client.dial(again)
         await until(lambda: decode.links >= 3)
-        assert [node.report.node for node in client.router.view.ready()] == ["decode-0"]
+        assert await client.names() == ["decode-0"]
+        assert await client.state("decode-0") == "ready"
         status, _, _ = await client.post("/v1/completions", {"prompt": "x", "max_tokens": 1})
         assert status == 200
 

@@ -11,7 +11,7 @@ import pytest
 from baton_protocol.ids import Epoch
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.pools.failing_pool import REPLY, completing, figure, text
-from tests.support.waiting import until
+from tests.support.waiting import until, until_is
 
 CONFLICTS = "baton_router_node_name_conflicts"
 
@@ -31,8 +31,7 @@ async def conflicts(client: Any) -> list[tuple[str, str]]:
 
 
 async def settled(client: Any, loser: FakeNode, winner: FakeNode) -> None:
-    links = client.router._table.links
-    await until(lambda: links[loser.address].rival == winner.address)
+    await until_is(lambda: conflicts(client), [(loser.address, winner.address)])
 
 
 async def test_the_newer_of_two_live_nodes_is_used_and_the_older_one_is_reported(
@@ -40,7 +39,7 @@ async def test_the_newer_of_two_live_nodes_is_used_and_the_older_one_is_reported
 ) -> None:
     async with running(decode) as client:
         assert await conflicts(client) == []
-        client.router._table.ensure(namesake.address)
+        client.dial(namesake.address)
         await settled(client, decode, namesake)
         assert await conflicts(client) == [(decode.address, namesake.address)]
         assert await figure(client, CONFLICTS) == 1
@@ -69,7 +68,7 @@ async def test_a_request_on_the_older_node_goes_on_at_the_newer_one(
     async with running(decode) as client:
         answer = completing(client)
         await until(lambda: decode.got)
-        client.router._table.ensure(namesake.address)
+        client.dial(namesake.address)
         assert text(await answer) == REPLY
 
 
@@ -77,12 +76,12 @@ async def test_the_older_node_serves_again_once_the_newer_one_is_gone_and_keeps_
     running: Any, decode: FakeNode, namesake: FakeNode
 ) -> None:
     async with running(decode, link_patience_s=0.1) as client:
-        client.router._table.ensure(namesake.address)
+        client.dial(namesake.address)
         await settled(client, decode, namesake)
         port = int(namesake.address.rsplit(":", 1)[1])
         await namesake.stop()
-        nodes = client.router.view.nodes
-        await until(lambda: nodes["decode-0"].report.epoch == "epoch-1" and nodes["decode-0"].ready)
+        await until_is(lambda: client.epoch("decode-0"), "epoch-1")
+        await client.ready(1)
         assert await conflicts(client) == []
         assert await figure(client, CONFLICTS) == 0
         await namesake.start(port)
@@ -95,7 +94,7 @@ async def test_a_newer_node_whose_link_breaks_for_a_moment_keeps_its_name(
     running: Any, decode: FakeNode, namesake: FakeNode
 ) -> None:
     async with running(decode, link_patience_s=60.0) as client:
-        client.router._table.ensure(namesake.address)
+        client.dial(namesake.address)
         await settled(client, decode, namesake)
         links = namesake.links
         hellos = decode.links
@@ -103,8 +102,9 @@ async def test_a_newer_node_whose_link_breaks_for_a_moment_keeps_its_name(
         namesake.cut_links()
         await until(lambda: decode.links >= hellos + 3)
         namesake.wake()
-        await until(lambda: namesake.links > links and client.router.view.nodes["decode-0"].ready)
-        assert client.router.view.nodes["decode-0"].report.epoch == "epoch-2"
+        await until(lambda: namesake.links > links)
+        await client.ready(1)
+        assert await client.epoch("decode-0") == "epoch-2"
 
 
 async def test_a_node_that_starts_again_elsewhere_is_no_conflict(
@@ -112,8 +112,8 @@ async def test_a_node_that_starts_again_elsewhere_is_no_conflict(
 ) -> None:
     async with running(decode) as client:
         await decode.stop()
-        client.router._table.ensure(namesake.address)
-        await until(lambda: client.router.view.nodes["decode-0"].report.epoch == "epoch-2")
+        client.dial(namesake.address)
+        await until_is(lambda: client.epoch("decode-0"), "epoch-2")
         await client.ready(1)
         assert await conflicts(client) == []
         assert "two nodes" not in caplog.text
@@ -126,6 +126,6 @@ async def test_another_name_at_the_same_address_takes_the_old_one_s_place(
     async with running(decode) as client:
         decode.rename("decode-1")
         await decode.restart("epoch-2")
-        await until(lambda: list(client.router.view.nodes) == ["decode-1"])
+        await until_is(client.names, ["decode-1"])
         await client.ready(1)
         assert text(await completing(client)) == REPLY

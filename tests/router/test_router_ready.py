@@ -14,7 +14,7 @@ from baton_router.settings import RouterSettings
 from tests.router.conftest import Client
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.nodes.processes import free_port
-from tests.support.waiting import until
+from tests.support.waiting import until_is
 
 ALL = "/ready?all=1"
 
@@ -36,7 +36,7 @@ async def test_all_is_true_with_the_last_node_and_ready_with_the_first(
     async with starting(**settings) as client:
         await client.ready(1)
         assert (await client.get("/ready"))[:2] == (200, {"ready": True, "reason": ""})
-        await until(lambda: client.router.api.unreachable())
+        await until_is(client.unreachable, [nowhere])
         status, told, _ = await client.get(ALL)
         assert (status, told["ready"]) == (503, False)
         assert told["reason"] == f"not ready: {nowhere} (unreachable), prefill-0 (missing)"
@@ -64,7 +64,7 @@ async def test_a_node_that_drains_or_is_lost_is_named_with_its_state(
         assert (late["address"], late["reason"]) == (other.report.address, "")
         assert (await client.get("/ready"))[0] == 200
         await other.stop()
-        await until(lambda: not client.router.view.nodes["decode-1"].connected)
+        await until_is(lambda: client.state("decode-1"), "lost")
         status, told, _ = await client.get(ALL)
         assert (status, told["reason"]) == (503, "not ready: decode-1 (lost)")
 

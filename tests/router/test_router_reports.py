@@ -49,7 +49,7 @@ from tests.support.pools.failing_pool import (
     streamed,
     text,
 )
-from tests.support.waiting import until
+from tests.support.waiting import until, until_is
 
 NAN, INF = math.nan, math.inf
 
@@ -59,9 +59,7 @@ def refused(reason: str) -> str:
 
 
 async def counted(client: Any, reason: str, count: int) -> None:
-    """Once so many were refused; the figure on the page is the fleet's."""
-    await until(lambda: client.router.fleet.refused[reason] >= count)
-    assert await figure(client, refused(reason)) == count
+    await until_is(lambda: figure(client, refused(reason)), count)
 
 
 # --- figures --------------------------------------------------------------------------------------
@@ -128,8 +126,8 @@ async def test_a_node_whose_hello_is_absurd_is_not_used_and_is_shown_with_the_re
 ) -> None:
     other.report = msgspec.structs.replace(other.report, **changes)
     async with running(decode) as client:
-        client.router._table.ensure(other.address)
-        await until(lambda: client.router._table.unreachable().get(other.address))
+        client.dial(other.address)
+        await until_is(client.unreachable, [other.address])
         pool = (await client.get("/pool"))[1]
         assert [node["id"] for node in pool["nodes"]] == ["decode-0"]
         assert "no hello that can be read" in pool["unreachable"][0]["reason"]
@@ -156,7 +154,7 @@ async def test_absurd_statistics_of_a_request_cost_it_nothing(
         assert await streamed(client) == REPLY
         assert "NaN" not in (page := await client.text("/metrics"))
         assert "-1.0" not in page
-        assert client.router.fleet.refused["unreadable"] >= 2
+        assert await figure(client, refused("unreadable")) >= 2
         assert all(ready(client, node) for node in (decode, prefill))
 
 
@@ -209,7 +207,7 @@ async def test_a_frame_of_a_kind_that_is_not_known_is_passed_over(
 ) -> None:
     async with running(decode) as client:
         await decode.say_raw(msgspec.msgpack.encode((PROTOCOL_VERSION + 1, {"type": "later"})))
-        await until(lambda: client.router.fleet.refused["unreadable"])
+        await counted(client, "unreadable", 1)
         assert text(await completing(client)) == REPLY
         assert decode.links == 1
 
@@ -222,7 +220,7 @@ async def test_chunks_with_names_that_are_none_are_not_listed(
         names = tuple(map(BlockHash, stored))
         await decode.say(CacheEvents(decode.report.epoch, stored=names, seq=1))
         await counted(client, "unreadable", 1)
-        assert len(client.router.view.chunks) == 0
+        assert await client.chunks("decode-0") == 0
         assert text(await completing(client)) == REPLY
 
 
@@ -255,7 +253,7 @@ async def test_a_node_whose_files_are_too_large_is_not_used_and_is_reported(
     files = {name: b" " * (600 << 10) + name.encode() for name in ("a.jinja", "b.jinja")}
     other.serve_artifacts(files)
     async with running(decode, bounds={"max_artifact_bytes": 1 << 20}) as client:
-        client.router._table.ensure(other.address)
+        client.dial(other.address)
         await counted(client, "artifact", 1)
         assert "larger than 1048576 bytes" in caplog.text
         assert "b.jinja" in caplog.text

@@ -183,7 +183,7 @@ async def test_so_does_a_hand_off_whose_both_nodes_go(
     async with beside, running(decode, prefill, handoff="always") as client:
         answer = completing(client)
         await until(lambda: decode.got_of(RunJob) and prefill.got_of(PrefillJob))
-        client.router._table.ensure(beside.address)
+        client.dial(beside.address)
         await join(client, new)
         await replace(client, prefill, decode)
         assert text(await answer) == REPLY
@@ -232,7 +232,7 @@ async def test_a_stream_past_the_deadline_ends_with_the_error_that_names_the_rev
         assert said[-1] == {"error": ERROR}
         assert "".join(one["choices"][0]["text"] for one in said[:-1]) == REPLY[: len(said) - 1]
         assert [abort.attempt for abort in decode.got_of(Abort)] == [1]
-        assert (runs(new), client.router.dispatcher.flights) == ([0], {})
+        assert (runs(new), await client.unfinished()) == ([0], 0)
 
 
 @pytest.mark.parametrize("how", ["leaves", "hands back", "is lost"])

@@ -15,7 +15,7 @@ from baton_protocol.hashing import chunk_hashes, extend_hashes, root_hash, tenan
 from baton_protocol.ids import BlockHash
 from baton_protocol.link import CacheEvents, PrefillJob, RunJob
 from tests.support.nodes.fake_node import LAYOUT, FakeNode
-from tests.support.waiting import until
+from tests.support.waiting import until, until_is
 
 ACME, GLOBEX, SECRET = "sk-key-of-acme", "sk-key-of-globex", "the-pools-tenant-secret"
 ADMIN = "sk-key-of-an-admin"
@@ -140,13 +140,12 @@ async def test_keys_and_limits_are_read_again_when_they_change(
     async with running(decode, api_keys=str(tmp_path / "keys")) as client:
         assert await let_in(client) == [True, False]
         turn("two")
-        await until(lambda: client.router.api.tenants.names == {"globex"})
-        assert await let_in(client) == [False, True]
+        await until_is(lambda: let_in(client), [False, True])
         turn("bad")
         await until(lambda: "what was read before stays in force" in caplog.text)
         assert await let_in(client) == [False, True]
         turn("one")
-        await until(lambda: client.router.api.tenants.names == {"acme"})
+        await until_is(lambda: let_in(client), [True, False])
     assert "line 1: 1 words" in caplog.text
 
 
@@ -196,7 +195,7 @@ async def test_what_a_node_holds_of_one_tenant_is_no_prefix_of_another(
     async with running(decode, **apart) as client:
         held = CacheEvents(decode.report.epoch, stored=tuple(chunks(SALTS["acme"])))
         await decode.say(held)
-        await until(lambda: client.router.view.nodes["decode-0"].chunks == 8)
+        await until_is(lambda: client.chunks("decode-0"), 8)
         told = [
             (await client.post(COMPLETIONS, BODY, bearer(key)))[2]["x-baton-placement"]
             for key in (ACME, GLOBEX)

@@ -10,14 +10,14 @@ from typing import Any
 import aiohttp
 import pytest
 
-from baton_protocol.ids import Fingerprint, NodeId
+from baton_protocol.ids import Fingerprint
 from baton_protocol.store import LATENCY_BOUNDS_S, Role
 from baton_router.service import Router
 from baton_router.settings import RouterSettings
 from tests.router.conftest import Client
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.nodes.processes import free_port
-from tests.support.waiting import until
+from tests.support.waiting import until, until_is
 
 WAIT_S = 180.0
 BODY = {"prompt": "x", "return_token_ids": True}
@@ -79,7 +79,7 @@ async def test_a_held_request_is_answered_by_the_first_node_that_comes() -> None
             status, body, headers = await answer
         assert (status, body["choices"][0]["token_ids"]) == (200, REPLY)
         assert headers["x-baton-placement"].startswith("prefill=- decode=decode-0 ")
-        assert client.router.report().held == 0
+        assert await client.held() == 0
 
 
 async def test_the_time_held_counts_as_the_client_s_wait_and_not_as_the_request_s() -> None:
@@ -187,7 +187,7 @@ async def test_a_client_that_leaves_is_held_no_longer() -> None:
         for body in (BODY, BODY | {"stream": True}):
             async with held(client, "/v1/completions", body) as answer:
                 answer.cancel()
-                await until(lambda: client.router.report().held == 0)
+                await until_is(client.held, 0)
 
 
 async def test_a_router_that_ends_sends_held_requests_away() -> None:
@@ -202,7 +202,7 @@ async def test_a_pool_that_went_to_sleep_again_keeps_its_name_and_holds_requests
     async with asleep(link_patience_s=0.0) as (client, port):
         async with held(client, "/v1/completions", BODY) as answer, node_at(port):
             await answer
-        await until(lambda: not client.router.view.nodes[NodeId("decode-0")].ready)
+        await client.ready(0)
         assert [one["id"] for one in (await client.get("/v1/models"))[1]["data"]] == ["fake-model"]
         assert (await client.get("/ready"))[0] == 200
         async with held(client, "/v1/completions", BODY) as answer, node_at(port):
@@ -215,7 +215,7 @@ async def test_a_pool_may_wake_as_another_revision_than_it_fell_asleep_as() -> N
     async with asleep(link_patience_s=0.0) as (client, port):
         async with held(client, "/v1/completions", BODY) as answer, node_at(port):
             await answer
-        await until(lambda: not list(client.router.view.ready()))
+        await client.ready(0)
         other: dict[str, Any] = {"fingerprint": Fingerprint("e" * 32), "max_model_len": 512}
         async with (
             held(client, "/v1/completions", long) as answer,
@@ -249,7 +249,7 @@ async def test_a_held_request_waits_on_for_its_role_while_the_pool_wakes(policy:
     ):
         await client.ready(1)
         await until(lambda: client.router.report().requests_total == 1)
-        assert client.router.report().held == 1
+        assert await client.held() == 1
         async with node_at(ports[1]):
             status, body, _ = await answer
     assert (status, body["choices"][0]["token_ids"]) == (200, REPLY)

@@ -30,7 +30,7 @@ from tests.router.conftest import Client
 from tests.support.clock import Clock
 from tests.support.growth import HOUR_S, WEEK_S, YEAR_S, broken_numbers, grown, sizes
 from tests.support.nodes.fake_node import FakeNode, make_report
-from tests.support.waiting import until
+from tests.support.waiting import until_is
 
 KEYS = {"acme": "sk-acme", "globex": "sk-globex", "ops": "sk-ops"}
 LIMITS = "[tenants.acme]\nweight = 2\ntokens_per_minute = 60000\nrequests_per_minute = 600\n"
@@ -60,6 +60,7 @@ async def serving(
         port=0,
         nodes=tuple(node.address for node in nodes),
         api_keys=str(folder / "keys"),
+        link_token="t0ken-of-the-tests",
         tenants=str(folder / "limits"),
         explain_requests=20,
         **settings,
@@ -84,7 +85,8 @@ async def ask(client: Client, number: int, **fields: Any) -> int:
 
 async def some_calls(client: Client, first: int, count: int) -> None:
     await asyncio.gather(*(ask(client, first + each) for each in range(count)))
-    await until(lambda: not client.router.dispatcher.flights and not client.router.api.answering)
+    await until_is(client.unfinished, 0)
+    await until_is(client.answering, 0)
 
 
 @pytest.mark.parametrize(
