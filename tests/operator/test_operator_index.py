@@ -94,10 +94,10 @@ def redis_server(folder: Path) -> Iterator[int]:
 
 
 def await_port(port: int, process: subprocess.Popen[bytes]) -> None:
-    until = time.monotonic() + START_S
+    end = time.monotonic() + START_S
     while True:
         assert process.poll() is None, "redis-server has ended"
-        assert time.monotonic() < until, "redis-server does not listen"
+        assert time.monotonic() < end, "redis-server does not listen"
         try:
             socket.create_connection(("127.0.0.1", port)).close()
             return

@@ -130,7 +130,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(STEPS)
 def test_any_sequence_keeps_the_status_well_formed(
     steps: list[tuple[Pool | SpecError, Observed, int]],

@@ -115,7 +115,7 @@ SAMPLES = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(SAMPLES, max_size=30))
 def test_whatever_nodes_say_what_is_learnt_are_sane_numbers(samples: list[NodeSample]) -> None:
     found = capability(learn(begin(PRIOR), samples))
@@ -129,7 +129,7 @@ def test_whatever_nodes_say_what_is_learnt_are_sane_numbers(samples: list[NodeSa
     assert found.kv_capacity > 0
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(SAMPLES, max_size=10), st.integers(0, 10))
 def test_learning_in_parts_is_learning_at_once(samples: list[NodeSample], cut: int) -> None:
     parts = learn(learn(begin(PRIOR), samples[:cut]), samples[cut:])

@@ -134,7 +134,7 @@ SITUATIONS = st.builds(
     minute_of_week=st.sampled_from([0, 660, 1_500, 5_000]),
     rolling=st.booleans(),
 )
-examples = settings(max_examples=150, deadline=None)
+examples = settings(max_examples=150)
 
 
 def count(situation: Situation, role: Role, *phases: Phase) -> int:
@@ -203,7 +203,6 @@ def test_a_pair_within_the_ratio_is_followed_by_one(
     assert in_ratio(policy, found.prefill, found.decode)
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     st.integers(0, 60),
     st.integers(10, 2_000),
