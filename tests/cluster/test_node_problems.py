@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import time
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeVar
+
+import pytest
 
 from baton_operator.observed import ObservedPod, read_pod, read_workload
 from baton_operator.pod_problems import unprepared_problem
@@ -17,6 +20,7 @@ T = TypeVar("T")
 WAIT_S = 240.0
 NOWHERE = "registry.invalid/baton:1"
 CRASH = "import sys, time; time.sleep(1); sys.exit('looking\\nno such folder: /models/x')"
+LOGIN = {"name": "hub-login", "key": "token"}
 # Memory that nobody writes to is no memory.
 GREEDY = "x = b'x' * (1 << 30)"
 
@@ -74,40 +78,92 @@ def problem_of(cluster: Kubernetes, namespace: str, body: dict[str, Any]) -> tup
     return seen.problem, seen.message
 
 
-def test_an_image_that_cannot_be_pulled(cluster: Kubernetes, pod_namespace: str) -> None:
-    body = pod("pull", image=NOWHERE, imagePullPolicy="IfNotPresent")
-    reason, message = problem_of(cluster, pod_namespace, body)
-    assert reason == "ImagePullFailing"
-    assert NOWHERE in message
+class Row(NamedTuple):
+    """What a pod lacks, by the pod's name; the problem that we read; all of its message."""
+
+    body: dict[str, Any]
+    reason: str
+    message: str
 
 
-def test_an_image_that_shall_be_there_and_is_not(cluster: Kubernetes, pod_namespace: str) -> None:
-    reason, message = problem_of(cluster, pod_namespace, pod("absent", image=NOWHERE))
-    assert reason == "ImagePullFailing"
-    assert NOWHERE in message
+def volume_pod(name: str, volume: dict[str, Any]) -> dict[str, Any]:
+    body = pod(name)
+    body["spec"]["volumes"] = [{"name": "m", **volume}]
+    return body
 
 
-def test_a_gpu_that_nobody_has(cluster: Kubernetes, pod_namespace: str) -> None:
-    body = pod("gpu", resources={"limits": {"nvidia.com/gpu": "64"}})
-    reason, message = problem_of(cluster, pod_namespace, body)
-    assert reason == "Unschedulable"
-    assert "Insufficient nvidia.com/gpu" in message
+ROWS = (
+    Row(
+        pod("image-that-cannot-be-pulled", image=NOWHERE, imagePullPolicy="IfNotPresent"),
+        "ImagePullFailing",
+        rf".*{re.escape(NOWHERE)}.*",
+    ),
+    Row(pod("image-never-pulled", image=NOWHERE), "ImagePullFailing", rf".*{re.escape(NOWHERE)}.*"),
+    Row(
+        pod("gpu-that-nobody-has", resources={"limits": {"nvidia.com/gpu": "64"}}),
+        "Unschedulable",
+        r".*Insufficient nvidia\.com/gpu.*",
+    ),
+    Row(
+        volume_pod("missing-claim", {"persistentVolumeClaim": {"claimName": "models"}}),
+        "VolumeMissing",
+        r'.*"models" not found.*',
+    ),
+    Row(
+        pod("missing-secret", env=[{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": LOGIN}}]),
+        "ConfigMissing",
+        r'.*"hub-login" not found.*',
+    ),
+    Row(
+        pod("missing-command", command=["no-such-program"]),
+        "ContainerRefused",
+        ".*no-such-program.*",
+    ),
+    Row(
+        pod("root-user", securityContext={"runAsNonRoot": True, "runAsUser": 0}),
+        "ContainerRefused",
+        ".*root.*",
+    ),
+    Row(
+        pod("refused-flag", command=["baton", "router", "--no-such-flag"]),
+        "ConfigInvalid",
+        "container node: baton.*--no-such-flag.*",
+    ),
+    Row(
+        pod("too-much-memory", GREEDY, resources={"limits": {"memory": "64Mi"}}),
+        "OutOfMemory",
+        "container node was killed beyond its memory limit of 64Mi",
+    ),
+    Row(
+        fetching_pod("failing-fetch", "import sys; sys.exit('the hub answered 401')"),
+        "ModelFetchFailing",
+        "container fetch-model ended with exit code 1: the hub answered 401",
+    ),
+)
 
 
-def test_a_claim_that_is_not_there(cluster: Kubernetes, pod_namespace: str) -> None:
-    body = pod("claim")
-    body["spec"]["volumes"] = [{"name": "m", "persistentVolumeClaim": {"claimName": "models"}}]
-    reason, message = problem_of(cluster, pod_namespace, body)
-    assert reason == "VolumeMissing"
-    assert '"models" not found' in message
+@pytest.fixture(scope="module")
+def failing(cluster: Kubernetes) -> Iterator[str]:
+    """The namespace of all rows' pods, which fail beside each other."""
+    namespace = cluster.new_namespace()
+    pods = {"apiVersion": "v1", "kind": "List", "items": [row.body for row in ROWS]}
+    cluster.kubectl("apply", "-n", namespace, "-f", "-", stdin=json.dumps(pods))
+    yield namespace
+    cluster.delete_namespace(namespace)
 
 
-def test_a_secret_that_is_not_there(cluster: Kubernetes, pod_namespace: str) -> None:
-    source = {"secretKeyRef": {"name": "hub-login", "key": "token"}}
-    body = pod("secret", env=[{"name": "HF_TOKEN", "valueFrom": source}])
-    reason, message = problem_of(cluster, pod_namespace, body)
-    assert reason == "ConfigMissing"
-    assert '"hub-login" not found' in message
+@pytest.mark.parametrize("row", ROWS, ids=[row.body["metadata"]["name"] for row in ROWS])
+def test_what_a_pod_lacks_is_read_from_its_status(
+    cluster: Kubernetes, failing: str, row: Row
+) -> None:
+    name = row.body["metadata"]["name"]
+    seen = until(
+        name,
+        lambda: read_pod(get(cluster, failing, "pod", name)),
+        lambda seen: seen.problem,
+    )
+    assert seen.problem == row.reason
+    assert re.fullmatch(row.message, seen.message, re.DOTALL), seen.message
 
 
 def test_a_secret_that_a_volume_lacks_is_told_by_events_alone(
@@ -134,20 +190,6 @@ def test_a_secret_that_a_volume_lacks_is_told_by_events_alone(
     assert seen.unprepared_since == first.unprepared_since
 
 
-def test_a_command_that_is_not_there(cluster: Kubernetes, pod_namespace: str) -> None:
-    body = pod("command", command=["no-such-program"])
-    reason, message = problem_of(cluster, pod_namespace, body)
-    assert reason == "ContainerRefused"
-    assert "no-such-program" in message
-
-
-def test_an_image_that_would_run_as_root(cluster: Kubernetes, pod_namespace: str) -> None:
-    body = pod("root", securityContext={"runAsNonRoot": True, "runAsUser": 0})
-    reason, message = problem_of(cluster, pod_namespace, body)
-    assert reason == "ContainerRefused"
-    assert "root" in message
-
-
 def test_a_crash_loop_stays_one_problem_with_the_last_words(
     cluster: Kubernetes, pod_namespace: str
 ) -> None:
@@ -166,32 +208,6 @@ def test_a_crash_loop_stays_one_problem_with_the_last_words(
         lambda: restarts(get(cluster, pod_namespace, "pod", "crash")),
         lambda count: count >= 2,
     )
-
-
-def test_a_container_that_refuses_its_flags_is_told_with_its_last_line(
-    cluster: Kubernetes, pod_namespace: str
-) -> None:
-    body = pod("flags", command=["baton", "router", "--no-such-flag"])
-    reason, message = problem_of(cluster, pod_namespace, body)
-    assert reason == "ConfigInvalid"
-    assert message.startswith("container node: baton")
-    assert "--no-such-flag" in message
-
-
-def test_a_container_that_takes_too_much_memory(cluster: Kubernetes, pod_namespace: str) -> None:
-    body = pod("greedy", GREEDY, resources={"limits": {"memory": "64Mi"}})
-    reason, message = problem_of(cluster, pod_namespace, body)
-    assert (reason, message) == (
-        "OutOfMemory",
-        "container node was killed beyond its memory limit of 64Mi",
-    )
-
-
-def test_a_fetch_that_fails(cluster: Kubernetes, pod_namespace: str) -> None:
-    body = fetching_pod("fetch", "import sys; sys.exit('the hub answered 401')")
-    reason, message = problem_of(cluster, pod_namespace, body)
-    assert reason == "ModelFetchFailing"
-    assert message == "container fetch-model ended with exit code 1: the hub answered 401"
 
 
 def test_a_fetch_is_seen_while_it_runs_and_when_it_is_done(
