@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import fields
 from typing import Any
 
@@ -109,13 +110,11 @@ def test_the_measured_transfer_leaves_no_chunk_in_the_store(
     info = build_engine(settings(kv_shards=shards)).info
     plane = DataPlane(store.data_urls, info.layout, info.fingerprint, Epoch("e"))
     plane.start()
-    try:
+    with closing(plane):
         put, get, latency_ms = measure_transfers(
             plane, store.data_urls, info.fingerprint, info.layout, budget_s=PATIENCE_S
         )
         assert all(each.get_bytes_per_s > 0 for each in plane.instances())
-    finally:
-        plane.close()
     assert min(put, get, latency_ms) > 0
     for url in store.data_urls:
         with plain_client(url) as client:
@@ -127,7 +126,5 @@ def test_a_store_that_is_away_measures_nothing_and_is_no_error() -> None:
     urls = ("unix:///nowhere/data0.sock",)
     plane = DataPlane(urls, info.layout, info.fingerprint, Epoch("e"))
     plane.start()
-    try:
+    with closing(plane):
         assert measure_transfers(plane, urls, info.fingerprint, info.layout) == (0.0, 0.0, 0.0)
-    finally:
-        plane.close()

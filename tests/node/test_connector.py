@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -53,8 +54,9 @@ def test_blocks_that_hold_kv_already_are_not_written(harness: Harness) -> None:
 
 @pytest.mark.parametrize("shards", [1, 2])
 def test_each_head_shard_comes_back_to_where_it_was(store: EmbeddedStore, shards: int) -> None:
-    harness = Harness(store, SimSettings(chunk_blocks=4, num_blocks=32, kv_shards=shards))
-    try:
+    with closing(
+        Harness(store, SimSettings(chunk_blocks=4, num_blocks=32, kv_shards=shards))
+    ) as harness:
         size = harness.block_bytes
         blocks = {block: bytes((block + i) % 251 for i in range(size)) for block in range(1, 5)}
         for block, data in blocks.items():
@@ -68,8 +70,6 @@ def test_each_head_shard_comes_back_to_where_it_was(store: EmbeddedStore, shards
         for block, there in ((2, 12), (3, 13), (4, 14)):
             assert harness.raw(there) == harness.raw(block)
         assert harness.read(11) == {0}
-    finally:
-        harness.close()
 
 
 def test_a_lookup_finds_what_was_published_and_nothing_else(harness: Harness) -> None:
@@ -98,12 +98,8 @@ def test_an_index_that_would_evict_markers_is_set_right_or_warned_of(
 
     with EmbeddedStore(64 << 20) as store, plain_client(store.index_url) as client:
         client.config_set("maxmemory-policy", "allkeys-lru")
-        with caplog.at_level("INFO"):
-            harness = Harness(store, care=care)
-            try:
-                wait_until(lambda: bool(told()), "the line")
-            finally:
-                harness.close()
+        with caplog.at_level("INFO"), closing(Harness(store, care=care)):
+            wait_until(lambda: bool(told()), "the line")
         assert client.config_get("maxmemory-policy")["maxmemory-policy"] == policy
 
 
@@ -144,23 +140,25 @@ def keys_of(url: str, what: bytes) -> list[bytes]:
         return [key for key in client.scan_iter() if what in key]
 
 
+def announceable(harness: Harness) -> bool:
+    """On a busy machine the chunk may have been given up, which is Published without a marker."""
+    event = harness.last(Published)
+    return event is not None and event.marker is not None
+
+
 def test_no_marker_is_written_before_the_bytes_are_acknowledged(single: EmbeddedStore) -> None:
-    harness = Harness(single)
-    try:
+    with closing(Harness(single)) as harness:
         harness.publish(b"before")
         with frozen(single.pid("data0")):
             harness.put(b"chunk")
             harness.until(lambda: harness.last(Copied) is not None)
             assert keys_of(single.index_url, ref(b"chunk").hash.hex().encode()) == []
-            assert harness.last(Published) is None
+            assert not announceable(harness)
         assert harness.next(Published).chunk == ref(b"chunk")
-    finally:
-        harness.close()
 
 
 def test_a_chunk_is_not_published_before_its_marker_is_written(single: EmbeddedStore) -> None:
-    harness = Harness(single)
-    try:
+    with closing(Harness(single)) as harness:
         harness.publish(b"before")
         (data,) = single.data_urls
         with frozen(single.pid("index")):
@@ -168,9 +166,7 @@ def test_a_chunk_is_not_published_before_its_marker_is_written(single: EmbeddedS
             name = ref(b"chunk").hash.hex().encode()
             wait_until(lambda: bool(keys_of(data, name)), "the value")
             harness.events += harness.connector.poll()
-            assert harness.last(Published) is None  # so that nobody announces it
-    finally:
-        harness.close()
+            assert not announceable(harness)
 
 
 def test_markers_of_many_chunks_are_all_written_and_each_chunk_is_settled_once(
@@ -191,8 +187,7 @@ def test_markers_of_many_chunks_are_all_written_and_each_chunk_is_settled_once(
 def test_what_a_hand_off_waits_for_goes_before_what_is_written_behind(
     single: EmbeddedStore,
 ) -> None:
-    harness = Harness(single)
-    try:
+    with closing(Harness(single)) as harness:
         harness.publish(b"before")
         with frozen(single.pid("data0")):
             for number in range(8):
@@ -203,8 +198,6 @@ def test_what_a_hand_off_waits_for_goes_before_what_is_written_behind(
         order = [event.chunk for event in harness.events if isinstance(event, Published)]
         # Those that were on their way already are not called back: as many as there are threads.
         assert order.index(ref(b"hand-off")) <= 2
-    finally:
-        harness.close()
 
 
 def test_announcements_arrive_in_order_and_once(harness: Harness) -> None:
@@ -248,7 +241,7 @@ def test_who_waits_for_a_chunk_hears_of_it_while_its_writer_is_in_a_step(
 def test_a_lookup_is_answered_although_the_index_is_away() -> None:
     with EmbeddedStore(64 << 20) as store:
         harness = Harness(store)
-        try:
+        with closing(harness.connector):
             store.stop()
             harness.connector.lookup(RequestId("r"), 1, [ref(b"x").hash, ref(b"y").hash])
             harness.until(lambda: harness.last(LookedUp) is not None)
@@ -260,8 +253,6 @@ def test_a_lookup_is_answered_although_the_index_is_away() -> None:
             assert isinstance(event, Published)
             assert event.marker is None
             assert event.reason
-        finally:
-            harness.connector.close()
 
 
 class BadAtFirst(Index):
@@ -286,14 +277,12 @@ def test_an_unforeseen_error_of_the_index_neither_stops_the_inbox_nor_swallows_a
     store: EmbeddedStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     harness = Harness(store, connect=BadAtFirst)
-    try:
+    with closing(harness.connector):
         harness.connector.lookup(RequestId("r"), 1, [ref(b"x").hash])
         harness.until(lambda: harness.last(LookedUp) is not None)
         assert harness.last(LookedUp) == LookedUp(RequestId("r"), 1, (None,))
         harness.connector.announce(("n0", "e0"), InboxEntry(RequestId("r"), 1, "end"))
         harness.until(lambda: harness.last(InboxEntry) is not None)
-    finally:
-        harness.connector.close()
     assert [record.levelname for record in caplog.records if record.exc_info] == ["ERROR"] * 2
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
@@ -195,19 +196,15 @@ def test_frozen_data_servers_cost_one_deadline_and_write_nothing_late(
 
 def test_with_one_of_two_data_servers_frozen_chunks_are_still_published() -> None:
     names = [b"%d" % number for number in range(12)]
-    with EmbeddedStore(64 << 20, data_instances=2) as store:
-        harness = Harness(store)
-        try:
-            before = {name: harness.publish(name) for name in names}
-            with frozen(store.pid("data1")):
-                wait_until(lambda: harness.connector.plane.troubles[1] != "", "it to be noticed")
-                assert harness.connector.healthy()
-                known = dict(zip(names, harness.look_up(*names), strict=True))
-                assert known == {n: m if m.instance == 0 else None for n, m in before.items()}
-                assert {harness.publish(name).instance for name in names} == {0}
-            assert {marker.instance for marker in before.values()} == {0, 1}
-        finally:
-            harness.close()
+    with EmbeddedStore(64 << 20, data_instances=2) as store, closing(Harness(store)) as harness:
+        before = {name: harness.publish(name) for name in names}
+        with frozen(store.pid("data1")):
+            wait_until(lambda: harness.connector.plane.troubles[1] != "", "it to be noticed")
+            assert harness.connector.healthy()
+            known = dict(zip(names, harness.look_up(*names), strict=True))
+            assert known == {n: m if m.instance == 0 else None for n, m in before.items()}
+            assert {harness.publish(name).instance for name in names} == {0}
+        assert {marker.instance for marker in before.values()} == {0, 1}
 
 
 def test_full_data_servers_stop_publishing_and_nothing_else(

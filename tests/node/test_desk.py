@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import msgspec
@@ -178,7 +179,7 @@ def test_a_parked_request_gives_its_blocks_to_the_running_batch(store: EmbeddedS
     prefill = store_node("p0", store, SimSettings(chunk_blocks=1))
     decode = store_node("d0", store, settings)
     both = (prefill, decode)
-    try:
+    with closing(prefill), closing(decode):
         parked = make_request("parked", PROMPT[:130], max_tokens=4)
         hand_off(*both, parked, say_first=False)
         spin(both, lambda: decode.desk.counters.fetched_chunks == 8, "the parked one's chunks")
@@ -195,6 +196,3 @@ def test_a_parked_request_gives_its_blocks_to_the_running_batch(store: EmbeddedS
             ids = prefill.ids(request.id) + decode.ids(request.id)
             assert [ids] == alone(roomy, request)
         roomy.close()
-    finally:
-        prefill.close()
-        decode.close()

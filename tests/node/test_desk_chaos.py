@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+from contextlib import closing
 from typing import Any
 
 import msgspec
@@ -129,7 +130,7 @@ def test_random_requests_aborts_and_damage_leak_nothing(
     prefill = store_node("p0", store, settings, **WAITS)
     decode = store_node("d0", store, settings, **WAITS)
     router = Router(seed, prefill, decode)
-    try:
+    with closing(prefill), closing(decode):
         for _ in range(8):
             drive(router, 40)
             for url in store.data_urls:
@@ -140,9 +141,6 @@ def test_random_requests_aborts_and_damage_leak_nothing(
         assert len(router.running) > 5
         came_back = [node.engine.load().host_loaded_blocks_total for node in (prefill, decode)]
         assert (sum(came_back) > 0) == (host_blocks > 0)
-    finally:
-        prefill.close()
-        decode.close()
 
 
 @pytest.mark.parametrize("victims", [["data0"], ["index"], ["index", "data0", "data1"]])
@@ -151,12 +149,9 @@ def test_servers_of_the_store_that_die_cost_no_token(victims: list[str]) -> None
         prefill = store_node("p0", store, SMALL, **WAITS)
         decode = store_node("d0", store, SMALL, **WAITS)
         router = Router(99, prefill, decode)
-        try:
+        with closing(prefill), closing(decode):
             drive(router, 60)
             for victim in victims:
                 os.kill(store.pid(victim), signal.SIGKILL)
             drive(router, 60)
             finish(router)
-        finally:
-            prefill.close()
-            decode.close()

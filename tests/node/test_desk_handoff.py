@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 import pytest
 
 from baton_engine.sim import SimSettings
 from baton_kvstore.embedded import EmbeddedStore
-from baton_node.nostore import NoStore
 from baton_protocol.link import Abort, First, NoFirst, PrefillJob, RunJob
 from baton_protocol.request import Request
 from tests.support.nodes.processes import make_request
-from tests.support.nodes.step_loops import DeskNode, alone, hand_off, settle, spin, store_node
+from tests.support.nodes.step_loops import (
+    DeskNode,
+    alone,
+    hand_off,
+    settle,
+    spin,
+    store_node,
+    undisturbed,
+)
 from tests.support.stores.kvstore import plain_client
 
 PROMPT = bytes((i * 7) % 95 + 32 for i in range(205))  # 12 blocks of 16 and a tail
@@ -30,14 +37,6 @@ def pair(store: EmbeddedStore) -> Iterator[tuple[DeskNode, DeskNode]]:
         decode = store_node("d0", store, CHUNK2)
         stack.callback(decode.close)
         yield prefill, decode
-
-
-def expected(request: Request) -> list[list[int]]:
-    node = DeskNode("alone", lambda _: NoStore(), CHUNK2)
-    try:
-        return alone(node, request)
-    finally:
-        node.close()
 
 
 def finish(pair: tuple[DeskNode, DeskNode], request: Request) -> list[list[int]]:
@@ -59,7 +58,7 @@ def test_a_handed_over_request_has_the_ids_of_one_node_alone(
 ) -> None:
     request = make_request("r", PROMPT, max_tokens=24)
     hand_off(*pair, request)
-    assert finish(pair, request) == expected(request)
+    assert finish(pair, request) == undisturbed(request, CHUNK2)
     prefill, decode = pair[0].desk.counters, pair[1].desk.counters
     assert prefill.published_chunks == decode.fetched_chunks == decode.reused_chunks == 6
     assert decode.fetched_bytes == prefill.published_bytes == 6 * CHUNK2.layout().chunk_bytes
@@ -91,7 +90,7 @@ def test_choices_of_a_seeded_request_differ_and_survive_the_hand_over(
     request = make_request("r", PROMPT, n=3, temperature=1.0, seed=7, max_tokens=12)
     hand_off(*pair, request)
     ids = finish(pair, request)
-    assert ids == expected(request)
+    assert ids == undisturbed(request, CHUNK2)
     assert len({tuple(choice) for choice in ids}) == 3
 
 
@@ -101,7 +100,7 @@ def test_prompts_around_block_and_chunk_borders_are_handed_over(
 ) -> None:
     request = make_request("r", PROMPT[:length], max_tokens=20)
     hand_off(*pair, request)
-    assert finish(pair, request) == expected(request)
+    assert finish(pair, request) == undisturbed(request, CHUNK2)
     assert pair[1].desk.counters.reused_chunks == length // 32
 
 
@@ -111,17 +110,14 @@ def test_a_second_request_with_the_prefix_computes_only_its_tail_wherever_it_lan
     first = make_request("r1", PROMPT)
     hand_off(*pair, first)
     finish(pair, first)
-    third = store_node("d1", store, CHUNK2)
-    try:
+    with closing(store_node("d1", store, CHUNK2)) as third:
         request = make_request("r2", PROMPT + b"and more of it")
-        assert alone(third, request) == expected(request)
+        assert alone(third, request) == undisturbed(request, CHUNK2)
         assert third.prompted("r2").stats.fetched_tokens == 192
         settle([third])
-    finally:
-        third.close()
     again = make_request("r3", PROMPT)
     hand_off(*pair, again)
-    assert finish(pair, again) == expected(again)
+    assert finish(pair, again) == undisturbed(again, CHUNK2)
     assert pair[0].desk.counters.published_chunks == 6
     assert pair[0].desk.counters.announced_chunks == 6
     assert pair[0].prompted("r3").stats.cached_tokens == 192
@@ -133,16 +129,13 @@ def test_a_prefill_job_fetches_what_the_store_has_before_it_computes(
     first = make_request("r1", PROMPT)
     hand_off(*pair, first)
     finish(pair, first)
-    other = store_node("p1", store, CHUNK2)
-    try:
+    with closing(store_node("p1", store, CHUNK2)) as other:
         request = make_request("r2", PROMPT + PROMPT)
         hand_off(other, pair[1], request)
         spin((other, pair[1]), lambda: len(pair[1].ids("r2")) == 7, "the rest")
         settle((other, pair[1]))
         assert other.prompted("r2").stats.fetched_tokens == 192
-        assert other.ids("r2") + pair[1].ids("r2") == expected(request)[0]
-    finally:
-        other.close()
+        assert other.ids("r2") + pair[1].ids("r2") == undisturbed(request, CHUNK2)[0]
 
 
 def test_announcements_that_come_before_the_job_are_not_lost(
@@ -155,7 +148,7 @@ def test_announcements_that_come_before_the_job_are_not_lost(
     spin(pair, lambda: decode.desk.stashed >= 7, "six chunks and the end in the stash")
     decode.take(RunJob(request, await_first=True))
     decode.take(First(request.id, 1, (tuple(prefill.ids("r")),)))
-    assert finish(pair, request) == expected(request)
+    assert finish(pair, request) == undisturbed(request, CHUNK2)
     assert decode.desk.counters.reused_chunks == 6
 
 
@@ -167,22 +160,19 @@ def test_without_a_first_token_the_decode_node_samples_it_itself(
     pair[1].take(NoFirst(request.id, 1, "the prefill node went away"))
     spin(pair, lambda: len(pair[1].ids("r")) == 8, "the request's end")
     settle(pair)
-    assert [pair[1].ids("r")] == expected(request)
+    assert [pair[1].ids("r")] == undisturbed(request, CHUNK2)
     assert pair[1].prompted("r").stats.computed_tokens >= 1
 
 
 def test_a_prefill_node_that_never_answers_costs_the_wait_and_no_token(
     store: EmbeddedStore,
 ) -> None:
-    decode = store_node("d0", store, CHUNK2, first_wait_s=0.05)
-    try:
+    with closing(store_node("d0", store, CHUNK2, first_wait_s=0.05)) as decode:
         request = make_request("r", PROMPT)
         decode.take(RunJob(request, await_first=True), NoFirst(request.id, 1, "lost"))
         spin([decode], lambda: len(decode.ids("r")) == 8, "the request's end")
         settle([decode])
-        assert [decode.ids("r")] == expected(request)
-    finally:
-        decode.close()
+        assert [decode.ids("r")] == undisturbed(request, CHUNK2)
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "delete"])
@@ -193,15 +183,12 @@ def test_a_damaged_chunk_costs_time_and_not_tokens(
     hand_off(*pair, first)
     finish(pair, first)
     _damage_one_chunk(store, damage)
-    other = store_node("d1", store, CHUNK2)
-    try:
+    with closing(store_node("d1", store, CHUNK2)) as other:
         request = make_request("r2", PROMPT)
-        assert alone(other, request) == expected(request)
+        assert alone(other, request) == undisturbed(request, CHUNK2)
         assert other.desk.counters.lost_chunks == 1
         settle([other])
         assert other.desk.counters.reused_chunks < 6
-    finally:
-        other.close()
 
 
 def _damage_one_chunk(store: EmbeddedStore, damage: str) -> None:
@@ -226,16 +213,13 @@ def test_a_chunk_lost_to_the_prefill_node_is_put_again(
     _damage_one_chunk(store, "flip")
     other, decode = store_node("p1", store, CHUNK2), store_node("d1", store, CHUNK2)
     both = (other, decode)
-    try:
+    with closing(other), closing(decode):
         request = make_request("r2", PROMPT)
         hand_off(*both, request)
         spin(both, lambda: len(decode.ids("r2")) == 7, "the request's end")
         settle(both)
-        assert other.ids("r2") + decode.ids("r2") == expected(request)[0]
+        assert other.ids("r2") + decode.ids("r2") == undisturbed(request, CHUNK2)[0]
         assert other.desk.counters.published_chunks == 1
-    finally:
-        other.close()
-        decode.close()
 
 
 def test_an_abort_in_mid_fetch_leaks_nothing(pair: tuple[DeskNode, DeskNode]) -> None:
@@ -274,7 +258,7 @@ def test_a_newer_attempt_replaces_the_older_one(pair: tuple[DeskNode, DeskNode])
     spin(pair, lambda: len(decode.ids("r")) == 8, "the request's end")
     settle(pair)
     assert {token.attempt for token in decode.tokens("r")} == {2}
-    assert [decode.ids("r")] == expected(new)
+    assert [decode.ids("r")] == undisturbed(new, CHUNK2)
 
 
 def test_many_requests_at_once_through_a_pool_too_small_for_them(store: EmbeddedStore) -> None:
@@ -282,7 +266,7 @@ def test_many_requests_at_once_through_a_pool_too_small_for_them(store: Embedded
     prefill = store_node("p0", store, small)
     decode = store_node("d0", store, small, blocks_wait_s=PATIENCE)
     both = (prefill, decode)
-    try:
+    with closing(prefill), closing(decode):
         requests = [
             make_request(f"r{i}", bytes([40 + i]) + PROMPT[: 60 + 9 * i], max_tokens=40)
             for i in range(8)
@@ -303,10 +287,7 @@ def test_many_requests_at_once_through_a_pool_too_small_for_them(store: Embedded
         settle(both)
         for request in requests:
             ids = prefill.ids(request.id) + decode.ids(request.id)
-            assert [ids] == expected(request)
-    finally:
-        prefill.close()
-        decode.close()
+            assert [ids] == undisturbed(request, CHUNK2)
 
 
 PATIENCE = 30.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 import msgspec
 import pytest
@@ -11,12 +11,19 @@ import pytest
 from baton_engine.sim import SimSettings
 from baton_kvstore.embedded import EmbeddedStore
 from baton_kvstore.keys import chunk_key
-from baton_node.nostore import NoStore
 from baton_protocol.hashing import chunk_hashes
 from baton_protocol.link import Abort, PrefillJob, RunJob
 from baton_protocol.request import Request
 from tests.support.nodes.processes import make_request
-from tests.support.nodes.step_loops import DeskNode, alone, hand_off, settle, spin, store_node
+from tests.support.nodes.step_loops import (
+    DeskNode,
+    alone,
+    hand_off,
+    settle,
+    spin,
+    store_node,
+    undisturbed,
+)
 from tests.support.stores.kvstore import frozen, plain_client
 
 SETTINGS = SimSettings(chunk_blocks=2, max_batched_tokens=48)
@@ -55,21 +62,13 @@ def lose(store: EmbeddedStore, node: DeskNode, *chunks: int) -> None:
         assert found == 1, f"chunk {chunk} was not there"
 
 
-def expected(request: Request) -> list[list[int]]:
-    node = DeskNode("undisturbed", lambda _: NoStore(), SETTINGS)
-    try:
-        return alone(node, request)
-    finally:
-        node.close()
-
-
 def test_of_five_chunks_one_is_lost_and_four_are_used(
     pair: tuple[DeskNode, DeskNode], store: EmbeddedStore
 ) -> None:
     filler, reader = pair
     lose(store, filler, 2)
     request = make_request("r", PROMPT, max_tokens=24)
-    assert alone(reader, request) == expected(request)
+    assert alone(reader, request) == undisturbed(request, SETTINGS)
     settle(pair)
     stats, count = reader.prompted("r").stats, reader.desk.counters
     assert (stats.matched_tokens, stats.fetched_tokens) == (5 * CHUNK, 4 * CHUNK)
@@ -87,7 +86,7 @@ def test_wherever_the_holes_are_the_tokens_are_right(
     filler, reader = pair
     lose(store, filler, *lost)
     request = make_request("r", PROMPT, n=2, temperature=1.0, seed=5, max_tokens=16)
-    assert alone(reader, request) == expected(request)
+    assert alone(reader, request) == undisturbed(request, SETTINGS)
     settle(pair)
     assert reader.prompted("r").stats.fetched_tokens == (5 - len(lost)) * CHUNK
 
@@ -101,7 +100,7 @@ def test_a_hand_off_goes_on_without_the_lost_chunk(
     hand_off(filler, reader, request)
     spin(pair, lambda: len(reader.ids("r")) == 15, "the request's end")
     settle(pair)
-    assert [filler.ids("r") + reader.ids("r")] == expected(request)
+    assert [filler.ids("r") + reader.ids("r")] == undisturbed(request, SETTINGS)
     assert reader.prompted("r").stats.fetched_tokens == 4 * CHUNK
     assert reader.desk.counters.lost_chunks == 1
 
@@ -114,14 +113,11 @@ def test_a_lost_chunk_is_found_again_once_another_has_put_it(
     alone(reader, make_request("finds the hole", PROMPT))
     settle(pair)
     put(filler, make_request("filling again", PROMPT), 1)
-    other = store_node("other", store, SETTINGS)
-    try:
+    with closing(store_node("other", store, SETTINGS)) as other:
         request = make_request("r", PROMPT)
-        assert alone(other, request) == expected(request)
+        assert alone(other, request) == undisturbed(request, SETTINGS)
         assert other.prompted("r").stats.fetched_tokens == 5 * CHUNK
         settle([other])
-    finally:
-        other.close()
 
 
 def test_others_run_while_a_request_fetches_and_what_came_is_used(
@@ -133,7 +129,7 @@ def test_others_run_while_a_request_fetches_and_what_came_is_used(
     reader.take(RunJob(running))
     spin([reader], lambda: len(reader.ids("running")) > 2, "some tokens")
     request = make_request("r", PROMPT)
-    with frozen(store.pid("data0")), frozen(store.pid("data1")):
+    with frozen(store.pid("data0"), store.pid("data1")):
         reader.take(RunJob(request))
         free = reader.engine.load().free_blocks
         spin([reader], lambda: reader.engine.load().free_blocks < free - 10, "its blocks")
@@ -144,8 +140,8 @@ def test_others_run_while_a_request_fetches_and_what_came_is_used(
     assert reader.prompted("r").stats.fetched_tokens == 4 * CHUNK
     spin([reader], lambda: len(reader.ids("running")) == 1000, "the other's end")
     settle(pair)
-    assert [reader.ids("r")] == expected(request)
-    assert [reader.ids("running")] == expected(running)
+    assert [reader.ids("r")] == undisturbed(request, SETTINGS)
+    assert [reader.ids("running")] == undisturbed(running, SETTINGS)
 
 
 def test_a_request_that_goes_on_elsewhere_fetches_what_covers_its_answer_too(
@@ -153,7 +149,7 @@ def test_a_request_that_goes_on_elsewhere_fetches_what_covers_its_answer_too(
 ) -> None:
     filler, reader = pair
     request = make_request("r", PROMPT, max_tokens=2 * CHUNK + 20)
-    (ids,) = expected(request)
+    (ids,) = undisturbed(request, SETTINGS)
     begun = tuple(ids[: 2 * CHUNK])
     # The same tokens as a prompt have the same names.
     known = msgspec.structs.replace(request, id="known", prompt_ids=request.prompt_ids + begun)
@@ -174,7 +170,7 @@ def test_each_request_is_counted_once_however_it_ends(
     pair: tuple[DeskNode, DeskNode], store: EmbeddedStore
 ) -> None:
     reader = pair[1]
-    with frozen(store.pid("data0")), frozen(store.pid("data1")):
+    with frozen(store.pid("data0"), store.pid("data1")):
         aborted = make_request("aborted", PROMPT)
         reader.take(RunJob(aborted))
         spin([reader], lambda: not reader.freed, "blocks for the fetch")

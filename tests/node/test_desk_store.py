@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import closing
 from typing import Any
 
 import msgspec
@@ -20,6 +18,7 @@ from baton_protocol.link import Abort, Load, NoFirst, PrefillJob, RunJob
 from baton_protocol.store import StoreHealth
 from tests.support.nodes.processes import make_request
 from tests.support.nodes.step_loops import DeskNode, alone, hand_off, settle, spin, store_node
+from tests.support.stores.kvstore import frozen
 
 PROMPT = bytes((i * 7) % 95 + 32 for i in range(330))
 NOBODY = (NodeId("nobody"), Epoch("never"))
@@ -48,18 +47,6 @@ class Moody(NoStore):
 def moody(*, well: bool, **options: Any) -> tuple[DeskNode, Moody]:
     connector = Moody(well=well)
     return DeskNode("n0", lambda _: connector, None, **options), connector
-
-
-@contextmanager
-def frozen(store: EmbeddedStore, *names: str) -> Iterator[None]:
-    """Servers that stand still, and go on at the end."""
-    for name in names:
-        os.kill(store.pid(name), signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        for name in names:
-            os.kill(store.pid(name), signal.SIGCONT)
 
 
 def first_token(node: DeskNode, request: RequestId) -> None:
@@ -100,14 +87,11 @@ def test_a_node_without_a_store_says_so() -> None:
 def test_a_store_that_stands_still_is_reported_and_so_is_its_return(
     store: EmbeddedStore,
 ) -> None:
-    node = store_node("n0", store)
-    try:
+    with closing(store_node("n0", store)) as node:
         spin([node], lambda: told(node)[-1:] == ["up"], "a store that is well")
-        with frozen(store, "index"):
+        with frozen(store.pid("index")):
             spin([node], lambda: told(node)[-1] == "down", "a store that is not")
         spin([node], lambda: told(node)[-1] == "up", "a store that is well again")
-    finally:
-        node.close()
 
 
 # --- what waits -----------------------------------------------------------------------------------
@@ -153,14 +137,13 @@ def test_more_prompt_logprobs_than_one_frame_should_hold_are_refused() -> None:
 def test_blocks_of_an_aborted_fetch_are_held_until_it_has_settled(store: EmbeddedStore) -> None:
     prefill, decode = store_node("p0", store), store_node("d0", store)
     both = (prefill, decode)
-    try:
+    with closing(prefill), closing(decode):
         hand_off(prefill, decode, make_request("first", PROMPT))
         spin(both, lambda: len(decode.ids("first")) == 7, "the chunks in the store")
         settle(both)
-        other = store_node("d1", store)
-        try:
+        with closing(store_node("d1", store)) as other:
             request = make_request("r", PROMPT)
-            with frozen(store, "data0", "data1"):
+            with frozen(store.pid("data0"), store.pid("data1")):
                 other.take(RunJob(request))
                 spin([other], lambda: not other.freed, "blocks for the fetch")
                 other.take(Abort(request.id, 1))
@@ -172,22 +155,17 @@ def test_blocks_of_an_aborted_fetch_are_held_until_it_has_settled(store: Embedde
                 assert [failed.error.retryable for failed in other.failures()] == [True]
             settle([other])
             assert not other.tokens("r")
-        finally:
-            other.close()
-    finally:
-        prefill.close()
-        decode.close()
 
 
 def test_blocks_of_a_late_fetch_are_held_until_it_has_settled(store: EmbeddedStore) -> None:
     prefill, decode = store_node("p0", store), store_node("d0", store)
     both = (prefill, decode)
-    try:
+    with closing(prefill), closing(decode):
         request = make_request("r", PROMPT)
         request = msgspec.structs.replace(request, time_left=10.0)
         prefill.take(PrefillJob(request, decode.name, decode.epoch))
         spin(both, lambda: prefill.desk.idle and decode.desk.stashed > 20, "the chunks")
-        with frozen(store, "data0", "data1"):
+        with frozen(store.pid("data0"), store.pid("data1")):
             decode.take(RunJob(request, await_first=True))
             spin([decode], lambda: not decode.freed, "blocks for the fetch")
             decode.ahead += 10
@@ -195,18 +173,14 @@ def test_blocks_of_a_late_fetch_are_held_until_it_has_settled(store: EmbeddedSto
             assert not decode.freed
         settle(both)
         assert decode.failures()[0].error.code == "deadline_exceeded"
-    finally:
-        prefill.close()
-        decode.close()
 
 
 def test_an_abort_while_the_index_is_asked_forgets_the_request_at_once(
     store: EmbeddedStore,
 ) -> None:
-    node = store_node("n0", store, lookup_wait_s=HOUR_S)
-    try:
+    with closing(store_node("n0", store, lookup_wait_s=HOUR_S)) as node:
         request = make_request("r", PROMPT)
-        with frozen(store, "index"):
+        with frozen(store.pid("index")):
             node.take(RunJob(request))
             node.desk.turn()
             node.take(Abort(request.id, 1))
@@ -214,8 +188,6 @@ def test_an_abort_while_the_index_is_asked_forgets_the_request_at_once(
             assert node.desk.idle
         settle([node])
         assert not node.tokens("r")
-    finally:
-        node.close()
 
 
 def test_an_abort_while_blocks_are_wanted_forgets_the_request_at_once(
@@ -225,7 +197,7 @@ def test_an_abort_while_blocks_are_wanted_forgets_the_request_at_once(
     small = SimSettings(chunk_blocks=1, num_blocks=24)
     decode = store_node("d0", store, small, blocks_wait_s=HOUR_S)
     both = (prefill, decode)
-    try:
+    with closing(prefill), closing(decode):
         running = make_request("running", PROMPT[::-1], max_tokens=40)
         decode.take(RunJob(running))
         request = make_request("r", PROMPT)
@@ -236,18 +208,14 @@ def test_an_abort_while_blocks_are_wanted_forgets_the_request_at_once(
         spin(both, lambda: len(decode.ids("running")) == 40, "the other's end")
         settle(both)
         assert not decode.tokens("r")
-    finally:
-        prefill.close()
-        decode.close()
 
 
 def test_a_store_that_stands_still_for_long_holds_no_more_than_half_the_pool(
     store: EmbeddedStore,
 ) -> None:
     settings = SimSettings(chunk_blocks=1, num_blocks=24)
-    node = store_node("p0", store, settings)
-    try:
-        with frozen(store, "data0", "data1"):
+    with closing(store_node("p0", store, settings)) as node:
+        with frozen(store.pid("data0"), store.pid("data1")):
             for job, prompt in enumerate((PROMPT[:150], PROMPT[1:150], PROMPT[2:150])):
                 request = make_request(f"r{job}", prompt)
                 node.take(PrefillJob(request, *NOBODY))
@@ -257,17 +225,12 @@ def test_a_store_that_stands_still_for_long_holds_no_more_than_half_the_pool(
                 spin([node], lambda: node.engine.load().free_blocks >= 12, "half the pool")
             assert len(alone(node, make_request("other", PROMPT[:150]))[0]) == 8
         settle([node])
-    finally:
-        node.close()
 
 
 def test_a_prefill_job_ends_also_where_nothing_can_be_published(store: EmbeddedStore) -> None:
     node = store_node("p0", store)
-    try:
-        with frozen(store, "index", "data0", "data1"):
-            node.take(PrefillJob(make_request("r", PROMPT), *NOBODY))
-            spin([node], lambda: bool(node.tokens("r")), "the first token")
-            settle([node])
-            assert node.desk.counters.published_chunks == 0
-    finally:
-        node.close()
+    with closing(node), frozen(store.pid("index"), store.pid("data0"), store.pid("data1")):
+        node.take(PrefillJob(make_request("r", PROMPT), *NOBODY))
+        spin([node], lambda: bool(node.tokens("r")), "the first token")
+        settle([node])
+        assert node.desk.counters.published_chunks == 0

@@ -13,15 +13,21 @@ from baton_engine.sim import SimSettings
 from baton_kvstore.embedded import EmbeddedStore
 from baton_node.connector import StoreConnector
 from baton_node.jobs import PADDING
-from baton_node.nostore import NoStore
 from baton_node.plane import ChunkRef
 from baton_node.weigher import SAMPLE_EVERY_S
 from baton_protocol.ids import BlockId
 from baton_protocol.link import Load, PrefillJob
-from baton_protocol.request import Request
 from baton_protocol.store import Marker, Priority, Speeds
 from tests.support.nodes.processes import make_request
-from tests.support.nodes.step_loops import DeskNode, alone, hand_off, settle, spin, store_node
+from tests.support.nodes.step_loops import (
+    DeskNode,
+    alone,
+    hand_off,
+    settle,
+    spin,
+    store_node,
+    undisturbed,
+)
 
 SETTINGS = SimSettings(chunk_blocks=1)
 CHUNKS = 20  # enough for each of two data servers to hold some
@@ -70,18 +76,10 @@ def make(store: EmbeddedStore) -> Iterator[Make]:
         each.close()
 
 
-def expected(request: Request) -> list[list[int]]:
-    node = DeskNode("undisturbed", lambda _: NoStore(), SETTINGS)
-    try:
-        return alone(node, request)
-    finally:
-        node.close()
-
-
 def run(node: DeskNode, name: str, prompt: bytes) -> None:
     """One whole request; its ids must be right."""
     request = make_request(name, prompt)
-    assert alone(node, request) == expected(request)
+    assert alone(node, request) == undisturbed(request, SETTINGS)
     settle([node])
 
 
@@ -121,7 +119,7 @@ def test_a_prefill_job_weighs_too_and_announces_what_it_does_not_fetch(make: Mak
     hand_off(prefill, decode, request)
     spin([prefill, decode], lambda: len(decode.ids("r")) == 7, "the request's end")
     settle([prefill, decode])
-    assert [prefill.ids("r") + decode.ids("r")] == expected(request)
+    assert [prefill.ids("r") + decode.ids("r")] == undisturbed(request, SETTINGS)
     assert asked(prefill, "r") == []
     assert prefill.desk.counters.announced_chunks == CHUNKS
     # The router has weighed the hand-off.

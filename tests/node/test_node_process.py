@@ -205,7 +205,7 @@ async def registered(store: EmbeddedStore, count: int) -> list[NodeReport]:
 async def test_a_node_whose_store_goes_away_computes_by_itself(
     store: EmbeddedStore, decode: NodeProcess
 ) -> None:
-    with frozen(store.pid("data0")), frozen(store.pid("data1")):
+    with frozen(store.pid("data0"), store.pid("data1")):
         await computes_by_itself(decode)
 
 

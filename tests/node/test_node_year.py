@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 
 from baton_engine.sim import SimSettings
@@ -102,7 +104,7 @@ def test_a_node_that_runs_for_a_day_keeps_nothing_of_it() -> None:
 def test_a_node_that_runs_for_a_week_beside_a_store_keeps_nothing_of_it() -> None:
     with EmbeddedStore(64 << 20) as store:
         prefill, decode = store_node("p0", store, SETTINGS), store_node("d0", store, SETTINGS)
-        try:
+        with closing(prefill), closing(decode):
             looks = []
             for hour in range(168):
                 request = make_request(f"handed-{hour}", prompt(hour))
@@ -117,9 +119,6 @@ def test_a_node_that_runs_for_a_week_beside_a_store_keeps_nothing_of_it() -> Non
                     looks.append(sum((sizes(node.desk) for node in both), sizes(())))
             found = {path for path in grown(*looks) if not path.endswith("._attempts")}
             assert found == set()
-        finally:
-            prefill.close()
-            decode.close()
 
 
 def test_of_requests_that_are_over_the_server_keeps_nothing() -> None:

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -217,155 +218,165 @@ def test_with_all_chunks_there_all_of_them_are_used(
     )
 
 
-def test_a_prompt_without_a_full_chunk_runs_on_the_routers_word() -> None:
-    w = world(0, await_first=True)
-    assert w.outcome is None
-    w.tell(FirstKnown())
-    assert w.outcome == Admit()
+# --- scripts --------------------------------------------------------------------------------------
 
 
-def test_a_request_without_a_partner_and_without_chunks_runs_at_once() -> None:
-    assert world(0, await_first=False).outcome == Admit()
+@dataclass(frozen=True)
+class See:
+    """What is so between two events; None: whatever it is."""
+
+    flying: set[int] | None = None
+    held: bool | None = None
+    wants_blocks: bool | None = None
+    outcome: Admit | Forget | None = None
 
 
-def test_blocks_are_wanted_only_when_a_fetch_could_start() -> None:
-    w = world(3, await_first=True)
-    assert not w.state.wants_blocks
-    w.tell(Announced(0b001))
-    assert w.state.wants_blocks
+@dataclass(frozen=True)
+class Script:
+    """A prompt of so many chunks, and what happens to its request."""
+
+    chunks: int
+    says: list[parking.Event | See]
+    ends: Admit | Forget | None = None
+    await_first: bool = True
+    cached: int = 0
 
 
-def test_chunks_in_the_own_cache_want_no_blocks() -> None:
-    w = world(2, await_first=True, cached=2)
-    w.tell(Announced(0b01))
-    assert not w.state.wants_blocks
-    w.tell(Announced(0b10))
-    assert w.state.wants_blocks
+WAITS = See()
+
+SCRIPTS: dict[str, Script] = {
+    "a prompt without a full chunk runs on the router's word": Script(
+        0, [WAITS, FirstKnown()], Admit()
+    ),
+    "a request without a partner and without chunks runs at once": Script(
+        0, [], Admit(), await_first=False
+    ),
+    "blocks are wanted only when a fetch could start": Script(
+        3, [See(wants_blocks=False), Announced(0b001), See(wants_blocks=True)]
+    ),
+    "chunks in the own cache want no blocks": Script(
+        2,
+        [Announced(0b01), See(wants_blocks=False), Announced(0b10), See(wants_blocks=True)],
+        cached=2,
+    ),
+    "a chunk lost in the middle is a hole and nobody waits for it": Script(
+        4,
+        [
+            Announced(0b1111),
+            Reserved(0),
+            *(Landed(chunk) for chunk in (0, 2, 3)),
+            Lost(1),
+            FirstKnown(),
+        ],
+        Admit(((0, 2), (4, 8)), 3),
+    ),
+    "a chunk that was not announced is waited for until the partner's end": Script(
+        3,
+        [Announced(0b101), Reserved(0), Landed(0), Landed(2), FirstKnown(), WAITS, Ended()],
+        Admit(((0, 2), (4, 6)), 2),
+    ),
+    "a lost chunk announced again is fetched again": Script(
+        2,
+        [
+            Announced(0b11),
+            Reserved(0),
+            Lost(0),
+            Landed(1),
+            See(flying=set()),
+            Announced(0b01),
+            See(flying={0}),
+            Landed(0),
+            FirstKnown(),
+        ],
+        Admit(((0, 4),), 2),
+    ),
+    "a chunk put again while its lost bytes are on their way is fetched again": Script(
+        1,
+        [
+            Announced(0b1),
+            Reserved(0),
+            Announced(0b1),
+            Lost(0),
+            See(flying={0}),
+            Lost(0),
+            See(flying=set()),  # nobody has put it a third time
+        ],
+    ),
+    "after the end chunks behind a hole are fetched too": Script(
+        3, [Announced(0b101), Ended(), Reserved(0), See(flying={0, 2})]
+    ),
+    "an abort in mid-fetch holds the blocks until the fetch has settled": Script(
+        2,
+        [
+            Announced(0b11),
+            Reserved(0),
+            Abort(),
+            Lost(0),
+            See(held=True),
+            Landed(1),
+            See(held=False, outcome=Forget()),
+        ],
+        Forget(),
+    ),
+    "blocks given back are wanted again and their chunks fetched anew": Script(
+        2,
+        [
+            Announced(0b11),
+            Reserved(0),
+            Landed(0),
+            GiveBack(),
+            See(held=True),  # chunk 1 is still in flight
+            Landed(1),
+            See(held=False, wants_blocks=True),
+            Reserved(0),
+            See(flying={0, 1}),
+        ],
+    ),
+    "a deadline after the first token runs with what has landed": Script(
+        3,
+        [
+            Announced(0b001),
+            Reserved(0),
+            Landed(0),
+            Timeout(),
+            WAITS,  # only the router ends the wait for the first token
+            FirstKnown(),
+            Timeout(),
+        ],
+        Admit(((0, 2),), 1),
+    ),
+    "a deadline in mid-fetch waits until the fetch has settled": Script(
+        2,
+        [Announced(0b11), Reserved(0), Landed(0), Timeout(), See(held=True), Landed(1)],
+        Admit(((0, 4),), 2),
+        await_first=False,
+    ),
+    "of a partly cached chunk only the rest has landed": Script(
+        3,
+        [Announced(0b111), Reserved(3), See(flying={1, 2}), Landed(1), Landed(2), Ended()],
+        Admit(((3, 6),), 2),
+        await_first=False,
+    ),
+    "a partly cached chunk that is lost keeps its cached blocks": Script(
+        2,
+        [Announced(0b11), Reserved(1), Lost(0), Lost(1), Ended()],
+        Admit(),
+        await_first=False,
+    ),
+}
 
 
-def test_a_chunk_lost_in_the_middle_is_a_hole_and_nobody_waits_for_it() -> None:
-    w = world(4, await_first=True)
-    w.tell(Announced(0b1111))
-    w.tell(Reserved(0))
-    for chunk in (0, 2, 3):
-        w.tell(Landed(chunk))
-    w.tell(Lost(1))
-    w.tell(FirstKnown())
-    assert w.outcome == Admit(((0, 2), (4, 8)), 3)
-
-
-def test_a_chunk_that_was_not_announced_is_waited_for_until_the_partners_end() -> None:
-    w = world(3, await_first=True)
-    w.tell(Announced(0b101))
-    w.tell(Reserved(0))
-    w.tell(Landed(0))
-    w.tell(Landed(2))
-    w.tell(FirstKnown())
-    assert w.outcome is None
-    w.tell(Ended())
-    assert w.outcome == Admit(((0, 2), (4, 6)), 2)
-
-
-def test_a_lost_chunk_announced_again_is_fetched_again() -> None:
-    w = world(2, await_first=True)
-    w.tell(Announced(0b11))
-    w.tell(Reserved(0))
-    w.tell(Lost(0))
-    w.tell(Landed(1))
-    assert not w.flying
-    w.tell(Announced(0b01))
-    assert w.flying == {0}
-    w.tell(Landed(0))
-    w.tell(FirstKnown())
-    assert w.outcome == Admit(((0, 4),), 2)
-
-
-def test_a_chunk_put_again_while_its_lost_bytes_are_on_their_way_is_fetched_again() -> None:
-    w = world(1, await_first=True)
-    w.tell(Announced(0b1))
-    w.tell(Reserved(0))
-    w.tell(Announced(0b1))
-    w.tell(Lost(0))
-    assert w.flying == {0}
-    w.tell(Lost(0))
-    assert not w.flying  # nobody has put it a third time
-
-
-def test_after_the_end_chunks_behind_a_hole_are_fetched_too() -> None:
-    w = world(3, await_first=True)
-    w.tell(Announced(0b101))
-    w.tell(Ended())
-    w.tell(Reserved(0))
-    assert w.flying == {0, 2}
-
-
-def test_an_abort_in_mid_fetch_holds_the_blocks_until_the_fetch_has_settled() -> None:
-    w = world(2, await_first=True)
-    w.tell(Announced(0b11))
-    w.tell(Reserved(0))
-    w.tell(Abort())
-    w.tell(Lost(0))
-    assert w.held
-    w.tell(Landed(1))
-    assert not w.held
-    assert w.outcome == Forget()
-
-
-def test_blocks_given_back_are_wanted_again_and_their_chunks_fetched_anew() -> None:
-    w = world(2, await_first=True)
-    w.tell(Announced(0b11))
-    w.tell(Reserved(0))
-    w.tell(Landed(0))
-    w.tell(GiveBack())
-    assert w.held  # chunk 1 is still in flight
-    w.tell(Landed(1))
-    assert not w.held
-    assert w.state.wants_blocks
-    w.tell(Reserved(0))
-    assert w.flying == {0, 1}
-
-
-def test_a_deadline_after_the_first_token_runs_with_what_has_landed() -> None:
-    w = world(3, await_first=True)
-    w.tell(Announced(0b001))
-    w.tell(Reserved(0))
-    w.tell(Landed(0))
-    w.tell(Timeout())
-    assert w.outcome is None  # only the router ends the wait for the first token
-    w.tell(FirstKnown())
-    w.tell(Timeout())
-    assert w.outcome == Admit(((0, 2),), 1)
-
-
-def test_a_deadline_in_mid_fetch_waits_until_the_fetch_has_settled() -> None:
-    w = world(2, await_first=False)
-    w.tell(Announced(0b11))
-    w.tell(Reserved(0))
-    w.tell(Landed(0))
-    w.tell(Timeout())
-    assert w.outcome is None
-    assert w.held
-    w.tell(Landed(1))
-    assert w.outcome == Admit(((0, 4),), 2)
-
-
-def test_of_a_partly_cached_chunk_only_the_rest_has_landed() -> None:
-    w = world(3, await_first=False)
-    w.tell(Announced(0b111))
-    w.tell(Reserved(3))
-    assert w.flying == {1, 2}
-    w.tell(Landed(1))
-    w.tell(Landed(2))
-    w.tell(Ended())
-    assert w.outcome == Admit(((3, 6),), 2)
-
-
-def test_a_partly_cached_chunk_that_is_lost_keeps_its_cached_blocks() -> None:
-    w = world(2, await_first=False)
-    w.tell(Announced(0b11))
-    w.tell(Reserved(1))
-    w.tell(Lost(0))
-    w.tell(Lost(1))
-    w.tell(Ended())
-    assert w.outcome == Admit()
-    assert w.state.cached_blocks == 1
+@pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
+def test_what_happens_to_a_parked_request(script: Script) -> None:
+    w = world(script.chunks, await_first=script.await_first, cached=script.cached)
+    for said in script.says:
+        if isinstance(said, See):
+            assert w.outcome == said.outcome
+            assert said.flying in (None, w.flying)
+            assert said.held in (None, w.held)
+            assert said.wants_blocks in (None, w.state.wants_blocks)
+        else:
+            w.tell(said)
+    assert w.outcome == script.ends
+    if isinstance(script.ends, Admit):
+        assert w.state.cached_blocks == w.cached

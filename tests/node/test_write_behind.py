@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from typing import Any
 
 import msgspec
@@ -15,14 +16,21 @@ from baton_kvstore.embedded import EmbeddedStore
 from baton_node.connector import StoreAddress, StoreConnector
 from baton_node.frames import Drain, Drained, FinishChoice, Saved, Undrain
 from baton_node.jobs import STOP_LAG
-from baton_node.nostore import NoStore
 from baton_node.plane import ChunkRef
 from baton_protocol.ids import BlockId, RequestId
 from baton_protocol.link import RunJob
 from baton_protocol.request import Request
 from baton_protocol.store import Priority
 from tests.support.nodes.processes import make_request
-from tests.support.nodes.step_loops import DeskNode, alone, hand_off, settle, spin, store_node
+from tests.support.nodes.step_loops import (
+    DeskNode,
+    alone,
+    hand_off,
+    settle,
+    spin,
+    store_node,
+    undisturbed,
+)
 from tests.support.stores.kvstore import frozen, plain_client, wait_until
 
 PROMPT = bytes((i * 7) % 95 + 32 for i in range(205))
@@ -55,14 +63,6 @@ def asked(name: str, prompt: bytes = PROMPT, **params: Any) -> Request:
     return make_request(name, prompt, **{"max_tokens": ANSWER, **params})
 
 
-def undisturbed(request: Request) -> list[list[int]]:
-    node = DeskNode("undisturbed", lambda _: NoStore(), SETTINGS)
-    try:
-        return alone(node, request)
-    finally:
-        node.close()
-
-
 def going_on(request: Request, answer: list[int], name: str = "next") -> Request:
     """A new prompt: the old one and its answer, as in the next turn of a conversation."""
     ids = (*request.prompt_ids, *answer)
@@ -89,7 +89,7 @@ def test_a_second_node_finds_what_the_first_one_generated(make: Make) -> None:
     assert first.desk.counters.behind_bytes == FULL * SETTINGS.layout().chunk_bytes
     assert first.desk.counters.behind_skipped == 0
     follow_up = going_on(request, answer)
-    assert alone(second, follow_up) == undisturbed(follow_up)
+    assert alone(second, follow_up) == undisturbed(follow_up, SETTINGS)
     assert second.prompted("next").stats.fetched_tokens == FULL * CHUNK > len(PROMPT)
     settle([first, second])
 
@@ -102,7 +102,7 @@ def test_each_choice_s_answer_is_found(make: Make) -> None:
     assert answers[0] != answers[1]
     for choice, answer in enumerate(answers):
         follow_up = going_on(request, answer, name=f"choice {choice}")
-        assert alone(second, follow_up) == undisturbed(follow_up)
+        assert alone(second, follow_up) == undisturbed(follow_up, SETTINGS)
         cached = second.prompted(follow_up.id).stats.cached_tokens
         fetched = second.prompted(follow_up.id).stats.fetched_tokens
         assert cached + fetched >= FULL * CHUNK
@@ -174,7 +174,7 @@ def test_a_chunk_that_was_lost_is_written_behind_once_computed(
     for url in store.data_urls:
         with plain_client(url) as client:
             client.flushall()
-    assert alone(second, asked("again")) == undisturbed(asked("again"))
+    assert alone(second, asked("again")) == undisturbed(asked("again"), SETTINGS)
     settle([second])
     assert second.desk.counters.lost_chunks == OF_PROMPT
     assert second.desk.counters.behind_chunks == data_keys(store) == FULL
@@ -209,13 +209,13 @@ def test_what_the_server_has_let_pass_is_written_and_found(make: Make) -> None:
     settle([first])
     assert first.desk.counters.behind_chunks == FULL
     follow_up = going_on(request, answer)
-    assert alone(second, follow_up) == undisturbed(follow_up)
+    assert alone(second, follow_up) == undisturbed(follow_up, SETTINGS)
     assert second.prompted("next").stats.fetched_tokens == FULL * CHUNK
 
 
 def test_what_a_resumed_request_came_with_is_certain(make: Make) -> None:
     node = make("a")
-    (answer,) = undisturbed(asked("r"))
+    (answer,) = undisturbed(asked("r"), SETTINGS)
     resumed = msgspec.structs.replace(stoppable("r"), outputs=(tuple(answer[:LAST_FILLED]),))
     node.take(RunJob(resumed))
     spin([node], lambda: len(node.ids("r")) >= 2, "two tokens")
@@ -263,17 +263,14 @@ def test_a_store_that_stands_still_is_given_no_more_than_an_eighth_of_the_pool(
     make: Make, store: EmbeddedStore
 ) -> None:
     settings = msgspec.structs.replace(SETTINGS, num_blocks=48)
-    node = store_node("small", store, settings, write_behind=PLENTY)
-    try:
-        with frozen(store.pid("data0")), frozen(store.pid("data1")):
+    with closing(store_node("small", store, settings, write_behind=PLENTY)) as node:
+        with frozen(store.pid("data0"), store.pid("data1")):
             alone(node, asked("r"))
             spin([node], lambda: not node.engine.has_work(), "the request's blocks")
             load = node.engine.load()
             assert load.free_blocks < load.total_blocks
             assert load.total_blocks - load.free_blocks <= 48 // 8
         settle([node])
-    finally:
-        node.close()
 
 
 # --- a node that ends -----------------------------------------------------------------------------
@@ -302,7 +299,7 @@ def test_a_node_that_drains_publishes_what_its_requests_have_and_what_they_fill(
     moved = msgspec.structs.replace(request, attempt=2, outputs=(tuple(has),))
     staying.take(RunJob(moved))
     spin([staying], lambda: len(has) + len(staying.ids("r")) == ANSWER, "the rest")
-    assert [has + staying.ids("r")] == undisturbed(request)
+    assert [has + staying.ids("r")] == undisturbed(request, SETTINGS)
     spin([leaving], lambda: drained(leaving), "the end")
     assert leaving.desk.counters.behind_chunks == FULL
     settle([leaving, staying])
@@ -314,7 +311,7 @@ def test_saved_is_said_when_what_a_request_had_is_in_the_store(
     node = make("a", write_behind=0)
     node.take(RunJob(asked("r")))
     spin([node], lambda: len(node.ids("r")) >= 20, "some tokens")
-    with frozen(store.pid("data0")), frozen(store.pid("data1")):
+    with frozen(store.pid("data0"), store.pid("data1")):
         began = time.monotonic()
         node.take(Drain())
         spin([node], lambda: time.monotonic() > began + 0.3, "a while")
@@ -344,7 +341,7 @@ def test_a_node_is_not_drained_before_its_puts_have_settled(
     node = make("a", write_behind=0)
     node.take(RunJob(asked("r")))
     spin([node], lambda: len(node.ids("r")) >= 20, "some tokens")
-    with frozen(store.pid("data0")), frozen(store.pid("data1")):
+    with frozen(store.pid("data0"), store.pid("data1")):
         began = time.monotonic()
         node.take(Drain())
         spin([node], lambda: len(node.ids("r")) == ANSWER, "the request's end")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import Any
 
 from baton_engine.core import EngineCore
@@ -16,6 +17,7 @@ from baton_kvstore.embedded import EmbeddedStore
 from baton_node.connector import StoreAddress, StoreConnector
 from baton_node.desk import Desk, DeskOptions
 from baton_node.frames import Prompted, Step, ToEngine, Token, ToServer
+from baton_node.nostore import NoStore
 from baton_node.plane import Connector
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import First, JobFailed, PrefillJob, RunJob
@@ -171,3 +173,9 @@ def alone(node: DeskNode, request: Request) -> list[list[int]]:
 
     spin([node], ended, "the request's end")
     return [node.ids(request.id, choice) for choice in range(count)]
+
+
+def undisturbed(request: Request, settings: SimSettings) -> list[list[int]]:
+    """The ids of each choice as a node without a store computes them."""
+    with closing(DeskNode("undisturbed", lambda _: NoStore(), settings)) as node:
+        return alone(node, request)

@@ -77,13 +77,15 @@ def plain_client(url: str) -> redis.Redis:
 
 
 @contextmanager
-def frozen(pid: int) -> Iterator[None]:
-    """The process stands still meanwhile."""
-    os.kill(pid, signal.SIGSTOP)
+def frozen(*pids: int) -> Iterator[None]:
+    """The processes stand still meanwhile."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
     try:
         yield
     finally:
-        os.kill(pid, signal.SIGCONT)
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
 
 
 @contextmanager

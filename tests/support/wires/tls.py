@@ -50,15 +50,34 @@ def tls_before(loop: WireLoop, url: str, certificate: Path) -> Iterator[str]:
     context.load_cert_chain(certificate)
     path = parse_endpoint(url).path
 
+    serving: set[asyncio.Task[None] | None] = set()
+
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving.add(asyncio.current_task())
         inner_reader, inner_writer = await asyncio.open_unix_connection(path)
-        await asyncio.gather(_pump(reader, inner_writer), _pump(inner_reader, writer))
+        ends = (writer, inner_writer)
+        try:
+            await asyncio.gather(_pump(reader, inner_writer), _pump(inner_reader, writer))
+            await asyncio.gather(*(end.wait_closed() for end in ends), return_exceptions=True)
+        finally:
+            for end in ends:
+                end.transport.abort()
+            serving.discard(asyncio.current_task())
 
     async def start() -> asyncio.Server:
         return await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+
+    async def end(server: asyncio.Server) -> None:
+        """No connection is left open: one that nobody closes is a warning of Python's."""
+        server.close()
+        left = [task for task in serving if task is not None]
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        await asyncio.sleep(0)  # an aborted transport closes its socket in the loop's next turn
 
     server = asyncio.run_coroutine_threadsafe(start(), loop.loop).result(CALL_S)
     try:
         yield f"localhost:{server.sockets[0].getsockname()[1]}"
     finally:
-        loop.call(server.close)
+        asyncio.run_coroutine_threadsafe(end(server), loop.loop).result(CALL_S)

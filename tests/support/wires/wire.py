@@ -17,7 +17,7 @@ import contextlib
 import socket
 import struct
 import threading
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from baton.up import reserve_port
@@ -149,12 +149,11 @@ class Wire:
         with contextlib.suppress(BlockingIOError):
             near, _ = listener.accept()
             near.setblocking(False)
-            self._start(self._serve(near))
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._wires.loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+            task = self._wires.loop.create_task(self._serve(near))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            # A task that is cancelled before its first step never reaches its own `finally`.
+            task.add_done_callback(lambda _: near.close())
 
     def _reset(self) -> None:
         for one in list(self._sockets):
