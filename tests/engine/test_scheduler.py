@@ -92,6 +92,14 @@ def test_tokens_fill_blocks_from_the_left(tokens: int, blocks: int) -> None:
     assert blocks_for(tokens, 16) == blocks
 
 
+def test_a_scheduler_that_was_given_nothing_lacks_nothing() -> None:
+    scheduler = Desk(4).scheduler
+    for _ in range(2):
+        assert (scheduler.starved, scheduler.owes_blocks) == (False, False)
+        assert (scheduler.preemptions, scheduler.spare) == (0, 0)
+        assert scheduler.schedule() == []
+
+
 def test_a_long_prompt_is_computed_in_pieces_of_the_budget() -> None:
     desk = Desk(2000, budget=2048)
     desk.add("a", 5000)

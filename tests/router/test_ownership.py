@@ -306,6 +306,13 @@ def test_more_chunks_than_ever_forgive_strikes_and_the_same_ones_do_not() -> Non
     assert error(rec.judge(3)).code == "request_kills_nodes"
 
 
+def test_the_first_chunk_of_a_prompt_forgives_strikes_too() -> None:
+    rec = record(split=False)
+    rec.on_lost(DECODE, "link")
+    assert (rec.judge(0), rec.strikes) == ([], 1)
+    assert (rec.judge(1), rec.strikes) == ([], 0)
+
+
 def test_a_node_that_was_silent_before_says_nothing_about_a_request_until_too_many_do() -> None:
     rec = record(split=False)
     for _ in range(MAX_ATTEMPTS):
@@ -395,6 +402,20 @@ def test_a_request_that_waits_can_end_too() -> None:
 
 
 # --- figures --------------------------------------------------------------------------------------
+
+
+def test_the_first_statistics_of_an_attempt_are_the_opening_ones() -> None:
+    rec = record(split=False)
+    later = RequestStats(prompt_tokens=2, cached_tokens=2)
+    for number, stats in enumerate((STATS, later, later)):
+        actions = rec.on_delta(DECODE, delta(0, number, 5, stats=stats))
+        assert actions[1:] == [Measured(stats, 1, opening=number == 0)]
+    assert (rec.stats, rec.cached_tokens) == (STATS, 1)
+    rec.on_lost(DECODE, "link")
+    rec.placed(DECODE, EPOCH)
+    actions = rec.on_delta(DECODE, delta(0, 3, 5, attempt=2, stats=later))
+    assert actions[1:] == [Measured(later, 2, opening=True)]
+    assert (rec.stats, rec.cached_tokens) == (later, 1)
 
 
 def test_what_earlier_attempts_computed_is_not_counted_as_cached() -> None:
@@ -489,6 +510,7 @@ def test_what_is_added_is_what_on_delta_would_only_emit(deltas: list[Delta], nod
 def test_what_takes_the_short_way(told: Delta, added: bool) -> None:
     rec = record(2, split=False)
     assert not rec.adds(OTHER, told)
+    assert not record(2).adds(DECODE, told)  # it waits for its first tokens
     assert rec.adds(DECODE, told) is added
     assert rec.tokens == len(told.ids) * added
 
