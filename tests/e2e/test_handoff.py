@@ -66,14 +66,16 @@ def test_a_second_request_with_the_same_prefix_computes_only_its_tail_wherever_i
     complete(pool.url, [*prefix, 5, 6, 7], **FIELDS)
     # Once where the prefix is, then after each node that served it was killed: with other nodes, or
     # the same ones started anew and empty, only the store still has it.
+    used: list[str] = []
     for tail in range(3):
+        restart(pool, used)
         before = pool.totals()["computed_prompt_tokens_total"]
         answer = complete(pool.url, [*prefix, 9, tail, 8], **FIELDS)
         computed = pool.totals()["computed_prompt_tokens_total"] - before
         # Prefill and decode each recompute at most the tail behind the last full chunk.
         assert 0 < computed <= 2 * (503 % CHUNK + CHUNK), answer.headers["x-baton-placement"]
         assert answer.body["usage"]["prompt_tokens_details"]["cached_tokens"] >= 480
-        restart(pool, nodes_used(answer))
+        used = nodes_used(answer)
 
 
 def nodes_used(answer: Answer) -> list[str]:

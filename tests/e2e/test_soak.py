@@ -130,11 +130,11 @@ def soak(tight: Pool, roomy: Pool, seed: int, rounds: int, requests: int) -> Non
 def test_a_crowded_pool_gives_the_answers_of_a_roomy_one_and_keeps_nothing(
     tight: Pool, roomy: Pool
 ) -> None:
-    soak(tight, roomy, seed=1, rounds=3, requests=100)
+    soak(tight, roomy, seed=1, rounds=1, requests=60)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", [2, 3, 4])
+@pytest.mark.parametrize("seed", [1, 2, 3, 4])
 def test_a_crowded_pool_stays_exact_and_leaks_nothing_for_minutes(
     tight: Pool, roomy: Pool, seed: int
 ) -> None:

@@ -38,6 +38,7 @@ TORCH = ("--dtype", "float32", "--threads", "1", "--kv-blocks", "800")
 # Nodes that publish what they computed as they go, and pairs of nodes that hand over.
 WHOLE = ("--prefill", "0", "--decode", "3", "--write-behind-bandwidth", "1GiB")
 PAIRS = ("--prefill", "2", "--decode", "2", "--handoff", "always")
+LAYOUTS = {"whole": (WHOLE, "decode"), "pairs": (PAIRS, "prefill")}
 
 
 def prompt_of(seed: int) -> list[int]:
@@ -114,14 +115,18 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pool]:
     path.write_text("".join(f"{name} {key_of(name)}\n" for name in names))
 
     def made(sharing: str, *flags: str) -> Pool:
-        words = (*flags, "--chunk-blocks", "1", "--api-keys", str(path), "--sharing", sharing)
+        words = (*flags, "--fetch", "always", "--chunk-blocks", "1")
+        words += ("--api-keys", str(path), "--sharing", sharing)
         secrets = {"BATON_TENANT_SECRET": SECRET, "BATON_ADMIN_KEY": ADMIN}
         return Pool(words, environment=secrets)
 
     return made
 
 
-@pytest.fixture(scope="module", params=["sim whole", "sim pairs", "torch pairs"])
+@pytest.fixture(
+    scope="module",
+    params=["sim whole", "sim pairs", pytest.param("torch pairs", marks=pytest.mark.long)],
+)
 def apart(
     request: pytest.FixtureRequest,
     serve: Callable[..., Pool],
@@ -130,8 +135,8 @@ def apart(
     """Tenants that share nothing."""
     engine, layout = request.param.split()
     flags = SIM if engine == "sim" else (*TORCH, "--model", str(tiny_model("llama-gqa4")))
-    roles, computing = (WHOLE, "decode") if layout == "whole" else (PAIRS, "prefill")
-    with serve("tenant", *flags, *roles, "--fetch", "always") as pool:
+    roles, computing = LAYOUTS[layout]
+    with serve("tenant", *flags, *roles, "--log-level", "debug") as pool:
         yield Service(pool, computing)
 
 
@@ -165,12 +170,12 @@ def test_no_counter_counts_a_hit_across_tenants_and_one_tenant_hits(
         print(f" other tenants {shown[0]}; the same tenant {shown[1]}")
 
 
-@pytest.mark.parametrize("layout", ["whole", "pairs"])
+@pytest.mark.parametrize("layout", ["pairs", pytest.param("whole", marks=pytest.mark.long)])
 def test_tenants_that_share_find_what_another_computed(
     serve: Callable[..., Pool], layout: str
 ) -> None:
-    roles, computing = (WHOLE, "decode") if layout == "whole" else (PAIRS, "prefill")
-    with serve("pool", *SIM, *roles, "--fetch", "always") as pool:
+    roles, computing = LAYOUTS[layout]
+    with serve("pool", *SIM, *roles) as pool:
         shared = Service(pool, computing)
         prompt = prompt_of(seed=62)
         assert is_all_new(shared.send(OWNER, prompt)[0])
@@ -245,27 +250,24 @@ TRIES = (
 )
 
 
-def test_no_field_and_no_header_takes_a_client_for_another_tenant(
-    serve: Callable[..., Pool],
-) -> None:
-    with serve("tenant", *SIM, *WHOLE, "--fetch", "always", "--log-level", "debug") as pool:
-        apart = Service(pool, "decode")
-        prompt = prompt_of(seed=63)
-        assert is_all_new(apart.send(OWNER, prompt)[0])
-        before = apart.counters()
-        for title, fields, headers, query, status in TRIES:
-            path = COMPLETIONS + query
-            answer, _ = apart.send(apart.fresh(), prompt, fields, headers, path)
-            assert answer.status == status, (title, answer.body)
-            if status == 200:
-                assert is_all_new(answer), (title, answer.headers, answer.body)
-            else:
-                assert answer.body["error"]["param"] in title
-        assert hits(apart.counters()) == hits(before)
-        # They are still there for who computed them.
-        assert cached(apart.send(OWNER, prompt)[0]) > 0
-        shown = pool.log() + pool.get("/pool") + pool.get("/metrics")
-        shown += "".join(" ".join(one.cmdline()) for one in pool.processes())
+@pytest.mark.parametrize("apart", ["sim whole"], indirect=True)
+def test_no_field_and_no_header_takes_a_client_for_another_tenant(apart: Service) -> None:
+    pool, prompt = apart.pool, prompt_of(seed=63)
+    assert is_all_new(apart.send(OWNER, prompt)[0])
+    before = apart.counters()
+    for title, fields, headers, query, status in TRIES:
+        path = COMPLETIONS + query
+        answer, _ = apart.send(apart.fresh(), prompt, fields, headers, path)
+        assert answer.status == status, (title, answer.body)
+        if status == 200:
+            assert is_all_new(answer), (title, answer.headers, answer.body)
+        else:
+            assert answer.body["error"]["param"] in title
+    assert hits(apart.counters()) == hits(before)
+    # They are still there for who computed them.
+    assert cached(apart.send(OWNER, prompt)[0]) > 0
+    shown = pool.log() + pool.get("/pool") + pool.get("/metrics")
+    shown += "".join(" ".join(one.cmdline()) for one in pool.processes())
     assert "400: 0 prompt and 0 completion tokens" in shown
     secrets = [SECRET, ADMIN, *(key_of(f"t{number}") for number in range(TENANTS))]
     secrets += [tenant_salt(SECRET.encode(), f"t{number}") for number in range(TENANTS)]

@@ -22,10 +22,8 @@ import pytest
 
 from baton_kvstore.binary import find_redis_server
 from tests.faults.conftest import HASTY, SLOW_DECODE, SLOW_PREFILL, STALL
-from tests.support.faults.cases import Case, Sizes, make_cases
 from tests.support.faults.rows import Row
 from tests.support.faults.runs import run_row
-from tests.support.pools.leaks import settle
 from tests.support.pools.processes import Cluster
 from tests.support.pools.role_process import RoleProcess
 from tests.support.stores.store_faults import FaultyStore
@@ -33,9 +31,16 @@ from tests.support.wrong_clock import HOUR_S, WrongClock
 
 Whose = Literal["nodes", "router", "redis"]
 WHOSE: tuple[Whose, ...] = ("nodes", "router", "redis")
-FAILOVER = Row("decode", "mid-stream", "kill", "seeded")
-HAND_OFF = Row("prefill", "half published", "kill", "stop")
-ALL_DECODE = Row("all decode", "mid-stream", "kill", "penalties")
+ROWS = (
+    Row("decode", "mid-stream", "kill", "seeded"),
+    *(
+        pytest.param(row, marks=pytest.mark.long)
+        for row in (
+            Row("prefill", "half published", "kill", "stop"),
+            Row("all decode", "mid-stream", "kill", "penalties"),
+        )
+    ),
+)
 STEP_S = 0.1
 
 
@@ -101,28 +106,19 @@ def _has_wrong_clock(pid: int) -> bool:
     return "libfaketime" in Path(f"/proc/{pid}/maps").read_text()
 
 
-@pytest.fixture(scope="module", params=WHOSE)
+@pytest.fixture(
+    scope="module",
+    params=[
+        "nodes",
+        *(pytest.param(one, marks=pytest.mark.long) for one in WHOSE if one != "nodes"),
+    ],
+)
 def skewed(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Skewed]:
     one = Skewed(request.param, tmp_path_factory.mktemp("clock"))
     with one.pool:
         yield one
-
-
-def run(row: Row, skewed: Skewed, calm: Cluster, seed: str) -> None:
-    def cases(turn: int) -> list[Case]:
-        seeds = f"{row}/{skewed.whose}/{seed}/{turn}"
-        return make_cases(calm.url, row.kind, row.when, seeds, Sizes())
-
-    try:
-        run_row(skewed.pool, row, cases)
-    except AssertionError as error:
-        error.add_note(skewed.pool.logs())
-        raise
-    finally:
-        skewed.pool.repair()
-    settle(skewed.pool)
 
 
 def test_only_the_time_of_day_is_wrong(tmp_path: Path) -> None:
@@ -137,36 +133,19 @@ def test_only_the_time_of_day_is_wrong(tmp_path: Path) -> None:
     assert 0.1 <= monotonic_s < HOUR_S / 2
 
 
-@pytest.mark.parametrize("ahead_s", [HOUR_S, -HOUR_S])
+@pytest.mark.parametrize("row", ROWS, ids=str)
+@pytest.mark.parametrize("ahead_s", [HOUR_S, pytest.param(-HOUR_S, marks=pytest.mark.long)])
 def test_a_clock_that_is_an_hour_off_changes_no_answer(
-    skewed: Skewed, calm: Cluster, ahead_s: int
-) -> None:
-    skewed.clock.set(ahead_s)
-    skewed.check_the_clock(ahead_s)
-    run(FAILOVER, skewed, calm, str(ahead_s))
-
-
-def test_a_clock_that_steps_while_requests_run_changes_no_answer(
-    skewed: Skewed, calm: Cluster
-) -> None:
-    with skewed.steps():
-        run(FAILOVER, skewed, calm, "steps")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("row", [HAND_OFF, ALL_DECODE], ids=str)
-@pytest.mark.parametrize("ahead_s", [HOUR_S, -HOUR_S])
-def test_a_clock_that_is_an_hour_off_changes_no_answer_in_other_faults(
     skewed: Skewed, calm: Cluster, row: Row, ahead_s: int
 ) -> None:
     skewed.clock.set(ahead_s)
-    run(row, skewed, calm, str(ahead_s))
+    skewed.check_the_clock(ahead_s)
+    run_row(skewed.pool, row, calm, seed=f"{skewed.whose}/{ahead_s}")
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("row", [HAND_OFF, ALL_DECODE], ids=str)
-def test_a_clock_that_steps_changes_no_answer_in_other_faults(
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_a_clock_that_steps_while_requests_run_changes_no_answer(
     skewed: Skewed, calm: Cluster, row: Row
 ) -> None:
     with skewed.steps():
-        run(row, skewed, calm, "steps")
+        run_row(skewed.pool, row, calm, seed=f"{skewed.whose}/steps")

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.faults.cases import Case, Sizes, make_cases
-from tests.support.faults.rows import KINDS, SHORT_ROWS, Row, all_rows
+from tests.support.faults.rows import KINDS, SHORT_ROWS, Row, all_rows, long_rows
 from tests.support.faults.runs import run_row
-from tests.support.pools.leaks import Levels, settle
+from tests.support.pools.leaks import Levels
 from tests.support.pools.processes import Cluster
 
 
@@ -22,32 +21,14 @@ def levels() -> Levels:
     return Levels()
 
 
-def run(row: Row, pool: Cluster, calm: Cluster, levels: Levels) -> None:
-    def cases(turn: int) -> list[Case]:
-        return make_cases(calm.url, row.kind, row.when, f"{row}/{turn}", Sizes())
-
-    try:
-        run_row(pool, row, cases)
-    except AssertionError as error:
-        error.add_note(pool.logs() + calm.logs())
-        raise
-    finally:
-        pool.repair()
-    settle(pool)
-    levels.check(pool)
-
-
-@pytest.mark.parametrize("row", SHORT_ROWS, ids=str)
+@pytest.mark.parametrize(
+    "row",
+    [*SHORT_ROWS, *(pytest.param(row, marks=pytest.mark.long) for row in long_rows())],
+    ids=str,
+)
 def test_a_fault_changes_no_answer(row: Row, pool: Cluster, calm: Cluster, levels: Levels) -> None:
-    run(row, pool, calm, levels)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("row", [row for row in all_rows() if row not in SHORT_ROWS], ids=str)
-def test_a_fault_changes_no_answer_in_the_whole_table(
-    row: Row, pool: Cluster, calm: Cluster, levels: Levels
-) -> None:
-    run(row, pool, calm, levels)
+    run_row(pool, row, calm)
+    levels.check(pool)
 
 
 def test_the_table_covers_each_kind_of_request_and_the_selection_each_word_of_it() -> None:

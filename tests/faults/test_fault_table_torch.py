@@ -15,21 +15,21 @@ import pytest
 from tests.support.clients.streams import Told
 from tests.support.engines.exactness import Tally, compare, reference
 from tests.support.engines.tiny_models import FIRST_SPECIAL
-from tests.support.faults.cases import Case, Sizes, make_cases
+from tests.support.faults.cases import Case, Sizes
 from tests.support.faults.rows import Kind, Row
 from tests.support.faults.runs import run_row
-from tests.support.pools.leaks import settle
 from tests.support.pools.processes import Cluster
 
 SIZES = Sizes(target=512, answer=48, first_id=0, end_id=FIRST_SPECIAL)
 KINDS: tuple[Kind, ...] = ("greedy", "seeded", "two", "penalties", "stop")
 SHORT: tuple[Row, ...] = (
     Row("prefill", "half published", "kill", "two"),
+    Row("decode", "mid-stream", "kill", "greedy"),
+)
+LONG: tuple[Row, ...] = (
     Row("decode", "mid-stream", "kill", "stop"),
     Row("decode", "mid-stream", "freeze", "greedy"),
     Row("decode", "mid-stream", "drain", "seeded"),
-)
-LONG: tuple[Row, ...] = (
     Row("prefill", "job sent", "kill", "seeded"),
     Row("prefill", "half published", "freeze", "greedy"),
     Row("prefill", "first computed", "cut", "penalties"),
@@ -67,34 +67,18 @@ class TorchCase(Case):
         super().check(told)
 
 
-def run(row: Row, pool: Cluster, calm: Cluster, folder: Path) -> None:
-    tally = Tally()
-
-    def cases(turn: int) -> list[Case]:
-        made = make_cases(calm.url, row.kind, row.when, f"{row}/{turn}", SIZES, KINDS)
-        return [TorchCase(one.kind, one.body, one.reference, folder, tally) for one in made]
-
-    try:
-        run_row(pool, row, cases)
-    except AssertionError as error:
-        error.add_note(pool.logs())
-        raise
-    finally:
-        pool.repair()
-    tally.check()
-    settle(pool)
-
-
-@pytest.mark.parametrize("row", SHORT, ids=str)
+@pytest.mark.parametrize(
+    "row",
+    [*SHORT, *(pytest.param(row, marks=pytest.mark.long) for row in LONG)],
+    ids=str,
+)
 def test_a_fault_changes_no_answer_of_a_real_model(
     row: Row, torch_pool: Cluster, torch_calm: Cluster, torch_folder: Path
 ) -> None:
-    run(row, torch_pool, torch_calm, torch_folder)
+    tally = Tally()
 
+    def judge(case: Case) -> Case:
+        return TorchCase(case.kind, case.body, case.reference, torch_folder, tally)
 
-@pytest.mark.long
-@pytest.mark.parametrize("row", LONG, ids=str)
-def test_a_fault_changes_no_answer_of_a_real_model_in_more_rows(
-    row: Row, torch_pool: Cluster, torch_calm: Cluster, torch_folder: Path
-) -> None:
-    run(row, torch_pool, torch_calm, torch_folder)
+    run_row(torch_pool, row, torch_calm, sizes=SIZES, kinds=KINDS, judge=judge)
+    tally.check()

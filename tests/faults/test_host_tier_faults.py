@@ -13,7 +13,7 @@ import pytest
 
 from tests.faults.conftest import HASTY, SLOW_DECODE, SLOW_PREFILL, STALL
 from tests.support.clients.streams import ask
-from tests.support.faults.cases import PATH, Case, Sizes, make_cases
+from tests.support.faults.cases import PATH, SIZES, make_cases
 from tests.support.faults.rows import Row
 from tests.support.faults.runs import run_row
 from tests.support.pools.leaks import metrics_of, settle
@@ -38,27 +38,13 @@ def small_pool() -> Iterator[Cluster]:
         yield cluster
 
 
-def cases_of(row: Row, calm: Cluster, turn: int = 0) -> list[Case]:
-    return make_cases(calm.url, row.kind, row.when, f"host/{row}/{turn}", Sizes())
-
-
-def run(row: Row, pool: Cluster, calm: Cluster) -> None:
-    try:
-        run_row(pool, row, lambda turn: cases_of(row, calm, turn))
-    except AssertionError as error:
-        error.add_note(pool.logs() + calm.logs())
-        raise
-    finally:
-        pool.repair()
-    settle(pool)
-
-
 def test_a_fault_changes_no_answer_where_kv_goes_through_host_memory(
     small_pool: Cluster, calm: Cluster
 ) -> None:
     for row in ROWS:
-        run(row, small_pool, calm)
-    for case in cases_of(ROWS[-1], calm) * 2:
+        run_row(small_pool, row, calm, seed="host")
+    cases = make_cases(calm.url, "greedy", "mid-stream", "host again", SIZES)
+    for case in cases * 3:
         assert ask(small_pool.url, PATH, case.body).result == case.reference.result
     settle(small_pool)
     assert metrics_of(small_pool.url)["baton_prompt_tokens_host_total"] > 0

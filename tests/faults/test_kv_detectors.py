@@ -34,8 +34,8 @@ from tests.support.kv_faults.stage import CHUNKS, OTHER, OUTPUTS, SMALL, Stage
 from tests.support.kv_faults.store_servers import KVServers
 from tests.support.kv_faults.values import FIRST, HIT, SHARDED, change, flip, one_not_found, swap
 
-ROUNDS = 12
-LONG_S = 4.0  # for the other request to run, which without holds it does at once
+ROUNDS = 60  # at most: the first with a wrong byte ends the race
+TURNS = 600  # at most, for the other request to run, which without holds it does at once
 
 
 @pytest.fixture(scope="module")
@@ -152,9 +152,9 @@ def test_pages_that_are_not_held_for_a_put_are_stored_with_foreign_bytes(
     assert tally.wrong > 0
 
 
-def raced(servers: KVServers, race: Callable[[Stage, int, float], Tally]) -> Tally:
+def raced(servers: KVServers, race: Callable[[Stage, int, int], Tally]) -> Tally:
     with Stage(TIGHT, servers) as stage:
-        return race(stage, ROUNDS, LONG_S)
+        return race(stage, ROUNDS, TURNS)
 
 
 # --- the matrix itself ----------------------------------------------------------------------------

@@ -92,20 +92,6 @@ def stores() -> Iterator[Stores]:
     made.stop()
 
 
-def play(row: Row, stores: Stores, footprint: Footprint) -> None:
-    cell = row.cell
-    layout = cell.settings.layout()
-    limit_s = row.fault.deadline.seconds(layout)
-    with stores.lend(cell.instances) as servers:
-        with Stage(cell.settings, servers, limit_s=limit_s) as stage:
-            cell.play(stage)
-            stage.settle()
-            stage.compare_pages("d0")
-            heal(stage)
-            assert servers.immortal_keys() == []
-        footprint.check()
-
-
 def heal(stage: Stage) -> None:
     """With the fault over, who finds a chunk wrong drops its marker; then new nodes hand the prompt
     off, and what was lost is stored again."""
@@ -124,19 +110,24 @@ def heal(stage: Stage) -> None:
     stage.compare_pages("d9")
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if not row.cell.long], ids=str)
+@pytest.mark.parametrize(
+    "row",
+    [pytest.param(row, marks=pytest.mark.long) if row.cell.long else row for row in ROWS],
+    ids=str,
+)
 def test_a_fault_of_the_exchange_changes_no_token(
     row: Row, stores: Stores, footprint: Footprint
 ) -> None:
-    play(row, stores, footprint)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("row", [row for row in ROWS if row.cell.long], ids=str)
-def test_a_fault_of_the_exchange_changes_no_token_in_the_whole_matrix(
-    row: Row, stores: Stores, footprint: Footprint
-) -> None:
-    play(row, stores, footprint)
+    cell = row.cell
+    limit_s = row.fault.deadline.seconds(cell.settings.layout())
+    with stores.lend(cell.instances) as servers:
+        with Stage(cell.settings, servers, limit_s=limit_s) as stage:
+            cell.play(stage)
+            stage.settle()
+            stage.compare_pages("d0")
+            heal(stage)
+            assert servers.immortal_keys() == []
+        footprint.check()
 
 
 def test_each_fault_of_the_matrix_is_played_in_every_run() -> None:

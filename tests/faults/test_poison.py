@@ -28,7 +28,7 @@ def pool() -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("stream", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_it_ends_with_a_final_error_after_three_attempts_while_twenty_others_finish(
     stream: bool, pool: Cluster, calm: Cluster
 ) -> None:

@@ -7,9 +7,8 @@ no other node of its kind, ends with the error that names the revision.
 
 from __future__ import annotations
 
-import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -18,8 +17,8 @@ import pytest
 from tests.faults.conftest import HASTY, SLOW_DECODE, SLOW_PREFILL
 from tests.support.clients.streams import Told, ask
 from tests.support.faults.cases import PATH, Case, Sizes, make_cases
-from tests.support.faults.chaos_run import Known, ask_as, known_answers, problem_with
-from tests.support.faults.drains import empty, node_of, retries, tell
+from tests.support.faults.chaos_run import Clients, known_answers
+from tests.support.faults.drains import Retries, empty, node_of, tell
 from tests.support.faults.rows import Kind
 from tests.support.pools.leaks import settle
 from tests.support.pools.processes import SIM, Cluster
@@ -28,77 +27,92 @@ OTHER = "--sim-layers=3"
 ROLES = ("prefill", "decode")
 CLIENTS, REQUESTS, SEED = 8, 40, 9
 STREAMS: tuple[Kind, ...] = ("greedy", "seeded", "two", "logprobs")
-LONG = Sizes(target=64, others=48, answer=1000)
+LONG = Sizes(target=64, others=48, answer=600)
+TOO_LONG = Sizes(target=64, others=48, answer=1200)
 BEGUN = 4
 PATIENCE_S = 240.0
+NEVER_S = 600.0
 MESSAGE = (
-    "the pool rolled out to revision r1 while this request ran, and no stream crosses over to it;"
+    "the pool rolled out to revision {} while this request ran, and no stream crosses over to it;"
     " send the request again"
 )
-ROLLED_OUT = {"message": MESSAGE, "type": "server_error", "param": None, "code": "rolled_out"}
+
+
+class Rolling:
+    """A pool with a node of each role, which nodes of the same kind or of the other one replace
+    again and again. `calms` has an undisturbed pool for each of the two kinds."""
+
+    def __init__(self, pool: Cluster, calms: Sequence[Cluster]) -> None:
+        self.pool = pool
+        self.calms = calms
+        self.number = 0  # of the nodes that serve
+        self.kind = 0
+
+    def nodes(self, later: int = 0) -> dict[str, str]:
+        """Names by role; `later` 1: of those that come next."""
+        return {role: f"{role}-{self.number + later}" for role in ROLES}
+
+    @property
+    def calm(self) -> Cluster:
+        """Answers as the nodes that serve now."""
+        return self.calms[self.kind]
+
+    @property
+    def revision(self) -> str:
+        """Of the nodes that come next."""
+        return f"r{self.number + 1}"
+
+    def join(self, *, other: bool) -> None:
+        """The next node of each role starts; they get requests. `other`: of the other kind."""
+        self._kind_after = 1 - self.kind if other else self.kind
+        flags = [OTHER] if self._kind_after else []
+        for role, name in self.nodes(1).items():
+            self.pool.join(name, role, f"--revision={self.revision}", *flags)
+        self.pool.await_ready()
+
+    @contextmanager
+    def joined(self, *, other: bool) -> Iterator[None]:
+        """The same, but what is asked in this block still goes to the old nodes."""
+        self.join(other=other)
+        for name in self.nodes(1).values():
+            tell(self.pool, name, "drain")
+        yield
+        for name in self.nodes(1).values():
+            tell(self.pool, name, "resume")
+        self.pool.await_ready()
+
+    def replace(self, deadline_s: float) -> None:
+        """The old nodes drain since the next ones are there; they are empty, and end."""
+        names = list(self.nodes().values())
+        words = {"deadline_s": deadline_s, "reason": "roll-out", "replaced_by": self.revision}
+        for name in names:
+            tell(self.pool, name, "drain", **words)
+        assert node_of(self.pool, names[0])["replaced_by"] == self.revision
+        self.pool.wait(lambda: all(empty(self.pool, name) for name in names), "empty the old nodes")
+        for name in names:
+            self.pool.leave(name)
+        self.number, self.kind = self.number + 1, self._kind_after
 
 
 @pytest.fixture(scope="module")
-def other() -> Iterator[Cluster]:
-    """What the other kind answers, undisturbed."""
-    with Cluster(0, 1, flags=[*SIM, "--kv-blocks=4000", OTHER], store=False) as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def rolling() -> Iterator[Cluster]:
-    """A node of each role, whose successors are to come."""
-    cluster = Cluster(
+def rolling(calm: Cluster) -> Iterator[Rolling]:
+    pool = Cluster(
         *(1, 1),
         prefill_flags=[*SLOW_PREFILL, HASTY],
         decode_flags=[*SLOW_DECODE, HASTY],
         router_flags=["--handoff=always"],
     )
-    with cluster:
-        yield cluster
-
-
-def names_of(number: int) -> list[str]:
-    return [f"{role}-{number}" for role in ROLES]
-
-
-def join(pool: Cluster, number: int, *flags: str) -> None:
-    """A node of each role starts; they get requests."""
-    for role, name in zip(ROLES, names_of(number), strict=True):
-        pool.join(name, role, f"--revision=r{number}", *flags)
-    pool.await_ready()
-
-
-@contextmanager
-def joined(pool: Cluster, *flags: str) -> Iterator[None]:
-    """The same, but what is asked in this block still goes to the old nodes."""
-    join(pool, 1, *flags)
-    for name in names_of(1):
-        tell(pool, name, "drain")
-    yield
-    for name in names_of(1):
-        tell(pool, name, "resume")
-    pool.await_ready()
-
-
-def replaced(pool: Cluster, number: int, deadline_s: float) -> None:
-    """The nodes drain since those with the next number are there; they are empty, and end."""
-    names = names_of(number)
-    for name in names:
-        told = {"deadline_s": deadline_s, "reason": "roll-out", "replaced_by": f"r{number + 1}"}
-        tell(pool, name, "drain", **told)
-    assert node_of(pool, names[0])["replaced_by"] == f"r{number + 1}"
-    pool.wait(lambda: all(empty(pool, name) for name in names), "empty the old nodes")
-    for name in names:
-        pool.leave(name)
+    other = Cluster(0, 1, flags=[*SIM, "--kv-blocks=4000", OTHER], store=False)
+    with pool, other:
+        yield Rolling(pool, (calm, other))
 
 
 class Streams:
     """Long streams that all decode on the old nodes."""
 
-    def __init__(self, pool: Cluster, calm: Cluster, seed: str) -> None:
-        self.cases = make_cases(calm.url, "greedy", "mid-stream", seed, LONG, STREAMS)
-        self._pool = pool
+    def __init__(self, rolling: Rolling, seed: str, sizes: Sizes = LONG) -> None:
+        self.cases = make_cases(rolling.calm.url, "greedy", "mid-stream", seed, sizes, STREAMS)
+        self._pool = rolling.pool
         self._begun = {case.kind: threading.Event() for case in self.cases}
         self._threads = ThreadPoolExecutor(len(self.cases))
         answers = [self._threads.submit(self._ask, case) for case in self.cases]
@@ -121,125 +135,77 @@ class Streams:
         return ask(self._pool.url, PATH, case.body, heard)
 
 
-def test_within_a_fingerprint_streams_move_and_are_the_same(
-    rolling: Cluster, calm: Cluster
-) -> None:
-    with joined(rolling):
-        streams = Streams(rolling, calm, "same")
-    replaced(rolling, 0, 0.1)
+def test_within_a_fingerprint_streams_move_and_are_the_same(rolling: Rolling) -> None:
+    retries, new = Retries(rolling.pool), rolling.nodes(1)
+    with rolling.joined(other=False):
+        streams = Streams(rolling, "same")
+    rolling.replace(0.1)
     for case, told in streams.ends():
         case.check(told)
-        placed = rolling.witness.placements(case.prompt)
-        assert placed[-1].node == "decode-1"
-    assert retries(rolling)["drained"] >= len(STREAMS)
-    settle(rolling)
+        placed = rolling.pool.witness.placements(case.prompt)
+        assert placed[-1].node == new["decode"]
+    assert retries.of("drained") >= len(STREAMS)
+    settle(rolling.pool)
 
 
-def test_to_another_fingerprint_what_ends_in_time_is_the_same(
-    rolling: Cluster, calm: Cluster
-) -> None:
-    with joined(rolling, OTHER):
-        streams = Streams(rolling, calm, "in time")
-    replaced(rolling, 0, 60.0)
+def test_to_another_fingerprint_what_ends_in_time_is_the_same(rolling: Rolling) -> None:
+    retries, old = Retries(rolling.pool), rolling.nodes()
+    with rolling.joined(other=True):
+        streams = Streams(rolling, "in time")
+    rolling.replace(NEVER_S)
     for case, told in streams.ends():
         case.check(told)
-        nodes = {each.node for each in rolling.witness.placements(case.prompt)}
-        assert nodes == {"prefill-0", "decode-0"}
-    assert "drained" not in retries(rolling)
-    settle(rolling)
+        nodes = {each.node for each in rolling.pool.witness.placements(case.prompt)}
+        assert nodes == set(old.values())
+    assert retries.of("drained") == 0
+    settle(rolling.pool)
 
 
 def test_what_outlasts_the_deadline_ends_with_the_error_that_names_the_revision(
-    rolling: Cluster, calm: Cluster
+    rolling: Rolling,
 ) -> None:
-    with joined(rolling, OTHER):
-        streams = Streams(rolling, calm, "too long")
-    replaced(rolling, 0, 0.1)
+    message = MESSAGE.format(rolling.revision)
+    with rolling.joined(other=True):
+        streams = Streams(rolling, "too long", TOO_LONG)
+    rolling.replace(0.1)
     for case, told in streams.ends():
-        assert told.error == ROLLED_OUT
+        assert told.error == {
+            **{"message": message, "type": "server_error", "param": None, "code": "rolled_out"}
+        }
         assert not told.whole
         for number, choice in told.result.choices.items():
             whole = case.reference.result.choices[number]
             assert choice.ids == whole.ids[: len(choice.ids)]
             assert whole.text.startswith(choice.text)
-    settle(rolling)
+    settle(rolling.pool)
 
 
-def test_what_has_no_token_yet_goes_over(rolling: Cluster, other: Cluster) -> None:
-    [case] = make_cases(other.url, "seeded", "job sent", "late", Sizes(target=1500), ("seeded",))
+def test_what_has_no_token_yet_goes_over(rolling: Rolling) -> None:
+    pool, old, new = rolling.pool, rolling.nodes(), rolling.nodes(1)
+    calm = rolling.calms[1 - rolling.kind]
+    [case] = make_cases(calm.url, "seeded", "job sent", "late", Sizes(target=1500), ("seeded",))
     with ThreadPoolExecutor(1) as threads:
-        with joined(rolling, OTHER):
-            answer = threads.submit(ask, rolling.url, PATH, case.body)
-            rolling.wait(lambda: rolling.witness.placements(case.prompt), "place the request")
-            rolling.nodes["prefill-0"].freeze_engine()  # else it might be done by the drain
-        rolling.nodes["prefill-0"].wake()
-        replaced(rolling, 0, 0.0)
+        with rolling.joined(other=True):
+            answer = threads.submit(ask, pool.url, PATH, case.body)
+            pool.wait(lambda: pool.witness.placements(case.prompt), "place the request")
+            pool.nodes[old["prefill"]].freeze_engine()  # else it might be done by the drain
+        pool.nodes[old["prefill"]].wake()
+        rolling.replace(0.0)
         case.check(answer.result(PATIENCE_S))
-    placed = rolling.witness.placements(case.prompt)
-    assert {(each.attempt, each.node) for each in placed} >= {(1, "prefill-0"), (2, "prefill-1")}
-    settle(rolling)
-
-
-# --- under load -----------------------------------------------------------------------------------
-
-
-class Asking:
-    """Clients that each ask one thing after another until told to stop. `wrong` says what was,
-    `by` counts the answers of each kind of nodes."""
-
-    def __init__(self, pool: Cluster, kinds: list[list[Known]]) -> None:
-        self._pool = pool
-        self._kinds = kinds
-        self._stop = threading.Event()
-        self._threads = ThreadPoolExecutor(CLIENTS)
-        self.wrong: list[str] = []
-        self.by = [0] * len(kinds)
-        for number in range(CLIENTS):
-            self._threads.submit(self._client, random.Random(f"{SEED}/{number}"))
-
-    def serves(self, kind: int) -> None:
-        """Wait until these nodes answer, unless something is wrong."""
-        before = self.by[kind]
-        self._pool.wait(lambda: self.wrong or self.by[kind] > before, "serve with the new nodes")
-        assert self.wrong == []
-
-    def end(self) -> None:
-        self._stop.set()
-        self._threads.shutdown()
-
-    def _client(self, rng: random.Random) -> None:
-        while not self._stop.is_set() and not self.wrong:
-            number = rng.randrange(REQUESTS)
-            told = ask_as(self._pool.url, self._kinds[0][number].asked)
-            problems = [problem_with(told, known[number]) for known in self._kinds]
-            if all(problems):
-                self.wrong.append("\nor\n".join(problems))
-                return
-            self.by[problems.index("")] += 1
-
-
-def run(pool: Cluster, calm: Cluster, other: Cluster, rolls: int) -> None:
-    """Roll from one kind to the other and back, so often."""
-    kinds = [known_answers(one.url, SEED, REQUESTS) for one in (calm, other)]
-    asking = Asking(pool, kinds)
-    try:
-        for number in range(rolls):
-            join(pool, number + 1, *([OTHER] if number % 2 == 0 else []))
-            replaced(pool, number, 60.0)
-            asking.serves((number + 1) % 2)
-    finally:
-        asking.end()
-    assert asking.wrong == []
+    placed = {(each.attempt, each.node) for each in pool.witness.placements(case.prompt)}
+    assert placed >= {(1, old["prefill"]), (2, new["prefill"])}
     settle(pool)
 
 
-def test_no_client_sees_a_roll_out_to_another_fingerprint_and_back(
-    rolling: Cluster, calm: Cluster, other: Cluster
-) -> None:
-    run(rolling, calm, other, 2)
-
-
-@pytest.mark.long
 @pytest.mark.timeout(900)
-def test_no_client_sees_many_roll_outs(rolling: Cluster, calm: Cluster, other: Cluster) -> None:
-    run(rolling, calm, other, 20)
+@pytest.mark.parametrize("rolls", [2, pytest.param(20, marks=pytest.mark.long)])
+def test_no_client_sees_a_roll_out_to_another_fingerprint_and_back(
+    rolling: Rolling, rolls: int
+) -> None:
+    kinds = [known_answers(one.url, SEED, REQUESTS) for one in rolling.calms]
+    with Clients(rolling.pool, kinds, SEED, CLIENTS) as clients:
+        for _ in range(rolls):
+            rolling.join(other=True)
+            rolling.replace(NEVER_S)
+            clients.await_answers(rolling.kind)
+    settle(rolling.pool)

@@ -8,6 +8,7 @@ back, that is noticed by itself.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 
@@ -23,6 +24,11 @@ FAULTS: dict[str, Callable[[FaultyStore, Which], None]] = {
     "frozen": FaultyStore.freeze,
     "full": FaultyStore.fill,
 }
+SHORT = (("index", "away"), ("data", "frozen"), ("data", "full"))
+CELLS = [
+    pytest.param(*cell, marks=() if cell in SHORT else pytest.mark.long)
+    for cell in product(("index", "data"), FAULTS)
+]
 MANY = 500
 
 
@@ -53,8 +59,7 @@ class Asker:
         return make_cases(self._calm.url, "seeded", "mid-stream", seed, SIZES, [])
 
 
-@pytest.mark.parametrize("how", FAULTS)
-@pytest.mark.parametrize("what", ["index", "data"])
+@pytest.mark.parametrize(("what", "how"), CELLS)
 def test_without_a_store_decode_nodes_compute_alone_and_its_return_is_noticed(
     what: Which, how: str, pool: Cluster, calm: Cluster
 ) -> None:

@@ -50,6 +50,9 @@ class Sizes:
     end_id: int = 127
 
 
+SIZES = Sizes()
+
+
 @dataclass(frozen=True)
 class Case:
     kind: Kind

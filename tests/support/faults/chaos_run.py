@@ -1,7 +1,6 @@
 """Many clients on a cluster while a breaker does its work; every answer is compared.
 
-In: a cluster, a calm pool's answers, a breaker. Out: Tally. The first wrong answer ends the run,
-with what was done to the cluster around it and where the request was placed.
+In: a cluster, a calm pool's answers. Out: Tally. The first wrong answer ends the run.
 """
 
 from __future__ import annotations
@@ -11,8 +10,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from types import TracebackType
 
 from baton_protocol.ids import RequestId
 from tests.support.clients.http import Json, hang_up
@@ -58,55 +58,80 @@ class Wrong(AssertionError):
 
 
 class Clients:
-    """`count` of them, each asking one thing after another until told to stop. `as_good` may
-    accept an answer that is another one."""
+    """`with` it, `count` of them each ask one thing after another. `kinds` holds the same requests
+    for each kind of nodes that may answer, with its answers; `by` counts the answers of each.
+    `as_good` may accept an answer that is another one. `wrong` says what was."""
 
     def __init__(
         self,
         cluster: Cluster,
-        known: Sequence[Known],
+        kinds: Sequence[Sequence[Known]],
         seed: int,
         count: int,
         as_good: Callable[[Told, Known], bool] = lambda told, known: False,
     ) -> None:
         self._as_good = as_good
         self._cluster = cluster
-        self._known = known
+        self._kinds = kinds
         self._seed = seed
         self._count = count
         self._lock = threading.Lock()
         self._stop = threading.Event()
+        self._threads = ThreadPoolExecutor(count)
+        self._clients: list[Future[None]] = []
         self.tally = Tally()
+        self.by = [0] * len(kinds)
         self.wrong: list[str] = []
 
-    def run(self, duration_s: float, breaker: Breaker) -> None:
-        """Ask for `duration_s`; raise Wrong with the story of the first wrong answer."""
-        with ThreadPoolExecutor(self._count) as threads:
-            clients = [threads.submit(self._client, number) for number in range(self._count)]
-            until = time.monotonic() + duration_s
-            while time.monotonic() < until and not self.wrong and breaker.failure is None:
-                time.sleep(0.05)
-            self._stop.set()
-        for client in clients:
-            client.result()
-        if self.wrong:
-            raise Wrong(self.wrong[0] + "\n" + self._story(breaker))
+    def __enter__(self) -> Clients:
+        self._clients = [
+            self._threads.submit(self._client, number) for number in range(self._count)
+        ]
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop.set()
+        self._threads.shutdown()
+        if error is None:
+            for client in self._clients:
+                client.result()
+            if self.wrong:
+                raise Wrong(self.wrong[0])
+
+    def go_on(self, duration_s: float, breaker: Breaker) -> None:
+        """Ask for `duration_s`, or until something is wrong."""
+        until = time.monotonic() + duration_s
+        while time.monotonic() < until and not self.wrong and breaker.failure is None:
+            time.sleep(0.05)
+
+    def await_answers(self, kind: int = 0, count: int = 1) -> None:
+        """Wait for so many more answers of this kind, unless something is wrong."""
+        enough = self.by[kind] + count
+        self._cluster.wait(lambda: self.wrong or self.by[kind] >= enough, "answer")
 
     def _client(self, number: int) -> None:
         rng = random.Random(f"{self._seed}/{number}")
-        while not self._stop.is_set():
-            known = rng.choice(self._known)
-            told = ask_as(self._cluster.url, known.asked)
-            problem = problem_with(told, known)
-            if problem and self._as_good(told, known):
-                problem = ""
+        while not self._stop.is_set() and not self.wrong:
+            which = rng.randrange(len(self._kinds[0]))
+            asked = self._kinds[0][which].asked
+            told = ask_as(self._cluster.url, asked)
+            problems = [self._problem(told, known[which]) for known in self._kinds]
             with self._lock:
-                self._count_in(told, known.asked)
-                if problem:
+                self._count_in(told, asked)
+                if all(problems):
                     self._last = told
-                    self.wrong.append(problem)
-            if problem:
-                return
+                    self.wrong.append("\nor\n".join(problems))
+                else:
+                    self.by[problems.index("")] += 1
+
+    def _problem(self, told: Told, known: Known) -> str:
+        problem = problem_with(told, known)
+        return "" if problem and self._as_good(told, known) else problem
 
     def _count_in(self, told: Told, asked: Asked) -> None:
         tally = self.tally
@@ -116,7 +141,8 @@ class Clients:
         tally.worst_pause_s = max(tally.worst_pause_s, told.worst_pause_s)
         tally.statuses[told.status] += 1
 
-    def _story(self, breaker: Breaker) -> str:
+    def story(self, breaker: Breaker) -> str:
+        """What was done around the first wrong answer, and where its request was placed."""
         began, ended = self._last.at[0], self._last.at[-1]
         seen = [*breaker.timeline, (began, "asked"), (ended, "ended")]
         placed = self._cluster.witness.of(RequestId(self._last.request))

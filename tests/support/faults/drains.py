@@ -31,6 +31,16 @@ def empty(pool: Cluster, name: str) -> bool:
     return node["state"] == "draining" and not any(node["load"][kind] for kind in kinds)
 
 
-def retries(pool: Cluster) -> dict[str, int]:
-    """Requests placed again since the router began, by cause."""
-    return {cause: int(float(n)) for cause, n in _RETRIES.findall(text_of(pool.url, "/metrics"))}
+class Retries:
+    """Requests that were placed again since this was made."""
+
+    def __init__(self, pool: Cluster) -> None:
+        self._pool = pool
+        self._before = self._now()
+
+    def of(self, cause: str) -> int:
+        return self._now().get(cause, 0) - self._before.get(cause, 0)
+
+    def _now(self) -> dict[str, int]:
+        page = text_of(self._pool.url, "/metrics")
+        return {cause: int(float(count)) for cause, count in _RETRIES.findall(page)}

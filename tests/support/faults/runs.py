@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from baton_kvstore.keys import marker_key
@@ -18,8 +18,9 @@ from baton_protocol.ids import Fingerprint
 from baton_protocol.link import Deltas, First, PrefillDone, PrefillJob, RunJob, ToNode, ToRouter
 from tests.support.clients.http import exchange
 from tests.support.clients.streams import Told, ask
-from tests.support.faults.cases import PATH, Case
-from tests.support.faults.rows import Row
+from tests.support.faults.cases import PATH, SIZES, Case, Sizes, make_cases
+from tests.support.faults.rows import KINDS, Kind, Row
+from tests.support.pools.leaks import settle
 from tests.support.pools.processes import Cluster, Node
 from tests.support.stores.store_faults import which
 from tests.support.wires.witness import Role, Trap
@@ -273,13 +274,33 @@ def _hit_node(node: Node, how: str) -> None:
     acts[how]()
 
 
-def run_row(cluster: Cluster, row: Row, cases_for: Callable[[int], list[Case]]) -> FaultRun:
-    """Run a row; once more with other prompts where its moment had passed already."""
-    for turn in range(TURNS):
-        run = FaultRun(cluster, row, cases_for(turn))
-        try:
-            run.run()
-        except Missed:
-            continue
-        return run
-    raise AssertionError(f"{row}: its moment was missed {TURNS} times")
+def run_row(
+    cluster: Cluster,
+    row: Row,
+    calm: Cluster,
+    *,
+    seed: str = "",
+    sizes: Sizes = SIZES,
+    kinds: Sequence[Kind] = KINDS,
+    judge: Callable[[Case], Case] = lambda case: case,
+) -> None:
+    """Run a row with prompts drawn from `seed`, once more with others where its moment had passed
+    already; repair the cluster, and wait until nobody holds anything. `judge` may turn a case into
+    one that is checked in another way."""
+    try:
+        for turn in range(TURNS):
+            seeds = f"{seed}/{row}/{turn}"
+            cases = make_cases(calm.url, row.kind, row.when, seeds, sizes, kinds)
+            try:
+                FaultRun(cluster, row, [judge(case) for case in cases]).run()
+                break
+            except Missed:
+                continue
+        else:
+            raise AssertionError(f"{row}: its moment was missed {TURNS} times")
+    except AssertionError as error:
+        error.add_note(cluster.logs() + calm.logs())
+        raise
+    finally:
+        cluster.repair()
+    settle(cluster)

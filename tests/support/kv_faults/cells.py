@@ -187,9 +187,11 @@ def some_lost(stage: Stage) -> None:
     assert node.desk.counters.lost_chunks == len(node.lost())
 
 
-def some_refused(stage: Stage) -> None:
-    """A put's own deadline may be later than the request's end."""
-    stage.spin(lambda: bool(stage.node("p0").refused()), "a refused put")
+def some_refused(stage: Stage, puts: int = CHUNKS) -> None:
+    """Of so many puts. A put's own deadline may be later than the request's end."""
+    node = stage.node("p0")
+    stage.spin(lambda: bool(node.refused()) or node.published() == puts, "a refused put")
+    assert node.refused()
 
 
 def some_unmarked(stage: Stage) -> None:

@@ -11,7 +11,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -28,6 +28,7 @@ from tests.support.nodes.processes import make_request
 
 ROUNDS = 1000
 SOURCE_ROUNDS = 100
+SHORT_ROUNDS = 24  # each way to end a request comes at least twice
 WARM_UP = 200  # rounds after which memory is level
 WEIGH_EVERY = 100
 LATE_EVERY = 20  # rounds
@@ -37,7 +38,7 @@ CHUNKS = 3
 TIGHT = msgspec.structs.replace(SMALL, num_blocks=CHUNKS + 1, max_batched_tokens=256)
 OUTPUTS = 3
 PROMPTS = 8
-WANTED_S = 0.002  # so long the other request wants the pages before the copy goes on
+TURNS = 3  # at most, in which the other request wants the pages before the copy goes on
 HOUR_S = 3600.0
 GATE_S = 120.0
 
@@ -103,11 +104,12 @@ def ask(name: str, seed: int) -> Request:
 
 
 class Race:
-    """One node, one gate. The other request wants pages for `wanted_s` at most, unless it runs."""
+    """One node, one gate. The other request wants pages for `turns` turns of the node's loop at
+    most, unless it runs."""
 
-    def __init__(self, stage: Stage, wanted_s: float) -> None:
+    def __init__(self, stage: Stage, turns: int) -> None:
         self.stage = stage
-        self._wanted_s = wanted_s
+        self._turns = turns
         self.tally = Tally()
         self.node: StageNode = stage.node("d0", wrap=self._wrap)
         self._rng = random.Random(1)
@@ -128,10 +130,11 @@ class Race:
         stage.spin(lambda: self.memory.waiting > 0, "a copy in front of the gate")
         self._end(first, number)
         node.take(RunJob(other))
-        wanted_until = time.monotonic() + self._wanted_s * self._rng.random()
-        while not node.ids(other.id) and time.monotonic() < wanted_until:
+        for _ in range(self._rng.randint(0, self._turns)):
             node.desk.turn()
             time.sleep(TURN_S)
+            if node.ids(other.id):
+                break
         self.tally.met += self.memory.waiting > 0 and not node.freed
         self.tally.early += bool(node.ids(other.id))
         self.memory.open()
@@ -173,22 +176,27 @@ def resident_bytes() -> int:
     return int(psutil.Process(os.getpid()).memory_info().rss)
 
 
-def destination_race(stage: Stage, rounds: int, wanted_s: float = WANTED_S) -> Tally:
-    """Fetches into pages of requests that have ended."""
+def destination_race(stage: Stage, rounds: int, turns: int = TURNS) -> Tally:
+    """Fetches into pages of requests that have ended; until something is wrong."""
     stage.request = ask("stored", PROMPTS)
     stage.publish()
-    race = Race(stage, wanted_s)
+    race = Race(stage, turns)
     for number in range(rounds):
+        if race.tally.wrong:
+            break
         first = msgspec.structs.replace(ask(f"first-{number}", PROMPTS), time_left=HOUR_S)
         race.round(number, first, fetches=True)
     return race.tally
 
 
-def source_race(stage: Stage, rounds: int, wanted_s: float = WANTED_S) -> Tally:
-    """Puts out of pages of requests that have ended: what is stored is right, or is not there."""
+def source_race(stage: Stage, rounds: int, turns: int = TURNS) -> Tally:
+    """Puts out of pages of requests that have ended: what is stored is right, or is not there;
+    until something is wrong."""
     stage.request = ask("stored", PROMPTS)
-    race = Race(stage, wanted_s)
+    race = Race(stage, turns)
     for number in range(rounds):
+        if race.tally.wrong:
+            break
         first = ask(f"first-{number}", PROMPTS + number)
         race.round(number, first, fetches=False)
         race.tally.wrong += wrong_values(stage, first)
@@ -208,15 +216,24 @@ def wrong_values(stage: Stage, request: Request) -> int:
     return found
 
 
-def raced(*, source: bool, rounds: int) -> Act:
+def raced(race: Callable[[Stage, int], Tally], rounds: int) -> Act:
     def play(stage: Stage) -> None:
-        tally = (source_race if source else destination_race)(stage, rounds)
+        tally = race(stage, rounds)
         assert (tally.early, tally.wrong) == (0, 0), tally
         # A machine that stands still for long lets a copy end before its time.
         assert tally.met > 0.9 * rounds, tally
         assert tally.grown_bytes < SPARE_BYTES, tally
 
     return play
+
+
+def _cells(race: Callable[[Stage, int], Tally], rounds: int) -> tuple[Cell, Cell]:
+    """A few rounds in every run, many in `make test-long`."""
+    few, many = (
+        Cell(case=f"{count} rounds", play=raced(race, count), settings=TIGHT, long=count == rounds)
+        for count in (SHORT_ROUNDS, rounds)
+    )
+    return few, many
 
 
 FAULTS: tuple[Fault, ...] = (
@@ -227,21 +244,13 @@ FAULTS: tuple[Fault, ...] = (
         seen="in each round the pages stay held until the copy is over; then tokens and pages of "
         "the other are right; memory stays level",
         deadline=Deadline(),
-        cells=(
-            Cell(case=f"{ROUNDS} rounds", play=raced(source=False, rounds=ROUNDS), settings=TIGHT),
-        ),
+        cells=_cells(destination_race, ROUNDS),
     ),
     Fault(
         name="aborted with a put in flight",
         how=f"{SOURCE_ROUNDS} rounds: the same on the writing side; pages wait to be copied out",
         seen="the pages stay held until they are copied; what is stored has the right bytes",
         deadline=Deadline(),
-        cells=(
-            Cell(
-                case=f"{SOURCE_ROUNDS} rounds",
-                play=raced(source=True, rounds=SOURCE_ROUNDS),
-                settings=TIGHT,
-            ),
-        ),
+        cells=_cells(source_race, SOURCE_ROUNDS),
     ),
 )

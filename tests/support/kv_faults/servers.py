@@ -5,6 +5,8 @@ In: nothing. Out: FAULTS. Each way to hurt a server, on each role, at each momen
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tests.support.kv_faults.cells import (
     Act,
     Cell,
@@ -56,36 +58,32 @@ def fill(server: str, policy: str) -> Act:
 def other_prompt_refused(stage: Stage) -> None:
     """A full server takes no more chunks (the reads were served)."""
     stage.publish_in_vain(stage.ask("other", OTHER))
-    some_refused(stage)
+    some_refused(stage, 2 * CHUNKS)
 
 
 def timed_out(stage: Stage) -> None:
     assert any("in time" in reason for reason in stage.node("d0").lost())
 
 
-def _dying(name: str, how: str, act: str, deadline: Deadline) -> Fault:
-    """A server that goes: on each role, at each moment."""
-    # SIGKILL and SIGSTOP are played at each moment in every run.
-    more = act not in ("kill", "freeze")
+def _dying(name: str, how: str, act: str, deadline: Deadline, short: Sequence[str]) -> Fault:
+    """A server that goes: on each role, at each moment. The `short` cases are for every run."""
     bitten = all_of(some_lost, some_refused) if act != "restart" else some_lost
     unmarked = some_refused if act != "restart" else some_unmarked
+    plays = (
+        ("data, stored", stored(on(act, DATA), nothing_fetched)),
+        ("data, publishing", publishing(on(act, DATA), bitten)),
+        ("data, fetching", fetching(on(act, DATA), some_lost)),
+        ("index, stored", stored(on(act, INDEX), nothing_fetched)),
+        ("index, publishing", publishing(on(act, INDEX), unmarked, server="index")),
+        ("both, stored", stored(on(act, BOTH), nothing_fetched)),
+        ("both, publishing", publishing(on(act, BOTH), bitten)),
+    )
     return Fault(
         name=name,
         how=how,
         seen="what was on the server is neither fetched nor believed; puts under way are refused",
         deadline=deadline,
-        cells=(
-            Cell(case="data, stored", play=stored(on(act, DATA), nothing_fetched)),
-            Cell(case="data, publishing", play=publishing(on(act, DATA), bitten), long=more),
-            Cell(case="data, fetching", play=fetching(on(act, DATA), some_lost), long=more),
-            Cell(case="index, stored", play=stored(on(act, INDEX), nothing_fetched), long=more),
-            Cell(
-                case="index, publishing",
-                play=publishing(on(act, INDEX), unmarked, server="index"),
-            ),
-            Cell(case="both, stored", play=stored(on(act, BOTH), nothing_fetched), long=True),
-            Cell(case="both, publishing", play=publishing(on(act, BOTH), bitten), long=more),
-        ),
+        cells=tuple(Cell(case=case, play=play, long=case not in short) for case, play in plays),
     )
 
 
@@ -110,24 +108,28 @@ FAULTS: tuple[Fault, ...] = (
         "SIGKILL to data, index or both; they come back empty after 0.2 s",
         "kill",
         Deadline(transfers=1, chunks=True),
+        ("data, publishing", "index, stored"),
     ),
     _dying(
         "gone for good",
         "SIGKILL, and nobody starts it again before the request's end",
         "take_away",
         Deadline(transfers=1, chunks=True),
+        ("data, stored", "index, publishing"),
     ),
     _dying(
         "SIGSTOP",
         "the server stands still until the request's end; connections stay",
         "freeze",
         Deadline(transfers=1, connects=1, index=1, chunks=True),
+        ("data, fetching", "index, publishing"),
     ),
     _dying(
         "restart empty",
         "killed, and up again with another run id before anybody asks",
         "restart",
         Deadline(transfers=1, chunks=True),
+        ("data, stored", "index, publishing"),
     ),
     Fault(
         name="one of two data servers lost",
@@ -146,9 +148,9 @@ FAULTS: tuple[Fault, ...] = (
         seen="each chunk asked for is counted lost, its marker dropped, recomputed, put again",
         deadline=Deadline(chunks=True),
         cells=(
-            Cell(case="stored", play=stored(flush("data0"), lost(CHUNKS, "missing"))),
+            Cell(case="stored", play=stored(flush("data0"), lost(CHUNKS, "missing")), long=True),
             Cell(case="publishing", play=publishing(flush("data0"), some_lost)),
-            Cell(case="fetching", play=fetching(flush("data0"), some_lost)),
+            Cell(case="fetching", play=fetching(flush("data0"), some_lost), long=True),
         ),
     ),
     Fault(
@@ -157,7 +159,7 @@ FAULTS: tuple[Fault, ...] = (
         seen="nothing is found; the same chunks are put again over the old values",
         deadline=Deadline(chunks=True),
         cells=(
-            Cell(case="stored", play=stored(flush("index"), nothing_fetched)),
+            Cell(case="stored", play=stored(flush("index"), nothing_fetched), long=True),
             Cell(
                 case="publishing",
                 play=publishing(flush("index"), some_unmarked, server="index"),
@@ -175,6 +177,7 @@ FAULTS: tuple[Fault, ...] = (
                 play=stored(
                     fill("data0", "noeviction"), all_of(everything_fetched, other_prompt_refused)
                 ),
+                long=True,
             ),
             Cell(
                 case="data keeps, publishing",
@@ -194,6 +197,7 @@ FAULTS: tuple[Fault, ...] = (
                 play=stored(
                     fill("index", "noeviction"), all_of(everything_fetched, other_prompt_refused)
                 ),
+                long=True,
             ),
             Cell(
                 case="index, publishing",

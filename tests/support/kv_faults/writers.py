@@ -171,7 +171,11 @@ FAULTS: tuple[Fault, ...] = (
         "visible; placed again, another node puts just what has no marker",
         deadline=Deadline(chunks=True),
         cells=(
-            Cell(case="in a value", play=killed(in_value(0), shards=0, marked=False, told=False)),
+            Cell(
+                case="in a value",
+                play=killed(in_value(0), shards=0, marked=False, told=False),
+                long=True,
+            ),
             Cell(
                 case="before the marker",
                 play=killed(before_marker, shards=1, marked=False, told=False),
