@@ -1,4 +1,5 @@
-"""Pools that the fault tests of one file share; repaired after each test, not restarted."""
+"""Pools that the fault tests of one file share; repaired after each test, not restarted. The one
+that nobody disturbs is for all files."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ STALL = "--stall-timeout=4"
 TORCH_MODEL = "llama-gqa4"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def calm() -> Iterator[Cluster]:
     """Undisturbed, alone and fast: one node without a store gives the reference answers."""
     with Cluster(0, 1, flags=[*SIM, "--kv-blocks=4000"], store=False) as cluster:

@@ -8,24 +8,22 @@ test drains one node after another while clients never cease to ask.
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
 
 from tests.support.clients.http import complete, exchange
-from tests.support.clients.streams import Told, ask
+from tests.support.clients.streams import ask
 from tests.support.faults.cases import PATH, Case, Sizes, make_cases
 from tests.support.faults.chaos_run import Clients, known_answers
-from tests.support.faults.drains import Retries, empty, node_of, tell
+from tests.support.faults.drains import Load, Retries, empty, node_of, tell
 from tests.support.pools.leaks import settle
 from tests.support.pools.processes import Cluster
 
 SIZES = Sizes(target=64, others=48, answer=120)
 LONG = Sizes(target=64, others=48, answer=500)
-BEGUN = 4  # ids by which a stream decodes
 PATIENCE_S = 240.0
 TRIES = 5
 CLIENTS, REQUESTS, SEED = 12, 60, 7
@@ -46,60 +44,10 @@ def whole(pool: Cluster) -> Iterator[None]:
     settle(pool)
 
 
-class Load:
-    """One request of each kind, all at once. `begun` once each stream decodes."""
-
-    def __init__(self, pool: Cluster, calm: Cluster, seed: str, sizes: Sizes) -> None:
-        self.pool = pool
-        self.cases = make_cases(calm.url, "greedy", "mid-stream", seed, sizes)
-        self._threads = ThreadPoolExecutor(len(self.cases))
-        self._begun = {case.kind: threading.Event() for case in self.cases if case.body["stream"]}
-        self._answers: list[Future[Told]] = []
-        self.retries = Retries(pool)
-
-    def start(self) -> None:
-        self._answers = [self._threads.submit(self._ask, case) for case in self.cases]
-        for kind, begun in self._begun.items():
-            assert begun.wait(PATIENCE_S), f"the {kind} request does not decode"
-        placed = self.pool.witness.placements
-        self.pool.wait(lambda: all(placed(case.prompt) for case in self.cases), "place them all")
-
-    def check(self) -> None:
-        """Every answer is the undisturbed one."""
-        for case, answer in zip(self.cases, self._answers, strict=True):
-            case.check(answer.result(PATIENCE_S))
-        self._threads.shutdown()
-
-    @property
-    def running(self) -> int:
-        return sum(not answer.done() for answer in self._answers)
-
-    def moved(self) -> list[Case]:
-        return [case for case in self.cases if self.attempts(case) > 1]
-
-    def on(self, case: Case) -> list[str]:
-        """The nodes that were to decode it, in turn."""
-        placed = self.pool.witness.placements(case.prompt)
-        return [each.node for each in placed if each.role == "decode"]
-
-    def attempts(self, case: Case) -> int:
-        return self.pool.witness.placements(case.prompt)[-1].attempt
-
-    def _ask(self, case: Case) -> Told:
-        def heard(told: Told) -> bool:
-            seen = told.result.choices.get(0)
-            if seen is not None and len(seen.ids) >= BEGUN:
-                self._begun[case.kind].set()
-            return True
-
-        return ask(self.pool.url, PATH, case.body, heard)
-
-
 @contextmanager
 def load(pool: Cluster, calm: Cluster, seed: str, sizes: Sizes = SIZES) -> Iterator[Load]:
     """Under way; checked at the end."""
     under = Load(pool, calm, seed, sizes)
-    under.start()
     yield under
     under.check()
 

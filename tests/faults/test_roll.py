@@ -7,7 +7,6 @@ no other node of its kind, ends with the error that names the revision.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -15,10 +14,10 @@ from contextlib import contextmanager
 import pytest
 
 from tests.faults.conftest import HASTY, SLOW_DECODE, SLOW_PREFILL
-from tests.support.clients.streams import Told, ask
-from tests.support.faults.cases import PATH, Case, Sizes, make_cases
+from tests.support.clients.streams import ask
+from tests.support.faults.cases import PATH, Sizes, make_cases
 from tests.support.faults.chaos_run import Clients, known_answers
-from tests.support.faults.drains import Retries, empty, node_of, tell
+from tests.support.faults.drains import Load, empty, node_of, tell
 from tests.support.faults.rows import Kind
 from tests.support.pools.leaks import settle
 from tests.support.pools.processes import SIM, Cluster
@@ -29,7 +28,6 @@ CLIENTS, REQUESTS, SEED = 8, 40, 9
 STREAMS: tuple[Kind, ...] = ("greedy", "seeded", "two", "logprobs")
 LONG = Sizes(target=64, others=48, answer=600)
 TOO_LONG = Sizes(target=64, others=48, answer=1200)
-BEGUN = 4
 PATIENCE_S = 240.0
 NEVER_S = 600.0
 MESSAGE = (
@@ -107,57 +105,32 @@ def rolling(calm: Cluster) -> Iterator[Rolling]:
         yield Rolling(pool, (calm, other))
 
 
-class Streams:
+def streams(rolling: Rolling, seed: str, sizes: Sizes = LONG) -> Load:
     """Long streams that all decode on the old nodes."""
-
-    def __init__(self, rolling: Rolling, seed: str, sizes: Sizes = LONG) -> None:
-        self.cases = make_cases(rolling.calm.url, "greedy", "mid-stream", seed, sizes, STREAMS)
-        self._pool = rolling.pool
-        self._begun = {case.kind: threading.Event() for case in self.cases}
-        self._threads = ThreadPoolExecutor(len(self.cases))
-        answers = [self._threads.submit(self._ask, case) for case in self.cases]
-        for kind, begun in self._begun.items():
-            assert begun.wait(PATIENCE_S), f"the {kind} request does not decode"
-        self._answers = dict(zip(STREAMS, answers, strict=True))
-
-    def ends(self) -> list[tuple[Case, Told]]:
-        told = [(case, self._answers[case.kind].result(PATIENCE_S)) for case in self.cases]
-        self._threads.shutdown()
-        return told
-
-    def _ask(self, case: Case) -> Told:
-        def heard(told: Told) -> bool:
-            seen = told.result.choices.get(0)
-            if seen is not None and len(seen.ids) >= BEGUN:
-                self._begun[case.kind].set()
-            return True
-
-        return ask(self._pool.url, PATH, case.body, heard)
+    return Load(rolling.pool, rolling.calm, seed, sizes, STREAMS)
 
 
 def test_within_a_fingerprint_streams_move_and_are_the_same(rolling: Rolling) -> None:
-    retries, new = Retries(rolling.pool), rolling.nodes(1)
+    new = rolling.nodes(1)
     with rolling.joined(other=False):
-        streams = Streams(rolling, "same")
+        under = streams(rolling, "same")
     rolling.replace(0.1)
-    for case, told in streams.ends():
-        case.check(told)
-        placed = rolling.pool.witness.placements(case.prompt)
-        assert placed[-1].node == new["decode"]
-    assert retries.of("drained") >= len(STREAMS)
+    under.check()
+    assert {under.on(case)[-1] for case in under.cases} == {new["decode"]}
+    assert under.retries.of("drained") >= len(STREAMS)
     settle(rolling.pool)
 
 
 def test_to_another_fingerprint_what_ends_in_time_is_the_same(rolling: Rolling) -> None:
-    retries, old = Retries(rolling.pool), rolling.nodes()
+    old = rolling.nodes()
     with rolling.joined(other=True):
-        streams = Streams(rolling, "in time")
+        under = streams(rolling, "in time")
     rolling.replace(NEVER_S)
-    for case, told in streams.ends():
-        case.check(told)
+    under.check()
+    for case in under.cases:
         nodes = {each.node for each in rolling.pool.witness.placements(case.prompt)}
         assert nodes == set(old.values())
-    assert retries.of("drained") == 0
+    assert under.retries.of("drained") == 0
     settle(rolling.pool)
 
 
@@ -166,9 +139,9 @@ def test_what_outlasts_the_deadline_ends_with_the_error_that_names_the_revision(
 ) -> None:
     message = MESSAGE.format(rolling.revision)
     with rolling.joined(other=True):
-        streams = Streams(rolling, "too long", TOO_LONG)
+        under = streams(rolling, "too long", TOO_LONG)
     rolling.replace(0.1)
-    for case, told in streams.ends():
+    for case, told in under.ends():
         assert told.error == {
             **{"message": message, "type": "server_error", "param": None, "code": "rolled_out"}
         }

@@ -1,13 +1,22 @@
-"""Draining a cluster's nodes as a user does, over the router's HTTP, and seeing what came of it."""
+"""Draining a cluster's nodes as a user does, over the router's HTTP, and seeing what came of it:
+where requests were placed again, and what the streams that ran meanwhile said."""
 
 from __future__ import annotations
 
 import re
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tests.support.clients.http import Json, exchange, text_of
+from tests.support.clients.streams import Told, ask
+from tests.support.faults.cases import PATH, Case, Sizes, make_cases
+from tests.support.faults.rows import KINDS, Kind
 from tests.support.pools.processes import Cluster
 
+BEGUN = 4  # ids by which a stream decodes
+PATIENCE_S = 240.0
 _RETRIES = re.compile(r'^baton_router_retries_total\{cause="(\w+)"\} (\S+)$', re.MULTILINE)
 
 
@@ -44,3 +53,60 @@ class Retries:
     def _now(self) -> dict[str, int]:
         page = text_of(self._pool.url, "/metrics")
         return {cause: int(float(count)) for cause, count in _RETRIES.findall(page)}
+
+
+class Load:
+    """One request of each kind, all at once; all streams decode when it is made."""
+
+    def __init__(
+        self,
+        pool: Cluster,
+        calm: Cluster,
+        seed: str,
+        sizes: Sizes,
+        kinds: Sequence[Kind] = KINDS,
+    ) -> None:
+        self.pool = pool
+        self.cases = make_cases(calm.url, "greedy", "mid-stream", seed, sizes, kinds)
+        self._threads = ThreadPoolExecutor(len(self.cases))
+        self._begun = {case.kind: threading.Event() for case in self.cases if case.body["stream"]}
+        self.retries = Retries(pool)
+        self._answers = [self._threads.submit(self._ask, case) for case in self.cases]
+        for kind, begun in self._begun.items():
+            assert begun.wait(PATIENCE_S), f"the {kind} request does not decode"
+        placed = self.pool.witness.placements
+        self.pool.wait(lambda: all(placed(case.prompt) for case in self.cases), "place them all")
+
+    def ends(self) -> list[tuple[Case, Told]]:
+        told = [answer.result(PATIENCE_S) for answer in self._answers]
+        self._threads.shutdown()
+        return list(zip(self.cases, told, strict=True))
+
+    def check(self) -> None:
+        """Every answer is the undisturbed one."""
+        for case, told in self.ends():
+            case.check(told)
+
+    @property
+    def running(self) -> int:
+        return sum(not answer.done() for answer in self._answers)
+
+    def moved(self) -> list[Case]:
+        return [case for case in self.cases if self.attempts(case) > 1]
+
+    def on(self, case: Case) -> list[str]:
+        """The nodes that were to decode it, in turn."""
+        placed = self.pool.witness.placements(case.prompt)
+        return [each.node for each in placed if each.role == "decode"]
+
+    def attempts(self, case: Case) -> int:
+        return self.pool.witness.placements(case.prompt)[-1].attempt
+
+    def _ask(self, case: Case) -> Told:
+        def heard(told: Told) -> bool:
+            seen = told.result.choices.get(0)
+            if seen is not None and len(seen.ids) >= BEGUN:
+                self._begun[case.kind].set()
+            return True
+
+        return ask(self.pool.url, PATH, case.body, heard)

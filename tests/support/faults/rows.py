@@ -131,8 +131,8 @@ SHORT_ROWS: tuple[Row, ...] = (
     Row("prefill", "job sent", "kill", "greedy"),
     Row("prefill", "half published", "kill engine", "two"),
     Row("prefill", "first computed", "cut", "logprobs"),
-    Row("prefill", "first seen", "kill", "stop"),
-    Row("decode", "parked", "kill", "echo"),
+    Row("prefill", "first seen", "cut", "stop"),
+    Row("decode", "parked", "cut", "echo"),
     Row("decode", "first told", "blip", "seeded"),
     Row("decode", "mid-stream", "kill", "scores"),
     Row("decode", "mid-stream", "freeze", "penalties"),
@@ -142,7 +142,7 @@ SHORT_ROWS: tuple[Row, ...] = (
     Row("decode", "mid-stream", "drain", "penalties"),
     Row("decode", "mid-stream", "end", "seeded"),
     Row("decode", "one left", "stutter", "logprobs"),
-    Row("decode", "last lost", "kill", "stop"),
+    Row("decode", "last lost", "cut", "stop"),
     Row("all decode", "mid-stream", "kill", "seeded"),
     Row("index", "half published", "take away", "seeded"),
     Row("data", "job sent", "fill", "stop"),
@@ -150,6 +150,9 @@ SHORT_ROWS: tuple[Row, ...] = (
 )
 # Chosen too, and run with the whole table: kinds of requests that matter at these places.
 MORE_ROWS: tuple[Row, ...] = (
+    Row("prefill", "first seen", "kill", "stop"),
+    Row("decode", "parked", "kill", "echo"),
+    Row("decode", "last lost", "kill", "stop"),
     Row("prefill", "half published", "freeze", "seeded"),
     Row("decode", "parked", "kill", "two"),
     Row("decode", "mid-stream", "kill", "stop"),
