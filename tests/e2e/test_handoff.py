@@ -59,15 +59,16 @@ def test_the_metrics_page_names_them_per_node(pool: Pool) -> None:
     assert 'node="prefill-1"' in page
 
 
+@pytest.mark.parametrize("restarts", [1, pytest.param(3, marks=pytest.mark.long)])
 def test_a_second_request_with_the_same_prefix_computes_only_its_tail_wherever_it_lands(
-    pool: Pool,
+    pool: Pool, restarts: int
 ) -> None:
-    prefix = prompt_of(500, seed=23)
+    prefix = prompt_of(500, seed=23 + restarts)
     complete(pool.url, [*prefix, 5, 6, 7], **FIELDS)
     # Once where the prefix is, then after each node that served it was killed: with other nodes, or
     # the same ones started anew and empty, only the store still has it.
     used: list[str] = []
-    for tail in range(3):
+    for tail in range(1 + restarts):
         restart(pool, used)
         before = pool.totals()["computed_prompt_tokens_total"]
         answer = complete(pool.url, [*prefix, 9, tail, 8], **FIELDS)
