@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,11 @@ AutoTokenizer = Callable[[Path], Any]
 
 @pytest.fixture(scope="session")
 def hugging_face() -> AutoTokenizer:
-    """AutoTokenizer of a folder (transformers is imported here and nowhere in baton_text)."""
+    """AutoTokenizer of a folder, loaded once (transformers is imported here and nowhere in
+    baton_text)."""
     from transformers import AutoTokenizer as Theirs
 
-    return lambda folder: Theirs.from_pretrained(folder)
+    return lru_cache(lambda folder: Theirs.from_pretrained(folder))
 
 
 @pytest.fixture(params=[*LOSSLESS, "demo"], scope="session")

@@ -210,7 +210,9 @@ def texts(seed: int) -> list[str]:
 
 
 @pytest.mark.parametrize("name", DIVIDED)
-@pytest.mark.parametrize("size", [1, 7, 64])
+@pytest.mark.parametrize(
+    "size", [7, *(pytest.param(size, marks=pytest.mark.long) for size in (1, 64))]
+)
 def test_parts_together_have_the_ids_of_the_whole(name: str, size: int) -> None:
     tokenizer = Tokenizer.from_artifacts(DIVIDED[name]())
     divided = 0

@@ -67,13 +67,16 @@ def test_a_long_text_has_the_ids_that_transformers_gives(
 
 @pytest.mark.parametrize("most", [1, 7, 100, 100_000])
 def test_the_last_ids_of_a_text_are_those_that_transformers_keeps_on_the_left(
-    model_folder: Path, hugging_face: Callable[[Path], Any], most: int
+    model_folder: Path,
+    hugging_face: Callable[[Path], Any],
+    most: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ours, theirs = (
         Tokenizer.from_artifacts(read_artifacts(model_folder)),
         hugging_face(model_folder),
     )
-    theirs.truncation_side = "left"
+    monkeypatch.setattr(theirs, "truncation_side", "left")
     for text in (*TEXTS, "".join(TEXTS) * 9):
         kept = theirs(text, add_special_tokens=False, truncation=True, max_length=most)
         assert ours.encode_last(text, most, add_special_tokens=False) == kept["input_ids"]
