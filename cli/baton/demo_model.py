@@ -49,9 +49,9 @@ def demo_folder(cache: Path | None = None) -> Path:
     return (cache or default_cache()) / "baton" / "models" / DEMO_NAME
 
 
-def find_gguf() -> Path:
+def find_gguf(package: str = PACKAGE) -> Path:
     """The GGUF inside the installed package, which is not imported (it would load llama.cpp)."""
-    spec = importlib.util.find_spec(PACKAGE)
+    spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         raise DemoModelError(f"the demo model's package is not installed; run: {INSTALL_LINE}")
     path = Path(next(iter(spec.submodule_search_locations))) / GGUF_NAME
@@ -60,7 +60,7 @@ def find_gguf() -> Path:
     return path
 
 
-def fetch_demo(cache: Path | None, progress: Progress) -> Path:
+def fetch_demo(cache: Path | None, progress: Progress, package: str = PACKAGE) -> Path:
     """The demo model's folder, converted on the first call (about 20 s), checked on every call.
 
     `cache` is the user's cache directory (None: the default one). Several callers at once are fine:
@@ -73,7 +73,7 @@ def fetch_demo(cache: Path | None, progress: Progress) -> Path:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _locked(folder.parent / f".{DEMO_NAME}.lock"):
             if not _is_there(folder, progress):  # somebody else may have converted it meanwhile
-                _convert_into(folder, progress)
+                _convert_into(folder, progress, package)
     except OSError as error:
         raise DemoModelError(f"cannot write the demo model to {folder}: {error}") from error
     return folder
@@ -90,10 +90,10 @@ def _is_there(folder: Path, progress: Progress) -> bool:
     return True
 
 
-def _convert_into(folder: Path, progress: Progress) -> None:
+def _convert_into(folder: Path, progress: Progress, package: str) -> None:
     """Convert beside `folder`, then give the result its name; we hold the lock."""
     start = time.monotonic()
-    gguf = find_gguf()
+    gguf = find_gguf(package)
     for left_over in folder.parent.glob(f".{DEMO_NAME}.tmp-*"):
         shutil.rmtree(left_over)  # of a conversion that was killed
     if folder.exists():

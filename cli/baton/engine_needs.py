@@ -53,14 +53,13 @@ def fixed_bytes(options: EngineOptions) -> int:
     return sizing.fixed_bytes(demand, fit.least_length(demand))
 
 
-def check_memory(options: EngineOptions, engines: int, store: int) -> None:
+def check_memory(options: EngineOptions, engines: int, store: int, free: int | None) -> None:
     """Raise CommandError where the sizes that several engines and the store were given are more
-    than this machine or container has free; `store` in bytes. Of an engine that sizes its KV cache
-    itself the least counts; where not even that fits, share_memory() says it."""
+    than this machine or container has `free`, if anybody knows that; sizes in bytes. Of an engine
+    that sizes its KV cache itself the least counts; where not even that fits, share_memory() says
+    it."""
     from baton_engine.demand import CPU_SHARE
-    from baton_engine.machine_memory import free_memory
 
-    free = free_memory()
     if free is None:
         return
     kv, beside = _asked_bytes(options)
@@ -123,17 +122,17 @@ def _asked_bytes(options: EngineOptions) -> tuple[int, int]:
     return kv, sizing.fixed_bytes(demand, fit.least_length(demand))
 
 
-def share_memory(options: EngineOptions, engines: int, others: int) -> ByteSize | None:
-    """KV memory of each of several engines on this machine's CPU; None where there is enough for
-    the default of each, or nobody says what there is. `others` is what the pool takes beside them.
-    Raise CommandError where they do not fit."""
+def share_memory(
+    options: EngineOptions, engines: int, others: int, free: int | None
+) -> ByteSize | None:
+    """KV memory of each of several engines on this machine's CPU; None where `free` is enough for
+    the default of each, or unknown. `others` is what the pool takes beside them. Raise CommandError
+    where they do not fit."""
     from baton_engine.demand import CPU_KV_BYTES, CPU_SHARE
     from baton_engine.errors import SettingsError
     from baton_engine.fit import check_fit, free_blocks
-    from baton_engine.machine_memory import free_memory
     from baton_engine.sizing import Room
 
-    free = free_memory()
     if free is None:
         return None
     demand = demand_of(options)

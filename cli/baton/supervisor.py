@@ -78,10 +78,17 @@ class Supervisor:
         display: Display,
         look_at: Callable[[RouterAddress], PoolView | None] = look,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        poll_s: float = POLL_RUNNING_S,
+        exit_grace_s: float = EXIT_GRACE_S,
+        last_look_s: float = LAST_LOOK_S,
     ) -> None:
         self.ready = asyncio.Event()
         self.failure = ""
         self._clock = clock
+        self._poll_s = poll_s
+        self._exit_grace_s = exit_grace_s
+        self._last_look_s = last_look_s
         self._began = clock()
         self._plan = plan
         self._stop = stop
@@ -138,7 +145,7 @@ class Supervisor:
             self._show()
             if not self.ready.is_set():
                 self._note_readiness()
-            await asyncio.sleep(POLL_RUNNING_S if self.ready.is_set() else POLL_STARTING_S)
+            await asyncio.sleep(self._poll_s if self.ready.is_set() else POLL_STARTING_S)
 
     def _note_readiness(self) -> None:
         """All are ready; or some are not by now, and the others serve, or nobody does."""
@@ -201,10 +208,9 @@ class Supervisor:
         try:
             if not self.failure:
                 self._display.note(await self._goodbye())
-                await self._router.stop(self._plan.drain_timeout_s + EXIT_GRACE_S)
-            await asyncio.gather(
-                *(child.stop(EXIT_GRACE_S) for child in [self._router, *self._nodes])
-            )
+                await self._router.stop(self._plan.drain_timeout_s + self._exit_grace_s)
+            everyone = [self._router, *self._nodes]
+            await asyncio.gather(*(child.stop(self._exit_grace_s) for child in everyone))
         finally:
             killer.cancel()
 
@@ -218,7 +224,7 @@ class Supervisor:
         view = None
         with contextlib.suppress(TimeoutError):
             view = await asyncio.wait_for(
-                asyncio.to_thread(self._look_at, self._plan.address), LAST_LOOK_S
+                asyncio.to_thread(self._look_at, self._plan.address), self._last_look_s
             )
         if view is None or not view.requests:
             return "stopping"

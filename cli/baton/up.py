@@ -13,9 +13,10 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
 
 from baton.admission_options import AdmissionOptions
 from baton.children import ChildSpec
@@ -25,7 +26,7 @@ from baton.engine_needs import check_memory, fixed_bytes, share_memory
 from baton.environment import for_children
 from baton.errors import CommandError
 from baton.flags import to_argv, to_variables
-from baton.gpus import Share, choose_gpus, list_gpus, share_gpus
+from baton.gpus import Gpu, Share, choose_gpus, list_gpus, share_gpus
 from baton.machine import cores, cpu_flags, decide_dtype, share_cores
 from baton.model_folder import find_model, read_config
 from baton.options import (
@@ -44,10 +45,22 @@ from baton.roles import check_template
 from baton.sizes import ByteSize
 from baton.store import StoreUrls, open_store
 from baton.supervisor import Plan, Stop, Supervisor
+from baton_engine.machine_memory import free_memory
 from baton_node.parent import die_with
 
 PYTHON = (sys.executable, "-m", "baton")
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+class Machine(NamedTuple):
+    """How to learn what a machine has for engines: free bytes, if anybody knows them, and the GPUs
+    of a value of CUDA_VISIBLE_DEVICES."""
+
+    free: Callable[[], int | None] = free_memory
+    gpus: Callable[[str | None], list[Gpu]] = list_gpus
+
+
+THIS_MACHINE = Machine()
 
 
 def run(options: UpOptions) -> int:
@@ -145,11 +158,12 @@ def make_plan(
     store: StoreUrls,
     environment: Mapping[str, str],
     router_folder: str = "",
+    machine: Machine = THIS_MACHINE,
 ) -> Plan:
     """What each child is told. Prefill nodes come first: see share_cores()."""
     variables = {"TMPDIR": router_folder} if router_folder else {}
     nodes = []
-    shares = share_machine(options, environment)
+    shares = share_machine(options, environment, machine)
     for (role, name), share in zip(name_nodes(options), shares, strict=True):
         told = node_options(options, store, name, share)
         nodes.append(_child(role, name, told, share.variables))
@@ -178,7 +192,9 @@ class NodeShare:
     variables: Mapping[str, str]
 
 
-def share_machine(options: UpOptions, environment: Mapping[str, str]) -> list[NodeShare]:
+def share_machine(
+    options: UpOptions, environment: Mapping[str, str], machine: Machine = THIS_MACHINE
+) -> list[NodeShare]:
     """One share per engine, prefill nodes first."""
     engines = options.prefill + options.decode
     threads = share_cores(cores(), engines)
@@ -188,12 +204,13 @@ def share_machine(options: UpOptions, environment: Mapping[str, str]) -> list[No
     given = kv_memory is not None or options.kv_blocks is not None
     store = 0 if options.redis_index else options.store_memory
     if not options.overcommit:
-        check_memory(options, engines, store)
+        check_memory(options, engines, store, machine.free())
     if options.engine == "sim" or not on_cuda(options.device):
         if options.engine != "sim" and not given:
-            kv_memory = share_memory(options, engines, 0 if options.overcommit else store)
+            others = 0 if options.overcommit else store
+            kv_memory = share_memory(options, engines, others, machine.free())
         return [NodeShare(count, kv_memory, {}) for count in threads]
-    gpus = choose_gpus(list_gpus(environment.get(VISIBLE)), options.device)
+    gpus = choose_gpus(machine.gpus(environment.get(VISIBLE)), options.device)
     if given:
         turns = [gpus[index % len(gpus)].name for index in range(engines)]
         shares = [Share(name, kv_memory) for name in turns]

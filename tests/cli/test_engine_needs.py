@@ -19,7 +19,7 @@ from baton.gpus import CONTEXT_BYTES, Gpu
 from baton.options import UpOptions
 from baton.sizes import ByteSize, parse_size
 from baton.store import StoreUrls
-from baton.up import make_plan, share_machine
+from baton.up import Machine, make_plan, share_machine
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -29,14 +29,8 @@ def options(tiny_model: Callable[[str], Path]) -> UpOptions:
     return UpOptions(model=str(tiny_model("llama-gqa1")), dtype="float32", threads=1)
 
 
-@pytest.fixture
-def leaves(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], None]:
-    """Say how much memory this machine has free."""
-
-    def say(size: int | None) -> None:
-        monkeypatch.setattr("baton_engine.machine_memory.free_memory", lambda: size)
-
-    return say
+def machine(free: int | None, *gpus: Gpu) -> Machine:
+    return Machine(lambda: free, lambda visible: list(gpus))
 
 
 def test_the_flags_make_the_demand(options: UpOptions) -> None:
@@ -50,35 +44,29 @@ def test_the_flags_make_the_demand(options: UpOptions) -> None:
     assert not demand_of(replace(options, device=Device("cuda"), enforce_eager=True)).graphs
 
 
+@pytest.mark.parametrize("free", [64 * GIB, None])
 def test_with_memory_enough_engines_take_their_default(
-    options: UpOptions, leaves: Callable[[int | None], None]
+    options: UpOptions, free: int | None
 ) -> None:
-    leaves(64 * GIB)
-    assert share_memory(options, 2, GIB) is None
-    leaves(None)
-    assert share_memory(options, 2, GIB) is None
+    assert share_memory(options, 2, GIB, free) is None
 
 
-def test_engines_divide_what_is_free_when_it_is_little(
-    options: UpOptions, leaves: Callable[[int | None], None]
-) -> None:
-    leaves(GIB)
-    alone, both = (share_memory(options, engines, 0) for engines in (1, 2))
+def test_engines_divide_what_is_free_when_it_is_little(options: UpOptions) -> None:
+    alone, both = (share_memory(options, engines, 0, GIB) for engines in (1, 2))
     assert alone is not None
     assert both is not None
     assert 2 * (both + fixed_bytes(options)) <= GIB * 0.9
     assert both < alone < GIB
-    beside_a_store = share_memory(options, 2, 200 * MIB)
+    beside_a_store = share_memory(options, 2, 200 * MIB, GIB)
     assert beside_a_store is not None
     assert 90 * MIB < both - beside_a_store < 110 * MIB
 
 
 def test_engines_that_do_not_fit_together_are_refused_before_any_is_started(
-    options: UpOptions, leaves: Callable[[int | None], None]
+    options: UpOptions,
 ) -> None:
-    leaves(150 * MIB)
     with pytest.raises(CommandError, match=r"each of 2 engines: the model does not fit: weights"):
-        share_machine(replace(options, prefill=1, decode=1), {})
+        share_machine(replace(options, prefill=1, decode=1), {}, machine(150 * MIB))
 
 
 SIM = UpOptions(engine="sim")
@@ -99,21 +87,16 @@ SIM = UpOptions(engine="sim")
     ],
 )
 def test_sizes_that_this_machine_cannot_hold_together_are_refused_with_a_remedy(
-    options: UpOptions,
-    leaves: Callable[[int | None], None],
-    monkeypatch: pytest.MonkeyPatch,
-    asked: dict[str, Any],
-    named: str,
+    options: UpOptions, asked: dict[str, Any], named: str
 ) -> None:
-    leaves(20 * GIB)
-    monkeypatch.setattr("baton.up.list_gpus", lambda visible: [Gpu("0", 79 * GIB, 80 * GIB)] * 2)
+    here = machine(20 * GIB, *[Gpu("0", 79 * GIB, 80 * GIB)] * 2)
     changed = replace(options, **asked)
     with pytest.raises(CommandError, match=named) as caught:
-        share_machine(changed, {})
+        share_machine(changed, {}, here)
     message = str(caught.value)
     assert "--overcommit starts it all the same" in message
     assert "the model does not fit" not in message
-    shares = share_machine(replace(changed, overcommit=True, redis_index="redis://i"), {})
+    shares = share_machine(replace(changed, overcommit=True, redis_index="redis://i"), {}, here)
     assert shares[0].kv_memory in (asked.get("kv_memory"), None)
     # Whoever follows any advice has a pool that starts.
     *flags, memory = message.partition("one of these is enough: ")[2].split(", ")
@@ -122,14 +105,12 @@ def test_sizes_that_this_machine_cannot_hold_together_are_refused_with_a_remedy(
         name, _, value = flag.removeprefix("--").replace("-", "_").partition(" ")
         advice: dict[str, Any] = {name: int(value) if name == "kv_blocks" else parse_size(value)}
         followed = replace(changed, **advice)
-        check_memory(followed, 2, followed.store_memory)
+        check_memory(followed, 2, followed.store_memory, 20 * GIB)
 
 
-def test_a_simulated_pool_s_sizes_are_counted_together_too(
-    leaves: Callable[[int | None], None],
-) -> None:
-    leaves(2 * GIB)
-    [share, _] = share_machine(SIM, {})
+def test_a_simulated_pool_s_sizes_are_counted_together_too() -> None:
+    here = machine(2 * GIB)
+    [share, _] = share_machine(SIM, {}, here)
     assert share.kv_memory is None
     sizes: list[dict[str, Any]] = [
         {"kv_memory": GIB},
@@ -139,37 +120,33 @@ def test_a_simulated_pool_s_sizes_are_counted_together_too(
     for asked in sizes:
         changed = replace(SIM, **asked)
         with pytest.raises(CommandError, match="do not fit"):
-            share_machine(changed, {})
-        assert len(share_machine(replace(changed, overcommit=True), {})) == 2
+            share_machine(changed, {}, here)
+        assert len(share_machine(replace(changed, overcommit=True), {}, here)) == 2
 
 
 def test_a_store_that_leaves_engines_too_little_is_what_the_message_names(
-    options: UpOptions, leaves: Callable[[int | None], None]
+    options: UpOptions,
 ) -> None:
-    leaves(GIB)
+    here = machine(GIB)
     asked = replace(options, store_memory=ByteSize(950 * MIB))
     with pytest.raises(
         CommandError, match=r"--store-memory 950 MiB .* do not fit: 922 MiB of the"
     ) as caught:
-        share_machine(asked, {})
+        share_machine(asked, {}, here)
     [most] = re.findall(r"enough: --store-memory (\d+)MiB", str(caught.value))
-    assert share_machine(replace(asked, store_memory=ByteSize(int(most) * MIB)), {})
+    assert share_machine(replace(asked, store_memory=ByteSize(int(most) * MIB)), {}, here)
 
 
-def test_nodes_of_a_pool_do_not_count_each_other_s_memory_as_gone(
-    options: UpOptions, leaves: Callable[[int | None], None]
-) -> None:
-    leaves(20 * GIB)
-    plan = make_plan(replace(options, kv_memory=ByteSize(GIB)), StoreUrls("i", ("d",)), {})
+def test_nodes_of_a_pool_do_not_count_each_other_s_memory_as_gone(options: UpOptions) -> None:
+    asked, here = replace(options, kv_memory=ByteSize(GIB)), machine(20 * GIB)
+    plan = make_plan(asked, StoreUrls("i", ("d",)), {}, machine=here)
     assert all("--overcommit" in spec.argv for spec in plan.nodes)
 
 
-def test_engines_on_one_gpu_divide_what_their_models_and_steps_leave(
-    options: UpOptions, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("baton.up.list_gpus", lambda visible: [Gpu("0", 9 * GIB, 10 * GIB)])
+def test_engines_on_one_gpu_divide_what_their_models_and_steps_leave(options: UpOptions) -> None:
+    here = machine(None, Gpu("0", 9 * GIB, 10 * GIB))
     asked = replace(options, device=CUDA, gpu_memory_utilization=0.8, prefill=1, decode=1)
-    for share in share_machine(asked, {}):
+    for share in share_machine(asked, {}, here):
         assert share.kv_memory is not None
         taken = 2 * (share.kv_memory + fixed_bytes(asked) + CONTEXT_BYTES)
         assert taken == int(10 * GIB * 0.8) - GIB
@@ -186,6 +163,6 @@ def test_it_needs_no_torch(options: UpOptions) -> None:
         "import sys; from baton.engine_needs import share_memory, fixed_bytes;"
         "from baton.options import UpOptions;"
         f"options = UpOptions(model={options.model!r}, dtype='float32');"
-        "share_memory(options, 2, 0); sys.exit('torch' in sys.modules)"
+        "share_memory(options, 2, 0, 1 << 33); sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=240)

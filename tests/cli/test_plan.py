@@ -21,7 +21,7 @@ from baton.roles import node_settings, router_settings
 from baton.sizes import ByteSize
 from baton.store import StoreUrls
 from baton.supervisor import Plan
-from baton.up import make_plan, settle, show_answer, show_ready
+from baton.up import THIS_MACHINE, Machine, make_plan, settle, show_answer, show_ready
 from baton_node.settings import NodeSettings
 from baton_node.settings import SimOptions as NodeSim
 from baton_router.settings import RouterSettings
@@ -30,8 +30,9 @@ STORE = StoreUrls("unix:///s/index.sock", ("unix:///s/a.sock", "unix:///s/b.sock
 SIM = UpOptions(engine="sim", prefill=1, decode=2, port=8123, pool="p", drain_timeout=4)
 
 
-def plan_of(options: UpOptions) -> Plan:
-    return make_plan(options, STORE, {"PATH": "/bin", "BATON_PORT": "1", "HF_HOME": "/h"})
+def plan_of(options: UpOptions, machine: Machine = THIS_MACHINE) -> Plan:
+    environment = {"PATH": "/bin", "BATON_PORT": "1", "HF_HOME": "/h"}
+    return make_plan(options, STORE, environment, machine=machine)
 
 
 def child_options(spec: ChildSpec) -> tuple[str, object]:
@@ -109,11 +110,10 @@ def test_a_node_hears_on_what_and_how_it_computes() -> None:
     assert [getattr(settings, name) for name in COMPUTING] == [*("cuda", 0.5, True, "on", True)]
 
 
-def test_a_node_on_a_gpu_sees_that_one_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    listed = [Gpu("0", 80 << 30, 80 << 30), Gpu("1", 80 << 30, 80 << 30)]
-    monkeypatch.setattr("baton.up.list_gpus", lambda visible: listed)
+def test_a_node_on_a_gpu_sees_that_one_alone() -> None:
+    gpus = [Gpu("0", 80 << 30, 80 << 30), Gpu("1", 80 << 30, 80 << 30)]
     asked = UpOptions(model="m", device=Device("cuda:1"), kv_blocks=9, prefill=1, decode=1)
-    for spec in plan_of(asked).nodes:
+    for spec in plan_of(asked, Machine(gpus=lambda visible: gpus)).nodes:
         assert spec.variables["CUDA_VISIBLE_DEVICES"] == "1"
         _, told = child_options(spec)
         assert isinstance(told, NodeOptions)

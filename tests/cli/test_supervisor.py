@@ -16,7 +16,7 @@ from baton.children import ChildSpec
 from baton.display import Display
 from baton.errors import CommandError
 from baton.pool_client import NodeView, PoolView, RouterAddress
-from baton.supervisor import Plan, Stop, Supervisor
+from baton.supervisor import EXIT_GRACE_S, POLL_RUNNING_S, Plan, Stop, Supervisor
 
 WAIT_S = 180.0
 READY_S = 660.0
@@ -55,10 +55,26 @@ class Bench:
             (sys.executable, "-c", script, str(self.folder), name, str(slow)),
         )
 
-    def supervisor(self, *nodes: ChildSpec, router: ChildSpec, drain_s: float = 10) -> Supervisor:
+    def supervisor(
+        self,
+        *nodes: ChildSpec,
+        router: ChildSpec,
+        drain_s: float = 10,
+        poll_s: float = POLL_RUNNING_S,
+        exit_grace_s: float = EXIT_GRACE_S,
+    ) -> Supervisor:
         plan = Plan(RouterAddress("127.0.0.1", 1), nodes, router, os.environ, drain_s, READY_S)
         display = Display(self.out, self.out)
-        return Supervisor(plan, self.stop, display, self.look, lambda: self.now)
+        return Supervisor(
+            plan,
+            self.stop,
+            display,
+            self.look,
+            lambda: self.now,
+            poll_s=poll_s,
+            exit_grace_s=exit_grace_s,
+            last_look_s=WAIT_S,
+        )
 
     def look(self, router: RouterAddress) -> PoolView | None:
         nodes = tuple(
@@ -160,12 +176,12 @@ async def test_a_second_signal_ends_everything_at_once(bench: Bench) -> None:
     assert bench.ends() == ["router"]  # the node was killed, not asked
 
 
-async def test_a_router_that_drains_for_too_long_is_killed(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("baton.supervisor.EXIT_GRACE_S", 0.2)
+async def test_a_router_that_drains_for_too_long_is_killed(bench: Bench) -> None:
     supervisor = bench.supervisor(
-        bench.spec("decode-0"), router=bench.spec("router", slow=600), drain_s=0.1
+        bench.spec("decode-0"),
+        router=bench.spec("router", slow=600),
+        drain_s=0.1,
+        exit_grace_s=0.2,
     )
     running = asyncio.create_task(supervisor.run())
     await asyncio.wait_for(supervisor.ready.wait(), WAIT_S)
@@ -211,10 +227,9 @@ async def test_a_child_that_ends_itself_later_is_quoted(bench: Bench) -> None:
 
 
 async def test_a_child_that_dies_again_and_again_at_work_is_back_as_soon_each_time(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    bench: Bench,
 ) -> None:
-    monkeypatch.setattr("baton.supervisor.POLL_RUNNING_S", 0.02)
-    supervisor = bench.supervisor(bench.spec("decode-0"), router=bench.spec("router"))
+    supervisor = bench.supervisor(bench.spec("decode-0"), router=bench.spec("router"), poll_s=0.02)
     running = asyncio.create_task(supervisor.run())
     await asyncio.wait_for(supervisor.ready.wait(), WAIT_S)
 
