@@ -16,7 +16,7 @@ from baton.bench_options import LatencyOptions, ThroughputOptions
 from baton.bench_workload import random_prompts
 from baton.errors import CommandError
 from baton.options import EngineOptions, Overlap, SimOptions
-from tests.support.project.bench import bench, figures
+from tests.support.project.command import baton, baton_process, figures
 
 SIM = ("--engine", "sim", "--kv-blocks", "1000")
 WIDE = ("--engine", "sim", "--sim-vocab-size", "10001")  # has the preset's ids
@@ -48,6 +48,12 @@ def test_the_whole_preset_takes_as_many_steps_as_its_longest_answer(tmp_path: Pa
     assert (found["prompt_tokens"], found["output_tokens"]) == (142_827, 133_966)
     assert (found["steps"], found["preemptions"]) == (1_024, 0)
     assert found["kv_waste"]["run"] < 0.04
+
+
+def test_a_run_of_its_own_process_is_silent_on_stderr() -> None:
+    done = baton_process("bench", "throughput", *SIM, "--num-prompts", "1")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout != ""
 
 
 def test_conversations_of_a_file(tmp_path: Path) -> None:
@@ -111,7 +117,7 @@ def test_a_shape_is_timed_from_its_config_alone(
     ],
 )
 def test_what_cannot_be_is_one_line(words: list[str], line: str) -> None:
-    done = bench(*words)
+    done = baton("bench", *words)
     assert done.returncode in (1, 2)
     assert done.stdout == ""
     assert len(done.stderr.splitlines()) == 1

@@ -19,7 +19,7 @@ from baton.bench_stream import Outcome
 from baton.errors import CommandError, UsageError
 from baton.main import read_command
 from tests.support.pools.baton_up import Pool
-from tests.support.project.bench import bench, figures
+from tests.support.project.command import baton, figures
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 SMALL = ("--num-prompts", "6", "--random-input-len", "40", "--random-output-len", "8")
@@ -71,7 +71,7 @@ def test_a_trace_finds_its_own_prefixes_cached(pool: Pool, tmp_path: Path) -> No
 
 def test_warm_up_is_not_counted_and_a_file_is_named_for_it(pool: Pool, tmp_path: Path) -> None:
     words = ("--base-url", pool.url, *SMALL, "--num-warmups", "2", "--save-result")
-    done = bench("serve", *words, where=tmp_path)
+    done = baton("bench", "serve", *words, where=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     [path] = tmp_path.iterdir()
     assert path.name.startswith(f"baton-infqps-{pool.model}-")
@@ -80,17 +80,17 @@ def test_warm_up_is_not_counted_and_a_file_is_named_for_it(pool: Pool, tmp_path:
 
 def test_failures_are_told_and_make_the_exit_code(pool: Pool) -> None:
     words = ("--base-url", pool.url, *SMALL, "--model", "nobody")
-    done = bench("serve", *words)
+    done = baton("bench", "serve", *words)
     assert done.returncode == 1
     assert done.stdout.splitlines()[-1] == "failed 6 times: HTTP 404 model_not_found"
-    assert bench("serve", *words, "--allow-failures").returncode == 0
-    warm = bench("serve", *words, "--num-warmups", "1")
+    assert baton("bench", "serve", *words, "--allow-failures").returncode == 0
+    warm = baton("bench", "serve", *words, "--num-warmups", "1")
     assert (warm.returncode, warm.stdout) == (1, "")
     assert "a warm-up request failed: HTTP 404 model_not_found" in warm.stderr
 
 
 def test_a_server_that_is_not_there_is_one_line() -> None:
-    done = bench("serve", "--port", "1")
+    done = baton("bench", "serve", "--port", "1")
     assert done.returncode == 1
     [line] = done.stderr.splitlines()
     assert line.startswith("baton: http://127.0.0.1:1/v1/models cannot be asked: no connection")
@@ -195,13 +195,14 @@ async def test_an_error_without_json_is_told_by_its_status() -> None:
 
 async def test_no_more_requests_run_at_once_than_allowed() -> None:
     running = most = 0
+    three = asyncio.Barrier(3)
 
     async def slow(request: web.Request) -> web.StreamResponse:
         nonlocal running, most
         running += 1
         most = max(most, running)
         response = await begun(request)
-        await asyncio.sleep(0.02)
+        await three.wait()
         running -= 1
         await response.write(b"data: [DONE]\n\n")
         return response

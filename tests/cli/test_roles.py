@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import subprocess
-import sys
 import urllib.request
 from dataclasses import replace
 
@@ -20,6 +18,7 @@ from baton_protocol.link import JobFailed, RunJob, to_node_codec, to_router_code
 from baton_protocol.store import ROLES
 from tests.support.nodes.processes import make_request
 from tests.support.pools.one_role import WAIT_S, role, wait_ready
+from tests.support.project.command import baton_process
 
 
 def ask(url: str) -> dict[str, object]:
@@ -83,13 +82,7 @@ def test_a_node_that_strangers_reach_and_that_asks_for_no_token_says_so(token: s
 
 
 def test_a_router_without_nodes_is_refused_in_one_line() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "baton", "router", "--port", "0"],
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-        check=False,
-    )
+    done = baton_process("router", "--port", "0")
     assert done.returncode == 1
     [line] = done.stderr.splitlines()
     assert line.startswith("baton: the router knows no nodes")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from baton.options import NodeOptions, RouterOptions, UpOptions
 from baton.roles import router_settings
 from baton.store import StoreUrls
 from baton.up import make_plan, settle
+from tests.support.project.command import baton_process
 
 KEY, SECRET = "sk-key-of-acme", "the pool's secret"
 STORE = StoreUrls("unix:///s/index.sock", ("unix:///s/a.sock",))
@@ -96,15 +95,7 @@ def test_a_router_that_cannot_tell_tenants_apart_ends_with_one_line(
     wrong = tmp_path / "wrong"
     wrong.write_text(f"acme {KEY} more\n")
     words = [word.replace("KEYS", keys).replace("WRONG", str(wrong)) for word in flags]
-    done = subprocess.run(
-        [sys.executable, "-m", "baton", "router", "--nodes=http://127.0.0.1:1", "--port=0", *words],
-        env={"PATH": "/usr/bin:/bin", **variables},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    done = baton_process("router", "--nodes=http://127.0.0.1:1", "--port=0", *words, **variables)
     assert (done.returncode, done.stdout) == (1, "")
     [line] = done.stderr.splitlines()
     assert told.replace("WRONG", str(wrong)) in line

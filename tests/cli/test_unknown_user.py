@@ -27,9 +27,11 @@ AS_UNKNOWN = (
     *("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search", "--pdeathsig=KILL"),
 )
 # Images and the chart set HOME. The operator needs it: Kubernetes' client asks for it on import.
-CASES = [(name, "/tmp") for name in ENTRY_POINTS] + [
+HOMES = [(name, "/tmp") for name in ENTRY_POINTS] + [
     (name, None) for name in ENTRY_POINTS if name != "operator"
 ]
+IN_MAKE_TEST = {("operator", "/tmp"), ("router", None), ("sim decode", None)}
+CASES = [pytest.param(*one, marks=() if one in IN_MAKE_TEST else pytest.mark.long) for one in HOMES]
 
 
 def environment(folder: Path, home: str | None) -> dict[str, str]:
