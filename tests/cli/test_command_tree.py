@@ -83,7 +83,7 @@ def test_a_wrong_flag_ends_with_code_2_and_says_what_is_wrong(
 
 
 def test_an_unknown_variable_is_one_line_and_code_2() -> None:
-    done = baton("version", BATON_KV_MEMROY="1GiB")
+    done = baton("version", variables={"BATON_KV_MEMROY": "1GiB"})
     assert done.returncode == 2
     assert done.stderr.splitlines() == [
         "baton: unknown variable BATON_KV_MEMROY; did you mean BATON_KV_MEMORY?"

@@ -65,13 +65,17 @@ def test_a_pool_of_roles_logs_in_by_variables_and_shows_no_secret(store: Embedde
         assert secret not in shown
 
 
-def test_up_tells_its_children_by_variables(store: EmbeddedStore) -> None:
+def test_up_uses_the_user_s_redis_tells_its_login_by_variables_and_leaves_it_running(
+    store: EmbeddedStore,
+) -> None:
     flags = [*SIM, "--redis-index", store.index_url, "--redis-data", ",".join(store.data_urls)]
     told = {"BATON_REDIS_PASSWORD": PASSWORD, "BATON_LINK_TOKEN": TOKEN}
     with Pool(flags, environment=told) as pool:
         assert exchange(pool.url, "/v1/completions", {"prompt": "x", "max_tokens": 1}).status == 200
         assert {node["store"] for node in pool.pool()["nodes"]} == {"up"}
+        assert list(pool.temporary.iterdir()) == []  # no store of its own
         shown = command_lines(pool.process.pid) + pool.log()
+    assert store.is_alive
     assert "baton_node.engine_main" in shown
     for secret in (PASSWORD, "p%40ss", TOKEN):
         assert secret not in shown

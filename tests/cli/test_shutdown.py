@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 import psutil
 import pytest
 
-from tests.support.nodes.processes import free_port
+from baton.up import reserve_port
 from tests.support.pools.baton_up import Pool
 from tests.support.project.command import baton_process
 
@@ -80,6 +80,7 @@ def test_the_second_signal_ends_everything_at_once(routers: int) -> None:
         pool.check_over()
 
 
+@pytest.mark.long  # test_supervisor.py kills a router that drains for too long
 def test_a_stream_that_outlives_the_drain_timeout_is_ended() -> None:
     with Pool([*SLOW, "--drain-timeout", "0.2"]) as pool, stream(pool, ENDLESS) as lines:
         next(lines)
@@ -140,6 +141,7 @@ def test_once_prints_answer_placement_and_timings_and_ends() -> None:
     assert timings.startswith("timings    ready ")
 
 
+@pytest.mark.long
 def test_once_without_an_answer_says_why_and_exits_1() -> None:
     done = baton_process(*UP, "--max-model-len", "8", "--once", "longer than the model may read")
     assert done.returncode == 1
@@ -148,35 +150,25 @@ def test_once_without_an_answer_says_why_and_exits_1() -> None:
 
 
 def test_all_is_ready_only_when_each_node_is_that_baton_up_starts() -> None:
-    port = free_port()
-    pool = Pool([*SIM, "--prefill", "2", "--decode", "2", "--port", str(port)])
-    pool.start()
-    pool.url = f"http://127.0.0.1:{port}"
+    with reserve_port("127.0.0.1", 0) as held:
+        port = held.getsockname()[1]
+        pool = Pool([*SIM, "--prefill", "1", "--decode", "2", "--port", str(port)])
+        pool.start()
+        pool.url = f"http://127.0.0.1:{port}"
 
-    def ready() -> bool:
-        with suppress(OSError):  # nobody listens yet, or it answers 503
-            return json.loads(pool.get("/ready?all=1"))["ready"] is True
-        return False
+        def ready() -> bool:
+            with suppress(OSError):  # nobody listens yet, or it answers 503
+                return json.loads(pool.get("/ready?all=1"))["ready"] is True
+            return False
 
-    pool.wait(ready, "have all nodes")
-    states = {node["id"]: node["state"] for node in pool.pool()["nodes"]}
-    assert states == dict.fromkeys(("prefill-0", "prefill-1", "decode-0", "decode-1"), "ready")
-    with pool:  # stops it
-        assert pool.running
+        pool.wait(ready, "have all nodes")
+        states = {node["id"]: node["state"] for node in pool.pool()["nodes"]}
+        assert states == dict.fromkeys(("prefill-0", "decode-0", "decode-1"), "ready")
+        with pool:  # stops it
+            assert pool.running
 
 
 def test_a_pool_whose_node_does_not_come_in_time_ends_and_names_it() -> None:
     done = baton_process(*UP, "--ready-timeout", "0.1", "--once", "Hello")
     assert done.returncode == 1
     assert "not ready after 0.1 s (--ready-timeout): prefill-0 (" in done.stderr
-
-
-def test_the_user_s_own_redis_is_used_and_left_running() -> None:
-    from baton_kvstore.embedded import EmbeddedStore
-
-    with EmbeddedStore(store_memory=64 << 20) as store:
-        flags = ["--redis-index", store.index_url, "--redis-data", ",".join(store.data_urls)]
-        with Pool([*SIM, *flags, "--handoff", "always"]) as pool:
-            assert [path.name for path in pool.temporary.iterdir()] == []
-            pool.get("/ready")
-        assert store.is_alive

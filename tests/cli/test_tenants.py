@@ -95,7 +95,9 @@ def test_a_router_that_cannot_tell_tenants_apart_ends_with_one_line(
     wrong = tmp_path / "wrong"
     wrong.write_text(f"acme {KEY} more\n")
     words = [word.replace("KEYS", keys).replace("WRONG", str(wrong)) for word in flags]
-    done = baton_process("router", "--nodes=http://127.0.0.1:1", "--port=0", *words, **variables)
+    done = baton_process(
+        "router", "--nodes=http://127.0.0.1:1", "--port=0", *words, variables=variables
+    )
     assert (done.returncode, done.stdout) == (1, "")
     [line] = done.stderr.splitlines()
     assert told.replace("WRONG", str(wrong)) in line

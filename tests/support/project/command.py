@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -23,7 +24,10 @@ END_S = 280.0
 
 
 def baton(
-    *words: str, given: str = "", where: Path | None = None, **variables: str
+    *words: str,
+    given: str = "",
+    where: Path | None = None,
+    variables: Mapping[str, str] | None = None,
 ) -> CompletedProcess[str]:
     """In this process, which saves the start of Python and its imports. Not for roles: they set up
     logging for the whole process."""
@@ -43,7 +47,10 @@ def baton(
 
 
 def baton_process(
-    *words: str, given: str = "", where: Path | None = None, **variables: str
+    *words: str,
+    given: str = "",
+    where: Path | None = None,
+    variables: Mapping[str, str] | None = None,
 ) -> CompletedProcess[str]:
     """In a process of its own, as in a shell."""
     return subprocess.run(
@@ -67,6 +74,6 @@ def figures(path: Path, *words: str) -> dict[str, Any]:
     return found
 
 
-def _environment(variables: dict[str, str]) -> dict[str, str]:
+def _environment(variables: Mapping[str, str] | None) -> dict[str, str]:
     inherited = {name: text for name, text in os.environ.items() if not name.startswith("BATON_")}
-    return {**inherited, "OPENAI_API_KEY": "", **variables}
+    return {**inherited, "OPENAI_API_KEY": "", **(variables or {})}
