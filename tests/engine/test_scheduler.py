@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import count
+from typing import Any
+
 import pytest
 
 from baton_engine.blocks import BlockPool
@@ -25,9 +28,9 @@ class Desk:
         )
         self.arrivals = 0
 
-    def sequence(self, name: str, prompt: int) -> Sequence:
+    def sequence(self, name: str, prompt: int, **params: Any) -> Sequence:
         self.arrivals += 1
-        request = make_request(name, prompt)
+        request = make_request(name, prompt, **params)
         state = RequestState(
             request,
             arrival=self.arrivals,
@@ -39,16 +42,16 @@ class Desk:
         )
         return Sequence(state, 0)
 
-    def add(self, name: str, prompt: int) -> Sequence:
-        sequence = self.sequence(name, prompt)
+    def add(self, name: str, prompt: int, **params: Any) -> Sequence:
+        sequence = self.sequence(name, prompt, **params)
         self.scheduler.add(sequence)
         return sequence
 
     def add_holding(self, name: str, prompt: int, *, blocks: int | None = None) -> Sequence:
         """A sequence that comes with blocks of its own, as from a reservation."""
         sequence = self.sequence(name, prompt)
-        count = blocks_for(prompt, BLOCK) if blocks is None else blocks
-        sequence.place(self.pool.allocate(count))
+        held = blocks_for(prompt, BLOCK) if blocks is None else blocks
+        sequence.place(self.pool.allocate(held))
         self.scheduler.add(sequence)
         return sequence
 
@@ -57,6 +60,14 @@ class Desk:
         pieces = self.scheduler.schedule()
         for piece in pieces:
             self.compute(piece)
+        return {piece.sequence.state.request.id: piece.count for piece in pieces}
+
+    def launch(self, *, ahead: bool = False) -> dict[str, int]:
+        """Schedule, and leave the step under way."""
+        pieces, samples = self.scheduler.schedule(ahead=ahead), count()
+        for piece in pieces:
+            last = piece.count == piece.sequence.due
+            piece.sequence.launch(piece.count, next(samples) if last else -1)
         return {piece.sequence.state.request.id: piece.count for piece in pieces}
 
     def compute(self, piece: Piece) -> None:
@@ -251,6 +262,26 @@ def test_while_a_step_is_under_way_queued_holders_keep_what_they_have() -> None:
     assert desk.scheduler.schedule(ahead=True) == []
     assert (len(a.blocks), len(b.blocks), desk.scheduler.preemptions) == (2, 2, 0)
     assert not desk.scheduler.starved
+
+
+@pytest.mark.parametrize(("max_tokens", "chosen"), [(1, {"long": 9}), (2, {"short": 1, "long": 9})])
+def test_a_step_ahead_leaves_out_who_ends_with_the_one_under_way_and_keeps_its_token(
+    max_tokens: int, chosen: dict[str, int]
+) -> None:
+    desk = Desk(100, budget=10)
+    desk.add("short", 4, max_tokens=max_tokens)
+    desk.add("long", 20)
+    assert desk.launch() == {"short": 4, "long": 6}
+    assert desk.launch(ahead=True) == chosen
+
+
+def test_a_step_ahead_is_not_chosen_where_the_second_of_two_lacks_a_block() -> None:
+    desk = Desk(4)
+    desk.add("fits", 7)
+    desk.add("lacks", 8)
+    assert desk.step() == {"fits": 7, "lacks": 8}
+    assert desk.scheduler.schedule(ahead=True) == []
+    assert desk.scheduler.preemptions == 0
 
 
 def test_while_a_step_is_under_way_nobody_takes_blocks_from_others() -> None:
