@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -331,4 +332,9 @@ class Pool(RuleBasedStateMachine):
 
 
 TestPool = Pool.TestCase
-TestPool.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
+TestPool.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+
+
+@pytest.mark.long
+class TestManyPools(TestPool):  # type: ignore[misc, valid-type]
+    settings = settings(max_examples=1000, stateful_step_count=60, deadline=None)

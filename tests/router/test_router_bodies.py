@@ -376,13 +376,15 @@ LONG_JSON = st.recursive(
 )
 
 
-@given(LONG_JSON, st.booleans(), st.integers(1, 40))
-@settings(deadline=None, max_examples=500)
-def test_strings_that_are_decoded_in_slices_are_those_of_the_whole(
-    value: Any, escaped: bool, size: int
-) -> None:
-    data = json.dumps(value, ensure_ascii=escaped).encode()
-    assert decode(bytearray(data), size) == value
+@pytest.mark.parametrize("count", [100, pytest.param(2000, marks=pytest.mark.long)])
+def test_strings_that_are_decoded_in_slices_are_those_of_the_whole(count: int) -> None:
+    @given(LONG_JSON, st.booleans(), st.integers(1, 40))
+    @settings(deadline=None, max_examples=count)
+    def check(value: Any, escaped: bool, size: int) -> None:
+        data = json.dumps(value, ensure_ascii=escaped).encode()
+        assert decode(bytearray(data), size) == value
+
+    check()
 
 
 @given(st.binary(max_size=60), st.integers(0, 60), st.integers(1, 9))

@@ -82,7 +82,7 @@ def grown(cluster: Cluster, gather: Callable[[Crowd], Coroutine[Any, Any, None]]
     return int(during - before)
 
 
-@pytest.mark.parametrize("count", [200, 1_000])
+@pytest.mark.parametrize("count", [200, pytest.param(1_000, marks=pytest.mark.long)])
 def test_streams_cost_what_the_docs_say(cluster: Cluster, count: int) -> None:
     [node] = cluster.nodes.values()
 

@@ -322,9 +322,13 @@ def frames(draw: st.DrawFn) -> dict[str, Any]:
     return {"type": "hello", "report": report}
 
 
-@settings(max_examples=300, deadline=None)
-@given(st.lists(frames(), min_size=1, max_size=6))
-def test_whatever_nodes_report_every_request_finds_a_place(told: list[dict[str, Any]]) -> None:
+@pytest.mark.parametrize("count", [40, pytest.param(1000, marks=pytest.mark.long)])
+def test_whatever_nodes_report_every_request_finds_a_place(count: int) -> None:
+    told = st.lists(frames(), min_size=1, max_size=6)
+    settings(max_examples=count, deadline=None)(given(told)(check_served))()
+
+
+def check_served(told: list[dict[str, Any]]) -> None:
     view, codec = PoolView(lambda: 1.0, 100), to_router_codec()
     for name, role in (("d0", "decode"), ("d1", "decode"), ("p0", "prefill")):
         view.hello(make_report(name, role)).usable = True  # type: ignore[arg-type]

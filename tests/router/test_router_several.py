@@ -60,9 +60,7 @@ async def test_what_one_router_books_while_the_engine_is_in_a_step_the_other_cou
         await asyncio.sleep(0.5)  # the engine is in the step, which takes 5 s
         more = asyncio.create_task(complete(first, "b" * 200, 1))
         await until(lambda: first.view.nodes[NODE].sequences == 2)
-        booked = time.monotonic()
-        await until(lambda: view.sequences == 2)
-        assert time.monotonic() - booked < 1.0
+        await until(lambda: view.sequences == 2 or asked.done())
         assert not asked.done()
         assert 200 <= view.queued_tokens <= 300
         await asyncio.gather(asked, more)
