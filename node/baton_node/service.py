@@ -197,9 +197,10 @@ class Service:
     async def follow_engine(self) -> None:
         """Pass on what the engine says, until it ends: raises EngineLost."""
         while True:
-            self._said(await self._engine.next())
+            self.said(await self._engine.next())
 
-    def _said(self, frame: ToServer) -> None:
+    def said(self, frame: ToServer) -> None:
+        """The engine's frame."""
         match frame:
             case Step():
                 self._table.stepped(frame)

@@ -357,7 +357,7 @@ async def test_a_frame_that_a_node_does_not_know_costs_its_sender_the_link_only(
         await link.until(lambda: len(link.of("undisturbed")) > 2)
         async with linked(slow) as other:
             newer = msgspec.msgpack.encode([PROTOCOL_VERSION + 1, {"type": "dance"}])
-            await other._socket.send_bytes(newer)
+            await other.send_bytes(newer)
             await other.until(lambda: other.closed)
         assert sum(len(delta.ids) for delta in await link.finished("undisturbed")) == 40
 

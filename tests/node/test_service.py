@@ -105,7 +105,7 @@ async def test_a_draining_node_refuses_what_is_new_and_knows_its_own(
     first, second = Pipe(), Pipe()
     service.heard(first, RunJob(request))
     service.heard(first, DrainNode(60.0, "scale-down"))
-    service._said(Step(tuple(tokens_of(request, 0, b"abc"))))
+    service.said(Step(tuple(tokens_of(request, 0, b"abc"))))
     service.heard(second, RunJob(make_request("late", b"p")))
     service.heard(second, RunJob(request))
     assert refusals(second) == [("draining", True)]
@@ -147,7 +147,7 @@ async def test_the_same_words_again_change_nothing_and_others_count(
     assert engine.heard == [Drain()]
     service.heard(Pipe(), DrainNode(0.0, "spot"))
     await until(lambda: len(engine.heard) == 3)
-    service._said(Saved())
+    service.said(Saved())
     assert (service.load.reason, service.load.leaving) == ("spot", True)
     service.heard(Pipe(), DrainNode(60.0, "later"))
     assert not service.load.leaving
@@ -158,10 +158,10 @@ async def test_past_its_deadline_a_node_is_leaving_once_its_chunks_are_saved(
 ) -> None:
     service.heard(Pipe(), RunJob(make_request("r", b"p")))
     service.heard(Pipe(), DrainNode(0.0))
-    service._said(Saved())  # of what it had at the start: more may have come since
+    service.said(Saved())  # of what it had at the start: more may have come since
     await until(lambda: engine.heard[1:] == [Drain(), Drain()])
     assert not service.load.leaving
-    service._said(Saved())
+    service.said(Saved())
     assert (service.load.leaving, service.requests) == (True, 1)
 
 
@@ -169,7 +169,7 @@ async def test_a_node_that_is_told_no_deadline_has_that_of_its_own_end(engine: E
     service = make_service(engine, drain_s=0.0)
     service.heard(Pipe(), DrainNode())
     await until(lambda: len(engine.heard) == 2)
-    service._said(Saved())
+    service.said(Saved())
     assert service.load.leaving
 
 
@@ -186,7 +186,7 @@ async def test_a_node_that_resumes_takes_requests_and_publishes_as_before(
     service.heard(link, DrainNode(0.0, "by mistake"))
     await until(lambda: len(engine.heard) == 2)
     service.heard(link, ResumeNode())
-    service._said(Saved())
+    service.said(Saved())
     assert (service.state, service.load.reason, service.load.leaving) == ("ready", "", False)
     job = RunJob(make_request("r", b"p"))
     service.heard(link, job)
@@ -206,12 +206,12 @@ async def test_a_node_that_ends_hands_back_what_nobody_took_and_is_not_called_ba
     ending = asyncio.create_task(service.drain())
     await until(lambda: engine.heard[1:] == [Drain(), Drain()])
     service.heard(link, ResumeNode())
-    service._said(Saved())
+    service.said(Saved())
     await until(lambda: service.requests == 0)
     assert refusals(link) == [("drained", True)]
     assert engine.heard[3:] == [Abort(request.id, request.attempt)]
     assert not ending.done()
-    service._said(Drained())
+    service.said(Drained())
     await ending
 
 
@@ -220,12 +220,12 @@ async def test_a_node_that_ends_has_no_longer_than_it_was_given_before(engine: E
     service.heard(Pipe(), RunJob(make_request("r", b"p")))
     service.heard(Pipe(), DrainNode(0.0, "scale-down"))
     await until(lambda: len(engine.heard) == 3)
-    service._said(Saved())
+    service.said(Saved())
     ending = asyncio.create_task(service.drain())
     await until(lambda: len(engine.heard) > 3)
     assert (service.load.leaving, service.load.reason) == (True, "scale-down")
     service.heard(Pipe(), Abort(RequestId("r"), 1))  # a router has moved it
-    service._said(Drained())
+    service.said(Drained())
     await ending
 
 
@@ -268,7 +268,7 @@ async def test_what_one_router_says_changes_nothing_of_another_s_request(
         owner = Pipe("a")
         service.heard(owner, RunJob(REQUEST, await_first=True))
     service.heard(owner, First(REQUEST.id, 1, ((97,),)))
-    service._said(Step(tuple(tokens_of(REQUEST, 0, b"abc"))[1:]))
+    service.said(Step(tuple(tokens_of(REQUEST, 0, b"abc"))[1:]))
     assert [delta.text for delta in owner.deltas()] == ["b", "c"]
     assert engine.heard == [RunJob(REQUEST, await_first=True), First(REQUEST.id, 1, ((97,),))]
     assert other.deltas() == []

@@ -182,7 +182,11 @@ class LinkClient:
         self.closed = False
 
     async def send(self, frame: ToNode) -> None:
-        await self._socket.send_bytes(self._out.encode(frame))
+        await self.send_bytes(self._out.encode(frame))
+
+    async def send_bytes(self, data: bytes) -> None:
+        """What may be no frame."""
+        await self._socket.send_bytes(data)
 
     async def read(self) -> None:
         """Collect frames until the link ends; run as a task."""
