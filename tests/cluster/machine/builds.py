@@ -146,13 +146,19 @@ def _build(kind: str, targets: Sequence[Target], progress: Progress) -> Build:
         if not _folder(buildah, source).exists():
             names = ", ".join(one.name for one in targets)
             progress(f"building images: {names} (seconds, or minutes for new dependencies)")
-            _make(buildah, source, targets, context)
+            _make(buildah, source, targets, context, progress)
             _forget(buildah, targets)
         _folder(buildah, source).touch()
     return Build(buildah, source)
 
 
-def _make(buildah: Buildah, source: str, targets: Sequence[Target], context: Path) -> None:
+def _make(
+    buildah: Buildah,
+    source: str,
+    targets: Sequence[Target],
+    context: Path,
+    progress: Progress,
+) -> None:
     made = buildah.folder / "made"
     shutil.rmtree(made, ignore_errors=True)
     made.mkdir()
@@ -169,6 +175,7 @@ def _make(buildah: Buildah, source: str, targets: Sequence[Target], context: Pat
         buildah.build(file, target.stage, target.base, context, tag)
         if target in SMALL:
             _write(buildah, target, source, made / f"{target.name}.tar", whole=False)
+        progress(f"built {image_name(target)}")
 
     with ThreadPoolExecutor() as pool:
         list(pool.map(finish, targets))
