@@ -104,14 +104,15 @@ def test_tokens_fill_blocks_from_the_left(tokens: int, blocks: int) -> None:
 
 
 def test_a_scheduler_lacks_nothing_before_it_tried_to_place_something() -> None:
-    desk = Desk(4)
-    scheduler = desk.scheduler
-    for _ in range(2):
+    empty, full = Desk(4), Desk(4)
+    for desk in (empty, full):
+        scheduler = desk.scheduler
         assert (scheduler.starved, scheduler.owes_blocks) == (False, False)
         assert (scheduler.preemptions, scheduler.spare) == (0, 0)
-        assert scheduler.schedule() == []
-    desk.add("a", 4)  # nobody knows yet whether it fits
-    assert not scheduler.owes_blocks
+    assert empty.step() == {}
+    full.add("a", 4)  # nobody knows yet whether it fits
+    assert not full.scheduler.owes_blocks
+    assert full.step() == {"a": 4}
 
 
 def test_a_long_prompt_is_computed_in_pieces_of_the_budget() -> None:
