@@ -87,20 +87,21 @@ class NodeView:
     def compare(self, now: float) -> None:
         """A report came: what in it is more than ours is others'. A booking on its way there is
         taken as counted: were it not, its place would look taken for one report after its end.
-        Where the report has fewer tokens than are booked, ours are under way: what is left is
-        shared out among the bookings that had arrived."""
+        Where the report has fewer tokens than are booked, ours are under way. An engine computes
+        prompts in the order in which they came: what is left belongs to the youngest bookings of
+        those that had arrived."""
         load = self.report.load
         total = load.running + load.waiting + load.parked
         self.others_tokens = max(0, load.queued_tokens - self.booked_tokens)
         self.others_sequences = max(0, total - self.booked_sequences)
         self.others_requests = max(0, load.requests - len(self.booked))
         arrived = [b for b in self.booked.values() if b.at < now - BOOKING_ARRIVES_S]
-        tokens = sum(b.tokens for b in arrived)
-        if load.queued_tokens < tokens:
-            for booking in arrived:
-                left = booking.tokens * load.queued_tokens // tokens
-                self.booked_tokens += left - booking.tokens
-                booking.tokens = left
+        left = load.queued_tokens
+        for booking in reversed(arrived):
+            kept = min(booking.tokens, left)
+            left -= kept
+            self.booked_tokens += kept - booking.tokens
+            booking.tokens = kept
 
 
 def state_of(view: NodeView) -> str:

@@ -53,7 +53,7 @@ def test_the_demo_model_s_package_is_pinned_and_no_requirement(pins: list[str]) 
 
 
 def test_the_lock_of_the_linters_pins_by_digest_and_carries_no_address() -> None:
-    lock = (ROOT / "tests" / "router" / "lint" / "package-lock.json").read_text()
+    lock = (ROOT / "tests" / "cluster" / "lint" / "package-lock.json").read_text()
     assert "://" not in lock
     packages = {name: one for name, one in json.loads(lock)["packages"].items() if name}
     assert [

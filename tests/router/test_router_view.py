@@ -235,6 +235,24 @@ def test_what_others_brought_stays_when_our_own_request_ends() -> None:
     assert (only(view).queued_tokens, only(view).sequences) == (240, 3)
 
 
+def test_what_is_left_to_compute_is_of_the_requests_that_came_last() -> None:
+    """As in the engine. Were it shared out evenly, half of the second request's tokens would look
+    like somebody else's once the first one's prompt is known to be computed."""
+    clock = Clock()
+    view = a_view(clock)
+    meet(view)
+    for number in range(2):
+        view.book(NODE, RequestId(f"r{number}"), 100, 1)
+    clock.advance(2 * BOOKING_ARRIVES_S)
+    load = Load(EPOCH, "ready", Speeds(), NodeLoad(queued_tokens=100, running=2))
+    view.load(NODE, load)  # the first prompt is computed; its token comes after this report
+    view.prefilled(NODE, RequestId("r0"))
+    view.load(NODE, load)
+    assert only(view).queued_tokens == 100
+    view.prefilled(NODE, RequestId("r1"))
+    assert only(view).queued_tokens == 0
+
+
 def test_a_node_that_served_only_us_is_idle_the_moment_our_request_ends() -> None:
     clock = Clock()
     view = a_view(clock)
