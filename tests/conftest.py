@@ -14,8 +14,11 @@ from xdist.scheduler import LoadScopeScheduling
 from tests.support.engines.tiny_models import make_tiny_model
 from tests.support.needs import NEEDS
 from tests.support.pairwise import mark_the_rest_long
+from tests.support.units import UnitGuard
 
 SPREAD = ("tests/e2e/test_exactness.py",)
+# Whose tests are all of several processes.
+INTEGRATION = ("tests/cluster/", "tests/e2e/", "tests/faults/")
 # These share one Kubernetes with nodes, which fills this machine. They come first: no other file's
 # tests take as long, and the other workers run the rest meanwhile.
 TOGETHER = ("tests/cluster/test_node_",)
@@ -39,9 +42,16 @@ def tiny_model() -> Callable[[str], Path]:
     return make_tiny_model
 
 
-@pytest.hookimpl(tryfirst=True)  # before -m "not long" looks
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(UnitGuard())
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m looks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     mark_the_rest_long(items)
+    for item in items:
+        if item.nodeid.startswith(INTEGRATION):
+            item.add_marker("integration")
     items.sort(key=lambda item: not item.nodeid.startswith(TOGETHER))
 
 

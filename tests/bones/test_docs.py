@@ -56,6 +56,7 @@ def url() -> Iterator[str]:
         yield pool.url
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(("name", "block"), blocks(), ids=lambda value: value[:24])
 def test_a_documented_command_works(name: str, block: str, url: str, tmp_path: Path) -> None:
     environ = {k: v for k, v in os.environ.items() if not k.startswith("BATON_")}
@@ -156,6 +157,7 @@ def test_flags_about_failures_are_in_the_documents_with_their_defaults() -> None
     assert serving < told.keys()
 
 
+@pytest.mark.integration
 def test_every_metric_in_the_documents_is_on_a_metrics_page(url: str) -> None:
     pages = text_of(url, "/metrics")
     for node in exchange(url, "/pool").body["nodes"]:
@@ -166,6 +168,7 @@ def test_every_metric_in_the_documents_is_on_a_metrics_page(url: str) -> None:
     assert {name for name in told if name not in pages} == set()
 
 
+@pytest.mark.integration
 def test_every_metric_of_the_router_s_own_is_in_the_documents(url: str) -> None:
     told = "".join(path.read_text() for path in DOCUMENTS)
     found = set(re.findall(r"^# TYPE (baton_router_\w+) ", text_of(url, "/metrics"), re.MULTILINE))
@@ -173,6 +176,7 @@ def test_every_metric_of_the_router_s_own_is_in_the_documents(url: str) -> None:
     assert {name for name in found if name not in told} == set()
 
 
+@pytest.mark.integration
 def test_the_documents_name_exactly_the_metrics_of_the_operator() -> None:
     with reserve_port("127.0.0.1", 0) as held:
         port = held.getsockname()[1]

@@ -12,6 +12,8 @@ import pytest
 
 from tests.support.needs import needs
 
+pytestmark = pytest.mark.integration
+
 ROOT = Path(__file__).resolve().parents[2]
 TIERS = ("test-quick", "test", "test-cluster", "test-all", "test-long")
 ACTS = ("run", *TIERS, "check", "bench", "peers", "clean")

@@ -158,6 +158,7 @@ def test_nothing_is_installed_from_a_source_archive_or_without_hashes_but_baton(
             assert "--require-hashes" in words or (room == "node" and words[-1] == '"$@"')
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("index", "words"),
     [
@@ -241,6 +242,7 @@ def make_images(folder: Path, builders: dict[str, str], *words: str) -> tuple[in
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.integration
 def test_make_images_takes_the_first_builder_that_can_run(tmp_path: Path) -> None:
     scripts = {"docker": "exit 1", "podman": 'echo "podman $*"', "buildah": "exit 1"}
     words = ["IMAGE_PREFIX=registry.example/team", "IMAGE_TAG=1.2.3"]
@@ -256,6 +258,7 @@ def test_make_images_takes_the_first_builder_that_can_run(tmp_path: Path) -> Non
     ]
 
 
+@pytest.mark.integration
 def test_images_are_named_as_the_chart_expects_them(tmp_path: Path) -> None:
     flavours = "NODE_FLAVOURS=sim cpu"
     code, printed = make_images(tmp_path, {"docker": 'echo "docker $*"'}, flavours)
@@ -265,6 +268,7 @@ def test_images_are_named_as_the_chart_expects_them(tmp_path: Path) -> None:
     assert names == [f"baton-{room}:{version}" for room in ("operator", "router", "sim", "node")]
 
 
+@pytest.mark.integration
 def test_make_images_says_what_is_missing_where_nothing_can_build(tmp_path: Path) -> None:
     scripts = dict.fromkeys(("docker", "podman", "buildah"), "exit 1")
     code, printed = make_images(tmp_path, scripts)
@@ -272,6 +276,7 @@ def test_make_images_says_what_is_missing_where_nothing_can_build(tmp_path: Path
     assert "docker, podman and buildah are missing here, or none of them can run" in printed
 
 
+@pytest.mark.integration
 def test_a_build_that_fails_ends_make_images(tmp_path: Path) -> None:
     code, printed = make_images(tmp_path, {"docker": '[ "$1" = info ] || exit 3'})
     assert code != 0

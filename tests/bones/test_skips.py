@@ -78,6 +78,7 @@ def test_a_test_is_skipped_with_a_reason_of_the_vocabulary() -> None:
 SLOW = "registry"
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.long if name == SLOW else ()) for name in NEEDS]
 )
@@ -86,6 +87,7 @@ def test_every_need_can_be_asked_for_on_this_machine(name: str) -> None:
     assert NEEDS[name].obtainable() in (True, False)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("version", "present"), [("v18.20.4", "False"), ("v20.19.0", "True"), ("v22.1.0", "True")]
 )

@@ -50,6 +50,7 @@ def test_the_whole_preset_takes_as_many_steps_as_its_longest_answer(tmp_path: Pa
     assert found["kv_waste"]["run"] < 0.04
 
 
+@pytest.mark.integration
 def test_a_run_of_its_own_process_is_silent_on_stderr() -> None:
     done = baton_process("bench", "throughput", *SIM, "--num-prompts", "1")
     assert (done.returncode, done.stderr) == (0, "")

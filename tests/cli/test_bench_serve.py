@@ -21,6 +21,8 @@ from baton.main import read_command
 from tests.support.pools.baton_up import Pool
 from tests.support.project.command import baton, figures
 
+pytestmark = pytest.mark.integration
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 SMALL = ("--num-prompts", "6", "--random-input-len", "40", "--random-output-len", "8")
 

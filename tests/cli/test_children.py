@@ -15,6 +15,8 @@ import pytest
 
 from baton.children import Backoff, Child, ChildSpec, describe_end
 
+pytestmark = pytest.mark.integration
+
 WAIT_S = 180.0
 SLEEP_FOREVER = "import time; print('up', flush=True); time.sleep(600)"
 IGNORE_SIGTERM = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEP_FOREVER}"

@@ -34,6 +34,7 @@ def test_help_names_every_flag_with_its_variable(
         assert ((item.metavar if item.positional else item.option) in text) is not item.hidden
 
 
+@pytest.mark.integration
 def test_the_first_help_says_where_to_start() -> None:
     done = baton_process("--help")
     assert done.returncode == 0
@@ -41,6 +42,7 @@ def test_the_first_help_says_where_to_start() -> None:
         assert words in done.stdout
 
 
+@pytest.mark.integration
 def test_help_costs_no_heavy_import() -> None:
     script = (
         "import sys\n"
@@ -110,6 +112,7 @@ def test_version_says_what_is_installed() -> None:
     assert done.stdout.startswith(f"baton 0.1.0\nprotocol {PROTOCOL_VERSION}\ntorch ")
 
 
+@pytest.mark.integration
 def test_a_reader_that_went_away_is_no_traceback() -> None:
     done = subprocess.run(
         f"{sys.executable} -m baton version | true",
@@ -122,6 +125,7 @@ def test_a_reader_that_went_away_is_no_traceback() -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.integration
 def test_a_child_without_its_supervisor_ends_at_once(tmp_path: Path) -> None:
     done = baton_process(
         "router", "--redis-index", f"unix://{tmp_path}/none.sock", "--supervisor-pid", "1"

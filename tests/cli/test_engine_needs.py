@@ -21,6 +21,8 @@ from baton.sizes import ByteSize, parse_size
 from baton.store import StoreUrls
 from baton.up import Machine, make_plan, share_machine
 
+pytestmark = pytest.mark.integration
+
 MIB, GIB = 1 << 20, 1 << 30
 
 

@@ -140,6 +140,7 @@ def test_of_several_prompts_each_has_its_name() -> None:
     assert lines[-1] == "and 3 more prompts"
 
 
+@pytest.mark.integration
 async def test_a_request_of_a_router_is_explained(
     capsys: pytest.CaptureFixture[str], tmp_path: Any
 ) -> None:
@@ -165,6 +166,7 @@ async def test_a_request_of_a_router_is_explained(
                 await asyncio.to_thread(ask, options(**given | {"api_key": "other"}))
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("url", "why"),
     [

@@ -18,6 +18,8 @@ import pytest
 from tests.support.clients.http import Answer, Json, complete, events, exchange, hang_up
 from tests.support.pools.baton_up import Pool
 
+pytestmark = pytest.mark.integration
+
 WORD = "Xylofonquark"  # in everything that a client writes, and nowhere else
 POISON = 7  # as a character: the simulated engine's tokens are bytes
 FLAGS = ["--engine", "sim", "--chunk-blocks", "1", "--kv-blocks", "200", "--handoff", "always"]

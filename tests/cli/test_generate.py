@@ -18,6 +18,7 @@ from tests.support.project.command import baton, baton_process
 FLAGS = ("--threads", "1", "--kv-blocks", "64", "--max-tokens", "6", "--ignore-eos")
 
 
+@pytest.mark.integration
 def test_json_has_one_object_per_prompt_with_ids(
     tiny_model: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -36,6 +37,7 @@ def test_json_has_one_object_per_prompt_with_ids(
     assert first["choices"][0]["token_ids"] != first["choices"][1]["token_ids"]
 
 
+@pytest.mark.integration
 def test_text_is_the_answer_alone_and_repeats_with_its_seed(
     tiny_model: Callable[[str], Path],
 ) -> None:

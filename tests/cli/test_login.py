@@ -40,6 +40,7 @@ def command_lines(pid: int) -> str:
     return "\n".join(" ".join(one.cmdline()) for one in (process, *process.children(True)))
 
 
+@pytest.mark.integration
 def test_a_pool_of_roles_logs_in_by_variables_and_shows_no_secret(store: EmbeddedStore) -> None:
     where = {"BATON_REDIS_INDEX": store.index_url, "BATON_REDIS_DATA": ",".join(store.data_urls)}
     told = {**where, "BATON_REDIS_PASSWORD": PASSWORD, "BATON_LINK_TOKEN": TOKEN}
@@ -65,6 +66,7 @@ def test_a_pool_of_roles_logs_in_by_variables_and_shows_no_secret(store: Embedde
         assert secret not in shown
 
 
+@pytest.mark.integration
 def test_up_uses_the_user_s_redis_tells_its_login_by_variables_and_leaves_it_running(
     store: EmbeddedStore,
 ) -> None:

@@ -17,6 +17,8 @@ import pytest
 from baton.demo_model import PACKAGE
 from baton.main import COMMANDS, Command
 
+pytestmark = pytest.mark.integration
+
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = [
     str(path.parent.parent) for path in ROOT.glob("*/*/__init__.py") if "tests" not in path.parts

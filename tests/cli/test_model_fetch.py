@@ -36,6 +36,8 @@ from tests.support.hubs.model_fetch import (
 )
 from tests.support.hubs.stub_hub import StubHub
 
+pytestmark = pytest.mark.integration
+
 # --- what is fetched ------------------------------------------------------------------------------
 
 

@@ -16,6 +16,8 @@ import pytest
 from baton.errors import CommandError
 from baton.model_folder import find_model, read_config
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:

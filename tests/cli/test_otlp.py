@@ -24,6 +24,7 @@ def span(parent: str = PARENT, **changes: object) -> Span:
     return Span("decode", Place(TRACE, OWN, parent), 10**18, 10**18 + 5, **(facts | changes))  # type: ignore[arg-type]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("path", ["", "/", "/v1/traces"])
 def test_a_span_arrives_with_its_own_ids_and_times(path: str) -> None:
     with (
@@ -43,6 +44,7 @@ def test_a_span_arrives_with_its_own_ids_and_times(path: str) -> None:
     assert root.attributes["error.type"] == "engine_error"
 
 
+@pytest.mark.integration
 def test_the_standard_variables_do_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     with Collector() as collector:
         variables = {
@@ -64,6 +66,7 @@ def test_nothing_is_sent_where_nobody_asks_or_it_is_disabled() -> None:
         assert send is None
 
 
+@pytest.mark.integration
 def test_a_collector_that_is_away_holds_nobody_up() -> None:
     with exporting("http://127.0.0.1:1", {}, "baton-node", "n") as send:
         assert send is not None

@@ -20,6 +20,8 @@ from tests.support.nodes.processes import make_request
 from tests.support.pools.one_role import WAIT_S, role, wait_ready
 from tests.support.project.command import baton_process
 
+pytestmark = pytest.mark.integration
+
 
 def ask(url: str) -> dict[str, object]:
     body = json.dumps({"prompt": "Hello", "max_tokens": 4, "temperature": 0}).encode()

@@ -15,6 +15,8 @@ from baton.up import reserve_port
 from tests.support.pools.baton_up import Pool
 from tests.support.project.command import baton_process
 
+pytestmark = pytest.mark.integration
+
 SIM = ["--engine", "sim", "--chunk-blocks", "1", "--kv-blocks", "500"]
 UP = ["up", *SIM, "--port", "0"]
 SLOW = [*SIM, "--sim-decode-ms", "50"]

@@ -18,6 +18,8 @@ from tests.support.pools.baton_up import Pool
 from tests.support.stores.kvstore import plain_client, wait_until
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.integration
+
 SIM = ["--engine", "sim", "--chunk-blocks", "1", "--kv-blocks", "500"]
 
 

@@ -18,6 +18,8 @@ from baton.errors import CommandError
 from baton.pool_client import NodeView, PoolView, RouterAddress
 from baton.supervisor import EXIT_GRACE_S, POLL_RUNNING_S, Plan, Stop, Supervisor
 
+pytestmark = pytest.mark.integration
+
 WAIT_S = 180.0
 READY_S = 660.0
 # A child that lives, and never registers.

@@ -15,6 +15,8 @@ from baton.store import StoreUrls
 from baton.up import make_plan, settle
 from tests.support.project.command import baton_process
 
+pytestmark = pytest.mark.integration
+
 KEY, SECRET = "sk-key-of-acme", "the pool's secret"
 STORE = StoreUrls("unix:///s/index.sock", ("unix:///s/a.sock",))
 SIM = UpOptions(engine="sim")

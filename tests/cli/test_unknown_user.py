@@ -21,6 +21,8 @@ from tests.support.project.entry_points import (
     words_of,
 )
 
+pytestmark = pytest.mark.integration
+
 # It may read this checkout and its Python wherever they lie; nothing else of root's.
 AS_UNKNOWN = (
     *("setpriv", f"--reuid={UNKNOWN_UID}", f"--regid={UNKNOWN_UID}", "--clear-groups"),

@@ -10,6 +10,8 @@ import pytest
 
 from tests.support.project.command import baton, baton_process
 
+pytestmark = pytest.mark.integration
+
 SIM = ("--engine", "sim", "--port", "0")
 REDIS = "redis://127.0.0.1:1"
 

@@ -357,6 +357,7 @@ def test_chunks_that_come_and_go_are_told_once() -> None:
     assert len(changes.stored) == 1
 
 
+@pytest.mark.integration
 def test_importing_the_engine_loads_no_torch() -> None:
     code = (
         "import sys, baton_engine, baton_engine.sim; "

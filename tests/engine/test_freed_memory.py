@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.integration
+
 FAULTS = """
 import resource, torch
 from baton_engine.freed_memory import keep_freed_memory

@@ -173,6 +173,7 @@ finally:
 """
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(("id", "code", "said"), [(7, 70, ["4", "4"]), (9, 0, ["4", "4", "alive"])])
 def test_poison_ends_the_process_at_once_when_it_is_to_be_computed(
     id: int, code: int, said: list[str]

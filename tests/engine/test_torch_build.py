@@ -107,6 +107,7 @@ def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
     assert issubclass(UnsupportedModel, EngineError)
 
 
+@pytest.mark.integration
 def test_settings_and_configs_are_read_without_torch() -> None:
     """Flags are checked by processes that never load it."""
     names = ("config", "torch_settings", "digest", "demand", "fit", "machine_memory")

@@ -14,6 +14,8 @@ from baton_kvstore.endpoint import parse_endpoint
 from baton_kvstore.errors import LinkBroken, LinkTimeout, ProtocolBroken, ServerRefused
 from tests.support.stores.kvstore import frozen, held_down, plain_client, wait_until
 
+pytestmark = pytest.mark.integration
+
 Open = Callable[..., AsyncResp]
 Serve = Callable[..., Awaitable[str]]
 

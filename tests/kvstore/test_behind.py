@@ -126,6 +126,7 @@ def unlimited(
     return transfers
 
 
+@pytest.mark.integration
 def test_a_store_that_is_over_half_full_gets_nothing_and_then_again(
     store: EmbeddedStore, make_transfers: MakeTransfers
 ) -> None:
@@ -138,6 +139,7 @@ def test_a_store_that_is_over_half_full_gets_nothing_and_then_again(
         wait_until(lambda: plane.take_behind(LAYOUT.chunk_bytes), "that it has no bound")
 
 
+@pytest.mark.integration
 def test_a_server_in_trouble_stops_it_and_a_drain_goes_on(
     store: EmbeddedStore, make_transfers: MakeTransfers
 ) -> None:
@@ -151,6 +153,7 @@ def test_a_server_in_trouble_stops_it_and_a_drain_goes_on(
         assert plane.take_behind(LAYOUT.chunk_bytes)
 
 
+@pytest.mark.integration
 def test_a_plane_that_has_measured_nothing_writes_behind_by_default(
     make_transfers: MakeTransfers,
 ) -> None:
@@ -161,6 +164,7 @@ def test_a_plane_that_has_measured_nothing_writes_behind_by_default(
         wait_until(lambda: transfers.plane.take_behind(LAYOUT.chunk_bytes), "leave to write")
 
 
+@pytest.mark.integration
 def test_a_full_server_is_in_trouble_for_puts_only(make_transfers: MakeTransfers) -> None:
     with EmbeddedStore(64 << 20) as store, plain_client(store.data_urls[0]) as client:
         transfers = unlimited(make_transfers, store)
@@ -174,6 +178,7 @@ def test_a_full_server_is_in_trouble_for_puts_only(make_transfers: MakeTransfers
         assert transfers.get(chunk_name(1), marker)[0].ok
 
 
+@pytest.mark.integration
 def test_it_waits_for_puts_that_are_queued_and_not_for_its_own(
     single: EmbeddedStore, make_transfers: MakeTransfers
 ) -> None:
@@ -195,6 +200,7 @@ def test_it_waits_for_puts_that_are_queued_and_not_for_its_own(
     assert plane.take_behind(LAYOUT.chunk_bytes)
 
 
+@pytest.mark.integration
 def test_write_behind_holds_up_nobody_on_a_real_link(
     single: EmbeddedStore, make_transfers: MakeTransfers
 ) -> None:

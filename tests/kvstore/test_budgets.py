@@ -15,6 +15,8 @@ from baton_kvstore.keys import budget_key
 from baton_kvstore.registry import Registry
 from baton_protocol.store import RouterReport
 
+pytestmark = pytest.mark.integration
+
 SLOW = 1e-6  # a second: what fills a bucket in no test
 
 

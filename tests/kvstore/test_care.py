@@ -19,6 +19,8 @@ from baton_kvstore.settings import check_reachable
 from tests.support.stores.kvstore import PATIENCE_S, held_down, plain_client, wait_until
 from tests.support.stores.redis_builds import BUILDS, redis_server
 
+pytestmark = pytest.mark.integration
+
 MIB = 1 << 20
 VALUE = 4 * MIB
 GOOD_DATA: Mapping[str, str | None] = {

@@ -14,6 +14,8 @@ from baton_protocol.layout import VALUE_HEADER_BYTES, charged_bytes
 from tests.support.stores.kvstore import PATIENCE_S, plain_client
 from tests.support.stores.redis_builds import redis_server
 
+pytestmark = pytest.mark.integration
+
 KIB, MIB = 1 << 10, 1 << 20
 
 

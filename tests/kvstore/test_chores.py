@@ -33,6 +33,8 @@ from tests.support.stores.kvstore import (
     wait_until,
 )
 
+pytestmark = pytest.mark.integration
+
 ONE = chunk_name(1)
 QUICK = replace(PATIENT, idle_check_s=0.02)
 MIB = 1 << 20

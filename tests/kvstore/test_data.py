@@ -26,6 +26,8 @@ from tests.support.stores.kvstore import (
     wait_until,
 )
 
+pytestmark = pytest.mark.integration
+
 ONE = chunk_name(1)
 
 

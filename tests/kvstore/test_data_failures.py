@@ -31,6 +31,8 @@ from tests.support.stores.kvstore import (
     wait_until,
 )
 
+pytestmark = pytest.mark.integration
+
 ONE, TWO = chunk_name(1), chunk_name(2)
 HASTY = Tuning(deadline_base_s=0.3, connect_timeout_s=0.3, backoff_limit_s=0.2)
 SOON_AGAIN = replace(PATIENT, backoff_limit_s=0.2)

@@ -31,6 +31,8 @@ from tests.support.stores.kvstore import (
 )
 from tests.support.stores.redis_builds import BUILDS, redis_server
 
+pytestmark = pytest.mark.integration
+
 ONE, TWO = chunk_name(1), chunk_name(2)
 QUICK = Tuning(deadline_base_s=0.5, connect_timeout_s=0.5, backoff_limit_s=0.2, idle_check_s=0.05)
 LOOKING = replace(PATIENT, backoff_limit_s=0.2, idle_check_s=0.05)  # where none stands still

@@ -33,6 +33,8 @@ from tests.support.stores.kvstore import (
     wait_until,
 )
 
+pytestmark = pytest.mark.integration
+
 ONE = chunk_name(1)
 MIB = 1 << 20
 MACHINE_S = 30.0  # what a busy one may need beside

@@ -33,6 +33,8 @@ from tests.support.wires.link_proxy import LinkProxy
 from tests.support.wires.tls import make_certificate, tls_before
 from tests.support.wires.wire import WireLoop
 
+pytestmark = pytest.mark.integration
+
 WIDE = msgspec.structs.replace(LAYOUT, chunk_blocks=4)
 BLOCK = WIDE.block_bytes
 ONE = chunk_name(1)

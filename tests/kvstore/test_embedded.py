@@ -24,6 +24,8 @@ from baton_kvstore.errors import (
 from baton_kvstore.settings import StoreSettings, check_reachable
 from tests.support.stores.kvstore import plain_client, wait_until
 
+pytestmark = pytest.mark.integration
+
 OWNER = """
 import sys, time
 from baton_kvstore.embedded import EmbeddedStore

@@ -32,6 +32,8 @@ from tests.support.stores.kvstore import (
     wait_until,
 )
 
+pytestmark = pytest.mark.integration
+
 NODE = NodeId("decode-1")
 MARKER = Marker(instance=1, run_id="run", payload_bytes=100, shards=1, depth=2)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from baton_kvstore.data import Tuning
 from baton_kvstore.embedded import EmbeddedStore
 from baton_kvstore.index import Index
@@ -17,6 +19,8 @@ from tests.support.stores.kvstore import (
     payload_of,
     plain_client,
 )
+
+pytestmark = pytest.mark.integration
 
 BASE_S = 10_000.0  # far longer than the test takes: what passes of it the test says
 READ = [chunk_name(number) for number in range(4)]

@@ -29,6 +29,8 @@ from tests.support.stores.kvstore import (
     plain_client,
 )
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture
 async def registry(single: EmbeddedStore) -> AsyncIterator[Registry]:

@@ -29,6 +29,8 @@ from tests.support.stores.kvstore import PATIENCE_S, plain_client
 from tests.support.wires.tls import make_certificate, tls_before
 from tests.support.wires.wire import WireLoop
 
+pytestmark = pytest.mark.integration
+
 INFO_TEXT = b"# Server\r\nredis_version:6.2.0\r\nrun_id:" + b"a" * 40 + b"\r\n"
 INFO = b"$%d\r\n%b\r\n" % (len(INFO_TEXT), INFO_TEXT)
 Serve = Callable[..., str]

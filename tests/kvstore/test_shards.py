@@ -27,6 +27,8 @@ from tests.support.stores.kvstore import (
     wait_until,
 )
 
+pytestmark = pytest.mark.integration
+
 ONE = chunk_name(1)
 SHARDED = msgspec.structs.replace(LAYOUT, kv_shards=4)
 

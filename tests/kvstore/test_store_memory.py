@@ -28,6 +28,8 @@ from tests.support.stores.kvstore import (
 )
 from tests.support.stores.redis_builds import BUILDS, redis_server
 
+pytestmark = pytest.mark.integration
+
 MIB = 1 << 20
 BOUND = 32 * MIB
 # 1 MiB per chunk, the worst of sizes: with its header the allocator charges a quarter more.

@@ -30,6 +30,8 @@ from tests.support.stores.kvstore import (
 from tests.support.wires.tls import make_certificate, tls_before
 from tests.support.wires.wire import WireLoop
 
+pytestmark = pytest.mark.integration
+
 ONE = chunk_name(1)
 LOOKING = replace(PATIENT, idle_check_s=0.05)
 # What each role needs, and no more; the names are those of docs and charts.

@@ -103,6 +103,7 @@ def test_head_shards_that_do_not_divide_the_heads_are_refused() -> None:
         build_engine(settings(kv_shards=3))
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("shards", [1, 2])
 def test_the_measured_transfer_leaves_no_chunk_in_the_store(
     store: EmbeddedStore, shards: int
@@ -121,6 +122,7 @@ def test_the_measured_transfer_leaves_no_chunk_in_the_store(
             assert client.dbsize() == 0
 
 
+@pytest.mark.integration
 def test_a_store_that_is_away_measures_nothing_and_is_no_error() -> None:
     info = build_engine(settings()).info
     urls = ("unix:///nowhere/data0.sock",)

@@ -21,6 +21,8 @@ from baton_protocol.store import InboxEntry, Marker, Priority
 from tests.support.nodes.connectors import PATIENCE_S, Harness, ref
 from tests.support.stores.kvstore import frozen, plain_client, wait_until
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture
 def harness(store: EmbeddedStore) -> Iterator[Harness]:

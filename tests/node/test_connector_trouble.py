@@ -26,6 +26,8 @@ from tests.support.stores.kvstore import (
     wait_until,
 )
 
+pytestmark = pytest.mark.integration
+
 ME = ("n0", "e0")
 
 

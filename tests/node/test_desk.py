@@ -174,6 +174,7 @@ def test_draining_is_answered_when_the_last_request_has_ended(node: DeskNode) ->
     assert len(node.ids("r")) == 50
 
 
+@pytest.mark.integration
 def test_a_parked_request_gives_its_blocks_to_the_running_batch(store: EmbeddedStore) -> None:
     settings = SimSettings(chunk_blocks=1, num_blocks=16, decode_ms=1.0)
     prefill = store_node("p0", store, SimSettings(chunk_blocks=1))

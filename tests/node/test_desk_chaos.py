@@ -21,6 +21,8 @@ from tests.support.nodes.processes import make_request
 from tests.support.nodes.step_loops import DeskNode, alone, settle, spin, store_node
 from tests.support.stores.kvstore import plain_client
 
+pytestmark = pytest.mark.integration
+
 SMALL = SimSettings(chunk_blocks=1, num_blocks=40, max_batched_tokens=48)
 PREFIXES = [bytes(range(32 + 3 * i, 122)) for i in range(4)]
 WAITS: dict[str, Any] = {"lookup_wait_s": 0.1, "first_wait_s": 0.2, "blocks_wait_s": 1.0}

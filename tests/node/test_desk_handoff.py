@@ -24,6 +24,8 @@ from tests.support.nodes.step_loops import (
 )
 from tests.support.stores.kvstore import plain_client
 
+pytestmark = pytest.mark.integration
+
 PROMPT = bytes((i * 7) % 95 + 32 for i in range(205))  # 12 blocks of 16 and a tail
 CHUNK2 = SimSettings(chunk_blocks=2, max_batched_tokens=48)
 

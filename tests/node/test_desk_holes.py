@@ -26,6 +26,8 @@ from tests.support.nodes.step_loops import (
 )
 from tests.support.stores.kvstore import frozen, plain_client
 
+pytestmark = pytest.mark.integration
+
 SETTINGS = SimSettings(chunk_blocks=2, max_batched_tokens=48)
 CHUNK = 32  # tokens
 PROMPT = bytes((i * 7) % 95 + 32 for i in range(5 * CHUNK + 9))

@@ -8,6 +8,7 @@ from contextlib import closing
 from typing import Any
 
 import msgspec
+import pytest
 
 from baton_engine.sim import SimSettings
 from baton_kvstore.embedded import EmbeddedStore
@@ -84,6 +85,7 @@ def test_a_node_without_a_store_says_so() -> None:
     node.close()
 
 
+@pytest.mark.integration
 def test_a_store_that_stands_still_is_reported_and_so_is_its_return(
     store: EmbeddedStore,
 ) -> None:
@@ -134,6 +136,7 @@ def test_more_prompt_logprobs_than_one_frame_should_hold_are_refused() -> None:
 # --- what is held ---------------------------------------------------------------------------------
 
 
+@pytest.mark.integration
 def test_blocks_of_an_aborted_fetch_are_held_until_it_has_settled(store: EmbeddedStore) -> None:
     prefill, decode = store_node("p0", store), store_node("d0", store)
     both = (prefill, decode)
@@ -157,6 +160,7 @@ def test_blocks_of_an_aborted_fetch_are_held_until_it_has_settled(store: Embedde
             assert not other.tokens("r")
 
 
+@pytest.mark.integration
 def test_blocks_of_a_late_fetch_are_held_until_it_has_settled(store: EmbeddedStore) -> None:
     prefill, decode = store_node("p0", store), store_node("d0", store)
     both = (prefill, decode)
@@ -175,6 +179,7 @@ def test_blocks_of_a_late_fetch_are_held_until_it_has_settled(store: EmbeddedSto
         assert decode.failures()[0].error.code == "deadline_exceeded"
 
 
+@pytest.mark.integration
 def test_an_abort_while_the_index_is_asked_forgets_the_request_at_once(
     store: EmbeddedStore,
 ) -> None:
@@ -190,6 +195,7 @@ def test_an_abort_while_the_index_is_asked_forgets_the_request_at_once(
         assert not node.tokens("r")
 
 
+@pytest.mark.integration
 def test_an_abort_while_blocks_are_wanted_forgets_the_request_at_once(
     store: EmbeddedStore,
 ) -> None:
@@ -210,6 +216,7 @@ def test_an_abort_while_blocks_are_wanted_forgets_the_request_at_once(
         assert not decode.tokens("r")
 
 
+@pytest.mark.integration
 def test_a_store_that_stands_still_for_long_holds_no_more_than_half_the_pool(
     store: EmbeddedStore,
 ) -> None:
@@ -227,6 +234,7 @@ def test_a_store_that_stands_still_for_long_holds_no_more_than_half_the_pool(
         settle([node])
 
 
+@pytest.mark.integration
 def test_a_prefill_job_ends_also_where_nothing_can_be_published(store: EmbeddedStore) -> None:
     node = store_node("p0", store)
     with closing(node), frozen(store.pid("index"), store.pid("data0"), store.pid("data1")):

@@ -32,6 +32,8 @@ from tests.support.stores.kvstore import PATIENCE_S, plain_client
 from tests.support.wires.link_proxy import LinkProxy
 from tests.support.wires.wire import WireLoop
 
+pytestmark = pytest.mark.integration
+
 MODEL = "llama-gqa1"
 BLOCK, CHUNK_BLOCKS, CHUNKS, OUTPUTS = 16, 2, 3, 3
 TIGHT = CHUNKS * CHUNK_BLOCKS + 1  # one request and its outputs fill the pool

@@ -29,6 +29,8 @@ from tests.support.nodes.step_loops import (
     undisturbed,
 )
 
+pytestmark = pytest.mark.integration
+
 SETTINGS = SimSettings(chunk_blocks=1)
 CHUNKS = 20  # enough for each of two data servers to hold some
 FIRST = bytes((i * 7) % 95 + 32 for i in range(CHUNKS * 16 + 5))

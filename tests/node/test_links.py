@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import aiohttp
+import pytest
 from aiohttp import web
 
 from baton_node.links import MAX_QUEUED_BYTES, Link
@@ -14,6 +15,8 @@ from baton_node.server import PING_S
 from baton_protocol.ids import Epoch
 from baton_protocol.link import CacheEvents, to_router_codec
 from tests.support.nodes.processes import free_port
+
+pytestmark = pytest.mark.integration
 
 
 @asynccontextmanager

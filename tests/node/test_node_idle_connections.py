@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
+import pytest
 from aiohttp import web
 
 from baton_node.server import NodeServer
 from baton_node.settings import NodeSettings
 from baton_protocol.ids import Epoch
 from baton_text.artifacts import byte_artifacts
+
+pytestmark = pytest.mark.integration
 
 END_S = 120.0
 WHOLE = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.integration
+
 SERVER = "import baton_prefill_node, baton_decode_node"
 SIM_ENGINE = """
 from baton_node import engine_main

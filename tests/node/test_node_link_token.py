@@ -14,6 +14,8 @@ from baton_protocol.ids import Epoch
 from baton_protocol.link import link_headers
 from baton_text.artifacts import byte_artifacts, digest
 
+pytestmark = pytest.mark.integration
+
 TOKEN = "t0ken-of-the-pool"
 ARTIFACTS = byte_artifacts()
 DIGEST = digest(next(iter(ARTIFACTS.values())))

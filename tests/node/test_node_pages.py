@@ -11,6 +11,8 @@ from baton_protocol.ids import Epoch
 from baton_text.artifacts import byte_artifacts, digest
 from tests.support.clients.raw_http import exchange, raw_request
 
+pytestmark = pytest.mark.integration
+
 ARTIFACTS = byte_artifacts()
 PATHS = (
     "/health",

@@ -51,7 +51,7 @@ from tests.support.nodes.processes import (
 from tests.support.stores.kvstore import frozen
 
 # Tests share nodes, which know requests by their names: no name is used twice.
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.integration]
 
 PROMPT = bytes((i * 11) % 95 + 32 for i in range(300))
 SLOW = SimOptions(decode_ms=20.0)

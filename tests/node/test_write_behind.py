@@ -33,6 +33,8 @@ from tests.support.nodes.step_loops import (
 )
 from tests.support.stores.kvstore import frozen, plain_client, wait_until
 
+pytestmark = pytest.mark.integration
+
 PROMPT = bytes((i * 7) % 95 + 32 for i in range(205))
 ANSWER = 60
 SETTINGS = SimSettings(chunk_blocks=2, max_batched_tokens=48)

@@ -27,6 +27,8 @@ from baton_operator.connection import ConnectionFailed, load, login
 from baton_operator.observed import ChildKey
 from tests.support.kubernetes.api_server import api_server
 
+pytestmark = pytest.mark.integration
+
 SERVICE: dict[str, Any] = {
     "apiVersion": "v1",
     "kind": "Service",

@@ -207,6 +207,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ManifestPool]:
         yield pool
 
 
+@pytest.mark.integration
 def test_a_pool_made_of_its_manifests_commands_hands_over_and_answers(
     running: ManifestPool,
 ) -> None:
@@ -218,6 +219,7 @@ def test_a_pool_made_of_its_manifests_commands_hands_over_and_answers(
     assert node["revision"] == revision_of(sample_pool("sim"))
 
 
+@pytest.mark.integration
 def test_a_pool_with_tenants_lets_in_who_has_a_key_of_its_secret(tmp_path: Path) -> None:
     keys = {"apiKeysSecret": {"name": "tenants", "key": "keys.txt"}}
     pool = sample_pool("sim", router=keys, kvStore={"sharing": "tenant"})
@@ -234,6 +236,7 @@ def test_a_pool_with_tenants_lets_in_who_has_a_key_of_its_secret(tmp_path: Path)
     assert CREDENTIALS.tenant_secret not in shown
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("component", ["kv-index", "kv-data"])
 def test_a_managed_server_is_set_up_as_an_embedded_one(
     running: ManifestPool, component: str
@@ -249,6 +252,7 @@ def test_a_managed_server_is_set_up_as_an_embedded_one(
                 assert theirs.config_get(name) == ours.config_get(name)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("component", ["kv-index", "kv-data"])
 @pytest.mark.parametrize("password", [None, CREDENTIALS.link_token])
 def test_a_managed_server_takes_nobody_without_the_pool_s_password(
@@ -261,6 +265,7 @@ def test_a_managed_server_takes_nobody_without_the_pool_s_password(
         client.ping()
 
 
+@pytest.mark.integration
 def test_a_node_links_to_nobody_without_the_pool_s_token(running: ManifestPool) -> None:
     node = running.url_of("decode")
     with pytest.raises(urllib.error.HTTPError, match="401"):
@@ -268,6 +273,7 @@ def test_a_node_links_to_nobody_without_the_pool_s_token(running: ManifestPool) 
     assert exchange(node, "/health").status == 200
 
 
+@pytest.mark.integration
 def test_no_process_shows_a_secret_in_its_command_line_or_its_log(running: ManifestPool) -> None:
     for component in ("kv-index", "kv-data", "prefill", "decode", "router"):
         command, log = running.command_line(component), running.log(component)

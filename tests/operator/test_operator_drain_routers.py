@@ -18,6 +18,8 @@ from baton_operator.drain.marks import Leave
 from baton_operator.drain.routers import Routers
 from baton_operator.drain.steps import Outcome, Told
 
+pytestmark = pytest.mark.integration
+
 TOKEN = "70ce7bb0"
 
 

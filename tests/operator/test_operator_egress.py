@@ -36,6 +36,8 @@ from tests.support.planner import observations as o
 from tests.support.planner.observations import observed, status_of
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.integration
+
 MIB = 1 << 20
 DEADLINE_S = 120.0
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]

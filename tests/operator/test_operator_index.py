@@ -43,6 +43,8 @@ from tests.support.planner import observations as o
 from tests.support.planner.observations import DEMO, HUB, observed, status_of
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.integration
+
 PASSWORD = "pass:word@with/signs%"
 LOGIN = Login(password=PASSWORD)
 START_S = 120.0

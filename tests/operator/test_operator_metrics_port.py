@@ -13,6 +13,8 @@ import pytest
 from baton.up import reserve_port
 from baton_operator.metrics import Metrics
 
+pytestmark = pytest.mark.integration
+
 END_S = 120.0
 
 

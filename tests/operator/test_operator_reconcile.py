@@ -32,6 +32,8 @@ from tests.support.kubernetes.api_server import ApiServer, Body, api_server
 from tests.support.kubernetes.manifests import INSTALLATION, sample, sample_pool
 from tests.support.kubernetes.pod_bodies import RUNNING, container, pod
 
+pytestmark = pytest.mark.integration
+
 KEY = PoolKey("serving", "demo")
 NOW = datetime(2026, 5, 4, 12, 0, 0, tzinfo=UTC)
 

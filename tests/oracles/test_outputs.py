@@ -106,6 +106,7 @@ def body(**changes: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": "hi"}], **changes}
 
 
+@pytest.mark.integration
 async def test_a_chat_stream_ends_with_an_empty_delta_and_done_O_OUT_2() -> None:
     async with served() as (node, url, session):
         parts = [(0, "Hello", None), (0, " there", None), (0, "!", None), (0, "", "stop")]
@@ -121,6 +122,7 @@ async def test_a_chat_stream_ends_with_an_empty_delta_and_done_O_OUT_2() -> None
     assert said == [("Hello", None), (" there", None), ("!", None), ("", "stop")]
 
 
+@pytest.mark.integration
 async def test_usage_counts_every_sequence_O_OUT_5() -> None:
     async with served() as (node, url, session):
         parts = [(0, "a", None), (1, "b", None), (1, "c", None), (0, "d", "stop"), (1, "", "stop")]

@@ -26,6 +26,7 @@ def test_the_formula_is_sha256_over_length_framed_little_endian_parts() -> None:
     assert extend_hashes(root_hash(Fingerprint("fp"), "lora", "salt"), [7, 2**31, 9], 2) == [block]
 
 
+@pytest.mark.integration
 def test_another_process_computes_the_same_names() -> None:
     code = (
         "from baton_protocol.hashing import *; "

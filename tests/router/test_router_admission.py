@@ -17,6 +17,8 @@ from baton_text.tokenizer import LONG_TEXT, Tokenizer
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.waiting import WAIT_S, until, until_is
 
+pytestmark = pytest.mark.integration
+
 ACME, GLOBEX, OPS = "sk-acme", "sk-globex", "sk-ops"
 COMPLETIONS = "/v1/completions"
 Told = tuple[int, Any, dict[str, str]]

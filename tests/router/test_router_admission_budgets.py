@@ -53,6 +53,7 @@ async def passes(budgets: Budgets, limits: TenantLimits, tokens: int = 10) -> Bo
         return None
 
 
+@pytest.mark.integration
 async def test_two_routers_together_keep_a_budget_within_five_percent(store: EmbeddedStore) -> None:
     """Asked without a pause, after the burst is used up. A window's ends are when a request was
     refused: the buckets are empty then."""
@@ -73,6 +74,7 @@ async def test_two_routers_together_keep_a_budget_within_five_percent(store: Emb
     assert min(admitted) > 0
 
 
+@pytest.mark.integration
 async def test_what_a_request_did_not_use_is_given_back_on_the_index(store: EmbeddedStore) -> None:
     limits = TenantLimits(tokens_per_minute=1, burst_seconds=3600)  # 60 at once
     async with SharedBudgets(store.index_url, "pool", timeout_s=60) as index:

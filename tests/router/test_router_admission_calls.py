@@ -15,6 +15,8 @@ from baton_router.room import Load
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.waiting import until, until_is
 
+pytestmark = pytest.mark.integration
+
 COMPLETIONS = "/v1/completions"
 HEAVY, LIGHT = {"Authorization": "Bearer sk-heavy"}, {"Authorization": "Bearer sk-light"}
 Told = tuple[int, Any, dict[str, str]]

@@ -18,6 +18,8 @@ from tests.support.clients.raw_http import JSON_TYPE, raw_request
 from tests.support.nodes.fake_node import FakeNode, Script
 from tests.support.waiting import until, until_is
 
+pytestmark = pytest.mark.integration
+
 KEY = "sk-planted-key"
 TOKENS = 120_000  # more than what kernels buffer: some 200 bytes each
 

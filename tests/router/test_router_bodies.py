@@ -85,6 +85,7 @@ async def connect() -> AsyncIterator[Connect]:
 # --- time -------------------------------------------------------------------------------------
 
 
+@pytest.mark.integration
 async def test_connections_with_half_a_request_are_closed(
     running: Any, decode: FakeNode, connect: Connect
 ) -> None:
@@ -96,6 +97,7 @@ async def test_connections_with_half_a_request_are_closed(
         assert (await client.get("/health"))[0] == 200
 
 
+@pytest.mark.integration
 async def test_half_a_body_is_told_408_and_its_connection_closed(
     running: Any, decode: FakeNode, connect: Connect
 ) -> None:
@@ -110,6 +112,7 @@ async def test_half_a_body_is_told_408_and_its_connection_closed(
         assert decode.got_of(RunJob) == []
 
 
+@pytest.mark.integration
 async def test_a_body_that_comes_slowly_has_enough_time_and_one_that_trickles_has_not(
     running: Any, decode: FakeNode, connect: Connect
 ) -> None:
@@ -134,6 +137,7 @@ async def test_a_body_that_comes_slowly_has_enough_time_and_one_that_trickles_ha
         assert (status, told["error"]["code"]) == (408, "body_timeout")
 
 
+@pytest.mark.integration
 async def test_a_kept_connection_has_a_time_of_its_own(
     running: Any, decode: FakeNode, connect: Connect
 ) -> None:
@@ -155,6 +159,7 @@ async def test_a_kept_connection_has_a_time_of_its_own(
 # --- memory -----------------------------------------------------------------------------------
 
 
+@pytest.mark.integration
 async def test_one_tenants_large_bodies_keep_neither_its_small_nor_anothers_large_ones_waiting(
     running: Any, decode: FakeNode, connect: Connect, tmp_path: Path
 ) -> None:
@@ -288,6 +293,7 @@ async def test_waiting_for_room_takes_no_time_from_a_body() -> None:
 # --- length -----------------------------------------------------------------------------------
 
 
+@pytest.mark.integration
 async def test_what_is_too_long_for_the_model_is_refused_before_it_is_tokenized(
     running: Any,
 ) -> None:
@@ -315,6 +321,7 @@ async def test_what_is_too_long_for_the_model_is_refused_before_it_is_tokenized(
     await node.stop()
 
 
+@pytest.mark.integration
 async def test_a_conversation_of_which_hardly_a_part_could_fit_is_refused_before_it_is_rendered(
     running: Any,
 ) -> None:
@@ -329,6 +336,7 @@ async def test_a_conversation_of_which_hardly_a_part_could_fit_is_refused_before
     await node.stop()
 
 
+@pytest.mark.integration
 async def test_the_prompts_of_a_call_are_bounded_together(running: Any, connect: Connect) -> None:
     node = FakeNode("decode-0", "decode", max_model_len=60_000)
     await node.start()
@@ -419,6 +427,7 @@ def test_an_offending_value_is_shown_as_its_json_begins(value: Any) -> None:
     assert show(value) == (whole if len(whole) <= SHOWN else whole[:SHOWN] + "...")
 
 
+@pytest.mark.integration
 async def test_a_body_that_its_client_abandons_frees_its_room(
     running: Any, decode: FakeNode, connect: Connect
 ) -> None:

@@ -17,6 +17,8 @@ from tests.support.clients.http import complete, exchange
 from tests.support.pools.processes import SIM, Cluster
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.integration
+
 BODY_BYTES = 15_600_000
 MIB = 1 << 20
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

@@ -17,6 +17,8 @@ from tests.support.clients.crowd import Crowd, allow_files
 from tests.support.pools.leaks import metrics_of, settle
 from tests.support.pools.processes import Cluster
 
+pytestmark = pytest.mark.integration
+
 KIB = 1 << 10
 PER_CONNECTION, PER_STREAM = 32 * KIB, 160 * KIB
 SPARE_BYTES = 16 << 20  # of a router's first requests

@@ -55,6 +55,7 @@ async def pages() -> set[str]:
         return found
 
 
+@pytest.mark.integration
 async def test_every_metric_of_a_dashboard_exists() -> None:
     known = await pages()
     wanted = {name for path in DASHBOARDS for name in asked(path)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +15,8 @@ from baton_protocol.store import LATENCY_BOUNDS_S
 from baton_router.demand import Demand
 from tests.support.nodes.fake_node import LAYOUT, FakeNode
 from tests.support.waiting import until, until_is
+
+pytestmark = pytest.mark.integration
 
 PROMPT = "x" * 64
 

@@ -34,6 +34,8 @@ from tests.support.pools.failing_pool import (
 )
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.integration
+
 DRAIN, RESUME = "/nodes/decode-0/drain", "/nodes/decode-0/resume"
 TOKEN = "t0ken-of-the-pool"
 

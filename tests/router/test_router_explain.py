@@ -20,6 +20,8 @@ from tests.support.nodes.fake_node import FakeNode
 from tests.support.pools.failing_pool import REPLY, completing, figure, half_said, join, text
 from tests.support.waiting import until, until_is
 
+pytestmark = pytest.mark.integration
+
 SECRET = "nobody may read this"
 STATS = RequestStats(
     prompt_tokens=9, cached_tokens=4, computed_tokens=5, queue_ms=1.5, prefill_ms=2.5

@@ -24,6 +24,8 @@ from tests.support.pools.failing_pool import (
 )
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.integration
+
 # --- a node is lost -------------------------------------------------------------------------------
 
 

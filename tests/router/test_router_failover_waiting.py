@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import aiohttp
+import pytest
 
 from baton_protocol.errors import ErrorRecord
 from baton_protocol.link import Abort, Delta, Deltas, RunJob
@@ -26,6 +27,8 @@ from tests.support.pools.failing_pool import (
     text,
 )
 from tests.support.waiting import until, until_is
+
+pytestmark = pytest.mark.integration
 
 BUSY = ErrorRecord("no room", "busy", status=503, retryable=True)
 

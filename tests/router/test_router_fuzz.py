@@ -17,6 +17,8 @@ from tests.support.clients.raw_bytes import connection
 from tests.support.pools.leaks import metrics_of, settle
 from tests.support.pools.processes import SIM, Cluster
 
+pytestmark = pytest.mark.integration
+
 SEED = 20_261_123
 AT_ONCE = 16
 READ_S = 0.05  # a router that waits for the rest of a request says nothing

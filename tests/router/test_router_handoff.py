@@ -15,6 +15,8 @@ from baton_protocol.link import Abort, First, NoFirst, PrefillJob, RunJob
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.waiting import until, until_is
 
+pytestmark = pytest.mark.integration
+
 
 def ask(**more: Any) -> dict[str, Any]:
     return {"prompt": "Say hello", "max_tokens": 50, "return_token_ids": True} | more

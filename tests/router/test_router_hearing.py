@@ -90,6 +90,7 @@ def test_nodes_are_asked_some_at_a_time_and_not_when_they_have_gone() -> None:
     assert hearing.to_ask() == names[LISTINGS:-1]
 
 
+@pytest.mark.integration
 async def test_a_gap_on_a_link_is_closed_by_a_listing(running: Any, decode: FakeNode) -> None:
     decode.chunks = NAMES[:3]
     async with running(decode) as client:

@@ -17,6 +17,8 @@ from baton_protocol.store import DataInstance
 from tests.support.nodes.fake_node import LAYOUT, FakeNode
 from tests.support.waiting import until_is
 
+pytestmark = pytest.mark.integration
+
 COMPLETIONS = "/v1/completions"
 
 

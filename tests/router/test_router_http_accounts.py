@@ -18,6 +18,8 @@ from baton_router.view import PoolView
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.integration
+
 SECRET = "nobody may read this"
 CHAT = {"messages": [{"role": "user", "content": SECRET}], "max_tokens": 4}
 

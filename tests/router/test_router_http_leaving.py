@@ -9,10 +9,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
+
 from baton_protocol.link import Abort, PrefillJob, RunJob
 from tests.support.clients.raw_http import JSON_TYPE, raw_request
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.waiting import until, until_is
+
+pytestmark = pytest.mark.integration
 
 
 @asynccontextmanager

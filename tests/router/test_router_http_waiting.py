@@ -8,10 +8,13 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
+import pytest
 
 from baton_protocol.link import Delta, Deltas, JobFailed, RunJob
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.waiting import until
+
+pytestmark = pytest.mark.integration
 
 COMMENT = b": waiting\n"
 KEEPALIVE_S = 0.05

@@ -160,6 +160,7 @@ def changed_eos() -> dict[str, bytes]:
     return files | {"generation_config.json": json.dumps(told).encode()}
 
 
+@pytest.mark.integration
 async def test_a_stream_does_not_go_on_at_a_node_with_other_eos_ids(
     running: Any, decode: FakeNode, other: FakeNode
 ) -> None:
@@ -175,6 +176,7 @@ async def test_a_stream_does_not_go_on_at_a_node_with_other_eos_ids(
         assert other.got_of(RunJob) == []
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(("revision", "level"), [("", "WARNING"), ("r2", "INFO")])
 async def test_a_node_of_another_kind_is_reported_with_what_differs(
     running: Any,

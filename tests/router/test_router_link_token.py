@@ -15,6 +15,8 @@ from baton_router.settings import RouterSettings
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.waiting import until, until_is
 
+pytestmark = pytest.mark.integration
+
 TOKEN = "t0ken-of-the-pool"
 
 

@@ -30,6 +30,8 @@ from tests.support.nodes.fake_node import VOCAB, FakeNode, make_report
 from tests.support.pools.failing_pool import REPLY, completing, join, text
 from tests.support.waiting import until, until_is
 
+pytestmark = pytest.mark.integration
+
 FP = Fingerprint("f" * 32)
 CHUNKS = [BlockHash(bytes([n]) * 16) for n in range(3)]
 

@@ -19,6 +19,8 @@ from baton_protocol.hashing import tenant_salt
 from tests.support.clients.http import events, exchange, hang_up, text_of
 from tests.support.pools.processes import SIM, Cluster
 
+pytestmark = pytest.mark.integration
+
 KEY, WRONG_KEY, SECRET, TOKEN = (
     "sk-planted-key",
     "sk-planted-wrong",

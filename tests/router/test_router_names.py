@@ -13,6 +13,8 @@ from tests.support.nodes.fake_node import FakeNode
 from tests.support.pools.failing_pool import REPLY, completing, figure, text
 from tests.support.waiting import until, until_is
 
+pytestmark = pytest.mark.integration
+
 CONFLICTS = "baton_router_node_name_conflicts"
 
 

@@ -14,6 +14,8 @@ from baton_protocol.link import JobFailed, RunJob
 from baton_protocol.sampling import SamplingParams
 from tests.support.nodes.fake_node import FakeNode
 
+pytestmark = pytest.mark.integration
+
 MESSAGES: Any = [{"role": "user", "content": "Hi"}]
 
 

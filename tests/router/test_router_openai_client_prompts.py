@@ -13,6 +13,8 @@ from baton_protocol.link import RunJob
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.pools.failing_pool import REPLY, completing, half_said, join
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture
 async def api(running: Any, decode: FakeNode) -> AsyncIterator[openai.AsyncOpenAI]:

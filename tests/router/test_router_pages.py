@@ -16,6 +16,8 @@ from baton_router.settings import RouterSettings
 from tests.support.clients.raw_http import JSON_TYPE, Told, exchange, raw_request
 from tests.support.nodes.fake_node import FakeNode
 
+pytestmark = pytest.mark.integration
+
 EVIL = "http://evil.example"
 CHAT_PAGE = "https://chat.example"
 DRAIN, COMPLETIONS, CHAT = "/nodes/decode-0/drain", "/v1/completions", "/v1/chat/completions"

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from baton_router.dispatch import Dispatcher, Flight
 from tests.support.nodes.fake_node import FakeNode
+
+pytestmark = pytest.mark.integration
 
 COMPLETIONS = "/v1/completions"
 BODY = {"prompt": "x" * 20, "max_tokens": 1}

@@ -10,9 +10,12 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
+import pytest
 
 from baton_protocol.link import Abort, RunJob
 from tests.support.nodes.fake_node import FakeNode
+
+pytestmark = pytest.mark.integration
 
 WAIT_S = 180.0
 CODE = """

@@ -16,6 +16,8 @@ from baton_text.chat import ChatTemplate
 from baton_text.tokenizer import Tokenizer
 from tests.support.nodes.fake_node import FakeNode
 
+pytestmark = pytest.mark.integration
+
 MESSAGES: Any = [{"role": "user", "content": "Where is Paris?"}]
 BEGUN: Any = [*MESSAGES, {"role": "assistant", "content": "Paris is "}]
 LONG = "0123456789" * 60  # 600 tokens, of a context of 256

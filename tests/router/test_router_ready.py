@@ -16,6 +16,8 @@ from tests.support.nodes.fake_node import FakeNode
 from tests.support.nodes.processes import free_port
 from tests.support.waiting import until_is
 
+pytestmark = pytest.mark.integration
+
 ALL = "/ready?all=1"
 
 

@@ -24,6 +24,8 @@ from tests.support.nodes.processes import free_port
 from tests.support.nodes.processes import running as running_nodes
 from tests.support.stores.kvstore import frozen, held_down, plain_client
 
+pytestmark = pytest.mark.integration
+
 WAIT_S = 180.0
 TTL_S = 600.0  # of the reports of a process, longer than any test
 BODY = {"prompt": "x" * 64, "max_tokens": 8}

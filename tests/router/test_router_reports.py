@@ -51,6 +51,8 @@ from tests.support.pools.failing_pool import (
 )
 from tests.support.waiting import until, until_is
 
+pytestmark = pytest.mark.integration
+
 NAN, INF = math.nan, math.inf
 
 

@@ -143,6 +143,7 @@ def test_the_page_has_the_table_that_is_generated() -> None:
     assert rows == [field.name for field in FIELDS]
 
 
+@pytest.mark.integration
 async def test_a_body_is_refused_before_anything_is_done(running: Any, decode: FakeNode) -> None:
     bodies = [
         ("/v1/chat/completions", {"messages": [MESSAGE], "temprature": 1}, "temprature"),

@@ -16,6 +16,8 @@ from tests.support.clients.raw_http import JSON_TYPE, exchange, raw_request
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.integration
+
 COMPLETIONS = "/v1/completions"
 BODY = {"prompt": "x", "max_tokens": 2}
 HOST = {"Host": "localhost"}

@@ -28,6 +28,8 @@ from tests.support.pools.failing_pool import (
 )
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.integration
+
 NEW = Fingerprint("0" * 32)
 MESSAGE = (
     "the pool rolled out to revision r2 while this request ran, and no stream crosses over to it;"

@@ -124,6 +124,7 @@ def test_numbers_and_lists_are_bounded_on_both_sides() -> None:
             assert "maxItems" in schema, field
 
 
+@pytest.mark.integration
 async def test_each_route_is_described_and_each_description_has_its_route(
     running: Any, decode: FakeNode
 ) -> None:
@@ -141,6 +142,7 @@ async def test_each_route_is_described_and_each_description_has_its_route(
     assert len(set(names)) == len(names)
 
 
+@pytest.mark.integration
 async def test_a_router_with_keys_asks_for_one_exactly_where_the_document_says(
     running: Any, decode: FakeNode, tmp_path: Path
 ) -> None:

@@ -18,6 +18,8 @@ from tests.support.clients.http import events, exchange, text_of
 from tests.support.pools.leaks import settle
 from tests.support.pools.processes import SIM, Cluster
 
+pytestmark = pytest.mark.integration
+
 SEED = 20_261_123
 # Whether a request fits model and vocabulary is not for a schema to say; keys are not configured.
 UNCHECKED = "positive_data_acceptance,ignored_auth"

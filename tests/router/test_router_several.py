@@ -22,6 +22,8 @@ from tests.support.nodes.processes import free_port, running
 from tests.support.pools.processes import Cluster
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.integration
+
 NODE = NodeId("decode-0")
 PATH = "/v1/completions"
 

@@ -9,12 +9,15 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
+import pytest
 from aiohttp import web
 
 from baton_protocol.errors import NotFound
 from baton_router.siblings import Siblings, gathering
 from tests.support.nodes.processes import free_port
 from tests.support.waiting import WAIT_S
+
+pytestmark = pytest.mark.integration
 
 
 class Worker:

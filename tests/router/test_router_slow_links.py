@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import aiohttp
+import pytest
 from aiohttp import web
 
 from baton_protocol.ids import RequestId
@@ -18,6 +19,8 @@ from baton_router.settings import Bounds
 from tests.support.nodes.fake_node import make_report
 from tests.support.nodes.processes import free_port
 from tests.support.waiting import until
+
+pytestmark = pytest.mark.integration
 
 
 class Notes:

@@ -20,6 +20,8 @@ from baton_router.settings import RouterSettings
 from tests.support.nodes.fake_node import LAYOUT, FakeNode
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.integration
+
 PROMPT = "x" * 200
 BODY = {"prompt": PROMPT, "max_tokens": 1}
 

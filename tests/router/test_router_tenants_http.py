@@ -17,6 +17,8 @@ from baton_protocol.link import CacheEvents, PrefillJob, RunJob
 from tests.support.nodes.fake_node import LAYOUT, FakeNode
 from tests.support.waiting import until, until_is
 
+pytestmark = pytest.mark.integration
+
 ACME, GLOBEX, SECRET = "sk-key-of-acme", "sk-key-of-globex", "the-pools-tenant-secret"
 ADMIN = "sk-key-of-an-admin"
 SALTS = {name: tenant_salt(SECRET.encode(), name) for name in ("acme", "globex")}

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
+import pytest
 
 from baton_protocol.link import PrefillJob, RunJob
 from baton_protocol.traces import Span
@@ -15,6 +16,8 @@ from baton_router.settings import RouterSettings
 from tests.router.conftest import Client
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.waiting import until
+
+pytestmark = pytest.mark.integration
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 SECRET = "nobody may read this"

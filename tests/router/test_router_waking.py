@@ -19,6 +19,8 @@ from tests.support.nodes.fake_node import FakeNode
 from tests.support.nodes.processes import free_port
 from tests.support.waiting import until, until_is
 
+pytestmark = pytest.mark.integration
+
 WAIT_S = 180.0
 BODY = {"prompt": "x", "return_token_ids": True}
 REPLY = list(b"Hello, world!")

@@ -16,10 +16,13 @@ from typing import Any
 
 import aiohttp
 import psutil
+import pytest
 
 from baton_protocol.link import RunJob
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.waiting import until
+
+pytestmark = pytest.mark.integration
 
 READY = re.compile(r"listens on (http://\S+) with (\d+) workers")
 

@@ -33,6 +33,7 @@ async def chunks(port: int, **fields: Any) -> list[bytes]:
     return found
 
 
+@pytest.mark.integration
 async def test_the_last_token_usage_and_done_are_one_write(running: Any, decode: FakeNode) -> None:
     async with running(decode) as client:
         found = await chunks(client.router.port, stream_options={"include_usage": True})
@@ -184,6 +185,7 @@ async def test_patience_begins_anew_with_what_is_poured() -> None:
     outbox.close()
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
 async def test_a_stream_reads_the_same_in_chunks_and_without(
     running: Any, decode: FakeNode, version: str

@@ -89,6 +89,7 @@ async def some_calls(client: Client, first: int, count: int) -> None:
     await until_is(client.answering, 0)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     "idle_s", [59 * 60.0, 86_400.0, YEAR_S], ids=["an hour", "a day", "a year"]
 )
@@ -123,12 +124,14 @@ async def run_for(hours: int, folder: Path, *nodes: FakeNode) -> None:
         assert broken_numbers(client.router) == []
 
 
+@pytest.mark.integration
 async def test_a_router_that_runs_for_a_day_keeps_nothing_of_it(
     tmp_path: Path, decode: FakeNode, prefill: FakeNode
 ) -> None:
     await run_for(24, tmp_path, decode, prefill)
 
 
+@pytest.mark.integration
 @pytest.mark.long
 async def test_a_router_that_runs_for_a_week_keeps_nothing_of_it(
     tmp_path: Path, decode: FakeNode, prefill: FakeNode

@@ -335,6 +335,7 @@ def test_each_id_is_decoded_once(
     assert whole == []
 
 
+@pytest.mark.integration
 def test_looking_for_a_stop_string_costs_at_most_two_comparisons_per_character() -> None:
     class Counting(str):
         """A stop string that counts how often its characters are looked at."""

@@ -5,6 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.integration
+
 USES = """
 import sys
 from baton_text.artifacts import byte_artifacts

@@ -54,6 +54,7 @@ def test_a_machine_without_triton_is_told_so(asked: str, monkeypatch: pytest.Mon
         choose_kernels(asked, CUDA, "bfloat16")
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -72,6 +73,7 @@ def test_an_engine_is_refused_before_its_weights_are_read(
         build_runner(TorchSettings(model=tiny_model("llama-gqa4"), kv_blocks=8, **settings))
 
 
+@pytest.mark.integration
 def test_the_flag_reaches_a_node_s_engine(
     tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,6 +84,7 @@ def test_the_flag_reaches_a_node_s_engine(
         build_engine(node_settings(options, "decode"))
 
 
+@pytest.mark.integration
 def test_the_flag_reaches_generate(tiny_model: Callable[[str], Path]) -> None:
     words = ["generate", "--model", str(tiny_model("llama-gqa4")), "--prompt", "a"]
     environment = {**os.environ, "TRITON_INTERPRET": "0"}

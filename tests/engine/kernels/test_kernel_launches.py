@@ -7,6 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.integration
+
 SMALL_KERNELS = {"_add_norm", "_draw", "_pick", "_rotate_store", "_shape", "_silu_mul"}
 
 

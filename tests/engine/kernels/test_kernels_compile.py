@@ -8,6 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.integration
+
 # Of a program on the smallest of the GPUs since Ampere.
 SHARED_BYTES = 99 << 10
 

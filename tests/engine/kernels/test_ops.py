@@ -101,6 +101,7 @@ def test_a_models_logits_are_the_same_by_kernels_and_by_torch(
         torch.testing.assert_close(logits(ops_for("triton")), logits(TORCH_OPS), rtol=0, atol=1e-4)
 
 
+@pytest.mark.integration
 def test_an_engine_that_computes_by_torch_never_loads_triton() -> None:
     """Torch wheels for CPUs bring none."""
     script = """

@@ -1,0 +1,55 @@
+"""Keeps tests of units apart from those of processes and sockets.
+
+A test with neither the mark `integration` nor `long` starts no process and opens no connection, so
+that `make test-quick` is quick and depends on nothing. One that does so fails here, and says what
+it used.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Generator
+
+import pytest
+
+OUTSIDE = frozenset(
+    {"os.fork", "os.posix_spawn", "socket.bind", "socket.connect", "subprocess.Popen"}
+)
+
+
+class UnitGuard:
+    """A pytest plugin. It looks at setup and call, and not at teardown, in which fixtures of a
+    whole module end; and at the main thread, as others may belong to an earlier test."""
+
+    def __init__(self) -> None:
+        self._watching = False
+        self._used: list[str] = []
+        self._process = os.getpid()
+        sys.addaudithook(self._note)
+
+    def _note(self, event: str, words: tuple[object, ...]) -> None:
+        if self._watching and event in OUTSIDE and self._is_the_test():
+            self._used.append(f"{event}{words[:2]}"[:200])
+
+    def _is_the_test(self) -> bool:
+        return (
+            threading.current_thread() is threading.main_thread() and os.getpid() == self._process
+        )
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, None, None]:
+        self._used.clear()
+        marks = {mark.name for mark in item.iter_markers()}
+        self._watching = not marks & {"integration", "long"}
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, None, None]:
+        self._watching = False
+        yield
+        if self._used:
+            pytest.fail(
+                f"this test is not marked `integration`, and used {self._used[0]}", pytrace=False
+            )
