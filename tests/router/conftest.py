@@ -11,9 +11,11 @@ import aiohttp
 import msgspec
 import pytest
 
+from baton_protocol.link import PrefillJob, RunJob
 from baton_router.service import Router
 from baton_router.settings import Bounds, RouterSettings
 from tests.support.nodes.fake_node import FakeNode
+from tests.support.pools.failing_pool import completing, half_said
 from tests.support.waiting import WAIT_S, until
 
 # Nothing is waited for longer than need be, and a drain is answered on a slow machine too.
@@ -143,6 +145,38 @@ def running() -> Any:
     """`async with running(node, ..., handoff="always", bounds={"ping_s": 0.2}) as client`: a router
     that sees all nodes."""
     return _running
+
+
+@pytest.fixture
+def half_answered() -> Any:
+    """`async with half_answered(decode, ...) as (client, answer)`: the router has half of an answer
+    to a request, and `decode` says no more of it."""
+
+    @asynccontextmanager
+    async def opened(decode: FakeNode, *more: FakeNode, **settings: Any) -> AsyncIterator[Any]:
+        decode.script.run = "half"
+        async with _running(decode, *more, **settings) as client:
+            answer = completing(client)
+            await half_said(client)
+            yield client, answer
+
+    return opened
+
+
+@pytest.fixture
+def handing_off() -> Any:
+    """`async with handing_off(decode, prefill, ...) as (client, answer)`: each of the two nodes has
+    its job of one hand-off, and `prefill` does not answer."""
+
+    @asynccontextmanager
+    async def opened(decode: FakeNode, prefill: FakeNode, **settings: Any) -> AsyncIterator[Any]:
+        prefill.script.prefill = "silent"
+        async with _running(decode, prefill, handoff="always", **settings) as client:
+            answer = completing(client)
+            await until(lambda: prefill.got_of(PrefillJob) and decode.got_of(RunJob))
+            yield client, answer
+
+    return opened
 
 
 @pytest.fixture

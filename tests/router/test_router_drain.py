@@ -311,12 +311,9 @@ async def test_past_it_a_stream_goes_on_elsewhere_without_a_strike(
 
 
 async def test_the_placement_of_what_was_moved_says_so(
-    running: Any, decode: FakeNode, other: FakeNode
+    half_answered: Any, decode: FakeNode, other: FakeNode
 ) -> None:
-    decode.script.run = "half"
-    async with running(decode) as client:
-        answer = completing(client)
-        await half_said(client)
+    async with half_answered(decode) as (client, answer):
         await join(client, other)
         await decode.say_load("draining", leaving=True)
         told = await answer
@@ -327,12 +324,9 @@ async def test_the_placement_of_what_was_moved_says_so(
 
 
 async def test_what_nobody_else_can_take_goes_on_where_it_is_until_somebody_can(
-    running: Any, decode: FakeNode, other: FakeNode
+    half_answered: Any, decode: FakeNode, other: FakeNode
 ) -> None:
-    decode.script.run = "half"
-    async with running(decode) as client:
-        answer = completing(client)
-        await half_said(client)
+    async with half_answered(decode) as (client, answer):
         for _ in range(3):
             await decode.say_load("draining", leaving=True)
         await client.ready(0)
@@ -345,12 +339,9 @@ async def test_what_nobody_else_can_take_goes_on_where_it_is_until_somebody_can(
 
 
 async def test_a_stream_moves_to_the_other_role_where_its_own_has_no_node(
-    running: Any, decode: FakeNode, prefill: FakeNode
+    half_answered: Any, decode: FakeNode, prefill: FakeNode
 ) -> None:
-    decode.script.run = "half"
-    async with running(decode, prefill, handoff="never", missing_role="queue") as client:
-        answer = completing(client)
-        await half_said(client)
+    async with half_answered(decode, prefill, handoff="never", missing_role="queue") as (_, answer):
         await decode.say_load("draining", leaving=True)
         told = await answer
         assert text(told) == REPLY
@@ -358,12 +349,9 @@ async def test_a_stream_moves_to_the_other_role_where_its_own_has_no_node(
 
 
 async def test_a_hand_off_moves_with_its_decode_node(
-    running: Any, decode: FakeNode, prefill: FakeNode, other: FakeNode
+    handing_off: Any, decode: FakeNode, prefill: FakeNode, other: FakeNode
 ) -> None:
-    prefill.script.prefill = "silent"
-    async with running(decode, prefill, handoff="always") as client:
-        answer = completing(client)
-        await until(lambda: decode.got_of(RunJob) and prefill.got_of(PrefillJob))
+    async with handing_off(decode, prefill) as (client, answer):
         await join(client, other)
         prefill.script.prefill = "answer"
         await decode.say_load("draining", leaving=True)
@@ -373,13 +361,10 @@ async def test_a_hand_off_moves_with_its_decode_node(
 
 
 async def test_a_prefill_job_goes_to_another_prefill_node(
-    running: Any, decode: FakeNode, prefill: FakeNode
+    handing_off: Any, decode: FakeNode, prefill: FakeNode
 ) -> None:
-    prefill.script.prefill = "silent"
     spare = FakeNode("prefill-1", "prefill")
-    async with spare, running(decode, prefill, handoff="always") as client:
-        answer = completing(client)
-        await until(lambda: prefill.got_of(PrefillJob))
+    async with spare, handing_off(decode, prefill) as (client, answer):
         await join(client, spare)
         await prefill.say_load("draining", leaving=True)
         assert text(await answer) == REPLY
@@ -388,12 +373,9 @@ async def test_a_prefill_job_goes_to_another_prefill_node(
 
 
 async def test_without_another_prefill_node_the_decode_node_does_it_where_it_waits(
-    running: Any, decode: FakeNode, prefill: FakeNode
+    handing_off: Any, decode: FakeNode, prefill: FakeNode
 ) -> None:
-    prefill.script.prefill = "silent"
-    async with running(decode, prefill, handoff="always") as client:
-        answer = completing(client)
-        await until(lambda: prefill.got_of(PrefillJob))
+    async with handing_off(decode, prefill) as (_, answer):
         await prefill.say_load("draining", leaving=True)
         assert text(await answer) == REPLY
         assert [job.request.attempt for job in decode.got_of(RunJob)] == [1]
@@ -419,12 +401,9 @@ async def test_what_an_ending_node_hands_back_is_placed_again_and_counts_for_not
 
 
 async def test_a_node_that_says_drained_of_another_attempt_is_not_heard(
-    running: Any, decode: FakeNode
+    half_answered: Any, decode: FakeNode
 ) -> None:
-    decode.script.run = "half"
-    async with running(decode) as client:
-        answer = completing(client)
-        await half_said(client)
+    async with half_answered(decode) as (client, answer):
         [record] = records(client)
         error = ErrorRecord("it has ended", DRAINED, status=503, retryable=True)
         await decode.say(JobFailed(record.request.id, 7, error))

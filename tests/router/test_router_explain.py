@@ -17,7 +17,7 @@ from baton_router.explain import encoded
 from baton_router.explanations import Explanations
 from baton_router.tenants import Tenant
 from tests.support.nodes.fake_node import FakeNode
-from tests.support.pools.failing_pool import REPLY, completing, figure, half_said, join, text
+from tests.support.pools.failing_pool import REPLY, completing, figure, join, text
 from tests.support.waiting import until, until_is
 
 pytestmark = pytest.mark.integration
@@ -117,12 +117,9 @@ async def test_a_prefill_node_that_refuses_is_told_and_no_prediction_counted(
 
 
 async def test_a_lost_node_and_the_wait_for_another_are_told(
-    running: Any, decode: FakeNode, other: FakeNode
+    half_answered: Any, decode: FakeNode, other: FakeNode
 ) -> None:
-    decode.script.run = "half"
-    async with running(decode) as client:
-        answer = completing(client)
-        await half_said(client)
+    async with half_answered(decode) as (client, answer):
         await decode.stop()
         await client.ready(0)
         await join(client, other)
@@ -137,11 +134,10 @@ async def test_a_lost_node_and_the_wait_for_another_are_told(
     assert second["at_ms"] >= first["ended"]["at_ms"] > first["at_ms"]
 
 
-async def test_a_request_that_runs_is_told_as_far_as_it_is(running: Any, decode: FakeNode) -> None:
-    decode.script.run = "half"
-    async with running(decode) as client:
-        answer = completing(client)
-        await half_said(client)
+async def test_a_request_that_runs_is_told_as_far_as_it_is(
+    half_answered: Any, decode: FakeNode
+) -> None:
+    async with half_answered(decode) as (client, answer):
         (flight,) = client.router.dispatcher.flights.values()
         told = await explained(client, flight.id)
         assert (told["state"], told["status"]) == ("running", None)

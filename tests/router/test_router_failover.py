@@ -72,12 +72,9 @@ async def test_choices_that_ended_are_not_run_again(
 
 
 async def test_what_has_tokens_is_not_split_again(
-    running: Any, decode: FakeNode, prefill: FakeNode, other: FakeNode
+    half_answered: Any, decode: FakeNode, prefill: FakeNode, other: FakeNode
 ) -> None:
-    decode.script.run = "half"
-    async with running(decode, prefill, handoff="always") as client:
-        answer = completing(client)
-        await half_said(client)
+    async with half_answered(decode, prefill, handoff="always") as (client, answer):
         await join(client, other)
         await decode.stop()
         done = await answer
@@ -89,13 +86,10 @@ async def test_what_has_tokens_is_not_split_again(
 
 
 async def test_a_lost_prefill_node_is_replaced_by_another(
-    running: Any, decode: FakeNode, prefill: FakeNode
+    handing_off: Any, decode: FakeNode, prefill: FakeNode
 ) -> None:
-    prefill.script.prefill = "silent"
     second = FakeNode("prefill-1", "prefill")
-    async with second, running(decode, prefill, handoff="always") as client:
-        answer = completing(client)
-        await until(lambda: prefill.got_of(PrefillJob))
+    async with second, handing_off(decode, prefill) as (client, answer):
         await join(client, second)
         await prefill.stop()
         assert text(await answer) == REPLY
@@ -106,11 +100,8 @@ async def test_a_lost_prefill_node_is_replaced_by_another(
         assert len(decode.got_of(First)) == 1
 
 
-async def test_a_request_waits_while_no_node_is_left(running: Any, decode: FakeNode) -> None:
-    decode.script.run = "half"
-    async with running(decode) as client:
-        answer = completing(client)
-        await half_said(client)
+async def test_a_request_waits_while_no_node_is_left(half_answered: Any, decode: FakeNode) -> None:
+    async with half_answered(decode) as (client, answer):
         await decode.stop()
         await until(lambda: records(client)[0].phase == "waiting")
         decode.script.run = "answer"
@@ -119,12 +110,9 @@ async def test_a_request_waits_while_no_node_is_left(running: Any, decode: FakeN
 
 
 async def test_a_client_that_leaves_while_its_request_waits_leaves_nothing(
-    running: Any, decode: FakeNode
+    half_answered: Any, decode: FakeNode
 ) -> None:
-    decode.script.run = "half"
-    async with running(decode) as client:
-        answer = completing(client)
-        await half_said(client)
+    async with half_answered(decode) as (client, answer):
         await decode.stop()
         await until(lambda: records(client)[0].phase == "waiting")
         (flight,) = client.router.dispatcher.flights.values()
@@ -147,14 +135,11 @@ async def test_a_request_that_waits_too_long_ends_with_a_504(
 
 
 async def test_each_job_says_how_much_time_is_left_whatever_the_time_of_day(
-    running: Any, decode: FakeNode, other: FakeNode, monkeypatch: pytest.MonkeyPatch
+    half_answered: Any, decode: FakeNode, other: FakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decode.script.run = "half"
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + 3600.0)
-    async with running(decode, request_timeout_s=60.0) as client:
-        answer = completing(client)
-        await half_said(client)
+    async with half_answered(decode, request_timeout_s=60.0) as (client, answer):
         monkeypatch.setattr(time, "time", lambda: real() - 3600.0)
         await join(client, other)
         await decode.stop()
@@ -170,12 +155,9 @@ async def test_each_job_says_how_much_time_is_left_whatever_the_time_of_day(
 
 
 async def test_a_link_that_comes_back_goes_on_where_it_was(
-    running: Any, decode: FakeNode, other: FakeNode
+    half_answered: Any, decode: FakeNode, other: FakeNode
 ) -> None:
-    decode.script.run = "half"
-    async with running(decode, link_patience_s=20.0) as client:
-        answer = completing(client)
-        await half_said(client)
+    async with half_answered(decode, link_patience_s=20.0) as (client, answer):
         await join(client, other)
         decode.script.run = "answer"
         decode.cut_links()
@@ -187,12 +169,9 @@ async def test_a_link_that_comes_back_goes_on_where_it_was(
 
 
 async def test_a_hand_off_goes_on_when_its_links_come_back(
-    running: Any, decode: FakeNode, prefill: FakeNode
+    handing_off: Any, decode: FakeNode, prefill: FakeNode
 ) -> None:
-    prefill.script.prefill = "silent"
-    async with running(decode, prefill, handoff="always", link_patience_s=20.0) as client:
-        answer = completing(client)
-        await until(lambda: prefill.got_of(PrefillJob) and decode.got_of(RunJob))
+    async with handing_off(decode, prefill, link_patience_s=20.0) as (_, answer):
         decode.cut_links()
         await until(lambda: len(decode.got_of(RunJob)) == 2)
         prefill.script.prefill = "answer"
@@ -203,12 +182,9 @@ async def test_a_hand_off_goes_on_when_its_links_come_back(
 
 
 async def test_without_patience_a_broken_link_is_a_lost_node(
-    running: Any, decode: FakeNode
+    half_answered: Any, decode: FakeNode
 ) -> None:
-    decode.script.run = "half"
-    async with running(decode, link_patience_s=0.0) as client:
-        answer = completing(client)
-        await half_said(client)
+    async with half_answered(decode, link_patience_s=0.0) as (_, answer):
         decode.script.run = "answer"
         decode.cut_links()
         assert text(await answer) == REPLY
@@ -217,12 +193,9 @@ async def test_without_patience_a_broken_link_is_a_lost_node(
 
 
 async def test_a_frozen_node_is_lost_and_its_abort_is_the_first_it_hears_when_it_wakes(
-    running: Any, decode: FakeNode, other: FakeNode
+    half_answered: Any, decode: FakeNode, other: FakeNode
 ) -> None:
-    decode.script.run = "half"
-    async with running(decode, bounds={"ping_s": 0.2}) as client:
-        answer = completing(client)
-        await half_said(client)
+    async with half_answered(decode, bounds={"ping_s": 0.2}) as (client, answer):
         await join(client, other)
         heard = len(decode.got)
         decode.freeze()

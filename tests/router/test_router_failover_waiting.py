@@ -21,7 +21,6 @@ from tests.support.pools.failing_pool import (
     ask,
     completing,
     figure,
-    half_said,
     join,
     records,
     text,
@@ -187,12 +186,9 @@ async def test_a_missing_role_is_refused_by_name(
 
 
 async def test_what_was_accepted_is_finished_by_any_role(
-    running: Any, decode: FakeNode, prefill: FakeNode
+    half_answered: Any, decode: FakeNode, prefill: FakeNode
 ) -> None:
-    decode.script.run = "half"
-    async with running(decode, prefill, missing_role="fail", handoff="never") as client:
-        answer = completing(client)
-        await half_said(client)
+    async with half_answered(decode, prefill, missing_role="fail", handoff="never") as (_, answer):
         await decode.stop()
         done = await answer
         assert text(done) == REPLY

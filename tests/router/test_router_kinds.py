@@ -21,7 +21,7 @@ from baton_router.view import NodeView, PoolView
 from baton_text.artifacts import byte_artifacts
 from tests.support.nodes.fake_node import LAYOUT, VOCAB, FakeNode, make_report
 from tests.support.nodes.servings import make_serving
-from tests.support.pools.failing_pool import REPLY, completing, half_said, join, text
+from tests.support.pools.failing_pool import REPLY, join, text
 
 OLD, NEW = (Fingerprint(letter * 32) for letter in "12")
 
@@ -162,13 +162,10 @@ def changed_eos() -> dict[str, bytes]:
 
 @pytest.mark.integration
 async def test_a_stream_does_not_go_on_at_a_node_with_other_eos_ids(
-    running: Any, decode: FakeNode, other: FakeNode
+    half_answered: Any, decode: FakeNode, other: FakeNode
 ) -> None:
     other.serve_artifacts(changed_eos())
-    decode.script.run = "half"
-    async with running(decode) as client:
-        answer = completing(client)
-        await half_said(client)
+    async with half_answered(decode) as (client, answer):
         await join(client, other)
         await decode.restart("epoch-2")
         decode.script.run = "answer"

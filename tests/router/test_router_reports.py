@@ -42,7 +42,6 @@ from tests.support.pools.failing_pool import (
     REPLY,
     completing,
     figure,
-    half_said,
     join,
     only,
     ready,
@@ -179,12 +178,9 @@ async def test_an_absurd_error_sends_the_request_elsewhere(
 
 
 async def test_a_node_that_says_tokens_which_cannot_be_read_is_lost_at_once(
-    running: Any, decode: FakeNode, other: FakeNode
+    half_answered: Any, decode: FakeNode, other: FakeNode
 ) -> None:
-    decode.script.run = "half"
-    async with running(decode, link_patience_s=600.0) as client:
-        answer = completing(client)
-        await half_said(client)
+    async with half_answered(decode, link_patience_s=600.0) as (client, answer):
         await join(client, other)
         request = only(decode).request
         decode.script.run = "silent"
@@ -230,12 +226,9 @@ async def test_chunks_with_names_that_are_none_are_not_listed(
 
 
 async def test_a_node_whose_frame_is_too_large_is_closed_and_reported_and_its_requests_move(
-    running: Any, decode: FakeNode, other: FakeNode, caplog: pytest.LogCaptureFixture
+    half_answered: Any, decode: FakeNode, other: FakeNode, caplog: pytest.LogCaptureFixture
 ) -> None:
-    decode.script.run = "half"
-    async with running(decode, link_patience_s=600.0) as client:
-        answer = completing(client)
-        await half_said(client)
+    async with half_answered(decode, link_patience_s=600.0) as (client, answer):
         await join(client, other)
         decode.script.run = "silent"
         await decode.say_raw(b"x" * MAX_FRAME_BYTES)

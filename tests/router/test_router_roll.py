@@ -239,12 +239,9 @@ async def test_a_stream_past_the_deadline_ends_with_the_error_that_names_the_rev
 
 @pytest.mark.parametrize("how", ["leaves", "hands back", "is lost"])
 async def test_an_answer_in_one_piece_is_a_503_that_may_be_retried(
-    running: Any, decode: FakeNode, new: FakeNode, how: str
+    half_answered: Any, decode: FakeNode, new: FakeNode, how: str
 ) -> None:
-    decode.script.run = "half"
-    async with running(decode) as client:
-        answer = completing(client)
-        await half_said(client)
+    async with half_answered(decode) as (client, answer):
         await join(client, new)
         await replace(client, decode, leaving=how == "leaves")
         if how == "hands back":
@@ -273,12 +270,9 @@ async def test_before_the_deadline_it_ends_where_it_is(
 
 
 async def test_while_a_node_of_its_kind_is_ready_it_moves_there(
-    running: Any, decode: FakeNode, other: FakeNode, new: FakeNode
+    half_answered: Any, decode: FakeNode, other: FakeNode, new: FakeNode
 ) -> None:
-    decode.script.run = "half"
-    async with running(decode) as client:
-        answer = completing(client)
-        await half_said(client)
+    async with half_answered(decode) as (client, answer):
         await join(client, other)
         await join(client, new)
         await replace(client, decode)
@@ -287,12 +281,9 @@ async def test_while_a_node_of_its_kind_is_ready_it_moves_there(
 
 
 async def test_while_one_may_come_back_it_waits_for_it(
-    running: Any, decode: FakeNode, other: FakeNode, new: FakeNode
+    half_answered: Any, decode: FakeNode, other: FakeNode, new: FakeNode
 ) -> None:
-    decode.script.run = "half"
-    async with running(decode) as client:
-        answer = completing(client)
-        await half_said(client)
+    async with half_answered(decode) as (client, answer):
         await join(client, other)
         await join(client, new)
         await other.say_load("draining")
@@ -306,12 +297,9 @@ async def test_while_one_may_come_back_it_waits_for_it(
 
 
 async def test_once_nothing_can_come_back_it_waits_no_longer(
-    running: Any, decode: FakeNode, other: FakeNode, new: FakeNode
+    half_answered: Any, decode: FakeNode, other: FakeNode, new: FakeNode
 ) -> None:
-    decode.script.run = "half"
-    async with running(decode) as client:
-        answer = completing(client)
-        await half_said(client)
+    async with half_answered(decode) as (client, answer):
         await join(client, other)
         await join(client, new)
         await other.say_load("draining")
@@ -324,12 +312,9 @@ async def test_once_nothing_can_come_back_it_waits_no_longer(
 
 
 async def test_a_node_that_drains_for_another_reason_is_waited_for(
-    running: Any, decode: FakeNode, new: FakeNode
+    half_answered: Any, decode: FakeNode, new: FakeNode
 ) -> None:
-    decode.script.run = "half"
-    async with running(decode) as client:
-        answer = completing(client)
-        await half_said(client)
+    async with half_answered(decode) as (client, answer):
         await join(client, new)
         await decode.say_load("draining", leaving=True)
         await until(lambda: not ready(client, decode))

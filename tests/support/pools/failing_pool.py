@@ -73,5 +73,5 @@ async def figure(client: Any, name: str) -> float:
 
 
 async def join(client: Any, node: FakeNode) -> None:
-    client.router._table.ensure(node.address)
+    client.dial(node.address)
     await until(lambda: ready(client, node))
