@@ -212,16 +212,17 @@ def test_a_damaged_value_is_lost_and_touches_nothing_but_its_pieces(
 
 
 def test_the_source_is_not_free_before_the_server_has_it(
-    single: EmbeddedStore, make_wide: MakeWide
+    make_wide: MakeWide, link: LinkProxy
 ) -> None:
-    transfers = make_wide(*single.data_urls)
+    transfers = make_wide(link.url)
     moves, source = Moves(transfers.plane), Pool(1)
     assert transfers.plane.wait_connected(PATIENCE_S)
-    with frozen(single.pid("data0")):
-        put = moves.put_later(source.views(0, 1, 2, 3))
-        wait_until(lambda: transfers.plane.queued == 0, "the put to begin")
-        time.sleep(0.1)
-        assert moves.calls == []
+    caught = link.hold_at(is_set, after=4 * BLOCK)  # all but the header's length
+    put = moves.put_later(source.views(0, 1, 2, 3))
+    assert caught.wait(PATIENCE_S)
+    time.sleep(0.1)
+    assert moves.calls == []
+    link.mend()
     assert put().ok
     assert moves.calls == ["copied", "done"]
 

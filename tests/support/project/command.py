@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -32,7 +33,10 @@ def baton(
     """In this process, which saves the start of Python and its imports. Not for roles: they set up
     logging for the whole process."""
     out, err = io.StringIO(), io.StringIO()
+    root = logging.getLogger()
     with (
+        patch.object(root, "handlers", list(root.handlers)),  # none stays that writes to `err`
+        patch.object(root, "level", root.level),
         patch.dict(os.environ, _environment(variables), clear=True),
         patch.object(sys, "stdin", io.StringIO(given)),
         redirect_stdout(out),
