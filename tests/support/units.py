@@ -20,8 +20,9 @@ OUTSIDE = frozenset(
 
 
 class UnitGuard:
-    """A pytest plugin. It looks at setup and call, and not at teardown, in which fixtures of a
-    whole module end; and at the main thread, as others may belong to an earlier test."""
+    """A pytest plugin. It looks at setup and call, but not at fixtures of a whole session, which
+    whoever comes first sets up, and not at teardown, in which fixtures of a whole module end. It
+    looks at the main thread, as others may belong to an earlier test."""
 
     def __init__(self) -> None:
         self._watching = False
@@ -44,6 +45,17 @@ class UnitGuard:
         marks = {mark.name for mark in item.iter_markers()}
         self._watching = not marks & {"integration", "long"}
         return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(
+        self, fixturedef: pytest.FixtureDef[object]
+    ) -> Generator[None, object, object]:
+        watching = self._watching
+        self._watching = watching and fixturedef.scope != "session"
+        try:
+            return (yield)
+        finally:
+            self._watching = watching
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, None, None]:
