@@ -17,7 +17,7 @@ from baton_kvstore import operations
 from baton_node import parking
 from baton_protocol.link import RunJob
 from baton_protocol.request import Request
-from tests.support.kv_faults.cells import (
+from tests.faults.kv.cells import (
     Act,
     all_of,
     fetching,
@@ -29,10 +29,10 @@ from tests.support.kv_faults.cells import (
     some_unmarked,
     stored,
 )
-from tests.support.kv_faults.races import TIGHT, Tally, destination_race, source_race
+from tests.faults.kv.races import TIGHT, Tally, destination_race, source_race
+from tests.faults.kv.values import FIRST, HIT, SHARDED, change, flip, one_not_found, swap
 from tests.support.kv_faults.stage import CHUNKS, OTHER, OUTPUTS, SMALL, Stage
 from tests.support.kv_faults.store_servers import KVServers
-from tests.support.kv_faults.values import FIRST, HIT, SHARDED, change, flip, one_not_found, swap
 
 ROUNDS = 60  # at most: the first with a wrong byte ends the race
 TURNS = 600  # at most, for the other request to run, which without holds it does at once

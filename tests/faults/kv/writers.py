@@ -18,10 +18,10 @@ from baton_kvstore.keys import marker_key
 from baton_node.plane import Fetched
 from baton_protocol.layout import VALUE_HEADER_BYTES
 from baton_protocol.link import NoFirst, PrefillJob, RunJob
-from tests.support.kv_faults.cells import CONNECTIONS, Act, Cell, Deadline, Fault
+from tests.faults.kv.cells import CONNECTIONS, Act, Cell, Deadline, Fault
+from tests.faults.kv.values import HIT, SHARDED
+from tests.faults.kv.writer_process import Writing
 from tests.support.kv_faults.stage import Stage
-from tests.support.kv_faults.values import HIT, SHARDED
-from tests.support.kv_faults.writer_process import Writing
 
 ROOT = Path(__file__).resolve().parents[3]
 END_S = 20.0
@@ -125,7 +125,7 @@ def start_writer(stage: Stage) -> subprocess.Popen[bytes]:
     words = [
         sys.executable,
         "-m",
-        "tests.support.kv_faults.writer_process",
+        "tests.faults.kv.writer_process",
         msgspec.json.encode(writing).decode(),
     ]
     return subprocess.Popen(words, cwd=ROOT)

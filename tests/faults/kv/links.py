@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
-from tests.support.kv_faults.cells import (
+from tests.faults.kv.cells import (
     Act,
     Cell,
     Deadline,
@@ -19,7 +19,7 @@ from tests.support.kv_faults.cells import (
     fetching,
     some_lost,
 )
-from tests.support.kv_faults.servers import timed_out
+from tests.faults.kv.servers import timed_out
 from tests.support.kv_faults.stage import CHUNKS, LARGE, Stage
 from tests.support.wires.link_proxy import Mishap
 

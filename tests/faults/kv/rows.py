@@ -1,18 +1,43 @@
-"""The table of faults in kvstore/README.md, made from the rows of the matrix.
+"""The KV fault matrix: all of its rows, and the table that kvstore/README.md shows of them.
 
-`python -m tests.support.kv_faults.table` prints it; --write puts it between the README's markers.
+In: the faults of each module beside this one. Out: FAULTS in the order of the table, and their
+cells as ROWS. `python -m tests.faults.kv.rows` prints the table; --write puts it between the
+README's markers.
 """
 
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.kv_faults.rows import FAULTS
+from tests.faults.kv import links, names, races, servers, values, writers
+from tests.faults.kv.cells import Cell, Fault
 
 README = Path(__file__).resolve().parents[3] / "kvstore" / "README.md"
 BEGIN, END = "<!-- begin of the fault table -->", "<!-- end of the fault table -->"
 HEAD = "| fault | how it is done, and when | what is seen beside right tokens | cells | at most |"
+
+FAULTS: tuple[Fault, ...] = (
+    *servers.FAULTS,
+    *links.FAULTS,
+    *values.FAULTS,
+    *names.FAULTS,
+    *writers.FAULTS,
+    *races.FAULTS,
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    fault: Fault
+    cell: Cell
+
+    def __str__(self) -> str:
+        return f"{self.fault.name}-{self.cell.case}".replace(" ", "_").replace(",", "")
+
+
+ROWS = tuple(Row(fault, cell) for fault in FAULTS for cell in fault.cells)
 
 
 def table() -> str:

@@ -21,7 +21,7 @@ from baton_protocol.layout import VALUE_HEADER_BYTES
 from baton_protocol.link import First, PrefillJob, RunJob
 from baton_protocol.request import Request
 from baton_protocol.store import InboxEntry
-from tests.support.kv_faults.cells import (
+from tests.faults.kv.cells import (
     Act,
     Cell,
     Deadline,

@@ -1,7 +1,7 @@
 """A prefill node in a process of its own, for tests that kill it in the middle of its work.
 
 In (argv): a `Writing` as JSON. Out: what the node puts, marks and announces, until it is killed or
-its parent is gone. Run as `python -m tests.support.kv_faults.writer_process`.
+its parent is gone. Run as `python -m tests.faults.kv.writer_process`.
 """
 
 from __future__ import annotations

@@ -18,10 +18,9 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
-from tests.support.kv_faults.rows import FAULTS, ROWS, Row
+from tests.faults.kv.rows import FAULTS, README, ROWS, Row, with_table
 from tests.support.kv_faults.stage import Stage
 from tests.support.kv_faults.store_servers import KVServers
-from tests.support.kv_faults.table import README, with_table
 from tests.support.pools.leaks import Level
 from tests.support.stores.kvstore import wait_until
 
@@ -137,4 +136,4 @@ def test_each_fault_of_the_matrix_is_played_in_every_run() -> None:
 
 def test_the_table_in_the_readme_is_made_from_these_rows() -> None:
     text = README.read_text()
-    assert with_table(text) == text, "stale; run: python -m tests.support.kv_faults.table --write"
+    assert with_table(text) == text, "stale; run: python -m tests.faults.kv.rows --write"

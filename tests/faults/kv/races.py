@@ -21,7 +21,7 @@ from baton_engine.api import KVMemory
 from baton_protocol.ids import BlockId
 from baton_protocol.link import Abort, PrefillJob, RunJob
 from baton_protocol.request import Request
-from tests.support.kv_faults.cells import Act, Cell, Deadline, Fault
+from tests.faults.kv.cells import Act, Cell, Deadline, Fault
 from tests.support.kv_faults.nodes import StageNode
 from tests.support.kv_faults.stage import BLOCK, NOBODY, SMALL, TURN_S, Stage
 from tests.support.nodes.processes import make_request

@@ -1,7 +1,7 @@
 """What a row of the KV fault matrix is, and the moments at which its fault strikes.
 
 In: strikes (acts on a Stage) and bites (assertions that the fault was really met). Out: cells that
-play both on a stage. Data and small plays only; the rows are in kv_faults_*.
+play both on a stage. Data and small plays only; the rows stand in the modules beside this one.
 
     stored      the prompt is in the store; a node is about to look it up
     publishing  in a hand-off: the first 3 chunks are stored and announced, the others are on their

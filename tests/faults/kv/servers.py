@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tests.support.kv_faults.cells import (
+from tests.faults.kv.cells import (
     Act,
     Cell,
     Deadline,

@@ -17,7 +17,7 @@ from baton_protocol.layout import VALUE_HEADER_BYTES
 from baton_protocol.link import RunJob
 from baton_protocol.store import Marker
 from baton_protocol.wire import Codec
-from tests.support.kv_faults.cells import Act, Cell, Deadline, Fault, lost, stored
+from tests.faults.kv.cells import Act, Cell, Deadline, Fault, lost, stored
 from tests.support.kv_faults.stage import CHUNKS, OTHER, SMALL, Stage
 from tests.support.stores.kvstore import Transfers
 
