@@ -16,8 +16,8 @@ from packaging.requirements import Requirement
 
 from baton.demo_model import INSTALL_LINE
 from baton.main import COMMANDS
+from tests.bones.install_hints import UnknownHint, all_hints, hints_in, strings_of
 from tests.support.project.environments import THIS, Environment
-from tests.support.project.hints import UnknownHint, all_hints, hints_in, strings_of
 from tests.support.project.requirements import closure, installed_needs
 
 pytestmark = pytest.mark.integration

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
+from tests.router.raw_bytes import connection
 from tests.support.clients.http import complete, ids_of
-from tests.support.clients.raw_bytes import connection
 from tests.support.pools.leaks import metrics_of, settle
 from tests.support.pools.processes import SIM, Cluster
 

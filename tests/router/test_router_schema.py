@@ -18,7 +18,7 @@ from baton_router.openai_chat import ChatCall
 from baton_router.openai_completions import CompletionCall
 from baton_router.openapi import BODIES, OPERATIONS, document
 from baton_router.parameters import MAX_TOKENS_NAMES, check_alone
-from tests.support.clients.schema_edges import edges
+from tests.router.schema_edges import edges
 from tests.support.nodes.fake_node import FakeNode
 
 MOST = (1 << 63) - 1

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from baton.main import COMMANDS
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 ROOMS = (
     *("protocol", "text", "kvstore", "engine", "node", "prefill_node", "decode_node", "router"),
     *("operator", "cli"),
