@@ -14,7 +14,6 @@ from baton_protocol.link import (
     Abort,
     DrainNode,
     JobFailed,
-    PrefillJob,
     ResumeNode,
     RunJob,
 )
@@ -310,19 +309,6 @@ async def test_past_it_a_stream_goes_on_elsewhere_without_a_strike(
         assert await figure(client, "baton_router_resumed_requests_total") == 1
 
 
-async def test_the_placement_of_what_was_moved_says_so(
-    half_answered: Any, decode: FakeNode, other: FakeNode
-) -> None:
-    async with half_answered(decode) as (client, answer):
-        await join(client, other)
-        await decode.say_load("draining", leaving=True)
-        told = await answer
-        assert text(told) == REPLY
-        placed = told[2]["x-baton-placement"]
-        assert "decode=decode-1 reason=resumed" in placed
-        assert placed.endswith("; placed again: drained")
-
-
 async def test_what_nobody_else_can_take_goes_on_where_it_is_until_somebody_can(
     half_answered: Any, decode: FakeNode, other: FakeNode
 ) -> None:
@@ -336,50 +322,6 @@ async def test_what_nobody_else_can_take_goes_on_where_it_is_until_somebody_can(
         await join(client, other)
         await decode.say_load("draining", leaving=True)
         assert text(await answer) == REPLY
-
-
-async def test_a_stream_moves_to_the_other_role_where_its_own_has_no_node(
-    half_answered: Any, decode: FakeNode, prefill: FakeNode
-) -> None:
-    async with half_answered(decode, prefill, handoff="never", missing_role="queue") as (_, answer):
-        await decode.say_load("draining", leaving=True)
-        told = await answer
-        assert text(told) == REPLY
-        assert "decode=prefill-0 reason=no_decode" in told[2]["x-baton-placement"]
-
-
-async def test_a_hand_off_moves_with_its_decode_node(
-    handing_off: Any, decode: FakeNode, prefill: FakeNode, other: FakeNode
-) -> None:
-    async with handing_off(decode, prefill) as (client, answer):
-        await join(client, other)
-        prefill.script.prefill = "answer"
-        await decode.say_load("draining", leaving=True)
-        assert text(await answer) == REPLY
-        assert [job.decode_node for job in prefill.got_of(PrefillJob)] == ["decode-0", "decode-1"]
-        assert [abort.attempt for abort in decode.got_of(Abort)] == [1]
-
-
-async def test_a_prefill_job_goes_to_another_prefill_node(
-    handing_off: Any, decode: FakeNode, prefill: FakeNode
-) -> None:
-    spare = FakeNode("prefill-1", "prefill")
-    async with spare, handing_off(decode, prefill) as (client, answer):
-        await join(client, spare)
-        await prefill.say_load("draining", leaving=True)
-        assert text(await answer) == REPLY
-        assert [job.request.attempt for job in spare.got_of(PrefillJob)] == [2]
-        assert [abort.attempt for abort in prefill.got_of(Abort)] == [1]
-
-
-async def test_without_another_prefill_node_the_decode_node_does_it_where_it_waits(
-    handing_off: Any, decode: FakeNode, prefill: FakeNode
-) -> None:
-    async with handing_off(decode, prefill) as (_, answer):
-        await prefill.say_load("draining", leaving=True)
-        assert text(await answer) == REPLY
-        assert [job.request.attempt for job in decode.got_of(RunJob)] == [1]
-        assert [abort.attempt for abort in prefill.got_of(Abort)] == [1]
 
 
 async def test_what_an_ending_node_hands_back_is_placed_again_and_counts_for_nothing(

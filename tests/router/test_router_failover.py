@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from baton_protocol.link import Abort, Delta, Deltas, First, NoFirst, PrefillJob, RunJob
+from baton_protocol.link import Abort, Delta, Deltas, PrefillJob, RunJob
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.pools.failing_pool import (
     REPLY,
@@ -85,21 +85,6 @@ async def test_what_has_tokens_is_not_split_again(
         assert await figure(client, "baton_router_handoff_seconds_count") == 1
 
 
-async def test_a_lost_prefill_node_is_replaced_by_another(
-    handing_off: Any, decode: FakeNode, prefill: FakeNode
-) -> None:
-    second = FakeNode("prefill-1", "prefill")
-    async with second, handing_off(decode, prefill) as (client, answer):
-        await join(client, second)
-        await prefill.stop()
-        assert text(await answer) == REPLY
-        assert only(decode, attempt=2).await_first
-        (job,) = second.got_of(PrefillJob)
-        assert job.request.attempt == 2
-        assert decode.got_of(NoFirst) == []
-        assert len(decode.got_of(First)) == 1
-
-
 async def test_a_request_waits_while_no_node_is_left(half_answered: Any, decode: FakeNode) -> None:
     async with half_answered(decode) as (client, answer):
         await decode.stop()
@@ -154,20 +139,6 @@ async def test_each_job_says_how_much_time_is_left_whatever_the_time_of_day(
 # --- a link is lost -------------------------------------------------------------------------------
 
 
-async def test_a_link_that_comes_back_goes_on_where_it_was(
-    half_answered: Any, decode: FakeNode, other: FakeNode
-) -> None:
-    async with half_answered(decode, link_patience_s=20.0) as (client, answer):
-        await join(client, other)
-        decode.script.run = "answer"
-        decode.cut_links()
-        assert text(await answer) == REPLY
-        jobs = decode.got_of(RunJob)
-        assert [job.request.attempt for job in jobs] == [1, 1]
-        assert bytes(jobs[1].request.outputs[0]) == b"Hello,"
-        assert other.got_of(RunJob) == []
-
-
 async def test_a_hand_off_goes_on_when_its_links_come_back(
     handing_off: Any, decode: FakeNode, prefill: FakeNode
 ) -> None:
@@ -179,17 +150,6 @@ async def test_a_hand_off_goes_on_when_its_links_come_back(
         assert text(await answer) == REPLY
         assert [job.await_first for job in decode.got_of(RunJob)] == [True, True]
         assert {job.request.attempt for job in prefill.got_of(PrefillJob)} == {1}
-
-
-async def test_without_patience_a_broken_link_is_a_lost_node(
-    half_answered: Any, decode: FakeNode
-) -> None:
-    async with half_answered(decode, link_patience_s=0.0) as (_, answer):
-        decode.script.run = "answer"
-        decode.cut_links()
-        assert text(await answer) == REPLY
-        assert isinstance(decode.got[1], Abort)
-        assert only(decode, attempt=2)
 
 
 async def test_a_frozen_node_is_lost_and_its_abort_is_the_first_it_hears_when_it_wakes(

@@ -269,17 +269,6 @@ async def test_before_the_deadline_it_ends_where_it_is(
         assert decode.got_of(DrainNode) == [DrainNode(0.0, "", "r2")]
 
 
-async def test_while_a_node_of_its_kind_is_ready_it_moves_there(
-    half_answered: Any, decode: FakeNode, other: FakeNode, new: FakeNode
-) -> None:
-    async with half_answered(decode) as (client, answer):
-        await join(client, other)
-        await join(client, new)
-        await replace(client, decode)
-        assert text(await answer) == REPLY
-        assert runs(other, new) == [1, 0]
-
-
 async def test_while_one_may_come_back_it_waits_for_it(
     half_answered: Any, decode: FakeNode, other: FakeNode, new: FakeNode
 ) -> None:

@@ -1,0 +1,273 @@
+"""A node that works on a request goes: which nodes finish it, one row for each case of drain,
+roll-out and failover that ends with the whole reply. What needs a script of its own is in
+test_router_drain, test_router_roll and test_router_failover."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import pytest
+
+from baton_protocol.ids import Fingerprint
+from baton_protocol.link import Abort, DrainNode, First, NoFirst, PrefillJob, RunJob, ToNode
+from tests.support.nodes.fake_node import FakeNode
+from tests.support.pools.failing_pool import REPLY, join, text
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.integration
+
+NEW = Fingerprint("0" * 32)
+NODES: dict[str, dict[str, Any]] = {
+    "decode-0": {"role": "decode"},
+    "decode-1": {"role": "decode"},
+    "decode-new": {"role": "decode", "fingerprint": NEW, "revision": "r2"},
+    "prefill-0": {"role": "prefill"},
+    "prefill-1": {"role": "prefill"},
+}
+
+
+async def leaves(client: Any, node: FakeNode) -> None:
+    """It drains, and its deadline is over."""
+    await node.say_load("draining", leaving=True)
+
+
+async def is_replaced(client: Any, node: FakeNode) -> None:
+    """The same, told by the operator that rolls out r2."""
+    words = {"deadline_s": 0, "replaced_by": "r2"}
+    assert (await client.post(f"/nodes/{node.report.node}/drain", words))[0] == 200
+    await node.say_load("draining", leaving=True)
+
+
+async def dies(client: Any, node: FakeNode) -> None:
+    await node.stop()
+
+
+async def loses_its_link(client: Any, node: FakeNode) -> None:
+    node.cut_links()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """`at`: the router has half of the answer, or each node has its job of a hand-off; `beside` it
+    are more nodes from the start, others join before `node` goes. `frames`: all that the nodes are
+    sent ("run 2 from 6": the second attempt, behind 6 tokens). `placement` and `again`: what the
+    answer says of the last placement, and why there was a second."""
+
+    at: Literal["half", "handing off"]
+    node: str
+    goes: Callable[[Any, FakeNode], Awaitable[None]]
+    frames: Mapping[str, list[str]]
+    beside: tuple[str, ...] = ()
+    joins: tuple[str, ...] = ()
+    placement: str
+    again: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        beside = "".join(f"_with_{name}" for name in (*self.beside, *self.joins))
+        patience = "_at_once" if self.settings.get("link_patience_s") == 0.0 else ""
+        place = self.at.replace(" ", "_")
+        return f"{place}_{self.node}_{self.goes.__name__}{beside}{patience}"
+
+
+ROWS = (
+    Row(
+        at="half",
+        node="decode-0",
+        goes=leaves,
+        joins=("decode-1",),
+        frames={"decode-0": ["run 1", "abort 1"], "decode-1": ["run 2 from 6"]},
+        placement="prefill=- decode=decode-1 reason=resumed",
+        again="drained",
+    ),
+    Row(
+        at="half",
+        node="decode-0",
+        goes=leaves,
+        beside=("prefill-0",),
+        settings={"handoff": "never", "missing_role": "queue"},
+        frames={"decode-0": ["run 1", "abort 1"], "prefill-0": ["run 2 from 6"]},
+        placement="prefill=- decode=prefill-0 reason=no_decode",
+        again="drained",
+    ),
+    Row(
+        at="half",
+        node="decode-0",
+        goes=is_replaced,
+        joins=("decode-1", "decode-new"),
+        frames={
+            "decode-0": ["run 1", "drain", "abort 1"],
+            "decode-1": ["run 2 from 6"],
+            "decode-new": [],
+        },
+        placement="prefill=- decode=decode-1 reason=resumed",
+        again="drained",
+    ),
+    Row(
+        at="half",
+        node="decode-0",
+        goes=dies,
+        joins=("decode-1",),
+        frames={"decode-0": ["run 1"], "decode-1": ["run 2 from 6"]},
+        placement="prefill=- decode=decode-1 reason=resumed",
+        again="link",
+    ),
+    Row(
+        at="half",
+        node="decode-0",
+        goes=dies,
+        beside=("prefill-0",),
+        joins=("decode-1",),
+        settings={"handoff": "always"},
+        frames={
+            "decode-0": ["run 1", "first"],
+            "prefill-0": ["prefill 1 for decode-0"],
+            "decode-1": ["run 2 from 6"],
+        },
+        placement="prefill=- decode=decode-1 reason=resumed",
+        again="link",
+    ),
+    Row(
+        at="half",
+        node="decode-0",
+        goes=loses_its_link,
+        joins=("decode-1",),
+        settings={"link_patience_s": 20.0},
+        frames={"decode-0": ["run 1", "run 1 from 6"], "decode-1": []},
+        placement="prefill=- decode=decode-0 reason=no_prefill",
+    ),
+    Row(
+        at="half",
+        node="decode-0",
+        goes=loses_its_link,
+        settings={"link_patience_s": 0.0},
+        frames={"decode-0": ["run 1", "abort 1", "run 2 from 6"]},
+        placement="prefill=- decode=decode-0 reason=resumed",
+        again="link",
+    ),
+    Row(
+        at="handing off",
+        node="decode-0",
+        goes=leaves,
+        joins=("decode-1",),
+        frames={
+            "decode-0": ["run 1", "abort 1"],
+            "prefill-0": ["prefill 1 for decode-0", "abort 1", "prefill 2 for decode-1"],
+            "decode-1": ["run 2", "first"],
+        },
+        placement="prefill=prefill-0 decode=decode-1 reason=always",
+        again="drained",
+    ),
+    Row(
+        at="handing off",
+        node="decode-0",
+        goes=dies,
+        joins=("decode-1",),
+        frames={
+            "decode-0": ["run 1"],
+            "prefill-0": ["prefill 1 for decode-0", "abort 1", "prefill 2 for decode-1"],
+            "decode-1": ["run 2", "first"],
+        },
+        placement="prefill=prefill-0 decode=decode-1 reason=always",
+        again="link",
+    ),
+    Row(
+        at="handing off",
+        node="prefill-0",
+        goes=leaves,
+        joins=("prefill-1",),
+        frames={
+            "decode-0": ["run 1", "abort 1", "run 2", "first"],
+            "prefill-0": ["prefill 1 for decode-0", "abort 1"],
+            "prefill-1": ["prefill 2 for decode-0"],
+        },
+        placement="prefill=prefill-1 decode=decode-0 reason=always",
+        again="drained",
+    ),
+    Row(
+        at="handing off",
+        node="prefill-0",
+        goes=leaves,
+        frames={
+            "decode-0": ["run 1", "no first"],
+            "prefill-0": ["prefill 1 for decode-0", "abort 1"],
+        },
+        placement="prefill=prefill-0 decode=decode-0 reason=always",
+    ),
+    Row(
+        at="handing off",
+        node="prefill-0",
+        goes=dies,
+        joins=("prefill-1",),
+        frames={
+            "decode-0": ["run 1", "abort 1", "run 2", "first"],
+            "prefill-0": ["prefill 1 for decode-0"],
+            "prefill-1": ["prefill 2 for decode-0"],
+        },
+        placement="prefill=prefill-1 decode=decode-0 reason=always",
+        again="link",
+    ),
+    Row(
+        at="handing off",
+        node="prefill-0",
+        goes=dies,
+        frames={"decode-0": ["run 1", "no first"], "prefill-0": ["prefill 1 for decode-0"]},
+        placement="prefill=prefill-0 decode=decode-0 reason=always",
+    ),
+    Row(
+        at="handing off",
+        node="prefill-0",
+        goes=loses_its_link,
+        settings={"link_patience_s": 20.0},
+        frames={
+            "decode-0": ["run 1", "first"],
+            "prefill-0": ["prefill 1 for decode-0", "prefill 1 for decode-0"],
+        },
+        placement="prefill=prefill-0 decode=decode-0 reason=always",
+    ),
+)
+
+
+def words(frames: Iterable[ToNode]) -> list[str]:
+    """Frames as a row spells them."""
+    said = []
+    for frame in frames:
+        if isinstance(frame, RunJob):
+            known = len(frame.request.outputs[0])
+            said.append(f"run {frame.request.attempt}" + (f" from {known}" if known else ""))
+        elif isinstance(frame, PrefillJob):
+            said.append(f"prefill {frame.request.attempt} for {frame.decode_node}")
+        elif isinstance(frame, Abort):
+            said.append(f"abort {frame.attempt}")
+        else:
+            said.append({First: "first", NoFirst: "no first", DrainNode: "drain"}[type(frame)])
+    return said
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+async def test_the_reply_is_whole_and_no_node_is_asked_in_vain(
+    half_answered: Any, handing_off: Any, row: Row
+) -> None:
+    opened = half_answered if row.at == "half" else handing_off
+    async with AsyncExitStack() as stack:
+        begin = ("decode-0", *(("prefill-0",) if row.at == "handing off" else ()), *row.beside)
+        nodes = {
+            name: await stack.enter_async_context(FakeNode(name, **NODES[name]))
+            for name in (*begin, *row.joins)
+        }
+        client, answer = await stack.enter_async_context(
+            opened(*(nodes[name] for name in begin), **row.settings)
+        )
+        for name in row.joins:
+            await join(client, nodes[name])
+        for node in nodes.values():
+            node.script.prefill = node.script.run = "answer"
+        await row.goes(client, nodes[row.node])
+        told = await answer
+        assert text(told) == REPLY
+        placement, _, again = told[2]["x-baton-placement"].partition("; placed again: ")
+        assert (placement.split(": ")[0], again) == (row.placement, row.again)
+        await until(lambda: {name: words(node.got) for name, node in nodes.items()} == row.frames)
