@@ -20,8 +20,6 @@ QUESTION := models/demo/question.txt
 # Which Python and torch beside those of .venv; each torch names its own triton, and the interpreter
 # of triton 3.6 wants a numpy before 2.4.
 VERSIONS ?= 3.12/2.11 3.13/2.12
-# How many tests run at once.
-WORKERS ?= 2
 ENGINE_TESTS := tests/engine tests/oracles tests/text tests/protocol
 
 # Where images are to be pushed to, and which of the node's are wanted; TORCH_INDEX: node/Dockerfile.
@@ -60,6 +58,10 @@ run: $(INSTALLED) ## a pool with the demo model: asks it a question and stays up
 		$(if $(ONCE),--once,--ask) "$$(cat $(QUESTION))" $(ARGS)
 
 # The tiers of the tests, from the quickest on. Each runs what ARGS names, or all of it.
+# Tests of the first two wait as much as they compute: 4 at once fill 2 cores. A Kubernetes fills
+# the machine by itself.
+test-quick test: WORKERS ?= 4
+test-cluster test-long: WORKERS ?= 2
 PYTEST = $(BIN)/pytest -n $(WORKERS) --dist loadfile
 
 .PHONY: test-quick

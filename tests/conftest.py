@@ -11,8 +11,9 @@ import hypothesis
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+from baton.demo_model import fetch_demo
 from tests.support.engines.tiny_models import make_tiny_model
-from tests.support.needs import NEEDS
+from tests.support.needs import NEEDS, needs
 from tests.support.pairwise import mark_the_rest_long
 from tests.support.units import UnitGuard
 
@@ -40,6 +41,13 @@ hypothesis.settings.load_profile("any speed")
 def tiny_model() -> Callable[[str], Path]:
     """Name of a random tiny model -> its folder (see tests/support/tiny_models)."""
     return make_tiny_model
+
+
+@pytest.fixture(scope="session")
+def demo_model() -> Path:
+    """The demo model's folder; the first to ask on a machine converts it, in 20 s."""
+    needs("demo_model")
+    return fetch_demo(None, lambda line: None)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import threading
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -26,6 +25,7 @@ from baton.demo_model import (
 from baton_text.artifacts import read_artifacts
 from baton_text.chat import ChatTemplate
 from baton_text.tokenizer import Tokenizer
+from tests.support.needs import needs
 
 LOCK = f".{DEMO_NAME}.lock"
 
@@ -41,8 +41,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def said(cache: Path) -> list[str]:
     """What a conversion into the cache said; it takes about 20 s."""
-    if find_spec(demo_model.PACKAGE) is None:
-        pytest.skip(f"run: {demo_model.INSTALL_LINE}")
+    needs("demo_model")
     lines: list[str] = []
     assert fetch_demo(cache, lines.append) == demo_folder(cache)
     return lines

@@ -7,6 +7,7 @@ token's own begins, in one piece and in a stream, and also where another node ta
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -14,7 +15,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.demo_model import PACKAGE, demo_folder, fetch_demo
 from baton_node.frames import Token
 from baton_node.textual import ChoiceText, context
 from baton_protocol.ids import RequestId
@@ -156,10 +156,8 @@ def test_every_token_has_its_place_in_the_text(tokenizer: Tokenizer, data: st.Da
     check(tokenizer, data)
 
 
-def test_every_token_has_its_place_in_the_text_with_the_demo_model_too() -> None:
-    if not demo_folder().is_dir():
-        pytest.importorskip(PACKAGE)
-    demo = Tokenizer.from_artifacts(read_artifacts(fetch_demo(None, lambda line: None)))
+def test_every_token_has_its_place_in_the_text_with_the_demo_model_too(demo_model: Path) -> None:
+    demo = Tokenizer.from_artifacts(read_artifacts(demo_model))
 
     @settings(max_examples=30, deadline=None)
     @given(data=st.data())

@@ -15,10 +15,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from baton.demo_model import PACKAGE
 
 PREFIX = "needs: "
 
@@ -41,6 +44,14 @@ def _has_apt() -> bool:
 
 def _never() -> bool:
     return False
+
+
+def _always() -> bool:
+    return True
+
+
+def _has_demo_model() -> bool:
+    return find_spec(PACKAGE) is not None
 
 
 @cache
@@ -117,6 +128,7 @@ NEEDS = {
         lambda: not os.environ.get("BATON_TEST_KUBECONFIG"), _never, "a cluster that may be broken"
     ),
     "registry": Need(_has_registry, _never, "a package registry that pip can ask"),
+    "demo_model": Need(_has_demo_model, _always, "the demo model's package, by `make install`"),
     "hub": Need(lambda: "HF_ENDPOINT" in os.environ, _never, "a model hub, named by HF_ENDPOINT"),
 }
 

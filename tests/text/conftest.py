@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from baton.demo_model import INSTALL_LINE, PACKAGE, demo_folder, fetch_demo
 from baton_text.artifacts import read_artifacts
 from tests.support.engines.text_models import FAMILIES, LOSSLESS, write_artifacts
 
@@ -30,9 +28,8 @@ def hugging_face() -> AutoTokenizer:
 def model_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tokenizer; the demo model's where its package is installed."""
     if request.param == "demo":
-        if find_spec(PACKAGE) is None and not demo_folder().is_dir():
-            pytest.skip(f"the demo model's package is not installed; run: {INSTALL_LINE}")
-        return fetch_demo(None, lambda line: None)
+        folder: Path = request.getfixturevalue("demo_model")
+        return folder
     return write_artifacts(FAMILIES[request.param](), tmp_path_factory.mktemp("tokenizer"))
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import normalizers, processors
 
-from baton.demo_model import PACKAGE, demo_folder, fetch_demo
 from baton_text.artifacts import TOKENIZER, read_artifacts
 from baton_text.detokenizer import TextReader, context_of
 from baton_text.offsets import TextOffsets, offsets_in
@@ -66,10 +67,8 @@ def test_a_tokens_text_begins_at_its_place(tokenizer: Tokenizer, data: st.DataOb
     check(tokenizer, data.draw(any_ids(tokenizer)), data.draw(st.booleans()))
 
 
-def test_a_tokens_text_begins_at_its_place_with_the_demo_model_too() -> None:
-    if not demo_folder().is_dir():
-        pytest.importorskip(PACKAGE)
-    demo = Tokenizer.from_artifacts(read_artifacts(fetch_demo(None, lambda line: None)))
+def test_a_tokens_text_begins_at_its_place_with_the_demo_model_too(demo_model: Path) -> None:
+    demo = Tokenizer.from_artifacts(read_artifacts(demo_model))
 
     @settings(max_examples=150)
     @given(ids=any_ids(demo), skip=st.booleans())

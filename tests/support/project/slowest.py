@@ -1,4 +1,4 @@
-"""Print where the time of test runs went: counts, the slowest tests, each file's total.
+"""Print where the time of test runs went: counts, the slowest tests, the slowest files.
 
 In: JUnit files that pytest wrote, one of each run. Out: lines on stdout. A test's time holds its
 set-up and teardown; a fixture that several tests share counts for the first and the last of them.
@@ -65,11 +65,11 @@ def slowest(tests: Iterable[Test]) -> list[tuple[str, float]]:
 
 
 def totals(tests: Iterable[Test]) -> list[tuple[str, float]]:
-    """Each file and the seconds of its tests together, the slowest first."""
+    """The slowest files and the seconds of their tests together, the slowest first."""
     found: dict[str, float] = defaultdict(float)
     for test in tests:
         found[test.file] += test.seconds
-    return _longest(found.items())
+    return _longest(found.items())[:SHOWN]
 
 
 def _longest(timed: Iterable[tuple[str, float]]) -> list[tuple[str, float]]:
