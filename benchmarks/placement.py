@@ -4,7 +4,7 @@
 
 Claims: Places.find whole (prefixes, prices of all nodes and pairs, the choice, what was weighed)
 under 300 us of one core at p99, in chunks of 16 and of 128 tokens; 100,000 chunk events a second;
-memory within what `baton_router.chunks` states. Hashing the same prompt is printed beside it.
+memory within what `baton_router.nodes.prefix_index` states. Hashing the same prompt is printed beside it.
 
 300 prefill and 700 decode nodes with drawn loads and speeds. Each prompt is another conversation:
 its first eighth is a system prompt that a third of the nodes hold, of the rest two nodes hold all
@@ -27,12 +27,12 @@ from collections.abc import Callable
 from baton_protocol.ids import BlockHash, Epoch, NodeId
 from baton_protocol.link import CacheEvents, to_router_codec
 from baton_protocol.store import NodeLoad, Role, Speeds
-from baton_router.chunks import ENTRY_BYTES, SCRUB_AT, ChunkIndex
-from baton_router.flights import Flight
-from baton_router.placement import Policy
-from baton_router.places import Places
-from baton_router.prepare import _chunk_names
-from baton_router.view import PoolView
+from baton_router.nodes.pool_view import PoolView
+from baton_router.nodes.prefix_index import ENTRY_BYTES, SCRUB_AT, ChunkIndex
+from baton_router.placement.policy import Policy
+from baton_router.requests.in_flight import Flight
+from baton_router.requests.placer import Places
+from baton_router.requests.tokenize import _chunk_names
 from benchmarks.support.figures import Verdict, at_most, exit_code, machine, percentile, spread
 from benchmarks.support.placement_pool import flight, kind, layout, no_store, report
 

@@ -24,10 +24,10 @@ from hashlib import blake2b
 
 from baton_protocol.ids import BlockHash, NodeId
 from baton_protocol.store import NodeLoad, Role
-from baton_router.placement import Placement, Policy
-from baton_router.places import Places
+from baton_router.nodes.pool_view import PoolView
+from baton_router.placement.policy import Placement, Policy
+from baton_router.requests.placer import Places
 from baton_router.settings import RANKINGS, Ranking
-from baton_router.view import PoolView
 from benchmarks.support.figures import Verdict, exit_code, percentile
 from benchmarks.support.placement_pool import flight, kind, no_store, report
 from benchmarks.support.replay_nodes import (

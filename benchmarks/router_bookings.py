@@ -27,7 +27,7 @@ import aiohttp
 
 from baton_node.settings import NodeSettings, SimOptions
 from baton_protocol.ids import NodeId
-from baton_router.service import Router
+from baton_router.server.router import Router
 from baton_router.settings import RouterSettings
 from benchmarks.support.figures import percentile
 from benchmarks.support.role_processes import answer_of, decode_node

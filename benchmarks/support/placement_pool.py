@@ -13,12 +13,12 @@ from baton_protocol.layout import KVLayout
 from baton_protocol.request import Request
 from baton_protocol.sampling import SamplingParams
 from baton_protocol.store import Kind, NodeLoad, NodeReport, Role, Speeds, kind_of
-from baton_router.fleet import Serving
-from baton_router.flights import Flight, Prepared, Ticket
-from baton_router.markers import Markers
-from baton_router.outbox import Outbox
-from baton_router.ownership import RequestRecord
-from baton_router.story import Story
+from baton_router.nodes.fleet import Serving
+from baton_router.nodes.store_lookup import Markers
+from baton_router.requests.in_flight import Flight, Prepared, Ticket
+from baton_router.requests.output_queue import Outbox
+from baton_router.requests.state import RequestRecord
+from baton_router.requests.timeline import Story
 
 FINGERPRINT = Fingerprint("b" * 32)
 

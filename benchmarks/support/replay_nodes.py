@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from baton_protocol.ids import BlockHash, Epoch
 from baton_protocol.link import CacheEvents, Load
 from baton_protocol.store import NodeLoad, Role, Speeds
-from baton_router.flights import Flight
+from baton_router.requests.in_flight import Flight
 from benchmarks.support.placement_pool import layout
 
 SHAPE = layout(8)

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from baton_node.settings import NodeSettings
     from baton_protocol.store import Role
     from baton_protocol.traces import Sink
+    from baton_router.server.workers import Crew
     from baton_router.settings import RouterSettings
-    from baton_router.workers import Crew
 
 
 def prefill(options: NodeOptions) -> int:
@@ -58,7 +58,7 @@ def decode(options: NodeOptions) -> int:
 def router(options: RouterOptions) -> int:
     from baton_protocol.errors import InvalidRequest
     from baton_router import serve
-    from baton_router.workers import serve_workers
+    from baton_router.server.workers import serve_workers
 
     _begin(options, worker=Path(options.worker_socket).stem)
     settings = router_settings(options)
@@ -186,7 +186,7 @@ def router_settings(options: RouterOptions) -> RouterSettings:
 
 def crew(options: RouterOptions) -> Crew:
     """The workers of `baton router --workers N`: the same command, without that flag."""
-    from baton_router.workers import Crew
+    from baton_router.server.workers import Crew
 
     def command(path: Path, port: int) -> list[str]:
         one = replace(

@@ -113,9 +113,9 @@ def settle_tenants(options: UpOptions) -> UpOptions:
             "--sharing tenant, and nothing tells tenants apart: give --api-keys FILE, or"
             " --sharing pool"
         )
+    from baton_router.admission.tenant_limits import read_limits
+    from baton_router.auth import read_keys
     from baton_router.errors import StartError
-    from baton_router.limits import read_limits
-    from baton_router.tenants import read_keys
 
     try:
         read_limits(options.tenants)

@@ -57,6 +57,8 @@ async def serve(
     `started` hears host and port once it listens; `spans` gets what it traces. Raise InvalidRequest
     for settings that make no sense, StartError (an OSError of one line) where it cannot listen.
     """
-    from baton_router.service import run  # imported here: the command line reads settings only
+    from baton_router.server.router import (
+        run,  # imported here: the command line reads settings only
+    )
 
     await run(settings, started, spans)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from baton_protocol.request import TokenLogprob
-from baton_router.calls import Prompt, TextPrompt
+from baton_router.openai.endpoint import Prompt, TextPrompt
 from baton_text.detokenizer import TextReader
 from baton_text.offsets import TextOffsets, offsets_in
 from baton_text.tokenizer import Tokenizer

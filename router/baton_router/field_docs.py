@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from baton_router.openapi import BODIES
-from baton_router.openapi_fields import INT64
+from baton_router.http.openapi import BODIES
+from baton_router.openai.body_schema import INT64
 from baton_router.request_fields import EMPTY, FIELDS, Body, Field
 
 Json = Mapping[str, Any]

@@ -15,8 +15,8 @@ from typing import Any
 from aiohttp import web
 
 from baton_protocol.errors import InvalidRequest
-from baton_router.links import Link
-from baton_router.view import PoolView, state_of
+from baton_router.nodes.link import Link
+from baton_router.nodes.pool_view import PoolView, state_of
 
 Json = dict[str, Any]
 

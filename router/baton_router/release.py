@@ -13,14 +13,14 @@ import logging
 from collections.abc import Sequence
 
 from baton_protocol.errors import BatonError, ErrorRecord, InternalError
-from baton_router.access import Trail
-from baton_router.admission import Admission
-from baton_router.budgets import Booking
-from baton_router.calls import Usage
-from baton_router.dispatch import Dispatcher
-from baton_router.events import EventStream
-from baton_router.flights import Flight, Prepared
-from baton_router.outbox import Outbox
+from baton_router.admission.admission import Admission
+from baton_router.admission.rate_limiter import Booking
+from baton_router.http.sse import EventStream
+from baton_router.observability.request_log import Trail
+from baton_router.openai.endpoint import Usage
+from baton_router.requests.dispatcher import Dispatcher
+from baton_router.requests.in_flight import Flight, Prepared
+from baton_router.requests.output_queue import Outbox
 
 logger = logging.getLogger(__name__)
 

@@ -23,8 +23,8 @@ from baton.options import CommonOptions, NodeOptions, RouterOptions, ServingOpti
 from baton.up import reserve_port
 from baton_operator.metrics import Metrics
 from baton_protocol import errors
-from baton_router.actions import Cause
-from baton_router.placement import Reason
+from baton_router.placement.policy import Reason
+from baton_router.requests.actions import Cause
 from tests.support.clients.http import exchange, text_of
 from tests.support.pools.baton_up import Pool
 

@@ -13,7 +13,7 @@ from baton.errors import CommandError
 from baton.explain import ask, run
 from baton.explain_options import ExplainOptions
 from baton.explain_text import lines_of
-from baton_router.service import Router
+from baton_router.server.router import Router
 from baton_router.settings import RouterSettings
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.waiting import until

@@ -10,8 +10,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from baton_router.openapi import document
-from baton_router.service import Router
+from baton_router.http.openapi import document
+from baton_router.server.router import Router
 from baton_router.settings import RouterSettings
 from tests.support.needs import needs
 from tests.support.nodes.fake_node import FakeNode

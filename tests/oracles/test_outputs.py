@@ -19,8 +19,8 @@ from baton_protocol.errors import ErrorRecord
 from baton_protocol.ids import RequestId
 from baton_protocol.link import Delta, Deltas, RequestStats, RunJob
 from baton_router.errors import RequestFailed
-from baton_router.outbox import Outbox
-from baton_router.service import Router
+from baton_router.requests.output_queue import Outbox
+from baton_router.server.router import Router
 from baton_router.settings import RouterSettings
 from baton_text.artifacts import TOKENIZER, byte_artifacts
 from baton_text.detokenizer import Detokenizer

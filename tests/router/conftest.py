@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from baton_protocol.link import PrefillJob, RunJob
-from baton_router.service import Router
+from baton_router.server.router import Router
 from baton_router.settings import Bounds, RouterSettings
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.pools.failing_pool import completing, half_said

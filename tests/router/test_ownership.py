@@ -25,8 +25,17 @@ from baton_protocol.link import (
 )
 from baton_protocol.request import PositionLogprobs, Request, TokenLogprob
 from baton_protocol.sampling import SamplingParams
-from baton_router.actions import Action, Emit, Ended, Failed, Measured, Regroup, Replace, Send
-from baton_router.ownership import MAX_ATTEMPTS, RequestRecord
+from baton_router.requests.actions import (
+    Action,
+    Emit,
+    Ended,
+    Failed,
+    Measured,
+    Regroup,
+    Replace,
+    Send,
+)
+from baton_router.requests.state import MAX_ATTEMPTS, RequestRecord
 
 RID, EPOCH = RequestId("r"), Epoch("e")
 DECODE, PREFILL, OTHER = NodeId("decode-0"), NodeId("prefill-0"), NodeId("decode-9")

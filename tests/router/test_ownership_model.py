@@ -36,8 +36,8 @@ from baton_protocol.link import (
 )
 from baton_protocol.request import Request
 from baton_protocol.sampling import SamplingParams
-from baton_router.actions import Action, Emit, Ended, Failed, Regroup, Replace, Send
-from baton_router.ownership import MAX_ATTEMPTS, MAX_STRIKES, RequestRecord
+from baton_router.requests.actions import Action, Emit, Ended, Failed, Regroup, Replace, Send
+from baton_router.requests.state import MAX_ATTEMPTS, MAX_STRIKES, RequestRecord
 
 T = TypeVar("T")
 RID = RequestId("r")

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from baton_protocol.ids import NodeId
 from baton_protocol.store import Role, Speeds
-from baton_router.placement import PAIRED, TIE_MS, TIE_SHARE, Missing, Placement, Policy
-from baton_router.prices import FALLBACK, Facts, Pairs, Prices, with_fallbacks
+from baton_router.placement.cost import FALLBACK, Facts, Pairs, Prices, with_fallbacks
+from baton_router.placement.policy import PAIRED, TIE_MS, TIE_SHARE, Missing, Placement, Policy
 from tests.support.nodes.candidates import Candidate, candidates_of, group_of, place_among
 
 CHUNK = 16

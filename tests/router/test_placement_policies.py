@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from baton_protocol.ids import NodeId
-from baton_router.placement import PAIRED, TOLD, Placement, Policy
-from baton_router.prices import Facts
+from baton_router.placement.cost import Facts
+from baton_router.placement.policy import PAIRED, TOLD, Placement, Policy
 from baton_router.settings import RANKINGS
 from tests.support.nodes.candidates import Candidate, place_among
 

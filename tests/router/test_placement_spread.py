@@ -11,9 +11,9 @@ import pytest
 from baton_protocol.ids import BlockHash, Epoch, NodeId, RequestId
 from baton_protocol.link import CacheEvents, Load
 from baton_protocol.store import NodeLoad, Role, Speeds
-from baton_router.placement import TIE_MS, TIE_SHARE, Placement, Policy
-from baton_router.places import Places
-from baton_router.view import PoolView
+from baton_router.nodes.pool_view import PoolView
+from baton_router.placement.policy import TIE_MS, TIE_SHARE, Placement, Policy
+from baton_router.requests.placer import Places
 from benchmarks.support.placement_pool import flight, kind, layout, no_store, report
 
 SHAPE = layout(8)

@@ -13,8 +13,8 @@ from baton_kvstore.budgets import Draw, Drawn
 from baton_kvstore.embedded import EmbeddedStore
 from baton_kvstore.errors import LinkBroken
 from baton_protocol.errors import RateLimited
-from baton_router.budgets import Booking, Budgets
-from baton_router.limits import TenantLimits
+from baton_router.admission.rate_limiter import Booking, Budgets
+from baton_router.admission.tenant_limits import TenantLimits
 from tests.support.clock import Clock
 
 PER_S = 200.0

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton_protocol.errors import QueueFull
-from baton_router.queueing import FairQueue, Waiter
+from baton_router.admission.fair_queue import FairQueue, Waiter
 
 
 def of(tenant: str, tokens: int = 10, **changes: float) -> Waiter:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_router.shares import Shares
+from baton_router.admission.usage_shares import Shares
 from tests.support.clock import Clock
 
 FADES_S = 5.0

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from baton_node.settings import NodeSettings
-from baton_router.service import Router
+from baton_router.server.router import Router
 from baton_router.settings import RouterSettings
 from tests.support.nodes.processes import free_port, running
 from tests.support.waiting import until

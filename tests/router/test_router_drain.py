@@ -17,7 +17,7 @@ from baton_protocol.link import (
     ResumeNode,
     RunJob,
 )
-from baton_router.tenants import Tenants
+from baton_router.auth import Tenants
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.pools.failing_pool import (
     REPLY,
@@ -86,7 +86,7 @@ async def test_the_last_node_of_its_role_is_kept_until_what_replaces_it_can_serv
     other: FakeNode,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level("INFO", "baton_router.drains")
+    caplog.set_level("INFO", "baton_router.http.drain")
     words = {"replaced_by": "r2"}
     async with running(decode) as client:
         answer = asyncio.create_task(client.post(DRAIN, words))
@@ -117,7 +117,7 @@ async def test_the_last_node_of_its_role_that_nothing_replaces_in_time_is_not_dr
 async def test_nodes_that_are_replaced_at_once_do_not_stand_in_for_each_other(
     running: Any, decode: FakeNode, other: FakeNode, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "baton_router.drains")
+    caplog.set_level("INFO", "baton_router.http.drain")
     async with FakeNode("decode-n", "decode") as new, running(decode, other) as client:
         both = [
             asyncio.create_task(client.post(f"/nodes/{name}/drain", {"replaced_by": "r2"}))

@@ -12,10 +12,10 @@ import pytest
 
 from baton_protocol.errors import NotFound
 from baton_protocol.link import JobFailed, RequestStats, RunJob
-from baton_router.access import Trail
-from baton_router.explain import encoded
-from baton_router.explanations import Explanations
-from baton_router.tenants import Tenant
+from baton_router.auth import Tenant
+from baton_router.observability.explanation import encoded
+from baton_router.observability.history import Explanations
+from baton_router.observability.request_log import Trail
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.pools.failing_pool import REPLY, completing, figure, join, text
 from tests.support.waiting import until, until_is

@@ -11,8 +11,8 @@ import pytest
 from baton_protocol.errors import ErrorRecord
 from baton_protocol.link import Abort, Delta, Deltas, RunJob
 from baton_protocol.store import StoreHealth
-from baton_router.ownership import MAX_ATTEMPTS
-from baton_router.service import Router
+from baton_router.requests.state import MAX_ATTEMPTS
+from baton_router.server.router import Router
 from baton_router.settings import RouterSettings
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.pools.failing_pool import (

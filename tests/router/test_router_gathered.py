@@ -7,7 +7,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from baton_router.gathered import gathered_metrics, gathered_pool
+from baton_router.server.aggregate import gathered_metrics, gathered_pool
 
 
 def page(requests: int, node_load: int) -> bytes:

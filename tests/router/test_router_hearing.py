@@ -9,8 +9,8 @@ import pytest
 
 from baton_protocol.ids import BlockHash, Epoch, NodeId
 from baton_protocol.link import CacheEvents, Resync
-from baton_router.hearing import LISTINGS, Hearing
-from baton_router.view import PoolView
+from baton_router.nodes.kv_events import LISTINGS, Hearing
+from baton_router.nodes.pool_view import PoolView
 from tests.support.clock import Clock
 from tests.support.nodes.fake_node import FakeNode, make_report
 from tests.support.waiting import until

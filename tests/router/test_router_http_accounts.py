@@ -11,10 +11,10 @@ import pytest
 
 from baton_protocol.ids import RequestId
 from baton_protocol.link import Delta, RequestStats, RunJob
-from baton_router.answer import Stopwatch
-from baton_router.demand import Demand
-from baton_router.metrics import RouterMetrics
-from baton_router.view import PoolView
+from baton_router.http.response import Stopwatch
+from baton_router.metrics.demand import Demand
+from baton_router.metrics.router_metrics import RouterMetrics
+from baton_router.nodes.pool_view import PoolView
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.waiting import until
 
@@ -30,7 +30,11 @@ def lines(caplog: pytest.LogCaptureFixture) -> Any:
     caplog.set_level(logging.DEBUG)
 
     def read() -> list[dict[str, Any]]:
-        return [vars(one) for one in caplog.records if one.name == "baton_router.access"]
+        return [
+            vars(one)
+            for one in caplog.records
+            if one.name == "baton_router.observability.request_log"
+        ]
 
     return read
 

@@ -12,12 +12,12 @@ import pytest
 from baton_protocol.ids import Epoch, Fingerprint, NodeId
 from baton_protocol.link import Load, RunJob
 from baton_protocol.store import NodeLoad, Role, Speeds, differing
-from baton_router.flights import Prepared
-from baton_router.openai_chat import ChatCall
-from baton_router.openai_completions import CompletionCall
-from baton_router.prepare import fits, prepare, renamed
-from baton_router.tenants import Tenant
-from baton_router.view import NodeView, PoolView
+from baton_router.auth import Tenant
+from baton_router.nodes.pool_view import NodeView, PoolView
+from baton_router.openai.chat import ChatCall
+from baton_router.openai.completions import CompletionCall
+from baton_router.requests.in_flight import Prepared
+from baton_router.requests.tokenize import fits, prepare, renamed
 from baton_text.artifacts import byte_artifacts
 from tests.support.nodes.fake_node import LAYOUT, VOCAB, FakeNode, make_report
 from tests.support.nodes.servings import make_serving
@@ -183,7 +183,7 @@ async def test_a_node_of_another_kind_is_reported_with_what_differs(
     revision: str,
     level: str,
 ) -> None:
-    caplog.set_level("INFO", "baton_router.fleet")
+    caplog.set_level("INFO", "baton_router.nodes.fleet")
     other.serve_artifacts(changed_eos())
     other.report = msgspec.structs.replace(other.report, revision=revision)
     async with running(decode) as client:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from baton_router.admission.tenant_limits import TenantLimits, read_limits
 from baton_router.errors import StartError
-from baton_router.limits import TenantLimits, read_limits
 
 
 def written(folder: Path, text: str) -> str:

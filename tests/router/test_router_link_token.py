@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from baton_router.links import NOT_OUR_TOKEN
-from baton_router.service import Router
+from baton_router.nodes.link import NOT_OUR_TOKEN
+from baton_router.server.router import Router
 from baton_router.settings import RouterSettings
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.waiting import until, until_is

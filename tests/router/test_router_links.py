@@ -18,12 +18,12 @@ from baton_kvstore.errors import StoreUnavailable
 from baton_protocol.ids import BlockHash, Fingerprint
 from baton_protocol.link import Abort, RunJob
 from baton_protocol.store import Marker, NodeReport
-from baton_router.discovery import MISSES, Discovery
 from baton_router.errors import StartError
-from baton_router.links import MISSED_PINGS, Link, LinkTable
-from baton_router.markers import FAILURES, RETRY_S, Markers
-from baton_router.models import KEPT_UNUSED, FetchError, ModelStore
-from baton_router.service import Router
+from baton_router.nodes.discovery import MISSES, Discovery
+from baton_router.nodes.link import MISSED_PINGS, Link, LinkTable
+from baton_router.nodes.model_artifacts import KEPT_UNUSED, FetchError, ModelStore
+from baton_router.nodes.store_lookup import FAILURES, RETRY_S, Markers
+from baton_router.server.router import Router
 from baton_router.settings import Bounds, RouterSettings
 from baton_text.artifacts import byte_artifacts
 from tests.support.nodes.fake_node import VOCAB, FakeNode, make_report
@@ -418,7 +418,7 @@ async def test_a_wrong_index_url_is_one_clear_line() -> None:
 
 def test_a_router_loads_no_torch_and_no_engine() -> None:
     code = (
-        "import sys, baton_router, baton_router.service; "
+        "import sys, baton_router, baton_router.server.router; "
         "bad = {'torch', 'transformers', 'baton_engine', 'baton_node', 'kopf', 'kubernetes'}; "
         "print(sorted(bad & set(sys.modules)))"
     )

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton_protocol.request import PositionLogprobs, TokenLogprob
-from baton_router.logprobs import chat_logprobs, completion_logprobs, token_name
+from baton_router.openai.logprobs import chat_logprobs, completion_logprobs, token_name
 
 
 def candidate(id: int, raw: bytes, logprob: float = -1.0) -> TokenLogprob:

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from baton_protocol.errors import InvalidRequest, PromptTooLong
 from baton_protocol.sampling import SamplingParams
-from baton_router.openai_chat import ChatCall
-from baton_router.openai_completions import CompletionCall
-from baton_router.parameters import check_scores, complete
-from baton_router.prepare import prepare
-from baton_router.tenants import Tenant
+from baton_router.auth import Tenant
+from baton_router.openai.chat import ChatCall
+from baton_router.openai.completions import CompletionCall
+from baton_router.openai.sampling_params import check_scores, complete
+from baton_router.requests.tokenize import prepare
 from tests.support.nodes.servings import make_serving
 
 MESSAGES = [{"role": "user", "content": "Hi"}]

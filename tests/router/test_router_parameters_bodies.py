@@ -9,10 +9,10 @@ import pytest
 
 from baton_protocol.errors import InvalidRequest, MalformedBody
 from baton_protocol.sampling import SamplingParams
-from baton_router.calls import TextPrompt
-from baton_router.fields import Fields
-from baton_router.openai_chat import ChatCall
-from baton_router.openai_completions import CompletionCall
+from baton_router.openai.body_reader import Fields
+from baton_router.openai.chat import ChatCall
+from baton_router.openai.completions import CompletionCall
+from baton_router.openai.endpoint import TextPrompt
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from baton_router.dispatch import Dispatcher, Flight
+from baton_router.requests.dispatcher import Dispatcher, Flight
 from tests.support.nodes.fake_node import FakeNode
 
 pytestmark = pytest.mark.integration

@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from baton_router.service import Router
+from baton_router.server.router import Router
 from baton_router.settings import RouterSettings
 from tests.router.conftest import Client
 from tests.support.nodes.fake_node import FakeNode

@@ -17,7 +17,7 @@ from baton_kvstore.keys import router_key
 from baton_kvstore.registry import Registry
 from baton_node.settings import NodeSettings
 from baton_protocol.store import RouterReport
-from baton_router.service import Router
+from baton_router.server.router import Router
 from baton_router.settings import Bounds, RouterSettings
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.nodes.processes import free_port

@@ -10,12 +10,12 @@ import pytest
 
 from baton_protocol.errors import InvalidRequest
 from baton_protocol.link import DrainNode, ResumeNode, RunJob
-from baton_router.drains import read_drain
 from baton_router.field_docs import COMMAND, table, with_table
-from baton_router.fields import Fields
-from baton_router.openai_chat import ChatCall
-from baton_router.openai_completions import CompletionCall
-from baton_router.openapi import BODIES
+from baton_router.http.drain import read_drain
+from baton_router.http.openapi import BODIES
+from baton_router.openai.body_reader import Fields
+from baton_router.openai.chat import ChatCall
+from baton_router.openai.completions import CompletionCall
 from baton_router.request_fields import FIELDS, MEMBERS, Body
 from tests.support.nodes.fake_node import FakeNode
 

@@ -11,13 +11,13 @@ import jsonschema_rs
 import pytest
 
 from baton_protocol.errors import InvalidRequest
-from baton_router.app import build_app
-from baton_router.drains import read_drain
-from baton_router.fields import Fields
-from baton_router.openai_chat import ChatCall
-from baton_router.openai_completions import CompletionCall
-from baton_router.openapi import BODIES, OPERATIONS, document
-from baton_router.parameters import MAX_TOKENS_NAMES, check_alone
+from baton_router.http.app import build_app
+from baton_router.http.drain import read_drain
+from baton_router.http.openapi import BODIES, OPERATIONS, document
+from baton_router.openai.body_reader import Fields
+from baton_router.openai.chat import ChatCall
+from baton_router.openai.completions import CompletionCall
+from baton_router.openai.sampling_params import MAX_TOKENS_NAMES, check_alone
 from tests.router.schema_edges import edges
 from tests.support.nodes.fake_node import FakeNode
 

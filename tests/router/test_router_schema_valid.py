@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from baton_protocol.errors import InvalidRequest
-from baton_router.fields import Fields
-from baton_router.openapi import BODIES
+from baton_router.http.openapi import BODIES
+from baton_router.openai.body_reader import Fields
 from tests.router.test_router_schema import NEEDED, READERS
 
 Json = dict[str, Any]

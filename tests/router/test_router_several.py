@@ -16,7 +16,7 @@ import pytest
 
 from baton_node.settings import NodeSettings, SimOptions
 from baton_protocol.ids import NodeId
-from baton_router.service import Router
+from baton_router.server.router import Router
 from baton_router.settings import RouterSettings
 from tests.support.nodes.processes import free_port, running
 from tests.support.pools.processes import Cluster

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from baton_protocol.errors import NotFound
-from baton_router.siblings import Siblings, gathering
+from baton_router.server.peers import Siblings, gathering
 from tests.support.nodes.processes import free_port
 from tests.support.waiting import WAIT_S
 

@@ -14,7 +14,7 @@ from aiohttp import web
 from baton_protocol.ids import RequestId
 from baton_protocol.link import Abort, Hello, to_router_codec
 from baton_protocol.store import NodeReport
-from baton_router.links import Flaw, Link
+from baton_router.nodes.link import Flaw, Link
 from baton_router.settings import Bounds
 from tests.support.nodes.fake_node import make_report
 from tests.support.nodes.processes import free_port

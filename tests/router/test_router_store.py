@@ -15,7 +15,7 @@ from baton_kvstore.index import Index
 from baton_kvstore.registry import Registry
 from baton_protocol.hashing import chunk_hashes, extend_hashes, root_hash
 from baton_protocol.store import Marker
-from baton_router.service import Router
+from baton_router.server.router import Router
 from baton_router.settings import RouterSettings
 from tests.support.nodes.fake_node import LAYOUT, FakeNode
 from tests.support.waiting import until

@@ -10,9 +10,9 @@ import pytest
 
 from baton_protocol.errors import Forbidden, InvalidRequest, Unauthorized
 from baton_protocol.hashing import tenant_salt
+from baton_router.auth import Tenant, Tenants, read_keys
 from baton_router.errors import StartError
 from baton_router.settings import RouterSettings
-from baton_router.tenants import Tenant, Tenants, read_keys
 
 ACME, GLOBEX = "key-of-acme", "Key/of+globex=="
 NODES = ("http://127.0.0.1:9000",)

@@ -11,7 +11,7 @@ import pytest
 
 from baton_protocol.link import PrefillJob, RunJob
 from baton_protocol.traces import Span
-from baton_router.service import Router
+from baton_router.server.router import Router
 from baton_router.settings import RouterSettings
 from tests.router.conftest import Client
 from tests.support.nodes.fake_node import FakeNode

@@ -12,7 +12,7 @@ import pytest
 
 from baton_protocol.ids import Fingerprint
 from baton_protocol.store import LATENCY_BOUNDS_S, Role
-from baton_router.service import Router
+from baton_router.server.router import Router
 from baton_router.settings import RouterSettings
 from tests.router.conftest import Client
 from tests.support.nodes.fake_node import FakeNode

@@ -11,9 +11,9 @@ import pytest
 from baton_protocol.errors import Unavailable
 from baton_protocol.ids import RequestId
 from baton_protocol.link import Delta, FinishReason
-from baton_router.calls import EventWriter, Head, Options, finish_members
 from baton_router.errors import RequestFailed
-from baton_router.outbox import Batch, Outbox
+from baton_router.openai.endpoint import EventWriter, Head, Options, finish_members
+from baton_router.requests.output_queue import Batch, Outbox
 from tests.support.clients.raw_http import JSON_TYPE, raw_request
 from tests.support.nodes.fake_node import FakeNode
 

@@ -18,14 +18,14 @@ import pytest
 from baton_protocol.ids import BlockHash, Epoch, Fingerprint, NodeId, RequestId
 from baton_protocol.link import CacheEvents, Load
 from baton_protocol.store import NodeLoad, Role, Speeds
-from baton_router.budgets import OwnBuckets, draws_of
-from baton_router.hearing import Hearing
-from baton_router.limits import TenantLimits
-from baton_router.queueing import FairQueue, Waiter
-from baton_router.service import Router
+from baton_router.admission.fair_queue import FairQueue, Waiter
+from baton_router.admission.rate_limiter import OwnBuckets, draws_of
+from baton_router.admission.tenant_limits import TenantLimits
+from baton_router.admission.usage_shares import Shares
+from baton_router.nodes.kv_events import Hearing
+from baton_router.nodes.pool_view import PoolView
+from baton_router.server.router import Router
 from baton_router.settings import RouterSettings
-from baton_router.shares import Shares
-from baton_router.view import PoolView
 from tests.router.conftest import Client
 from tests.support.clock import Clock
 from tests.support.growth import HOUR_S, WEEK_S, YEAR_S, broken_numbers, grown, sizes

@@ -11,8 +11,8 @@ import numpy as np
 
 from baton_protocol.ids import NodeId
 from baton_protocol.store import Role, Speeds
-from baton_router.placement import Missing, Placement, Policy, place
-from baton_router.prices import FALLBACK, SPEEDS, Facts, Group
+from baton_router.placement.cost import FALLBACK, SPEEDS, Facts, Group
+from baton_router.placement.policy import Missing, Placement, Policy, place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

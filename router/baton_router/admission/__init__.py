@@ -1,0 +1,1 @@
+"""Which requests may start now: limits per tenant, fair queueing, cold start."""

@@ -1,0 +1,340 @@
+"""Lets prompts in: calls within their tenant's budgets, and while every node is full each of their
+prompts in its turn.
+
+In: calls that are prepared, the pool's view, what became of their prompts. Out: a Ticket for each
+prompt, or RateLimited, QueueFull, QueueTimeout. The budget is charged for a whole call before any
+of it runs; its prompts come in at the pace at which the pool has room for all their choices, so
+that others' turns lie between them. A pool with room lets everybody in at once; where tenants share
+it, some of the room is for those who run less, or had less computed lately, than their share. What
+was let in is never held again here: who loses its node is placed anew by the dispatcher.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import product
+
+from baton_protocol.errors import BatonError, QueueFull, QueueTimeout, Unavailable
+from baton_protocol.store import Kind
+from baton_router.admission.capacity import Load, Rule, has_room
+from baton_router.admission.fair_queue import FairQueue, Waiter
+from baton_router.admission.rate_limiter import Booking, Budgets
+from baton_router.admission.tenant_limits import Limits
+from baton_router.admission.usage_shares import Shares
+from baton_router.auth import Tenants
+from baton_router.http.sse import WAITING, EventStream
+from baton_router.metrics.admission_metrics import AdmissionMetrics
+from baton_router.nodes.pool_view import PoolView
+from baton_router.observability.request_log import Trail
+from baton_router.openai.endpoint import Usage
+from baton_router.requests.in_flight import Prepared, Ticket
+from baton_router.settings import RouterSettings
+
+# Room also comes with nodes' reports: it is looked for so often.
+LOOK_S = 0.02
+# A burst of a tenant's usual traffic is short against this, and a flood is not.
+LATELY_S = 5.0
+# Where a client names no limit, so much of an answer is booked; the rest is paid when it is over.
+USUAL_ANSWER = 1024
+RATE_OVER = 64  # the last turns, by which the next ones are predicted
+MAX_RETRY_AFTER_S = 60.0
+
+
+class Admission:
+    """`limits` are those in force."""
+
+    def __init__(
+        self,
+        settings: RouterSettings,
+        view: PoolView,
+        budgets: Budgets,
+        metrics: AdmissionMetrics,
+        clock: Callable[[], float],
+    ) -> None:
+        self.limits = Limits()
+        self._shared = False
+        rule = self._rule = Rule.of_settings(settings)
+        self._shared_rules = {
+            each: rule.shared(prompts=each[0], sequences=each[1])
+            for each in product((False, True), repeat=2)
+        }
+        self._wait_s = settings.queue_timeout_s
+        self._most_sequences = settings.max_call_sequences
+        self._view = view
+        view.eased = self._look
+        self._budgets = budgets
+        self._metrics = metrics
+        self._clock = clock
+        self._queue = FairQueue(settings.max_queued)
+        self._turns: dict[Waiter, _Turn] = {}
+        self._pending = Load()
+        self._running = Shares(clock)  # sequences
+        self._computed = Shares(clock, LATELY_S)  # tokens of prompts
+        self._granted: deque[float] = deque(maxlen=RATE_OVER)
+        self._looking: asyncio.Task[None] | None = None
+        self._ending = False
+
+    def use(self, tenants: Tenants, limits: Limits) -> None:
+        """From now on; files that change say others."""
+        self.limits, self._shared = limits, len(tenants.names) > 1
+
+    @property
+    def waiting(self) -> int:
+        """Calls."""
+        return len(self._queue)
+
+    @property
+    def held(self) -> int:
+        """Prompts of the calls that wait."""
+        return sum(turn.prompts for turn in self._turns.values())
+
+    def most_sequences(self, tenant: str) -> int:
+        """That one of its calls may ask for."""
+        most = self.limits.of(tenant).max_call_sequences
+        return self._most_sequences if most is None else most
+
+    async def charge(self, tenant: str, prepared: Sequence[Prepared]) -> Booking | None:
+        """Book what a call can cost. Raise RateLimited; InvalidRequest for one that costs more than
+        the tenant's budget ever holds."""
+        tokens = sum(map(_expected, prepared))
+        return await self._budgets.book(tenant, self.limits.of(tenant), len(prepared), tokens)
+
+    async def admit(
+        self, trail: Trail, prompts: Sequence[Prepared], events: EventStream | None, begun: bool
+    ) -> list[Ticket]:
+        """When the turn of the first of a call's `prompts` has come: a ticket for it, and for as
+        many of the next ones as find room at once. Raise QueueFull, QueueTimeout, Unavailable; of a
+        call that has `begun` only the last."""
+        tenant = trail.tenant_name
+        limits = self.limits.of(tenant)
+        turn = self._turn(tenant, prompts[0], len(prompts))
+        if self.waiting or not self._fits(turn, self._rule_of(tenant)):
+            waiter = Waiter(
+                tenant,
+                _expected(prompts[0]),
+                limits.weight,
+                limits.priority,
+                limits.max_queued,
+                splits=self._rule.splits(turn.load.tokens),
+                begun=begun,
+            )
+            await self._wait(waiter, turn, trail, events)
+        else:
+            self._let_in(turn)
+        tickets = [self._ticket(turn)]
+        for item in prompts[1:]:
+            turn = self._turn(tenant, item)
+            if self.waiting or not self._fits(turn, self._rule_of(tenant)):
+                break
+            self._let_in(turn)
+            tickets.append(self._ticket(turn))
+        return tickets
+
+    def end(self) -> None:
+        """The router goes: who waits is told to come again."""
+        self._ending = True
+        told = Unavailable("the router is shutting down; send the request again")
+        for waiter, turn in list(self._turns.items()):
+            self._queue.remove(waiter)
+            turn.refuse(told)
+
+    async def close(self) -> None:
+        self.end()
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
+        await self._budgets.close()
+
+    def left(self, tenant: str, usage: Usage | None, booking: Booking | None) -> None:
+        """A call is over, and used so much; None: it never had a place."""
+        if usage is not None:
+            self._metrics.used(tenant, usage)
+        if booking is not None:
+            used = usage.prompt + usage.completion if usage is not None else 0
+            self._budgets.settle(booking, used)
+
+    # --- tickets ----------------------------------------------------------------------------------
+
+    def _ticket(self, turn: _Turn) -> Ticket:
+        return Ticket(
+            turn.load.sequences,
+            placed=partial(self._arrived, turn.load),
+            free=partial(self._running.give_back, turn.tenant),
+        )
+
+    def _arrived(self, load: Load) -> None:
+        self._pending.sequences -= load.sequences
+        self._pending.tokens -= load.tokens
+        self._look()
+
+    # --- turns ------------------------------------------------------------------------------------
+
+    async def _wait(
+        self, waiter: Waiter, turn: _Turn, trail: Trail, events: EventStream | None
+    ) -> None:
+        since = self._clock()
+        trail.waits = f"every node is full; {self.waiting} requests waited before it"
+        self._join(waiter, turn)
+        try:
+            wait_s = math.inf if waiter.begun else self._wait_s
+            await self._come(turn, since, since + wait_s, events)
+        except BaseException:
+            if not self._queue.remove(waiter) and turn.granted:
+                self._ticket(turn).over()
+            raise
+        finally:
+            del self._turns[waiter]
+            self._metrics.waited(waiter.priority, self._clock() - since, self._queue.lengths())
+        trail.waits = ""
+
+    def _join(self, waiter: Waiter, turn: _Turn) -> None:
+        if self._ending:
+            raise Unavailable("the router is shutting down; send the request again")
+        try:
+            loser = self._queue.add(waiter)
+        except QueueFull as error:
+            error.retry_after = self._drain_s()
+            raise
+        if loser is not None:
+            self._turns[loser].refuse(
+                QueueFull(
+                    "another tenant, with fewer requests that wait, got this one's place in the"
+                    " full queue; send the request again later",
+                    retry_after=self._drain_s(),
+                )
+            )
+        self._turns[waiter] = turn
+        self._metrics.lengths(self._queue.lengths())
+        self._look()
+        if self.waiting and (self._looking is None or self._looking.done()):
+            self._looking = asyncio.create_task(self._keep_looking())
+
+    async def _come(
+        self, turn: _Turn, since: float, give_up_at: float, events: EventStream | None
+    ) -> None:
+        told_at = since
+        while not turn.done:
+            now = self._clock()
+            if now >= give_up_at:
+                raise QueueTimeout(
+                    f"every node was full for {self._wait_s:g} s; send the request again later",
+                    retry_after=self._drain_s(),
+                )
+            tell_at = told_at + events.keepalive_s if events is not None else give_up_at
+            if events is not None and now >= tell_at:
+                await events.write(WAITING)
+                told_at = now
+                continue
+            await turn.within(min(give_up_at, tell_at) - now)
+        turn.check()
+
+    async def _keep_looking(self) -> None:
+        while self.waiting:
+            await asyncio.sleep(LOOK_S)
+            self._look()
+
+    def _look(self) -> None:
+        """Let in whose turn it is, as long as there is room."""
+        while (head := self._next()) is not None:
+            self._queue.take(head)
+            self._granted.append(self._clock())
+            self._let_in(self._turns[head])
+
+    def _next(self) -> Waiter | None:
+        """The first for whom there is room: who has less than its share, or waits for other nodes,
+        passes the others. Who may have no more than one before it waits with that one, also where
+        it wants fewer sequences: else many choices would never find enough of them."""
+        full: list[tuple[Rule, tuple[Kind, bool]]] = []
+        for head in self._queue.heads():
+            turn = self._turns[head]
+            rule, nodes = self._rule_of(turn.tenant), (turn.kind, head.splits)
+            if not any(nodes == others and rule.within(other) for other, others in full):
+                if self._fits(turn, rule):
+                    return head
+                full.append((rule, nodes))
+        return None
+
+    def _fits(self, turn: _Turn, rule: Rule) -> bool:
+        nodes, load = self._view.ready(turn.kind), turn.load
+        return has_room(nodes, rule, self._pending, load.tokens, load.sequences)
+
+    def _rule_of(self, tenant: str) -> Rule:
+        if not self._shared:
+            return self._rule
+        weight = self.limits.of(tenant).weight
+        more = self._computed.has_more(tenant, weight), self._running.has_more(tenant, weight)
+        return self._shared_rules[more]
+
+    def _turn(self, tenant: str, item: Prepared, prompts: int = 1) -> _Turn:
+        """What is in some node's cache is not computed: there the request goes."""
+        cached = self._view.chunks.longest(item.chunks)
+        chunk = item.serving.sample.layout.chunk_tokens
+        tokens = max(1, len(item.request.prompt_ids) - cached * chunk)
+        return _Turn(tenant, Load(item.request.params.n, tokens), item.kind, prompts)
+
+    def _let_in(self, turn: _Turn) -> None:
+        self._pending.sequences += turn.load.sequences
+        self._pending.tokens += turn.load.tokens
+        weight = self.limits.of(turn.tenant).weight
+        self._running.add(turn.tenant, turn.load.sequences, weight)
+        self._computed.add(turn.tenant, turn.load.tokens, weight)
+        turn.grant()
+
+    def _drain_s(self) -> float:
+        """Until as many prompts as wait now have had their turn, by the rate of the last ones."""
+        if len(self._granted) < 2:
+            return 1.0
+        rate = len(self._granted) / max(1e-3, self._clock() - self._granted[0])
+        return min(MAX_RETRY_AFTER_S, max(1.0, self.held / rate))
+
+
+class _Turn:
+    """What a waiter waits for. `prompts` of its call wait, with this one."""
+
+    def __init__(self, tenant: str, load: Load, kind: Kind, prompts: int) -> None:
+        self.tenant = tenant
+        self.load = load
+        self.kind = kind
+        self.prompts = prompts
+        self._error: BatonError | None = None
+        self._come = asyncio.Event()
+
+    @property
+    def done(self) -> bool:
+        return self._come.is_set()
+
+    @property
+    def granted(self) -> bool:
+        return self.done and self._error is None
+
+    def grant(self) -> None:
+        self._come.set()
+
+    def refuse(self, error: BatonError) -> None:
+        if not self.done:
+            self._error = error
+            self._come.set()
+
+    def check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    async def within(self, seconds: float) -> None:
+        """Until it has come, or so long."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._come.wait()
+        except TimeoutError:
+            pass
+
+
+def _expected(item: Prepared) -> int:
+    """Tokens of a request's prompt, which is computed once for all its choices, and of the answers,
+    as far as its client has said."""
+    params = item.request.params
+    answer = min(params.max_tokens, USUAL_ANSWER) if item.fills else params.max_tokens
+    return len(item.request.prompt_ids) + params.n * answer

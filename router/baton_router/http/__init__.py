@@ -1,0 +1,1 @@
+"""HTTP: routes, handlers, server-sent events, and the documents about them."""

@@ -1,0 +1,179 @@
+"""The aiohttp application: routes, and one middleware that refuses what a browser may not send (see
+`pages`), asks for the API key and shapes every error as OpenAI does.
+
+In: the Api. Out: an application whose answers all carry x-request-id and x-baton-request-id, and
+whose generation answers carry x-baton-placement, errors and streams included.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Awaitable, Callable
+from functools import cache
+
+import msgspec
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from baton_protocol.errors import BatonError, ErrorRecord, InternalError, openai_body
+from baton_router.errors import RequestFailed
+from baton_router.http.drain import Drains
+from baton_router.http.handlers import ID_HEADER, OWN_ID_HEADER, PLACEMENT_HEADER, TRAIL, Api
+from baton_router.http.openapi import document
+from baton_router.observability.request_log import Trail, client_id
+from baton_router.pages import Pages, check_type
+from baton_router.server.peers import Siblings, gathering
+
+GENERATION = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
+KEYED = ("/v1/", "/requests/")  # what is below wants an API key, where keys are configured
+ADMINS = ("/pool", "/metrics")  # and these an admin's
+COMMANDS = "/nodes/"  # what is below changes what nodes do
+CLIENT_LEFT = 499
+RETRY_AFTER_S = 1
+_CODES = {404: "not_found", 405: "method_not_allowed"}
+
+Failure = BatonError | RequestFailed | web.HTTPException
+logger = logging.getLogger(__name__)
+
+
+def build_app(api: Api, siblings: Siblings | None = None) -> web.Application:
+    """`siblings`: the workers beside this one, on the same port."""
+    gathers = [gathering(siblings)] if siblings is not None else []
+    pages = Pages(api.settings)
+    app = web.Application(middlewares=[_shaped(api, pages), *gathers])
+    app.on_response_prepare.append(_headed(pages))
+    drains = Drains(api.fleet, api.bodies, api.clock, api.settings.bounds.drain_answer_s)
+    described = web.get("/openapi.json", _openapi)
+    app.add_routes([*api.routes(), *drains.routes(), described])
+    return app
+
+
+@cache
+def _document() -> bytes:
+    return msgspec.json.encode(document())
+
+
+async def _openapi(request: web.Request) -> web.Response:
+    return web.Response(body=_document(), content_type="application/json")
+
+
+def _headed(pages: Pages) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
+    async def headed(request: web.Request, response: web.StreamResponse) -> None:
+        """What the headers of each answer say, as they are sent: which request it is, where that
+        went, which pages may read it."""
+        trail = request.get(TRAIL)
+        if trail is None:
+            return  # no request that the application has met: `http_server` has named its answer
+        headers = response.headers
+        headers[ID_HEADER], headers[OWN_ID_HEADER] = trail.shown_id, trail.id
+        if trail.endpoint and (placement := trail.placement()) is not None:
+            headers[PLACEMENT_HEADER] = placement
+        pages.open_to(request, response)
+
+    return headed
+
+
+def _shaped(api: Api, pages: Pages) -> Middleware:
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        # A browser's preflight asks for no generation.
+        endpoint = GENERATION.get(request.path, "") if request.method != "OPTIONS" else ""
+        said = client_id(request.headers.get(ID_HEADER))
+        request[TRAIL] = trail = Trail(api.new_id(), api.clock(), endpoint, said)
+        if endpoint:
+            trail.trace = api.tracing.begin(request.headers.get("traceparent", ""))
+            api.explanations.begin(trail)
+        code = CLIENT_LEFT
+        try:
+            response = await _answer(api, pages, request, handler)
+            code = response.status if trail.failure is None else trail.failure.status
+            return response
+        finally:
+            if endpoint:
+                api.metrics.answered(endpoint, code)
+                trail.log(code, api.clock())
+                if trail.failure is not None:
+                    api.refused(trail.failure.code)
+                _remember(api, trail, code)
+
+    return middleware
+
+
+def _remember(api: Api, trail: Trail, code: int) -> None:
+    """What can be told of the call from now on. A bug of ours in that costs no answer."""
+    try:
+        api.explanations.end(trail, code)
+        api.tracing.end(trail, code)
+    except Exception:
+        logger.exception("the request cannot be explained", extra={"request": trail.id})
+
+
+async def _answer(
+    api: Api, pages: Pages, request: web.Request, handler: Handler
+) -> web.StreamResponse:
+    try:
+        preflight = pages.let_in(request)
+        if preflight is not None:
+            return preflight
+        authorization = request.headers.get("Authorization")
+        if request.path.startswith(KEYED):
+            request[TRAIL].tenant = api.tenants.who(authorization)
+        elif request.path in ADMINS:
+            request[TRAIL].tenant = api.tenants.admin(authorization)
+        elif request.path.startswith(COMMANDS):
+            request[TRAIL].tenant = api.tenants.commander(authorization, request.remote)
+        if request.match_info.http_exception is None:
+            check_type(request)
+        response = await handler(request)
+    except ConnectionError:
+        # The client is gone, and aiohttp would log an exception as our failure: it gets a response
+        # that it cannot write, and lets that pass.
+        if request.transport is not None:
+            request.transport.close()
+        return web.Response(status=CLIENT_LEFT)
+    except (BatonError, RequestFailed, web.HTTPException) as error:
+        response = _error_response(request, _record(request, error))
+        if isinstance(error, web.HTTPException) and "Allow" in error.headers:
+            response.headers["Allow"] = error.headers["Allow"]
+    except Exception:
+        request_id = request[TRAIL].id
+        logger.exception(
+            "%s %s failed", request.method, request.path, extra={"request": request_id}
+        )
+        told = InternalError(f"the router failed; its log says why, under {request_id}")
+        response = _error_response(request, told.record())
+    return response
+
+
+def _record(request: web.Request, error: Failure) -> ErrorRecord:
+    if isinstance(error, BatonError):
+        return error.record()
+    if isinstance(error, RequestFailed):
+        return error.error
+    route = f"{request.method} {request.path}"
+    message = {
+        404: f"there is no {route}; see /v1/models, /v1/chat/completions, /v1/completions",
+        405: f"{route} is not allowed; allowed: {error.headers.get('Allow', '')}",
+    }.get(error.status, f"{route}: {error.reason}")
+    return ErrorRecord(
+        message=message,
+        code=_CODES.get(error.status, "http_error"),
+        status=error.status,
+        type="invalid_request_error" if error.status < 500 else "server_error",
+    )
+
+
+def _error_response(request: web.Request, error: ErrorRecord) -> web.Response:
+    response = web.Response(
+        body=msgspec.json.encode(openai_body(error)),
+        status=error.status,
+        content_type="application/json",
+    )
+    if error.retryable:
+        wait = error.retry_after if error.retry_after is not None else RETRY_AFTER_S
+        response.headers["Retry-After"] = f"{max(1, math.ceil(wait))}"
+    if error.status == 401:
+        response.headers["WWW-Authenticate"] = "Bearer"
+    request[TRAIL].failure = error
+    return response

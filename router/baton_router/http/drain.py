@@ -1,0 +1,145 @@
+"""POST /nodes/{node}/drain and /resume: by hand, or by who scales the pool.
+
+In: HTTP requests of who may (see `app`), and what nodes then say of themselves. Out: DrainNode and
+ResumeNode frames; an answer once the node has done as it was told. Whichever router has told it,
+all of them know: the node itself says that it drains. A node that others replace is told once those
+others can serve here: they are ready for Kubernetes a moment before this router knows all that it
+needs of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable
+
+import msgspec
+from aiohttp import web
+
+from baton_protocol.errors import InvalidRequest, NotFound, Unavailable
+from baton_protocol.ids import NodeId
+from baton_protocol.link import DRAIN_SINCE, DrainNode, ResumeNode
+from baton_protocol.store import NodeState
+from baton_router.bodies import Bodies
+from baton_router.nodes.fleet import Fleet
+from baton_router.nodes.pool_view import NodeView, state_of
+from baton_router.openai.body_reader import Fields, wrong
+from baton_router.request_fields import MEMBERS
+
+POLL_S = 0.01
+MAX_REASON = 200
+# One line: no control characters, nor what ends a line in Unicode.
+REASON = re.compile(rf"[^\x00-\x1f\x7f-\x9f\u2028\u2029]{{0,{MAX_REASON}}}")
+REVISION = re.compile(r"[a-z0-9-]{0,63}")
+
+logger = logging.getLogger(__name__)
+
+
+class Drains:
+    """`answer_s`: an answer waits so long until others can serve, and the node has obeyed."""
+
+    def __init__(
+        self, fleet: Fleet, bodies: Bodies, clock: Callable[[], float], answer_s: float
+    ) -> None:
+        self._fleet = fleet
+        self._bodies = bodies
+        self._clock = clock
+        self._answer_s = answer_s
+        self._replaced: set[NodeId] = set()  # those that are being told so
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.post("/nodes/{node}/drain", self.drain),
+            web.post("/nodes/{node}/resume", self.resume),
+        ]
+
+    async def drain(self, request: web.Request) -> web.Response:
+        node = self._node(request)
+        words = drain_words(await self._bodies.read(request))
+        logger.info("%s is told to drain: %s", node, words.reason or "no reason given")
+        until = self._clock() + self._answer_s
+        if not words.replaced_by:
+            return await self._tell(node, words, "draining", until)
+        self._replaced.add(node)
+        try:
+            await self._spared(node, until)
+            return await self._tell(node, words, "draining", until)
+        finally:
+            self._replaced.discard(node)
+
+    async def resume(self, request: web.Request) -> web.Response:
+        node = self._node(request)
+        _fields(await self._bodies.read(request)).only(MEMBERS["resume", ""])
+        logger.info("%s is told to take requests again", node)
+        return await self._tell(node, ResumeNode(), "ready", self._clock() + self._answer_s)
+
+    def _node(self, request: web.Request) -> NodeId:
+        """Raise for a node that is none, and for one that would not understand."""
+        node = NodeId(request.match_info["node"])
+        view = self._fleet.view.nodes.get(node)
+        if view is None:
+            known = ", ".join(sorted(self._fleet.view.nodes)) or "none yet"
+            raise NotFound(f"there is no node {node!r}; this router knows: {known}", param="node")
+        if view.report.protocol < DRAIN_SINCE:
+            raise InvalidRequest(
+                f"{node} speaks version {view.report.protocol} of the protocol, and this needs"
+                f" {DRAIN_SINCE}; it drains where it is ended with SIGTERM",
+                param="node",
+            )
+        return node
+
+    async def _spared(self, node: NodeId, until: float) -> None:
+        """Raise Unavailable where no other can serve by then."""
+        while not self._fleet.view.can_spare(self._replaced | {node}):
+            if self._clock() > until:
+                raise Unavailable(
+                    f"without {node} no request could be served here: nothing that replaces it is"
+                    f" ready yet ({self._fleet.view.states()})"
+                )
+            await asyncio.sleep(POLL_S)
+
+    async def _tell(
+        self, node: NodeId, frame: DrainNode | ResumeNode, wanted: NodeState, until: float
+    ) -> web.Response:
+        self._fleet.send(node, frame)
+        view = self._view(node)
+        while not (view.connected and view.report.state == wanted):
+            if self._clock() > until:
+                raise Unavailable(
+                    f"{node} is not {wanted} but {state_of(view)}"
+                    + (f" ({view.report.reason})" if view.report.reason else "")
+                )
+            await asyncio.sleep(POLL_S)
+            view = self._view(node)
+        told = {"node": node, "state": wanted, "requests": view.report.load.requests}
+        return web.Response(body=msgspec.json.encode(told), content_type="application/json")
+
+    def _view(self, node: NodeId) -> NodeView:
+        view = self._fleet.view.nodes.get(node)
+        if view is None:
+            raise Unavailable(f"{node} has gone")
+        return view
+
+
+def drain_words(body: bytes) -> DrainNode:
+    """An empty body asks for the node's own deadline. Raise InvalidRequest, MalformedBody."""
+    return read_drain(_fields(body))
+
+
+def read_drain(fields: Fields) -> DrainNode:
+    """Raise InvalidRequest naming the first wrong field."""
+    fields.only(MEMBERS["drain", ""])
+    deadline_s = fields.number("deadline_s", 0.0)
+    reason = fields.text("reason", {"pattern": f"^{REASON.pattern}$"}) or ""
+    if not REASON.fullmatch(reason):
+        raise wrong("reason", reason, f"it may be one line of {MAX_REASON} characters")
+    replaced_by = fields.text("replaced_by", {"pattern": f"^{REVISION.pattern}$"}) or ""
+    if not REVISION.fullmatch(replaced_by):
+        allowed = "it names a revision: at most 63 of a to z, 0 to 9 and -"
+        raise wrong("replaced_by", replaced_by, allowed)
+    return DrainNode(deadline_s, reason, replaced_by)
+
+
+def _fields(body: bytes) -> Fields:
+    return Fields.parse(body) if body.strip() else Fields({})

@@ -1,0 +1,378 @@
+"""GET /openapi.json: an OpenAPI 3.1 document of each route, made of what the router itself reads.
+
+In: the parsers, asked which fields they take within which bounds (`openapi_fields`); the shapes of
+answers (`openapi_answers`); the error vocabulary. Out: the document. A route of the application
+has a row in OPERATIONS, and the tests say so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import Any, Literal
+
+from baton_protocol.errors import (
+    BatonError,
+    BodyTimeout,
+    DeadlineExceeded,
+    Forbidden,
+    InternalError,
+    InvalidRequest,
+    NotFound,
+    Saturated,
+    TooLarge,
+    Unauthorized,
+    Unavailable,
+)
+from baton_router.http.drain import read_drain
+from baton_router.openai.body_schema import body_schema
+from baton_router.openai.chat import ChatCall
+from baton_router.openai.completions import CompletionCall
+from baton_router.openai.protocol import (
+    ChatCompletion,
+    ChatCompletionEvent,
+    Completion,
+    CompletionEvent,
+    ErrorAnswer,
+    Explanation,
+    Health,
+    Model,
+    ModelList,
+    Pool,
+    Readiness,
+    ToldNode,
+    ref,
+    schemas,
+)
+
+Json = dict[str, Any]
+OPENAPI = "3.1.0"
+JSON_TYPE, EVENTS_TYPE, TEXT_TYPE = "application/json", "text/event-stream", "text/plain"
+
+# Past each reader of the parsers: a stream has its options, and the newer name of max_tokens
+# stands for the older one.
+_CHAT = {"messages": [{"role": "user", "content": ""}]}
+_PROMPT = {"prompt": ""}
+_READ = ({"stream": True, "stream_options": {}}, {"max_completion_tokens": 1})
+BODIES: Mapping[str, Json] = {
+    "ChatRequest": body_schema(ChatCall.read, *(_CHAT | more for more in _READ)),
+    "CompletionRequest": body_schema(
+        CompletionCall.read, *(_PROMPT | more for more in (*_READ, {"echo": True}))
+    ),
+    "DrainRequest": body_schema(read_drain, {}),
+}
+
+# What an operation is about, as generated clients and pages group them.
+Tag = Literal["generation", "models", "requests", "health", "operations"]
+TAGS: Mapping[Tag, str] = {
+    "generation": "Answers to conversations and continuations of prompts.",
+    "models": "The models that the pool serves.",
+    "requests": "How a request was served: where, why there, and how long each part took.",
+    "health": "Whether the router lives, whether it can serve, and what it serves.",
+    "operations": "For who runs the pool: its state, its metrics, and what nodes are told to do.",
+}
+PARAMETERS: Mapping[str, str] = {
+    "model": "The model's name, as `/v1/models` lists it.",
+    "id": "The request's id, as the answer's `x-baton-request-id` has it.",
+    "node": "The node's id, as `/pool` lists it.",
+}
+INFO: Json = {
+    "title": "Baton",
+    "version": version("baton-serve"),
+    "description": "OpenAI's API for the models of one pool, and what its operators ask and tell"
+    " the router. Keys are asked for only where the router is given some.",
+    "contact": {"name": "The Baton authors", "url": "https://baton.dev"},
+    "license": {"name": "Apache License 2.0", "identifier": "Apache-2.0"},
+}
+SECURITY: Json = {
+    "key": {
+        "type": "http",
+        "scheme": "bearer",
+        "description": "A tenant's API key. `/pool`, `/metrics` and `/nodes` want an"
+        " administrator's key; `/nodes` also takes the pool's link token.",
+    }
+}
+
+ALL_NODES: Json = {
+    "description": "Ask about every node, and name those that are not ready.",
+    "schema": {"type": "string", "enum": ["1", "true", "0", "false"], "default": "0"},
+}
+REQUEST_ID: Json = {
+    "name": "x-request-id",
+    "in": "header",
+    "description": "The client's own id of the request, of 1 to 128 characters of printable ASCII:"
+    " the answer repeats it, and the log has it. Any other id is ignored.",
+    "schema": {"type": "string"},
+}
+
+Errors = Sequence[type[BatonError]]
+# What any answer may come to: a header that is none, a page that may not be here, a bug of ours.
+_ANY: Errors = (InvalidRequest, Forbidden, InternalError)
+_KEYED: Errors = (*_ANY, Unauthorized)
+_GENERATION: Errors = (
+    *(*_KEYED, NotFound, BodyTimeout, TooLarge),
+    *(Saturated, Unavailable, DeadlineExceeded),
+)
+_ADMIN: Errors = (*_KEYED, NotFound, BodyTimeout, TooLarge, Saturated, Unavailable)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """One method of one route. `answers` are those with another shape than an error's, by status;
+    `event` is what a stream's events hold; `body` is one of BODIES. It asks for a key if it knows
+    the error of a wrong one; `query` has its parameters behind the question mark."""
+
+    method: str
+    path: str
+    tag: Tag
+    summary: str
+    description: str
+    answers: Mapping[int, type | None]
+    errors: Errors = _ANY
+    body: str | None = None
+    body_required: bool = True
+    event: type | None = None
+    query: Mapping[str, Json] = field(default_factory=dict)
+
+    def json(self) -> Json:
+        told: Json = {
+            "operationId": self.name,
+            "tags": [self.tag],
+            "summary": self.summary,
+            "description": self.description,
+            # {}: a router without keys asks for none.
+            "security": [{"key": []}, {}] if Unauthorized in self.errors else [],
+        }
+        told["parameters"] = [
+            *(_path_parameter(name) for name in re.findall(r"{(\w+)}", self.path)),
+            *({"name": name, "in": "query", **said} for name, said in self.query.items()),
+            {"$ref": "#/components/parameters/RequestId"},
+        ]
+        if self.body is not None:
+            schema = {"$ref": f"#/components/schemas/{self.body}"}
+            told["requestBody"] = {
+                "required": self.body_required,
+                "content": {JSON_TYPE: {"schema": schema}},
+            }
+        told["responses"] = self._responses()
+        return told
+
+    @property
+    def name(self) -> str:
+        words = re.findall(r"\w+", self.path.removeprefix("/v1"))
+        return "_".join([self.method.lower(), *words])
+
+    def _responses(self) -> Json:
+        told = {
+            str(status): {
+                "description": "as asked" if status == 200 else "not now; the answer says why",
+                "headers": _headers(generation=self.event is not None),
+                "content": self._content(answer),
+            }
+            for status, answer in self.answers.items()
+        }
+        for error in sorted(self.errors, key=lambda error: error.status):
+            if error.status not in self.answers:
+                told[str(error.status)] = _failure(error, generation=self.event is not None)
+        return told
+
+    def _content(self, answer: type | None) -> Json:
+        if answer is dict:
+            return {JSON_TYPE: {"schema": {"type": "object"}}}
+        if answer is None:
+            return {TEXT_TYPE: {"schema": {"type": "string"}}}
+        told: Json = {JSON_TYPE: {"schema": ref(answer)}}
+        if self.event is not None:
+            told[EVENTS_TYPE] = {"schema": _event(self.event)}
+        return told
+
+
+OPERATIONS = (
+    Operation(
+        method="POST",
+        path="/v1/chat/completions",
+        tag="generation",
+        summary="Answer a conversation",
+        description="Generates the next message of a conversation, rendered with the model's chat "
+        "template. With `stream` the answer is a sequence of server-sent events, and "
+        "the schema is that of one event.",
+        answers={200: ChatCompletion},
+        errors=_GENERATION,
+        body="ChatRequest",
+        event=ChatCompletionEvent,
+    ),
+    Operation(
+        method="POST",
+        path="/v1/completions",
+        tag="generation",
+        summary="Continue a text, or several",
+        description="Generates what follows a prompt, or each prompt of a list. With `stream` the "
+        "answer is a sequence of server-sent events, and the schema is that of one "
+        "event.",
+        answers={200: Completion},
+        errors=_GENERATION,
+        body="CompletionRequest",
+        event=CompletionEvent,
+    ),
+    Operation(
+        method="GET",
+        path="/v1/models",
+        tag="models",
+        summary="The models that are served",
+        description="Lists the models that clients may name: one, or two while the pool rolls out "
+        "another one.",
+        answers={200: ModelList},
+        errors=_KEYED,
+    ),
+    Operation(
+        method="GET",
+        path="/v1/models/{model}",
+        tag="models",
+        summary="One model",
+        description="Describes one model of the list.",
+        answers={200: Model},
+        errors=(*_KEYED, NotFound),
+    ),
+    Operation(
+        method="GET",
+        path="/health",
+        tag="health",
+        summary="Is the router alive?",
+        description="Answers 200 as long as the router's process runs.",
+        answers={200: Health},
+    ),
+    Operation(
+        method="GET",
+        path="/ready",
+        tag="health",
+        summary="Is a request served now?",
+        description="Answers 200 if a request that comes now is served, else 503 with the reason."
+        " With `all`, answers 200 only if every node that the router knows of is ready too.",
+        answers={200: Readiness, 503: Readiness},
+        query={"all": ALL_NODES},
+    ),
+    Operation(
+        method="GET",
+        path="/metrics",
+        tag="operations",
+        summary="Metrics",
+        description="The router's metrics in Prometheus' text format.",
+        answers={200: None},
+        errors=_KEYED,
+    ),
+    Operation(
+        method="GET",
+        path="/pool",
+        tag="operations",
+        summary="State of the pool",
+        description="Lists the pool's nodes with their state, load and caches, and sums up the KV "
+        "store and all requests.",
+        answers={200: Pool},
+        errors=_KEYED,
+    ),
+    Operation(
+        method="GET",
+        path="/requests/{id}",
+        tag="requests",
+        summary="How a request was served",
+        description="Tells where a request was placed and why, what each attempt did, and how long "
+        "it took. The router tells of requests that run and of the last ones that "
+        "ended.",
+        answers={200: Explanation},
+        errors=(*_KEYED, NotFound),
+    ),
+    Operation(
+        method="POST",
+        path="/nodes/{node}/drain",
+        tag="operations",
+        summary="Tell a node to take nothing new",
+        description="The node takes no new requests; those that run there end there or move to "
+        "another node. The answer comes once the node does so.",
+        answers={200: ToldNode},
+        errors=_ADMIN,
+        body="DrainRequest",
+        body_required=False,
+    ),
+    Operation(
+        method="POST",
+        path="/nodes/{node}/resume",
+        tag="operations",
+        summary="Tell a node to take requests again",
+        description="Undoes a drain. The answer comes once the node takes requests again.",
+        answers={200: ToldNode},
+        errors=_ADMIN,
+    ),
+    Operation(
+        method="GET",
+        path="/openapi.json",
+        tag="health",
+        summary="This document",
+        description="This OpenAPI 3.1 document.",
+        answers={200: dict},
+    ),
+)
+
+
+def document(operations: Sequence[Operation] = OPERATIONS) -> Json:
+    """The same for each router: whether a key is wanted is for its settings to say."""
+    paths: dict[str, Json] = {}
+    for one in operations:
+        paths.setdefault(one.path, {})[one.method.lower()] = one.json()
+    return {
+        "openapi": OPENAPI,
+        "info": INFO,
+        # Relative: the router that serves the document.
+        "servers": [{"url": "/"}],
+        "tags": [{"name": name, "description": said} for name, said in TAGS.items()],
+        "paths": paths,
+        "components": {
+            "schemas": {**BODIES, **schemas()},
+            "parameters": {"RequestId": REQUEST_ID},
+            "securitySchemes": SECURITY,
+        },
+    }
+
+
+def _event(event: type) -> Json:
+    """One event of a stream: 3.1 has no word for the sequence."""
+    shapes = {"anyOf": [ref(event), ref(ErrorAnswer)]}
+    told = {"type": "string", "contentMediaType": JSON_TYPE, "contentSchema": shapes}
+    data = {"anyOf": [{"const": "[DONE]"}, told]}
+    return {"type": "object", "properties": {"data": data}, "required": ["data"]}
+
+
+def _path_parameter(name: str) -> Json:
+    return {
+        "name": name,
+        "in": "path",
+        "description": PARAMETERS[name],
+        "required": True,
+        "schema": {"type": "string", "minLength": 1},
+    }
+
+
+def _failure(error: type[BatonError], *, generation: bool) -> Json:
+    headers = _headers(generation=generation)
+    if error.retryable:
+        headers["Retry-After"] = _header("seconds", {"type": "integer", "minimum": 1})
+    return {
+        "description": error.type,
+        "headers": headers,
+        "content": {JSON_TYPE: {"schema": ref(ErrorAnswer)}},
+    }
+
+
+def _headers(*, generation: bool) -> Json:
+    told = {
+        "x-request-id": _header("the client's own x-request-id, or else x-baton-request-id"),
+        "x-baton-request-id": _header("names the request in the log"),
+    }
+    if generation:
+        told["x-baton-placement"] = _header("where it went, and why")
+    return told
+
+
+def _header(description: str, schema: Json | None = None) -> Json:
+    return {"description": description, "required": True, "schema": schema or {"type": "string"}}

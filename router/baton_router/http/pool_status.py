@@ -1,0 +1,126 @@
+"""GET /pool: the pool as one JSON object, for people, the supervisor's table and tests.
+
+In: the view and the router's other parts. Out: plain JSON values; nothing that is secret.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from baton_protocol.ids import NodeId
+from baton_protocol.store import DataInstance, Kind, differing
+from baton_router.nodes.link import Link
+from baton_router.nodes.pool_view import LOAD_NUMBERS, NodeView, PoolView, state_of
+
+Json = dict[str, Any]
+
+
+def pool_json(
+    view: PoolView,
+    *,
+    name: str,
+    router: str,
+    model: str | None,
+    store: Json,
+    unreachable: Mapping[str, str],
+    conflicts: Sequence[Link],
+    running: int,
+) -> Json:
+    """`router` is the name of the one that tells. `totals` sums the nodes' loads, and counts what
+    the router itself is doing. `store` is what the router knows of it; what the nodes say of its
+    servers comes to that."""
+    nodes = sorted(view.nodes.values(), key=lambda node: node.report.node)
+    kind, used, sample = view.kind(), view.whole(), view.sample()
+    return {
+        "pool": name,
+        "router": router,
+        "model": model,
+        "fingerprint": kind.fingerprint if kind is not None else None,
+        "nodes": [_node(node, used, sample) for node in nodes],
+        "unreachable": [
+            {"address": address, "reason": reason} for address, reason in unreachable.items()
+        ],
+        "conflicts": [
+            {"node": link.report.node, "address": link.address, "held_by": link.rival}
+            for link in conflicts
+            if link.report is not None
+        ],
+        "store": store | _store(view),
+        "totals": _totals(nodes) | {"requests_running": running, "nodes": len(nodes)},
+    }
+
+
+def _node(node: NodeView, used: Container[Kind], sample: NodeView | None) -> Json:
+    report = node.report
+    layout = report.layout
+    return {
+        "id": report.node,
+        "role": report.role,
+        "address": report.address,
+        "pid": report.pid,
+        "epoch": report.epoch,
+        "state": state_of(node),
+        "reason": report.reason,
+        "replaced_by": report.replaced_by,
+        "store": report.store,
+        "in_use": node.ready and node.kind in used,
+        "differs": differing(report, sample.report) if sample is not None else [],
+        "revision": report.revision,
+        "model": report.model,
+        "engine": report.engine,
+        "fingerprint": report.fingerprint,
+        "max_model_len": report.max_model_len,
+        "layout": msgspec.to_builtins(layout)
+        | {
+            "chunk_bytes": layout.chunk_bytes,
+            "chunk_tokens": layout.chunk_tokens,
+            "block_bytes": layout.block_bytes,
+            "waste": layout.waste,
+        },
+        "speeds": msgspec.structs.asdict(report.speeds),
+        "load": msgspec.structs.asdict(report.load),
+        "instances": [msgspec.structs.asdict(instance) for instance in report.instances],
+        "cache": {
+            "chunks": node.chunks,
+            "total_blocks": report.load.total_blocks,
+            "free_blocks": report.load.free_blocks,
+            "cached_blocks": report.load.cached_blocks,
+            "host_blocks": report.load.host_blocks,
+            "host_total_blocks": report.load.host_total_blocks,
+        },
+        "booked": {
+            "requests": len(node.booked),
+            "tokens": sum(booking.tokens for booking in node.booked.values()),
+            "sequences": sum(booking.sequences for booking in node.booked.values()),
+        },
+        "others": {"tokens": node.others_tokens, "sequences": node.others_sequences},
+    }
+
+
+def _store(view: PoolView) -> Json:
+    """`chunk_waste`: what a data server's allocator charges for a chunk beyond its payload, as a
+    share of the payload."""
+    sample = view.sample()
+    return {
+        "chunk_waste": sample.report.layout.waste if sample is not None else None,
+        "instances": [_instance(seen) for seen in view.instances()],
+    }
+
+
+def _instance(seen: Mapping[NodeId, DataInstance]) -> Json:
+    """Fill as the node says that was heard last; troubles are each node's own."""
+    latest = list(seen.values())[-1]
+    return {
+        "used_bytes": latest.used_bytes,
+        "limit_bytes": latest.limit_bytes,
+        "evicted_keys": latest.evicted_keys,
+        "trouble": {node: one.trouble for node, one in seen.items() if one.trouble},
+        "put_trouble": {node: one.put_trouble for node, one in seen.items() if one.put_trouble},
+    }
+
+
+def _totals(nodes: list[NodeView]) -> Json:
+    return {name: sum(getattr(node.report.load, name) for node in nodes) for name in LOAD_NUMBERS}

@@ -1,0 +1,1 @@
+"""What the router counts: its Prometheus page, and the load report for the autoscaler."""

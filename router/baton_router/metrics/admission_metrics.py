@@ -1,0 +1,67 @@
+"""What admission tells Prometheus: tokens by tenant, who waits and how long, who is refused.
+
+In: what Admission and the middleware observe. Out: metrics in the router's registry. Tenants come
+from the file of keys, priorities from -100 to 100, codes from the error vocabulary: all bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from baton_router.openai.endpoint import Usage
+
+MAX_TENANTS = 1000
+OTHER = "other"
+_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120)
+
+
+class AdmissionMetrics:
+    """The first MAX_TENANTS tenants have a label each, later ones are OTHER."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._tenants: set[str] = set()
+        self._tokens = Counter(
+            "baton_router_tenant_tokens_total",
+            "Tokens of requests that are over, by tenant and kind: prompt or completion.",
+            ("tenant", "kind"),
+            registry=registry,
+        )
+        self._queue = Gauge(
+            "baton_router_admission_queue",
+            "Calls that wait in the router since every node is full, by priority.",
+            ("priority",),
+            registry=registry,
+        )
+        self._waits = Histogram(
+            "baton_router_admission_wait_seconds",
+            "How long a prompt of theirs waited, whatever came of it, by priority.",
+            ("priority",),
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._refused = Counter(
+            "baton_router_rejected_total",
+            "Generation requests that ended in an error, by its code.",
+            ("code",),
+            registry=registry,
+        )
+
+    def used(self, tenant: str, usage: Usage) -> None:
+        if tenant not in self._tenants and len(self._tenants) < MAX_TENANTS:
+            self._tenants.add(tenant)
+        label = tenant if tenant in self._tenants else OTHER
+        self._tokens.labels(label, "prompt").inc(usage.prompt)
+        self._tokens.labels(label, "completion").inc(usage.completion)
+
+    def lengths(self, by_priority: Mapping[int, int]) -> None:
+        for priority, length in by_priority.items():
+            self._queue.labels(str(priority)).set(length)
+
+    def waited(self, priority: int, seconds: float, by_priority: Mapping[int, int]) -> None:
+        self._waits.labels(str(priority)).observe(seconds)
+        self.lengths(by_priority)
+
+    def rejected(self, code: str) -> None:
+        self._refused.labels(code).inc()

@@ -1,0 +1,91 @@
+"""Finds nodes: a static list, and the registry behind the index.
+
+In: NodeReports of the registry, polled. Out: links, one per address. The registry only says where
+to dial; a node whose report ran out keeps its link while that link is up, because a registry that
+is down must not take a serving pool with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from baton_kvstore.errors import StoreError
+from baton_protocol.store import NodeReport
+from baton_router.nodes.link import Link, LinkTable
+
+# A pool that starts is not kept waiting: the registry is asked this often while no link is up, and
+# for so long after an address was new.
+EAGER_S = 0.1
+EAGER_FOR_S = 5.0
+# An address must be absent for so many intervals before its broken link is given up.
+MISSES = 3
+
+logger = logging.getLogger(__name__)
+
+
+class NodeSource(Protocol):
+    """What the registry is to the router."""
+
+    async def nodes(self) -> Sequence[NodeReport]: ...
+
+
+class Discovery:
+    """Runs until cancelled."""
+
+    def __init__(
+        self,
+        table: LinkTable,
+        source: NodeSource | None,
+        static: Sequence[str],
+        *,
+        interval_s: float,
+        forget: Callable[[Link], None],
+    ) -> None:
+        self._table = table
+        self._source = source
+        self._static = [address.rstrip("/") for address in static]
+        self._interval_s = interval_s
+        self._forget = forget
+        self._absent: dict[str, float] = {}  # since when
+        self._eager_until = 0.0
+        self.reachable: bool | None = None  # None: not asked yet
+
+    async def run(self) -> None:
+        for address in self._static:
+            self._table.ensure(address)
+        while self._source is not None:
+            try:
+                await self._poll(self._source)
+            except Exception:
+                logger.exception("the node registry was not read; known nodes are kept")
+            news = asyncio.get_running_loop().time() < self._eager_until
+            eager = news or not any(link.up for link in self._table.links.values())
+            await asyncio.sleep(min(EAGER_S, self._interval_s) if eager else self._interval_s)
+
+    async def _poll(self, source: NodeSource) -> None:
+        try:
+            reports = await source.nodes()
+        except StoreError as error:
+            if self.reachable is not False:
+                logger.warning("the node registry cannot be read, known nodes are kept: %s", error)
+            self.reachable = False
+            return
+        self.reachable = True
+        listed = {report.address.rstrip("/") for report in reports}
+        if listed - set(self._table.links):
+            self._eager_until = asyncio.get_running_loop().time() + EAGER_FOR_S
+        for address in listed:
+            self._table.ensure(address)
+        for address, link in list(self._table.links.items()):
+            # Two nodes of one name are listed in turn: the one that is not used is still shown.
+            if link.up or link.rival or address in listed or address in self._static:
+                self._absent.pop(address, None)
+                continue
+            now = asyncio.get_running_loop().time()
+            if now - self._absent.setdefault(address, now) >= MISSES * self._interval_s:
+                del self._absent[address]
+                await self._table.remove(address)
+                self._forget(link)

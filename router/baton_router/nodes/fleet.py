@@ -1,0 +1,468 @@
+"""The nodes as one thing: their links, what the view believes of them, and the pool's model.
+
+In: hellos, frames and breaks of links. Out: view updates; frames about requests go to the
+dispatcher, which hears of lost and of resumed nodes too.
+
+    link broke                    the node has `patience_s` to come back with the same engine, and
+                                  then goes on; nobody listens there, or another engine: lost
+    pings unanswered              lost at once
+    no engine step for long       lost, though its link is up; it gets nothing before it moves
+    draining, past the deadline   not lost: its requests are moved, where another node takes them
+    two engines under one name    the one whose epoch was heard of last is used; the other is shown
+
+Aborts for a node that cannot be reached are kept and go out first when the same engine is back:
+they free its blocks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import aiohttp
+
+from baton_protocol.errors import NotFound, Unavailable
+from baton_protocol.ids import Epoch, NodeId
+from baton_protocol.link import (
+    Abort,
+    CacheEvents,
+    Deltas,
+    JobFailed,
+    Load,
+    PrefillDone,
+    Resync,
+    ToNode,
+    ToRouter,
+)
+from baton_protocol.store import Kind, NodeReport, differing
+from baton_router.nodes.kv_events import Hearing
+from baton_router.nodes.link import LATE_S, Flaw, Link
+from baton_router.nodes.model_artifacts import FetchError, ModelStore, PoolModel, TooLargeError
+from baton_router.nodes.pool_view import NodeView, PoolView
+from baton_router.requests.actions import Loss
+from baton_text.artifacts import ArtifactError
+
+# A node whose artifacts could not be had is asked again after this long, while its link is up.
+RETRY_LARGE_S = 60.0  # what is too large to be fetched will hardly be smaller the next time
+WATCH_S = 0.5
+IDLE_REPORT_S = 1.5  # an idle engine says so oftener; only then it begins to stand still
+KEPT_ABORTS = 4096
+KEPT_EPOCHS = 64
+
+logger = logging.getLogger(__name__)
+
+
+class RequestListener(Protocol):
+    def on_deltas(self, node: NodeId, frame: Deltas) -> None: ...
+
+    def on_prefill_done(self, node: NodeId, frame: PrefillDone) -> None: ...
+
+    def on_failed(self, node: NodeId, frame: JobFailed) -> None: ...
+
+    def on_lost(self, node: NodeId, cause: Loss, alive_at: float) -> None:
+        """`alive_at`: what the node got later, it was lost before."""
+        ...
+
+    def on_resumed(self, node: NodeId) -> None:
+        """The link is back, and the engine is the same."""
+        ...
+
+    def on_leaving(self, node: NodeId) -> None:
+        """What runs there is to be moved. Said again with each of its loads."""
+        ...
+
+    def on_change(self) -> None:
+        """A request that found no place may find one now."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """One kind that the pool serves: a model, its limits, and one of its nodes. Of new requests it
+    gets a share by its `weight`, and answers them under `name`, one of its `names`. `made` is when
+    the files of its model were written, in Unix seconds; 0 where no node says it."""
+
+    kind: Kind
+    model: PoolModel
+    names: tuple[str, ...]
+    name: str
+    max_model_len: int
+    vocab_size: int
+    sample: NodeReport
+    weight: int
+    made: int = 0
+
+
+class Fleet:
+    """A LinkListener. `listener` is set once, before the first link is dialled."""
+
+    listener: RequestListener
+
+    def __init__(
+        self,
+        view: PoolView,
+        models: ModelStore,
+        served_name: str | None,
+        *,
+        patience_s: float,
+        stall_timeout_s: float,
+        retry_model_s: float,
+        rng: random.Random,
+        clock: Callable[[], float],
+    ) -> None:
+        self.view = view
+        self._models = models
+        self._served_name = served_name
+        self._patience_s = patience_s
+        self._stall_timeout_s = stall_timeout_s
+        self._retry_model_s = retry_model_s
+        self._rng = rng
+        self._clock = clock
+        self._links: dict[NodeId, Link] = {}
+        self._broken: dict[NodeId, asyncio.TimerHandle] = {}
+        self._kept: deque[tuple[NodeId, Epoch, Abort]] = deque(maxlen=KEPT_ABORTS)
+        self._older: dict[NodeId, deque[Epoch]] = {}  # engines whose name a newer one has taken
+        self._admissions: set[asyncio.Task[None]] = set()
+        self._served: list[Serving] = []  # what was offered last
+        self._known: deque[tuple[Sequence[NodeView], Serving]] = deque(maxlen=4)
+        self._complaints: dict[str, str] = {}  # by address, what was logged last
+        self.refused: Counter[str] = Counter()  # what nodes sent and was not taken, by reason
+        self.hearing = Hearing(view, clock)
+
+    # --- links ----------------------------------------------------------------------------------
+
+    def on_hello(self, link: Link, report: NodeReport) -> bool:
+        node, rival = report.node, link.rival
+        link.rival = ""
+        self._renamed(link, node)
+        holder, known = self._links.get(node), self.view.nodes.get(node)
+        same = known is not None and known.report.epoch == report.epoch
+        if holder is not None and holder is not link:
+            if holder.up and same:
+                logger.debug("%s is %s, linked already", link.address, node)
+                return False
+            if report.epoch in self._older.get(node, ()) and (holder.up or node in self._broken):
+                link.rival = holder.address
+                if link.rival != rival:
+                    self._conflict(node, link, holder)
+                return False
+        if known is not None and not same:
+            # The newest hello counts. Of two engines that both live the older one says hello again.
+            older = self._older.setdefault(node, deque(maxlen=KEPT_EPOCHS))
+            older.append(known.report.epoch)
+            self._lose(node, "restarted")
+        self._links[node] = link
+        if holder is not None and holder is not link:
+            holder.drop()
+        self.view.hello(report)
+        task = asyncio.create_task(self._admit(link, report))
+        self._admissions.add(task)
+        task.add_done_callback(self._admissions.discard)
+        return True
+
+    def on_up(self, link: Link) -> None:
+        assert link.report is not None
+        node, epoch = link.report.node, link.report.epoch
+        for name, of, abort in self._kept:
+            if (name, of) == (node, epoch):
+                link.send(abort)
+        kept = [item for item in self._kept if item[0] != node]
+        self._kept = deque(kept, maxlen=KEPT_ABORTS)
+        timer = self._broken.pop(node, None)
+        if timer is not None:
+            timer.cancel()
+            self.listener.on_resumed(node)
+        self.listener.on_change()
+
+    def on_frame(self, link: Link, frame: ToRouter) -> None:
+        node = self._node_of(link)
+        if node is None:
+            return
+        if isinstance(frame, Deltas):
+            self._moved(node)
+            self.listener.on_deltas(node, frame)
+        elif isinstance(frame, Load):
+            self._load(node, frame)
+        elif isinstance(frame, PrefillDone):
+            self._moved(node)
+            self.listener.on_prefill_done(node, frame)
+        elif isinstance(frame, CacheEvents):
+            self.hearing.heard(node, frame)
+        elif isinstance(frame, JobFailed):
+            self.listener.on_failed(node, frame)
+
+    def on_broken(self, link: Link, *, silent: bool) -> None:
+        node = self._node_of(link)
+        if node is None:
+            return
+        self.view.lost(node)
+        self.hearing.forget(node)
+        if silent:
+            logger.warning("%s does not answer pings", node, extra={"node": node})
+            self._lose(node, "pings", link.due_at)
+        else:
+            loop = asyncio.get_running_loop()
+            self._broken[node] = loop.call_later(self._patience_s, self._lose, node, "link")
+
+    def on_refused(self, link: Link) -> None:
+        node = self._node_of(link)
+        if node is not None and node in self._broken:
+            self._lose(node, "link")
+
+    def on_bad_frame(self, link: Link, flaw: Flaw, why: str) -> None:
+        """What was known of the node stays as it is. That its engine moves can be in such a frame
+        too, so it is not taken for one that stands still."""
+        self.refused[flaw] += 1
+        node = self._node_of(link)
+        if node is not None:
+            self.view.moved(node)
+        if self._complaints.get(link.address) != why:
+            self._complaints[link.address] = why
+            logger.warning(
+                "%s sends what is not taken (said once): %s",
+                *(node or link.address, why),
+                extra={"node": node},
+            )
+
+    def forget(self, link: Link) -> None:
+        """Discovery gave the address up."""
+        self._complaints.pop(link.address, None)
+        node = self._node_of(link)
+        if node is not None:
+            self._forget(node, "link")
+
+    def send(self, node: NodeId, frame: ToNode) -> None:
+        link, known = self._links.get(node), self.view.nodes.get(node)
+        if link is None or known is None:
+            return
+        link.send(frame)
+        if isinstance(frame, Abort) and not link.up:
+            self._kept.append((node, known.report.epoch, frame))
+
+    async def watch(self) -> None:
+        """Until cancelled: find engines that stand still, and have chunks listed anew where events
+        were missed. A tick of our own that came late says that it was this process that heard
+        nothing."""
+        while True:
+            due = self._clock() + WATCH_S
+            await asyncio.sleep(WATCH_S)
+            late = self._clock() - due
+            if late > LATE_S:
+                self.view.stood_still(late)
+            for node in self.hearing.to_ask():
+                self.send(node, Resync())
+            for node in self.view.standing(self._stall_timeout_s):
+                logger.warning("the engine of %s makes no step", node, extra={"node": node})
+                try:
+                    self._lose(node, "stalled", self.view.nodes[node].moved_at + IDLE_REPORT_S)
+                except Exception:  # our bug; the watch goes on
+                    logger.exception("%s was not given up", node, extra={"node": node})
+
+    async def close(self) -> None:
+        for timer in self._broken.values():
+            timer.cancel()
+        for task in self._admissions:
+            task.cancel()
+        await asyncio.gather(*self._admissions, return_exceptions=True)
+
+    # --- the model ------------------------------------------------------------------------------
+
+    def serving(self, wanted: str | None) -> Serving:
+        """What a new request is to be served with, `wanted` by that name. While no node is ready,
+        what the last of them served with: a request may wait for one. Raise Unavailable where there
+        never was one, NotFound for a name that no model has."""
+        self._note()
+        if not self._served:
+            raise Unavailable(f"no request can be served now: {self.view.why_not_ready()}")
+        drawn = self._draw(self._served, wanted)
+        if drawn is None:
+            raise self.no_model(wanted)
+        return drawn
+
+    def check_name(self, wanted: str | None) -> None:
+        """Raise NotFound for a name that no model has, as far as any is known."""
+        if wanted and (names := self.names()) and wanted not in names:
+            raise self.no_model(wanted)
+
+    def heir(
+        self, kind: Kind, wanted: str | None, fits: Callable[[Serving], bool]
+    ) -> Serving | None:
+        """What a request of a kind that gets no new ones any more may be served with instead, as
+        long as its client has nothing of it."""
+        if not self.superseded(kind):
+            return None
+        return self._draw([one for one in self.offered() if fits(one)], wanted)
+
+    def superseded(self, kind: Kind) -> bool:
+        """New requests go to others, and to none of that kind any more."""
+        whole = self.view.whole()
+        return bool(whole) and kind not in whole
+
+    def offered(self) -> list[Serving]:
+        """What new requests may be served with: one kind, or two while a pool rolls out another;
+        none while no node is ready."""
+        return [one for nodes in self.view.whole().values() if (one := self._serving(nodes))]
+
+    def why_unready(self) -> str | None:
+        """What the pool waits for; None while a node is ready."""
+        return None if self.offered() else self.view.why_not_ready()
+
+    def names(self) -> list[str]:
+        """What the served models are called, also while their nodes are away."""
+        if self._served_name:
+            return [self._served_name]
+        return list(dict.fromkeys(name for one in self.known() for name in one.names))
+
+    def known(self) -> list[Serving]:
+        """What is offered, or was offered last."""
+        return self.offered() or self._served
+
+    def no_model(self, wanted: str | None) -> NotFound:
+        """Nothing that is served has that name."""
+        names = " and ".join(map(repr, self.names())) or "nothing yet"
+        told = f"model {wanted!r} does not exist; this pool serves {names}"
+        return NotFound(told, param="model", code="model_not_found")
+
+    def _serving(self, nodes: Sequence[NodeView]) -> Serving | None:
+        """Of ready nodes of one kind; the same list is the same nodes."""
+        for known, serving in self._known:
+            if known is nodes:
+                return serving
+        reports = [view.report for view in nodes]
+        model = self._models.ready(reports[0])
+        if model is None:
+            return None
+        own = tuple(dict.fromkeys(report.model for report in reports))
+        names = (self._served_name,) if self._served_name else own
+        found = Serving(
+            kind=nodes[0].kind,
+            model=model,
+            names=names,
+            name=names[0],
+            max_model_len=min(report.max_model_len for report in reports),
+            vocab_size=reports[0].vocab_size,
+            sample=reports[0],
+            weight=sum(report.role == "decode" for report in reports) or len(reports),
+            made=min((made for report in reports if (made := report.model_made)), default=0),
+        )
+        self._known.append((nodes, found))
+        return found
+
+    def _draw(self, offered: Sequence[Serving], wanted: str | None) -> Serving | None:
+        named = [one for one in offered if not wanted or wanted in one.names]
+        if not named:
+            return None
+        drawn = named[0]
+        if len(named) > 1:
+            [drawn] = self._rng.choices(named, [one.weight for one in named])
+        return replace(drawn, name=wanted) if wanted not in (None, "", drawn.name) else drawn
+
+    def _note(self) -> None:
+        """What the pool serves with is noted while it can be seen: requests may wait for it."""
+        self._served = self.known()
+
+    async def _admit(self, link: Link, report: NodeReport) -> None:
+        """Once its tokenizer is here, a node may get requests."""
+        while link.up and link.report is report:
+            try:
+                await self._models.get(report, link.address)
+            except TooLargeError as error:
+                self.refused["artifact"] += 1
+                logger.error("%s is not used: %s", report.node, error)
+                await asyncio.sleep(RETRY_LARGE_S)
+            except (aiohttp.ClientError, FetchError, OSError, TimeoutError) as error:
+                logger.warning("%s waits for its tokenizer: %s", report.node, error)
+            except ArtifactError as error:
+                logger.error("%s has artifacts that are of no use: %s", report.node, error)
+            except Exception:
+                logger.exception("the artifacts of %s are of no use", report.node)
+            else:
+                self._models.forget_unused(view.report for view in self.view.nodes.values())
+                view = self.view.nodes.get(report.node)
+                if view is not None and view.report.epoch == report.epoch:
+                    view.usable = True
+                    logger.info(
+                        "%s (%s) is at %s",
+                        report.node,
+                        report.role,
+                        link.address,
+                        extra={"node": report.node},
+                    )
+                    self._compare(report)
+                    self._changed()
+                return
+            await asyncio.sleep(self._retry_model_s)
+
+    def _compare(self, report: NodeReport) -> None:
+        """Say why a node is not paired with those that serve. A roll-out wants it to be so."""
+        sample = self.view.sample()
+        parts = differing(report, sample.report) if sample is not None else []
+        if sample is None or not parts:
+            return
+        rolls = report.revision != sample.report.revision
+        logger.log(
+            logging.INFO if rolls else logging.WARNING,
+            "%s is of another kind than %s: they differ in %s; no request runs on both",
+            *(report.node, sample.report.node, ", ".join(parts)),
+            extra={"node": report.node},
+        )
+
+    # --- what links say of nodes ------------------------------------------------------------------
+
+    def _node_of(self, link: Link) -> NodeId | None:
+        """The node that this link stands for, if it is still this one."""
+        node = link.report.node if link.report is not None else None
+        return node if node is not None and self._links.get(node) is link else None
+
+    def _renamed(self, link: Link, name: NodeId) -> None:
+        """A node that ended, and whose address another one has now, does not come back."""
+        for node, known in list(self._links.items()):
+            if known is link and node != name:
+                self._forget(node, "restarted")
+
+    def _conflict(self, node: NodeId, link: Link, holder: Link) -> None:
+        """Two engines live under one name, and both would go on saying hello: the one that was
+        replaced gets the name back only when the other is gone."""
+        logger.error(
+            "two nodes are called %s: the one at %s is newer and is used, the one at %s is not;"
+            " give each node a name of its own (--node), or none",
+            *(node, holder.address, link.address),
+            extra={"node": node},
+        )
+
+    def _forget(self, node: NodeId, cause: Loss) -> None:
+        self._lose(node, cause)
+        del self._links[node]
+        self._older.pop(node, None)
+        self.view.forget(node)
+        self.listener.on_change()  # who waits for nodes of its kind may wait in vain by now
+
+    def _changed(self) -> None:
+        self._note()
+        self.listener.on_change()
+
+    def _load(self, node: NodeId, frame: Load) -> None:
+        view = self.view.nodes[node]
+        before = (view.ready, view.report.store, view.report.replaced_by)
+        self.view.load(node, frame)
+        if (view.ready, view.report.store, view.report.replaced_by) != before:
+            self._changed()
+        if frame.leaving and view.report.epoch == frame.epoch:
+            self.listener.on_leaving(node)
+
+    def _moved(self, node: NodeId) -> None:
+        stalled = self.view.nodes[node].stalled
+        self.view.moved(node)
+        if stalled:
+            self.listener.on_change()
+
+    def _lose(self, node: NodeId, cause: Loss, alive_at: float | None = None) -> None:
+        timer = self._broken.pop(node, None)
+        if timer is not None:
+            timer.cancel()
+        self.listener.on_lost(node, cause, self._clock() if alive_at is None else alive_at)

@@ -1,0 +1,351 @@
+"""What the router believes about its pool, and the load it has booked itself.
+
+In: hellos, loads and cache events of the links, bookings of placements. Out: the groups of nodes
+that a placement chooses from, and the figures of /pool and /metrics. The last known report is kept
+when a node falls silent, so that an old view ages into least-requests.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from baton_protocol.ids import BlockHash, NodeId, RequestId
+from baton_protocol.link import CacheEvents, Load
+from baton_protocol.store import ROLES, DataInstance, Kind, NodeLoad, NodeReport, Role
+from baton_router.nodes.node_arrays import Roster
+from baton_router.nodes.node_view import BOOKING_ARRIVES_S, Booking, NodeView, state_of
+from baton_router.nodes.prefix_index import ChunkIndex
+from baton_router.placement.cost import Group, Ints, only
+
+__all__ = ["BOOKING_ARRIVES_S", "LOAD_NUMBERS", "NodeView", "PoolView", "state_of"]
+
+# Kinds that a roll-out took away and that are remembered: requests of older ones are long over.
+MOST_ROLLED = 16
+
+NOBODY = Roster().group((), np.zeros(0, dtype=np.int64), np.zeros(1, dtype=np.int64))
+
+LOAD_NUMBERS = NodeLoad.__struct_fields__  # they can be summed and drawn
+
+
+@dataclass(frozen=True, slots=True)
+class _Members:
+    """The ready nodes of one kind, and for each role their names and rows."""
+
+    views: list[NodeView]
+    roles: dict[Role, tuple[list[NodeId], Ints]]
+
+
+class PoolView:
+    """All nodes ever met and not forgotten, and which kinds of them the pool serves with."""
+
+    def __init__(self, clock: Callable[[], float], max_chunks: int) -> None:
+        self._clock = clock
+        self.chunks = ChunkIndex(max_chunks)
+        self.nodes: dict[NodeId, NodeView] = {}
+        self._roster = Roster()
+        self._members: dict[Kind, _Members] | None = None  # None: who is ready has changed
+        self._kind: Kind | None = None
+        self._rolled: dict[Kind, str] = {}  # what the last forgotten node of a kind said
+        self.eased: Callable[[], None] = lambda: None  # called when a booking got less
+
+    # --- what links say ---------------------------------------------------------------------
+
+    def hello(self, report: NodeReport) -> NodeView:
+        """A link came up. Another epoch is another node: nothing of the old one is kept."""
+        old = self.nodes.get(report.node)
+        now = self._clock()
+        if old is not None and old.report.epoch == report.epoch:
+            old.report, old.connected, old.loaded_at, old.moved_at = report, True, now, now
+            self._met(old)
+            return old
+        if old is not None:
+            self._gone(old)
+        node = NodeView(
+            report,
+            self.chunks.new_slot(),
+            self._roster.add(),
+            self._standing,
+            loaded_at=now,
+            moved_at=now,
+        )
+        self._met(node)
+        if not report.replaced_by:
+            self._rolled.pop(node.kind, None)
+        self.nodes[report.node] = node
+        return node
+
+    def _met(self, view: NodeView) -> None:
+        self._roster.listed(view.row, view.slot)
+        self._reported(view)
+        self._standing()
+
+    def _reported(self, view: NodeView) -> None:
+        view.compare(view.loaded_at)
+        self._roster.says(view.row, view.report)
+        self._loaded(view)
+
+    def _loaded(self, view: NodeView) -> None:
+        self._roster.loaded(view.row, view.queued_tokens, view.sequences, view.requests)
+
+    def _standing(self) -> None:
+        """Who is ready has changed, or may have."""
+        self._members = None
+
+    def lost(self, node: NodeId) -> None:
+        if node in self.nodes:
+            self.nodes[node].connected = False
+            self._standing()
+
+    def forget(self, node: NodeId) -> None:
+        view = self.nodes.pop(node, None)
+        if view is not None:
+            self._gone(view)
+
+    def _gone(self, view: NodeView) -> None:
+        self.chunks.drop_slot(view.slot)
+        self._roster.remove(view.row)
+        self._standing()
+        if view.report.replaced_by:
+            self._rolled.pop(view.kind, None)
+            self._rolled[view.kind] = view.report.replaced_by
+            if len(self._rolled) > MOST_ROLLED:
+                del self._rolled[next(iter(self._rolled))]
+        else:
+            self._rolled.pop(view.kind, None)  # it may come back under another name
+
+    def load(self, node: NodeId, frame: Load) -> None:
+        """Loads of another epoch than the hello's are nobody's."""
+        view = self.nodes.get(node)
+        if view is None or view.report.epoch != frame.epoch:
+            return
+        steps, load = view.report.load.engine_steps_total, frame.load
+        state = view.report.state
+        view.report = msgspec.structs.replace(
+            view.report,
+            state=frame.state,
+            speeds=frame.speeds,
+            load=load,
+            store=frame.store,
+            instances=frame.instances,
+            reason=frame.reason,
+            replaced_by=frame.replaced_by,
+        )
+        view.loaded_at = self._clock()
+        self._reported(view)
+        if frame.state != state:
+            self._standing()
+        if load.engine_steps_total != steps or not load.running + load.waiting:
+            self.moved(node)
+
+    def moved(self, node: NodeId) -> None:
+        """Its engine made a step, or it has none to make."""
+        view = self.nodes.get(node)
+        if view is not None:
+            view.moved_at = self._clock()
+            if view.stalled:
+                view.stalled = False
+                self._standing()
+
+    def standing(self, limit_s: float) -> list[NodeId]:
+        """The nodes that have made no step for so long since the last call; they are stalled."""
+        now, found = self._clock(), []
+        for node, view in self.nodes.items():
+            if view.connected and not view.stalled and now - view.moved_at > limit_s:
+                view.stalled = True
+                self._standing()
+                found.append(node)
+        return found
+
+    def stood_still(self, seconds: float) -> None:
+        """It was this process that heard nothing for so long."""
+        for view in self.nodes.values():
+            view.moved_at += seconds
+
+    def cache(self, node: NodeId, frame: CacheEvents) -> bool:
+        """False where frames before this one are missing: then it is not taken."""
+        view = self.nodes.get(node)
+        if view is None or view.report.epoch != frame.epoch:
+            return True
+        if frame.reset:
+            self.forget_chunks(node)
+        elif frame.seq and frame.seq != view.events + 1:
+            return False
+        view.events = frame.seq
+        self.chunks.store(view.slot, frame.stored)
+        self.chunks.evict(view.slot, frame.evicted)
+        view.chunks = max(0, view.chunks + len(frame.stored) - len(frame.evicted))
+        return True
+
+    def forget_chunks(self, node: NodeId) -> None:
+        """Take its cache for empty."""
+        view = self.nodes.get(node)
+        if view is not None:
+            self.chunks.drop_slot(view.slot)
+            view.slot, view.chunks = self.chunks.new_slot(), 0
+            self._roster.listed(view.row, view.slot)
+
+    # --- bookings ---------------------------------------------------------------------------
+
+    def book(self, node: NodeId, request: RequestId, tokens: int, sequences: int) -> None:
+        """In the same act as the decision: no await may stand between the two."""
+        view = self.nodes[node]
+        self._unbook(view, request)
+        view.booked[request] = Booking(tokens, sequences, self._clock())
+        view.booked_tokens += tokens
+        view.booked_sequences += sequences
+        self._loaded(view)
+
+    def prefilled(self, node: NodeId, request: RequestId) -> None:
+        """The request's prompt is computed there: its tokens are no queue any more."""
+        view = self.nodes.get(node)
+        booking = view.booked.get(request) if view is not None else None
+        if view is not None and booking is not None and booking.tokens:
+            view.booked_tokens -= booking.tokens
+            booking.tokens = 0
+            self._loaded(view)
+            self.eased()
+
+    def sequence_ended(self, node: NodeId, request: RequestId) -> None:
+        """One of those that are booked for the request."""
+        view = self.nodes.get(node)
+        booking = view.booked.get(request) if view is not None else None
+        if view is not None and booking is not None and booking.sequences:
+            view.booked_sequences -= 1
+            booking.sequences -= 1
+            self._loaded(view)
+            self.eased()
+
+    def release(self, node: NodeId, request: RequestId) -> None:
+        view = self.nodes.get(node)
+        if view is not None and self._unbook(view, request):
+            self._loaded(view)
+            self.eased()
+
+    def _unbook(self, view: NodeView, request: RequestId) -> bool:
+        booking = view.booked.pop(request, None)
+        if booking is None:
+            return False
+        view.booked_tokens -= booking.tokens
+        view.booked_sequences -= booking.sequences
+        return True
+
+    # --- what placement sees ------------------------------------------------------------------
+
+    def kind(self) -> Kind | None:
+        """The kind served longest: kept while a ready node is of it, else that of most ready nodes
+        (the first met among equals); None before any node was ready."""
+        self._by_kind()
+        return self._kind
+
+    def sample(self) -> NodeView | None:
+        """A node of the kind served longest, whatever its state."""
+        kind = self.kind()
+        return next((view for view in self.nodes.values() if view.kind == kind), None)
+
+    def whole(self) -> dict[Kind, list[NodeView]]:
+        """The ready nodes of each kind that new requests may be of. Such a kind has nodes of each
+        role of which the kind served longest has some: one stray node is no pool. None is without
+        decode nodes where another has them."""
+        kinds = self._by_kind()
+        if self._kind is None or not kinds:
+            return {}
+        wanted = kinds[self._kind].roles.keys()
+        whole = {kind: each for kind, each in kinds.items() if wanted <= each.roles.keys()}
+        serving = {kind: each for kind, each in whole.items() if "decode" in each.roles} or whole
+        return {kind: each.views for kind, each in serving.items()}
+
+    def can_spare(self, going: Container[NodeId]) -> bool:
+        """Whether new requests find as many roles without those nodes, of one kind. Where they find
+        none at all nothing is lost either."""
+        kinds = self.whole().values()
+        return not kinds or any(
+            {view.report.role for view in views if view.report.node not in going}
+            == {view.report.role for view in views}
+            for views in kinds
+        )
+
+    def ready(self, kind: Kind | None = None) -> Iterator[NodeView]:
+        """Nodes that may get requests of that kind; by default, new requests of any."""
+        if kind is None:
+            return (view for nodes in self.whole().values() for view in nodes)
+        members = self._by_kind().get(kind)
+        return iter(members.views if members is not None else ())
+
+    def rolled_out(self, kind: Kind) -> str:
+        """The revision that has taken the place of all nodes of that kind for good, by their own
+        last words; "" while one may come back, or as long as nothing else is seen to serve."""
+        words = [view.report.replaced_by for view in self.nodes.values() if view.kind == kind]
+        others = any(view.ready and view.kind != kind for view in self.nodes.values())
+        if not others or not all(words):
+            return ""
+        return words[-1] if words else self._rolled.get(kind, "")
+
+    def groups(
+        self, hashes: Sequence[BlockHash], kind: Kind, without: Container[NodeId] = ()
+    ) -> dict[Role, Group]:
+        """Ready nodes by role, with what they hold of the prompt whose chunks are `hashes`; none
+        of those in `without`."""
+        lengths = self.chunks.prefixes(hashes)
+        groups: dict[Role, Group] = {}
+        members = self._by_kind().get(kind)
+        for role in ROLES:
+            if members is None or role not in members.roles:
+                groups[role] = NOBODY
+                continue
+            names, rows = members.roles[role]
+            group = self._roster.group(names, rows, lengths)
+            if without:
+                group = only(group, np.array([node not in without for node in names], np.bool_))
+            groups[role] = group
+        return groups
+
+    def instances(self) -> list[dict[NodeId, DataInstance]]:
+        """Each data server, in the order of the data URLs, as the pool's nodes see it: the node
+        that was heard of last comes last. Links that are down say nothing any more."""
+        kind = self.kind()
+        heard = [view for view in self.nodes.values() if view.connected and view.kind == kind]
+        seen: list[dict[NodeId, DataInstance]] = []
+        for view in sorted(heard, key=lambda view: view.loaded_at):
+            for number, instance in enumerate(view.report.instances):
+                if number == len(seen):
+                    seen.append({})
+                seen[number][view.report.node] = instance
+        return seen
+
+    def _by_kind(self) -> dict[Kind, _Members]:
+        """The ready nodes."""
+        if self._members is None:
+            kinds: dict[Kind, list[NodeView]] = {}
+            for view in self.nodes.values():
+                if view.ready:
+                    kinds.setdefault(view.kind, []).append(view)
+            self._members = {kind: _members(views) for kind, views in kinds.items()}
+            if kinds and self._kind not in kinds:
+                self._kind = max(kinds, key=lambda kind: len(kinds[kind]))
+        return self._members
+
+    def states(self) -> str:
+        """How many nodes are in which state, for people."""
+        states = Counter(state_of(view) for view in self.nodes.values())
+        return ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+
+    def why_not_ready(self) -> str:
+        """One line on what the pool waits for, for /ready and 503s."""
+        if not self.nodes:
+            return "no node has connected yet"
+        return f"none of {len(self.nodes)} nodes is ready ({self.states()})"
+
+
+def _members(views: list[NodeView]) -> _Members:
+    roles: dict[Role, tuple[list[NodeId], Ints]] = {}
+    for role in ROLES:
+        mine = [view for view in views if view.report.role == role]
+        if mine:
+            rows = np.array([view.row for view in mine])
+            roles[role] = ([view.report.node for view in mine], rows)
+    return _Members(views, roles)

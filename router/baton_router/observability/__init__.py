@@ -1,0 +1,1 @@
+"""What became of a request: log line, explanation, trace."""

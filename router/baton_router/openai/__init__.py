@@ -1,0 +1,1 @@
+"""OpenAI's API: reading bodies, checking fields, and the JSON of answers."""

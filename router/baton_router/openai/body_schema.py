@@ -1,0 +1,136 @@
+"""What a body may hold, learnt from the code that reads it: no second list that could drift.
+
+In: a function that reads Fields, and bodies that lead it past each of its readers. Out: the JSON
+schema of all such bodies, with the bounds that the readers were given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from baton_router.openai.body_reader import ANY, NOTHING_ELSE, Fields, Schema
+from baton_router.request_fields import Members
+
+Json = dict[str, Any]
+INT64 = {"minimum": -(1 << 63), "maximum": (1 << 63) - 1}
+
+
+def body_schema(read: Callable[[Fields], object], *bodies: Json) -> Json:
+    """Bounds that depend on another field are told as the widest that occur in `bodies`."""
+    told: Json = {"type": "object", "properties": {}}
+    required: set[str] = set()
+    rules: list[Json] = []
+    for body in bodies:
+        read(_Asked(body, told, required, rules))
+    told |= {"required": sorted(required)} if required else {}
+    return told | ({"allOf": rules} if rules else {})
+
+
+class _Asked(Fields):
+    """Fields that note in `told`, the schema of their object, what they are asked for, and by
+    which rules."""
+
+    def __init__(self, body: Json, told: Json, required: set[str], rules: list[Json]) -> None:
+        super().__init__(body)
+        self._told = told
+        self._asked: dict[str, Json] = told["properties"]
+        self._required = required
+        self._rules = rules
+        self._remarks: dict[str, str] = {}
+
+    def only(self, members: Members) -> None:
+        self._told |= dict(NOTHING_ELSE)
+        self._remarks = {name: field.plain_remark for name, field in members.fields.items()}
+
+    def raw(self, name: str, schema: Schema, *, required: bool = False) -> Any:
+        self._note(name, schema)
+        if required:
+            self._required.add(name)
+        return super().raw(name, schema, required=required)
+
+    def rule(self, schema: Schema) -> None:
+        if schema not in self._rules:
+            self._rules.append(dict(schema))
+
+    def given(self, names: Iterable[str]) -> bool:
+        return True
+
+    def integer(self, name: str, low: int | None = None, high: int | None = None) -> int | None:
+        self._note(name, _nullable("integer") | INT64 | _bounds(low, high, None))
+        return super().integer(name, low, high)
+
+    def number(
+        self,
+        name: str,
+        low: float | None = None,
+        high: float | None = None,
+        above: float | None = None,
+    ) -> float | None:
+        self._note(name, _nullable("number") | _bounds(low, high, above))
+        return super().number(name, low, high, above)
+
+    def boolean(self, name: str, default: bool) -> bool:
+        self._note(name, _nullable("boolean") | {"default": default})
+        return super().boolean(name, default)
+
+    def text(self, name: str, schema: Schema = ANY) -> str | None:
+        self._note(name, _nullable("string") | dict(schema))
+        return super().text(name, schema)
+
+    def mapping(self, name: str, schema: Schema = ANY) -> Json | None:
+        self._note(name, _nullable("object") | dict(schema))
+        return super().mapping(name, schema)
+
+    def nested(self, name: str, members: Members) -> Fields | None:
+        told = _nullable("object") | {"properties": {}} | dict(NOTHING_ELSE)
+        self._note(name, told)
+        value = super().mapping(name)
+        if value is None:
+            return None
+        inner = _Asked(value, told, set(), [])
+        inner.only(members)
+        return inner
+
+    def texts(self, name: str, most: int, longest: int) -> tuple[str, ...] | None:
+        one = {"type": "string", "minLength": 1, "maxLength": longest}
+        several = {"type": "array", "items": one, "maxItems": most}
+        self._note(name, {"anyOf": [one, several, {"type": "null"}]})
+        return super().texts(name, most, longest)
+
+    def objects(self, name: str, most: int) -> list[Json] | None:
+        self._note(name, _nullable("array") | {"items": {"type": "object"}, "maxItems": most})
+        return super().objects(name, most)
+
+    def ids(self, name: str, most: int, least: int = 0) -> tuple[int, ...] | None:
+        items = {"type": "integer", "minimum": 0}
+        sizes = {"minItems": least, "maxItems": most}
+        self._note(name, _nullable("array") | {"items": items} | sizes)
+        return super().ids(name, most, least)
+
+    def _note(self, name: str, schema: Schema) -> None:
+        known = self._asked.get(name)
+        told = dict(schema) if known is None else _wider(known, schema)
+        remark = self._remarks.get(name)
+        self._asked[name] = told if remark is None else told | {"description": remark}
+
+
+def _nullable(kind: str) -> Json:
+    return {"type": [kind, "null"]}
+
+
+def _bounds(low: float | None, high: float | None, above: float | None) -> Json:
+    given = {"minimum": low, "maximum": high, "exclusiveMinimum": above}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _wider(known: Mapping[str, Any], schema: Schema) -> Json:
+    """One of both says nothing, or they differ in their least value only, or in what is nested."""
+    if not known or not schema:
+        return dict(known or schema)
+    told = dict(known) | dict(schema)
+    if "minimum" in known and "minimum" in schema:
+        told["minimum"] = min(known["minimum"], schema["minimum"])
+    if known.get("properties"):
+        told["properties"] = known["properties"] | schema.get("properties", {})
+    return told

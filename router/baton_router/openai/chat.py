@@ -1,0 +1,297 @@
+"""POST /v1/chat/completions: the body's fields, and the JSON of its answers.
+
+In: a JSON body. Out: one prompt rendered by the model's chat template, and
+`chat.completion(.chunk)` objects. With `return_token_ids` the prompt's ids stand at the top level
+(in a stream, of the first chunk) and each choice has its `token_ids`, as in vLLM; so does
+`prompt_logprobs`, which a stream has not. They are null where nobody asked for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from baton_protocol.errors import InvalidRequest
+from baton_protocol.link import Delta
+from baton_protocol.request import PositionLogprobs
+from baton_protocol.sampling import MAX_LOGPROBS
+from baton_router.nodes.model_artifacts import PoolModel
+from baton_router.openai.body_reader import TRUE, Fields, members_schema, needs, wrong
+from baton_router.openai.endpoint import (
+    EventWriter,
+    Gathered,
+    Head,
+    Json,
+    Options,
+    Prompt,
+    PromptIds,
+    TextPrompt,
+    Truncation,
+    Usage,
+    finish_members,
+    prompt_positions,
+)
+from baton_router.openai.logprobs import chat_logprobs, prompt_logprobs
+from baton_router.openai.sampling_params import bad_words, limit_field, sampling_fields
+from baton_router.openai.unsupported import check_unserved
+from baton_router.request_fields import MEMBERS
+from baton_text.chat import RESERVED
+from baton_text.tokenizer import Tokenizer
+
+MESSAGE_CHARS = 30  # rendering a message takes as long as so many characters
+MAX_DOCUMENTS = 1024
+TEMPLATE_KWARGS = {"propertyNames": {"not": {"enum": list(RESERVED)}}}
+MESSAGE, PART = MEMBERS["chat", "messages[]"], MEMBERS["chat", "messages[].content[]"]
+_PART = {
+    **members_schema(PART, type={"const": "text"}, text={"type": "string"}),
+    "required": ["type", "text"],
+}
+_CONTENT = [{"type": "string"}, {"type": "array", "items": _PART}]
+_MESSAGE = {
+    **members_schema(MESSAGE),
+    "anyOf": [
+        {
+            "properties": {"role": {"type": "string"}, "content": {"anyOf": _CONTENT}},
+            "required": ["role", "content"],
+        },
+        {
+            "properties": {
+                "role": {"const": "assistant"},
+                "content": {"anyOf": [*_CONTENT, {"type": "null"}]},
+            },
+            "required": ["role"],
+        },
+    ],
+}
+MESSAGES = {"type": "array", "minItems": 1, "items": _MESSAGE}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatCall:
+    """`echoed` is what each choice's text begins with, before what is generated."""
+
+    options: Options
+    sampling: Json
+    bad_words: tuple[str, ...]
+    messages: list[Json]
+    template_kwargs: Json
+    add_generation_prompt: bool
+    add_special_tokens: bool
+    continues_prompt: bool
+    truncation: Truncation | None
+    echoed: str
+    names: Mapping[str, str]
+    default_max_tokens: int | None = None
+
+    @classmethod
+    def parse(cls, data: bytes | bytearray) -> ChatCall:
+        """Raise InvalidRequest naming the first wrong field; MalformedBody."""
+        return cls.read(Fields.parse(data))
+
+    @classmethod
+    def read(cls, fields: Fields) -> ChatCall:
+        check_unserved(fields, "chat")
+        sampling = sampling_fields(fields)
+        top = fields.integer("top_logprobs", 0, MAX_LOGPROBS)
+        wanted = fields.boolean("logprobs", False)
+        fields.rule(needs("top_logprobs", {"type": "integer", "minimum": 1}, "logprobs", TRUE))
+        if top and not wanted:
+            raise wrong("top_logprobs", top, "it needs logprobs to be true")
+        if wanted:
+            sampling["logprobs"] = top or 0
+        messages = _messages(fields.raw("messages", MESSAGES, required=True))
+        continues, begins = _end_of_prompt(fields)
+        echo = fields.boolean("echo", False)
+        of_assistant = messages[-1]["role"] == "assistant"
+        return cls(
+            options=Options.read(fields),
+            sampling=sampling,
+            bad_words=bad_words(fields),
+            names={"prompt": "messages", "max_tokens": limit_field(fields)},
+            messages=messages,
+            template_kwargs=_template_kwargs(fields),
+            add_generation_prompt=begins,
+            add_special_tokens=fields.boolean("add_special_tokens", False),
+            continues_prompt=continues,
+            truncation=Truncation.read(fields),
+            echoed=messages[-1]["content"] if echo and (of_assistant or not begins) else "",
+        )
+
+    @property
+    def rendered(self) -> int:
+        documents = self.template_kwargs.get("documents")
+        return sum(MESSAGE_CHARS + len(message["content"]) for message in self.messages) + (
+            len(msgspec.json.encode(documents)) if documents else 0
+        )
+
+    def forget_prompts(self) -> None:
+        self.messages.clear()
+        self.template_kwargs.clear()
+
+    def prompts(self, model: PoolModel) -> list[Prompt]:
+        text = model.template.render(
+            self.messages,
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continues_prompt,
+            **self.template_kwargs,
+        )
+        return [TextPrompt(text, self.add_special_tokens)]
+
+    def shape(self, head: Head, prompts: PromptIds, tokenizer: Tokenizer) -> ChatShape:
+        return ChatShape(self, head, prompts[0])
+
+
+class ChatShape:
+    """One answer's JSON; remembers which choices have begun."""
+
+    def __init__(self, call: ChatCall, head: Head, prompt_ids: Sequence[int]) -> None:
+        self._head = head
+        self._ids = call.options.return_token_ids
+        self._names_are_ids = call.options.token_id_names
+        self._echoed = call.echoed
+        self._logprobs: int | None = call.sampling.get("logprobs")
+        self._prompt_logprobs: int | None = call.sampling.get("prompt_logprobs")
+        self._prompt_ids = prompt_ids
+        self._begun: set[int] = set()
+        counts = [len(prompt_ids)] * int(call.sampling.get("n", 1))
+        self._writer = EventWriter(head, "chat.completion.chunk", call.options, counts)
+
+    def event(self, index: int, delta: Delta) -> bytes:
+        self._writer.count(index, delta)
+        if not (delta.text or delta.finish or self._ids or self._logprobs is not None):
+            return b""
+        more = b""
+        role = b""
+        text = delta.text
+        if index not in self._begun:
+            prompt = self._prompt_ids if self._ids and not self._begun else None
+            more = b',"prompt_token_ids":' + msgspec.json.encode(prompt)
+            role = b'"role":"assistant",'
+            text = self._echoed + text
+            self._begun.add(index)
+        parts = [b'{"index":%d,"delta":{' % index, role, b'"content":']
+        parts += [msgspec.json.encode(text), b'},"logprobs":']
+        if self._logprobs is None:
+            parts.append(b"null")
+        else:
+            parts.append(msgspec.json.encode(self._told(delta.logprobs, self._logprobs)))
+        ids = msgspec.json.encode(delta.ids) if self._ids else b"null"
+        parts += [b',"token_ids":', ids]
+        parts.append(finish_members(delta))
+        return self._writer.event(index, b"".join(parts), more)
+
+    def usage_event(self, usage: Usage) -> bytes:
+        return self._writer.usage_event(usage)
+
+    def answer(self, choices: Sequence[Gathered], usage: Usage) -> bytes:
+        body: Json = {
+            "id": self._head.id,
+            "object": "chat.completion",
+            "created": self._head.created,
+            "model": self._head.model,
+            "choices": [self._choice(index, choice) for index, choice in enumerate(choices)],
+            "usage": usage.json(),
+            "system_fingerprint": self._head.fingerprint,
+            "prompt_logprobs": None,
+            "prompt_token_ids": self._prompt_ids if self._ids else None,
+        }
+        if self._prompt_logprobs is not None:
+            positions = prompt_positions(choices)
+            body["prompt_logprobs"] = prompt_logprobs(positions, self._prompt_logprobs)
+        return msgspec.json.encode(body)
+
+    def _choice(self, index: int, choice: Gathered) -> Json:
+        told: Json = {
+            "index": index,
+            "message": {
+                "role": "assistant",
+                "content": self._echoed + choice.text,
+                "refusal": None,
+            },
+            "logprobs": None,
+            "finish_reason": choice.finish,
+            "stop_reason": choice.stop,
+            "token_ids": choice.ids if self._ids else None,
+        }
+        if self._logprobs is not None:
+            told["logprobs"] = self._told(choice.logprobs, self._logprobs)
+        return told
+
+    def _told(self, positions: Sequence[PositionLogprobs], top: int) -> Json:
+        return chat_logprobs(positions, top, self._names_are_ids)
+
+
+def _end_of_prompt(fields: Fields) -> tuple[bool, bool]:
+    """Whether the prompt ends in mid-message, and whether it ends where an answer begins."""
+    continues = fields.boolean("continue_final_message", False)
+    begins = fields.boolean("add_generation_prompt", not continues)
+    fields.rule(
+        {"description": "continue_final_message and add_generation_prompt are not both true"}
+    )
+    if continues and begins:
+        raise wrong(
+            "continue_final_message",
+            continues,
+            "no new message begins then: leave out add_generation_prompt, or say false",
+        )
+    return continues, begins
+
+
+def _template_kwargs(fields: Fields) -> Json:
+    """More values for the template, its documents among them."""
+    given = fields.mapping("chat_template_kwargs", TEMPLATE_KWARGS) or {}
+    documents = fields.objects("documents", MAX_DOCUMENTS)
+    fields.rule({"description": "documents do not stand in chat_template_kwargs too"})
+    if documents is not None:
+        if "documents" in given:
+            raise InvalidRequest(
+                "documents stand in chat_template_kwargs too; leave out one of both",
+                param="documents",
+            )
+        given = given | {"documents": documents}
+    for name in RESERVED:
+        if name in given:
+            raise InvalidRequest(
+                f"chat_template_kwargs holds {name!r}, which is no value of a template; a client"
+                " sets it by a field of its own, or not at all",
+                param="chat_template_kwargs",
+            )
+    return given
+
+
+def _messages(value: Any) -> list[Json]:
+    """The conversation with each content as plain text; other keys are the template's business."""
+    if not isinstance(value, list) or not value:
+        raise wrong("messages", value, "it must be a list of at least one message")
+    messages = []
+    for position, message in enumerate(value):
+        name = f"messages[{position}]"
+        if not isinstance(message, dict):
+            raise wrong(name, message, "it must be an object with role and content")
+        MESSAGE.check(message, name)
+        if not isinstance(message.get("role"), str):
+            raise wrong(f"{name}.role", message.get("role"), "it must be a string")
+        messages.append({**message, "content": _content(name, message)})
+    return messages
+
+
+def _content(name: str, message: Json) -> str:
+    """Text, or text parts joined by newlines; an assistant's may be absent."""
+    name, value = f"{name}.content", message.get("content")
+    if isinstance(value, str):
+        return value
+    if value is None and message["role"] == "assistant":
+        return ""
+    if not isinstance(value, list):
+        raise wrong(name, value, "it must be a string or a list of text parts")
+    texts = []
+    for position, part in enumerate(value):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind != "text" or not isinstance(part.get("text"), str):
+            raise wrong(f"{name}[{position}]", part, "only parts of type text are supported")
+        PART.check(part, f"{name}[{position}]")
+        texts.append(part["text"])
+    return "\n".join(texts)

@@ -1,0 +1,338 @@
+"""Where a request runs: a pure function from its facts and two groups of nodes to a Placement.
+
+A cost is predicted milliseconds (see `prices`). The lowest wins; costs within measuring noise are a
+tie, and ties are broken at random, so that idle nodes share the work. Other policies rank nodes by
+something else (see `rank`) and obey the same rules of hand-off. Every placement says why. Where
+nobody may run it, what is Missing says so: its owner waits, or refuses.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from baton_protocol.ids import NodeId
+from baton_protocol.store import Role
+from baton_router.placement.cost import (
+    Facts,
+    Floats,
+    Group,
+    Ints,
+    Pairs,
+    Prices,
+    with_fallbacks,
+)
+from baton_router.settings import Handoff, MissingRole, Ranking
+
+Reason = Literal[
+    "split",
+    "always",
+    "never",
+    "short",
+    "costly",
+    "no_prefill",
+    "no_decode",
+    "store_down",
+    "resumed",
+    "prompt_logprobs",
+]
+
+# Predictions nearer to each other than this are a tie: measured speeds are not better than that.
+TIE_SHARE = 0.02
+TIE_MS = 0.1
+# Pairs are searched in full up to this many nodes of each role, then among the best by themselves.
+PAIRED = 16
+# So many of the ways that were weighed are told.
+TOLD = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """`auto` splits what has at least `min_tokens` uncached, unless that is predicted to cost more
+    than the decode node alone by `slack_ms` and `slack_share` of its cost. `missing_role`: whether
+    the other role does a request whose own has no ready node. `ranking`: which node is best."""
+
+    handoff: Handoff = "auto"
+    min_tokens: int = 128
+    slack_ms: float = 20.0
+    slack_share: float = 0.1
+    missing_role: MissingRole = "aggregate"
+    ranking: Ranking = "cost"
+
+
+def hands_over(handoff: Handoff, min_tokens: int, uncached: int) -> bool:
+    """Whether a prompt with so much to be computed is one for prefill nodes."""
+    return handoff == "always" or (handoff == "auto" and uncached >= min_tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Considered:
+    """One way that was weighed. `predicted_ms` is the sum of what it is made of, milliseconds each:
+    the queue ahead, computing what is uncached, fetching what outlasts that, and what it takes from
+    sequences that decode there already."""
+
+    decode: NodeId
+    prefill: NodeId | None
+    predicted_ms: float
+    queue_ms: float
+    compute_ms: float
+    fetch_ms: float
+    slowdown_ms: float
+    cached_tokens: int
+    uncached: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """`uncached` prompt tokens are to be computed; they are what is booked, on the prefill node if
+    there is one. `predicted_ms`: until the request decodes, its burden on others included.
+    `considered` are the best ways that were weighed, the cheapest first."""
+
+    decode: NodeId
+    prefill: NodeId | None
+    reason: Reason
+    explanation: str
+    predicted_ms: float
+    uncached: int
+    considered: tuple[Considered, ...] = ()
+
+    def line(self) -> str:
+        """The value of x-baton-placement."""
+        prefill = self.prefill or "-"
+        return f"prefill={prefill} decode={self.decode} reason={self.reason}: {self.explanation}"
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """No ready node of this role, and none of the other may stand in for it."""
+
+    role: Role
+    policy: MissingRole
+
+    @property
+    def explanation(self) -> str:
+        if self.policy == "aggregate":
+            return "no node is ready"
+        return f"no {self.role} node is ready, and missing_role is {self.policy}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """A node that does all of it, or a pair; `cost` is its prediction, `at` its place among all."""
+
+    cost: float
+    at: int
+    pairs: Pairs | None = None
+
+
+def place(
+    facts: Facts,
+    prefills: Group,
+    decodes: Group,
+    policy: Policy,
+    rng: random.Random,
+    turn: int = 0,
+) -> Placement | Missing:
+    """Choose among nodes that are all ready and of one kind. `turn` counts the placements, for
+    those in turns."""
+    prefills, decodes = with_fallbacks([prefills, decodes])
+    alone = decodes if len(decodes) else prefills
+    if not len(alone) or (alone is prefills and policy.missing_role != "aggregate"):
+        return Missing("decode", policy.missing_role)
+    chooser = _Chooser(Prices(facts, alone), policy, rng, turn)
+    whole = chooser.whole()
+    if alone is prefills:
+        return chooser.placed(whole, "no_decode", "no ready decode node")
+    if facts.prompt_logprobs:
+        return chooser.placed(whole, "prompt_logprobs", "one node computes the whole prompt")
+    if facts.resumed:
+        return chooser.placed(whole, "resumed", "its client has tokens already")
+    if policy.handoff == "never":
+        return chooser.placed(whole, "never", "hand-off is off")
+    return _with_prefill(chooser, whole, prefills)
+
+
+def _with_prefill(chooser: _Chooser, whole: _Way, prefills: Group) -> Placement | Missing:
+    """Of a request that may be split."""
+    facts, policy = chooser.prices.facts, chooser.policy
+    publishing = prefills.store_up.nonzero()[0]
+    fetching = chooser.prices.group.store_up.nonzero()[0]
+    uncached = int(chooser.prices.uncached[whole.at])
+    long = hands_over(policy.handoff, policy.min_tokens, uncached)
+    if not len(prefills):
+        if policy.missing_role != "aggregate" and facts.store_up and len(fetching) and long:
+            return Missing("prefill", policy.missing_role)
+        return chooser.placed(whole, "no_prefill", "no ready prefill node")
+    if not facts.store_up:
+        return chooser.placed(whole, "store_down", "the store's index does not answer")
+    if not len(publishing) or not len(fetching):
+        return chooser.placed(whole, "store_down", "no two nodes that both reach the store")
+    if not long:
+        return chooser.placed(whole, "short", f"hand-off begins at {policy.min_tokens}")
+    split = chooser.split(Prices(facts, prefills), publishing, fetching)
+    if policy.handoff == "always":
+        return chooser.placed(split, "always", "hand-off is always on")
+    if split.cost <= whole.cost * (1 + policy.slack_share) + policy.slack_ms:
+        return chooser.placed(split, "split", f"decode node alone {whole.cost:.1f} ms")
+    return chooser.placed(whole, "costly", f"hand-off {split.cost:.1f} ms")
+
+
+def rank(ranking: Ranking, prices: Prices, turn: int) -> Floats:
+    """One number per node, the lowest is the best: predicted milliseconds; nothing (random); the
+    way round from `turn`; requests; or how little of the prompt is cached."""
+    group = prices.group
+    if ranking == "random":
+        return np.zeros(len(group))
+    if ranking == "round-robin":
+        return (np.arange(len(group), dtype=np.float64) - turn) % len(group)
+    if ranking == "least-request":
+        return group.requests
+    if ranking == "prefix":
+        return -group.cached_chunks.astype(np.float64)
+    return prices.alone_ms
+
+
+class _Chooser:
+    """`prices` are those of the nodes that decode."""
+
+    def __init__(self, prices: Prices, policy: Policy, rng: random.Random, turn: int) -> None:
+        self.prices = prices
+        self.policy = policy
+        self._rng = rng
+        self._turn = turn
+        self._pairs: Pairs | None = None
+
+    def whole(self) -> _Way:
+        node = self._best(self.prices, None)
+        return _Way(float(self.prices.alone_ms[node]), node)
+
+    def split(self, prefills: Prices, publishing: Ints, fetching: Ints) -> _Way:
+        if self.policy.ranking == "cost":
+            some = self._few(prefills.prefill_ms, publishing)
+            others = self._few(self.prices.join_ms, fetching)
+        else:
+            some = np.array([self._best(prefills, publishing)])
+            others = np.array([self._best(self.prices, fetching)])
+        self._pairs = Pairs(prefills, self.prices, some, others)
+        costs = self._pairs.split_ms.ravel()
+        pair = self._lowest(costs, _limit(costs))
+        return _Way(float(costs[pair]), pair, self._pairs)
+
+    def placed(self, best: _Way, reason: Reason, why: str) -> Placement:
+        closes, node, prefill = self.prices, best.at, None
+        decode = node
+        if best.pairs is not None:
+            closes = best.pairs.prefills
+            node, decode = best.pairs.ends(best.at)
+            prefill = closes.group.nodes[node]
+        uncached, total = int(closes.uncached[node]), closes.facts.prompt_tokens
+        told = f"uncached {uncached} of {total} tokens, {best.cost:.1f} ms{_store(closes, node)}"
+        return Placement(
+            decode=self.prices.group.nodes[decode],
+            prefill=prefill,
+            reason=reason,
+            explanation=f"{told}; {why}",
+            predicted_ms=best.cost,
+            uncached=uncached,
+            considered=self._considered(best),
+        )
+
+    def _considered(self, best: _Way) -> tuple[Considered, ...]:
+        """The cheapest ways, and among them the one that was chosen."""
+        alone_ms = self.prices.alone_ms
+        ways = [(float(alone_ms[n]), int(n), False) for n in _cheapest(alone_ms, TOLD)]
+        if self._pairs is not None:
+            costs = self._pairs.split_ms.ravel()
+            ways += [(float(costs[n]), int(n), True) for n in _cheapest(costs, TOLD)]
+        ways = sorted(ways)[:TOLD]
+        chosen = (best.cost, best.at, best.pairs is not None)
+        if chosen not in ways:
+            ways[TOLD - 1 :] = [chosen]
+        told = _told_nodes(self.prices, [at for _, at, pair in ways if not pair])
+        if self._pairs is not None:
+            told += _told_pairs(self._pairs, [at for _, at, pair in ways if pair])
+        return tuple(sorted(told, key=lambda one: one.predicted_ms))
+
+    def _best(self, prices: Prices, among: Ints | None) -> int:
+        """The node that the ranking puts first, of all or of these."""
+        ranking = self.policy.ranking
+        ranks = rank(ranking, prices, self._turn)
+        if among is not None:
+            ranks = ranks[among]
+        limit = _limit(ranks) if ranking == "cost" else float(ranks.min())
+        found = self._lowest(ranks, limit)
+        return found if among is None else int(among[found])
+
+    def _few(self, costs: Floats, among: Ints) -> Ints:
+        """Those that are searched in pairs; of more that tie, any."""
+        if len(among) <= PAIRED:
+            return among
+        mine = costs[among]
+        tied = (mine <= _limit(mine)).nonzero()[0]
+        if len(tied) <= PAIRED:
+            return among[_cheapest(mine, PAIRED)]
+        return among[tied[self._rng.sample(range(len(tied)), PAIRED)]]
+
+    def _lowest(self, costs: Floats, limit: float) -> int:
+        tied = (costs <= limit).nonzero()[0]
+        return int(tied[self._rng.randrange(len(tied))])
+
+
+def _limit(costs: Floats) -> float:
+    """Costs up to this tie with the lowest."""
+    return float(costs.min()) * (1 + TIE_SHARE) + TIE_MS
+
+
+def _cheapest(costs: Floats, count: int) -> Ints:
+    """The places of the lowest costs, in any order."""
+    if len(costs) <= count:
+        return np.arange(len(costs))
+    return costs.argpartition(count - 1)[:count]
+
+
+def _told_nodes(prices: Prices, nodes: list[int]) -> list[Considered]:
+    columns = prices.parts(np.array(nodes, dtype=np.int64)).T.tolist()
+    return [
+        _told(prices, node, prices.group.nodes[node], None, parts)
+        for node, parts in zip(nodes, columns, strict=True)
+    ]
+
+
+def _told_pairs(pairs: Pairs, some: list[int]) -> list[Considered]:
+    columns = pairs.parts(np.array(some, dtype=np.int64)).T.tolist()
+    told = []
+    for pair, parts in zip(some, columns, strict=True):
+        prefill, decode = pairs.ends(pair)
+        name = pairs.prefills.group.nodes[prefill]
+        told.append(_told(pairs.prefills, prefill, pairs.decodes.group.nodes[decode], name, parts))
+    return told
+
+
+def _told(
+    closes: Prices, node: int, decode: NodeId, prefill: NodeId | None, parts: list[float]
+) -> Considered:
+    """`closes` and `node`: who computes the prompt."""
+    queue_ms, compute_ms, fetch_ms, slowdown_ms = parts
+    return Considered(
+        decode=decode,
+        prefill=prefill,
+        predicted_ms=sum(parts),
+        queue_ms=queue_ms,
+        compute_ms=compute_ms,
+        fetch_ms=fetch_ms,
+        slowdown_ms=slowdown_ms,
+        cached_tokens=int(closes.group.cached_chunks[node]) * closes.facts.chunk_tokens,
+        uncached=int(closes.uncached[node]),
+    )
+
+
+def _store(prices: Prices, node: int) -> str:
+    """What the store has of the prompt, and both ways to it."""
+    chunks = int(prices.fetchable[node])
+    if not chunks:
+        return ""
+    ways = f"fetch {prices.store_ms[node]:.1f} ms, compute {prices.store_compute_ms[node]:.1f} ms"
+    return f"; store has {chunks} {'chunk' if chunks == 1 else 'chunks'}: {ways}"

@@ -1,0 +1,1 @@
+"""One request's life: tokenized, placed, carried from attempt to attempt, ended."""

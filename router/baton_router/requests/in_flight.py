@@ -1,0 +1,131 @@
+"""A request on its way through the pool: its record, its place, and what its pauses are told by.
+
+In: a prepared request, its answer's outbox. Out: the line that tells its client where it runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from baton_protocol.errors import Unavailable
+from baton_protocol.ids import BlockHash, NodeId, RequestId
+from baton_protocol.request import Request
+from baton_protocol.store import Kind
+from baton_router.nodes.fleet import Serving
+from baton_router.placement.policy import Placement
+from baton_router.requests.actions import Cause
+from baton_router.requests.output_queue import Outbox
+from baton_router.requests.state import RequestRecord
+from baton_router.requests.timeline import Story
+from baton_router.settings import Ranking
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request that is tokenized and hashed. `chunks` name its full chunks; only nodes of `kind`
+    can run it. By `deadline`, a time of the router's clock, it is to be over; None is any time.
+    `wanted` is the model's name, where its client gave one; with `fills` its answer may
+    be as long as the context leaves. `ranking` is the placement policy that it asked for."""
+
+    request: Request
+    chunks: tuple[BlockHash, ...]
+    serving: Serving
+    wanted: str | None
+    fills: bool
+    ranking: Ranking | None = None
+    deadline: float | None = None
+
+    @property
+    def kind(self) -> Kind:
+        return self.serving.kind
+
+
+class Ticket:
+    """One prompt that was let in, with so many `sequences`, one of each choice. The dispatcher says
+    once it is `placed`, and which of its sequences have `ended`: `free` hears of them."""
+
+    def __init__(
+        self,
+        sequences: int,
+        placed: Callable[[], None] = lambda: None,
+        free: Callable[[int], None] = lambda sequences: None,
+    ) -> None:
+        self._sequences = sequences
+        self._placed: Callable[[], None] | None = placed
+        self._free = free
+
+    def placed(self) -> None:
+        """It is booked on nodes, or waits for nodes, or is given up."""
+        placed, self._placed = self._placed, None
+        if placed is not None:
+            placed()
+
+    def ended(self, sequences: int) -> None:
+        """So many more of its choices are complete."""
+        self._sequences -= sequences
+        self._free(sequences)
+
+    def over(self) -> None:
+        """All of it is, whatever became of it."""
+        self.placed()
+        if self._sequences:
+            self.ended(self._sequences)
+
+
+@dataclass(slots=True)
+class Flight:
+    """One request until it is over. `slot` is its place in the outbox; times are the dispatcher's.
+
+    `placement` is that of the current attempt, or None while the request `waits` for a place:
+    for its first one until `give_up_at`. Nodes in `refused` are left alone until then. `task` is
+    at work to find a place. `story` is for who asks what became of it.
+    """
+
+    record: RequestRecord
+    prepared: Prepared
+    ticket: Ticket
+    outbox: Outbox
+    slot: int
+    give_up_at: float
+    story: Story
+    placement: Placement | None = None
+    waits: str = ""
+    cause: Cause | None = None  # of the last loss
+    refused: dict[NodeId, float] = field(default_factory=dict)
+    task: asyncio.Task[None] | None = None
+    placed_at: float = 0.0  # the last time
+    token_at: float | None = None  # the last token came
+    paused_at: float | None = None  # the last token before a loss that no token has followed
+    first_at: float | None = None  # the decode node was told the first token, and has sent none
+
+    @property
+    def id(self) -> RequestId:
+        return self.record.request.id
+
+    @property
+    def flows(self) -> bool:
+        """Its attempt has sent tokens, and nobody but its client waits for the next ones."""
+        return not self.story.silent and self.paused_at is None and self.first_at is None
+
+    def wait(self, why: str, now: float) -> None:
+        """There is no place for it now."""
+        self.waits = why
+        self.story.waiting(why, now)
+
+    def line(self) -> str:
+        """The value of x-baton-placement, as of now."""
+        if self.placement is not None:
+            again = self.record.attempt > 1 and self.cause is not None
+            return self.placement.line() + (f"; placed again: {self.cause}" if again else "")
+        return f"prefill=- decode=- reason=waiting: {self.waits}"
+
+
+def rolled_out(revision: str) -> Unavailable:
+    """What ends a flight whose kind of nodes is gone for good."""
+    return Unavailable(
+        f"the pool rolled out to revision {revision} while this request ran, and no stream crosses"
+        " over to it; send the request again",
+        code="rolled_out",
+    )

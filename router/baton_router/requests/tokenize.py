@@ -1,0 +1,278 @@
+"""From a parsed call to requests that can be placed: tokenized once, hashed, parameters complete.
+
+In: the call, and what the pool serves. Out: one Prepared per prompt. Nobody tokenizes again: where
+the pool has rolled out before a request begins, its chunks get new names, and its ids stay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+import msgspec
+
+from baton_protocol.errors import InvalidRequest, PromptTooLong
+from baton_protocol.hashing import chunk_hashes, extend_hashes, root_hash
+from baton_protocol.ids import BlockHash, RequestId
+from baton_protocol.request import Request
+from baton_protocol.store import NodeReport
+from baton_router.auth import Tenant
+from baton_router.nodes.fleet import Serving
+from baton_router.openai.endpoint import Call, Prompt, TextPrompt, Truncation
+from baton_router.openai.sampling_params import check_scores, complete
+from baton_router.requests.in_flight import Prepared
+from baton_router.settings import Ranking
+from baton_text.tokenizer import LONG_TEXT, MOST_AT_ONCE, TextTooLong, Tokenizer
+
+# Hashing a block takes 2 us; longer prompts are hashed in a thread.
+LONG_PROMPT = 8192
+SEED_BITS = 63
+# Of all prompts of a call: each takes 8 bytes until it is answered.
+MAX_TOKENS = 1 << 20
+# A chat template may leave out parts of a conversation, such as earlier reasoning, but never as
+# much as 7 of 8 characters.
+LEFT_OUT = 8
+
+
+async def prepare(
+    call: Call,
+    serving: Serving,
+    base_id: str,
+    *,
+    tenant: Tenant,
+    deadline: float,
+    rng: random.Random,
+    most_sequences: int | None = None,
+    ranking: Ranking | None = None,
+    traceparent: str = "",
+) -> list[Prepared]:
+    """Raise InvalidRequest (PromptTooLong) before anything is placed; where the call asks for more
+    than `most_sequences` also before anything is tokenized. `deadline` is a time of the router's
+    clock."""
+    prompts = await _prompts(call, serving)
+    _check_sequences(len(prompts), call.sampling.get("n", 1), most_sequences)
+    sampling = await _sampling(call, serving)
+    prepared = []
+    tokens = 0
+    for slot, prompt in enumerate(prompts):
+        if slot:
+            await asyncio.sleep(0)  # each takes milliseconds: other streams go on between two
+        ids = await _ids(prompt, serving, call)
+        tokens += len(ids)
+        if tokens > MAX_TOKENS:
+            raise InvalidRequest(
+                f"the prompts of one call may have {MAX_TOKENS} tokens together, and the first"
+                f" {slot + 1} of these have {tokens}; send fewer at a time",
+                param="prompt",
+            )
+        check_scores(sampling, tokens, call.names)
+        params = complete(
+            sampling,
+            serving.model.defaults,
+            prompt_tokens=len(ids),
+            max_model_len=serving.max_model_len,
+            default_max_tokens=call.default_max_tokens,
+            names=call.names,
+        )
+        if params.seed is None:
+            params = msgspec.structs.replace(params, seed=rng.getrandbits(SEED_BITS))
+        request = Request(
+            id=RequestId(base_id if len(prompts) == 1 else f"{base_id}-{slot}"),
+            attempt=1,
+            prompt_ids=ids,
+            params=params,
+            outputs=((),) * params.n,
+            tenant=tenant.name,
+            salt=tenant.salt,
+            traceparent=traceparent,
+            continues_prompt=call.continues_prompt,
+        )
+        chunks = await _chunks(ids, serving.sample, tenant.salt)
+        fills = sampling.get("max_tokens") is None and call.default_max_tokens is None
+        prepared.append(
+            Prepared(request, chunks, serving, call.options.model, fills, ranking, deadline)
+        )
+    return prepared
+
+
+def _check_sequences(prompts: int, n: int, most: int | None) -> None:
+    if most is not None and prompts * n > most:
+        raise InvalidRequest(
+            f"{prompts} prompts with n {n} are {prompts * n} sequences; one call may ask for"
+            f" {most}: send fewer prompts at a time, or ask for fewer choices",
+            param="prompt" if prompts > 1 else "n",
+            code="too_many_sequences",
+        )
+
+
+def fits(item: Prepared, serving: Serving) -> bool:
+    """Whether the same ids may be served with that instead."""
+    request = item.request
+    params = request.params
+    room = serving.max_model_len - len(request.prompt_ids)
+    ids = chain(
+        request.prompt_ids,
+        params.stop_token_ids,
+        params.allowed_token_ids or (),
+        (token for token, _ in params.logit_bias),
+        *params.bad_words,
+    )
+    return (
+        item.kind.tokenizer == serving.kind.tokenizer
+        and room >= (max(1, params.min_tokens) if item.fills else params.max_tokens)
+        and max(ids) < serving.vocab_size
+    )
+
+
+async def renamed(item: Prepared, serving: Serving) -> Prepared:
+    """The same request for another kind that it fits."""
+    request = item.request
+    if item.fills:
+        room = serving.max_model_len - len(request.prompt_ids)
+        most = min(request.params.max_tokens, room)
+        params = msgspec.structs.replace(request.params, max_tokens=most)
+        request = msgspec.structs.replace(request, params=params)
+    chunks = await _chunks(request.prompt_ids, serving.sample, request.salt)
+    return replace(item, request=request, chunks=chunks, serving=serving)
+
+
+async def _prompts(call: Call, serving: Serving) -> list[Prompt]:
+    """A long conversation is rendered in a thread, and refused before that where hardly any part of
+    it could fit: rendering holds the interpreter, for 16 MB tens of milliseconds."""
+    longest = serving.model.tokenizer.longest_token
+    if call.rendered > LEFT_OUT * (serving.max_model_len - 1) * longest:
+        told = f"is made of messages of {call.rendered} characters, at most {longest} per token"
+        raise _too_long(serving, told, call.names.get("prompt", "prompt"))
+    if call.rendered <= LONG_TEXT:
+        return call.prompts(serving.model)
+    return await asyncio.to_thread(call.prompts, serving.model)
+
+
+async def _ids(prompt: Prompt, serving: Serving, call: Call) -> tuple[int, ...]:
+    """Raise PromptTooLong for what cannot fit, as soon as that is certain: no more of a prompt is
+    worked on than the model could take."""
+    field, model = call.names.get("prompt", "prompt"), serving.model
+    try:
+        ids = await _all_or_kept(prompt, serving, call, field)
+    except TextTooLong as error:
+        raise PromptTooLong(
+            f"the prompt has {error.args[0]} characters in a row at which this model's tokenizer"
+            f" cannot begin anew; at most {MOST_AT_ONCE}. Shorten {field}",
+            param=field,
+        ) from error
+    if isinstance(prompt, TextPrompt):
+        return tuple(ids)
+    _check_ids("prompt", ids, serving.vocab_size)
+    return tuple(model.tokenizer.shared(ids))
+
+
+async def _all_or_kept(prompt: Prompt, serving: Serving, call: Call, field: str) -> Sequence[int]:
+    """Its ids; of a truncated prompt those that are kept. Raise TextTooLong, PromptTooLong."""
+    most, cut = serving.max_model_len - 1, call.truncation
+    kept = _kept(call, cut, serving.max_model_len) if cut is not None else most + 1
+    # Where more is kept than fits, what would be cut is too long anyway.
+    if cut is not None and kept <= most:
+        return await _truncated(prompt, kept, cut.keeps_last, serving)
+    if not isinstance(prompt, TextPrompt):
+        if len(prompt) > most:
+            raise _too_long(serving, f"has {len(prompt)}", field)
+        return prompt
+    size, longest = len(prompt.text), serving.model.tokenizer.longest_token
+    if size > most * longest:
+        told = f"has {size} characters, at most {longest} per token"
+        raise _too_long(serving, told, field)
+    ids, whole = await serving.model.encode(
+        prompt.text, most, add_special_tokens=prompt.add_special_tokens
+    )
+    if not whole:
+        raise _too_long(serving, f"has more than {most}", field)
+    return ids
+
+
+async def _truncated(
+    prompt: Prompt, kept: int, keeps_last: bool, serving: Serving
+) -> Sequence[int]:
+    if not isinstance(prompt, TextPrompt):
+        return prompt[-kept:] if keeps_last else prompt[:kept]
+    special = prompt.add_special_tokens
+    if keeps_last:
+        return await serving.model.encode_last(prompt.text, kept, add_special_tokens=special)
+    ids, _ = await serving.model.encode(prompt.text, kept, add_special_tokens=special)
+    return ids[:kept]
+
+
+def _kept(call: Call, cut: Truncation, max_model_len: int) -> int:
+    """Tokens of each prompt that are kept at most. Without a number it is as many as the answer
+    leaves: one fewer than the context where it is not said how long the answer may be."""
+    if cut.tokens == 0:
+        raise InvalidRequest(
+            "truncate_prompt_tokens is 0; a prompt has at least one token",
+            param="truncate_prompt_tokens",
+        )
+    if cut.tokens is not None:
+        return cut.tokens
+    answer: int = call.sampling.get("max_tokens", call.default_max_tokens or 1)
+    return max(1, max_model_len - answer)
+
+
+def _too_long(serving: Serving, told: str, field: str) -> PromptTooLong:
+    return PromptTooLong(
+        f"this model's maximum context length is {serving.max_model_len} tokens, but the prompt"
+        f" {told}; at least one token must be left to generate. Shorten {field}",
+        param=field,
+    )
+
+
+async def _sampling(call: Call, serving: Serving) -> Mapping[str, Any]:
+    """The call's sampling fields, with all ids in the vocabulary and bad words as ids."""
+    fields = call.sampling
+    biased = [token for token, _ in fields.get("logit_bias", ())]
+    _check_ids("logit_bias", biased, serving.vocab_size)
+    for name in ("stop_token_ids", "allowed_token_ids"):
+        _check_ids(name, fields.get(name, ()), serving.vocab_size)
+    if not call.bad_words:
+        return fields
+    banned = await asyncio.to_thread(_spellings, call.bad_words, serving.model.tokenizer)
+    return {**fields, "bad_words": banned}
+
+
+def _check_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
+    if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+        wrong = next(token for token in ids if not 0 <= token < vocab_size)
+        raise InvalidRequest(
+            f"{name} holds token id {wrong}; ids are in [0, {vocab_size - 1}]", param=name
+        )
+
+
+def _spellings(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """Ids of each word as it is and, unless it brings its own space, after a space, as in mid-
+    sentence. A sequence that ends with another one is banned with that."""
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        plain = tuple(tokenizer.encode(word, add_special_tokens=False))
+        found[plain] = None
+        if not word.startswith(" "):
+            spaced = tuple(tokenizer.encode(" " + word, add_special_tokens=False))
+            if spaced[-len(plain) :] != plain:
+                found[spaced] = None
+    return tuple(found)
+
+
+async def _chunks(ids: tuple[int, ...], sample: NodeReport, salt: str) -> tuple[BlockHash, ...]:
+    if len(ids) <= LONG_PROMPT:
+        return _chunk_names(ids, sample, salt)
+    return await asyncio.to_thread(_chunk_names, ids, sample, salt)
+
+
+def _chunk_names(ids: tuple[int, ...], sample: NodeReport, salt: str) -> tuple[BlockHash, ...]:
+    layout = sample.layout
+    if len(ids) < layout.chunk_tokens:
+        return ()
+    root = root_hash(sample.fingerprint, salt=salt)
+    whole = len(ids) - len(ids) % layout.chunk_tokens
+    hashes = extend_hashes(root, ids[:whole], layout.block_size)
+    return tuple(chunk_hashes(hashes, layout.chunk_blocks))

@@ -1,0 +1,1 @@
+"""The router as a process: composition, workers on one port, reloaded files."""

@@ -1,0 +1,125 @@
+"""What the workers of one router ask of each other, so that any of them answers for all.
+
+Each listens on a unix socket too, in a folder that only their user can enter. In: a request that a
+client sent to one worker. Out: the others' answers to the same request; they check the client's key
+as for any request of its own, and ask nobody further.
+
+    GET /metrics         the others' own figures beside this one's, by label `worker`
+    GET /pool            requests and bookings of all of them
+    GET /ready?all=1     whether all of them have every node
+    GET /requests/{id}   asked on where this one does not know the request
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+import aiohttp
+import msgspec
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from baton_protocol.errors import NotFound
+from baton_router.readiness import about_all, wants_all
+from baton_router.server.aggregate import gathered_metrics, gathered_pool
+
+ANSWER_S = 2.0
+ABOUT_ONE = "/requests/"
+FORWARDED = ("Authorization",)
+
+logger = logging.getLogger(__name__)
+
+
+class Siblings:
+    """`path` is the own unix socket; its stem is the worker's name. The others have `answer_s`."""
+
+    def __init__(self, path: Path, answer_s: float = ANSWER_S) -> None:
+        self.path = path
+        self._answer_s = answer_s
+        self.name = path.stem
+
+    def others(self) -> list[Path]:
+        """The sockets of those that have listened so far."""
+        return sorted(each for each in self.path.parent.glob("*.sock") if each != self.path)
+
+    async def ask(self, request: web.Request) -> dict[str, bytes]:
+        """The others' answers of status 200 by worker, all asked at once. Who does not answer in
+        time is left out: it may be on its way up or down."""
+        others = self.others()
+        bodies = await asyncio.gather(*(self._ask(each, request) for each in others))
+        pairs = zip(others, bodies, strict=True)
+        return {each.stem: body for each, body in pairs if body is not None}
+
+    async def _ask(self, path: Path, request: web.Request) -> bytes | None:
+        headers = {name: request.headers[name] for name in FORWARDED if name in request.headers}
+        try:
+            async with (
+                asyncio.timeout(self._answer_s),
+                aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(path))) as session,
+                session.get(f"http://localhost{request.path_qs}", headers=headers) as answer,
+            ):
+                return await answer.read() if answer.status == 200 else None
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            logger.info("worker %s does not answer: %s", path.stem, error or "not in time")
+            return None
+
+
+def gathering(siblings: Siblings) -> Middleware:
+    """Answers for all workers, where the client cannot know that there are several."""
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.method != "GET" or _is_sibling(request):
+            return await handler(request)
+        if request.path.startswith(ABOUT_ONE):
+            return await _first_known(siblings, request, handler)
+        response = await handler(request)
+        if isinstance(response, web.Response) and response.status == 200:
+            await _add(siblings, request, response)
+        return response
+
+    return middleware
+
+
+async def _first_known(
+    siblings: Siblings, request: web.Request, handler: Handler
+) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except NotFound:
+        for body in (await siblings.ask(request)).values():
+            return web.Response(body=body, content_type="application/json")
+        raise
+
+
+async def _add(siblings: Siblings, request: web.Request, response: web.Response) -> None:
+    """The others' figures to this one's."""
+    body = response.body
+    if request.path == "/ready" and wants_all(request):
+        behind = {each.stem for each in siblings.others()} - (await siblings.ask(request)).keys()
+        if behind:
+            names = ", ".join(sorted(behind))
+            response.set_status(503)
+            response.body = msgspec.json.encode(
+                about_all(f"not ready at all workers: {names} of this router", ())
+            )
+        return
+    if request.path not in ("/metrics", "/pool") or not isinstance(body, bytes):
+        return
+    others = await siblings.ask(request)
+    if request.path == "/metrics":
+        response.body = gathered_metrics(siblings.name, body, others)
+        return
+    pools: Mapping[str, object] = {name: msgspec.json.decode(each) for name, each in others.items()}
+    pool = gathered_pool(siblings.name, msgspec.json.decode(body), pools)
+    response.body = msgspec.json.encode(pool)
+
+
+def _is_sibling(request: web.Request) -> bool:
+    transport = request.transport
+    own: socket.socket | None = transport.get_extra_info("socket") if transport else None
+    return own is not None and own.family == socket.AF_UNIX

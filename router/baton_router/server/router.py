@@ -1,0 +1,421 @@
+"""Puts the router together and runs it: parts, life cycle, signals.
+
+In: RouterSettings. Out: a listening server until SIGTERM or SIGINT. The first signal stops
+accepting and lets running answers finish up to the deadline; the second ends at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import random
+import secrets
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from baton_kvstore.budgets import Budgets as SharedBudgets
+from baton_kvstore.errors import StoreError
+from baton_kvstore.index import Index
+from baton_kvstore.registry import Registry
+from baton_protocol.errors import Unavailable
+from baton_protocol.link import is_loopback, link_headers
+from baton_protocol.store import RouterReport
+from baton_protocol.traces import Sink
+from baton_router.admission.admission import Admission
+from baton_router.admission.cold_start import Waking
+from baton_router.admission.rate_limiter import Budgets
+from baton_router.admission.tenant_limits import Limits, read_limits
+from baton_router.auth import Tenants
+from baton_router.bodies import Bodies, settle_memory
+from baton_router.errors import StartError
+from baton_router.http.app import build_app
+from baton_router.http.handlers import ROUTER_DIGITS, Api
+from baton_router.http.malformed import MAX_HEADERS, MAX_LINE, ShapedRunner
+from baton_router.metrics.admission_metrics import AdmissionMetrics
+from baton_router.metrics.demand import Demand, held_among
+from baton_router.metrics.load_report import Reporting
+from baton_router.metrics.router_metrics import RouterMetrics
+from baton_router.nodes.discovery import Discovery
+from baton_router.nodes.fleet import Fleet
+from baton_router.nodes.link import Link, LinkTable
+from baton_router.nodes.model_artifacts import ModelStore
+from baton_router.nodes.pool_view import PoolView
+from baton_router.nodes.store_lookup import Markers
+from baton_router.observability.history import Explanations
+from baton_router.observability.tracing import Tracing
+from baton_router.placement.policy import Policy
+from baton_router.requests.dispatcher import Dispatcher
+from baton_router.requests.placer import Places
+from baton_router.server.peers import Siblings
+from baton_router.server.reload import Reload
+from baton_router.server.workers import FIRST_WORKER
+from baton_router.settings import RouterSettings
+
+# After a request is ended by force: time for its error event and its aborts to be written.
+FAREWELL_S = 0.5
+POLL_S = 0.02
+REASONS = ("unreadable", "too_large", "artifact")
+# An index that is only late keeps budgets better than each router by itself.
+BUDGETS_TIMEOUT_S = 0.25
+COLLECT_EVERY = 20_000  # new objects; Python's own is 700
+# A thread that works on a large body lets the event loop go on after so long; Python's own is 5 ms,
+# for each step of the loop.
+SWITCH_S = 0.0005
+KNOW_NODES_S = 3.0  # at most, before a worker beside others listens
+
+logger = logging.getLogger(__name__)
+
+
+class Router:
+    """One router. `async with` starts it; `port` is the one it listens on."""
+
+    def __init__(
+        self,
+        settings: RouterSettings,
+        rng: random.Random | None = None,
+        spans: Sink | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        settings.check()
+        self.settings = settings
+        self.port = settings.port
+        self._rng = rng or random.Random()
+        self._spans = spans
+        self._clock = clock
+        self._tasks: list[asyncio.Task[None]] = []
+        self._runner: web.AppRunner | None = None
+        self._reporting: Reporting | None = None
+
+    async def __aenter__(self) -> Router:
+        self._warn_if_open()
+        reload = Reload(
+            (self.settings.api_keys, self.settings.tenants),
+            self._read_tenants,
+            self.settings.bounds.reload_every_s,
+        )
+        tenants, limits = _tenants(self.settings)
+        self._open_store()
+        self._open_pool()
+        self._make_api(tenants, limits)
+        work = [self._discovery.run(), self.fleet.watch(), reload.run()]
+        if self._registry is not None:
+            self._reporting = Reporting(
+                self._registry,
+                self.report,
+                self._clock,
+                every_s=self.settings.bounds.report_every_s,
+                ttl_s=self.settings.bounds.report_ttl_s,
+            )
+            work.append(self._reporting.run())
+        self._tasks = [asyncio.create_task(each) for each in work]
+        try:
+            await self._listen()
+        except BaseException:
+            await self._close()
+            raise
+        return self
+
+    def _warn_if_open(self) -> None:
+        """Once, also with several workers on the port."""
+        settings = self.settings
+        if settings.api_keys or is_loopback(settings.host):
+            return
+        if Path(settings.worker_socket).stem in ("", FIRST_WORKER):
+            logger.warning(
+                "this router listens on %s and has no API keys: whoever reaches it may use the"
+                " models; give it a file of keys (--api-keys), or let nobody else reach it",
+                settings.host or "all addresses",
+            )
+
+    def _open_pool(self) -> None:
+        """What is known of nodes, and the ways to them."""
+        settings, clock = self.settings, self._clock
+        # One connection per node, however many there are: aiohttp's own limit is 100.
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=aiohttp.ClientTimeout(total=None),
+            headers=link_headers(settings.link_token, secrets.token_hex(16)),
+        )
+        self._models = ModelStore(self._session, settings.bounds.max_artifact_bytes)
+        self.view = PoolView(clock, settings.max_view_chunks)
+        self.fleet = Fleet(
+            self.view,
+            self._models,
+            settings.served_model_name,
+            patience_s=settings.link_patience_s,
+            stall_timeout_s=settings.stall_timeout_s,
+            retry_model_s=settings.bounds.retry_model_s,
+            rng=self._rng,
+            clock=clock,
+        )
+        self._table = LinkTable(self._dial)
+        self._discovery = Discovery(
+            self._table,
+            self._registry,
+            settings.nodes,
+            interval_s=settings.discovery_interval_s,
+            forget=self.fleet.forget,
+        )
+        self._markers = Markers(
+            self._index, timeout_s=settings.lookup_timeout_ms / 1000, clock=clock
+        )
+
+    def _make_api(self, tenants: Tenants, limits: Limits) -> None:
+        """What a call goes through, on that pool."""
+        settings, clock = self.settings, self._clock
+        name = f"{socket.gethostname()}-{secrets.token_hex(ROUTER_DIGITS // 2)}"
+        self._demand = Demand(name, clock)
+        metrics = RouterMetrics(self.view, self._demand)
+        metrics.unheard(lambda: self.fleet.hearing.dropped, self._refused)
+        metrics.conflicts.set_function(lambda: len(self._table.conflicts()))
+        metrics.held.set_function(lambda: self.report().held)
+        self.dispatcher = self.fleet.listener = Dispatcher(
+            self.fleet,
+            Places(self.view, self._markers, _policy(settings), self._rng),
+            metrics,
+            # A pool that wakes may have a node, and none yet of the role that a request wants.
+            unready_wait_s=max(settings.unready_wait_s, settings.wake_wait_s),
+            refused_s=settings.bounds.refused_s,
+            clock=clock,
+        )
+        self._waking = Waking(
+            self.fleet, self.dispatcher.change, wait_s=settings.wake_wait_s, clock=clock
+        )
+        admission_metrics = AdmissionMetrics(metrics.registry)
+        self.admission = Admission(
+            settings, self.view, Budgets(self._budgets, clock), admission_metrics, clock
+        )
+        self.admission.use(tenants, limits)
+        self.api = Api(
+            name=name,
+            settings=settings,
+            tenants=tenants,
+            fleet=self.fleet,
+            dispatcher=self.dispatcher,
+            waking=self._waking,
+            admission=self.admission,
+            refused=admission_metrics.rejected,
+            metrics=metrics,
+            explanations=Explanations(settings.explain_requests, clock),
+            bodies=Bodies(settings),
+            tracing=Tracing(self._spans, clock),
+            rng=self._rng,
+            clock=clock,
+            store_state=self._store_state,
+            unreachable=self._table.unreachable,
+            conflicts=self._table.conflicts,
+            links=self._table.links.values,
+        )
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._close()
+
+    async def drain(self, hurry: asyncio.Event) -> None:
+        """Stop accepting; let running answers finish until the deadline, or until `hurry`."""
+        self.api.draining = True
+        if self._runner is not None:
+            for site in list(self._runner.sites):
+                await site.stop()
+        deadline = self._clock() + self.settings.shutdown_deadline_s
+        while self.api.answering and not hurry.is_set() and self._clock() < deadline:
+            await asyncio.sleep(POLL_S)
+
+    def _read_tenants(self) -> None:
+        """Raise StartError for what cannot be used; then all stays as it is."""
+        self.api.tenants, limits = _tenants(self.settings)
+        self.admission.use(self.api.tenants, limits)
+
+    # --- parts ----------------------------------------------------------------------------------
+
+    def _open_store(self) -> None:
+        self._index: Index | None = None
+        self._registry: Registry | None = None
+        self._budgets: SharedBudgets | None = None
+        if not self.settings.index_url:
+            return
+        try:
+            self._index = Index(self.settings.index_url, self.settings.pool)
+            self._registry = Registry(self.settings.index_url, self.settings.pool)
+            self._budgets = SharedBudgets(
+                self.settings.index_url,
+                self.settings.pool,
+                timeout_s=BUDGETS_TIMEOUT_S,
+            )
+        except StoreError as error:
+            raise StartError(str(error)) from error
+
+    def _dial(self, address: str) -> Link:
+        return Link(
+            address,
+            self._session,
+            self.fleet,
+            pause_max_s=self.settings.reconnect_max_s,
+            rng=self._rng,
+            clock=self._clock,
+            bounds=self.settings.bounds,
+        )
+
+    def _store_state(self) -> dict[str, Any]:
+        known = (self._markers.up, self._discovery.reachable)
+        reachable = None if known == (None, None) else False not in known
+        return {"configured": self._index is not None, "reachable": reachable}
+
+    def _refused(self) -> dict[str, int]:
+        """What nodes sent and was not taken, by reason."""
+        registry = self._registry.refused if self._registry is not None else 0
+        return {reason: self.fleet.refused[reason] for reason in REASONS} | {"registry": registry}
+
+    def report(self) -> RouterReport:
+        """What clients ask of this router, as of now."""
+        flights = self.dispatcher.flights
+        held = held_among(flights.values(), self.view)
+        waiting = self._waking.held + self.admission.held + held
+        return self._demand.report(len(flights) - held, waiting)
+
+    async def _listen(self) -> None:
+        host, port = self.settings.host, self.settings.port
+        own = self.settings.worker_socket
+        siblings = Siblings(Path(own)) if own else None
+        self._runner = ShapedRunner(
+            build_app(self.api, siblings),
+            self.settings.header_timeout_s,
+            self.api.new_id,
+            handler_cancellation=True,
+            access_log=None,
+            shutdown_timeout=0.1,
+            max_line_size=MAX_LINE,
+            max_field_size=MAX_LINE,
+            max_headers=MAX_HEADERS,
+            keepalive_timeout=self.settings.idle_timeout_s,
+        )
+        await self._runner.setup()
+        if siblings is not None and siblings.others():
+            await self._know_nodes()
+        try:
+            await web.TCPSite(self._runner, host, port, reuse_port=bool(own)).start()
+            if own:
+                await web.UnixSite(self._runner, own).start()
+        except OSError as error:
+            raise StartError(
+                f"cannot listen on {host}:{port}: {error.strerror or error}"
+            ) from error
+        self.port = self._runner.addresses[0][1]
+        if siblings is not None:
+            logger.info("worker %s serves", siblings.name)  # the parent says where
+            return
+        logger.info(
+            "router of pool %r listens on http://%s:%d", self.settings.pool, host, self.port
+        )
+
+    async def _know_nodes(self) -> None:
+        """A worker that takes a dead one's place gets its share of connections the moment that it
+        listens: its siblings serve them better until it can."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(KNOW_NODES_S):
+                while self.fleet.why_unready() is not None:
+                    await asyncio.sleep(POLL_S)
+
+    async def _close(self) -> None:
+        await self._end_running()
+        if self._runner is not None:
+            await self._runner.cleanup()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._reporting is not None:
+            await self._reporting.withdraw()
+        await self._table.close()
+        await self.fleet.close()
+        await self._models.close()
+        await self._session.close()
+        await self._markers.close()
+        await self.admission.close()
+        for part in (self._index, self._registry, self._budgets):
+            if part is not None:
+                await part.close()
+
+    async def _end_running(self) -> None:
+        """What still runs ends with a retryable error, and its nodes are told."""
+        self._waking.end()
+        self.admission.end()
+        self.dispatcher.on_change()
+        error = Unavailable("the router is shutting down; send the request again").record()
+        for flight in list(self.dispatcher.flights.values()):
+            self.dispatcher.cancel(flight, error)
+        deadline = self._clock() + FAREWELL_S
+        while self._clock() < deadline and self._busy():
+            await asyncio.sleep(POLL_S)
+
+    def _busy(self) -> bool:
+        writing = any(not link.idle for link in self._table.links.values())
+        return writing or self.api.answering > 0
+
+
+def _tenants(settings: RouterSettings) -> tuple[Tenants, Limits]:
+    tenants, limits = Tenants.of_settings(settings), read_limits(settings.tenants)
+    for name in sorted(limits.names - tenants.names):
+        logger.warning("--tenants %s names %r, which has no key", settings.tenants, name)
+    return tenants, limits
+
+
+def _policy(settings: RouterSettings) -> Policy:
+    return Policy(
+        handoff=settings.handoff,
+        min_tokens=settings.handoff_min_tokens,
+        slack_ms=settings.handoff_slack_ms,
+        slack_share=settings.handoff_slack_share,
+        missing_role=settings.missing_role,
+        ranking=settings.placement,
+    )
+
+
+def _keep() -> None:
+    """What is there by now stays as long as the process does, the chunk index with it. A collection
+    that looks through it stops every stream meanwhile."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(COLLECT_EVERY)
+
+
+async def run(
+    settings: RouterSettings,
+    started: Callable[[str, int], None] | None = None,
+    spans: Sink | None = None,
+) -> None:
+    """Serve until a signal. `started` hears host and port. Raise StartError, InvalidRequest."""
+    loop = asyncio.get_running_loop()
+    first, second = asyncio.Event(), asyncio.Event()
+
+    def signalled() -> None:
+        (second if first.is_set() else first).set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, signalled)
+    settle_memory()
+    sys.setswitchinterval(SWITCH_S)
+    try:
+        async with Router(settings, spans=spans) as router:
+            _keep()
+            if started is not None:
+                started(settings.host, router.port)
+            await first.wait()
+            await router.drain(second)
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
