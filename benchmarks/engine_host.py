@@ -30,19 +30,19 @@ from unittest.mock import patch
 
 import torch
 
-from baton_engine.api import EngineInfo, KVMemory, Ready, Row, RowResult, Runner, Sampled
-from baton_engine.attention import StepAttention, TorchAttention
-from baton_engine.blocks import BlockPool
-from baton_engine.config import ModelConfig, RopeConfig
-from baton_engine.core import EngineCore
-from baton_engine.decode_steps import DecodeSteps
-from baton_engine.draws import Draws
-from baton_engine.kernels.ops import TorchOps
+from baton_engine.attention.torch_backend import StepAttention, TorchAttention
+from baton_engine.config.model_config import ModelConfig, RopeConfig
+from baton_engine.core.engine_core import EngineCore
+from baton_engine.interface import EngineInfo, KVMemory, Ready, Row, RowResult, Runner, Sampled
+from baton_engine.kv.block_pool import BlockPool
+from baton_engine.kv.kv_pool import TorchMemory
+from baton_engine.layers.ops import TorchOps
+from baton_engine.layers.parameter import WeightSlots
 from baton_engine.models.decoder import Decoder
-from baton_engine.models.slots import WeightSlots
-from baton_engine.sequence import Sequence as Choice
-from baton_engine.torch_memory import TorchMemory
-from baton_engine.torch_runner import TorchRunner
+from baton_engine.runner.cuda_graphs import DecodeSteps
+from baton_engine.runner.model_runner import TorchRunner
+from baton_engine.sampling.metadata import Draws
+from baton_engine.scheduling.sequence import Sequence as Choice
 from baton_protocol.ids import BlockId, Fingerprint, RequestId
 from baton_protocol.layout import KVLayout
 from baton_protocol.request import Request

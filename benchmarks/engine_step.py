@@ -24,17 +24,17 @@ from pathlib import Path
 
 import torch
 
-from baton_engine.api import TokenOut
-from baton_engine.attention import TorchAttention, TorchStep
-from baton_engine.core import EngineCore
-from baton_engine.kernels import ops
+from baton_engine.attention.torch_backend import TorchAttention, TorchStep
+from baton_engine.build import build_torch
+from baton_engine.config.engine_config import TorchSettings
+from baton_engine.core.engine_core import EngineCore
+from baton_engine.interface import TokenOut
+from baton_engine.kv.kv_pool import TORCH_DTYPES
+from baton_engine.layers import ops
+from baton_engine.layers.decoder_layers import Linear
+from baton_engine.layers.rotary import Rope
 from baton_engine.models.decoder import Decoder
-from baton_engine.models.layers import Linear
-from baton_engine.models.rope import Rope
-from baton_engine.torch_engine import build_torch
-from baton_engine.torch_memory import TORCH_DTYPES
-from baton_engine.torch_runner import TorchRunner
-from baton_engine.torch_settings import TorchSettings
+from baton_engine.runner.model_runner import TorchRunner
 from baton_protocol.ids import RequestId
 from baton_protocol.request import Request
 from baton_protocol.sampling import SamplingParams

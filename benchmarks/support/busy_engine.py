@@ -18,8 +18,8 @@ from unittest.mock import patch
 
 import torch
 
-from baton_engine.api import KVMemory
-from baton_engine.torch_memory import TorchMemory
+from baton_engine.interface import KVMemory
+from baton_engine.kv.kv_pool import TorchMemory
 from baton_node import engine_main
 from baton_node.connector import StoreAddress, StoreConnector
 from baton_node.plane import ChunkRef, ConnectorEvent, Copied, Fetched, LookedUp, Published

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 import torch
 
-from baton_engine.torch_engine import build_torch
-from baton_engine.torch_settings import TorchSettings
+from baton_engine.build import build_torch
+from baton_engine.config.engine_config import TorchSettings
 from baton_protocol.ids import RequestId
 from baton_protocol.request import Request
 from baton_protocol.sampling import SamplingParams

@@ -15,7 +15,7 @@ import sys
 import time
 from unittest.mock import patch
 
-from baton_engine.api import KVMemory
+from baton_engine.interface import KVMemory
 from baton_node import engine_main
 from baton_node.connector import StoreAddress, StoreConnector
 from baton_node.frames import Step, ToServer

@@ -1,6 +1,6 @@
 """Nodes and a store in simulated time, for replays of traces: a discrete-event model.
 
-The timing model is that of the `sim` engine (baton_engine.sim), with caches and links:
+The timing model is that of the `sim` engine (baton_engine.sim.build), with caches and links:
 
     step       DECODE_MS + DECODE_MS_PER_SEQ x decoding sequences + TOKEN_MS x prompt tokens in it,
                of which a step takes at most STEP_TOKENS, first come first served; it gives each

@@ -10,7 +10,7 @@ import os
 import select
 import time
 
-from baton_engine.sim_runner import SimMemory
+from baton_engine.sim.runner import SimMemory
 from baton_node.connector import StoreAddress, StoreConnector
 from baton_node.plane import ChunkRef, ConnectorEvent, Fetched, Published
 from baton_protocol.ids import BlockHash, BlockId, RequestId

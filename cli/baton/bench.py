@@ -25,7 +25,7 @@ from baton.logs import configure
 from baton_protocol.errors import BatonError
 
 if TYPE_CHECKING:
-    from baton_engine.core import EngineCore
+    from baton_engine.core.engine_core import EngineCore
 
 # The first requests are slow: buffers are made, kernels compiled. Tokens of the prompt, new ones.
 WARM_UP = (16, 16)

@@ -17,7 +17,7 @@ from baton.errors import CommandError, UsageError
 from baton.model_folder import find_model
 
 if TYPE_CHECKING:
-    from baton_engine.core import EngineCore
+    from baton_engine.core.engine_core import EngineCore
     from baton_text.tokenizer import Tokenizer
 
 DEMO = "demo"
@@ -78,9 +78,9 @@ def demo_folder() -> Path:
 
 
 def _build(options: BenchOptions, folder: Path | None) -> EngineCore:
+    from baton_engine.build import build_torch
+    from baton_engine.config.engine_config import TorchSettings
     from baton_engine.errors import EngineError
-    from baton_engine.torch_engine import build_torch
-    from baton_engine.torch_settings import TorchSettings
 
     assert folder is not None, "only sim does without a model"
     names = {field.name for field in fields(TorchSettings)} - {"model"}

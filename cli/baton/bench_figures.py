@@ -16,7 +16,7 @@ import msgspec
 from baton.bench_options import BenchOptions
 from baton.bench_run import Look, Trace
 from baton.bench_workload import Workload
-from baton_engine.core import EngineCore
+from baton_engine.core.engine_core import EngineCore
 
 PERCENTILES = (10, 25, 50, 75, 90, 99)
 

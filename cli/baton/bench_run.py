@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from baton_engine.api import Engine, StepResult
+from baton_engine.interface import Engine, StepResult
 from baton_protocol.ids import RequestId
 from baton_protocol.request import Request
 

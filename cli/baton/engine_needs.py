@@ -1,6 +1,6 @@
 """What each engine of a pool takes of this machine's memory, known before any is started.
 
-In: flags, the model's config. Out: a Demand (see baton_engine.sizing), and where engines share the
+In: flags, the model's config. Out: a Demand (see baton_engine.memory.estimate), and where engines share the
 memory of one machine, how much KV each may have. Engines that start together each find all of it
 free, so it is divided here. Imports no torch.
 """
@@ -17,17 +17,17 @@ from baton.options import EngineOptions
 from baton.sizes import ByteSize, about_size
 
 if TYPE_CHECKING:
-    from baton_engine.sizing import Demand
+    from baton_engine.memory.estimate import Demand
 
 MIB = 1 << 20
 
 
 def demand_of(options: EngineOptions) -> Demand:
     """Of one engine with these flags, whose dtype is decided. Raise CommandError."""
-    from baton_engine import demand
-    from baton_engine.config import read_config
+    from baton_engine.config.engine_config import TorchSettings
+    from baton_engine.config.model_config import read_config
     from baton_engine.errors import EngineError
-    from baton_engine.torch_settings import TorchSettings
+    from baton_engine.memory import requirements as demand
 
     names = {each.name for each in fields(TorchSettings)} & {each.name for each in fields(options)}
     given: dict[str, Any] = {name: getattr(options, name) for name in names - {"model"}}
@@ -47,7 +47,8 @@ def demand_of(options: EngineOptions) -> Demand:
 
 def fixed_bytes(options: EngineOptions) -> int:
     """Of everything but KV, in one engine."""
-    from baton_engine import fit, sizing
+    from baton_engine.memory import estimate as sizing
+    from baton_engine.memory import fit
 
     demand = demand_of(options)
     return sizing.fixed_bytes(demand, fit.least_length(demand))
@@ -58,7 +59,7 @@ def check_memory(options: EngineOptions, engines: int, store: int, free: int | N
     than this machine or container has `free`, if anybody knows that; sizes in bytes. Of an engine
     that sizes its KV cache itself the least counts; where not even that fits, share_memory() says
     it."""
-    from baton_engine.demand import CPU_SHARE
+    from baton_engine.memory.requirements import CPU_SHARE
 
     if free is None:
         return
@@ -98,8 +99,9 @@ def check_memory(options: EngineOptions, engines: int, store: int, free: int | N
 def _asked_bytes(options: EngineOptions) -> tuple[int, int]:
     """Of one engine in this machine's memory: a KV pool whose size was given, and what comes with
     it; without one the least that an engine takes. A GPU's memory is not counted."""
-    from baton_engine import fit, sizing
-    from baton_engine.sim import SimSettings
+    from baton_engine.memory import estimate as sizing
+    from baton_engine.memory import fit
+    from baton_engine.sim.build import SimSettings
 
     given = options.kv_memory is not None or options.kv_blocks is not None
     if options.engine == "sim":
@@ -128,10 +130,10 @@ def share_memory(
     """KV memory of each of several engines on this machine's CPU; None where `free` is enough for
     the default of each, or unknown. `others` is what the pool takes beside them. Raise CommandError
     where they do not fit."""
-    from baton_engine.demand import CPU_KV_BYTES, CPU_SHARE
     from baton_engine.errors import SettingsError
-    from baton_engine.fit import check_fit, free_blocks
-    from baton_engine.sizing import Room
+    from baton_engine.memory.estimate import Room
+    from baton_engine.memory.fit import check_fit, free_blocks
+    from baton_engine.memory.requirements import CPU_KV_BYTES, CPU_SHARE
 
     if free is None:
         return None

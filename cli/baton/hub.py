@@ -27,7 +27,7 @@ from baton.errors import CommandError
 from baton.fetched import Fetched, Wanted
 from baton.model_folder import SMALL_FILES
 from baton_engine.errors import WeightsError
-from baton_engine.weight_files import INDEX_NAME, weight_names
+from baton_engine.weights.safetensors_files import INDEX_NAME, weight_names
 from baton_protocol.model_source import HubModel
 
 DEFAULT_ENDPOINT = "https://huggingface.co"

@@ -27,8 +27,8 @@ from baton.hub import DEFAULT_ENDPOINT, PAUSES_S, Hub, open_session
 from baton.logs import configure
 from baton.sizes import about_size
 from baton.store import logged_in
-from baton_engine.digest import keep_digests
 from baton_engine.errors import WeightsError
+from baton_engine.weights.digest import keep_digests
 from baton_kvstore.errors import StoreError
 from baton_protocol.ids import NodeId
 from baton_protocol.model_source import HubModel, SourceError, parse_source

@@ -45,7 +45,7 @@ from baton.roles import check_template
 from baton.sizes import ByteSize
 from baton.store import StoreUrls, open_store
 from baton.supervisor import Plan, Stop, Supervisor
-from baton_engine.machine_memory import free_memory
+from baton_engine.memory.host_memory import free_memory
 from baton_node.parent import die_with
 
 PYTHON = (sys.executable, "-m", "baton")

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 import msgspec
 
-from baton_engine.api import Engine, TokenOut
+from baton_engine.build import build_torch
+from baton_engine.config.engine_config import TorchSettings
 from baton_engine.errors import ModelError
-from baton_engine.torch_engine import build_torch
-from baton_engine.torch_settings import TorchSettings
+from baton_engine.interface import Engine, TokenOut
 from baton_protocol.errors import InvalidRequest
 from baton_protocol.ids import RequestId
 from baton_protocol.request import PositionLogprobs, Request

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from baton_engine.api import Engine, Filled, StepResult, TokenOut
+from baton_engine.interface import Engine, Filled, StepResult, TokenOut
 from baton_node import parking
 from baton_node.counters import Counters
 from baton_node.frames import FinishChoice, Prompted, Step, Token

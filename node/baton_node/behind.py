@@ -7,7 +7,7 @@ where such chunks hold an eighth of the pool already. While the node drains noth
 
 from __future__ import annotations
 
-from baton_engine.api import Engine, Filled
+from baton_engine.interface import Engine, Filled
 from baton_node.counters import Counters
 from baton_node.jobs import Job, JobKey
 from baton_node.plane import ChunkRef, Connector, Copied, Published

@@ -14,11 +14,11 @@ from queue import Empty, SimpleQueue
 
 import msgspec
 
-from baton_engine.api import EngineInfo, Row, Runner, Sample
-from baton_engine.core import EngineCore
+from baton_engine.config.engine_config import TorchSettings
+from baton_engine.core.engine_core import EngineCore
 from baton_engine.errors import EngineError
-from baton_engine.sim import SimSettings, build_sim
-from baton_engine.torch_settings import TorchSettings
+from baton_engine.interface import EngineInfo, Row, Runner, Sample
+from baton_engine.sim.build import SimSettings, build_sim
 from baton_kvstore.data import DataPlane
 from baton_kvstore.endpoint import parse_endpoint
 from baton_kvstore.errors import StoreError
@@ -51,7 +51,7 @@ def build_engine(settings: NodeSettings) -> EngineCore:
         if settings.engine == "sim":
             return build_sim(_sim_settings(settings))
         # The only import of torch in a node, in the only process that needs it.
-        from baton_engine.torch_engine import build_torch
+        from baton_engine.build import build_torch
 
         return build_torch(torch_settings(settings))
     except (EngineError, ArtifactError) as error:

@@ -19,7 +19,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from baton_engine.api import KVMemory
+from baton_engine.interface import KVMemory
 from baton_kvstore.data import DataPlane
 from baton_kvstore.index import Index
 from baton_kvstore.operations import GetResult, PutResult

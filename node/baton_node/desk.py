@@ -20,7 +20,7 @@ from typing import Literal
 
 import msgspec
 
-from baton_engine.api import Engine
+from baton_engine.interface import Engine
 from baton_node import parking
 from baton_node.batch import Batch
 from baton_node.counters import Counters

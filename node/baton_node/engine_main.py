@@ -15,7 +15,7 @@ import sys
 
 import msgspec
 
-from baton_engine.core import EngineCore
+from baton_engine.core.engine_core import EngineCore
 from baton_kvstore.errors import StoreError
 from baton_node.build import build_engine, measure_compute, measure_transfers
 from baton_node.connector import StoreAddress, StoreConnector

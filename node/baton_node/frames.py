@@ -98,7 +98,7 @@ class SetupFailed(msgspec.Struct, frozen=True, tag="setup_failed"):
 
 
 class Token(msgspec.Struct, frozen=True, array_like=True):
-    """One new token; see baton_engine.api.TokenOut. `id` None: the choice had all when it came,
+    """One new token; see baton_engine.interface.TokenOut. `id` None: the choice had all when it came,
     and only ends."""
 
     request: RequestId

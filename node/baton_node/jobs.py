@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from baton_engine.api import EngineInfo, PromptUse, Reservation
+from baton_engine.interface import EngineInfo, PromptUse, Reservation
 from baton_node.counters import Tally
 from baton_node.economy import Decision
 from baton_node.parking import Admit, Parked

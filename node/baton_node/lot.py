@@ -15,7 +15,7 @@ import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from baton_engine.api import Engine
+from baton_engine.interface import Engine
 from baton_node import parking
 from baton_node.counters import Counters
 from baton_node.jobs import Job, JobKey

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from baton_engine.api import Engine, Filled, Progress
+from baton_engine.interface import Engine, Filled, Progress
 from baton_node import publishing
 from baton_node.behind import WriteBehind
 from baton_node.counters import Counters

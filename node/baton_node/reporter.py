@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Protocol
 
-from baton_engine.api import Engine
+from baton_engine.interface import Engine
 from baton_node.counters import Counters
 from baton_node.frames import ToServer
 from baton_node.plane import Measured

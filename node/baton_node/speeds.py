@@ -6,7 +6,7 @@ start values come from the self-benchmark (engine_main).
 
 from __future__ import annotations
 
-from baton_engine.api import StepResult
+from baton_engine.interface import StepResult
 from baton_protocol.store import Speeds
 
 WEIGHT = 0.1  # of the newest step

@@ -6,7 +6,7 @@ from itertools import count
 
 import pytest
 
-from baton_engine.blocks import BlockPool
+from baton_engine.kv.block_pool import BlockPool
 from benchmarks.engine_host import BOOKS, LIVE, books_ms, host_ms, make_engine, spent_s, timed
 
 STEPS = 20  # over a block: each request begins one

@@ -145,7 +145,7 @@ def test_flags_of_the_engine_reach_it() -> None:
 
 
 def test_the_torch_engine_is_told_every_flag_that_has_a_setting() -> None:
-    from baton_engine.torch_settings import TorchSettings
+    from baton_engine.config.engine_config import TorchSettings
 
     asked = {field.name for field in fields(EngineOptions)} - {
         field.name for field in fields(SimOptions)

@@ -13,8 +13,8 @@ from baton.bench_options import LatencyOptions
 from baton.bench_run import LOOK_EVERY, Look, Trace, drive
 from baton.bench_text import ProgressBar, latency_text, throughput_text
 from baton.bench_workload import Ask, Workload
-from baton_engine.core import EngineCore
-from baton_engine.sim import SimSettings, build_sim
+from baton_engine.core.engine_core import EngineCore
+from baton_engine.sim.build import SimSettings, build_sim
 from baton_protocol.errors import PromptTooLong
 from tests.support.engines.engine_core import scripted
 

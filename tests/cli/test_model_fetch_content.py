@@ -13,10 +13,10 @@ import pytest
 
 from baton.errors import CommandError
 from baton.main import main
-from baton_engine import digest
-from baton_engine.config import read_config
-from baton_engine.digest import CACHE_NAME, tensor_digests
-from baton_engine.weight_files import INDEX_NAME
+from baton_engine.config.model_config import read_config
+from baton_engine.weights import digest
+from baton_engine.weights.digest import CACHE_NAME, tensor_digests
+from baton_engine.weights.safetensors_files import INDEX_NAME
 from tests.support.hubs.model_fetch import (
     DEADLINE_S,
     FILES,

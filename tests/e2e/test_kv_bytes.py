@@ -20,9 +20,9 @@ import numpy as np
 import pytest
 import torch
 
-from baton_engine.api import Reservation
-from baton_engine.core import EngineCore
-from baton_engine.sim import SimSettings, build_sim
+from baton_engine.core.engine_core import EngineCore
+from baton_engine.interface import Reservation
+from baton_engine.sim.build import SimSettings, build_sim
 from baton_kvstore.embedded import EmbeddedStore
 from baton_kvstore.keys import chunk_key
 from baton_node.jobs import PADDING

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from baton_engine.api import PromptAsk, Row, Sample, Seen
-from baton_engine.batch_arrays import LEAST_WIDTH, Batch, BatchArrays
-from baton_engine.draws import KEY_A, MASS, TEMPERATURE, TOP_K, draws_of
-from baton_engine.step_rows import after_of, plain_rows
+from baton_engine.interface import PromptAsk, Row, Sample, Seen
+from baton_engine.runner.batch_layout import after_of, plain_rows
+from baton_engine.runner.input_batch import LEAST_WIDTH, Batch, BatchArrays
+from baton_engine.sampling.metadata import KEY_A, MASS, TEMPERATURE, TOP_K, draws_of
 from baton_protocol.ids import BlockId
 from baton_protocol.sampling import SamplingParams
 

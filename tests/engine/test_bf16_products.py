@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from baton_engine.bf16_products import prompt_attention, rms_norm, wide_scores
+from baton_engine.attention.cpu_bf16 import prompt_attention, rms_norm, wide_scores
 
 
 def noise(*shape: int, seed: int = 0) -> torch.Tensor:

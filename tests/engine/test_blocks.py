@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton_engine.blocks import BlockPool, IntegrityError
+from baton_engine.kv.block_pool import BlockPool, IntegrityError
 from baton_protocol.ids import BlockHash, BlockId
 
 

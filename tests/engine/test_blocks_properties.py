@@ -12,7 +12,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from baton_engine.blocks import BlockPool
+from baton_engine.kv.block_pool import BlockPool
 from baton_protocol.ids import BlockHash, BlockId
 from tests.support.engines.cache_reports import follow
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from baton_engine.api import Engine
-from baton_engine.core import EngineCore
+from baton_engine.core.engine_core import EngineCore
+from baton_engine.interface import Engine
 from baton_protocol.errors import InvalidRequest, PromptTooLong
 from baton_protocol.ids import BlockHash, BlockId, RequestId
 from baton_protocol.layout import KVLayout
@@ -360,7 +360,7 @@ def test_chunks_that_come_and_go_are_told_once() -> None:
 @pytest.mark.integration
 def test_importing_the_engine_loads_no_torch() -> None:
     code = (
-        "import sys, baton_engine, baton_engine.sim; "
+        "import sys, baton_engine, baton_engine.sim.build; "
         "from baton_engine import SamplingParams; "
         "assert 'LLM' in baton_engine.__all__; "
         "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton_engine.api import Sample
+from baton_engine.interface import Sample
 from baton_protocol.ids import RequestId
 from tests.support.engines.engine_core import (
     EOS,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from baton_engine.api import Filled
-from baton_engine.core import EngineCore
+from baton_engine.core.engine_core import EngineCore
+from baton_engine.interface import Filled
 from baton_protocol.hashing import chunk_hashes
 from baton_protocol.ids import BlockHash, RequestId
 from tests.support.engines.engine_core import Run, drive, make_request, run_all, scripted, step_once

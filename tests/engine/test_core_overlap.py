@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from baton_engine.core import EngineCore
+from baton_engine.core.engine_core import EngineCore
 from baton_protocol.ids import RequestId
 from tests.support.engines.engine_core import (
     EOS,

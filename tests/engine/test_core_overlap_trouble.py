@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from baton_engine.api import Sample
-from baton_engine.core import EngineCore
-from baton_engine.flight import Flights
+from baton_engine.core.engine_core import EngineCore
+from baton_engine.core.in_flight import Flights
+from baton_engine.interface import Sample
 from baton_protocol.ids import RequestId
 from baton_protocol.request import Request
 from tests.support.engines.engine_core import (

@@ -11,8 +11,8 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton_engine.api import Reservation
-from baton_engine.core import EngineCore
+from baton_engine.core.engine_core import EngineCore
+from baton_engine.interface import Reservation
 from baton_protocol.errors import PromptTooLong
 from baton_protocol.ids import BlockId, RequestId
 from baton_protocol.request import Request

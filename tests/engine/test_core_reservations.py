@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from baton_engine.api import Reservation
-from baton_engine.core import EngineCore
+from baton_engine.core.engine_core import EngineCore
+from baton_engine.interface import Reservation
 from baton_protocol.ids import RequestId
 from baton_protocol.request import Request
 from tests.support.engines.engine_core import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton_engine.api import Reservation
-from baton_engine.core import EngineCore
+from baton_engine.core.engine_core import EngineCore
+from baton_engine.interface import Reservation
 from baton_protocol.ids import RequestId
 from baton_protocol.request import Request
 from tests.support.engines.engine_core import Run, drive, make_request, run_all, scripted, step_once

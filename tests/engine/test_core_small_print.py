@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from baton_engine.api import Complete, Sample
-from baton_engine.core import EngineCore
-from baton_engine.logit_changes import changed_logits
+from baton_engine.core.engine_core import EngineCore
+from baton_engine.interface import Complete, Sample
+from baton_engine.sampling.logits_processors import changed_logits
 from baton_protocol.errors import InvalidRequest
 from baton_protocol.ids import RequestId
 from baton_protocol.request import Request

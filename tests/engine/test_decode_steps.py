@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from baton_engine.api import Row, Sample
-from baton_engine.decode_steps import buckets
-from baton_engine.step_inputs import Staging, inputs_in, inputs_size, pad
-from baton_engine.torch_memory import TorchMemory
-from baton_engine.torch_runner import TorchRunner
+from baton_engine.interface import Row, Sample
+from baton_engine.kv.kv_pool import TorchMemory
+from baton_engine.runner.cuda_graphs import buckets
+from baton_engine.runner.input_buffers import Staging, inputs_in, inputs_size, pad
+from baton_engine.runner.model_runner import TorchRunner
 from tests.support.engines.decoding import (
     GREEDY,
     KINDS,

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton_engine.config import read_config
-from baton_engine.dummy_weights import fill_slots
+from baton_engine.build import build_torch
+from baton_engine.config.engine_config import TorchSettings
+from baton_engine.config.model_config import read_config
 from baton_engine.errors import SettingsError
+from baton_engine.layers.parameter import WeightSlots
+from baton_engine.memory.estimate import count_weights
 from baton_engine.models.registry import build_model
-from baton_engine.models.slots import WeightSlots
-from baton_engine.sizing import count_weights
-from baton_engine.torch_engine import build_torch
-from baton_engine.torch_settings import TorchSettings
+from baton_engine.weights.dummy import fill_slots
 from tests.support.engines.tiny_models import MORE_MODELS, TINY_MODELS, prompt_of
 from tests.support.engines.torch_engines import generate_ids
 from tests.support.needs import needs

@@ -13,10 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_engine.config import read_config
+from baton_engine.config.model_config import read_config
 from baton_engine.errors import SettingsError
-from baton_engine.fit import check_fit, fits, free_blocks, gib, least_length, remedies
-from baton_engine.sizing import (
+from baton_engine.memory.estimate import (
     SPARE_BYTES,
     Demand,
     Measured,
@@ -28,6 +27,7 @@ from baton_engine.sizing import (
     pool_bytes,
     weight_bytes,
 )
+from baton_engine.memory.fit import check_fit, fits, free_blocks, gib, least_length, remedies
 from tests.support.engines.demands import GIB, config_of, demand_of
 
 ROOT = Path(__file__).resolve().parents[2]

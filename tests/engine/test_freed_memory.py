@@ -12,7 +12,7 @@ pytestmark = pytest.mark.integration
 
 FAULTS = """
 import resource, torch
-from baton_engine.freed_memory import keep_freed_memory
+from baton_engine.memory.malloc import keep_freed_memory
 
 def faults(rounds):
     begin = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from baton_engine.api import Reservation
-from baton_engine.core import EngineCore
+from baton_engine.core.engine_core import EngineCore
 from baton_engine.errors import SettingsError
-from baton_engine.sim import SimSettings, build_sim
+from baton_engine.interface import Reservation
+from baton_engine.sim.build import SimSettings, build_sim
 from baton_protocol.request import Request
 from tests.support.engines.engine_core import Run, drive, make_request, run_all
 from tests.support.engines.landing import BLOCK, content, host_bytes, sim

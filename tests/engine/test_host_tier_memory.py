@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from baton_engine.api import KVMemory
 from baton_engine.errors import SettingsError
-from baton_engine.host_tier import CopiedBlocks, HostMemory, HostTier
-from baton_engine.sim_runner import SimMemory
-from baton_engine.torch_memory import PinnedBlocks, TorchMemory
+from baton_engine.interface import KVMemory
+from baton_engine.kv.cpu_offload import CopiedBlocks, HostMemory, HostTier
+from baton_engine.kv.kv_pool import PinnedBlocks, TorchMemory
+from baton_engine.sim.runner import SimMemory
 from baton_protocol.ids import BlockHash, BlockId
 from tests.support.engines.demands import kv_layout
 

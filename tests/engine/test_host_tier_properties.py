@@ -18,9 +18,9 @@ from hypothesis.stateful import (
     rule,
 )
 
-from baton_engine.blocks import BlockPool
-from baton_engine.host_tier import CopiedBlocks, HostTier
-from baton_engine.sim_runner import SimMemory
+from baton_engine.kv.block_pool import BlockPool
+from baton_engine.kv.cpu_offload import CopiedBlocks, HostTier
+from baton_engine.sim.runner import SimMemory
 from baton_protocol.ids import BlockHash, BlockId
 from tests.support.engines.cache_reports import follow
 from tests.support.engines.demands import kv_layout

@@ -11,12 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from baton_engine.config import read_config
+from baton_engine.config.model_config import read_config
 from baton_engine.errors import WeightsError
-from baton_engine.loader import load_weights
+from baton_engine.layers.parameter import WeightSlots
 from baton_engine.models.registry import build_model
-from baton_engine.models.slots import WeightSlots
-from baton_engine.weight_files import INDEX_NAME, SINGLE_NAME
+from baton_engine.weights.loader import load_weights
+from baton_engine.weights.safetensors_files import INDEX_NAME, SINGLE_NAME
 from tests.support.engines.exactness import Tally, compare, reference
 from tests.support.engines.tiny_models import prompt_of
 from tests.support.engines.torch_engines import generate_ids, small_engine

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from baton_engine.config import read_config
-from baton_engine.digest import CACHE_NAME, tensor_digests
+from baton_engine.config.model_config import read_config
 from baton_engine.errors import WeightsError
-from baton_engine.loader import load_weights
-from baton_engine.weight_files import SINGLE_NAME
+from baton_engine.weights.digest import CACHE_NAME, tensor_digests
+from baton_engine.weights.loader import load_weights
+from baton_engine.weights.safetensors_files import SINGLE_NAME
 from baton_protocol.fingerprint import TensorDigest
 from tests.support.engines.torch_engines import small_engine
 
@@ -206,7 +206,7 @@ def test_weights_that_change_while_they_are_loaded_are_refused(
         load_weights(*given)
         overwritten(folder / SINGLE_NAME, data)
 
-    monkeypatch.setattr("baton_engine.torch_engine.load_weights", slowly)
+    monkeypatch.setattr("baton_engine.build.load_weights", slowly)
     with pytest.raises(WeightsError, match=f"{SINGLE_NAME} in .* changed while"):
         small_engine(folder)
 

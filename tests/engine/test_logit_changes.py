@@ -15,11 +15,11 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from baton_engine.api import Listed, Sample, Seen
-from baton_engine.logit_changes import changed_logits
-from baton_engine.noise import gumbel, noise_keys
-from baton_engine.outcome import Bans
-from baton_engine.sampling import sample
+from baton_engine.interface import Listed, Sample, Seen
+from baton_engine.sampling.gumbel import gumbel, noise_keys
+from baton_engine.sampling.logits_processors import changed_logits
+from baton_engine.sampling.sampler import sample
+from baton_engine.scheduling.stop_conditions import Bans
 from baton_protocol.sampling import SamplingParams
 
 INF = math.inf

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_engine.machine_memory import MemoryGroup, free_bytes, free_memory, read_groups
+from baton_engine.memory.host_memory import MemoryGroup, free_bytes, free_memory, read_groups
 
 SIZES = st.integers(0, 1 << 50)
 GROUPS = st.lists(st.builds(MemoryGroup, SIZES, SIZES, SIZES), max_size=4)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from baton_engine.config import (
+from baton_engine.config.model_config import (
     NO_KV_FIELDS,
     NO_KV_KEYS,
     READ_KEYS,

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton_engine.api import PromptAsk, Row
-from baton_engine.config import read_config
-from baton_engine.models.products import HEAD_ROWS, head_product, widened_product
-from baton_engine.models.rope import Rope, inverse_frequencies, rotate
-from baton_engine.torch_engine import build_runner
-from baton_engine.torch_settings import TorchSettings
+from baton_engine.build import build_runner
+from baton_engine.config.engine_config import TorchSettings
+from baton_engine.config.model_config import read_config
+from baton_engine.interface import PromptAsk, Row
+from baton_engine.layers.linear_method import HEAD_ROWS, head_product, widened_product
+from baton_engine.layers.rotary import Rope, inverse_frequencies, rotate
 from baton_protocol.ids import BlockId
 from baton_protocol.sampling import SamplingParams
 from tests.support.engines.tiny_models import MORE_MODELS, TINY_MODELS, prompt_of
@@ -45,7 +45,7 @@ def test_frequencies_are_those_of_transformers(
 
 
 def test_rotation_keeps_lengths_and_position_0_unchanged() -> None:
-    from baton_engine.config import RopeConfig
+    from baton_engine.config.model_config import RopeConfig
 
     rope = Rope(RopeConfig(type="default", theta=1e4), 8, torch.float32, torch.device("cpu"))
     heads = torch.randn(3, 2, 8)

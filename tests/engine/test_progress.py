@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from baton_engine.progress import ERASE, ProgressLine
-from baton_engine.warm_up import counting, describe, warm_all
+from baton_engine.runner.warm_up import counting, describe, warm_all
 from tests.support.clock import Clock
 from tests.support.engines.torch_engines import small_engine
 
@@ -150,7 +150,7 @@ def test_a_loader_tells_of_every_byte(
         totals.append(total)
         return told.append
 
-    monkeypatch.setattr("baton_engine.torch_engine.counting", count)
+    monkeypatch.setattr("baton_engine.build.counting", count)
     small_engine(tiny_model("llama-gqa1"))
     [total] = totals
     assert 0.9 * total < sum(told) <= total  # files have headers

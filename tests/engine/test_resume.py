@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton_engine.api import TokenOut
-from baton_engine.core import EngineCore
-from baton_engine.sim import SimSettings, build_sim
+from baton_engine.core.engine_core import EngineCore
+from baton_engine.interface import TokenOut
+from baton_engine.sim.build import SimSettings, build_sim
 from baton_protocol.ids import RequestId
 from baton_protocol.request import Request
 from baton_protocol.sampling import SamplingParams

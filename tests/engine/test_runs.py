@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_engine.runs import Run, check_runs, merged, total, within
+from baton_engine.scheduling.ranges import Run, check_runs, merged, total, within
 
 
 @st.composite

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from baton_engine.api import Sample
-from baton_engine.sampling import CPU_PART, sample, shaped_logits
+from baton_engine.interface import Sample
+from baton_engine.sampling.sampler import CPU_PART, sample, shaped_logits
 from baton_protocol.sampling import SamplingParams
 
 SEVEN = [0.40, 0.25, 0.15, 0.10, 0.05, 0.03, 0.02]

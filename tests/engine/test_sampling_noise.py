@@ -8,10 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_engine.api import Sample
-from baton_engine.draws import KEY_A, draws_of
-from baton_engine.noise import W_MAX, gumbel, noise_keys
-from baton_engine.sampling import sample
+from baton_engine.interface import Sample
+from baton_engine.sampling.gumbel import W_MAX, gumbel, noise_keys
+from baton_engine.sampling.metadata import KEY_A, draws_of
+from baton_engine.sampling.sampler import sample
 from baton_protocol.sampling import SamplingParams
 
 CPU = torch.device("cpu")

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from baton_engine.api import Sample
-from baton_engine.draws import draws_of
-from baton_engine.kernels.ops import Ops, ops_for
-from baton_engine.sampling import shaped_logits
+from baton_engine.interface import Sample
+from baton_engine.layers.ops import Ops, ops_for
+from baton_engine.sampling.metadata import draws_of
+from baton_engine.sampling.sampler import shaped_logits
 from baton_protocol.sampling import SamplingParams
 from tests.support.needs import needs
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from baton_engine.blocks import BlockPool
-from baton_engine.scheduler import Piece, Scheduler
-from baton_engine.sequence import RequestState, Sequence, blocks_for
+from baton_engine.kv.block_pool import BlockPool
+from baton_engine.scheduling.scheduler import Piece, Scheduler
+from baton_engine.scheduling.sequence import RequestState, Sequence, blocks_for
 from baton_protocol.hashing import extend_hashes
 from baton_protocol.ids import BlockHash
 from tests.support.engines.engine_core import make_request

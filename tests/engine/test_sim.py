@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton_engine.api import Row
-from baton_engine.core import EngineCore
+from baton_engine.core.engine_core import EngineCore
 from baton_engine.errors import SettingsError
-from baton_engine.sim import NO_KV_SETTINGS, SimSettings, build_sim
-from baton_engine.sim_runner import Timing
-from baton_engine.sim_words import mix
+from baton_engine.interface import Row
+from baton_engine.sim.build import NO_KV_SETTINGS, SimSettings, build_sim
+from baton_engine.sim.model import mix
+from baton_engine.sim.runner import Timing
 from baton_protocol.ids import BlockId, Fingerprint
 from baton_protocol.request import Request
 from tests.support.clock import Clock

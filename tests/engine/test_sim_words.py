@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from baton_engine.api import Sample, Seen
-from baton_engine.core import EngineCore
+from baton_engine.core.engine_core import EngineCore
 from baton_engine.errors import SettingsError
-from baton_engine.sim import SimSettings, build_sim
-from baton_engine.sim_words import Vocabulary, _Logits
+from baton_engine.interface import Sample, Seen
+from baton_engine.sim.build import SimSettings, build_sim
+from baton_engine.sim.model import Vocabulary, _Logits
 from baton_protocol.sampling import SamplingParams
 from tests.support.engines.engine_core import Run, make_request, run_all
 
@@ -159,7 +159,7 @@ def test_a_prompts_tokens_are_ranked_among_the_likeliest() -> None:
 # --- poison -------------------------------------------------------------------------------------
 
 POISONED = """
-from baton_engine.sim import SimSettings, build_sim
+from baton_engine.sim.build import SimSettings, build_sim
 from tests.support.engines.engine_core import make_request, run_all
 engine = build_sim(SimSettings(poison_token=7, max_batched_tokens=4))
 run = run_all(engine, [make_request("innocent", [1, 2, 3, 4, 5, 6, 8])])

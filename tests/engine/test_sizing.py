@@ -11,13 +11,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from baton_engine.dummy_weights import fill_slots
-from baton_engine.kernels.choice import attention_for
-from baton_engine.kernels.ops import TORCH_OPS
-from baton_engine.models.registry import build_model
-from baton_engine.models.slots import WeightSlots
-from baton_engine.profile_step import largest_step
-from baton_engine.sizing import (
+from baton_engine.attention.selector import attention_for
+from baton_engine.kv.kv_pool import TORCH_DTYPES, TorchMemory
+from baton_engine.layers.ops import TORCH_OPS
+from baton_engine.layers.parameter import WeightSlots
+from baton_engine.memory.estimate import (
     SPARE_BYTES,
     Demand,
     Measured,
@@ -28,8 +26,10 @@ from baton_engine.sizing import (
     num_graphs,
     weight_bytes,
 )
-from baton_engine.torch_memory import TORCH_DTYPES, TorchMemory
-from baton_engine.torch_runner import TorchRunner
+from baton_engine.models.registry import build_model
+from baton_engine.runner.model_runner import TorchRunner
+from baton_engine.runner.profile_run import largest_step
+from baton_engine.weights.dummy import fill_slots
 from tests.support.engines.demands import config_of, demand_of
 
 

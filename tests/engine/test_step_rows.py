@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from baton_engine.api import Row, RowResult, Sample
-from baton_engine.step_rows import Layout, launched, plain_results
+from baton_engine.interface import Row, RowResult, Sample
+from baton_engine.runner.batch_layout import Layout, launched, plain_results
 from baton_protocol.ids import BlockId
 from baton_protocol.sampling import SamplingParams
 

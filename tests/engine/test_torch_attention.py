@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from baton_engine.api import Row
-from baton_engine.attention import MAX_GROUP_BLOCKS, SMALL_ROW_BLOCKS, TorchAttention
-from baton_engine.paged_kv import Tuning
+from baton_engine.attention.kv_views import Tuning
+from baton_engine.attention.torch_backend import MAX_GROUP_BLOCKS, SMALL_ROW_BLOCKS, TorchAttention
+from baton_engine.interface import Row
 from baton_protocol.ids import BlockId
 from tests.support.engines.small_pool import BLOCK, DIM, LAYERS, POOL, expected_of, memory_of
 

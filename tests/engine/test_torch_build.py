@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+from baton_engine.build import build_torch
+from baton_engine.config.engine_config import TorchSettings
 from baton_engine.errors import EngineError, ModelError, SettingsError, UnsupportedModel
-from baton_engine.torch_engine import build_torch
-from baton_engine.torch_settings import TorchSettings
 from tests.support.engines.tiny_models import FIRST_SPECIAL, MAX_POSITIONS, VOCAB
 from tests.support.engines.torch_engines import small_engine
 

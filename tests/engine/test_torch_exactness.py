@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from baton_engine.api import Row
-from baton_engine.torch_engine import build_runner
-from baton_engine.torch_settings import TorchSettings
+from baton_engine.build import build_runner
+from baton_engine.config.engine_config import TorchSettings
+from baton_engine.interface import Row
 from baton_protocol.ids import BlockId
 from tests.support.engines.exactness import Tally, compare, reference
 from tests.support.engines.tiny_models import MORE_MODELS, TINY_MODELS, prompt_of

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton_engine.core import EngineCore
-from baton_engine.torch_memory import TorchMemory
+from baton_engine.core.engine_core import EngineCore
+from baton_engine.kv.kv_pool import TorchMemory
 from baton_protocol.ids import BlockId
 from tests.support.engines.engine_core import drive
 from tests.support.engines.tiny_models import prompt_of

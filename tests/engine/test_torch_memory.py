@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from baton_engine.errors import SettingsError
-from baton_engine.torch_memory import TorchMemory
+from baton_engine.kv.kv_pool import TorchMemory
 from baton_protocol.ids import BlockId
 from baton_protocol.layout import ITEM_BYTES, KVLayout
 from tests.support.engines.demands import kv_layout

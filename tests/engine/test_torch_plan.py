@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-from baton_engine.decode_steps import buckets
+from baton_engine.build import build_torch
+from baton_engine.config.engine_config import TorchSettings
 from baton_engine.errors import SettingsError
-from baton_engine.sizing import Measured, Room, fixed_bytes, num_graphs, pool_bytes
-from baton_engine.torch_engine import build_torch
-from baton_engine.torch_plan import Plan, find_device, make_plan
-from baton_engine.torch_settings import TorchSettings
+from baton_engine.memory.estimate import Measured, Room, fixed_bytes, num_graphs, pool_bytes
+from baton_engine.runner.cuda_graphs import buckets
+from baton_engine.runner.plan import Plan, find_device, make_plan
 from tests.support.engines.torch_engines import small_engine
 
 MIB, GIB = 1 << 20, 1 << 30

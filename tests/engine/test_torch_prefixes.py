@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton_engine.api import Row
-from baton_engine.attention import TorchAttention, TorchStep
-from baton_engine.decode_rows import SampledRows
-from baton_engine.paged_kv import TUNED, Tuning
-from baton_engine.prefixed_rows import PrefixedRows, shared_prefixes
-from baton_engine.torch_memory import TorchMemory
+from baton_engine.attention.cascade import PrefixedRows, shared_prefixes
+from baton_engine.attention.kv_views import TUNED, Tuning
+from baton_engine.attention.torch_backend import TorchAttention, TorchStep
+from baton_engine.attention.torch_decode import SampledRows
+from baton_engine.interface import Row
+from baton_engine.kv.kv_pool import TorchMemory
 from baton_protocol.ids import BlockId
 from tests.support.engines.exactness import Tally, compare, reference
 from tests.support.engines.small_pool import BLOCK, DIM, LAYERS, POOL, expected_of, memory_of

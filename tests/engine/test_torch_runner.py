@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton_engine.api import Row, RowResult, Sample, Sampled
-from baton_engine.torch_engine import build_runner
-from baton_engine.torch_memory import TorchMemory
-from baton_engine.torch_runner import TorchRunner
-from baton_engine.torch_settings import TorchSettings
+from baton_engine.build import build_runner
+from baton_engine.config.engine_config import TorchSettings
+from baton_engine.interface import Row, RowResult, Sample, Sampled
+from baton_engine.kv.kv_pool import TorchMemory
+from baton_engine.runner.model_runner import TorchRunner
 from baton_protocol.ids import BlockId
 from baton_protocol.sampling import SamplingParams
 from tests.support.engines.tiny_models import prompt_of

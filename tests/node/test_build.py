@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from baton_engine.torch_settings import TorchSettings
+from baton_engine.config.engine_config import TorchSettings
 from baton_kvstore.data import DataPlane
 from baton_kvstore.embedded import EmbeddedStore
 from baton_node.build import build_engine, measure_compute, measure_transfers, torch_settings

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton_engine.sim import SimSettings
+from baton_engine.sim.build import SimSettings
 from baton_kvstore.embedded import EmbeddedStore
 from baton_node.frames import Drain, Drained, FinishChoice, Saved
 from baton_node.nostore import NoStore

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton_engine.sim import SimSettings
+from baton_engine.sim.build import SimSettings
 from baton_kvstore.embedded import EmbeddedStore
 from baton_node.nostore import NoStore
 from baton_protocol.ids import RequestId

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from baton_engine.sim import SimSettings
+from baton_engine.sim.build import SimSettings
 from baton_node.nostore import NoStore
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import Abort, NoFirst, PrefillJob, RunJob

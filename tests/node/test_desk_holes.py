@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing
 import msgspec
 import pytest
 
-from baton_engine.sim import SimSettings
+from baton_engine.sim.build import SimSettings
 from baton_kvstore.embedded import EmbeddedStore
 from baton_kvstore.keys import chunk_key
 from baton_protocol.hashing import chunk_hashes

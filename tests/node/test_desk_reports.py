@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton_engine.sim import SimSettings
+from baton_engine.sim.build import SimSettings
 from baton_node.nostore import NoStore
 from baton_node.reporter import AT_LEAST_EVERY_S, SOON_S
 from baton_protocol.link import Load, PrefillJob, RunJob

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton_engine.sim import SimSettings
+from baton_engine.sim.build import SimSettings
 from baton_kvstore.embedded import EmbeddedStore
 from baton_node.nostore import NoStore
 from baton_node.puts import STILL_S

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from baton_engine.core import EngineCore
+from baton_engine.core.engine_core import EngineCore
 from baton_kvstore.chunk import HEADER_BYTES
 from baton_kvstore.embedded import EmbeddedStore
 from baton_kvstore.keys import chunk_key

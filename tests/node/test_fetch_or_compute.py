@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from baton_engine.sim import SimSettings
+from baton_engine.sim.build import SimSettings
 from baton_kvstore.embedded import EmbeddedStore
 from baton_node.connector import StoreConnector
 from baton_node.jobs import PADDING

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from baton_engine.api import StepResult
+from baton_engine.interface import StepResult
 from baton_node.metrics import (
     COUNTERS,
     GAUGES,

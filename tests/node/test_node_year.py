@@ -6,7 +6,7 @@ from contextlib import closing
 
 import pytest
 
-from baton_engine.sim import SimSettings
+from baton_engine.sim.build import SimSettings
 from baton_kvstore.embedded import EmbeddedStore
 from baton_node.frames import Drain, Undrain
 from baton_node.nostore import NoStore

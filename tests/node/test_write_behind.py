@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton_engine.api import KVMemory
-from baton_engine.sim import SimSettings
+from baton_engine.interface import KVMemory
+from baton_engine.sim.build import SimSettings
 from baton_kvstore.embedded import EmbeddedStore
 from baton_node.connector import StoreAddress, StoreConnector
 from baton_node.frames import Drain, Drained, FinishChoice, Saved, Undrain

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from baton_engine.api import Sample, TokenOut
-from baton_engine.core import EngineCore
+from baton_engine.core.engine_core import EngineCore
+from baton_engine.interface import Sample, TokenOut
 from baton_protocol.hashing import extend_hashes, root_hash
 from baton_protocol.ids import BlockHash, BlockId
 from tests.support.engines.demands import kv_layout

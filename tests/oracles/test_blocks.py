@@ -7,11 +7,11 @@ import random
 import pytest
 import torch
 
-from baton_engine.api import Row
-from baton_engine.attention import TorchAttention
-from baton_engine.blocks import BlockPool
-from baton_engine.sequence import blocks_for
-from baton_engine.torch_memory import TorchMemory
+from baton_engine.attention.torch_backend import TorchAttention
+from baton_engine.interface import Row
+from baton_engine.kv.block_pool import BlockPool
+from baton_engine.kv.kv_pool import TorchMemory
+from baton_engine.scheduling.sequence import blocks_for
 from baton_protocol.hashing import extend_hashes
 from baton_protocol.ids import BlockHash, BlockId
 from tests.oracles.engines import engine_of, free_order, hashes_of, step, tables, usage

@@ -18,14 +18,13 @@ import msgspec
 import pytest
 import torch
 
-from baton_engine.blocks import BlockPool
-from baton_engine.config import ModelConfig, read_config
+from baton_engine.config.engine_config import TorchSettings
+from baton_engine.config.model_config import ModelConfig, read_config
 from baton_engine.errors import SettingsError
-from baton_engine.fit import check_fit, free_blocks
-from baton_engine.models.registry import build_model
-from baton_engine.models.slots import WeightSlots
-from baton_engine.sequence import blocks_for
-from baton_engine.sizing import (
+from baton_engine.kv.block_pool import BlockPool
+from baton_engine.kv.kv_pool import TORCH_DTYPES, TorchMemory
+from baton_engine.layers.parameter import WeightSlots
+from baton_engine.memory.estimate import (
     SPARE_BYTES,
     Measured,
     Room,
@@ -33,9 +32,10 @@ from baton_engine.sizing import (
     count_weights,
     weight_bytes,
 )
-from baton_engine.torch_memory import TORCH_DTYPES, TorchMemory
-from baton_engine.torch_plan import make_plan
-from baton_engine.torch_settings import TorchSettings
+from baton_engine.memory.fit import check_fit, free_blocks
+from baton_engine.models.registry import build_model
+from baton_engine.runner.plan import make_plan
+from baton_engine.scheduling.sequence import blocks_for
 from baton_protocol.hashing import chunk_hashes, extend_hashes, root_hash
 from baton_protocol.ids import Fingerprint, NodeId
 from baton_protocol.layout import KVLayout

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 import torch
 
-from baton_engine.api import Row
-from baton_engine.attention import KVSlots, StepAttention, TorchAttention
-from baton_engine.config import ModelConfig, RopeConfig, read_config
-from baton_engine.decode_steps import buckets
+from baton_engine.attention.torch_backend import KVSlots, StepAttention, TorchAttention
+from baton_engine.config.model_config import ModelConfig, RopeConfig, read_config
+from baton_engine.interface import Row
+from baton_engine.kv.kv_pool import TorchMemory
+from baton_engine.layers.decoder_layers import GatedMLP, Linear, RMSNorm
+from baton_engine.layers.parameter import WeightSlots
+from baton_engine.layers.rotary import Rope, rotate
 from baton_engine.models.decoder import Decoder, DecoderLayer
-from baton_engine.models.layers import GatedMLP, Linear, RMSNorm
 from baton_engine.models.registry import build_model
-from baton_engine.models.rope import Rope, rotate
-from baton_engine.models.slots import WeightSlots
-from baton_engine.torch_memory import TorchMemory
+from baton_engine.runner.cuda_graphs import buckets
 from baton_protocol.ids import BlockId
 from tests.support.engines.decoding import Driver, Noting, make_runner, streams
 from tests.support.engines.demands import kv_layout

@@ -14,7 +14,7 @@ import torch
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
-from baton_engine.logprobs import logprobs_of
+from baton_engine.sampling.logprobs import logprobs_of
 from baton_protocol.errors import ErrorRecord
 from baton_protocol.ids import RequestId
 from baton_protocol.link import Delta, Deltas, RequestStats, RunJob

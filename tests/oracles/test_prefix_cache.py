@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from baton_engine.blocks import BlockPool
-from baton_engine.sequence import blocks_for
+from baton_engine.kv.block_pool import BlockPool
+from baton_engine.scheduling.sequence import blocks_for
 from baton_protocol.hashing import extend_hashes, root_hash
 from baton_protocol.ids import BlockHash, Fingerprint
 from tests.oracles.engines import engine_of, hashes_of, shares, tables

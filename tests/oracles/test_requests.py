@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from baton_engine import LLM, SamplingParams
-from baton_engine.core import EngineCore
+from baton_engine.core.engine_core import EngineCore
 from baton_node.frames import Token
 from baton_node.textual import ChoiceText
 from baton_protocol.errors import InvalidRequest

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from baton_engine.api import Sample, Sampled, Seen
-from baton_engine.logit_changes import changed_logits
-from baton_engine.sampling import sample, shaped_logits
+from baton_engine.interface import Sample, Sampled, Seen
+from baton_engine.sampling.logits_processors import changed_logits
+from baton_engine.sampling.sampler import sample, shaped_logits
 from baton_protocol.sampling import SamplingParams
 
 FOUR = [2.0, 1.0, 0.5, 0.1]

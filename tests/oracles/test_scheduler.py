@@ -7,8 +7,8 @@ from statistics import mean
 
 import pytest
 
-from baton_engine.blocks import BlockPool
-from baton_engine.core import EngineCore
+from baton_engine.core.engine_core import EngineCore
+from baton_engine.kv.block_pool import BlockPool
 from baton_protocol.ids import BlockHash
 from tests.oracles.engines import engine_of, free_order, shares, step, tables
 from tests.support.engines.engine_core import Run, ScriptedRunner, drive, make_request, run_all

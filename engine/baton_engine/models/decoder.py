@@ -9,12 +9,12 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from baton_engine.attention import StepAttention
-from baton_engine.config import ModelConfig
-from baton_engine.models.layers import Attention, GatedMLP, RMSNorm
-from baton_engine.models.products import Product, head_product
-from baton_engine.models.rope import Rope, RopeTables
-from baton_engine.models.slots import WeightSlots
+from baton_engine.attention.torch_backend import StepAttention
+from baton_engine.config.model_config import ModelConfig
+from baton_engine.layers.decoder_layers import Attention, GatedMLP, RMSNorm
+from baton_engine.layers.linear_method import Product, head_product
+from baton_engine.layers.parameter import WeightSlots
+from baton_engine.layers.rotary import Rope, RopeTables
 
 
 class DecoderLayer:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from baton_engine.config import ModelConfig
+from baton_engine.config.model_config import ModelConfig
 from baton_engine.errors import UnsupportedModel
+from baton_engine.layers.decoder_layers import QKNormAttention
+from baton_engine.layers.parameter import WeightSlots
 from baton_engine.models.decoder import Decoder
-from baton_engine.models.layers import QKNormAttention
-from baton_engine.models.slots import WeightSlots
 
 
 class Qwen3(Decoder):

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton_engine.decode_steps import DecodeSteps, EachTime, Graphs, decode_steps
-from baton_engine.kernels.choice import attention_for
-from baton_engine.step_inputs import Staging, staging_for
-from baton_engine.torch_memory import TorchMemory
-from baton_engine.torch_runner import TorchRunner
+from baton_engine.attention.selector import attention_for
+from baton_engine.kv.kv_pool import TorchMemory
+from baton_engine.runner.cuda_graphs import DecodeSteps, EachTime, Graphs, decode_steps
+from baton_engine.runner.input_buffers import Staging, staging_for
+from baton_engine.runner.model_runner import TorchRunner
 from tests.support.engines.decoding import Driver, alone, make_runner, spoiled_staging, streams
 from tests.support.engines.kernels import DEVICE
 
@@ -89,10 +89,10 @@ def test_a_line_that_was_anothers_is_padding_in_the_next_step(tiny_model: Folder
 def test_steps_are_recorded_on_cuda_alone_and_not_where_that_is_forbidden(
     enforce_eager: bool, tiny_model: Folders
 ) -> None:
-    from baton_engine.config import read_config
-    from baton_engine.kernels.ops import ops_for
+    from baton_engine.config.model_config import read_config
+    from baton_engine.layers.ops import ops_for
+    from baton_engine.layers.parameter import WeightSlots
     from baton_engine.models.registry import build_model
-    from baton_engine.models.slots import WeightSlots
 
     runner = make(tiny_model("llama-gqa2-tied"))
     memory = runner.memory

@@ -9,13 +9,13 @@ import torch
 import triton
 import triton.language as tl
 
-from baton_engine.api import Sample
-from baton_engine.draws import draws_of
-from baton_engine.kernels.gumbel import DRAW_TILE, choose_tokens
-from baton_engine.kernels.noise_bits import gumbel_noise, noise_bits
-from baton_engine.kernels.nucleus import TILE, shape
-from baton_engine.noise import W_MAX, gumbel, noise_keys, random_bits
-from baton_engine.sampling import draw, shaped_logits
+from baton_engine.interface import Sample
+from baton_engine.sampling.gumbel import W_MAX, gumbel, noise_keys, random_bits
+from baton_engine.sampling.metadata import draws_of
+from baton_engine.sampling.sampler import draw, shaped_logits
+from baton_engine.sampling.triton_gumbel import gumbel_noise, noise_bits
+from baton_engine.sampling.triton_sampler import DRAW_TILE, choose_tokens
+from baton_engine.sampling.triton_topk_topp import TILE, shape
 from baton_protocol.sampling import SamplingParams
 from tests.support.engines.kernels import DEVICE, noise, poisoned
 

@@ -14,10 +14,10 @@ import torch
 
 from baton.options import NodeOptions
 from baton.roles import node_settings
+from baton_engine.attention.selector import choose_kernels
+from baton_engine.build import build_runner
+from baton_engine.config.engine_config import TorchSettings
 from baton_engine.errors import SettingsError
-from baton_engine.kernels.choice import choose_kernels
-from baton_engine.torch_engine import build_runner
-from baton_engine.torch_settings import TorchSettings
 from baton_node.build import build_engine
 from baton_node.settings import SetupError
 

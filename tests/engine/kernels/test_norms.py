@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from baton_engine.kernels.norms import add_norm
-from baton_engine.kernels.ops import TORCH_OPS
+from baton_engine.layers.ops import TORCH_OPS
+from baton_engine.layers.triton_norm import add_norm
 from tests.support.engines.kernels import DTYPES, assert_close, can_compute, noise, poisoned
 
 EPS = 1e-5

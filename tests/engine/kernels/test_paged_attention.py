@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from baton_engine.kernels.paged_attention import (
+from baton_engine.attention.triton_paged_attention import (
     MAX_SPLITS,
     PagedRows,
     paged_attention,

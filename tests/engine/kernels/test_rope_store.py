@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from baton_engine.attention import KVSlots
-from baton_engine.config import RopeConfig
-from baton_engine.kernels.ops import TORCH_OPS, HeadNorm
-from baton_engine.kernels.rope_store import rotate_store
-from baton_engine.models.rope import Rope, RopeTables
+from baton_engine.attention.torch_backend import KVSlots
+from baton_engine.config.model_config import RopeConfig
+from baton_engine.layers.ops import TORCH_OPS, HeadNorm
+from baton_engine.layers.rotary import Rope, RopeTables
+from baton_engine.layers.triton_rope_store import rotate_store
 from tests.support.engines.kernels import DEVICE, DTYPES, assert_close, can_compute, noise
 
 LAYERS, BLOCK, BLOCKS = 3, 4, 9

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from baton_engine.kernels.ops import TORCH_OPS
-from baton_engine.kernels.silu import BLOCK, silu_mul
+from baton_engine.layers.ops import TORCH_OPS
+from baton_engine.layers.triton_silu import BLOCK, silu_mul
 from tests.support.engines.kernels import DEVICE, DTYPES, assert_close, can_compute, noise, poisoned
 
 

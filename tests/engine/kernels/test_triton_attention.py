@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from baton_engine.api import Row
-from baton_engine.attention import StepAttention, TorchAttention
-from baton_engine.kernels.triton_attention import TritonAttention
-from baton_engine.torch_memory import TorchMemory
+from baton_engine.attention.torch_backend import StepAttention, TorchAttention
+from baton_engine.attention.triton_backend import TritonAttention
+from baton_engine.interface import Row
+from baton_engine.kv.kv_pool import TorchMemory
 from baton_protocol.ids import BlockId
 from tests.support.engines.demands import kv_layout
 from tests.support.engines.kernels import DEVICE, noise

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from baton_engine.sim import SimSettings
+from baton_engine.sim.build import SimSettings
 from baton_kvstore.client import OPERATION_TIMEOUT_S
 from baton_kvstore.data import Tuning
 from baton_node.desk import DeskOptions

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import msgspec
 import pytest
 
-from baton_engine.sim import build_sim
+from baton_engine.sim.build import build_sim
 from baton_kvstore.chunk import chunk_spec, epoch_digest, fingerprint_digest, seal
 from baton_kvstore.keys import chunk_key, inbox_key, marker_key
 from baton_protocol.ids import BlockId, Epoch, Fingerprint, NodeId

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import msgspec
 import psutil
 
-from baton_engine.api import KVMemory
+from baton_engine.interface import KVMemory
 from baton_protocol.ids import BlockId
 from baton_protocol.link import Abort, PrefillJob, RunJob
 from baton_protocol.request import Request

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 
-from baton_engine.core import EngineCore
+from baton_engine.core.engine_core import EngineCore
 from baton_kvstore import operations
 from baton_node import parking
 from baton_protocol.link import RunJob

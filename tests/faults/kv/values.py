@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from baton_engine.sim import SimSettings
+from baton_engine.sim.build import SimSettings
 from baton_kvstore.keys import marker_key
 from baton_protocol.layout import VALUE_HEADER_BYTES
 from baton_protocol.link import RunJob

@@ -12,8 +12,8 @@ import time
 
 import msgspec
 
-from baton_engine.core import EngineCore
-from baton_engine.sim import SimSettings
+from baton_engine.core.engine_core import EngineCore
+from baton_engine.sim.build import SimSettings
 from baton_node.connector import StoreAddress, StoreConnector
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import PrefillJob

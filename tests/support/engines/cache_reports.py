@@ -5,7 +5,7 @@ In: a pool, and the chunk hashes reported so far. Out: those reported now, check
 
 from __future__ import annotations
 
-from baton_engine.blocks import BlockPool
+from baton_engine.kv.block_pool import BlockPool
 from baton_protocol.ids import BlockHash
 
 

@@ -12,17 +12,17 @@ from pathlib import Path
 
 import torch
 
-from baton_engine.api import Launched, Row, Sample
-from baton_engine.config import read_config
-from baton_engine.decode_steps import DecodeSteps, Recorder
-from baton_engine.kernels.choice import Kernels, attention_for
-from baton_engine.kernels.ops import ops_for
-from baton_engine.loader import load_weights
+from baton_engine.attention.selector import Kernels, attention_for
+from baton_engine.config.model_config import read_config
+from baton_engine.interface import Launched, Row, Sample
+from baton_engine.kv.kv_pool import TorchMemory
+from baton_engine.layers.ops import ops_for
+from baton_engine.layers.parameter import WeightSlots
 from baton_engine.models.registry import build_model
-from baton_engine.models.slots import WeightSlots
-from baton_engine.step_inputs import STAGING_BUFFERS, Staging, staging_for
-from baton_engine.torch_memory import TorchMemory
-from baton_engine.torch_runner import TorchRunner
+from baton_engine.runner.cuda_graphs import DecodeSteps, Recorder
+from baton_engine.runner.input_buffers import STAGING_BUFFERS, Staging, staging_for
+from baton_engine.runner.model_runner import TorchRunner
+from baton_engine.weights.loader import load_weights
 from baton_protocol.ids import BlockId
 from baton_protocol.sampling import SamplingParams
 from tests.support.engines.demands import kv_layout

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from baton_engine.config import ModelConfig, RopeConfig
-from baton_engine.sizing import Demand
+from baton_engine.config.model_config import ModelConfig, RopeConfig
+from baton_engine.memory.estimate import Demand
 from baton_protocol.layout import KVLayout
 
 GIB = 1 << 30

@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from baton_engine.api import (
+from baton_engine.core.engine_core import EngineCore
+from baton_engine.interface import (
     Complete,
     EngineInfo,
     Filled,
@@ -24,7 +25,6 @@ from baton_engine.api import (
     StepResult,
     TokenOut,
 )
-from baton_engine.core import EngineCore
 from baton_protocol.ids import BlockId, Fingerprint, RequestId
 from baton_protocol.layout import KVLayout
 from baton_protocol.request import PositionLogprobs, Request, TokenLogprob

@@ -17,7 +17,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from baton_engine.kernels import gumbel, norms, nucleus, paged_attention, rope_store, silu, store_kv
+from baton_engine.attention import triton_paged_attention, triton_store_kv
+from baton_engine.layers import triton_norm, triton_rope_store, triton_silu
+from baton_engine.sampling import triton_sampler, triton_topk_topp
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,47 +39,51 @@ def builds() -> Iterator[Build]:
     yield from _attention("bf16", one_token=False, dim=256, splits=1, window=0, arch=80)
     yield from _attention("fp32", one_token=False, dim=128, splits=1, window=0, arch=80)
     yield Build(
-        kernel=store_kv._store_kv,
+        kernel=triton_store_kv._store_kv,
         types="*i64 *bf16 i32 i32 *bf16 i32 i32 *bf16 i32 i32 i32",
         constants={"BLOCK": 16, "DIM": 128, "DIM_P": 128},
     )
     yield Build(
-        kernel=norms._add_norm,
+        kernel=triton_norm._add_norm,
         types="*bf16 *bf16 *bf16 *bf16 i32 fp32",
         constants={"HAS_DELTA": True, "BLOCK": 4096},
     )
-    yield Build(kernel=silu._silu_mul, types="*bf16 *bf16 i32", constants={"BLOCK": silu.BLOCK})
+    yield Build(
+        kernel=triton_silu._silu_mul,
+        types="*bf16 *bf16 i32",
+        constants={"BLOCK": triton_silu.BLOCK},
+    )
     shape = {"QUERIES": 16, "ALL": 32, "BLOCK": 16, "HALF": 64, "HALF_P": 64, "HEADS": 16}
     yield Build(
-        kernel=rope_store._rotate_store,
+        kernel=triton_rope_store._rotate_store,
         types="*bf16 *bf16 *bf16 *bf16 fp32 *bf16 *i64 i32 i32 i32 i32 i32 i32",
         constants={"HAS_NORM": True, **shape},
     )
     yield Build(
-        kernel=nucleus._shape,
+        kernel=triton_topk_topp._shape,
         types="*fp32 *i32 *fp32 *i32 i32 i32 i32",
-        constants={"TILE": nucleus.TILE},
+        constants={"TILE": triton_topk_topp.TILE},
         options={"num_warps": 8},
     )
     yield Build(
-        kernel=gumbel._draw,
+        kernel=triton_sampler._draw,
         types="*fp32 *i32 *fp32 *i32 *fp32 *i32 i32 i32 i32",
-        constants={"FILTERED": True, "TILE": gumbel.DRAW_TILE},
+        constants={"FILTERED": True, "TILE": triton_sampler.DRAW_TILE},
     )
-    yield Build(kernel=gumbel._pick, types="*i64 *fp32 *i32 i32", constants={"TILES": 128})
+    yield Build(kernel=triton_sampler._pick, types="*i64 *fp32 *i32 i32", constants={"TILES": 128})
 
 
 def _attention(
     dtype: str, *, one_token: bool, dim: int, splits: int, window: int, arch: int
 ) -> Iterator[Build]:
     group, item_bytes = 2, 4 if dtype == "fp32" else 2
-    queries, keys, stages = paged_attention.tile_shape(one_token, group, dim, item_bytes)
-    least = max(paged_attention.SPLIT_KEYS // keys, 1)
+    queries, keys, stages = triton_paged_attention.tile_shape(one_token, group, dim, item_bytes)
+    least = max(triton_paged_attention.SPLIT_KEYS // keys, 1)
     fixed = {"DIM": dim, "DIM_P": dim, "WINDOW": window, "SPLITS": splits, "KEYS": keys}
     shape = {"GROUP": group, "BLOCK": 16, "ONE_TOKEN": one_token, "QUERIES": queries}
     results, where = f"*{dtype} *fp32 *fp32", "*i32 *i32 i32"
     yield Build(
-        kernel=paged_attention._attend,
+        kernel=triton_paged_attention._attend,
         types=f"{results} {where} *i32 i32 *{dtype} i32 i32 fp32 *{dtype} i32 i32 i32",
         constants={**shape, **fixed, "LEAST": least},
         arch=arch,
@@ -85,7 +91,9 @@ def _attention(
     )
     if splits > 1:
         constants = {**fixed, "LEAST": least}
-        yield Build(kernel=paged_attention._join, types=f"{results} {where}", constants=constants)
+        yield Build(
+            kernel=triton_paged_attention._join, types=f"{results} {where}", constants=constants
+        )
 
 
 def compile_one(build: Build) -> int:

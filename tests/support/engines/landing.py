@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from baton_engine.api import KVMemory, Launched, Reservation, Row, RowResult
-from baton_engine.core import EngineCore
-from baton_engine.host_tier import CopiedBlocks, slots_for
-from baton_engine.sim import SimSettings, build_sim
+from baton_engine.core.engine_core import EngineCore
+from baton_engine.interface import KVMemory, Launched, Reservation, Row, RowResult
+from baton_engine.kv.cpu_offload import CopiedBlocks, slots_for
+from baton_engine.sim.build import SimSettings, build_sim
 from baton_protocol.ids import BlockId
 from baton_protocol.request import Request
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from baton_engine.kernels.paged_attention import PagedRows
+from baton_engine.attention.triton_paged_attention import PagedRows
 from tests.support.engines.kernels import DEVICE
 from tests.support.engines.small_pool import attention_of
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import torch
 
-from baton_engine.api import Row
-from baton_engine.torch_memory import TorchMemory
+from baton_engine.interface import Row
+from baton_engine.kv.kv_pool import TorchMemory
 from tests.support.engines.demands import kv_layout
 
 LAYERS, BLOCK, DIM, POOL = 2, 4, 8, 400

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from baton_engine.api import Row, Runner, Sample, TokenOut
-from baton_engine.core import EngineCore
-from baton_engine.torch_engine import build_torch
-from baton_engine.torch_settings import TorchSettings
+from baton_engine.build import build_torch
+from baton_engine.config.engine_config import TorchSettings
+from baton_engine.core.engine_core import EngineCore
+from baton_engine.interface import Row, Runner, Sample, TokenOut
 from baton_protocol.ids import BlockId, RequestId
 from baton_protocol.request import Request
 from baton_protocol.sampling import SamplingParams

@@ -20,7 +20,7 @@ import pytest
 from baton.fetch_options import FetchOptions
 from baton.fetched import MARKER, PART, PLAN
 from baton.model_fetch import Fetch, make_fetch
-from baton_engine.digest import CACHE_NAME
+from baton_engine.weights.digest import CACHE_NAME
 from tests.support.hubs.stub_hub import StubHub
 
 # A safetensors file of 1 MiB: no two parts of it are alike.

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from baton_engine.api import KVMemory
-from baton_engine.core import EngineCore
+from baton_engine.core.engine_core import EngineCore
+from baton_engine.interface import KVMemory
 from baton_node.connector import StoreAddress, StoreConnector
 from baton_node.plane import ConnectorEvent, Fetched, Published
 from baton_protocol.ids import BlockHash, BlockId, RequestId

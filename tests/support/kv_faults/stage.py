@@ -17,8 +17,8 @@ from types import TracebackType
 import msgspec
 import redis
 
-from baton_engine.core import EngineCore
-from baton_engine.sim import SimSettings
+from baton_engine.core.engine_core import EngineCore
+from baton_engine.sim.build import SimSettings
 from baton_kvstore.keys import chunk_key, marker_key
 from baton_node.connector import StoreAddress
 from baton_node.nostore import NoStore

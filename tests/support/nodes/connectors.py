@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from baton_engine.sim import SimSettings, build_sim
+from baton_engine.sim.build import SimSettings, build_sim
 from baton_kvstore.embedded import EmbeddedStore
 from baton_kvstore.index import Index
 from baton_node.connector import StoreAddress, StoreConnector

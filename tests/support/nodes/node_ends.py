@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from baton_engine.api import KVMemory, Reservation
-from baton_engine.core import EngineCore
-from baton_engine.sim_runner import SimMemory
-from baton_engine.torch_memory import TorchMemory
+from baton_engine.core.engine_core import EngineCore
+from baton_engine.interface import KVMemory, Reservation
+from baton_engine.kv.kv_pool import TorchMemory
+from baton_engine.sim.runner import SimMemory
 from baton_kvstore.embedded import EmbeddedStore
 from baton_node.connector import StoreConnector
 from baton_node.indexing import StoreAddress

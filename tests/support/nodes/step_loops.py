@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import Any
 
-from baton_engine.core import EngineCore
-from baton_engine.sim import SimSettings, build_sim
+from baton_engine.core.engine_core import EngineCore
+from baton_engine.sim.build import SimSettings, build_sim
 from baton_kvstore.embedded import EmbeddedStore
 from baton_node.connector import StoreAddress, StoreConnector
 from baton_node.desk import Desk, DeskOptions

@@ -1,0 +1,1 @@
+"""Paged attention: backends and their kernels."""

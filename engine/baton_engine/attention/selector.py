@@ -1,0 +1,52 @@
+"""Which kernels an engine computes with, found out before weights are read.
+
+In: what the user asked for, the device and the dtype. Out: "torch" or "triton". Imports triton only
+where it is wanted.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Literal
+
+import torch
+
+from baton_engine.attention.torch_backend import AttentionBackend, TorchAttention
+from baton_engine.config.model_config import ModelConfig
+from baton_engine.errors import SettingsError
+from baton_engine.kv.kv_pool import TorchMemory
+
+Kernels = Literal["torch", "triton"]
+
+
+def choose_kernels(asked: str, device: torch.device, dtype: str) -> Kernels:
+    """Raise SettingsError where triton is wanted and cannot compute this."""
+    if asked == "torch" or (asked == "auto" and device.type == "cpu"):
+        return "torch"
+    if find_spec("triton") is None:
+        raise SettingsError(
+            f"--kernels {asked} on {device.type} needs triton, which is not installed; "
+            "pip install triton, or use --kernels torch"
+        )
+    import triton
+
+    interpreted: bool = triton.knobs.runtime.interpret
+    if device.type == "cpu" and not interpreted:
+        raise SettingsError(
+            "--kernels triton on cpu runs in triton's interpreter alone, for tests: set "
+            "TRITON_INTERPRET=1, or use --kernels torch"
+        )
+    if interpreted and dtype == "bfloat16":
+        raise SettingsError(
+            "--dtype bfloat16 is computed wrongly by triton's interpreter; use --dtype float32, "
+            "or unset TRITON_INTERPRET"
+        )
+    return "triton"
+
+
+def attention_for(kernels: Kernels, memory: TorchMemory, config: ModelConfig) -> AttentionBackend:
+    if kernels == "torch":
+        return TorchAttention(memory, config.num_heads, config.windows)
+    from baton_engine.attention.triton_backend import TritonAttention
+
+    return TritonAttention(memory, config.num_heads, config.windows)

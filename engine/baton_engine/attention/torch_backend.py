@@ -1,0 +1,307 @@
+"""Paged attention behind a small interface, and its torch implementation.
+
+In: the step's rows and, per layer, rotated q and k, and v. Out: attention outputs; the new K and V
+are written into the pool first, so that a token sees itself through the cache.
+
+The torch twin computes one-token rows (decode) in padded groups, a few batched calls per group and
+layer (`decode_rows`; `prefixed_rows` for those that share blocks), and longer rows (prefill) one by
+one, from a copy of their blocks. Rows of a group differ in length by at most a factor of two, so
+padding never dominates.
+
+Shapes: T tokens of the step, N query heads, K kv heads, H head_dim, B block size, R rows of a
+group, M blocks of its longest row, S keys of its longest row, L layers, P blocks of the pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from baton_engine.attention.cascade import PrefixedRows, row_blocks, shared_prefixes
+from baton_engine.attention.cpu_bf16 import multiplies_bf16, prompt_attention
+from baton_engine.attention.kv_views import TUNED, PagedKV, Positions, Table, Tuning, Visible
+from baton_engine.attention.torch_decode import (
+    DecodeRows,
+    Places,
+    decode_rows,
+    hush_beta_notice,
+    reads_in_place,
+    rows_in_place,
+)
+from baton_engine.interface import Row
+from baton_engine.kv.kv_pool import TorchMemory, stage
+
+# Blocks that one padded group may gather: bounds the workspace (8192 blocks of 16 tokens, 8 kv
+# heads of 128 in bf16 are 512 MiB), not the length of a single row.
+MAX_GROUP_BLOCKS = 8192
+# Below this many blocks a row joins any group: padding costs less than another call.
+SMALL_ROW_BLOCKS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class KVSlots:
+    """Where a step's tokens have their KV: token t at pool[s // B, layer, K or V, :, s % B], with
+    s = slots_T[t]; a negative slot has no place, and nothing is stored."""
+
+    pool: torch.Tensor  # [P, L, 2, K, B, H]
+    slots_T: torch.Tensor  # int64
+
+
+class StepAttention(Protocol):
+    """Attention of one step, called by each layer in turn."""
+
+    def slots(self) -> KVSlots:
+        """For a kernel that stores K and V itself."""
+        ...
+
+    def attend(
+        self,
+        layer: int,
+        q_TNH: torch.Tensor,
+        k_TKH: torch.Tensor,
+        v_TKH: torch.Tensor,
+        *,
+        stored: bool = False,
+    ) -> torch.Tensor:
+        """Store K and V, unless a kernel has `stored` them already, then attend; [T, N, H]."""
+        ...
+
+
+class AttentionBackend(Protocol):
+    def begin(self, rows: Sequence[Row]) -> StepAttention:
+        """Prepare a step whose tokens are the rows' tokens one after another. One-token rows that
+        stand together are computed together."""
+        ...
+
+
+class TorchAttention:
+    """The backend of CPUs, and the twin of kernels everywhere: torch's own operators.
+
+    `windows` is ModelConfig's: one per layer, None where a layer sees all; () if all do."""
+
+    def __init__(
+        self,
+        memory: TorchMemory,
+        num_heads: int,
+        windows: Sequence[int | None] = (),
+        tuning: Tuning = TUNED,
+    ) -> None:
+        hush_beta_notice()
+        self._kv = PagedKV(memory, num_heads, tuning)
+        self._windows = tuple(windows) or (None,) * memory.layout.num_layers
+
+    def begin(self, rows: Sequence[Row]) -> TorchStep:
+        return TorchStep(self._kv, self._windows, rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _One:
+    """A one-token row at a token of the step, or at a row of a group; `seen` are the places in its
+    table of the blocks that are read for it."""
+
+    place: int
+    row: Row
+    seen: range
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """One longer row at tokens [begin, end), which sees `keys` keys. Without a past, `source` is
+    None: K and V are at hand. Without a mask it is causal."""
+
+    begin: int
+    end: int
+    keys: int
+    source: torch.Tensor | None
+    mask: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Division:
+    """The step as the layers of one window compute it."""
+
+    groups: list[DecodeRows]
+    pieces: list[_Piece]
+
+
+class TorchStep:
+    def __init__(self, kv: PagedKV, windows: Sequence[int | None], rows: Sequence[Row]) -> None:
+        self._kv = kv
+        self._block_size = kv.block_size
+        bf16 = kv.device.type == "cpu" and kv.pool.dtype == torch.bfloat16
+        self._products = bf16 and multiplies_bf16()
+        self._slots_T = self._slots_of(rows)
+        self._targets = kv.slot_rows(self._slots_T)
+        divisions = {window: self._divide(rows, window) for window in dict.fromkeys(windows)}
+        self._divisions = [divisions[window] for window in windows]
+
+    def slots(self) -> KVSlots:
+        return KVSlots(self._kv.pool, stage(self._slots_T, self._kv.device))
+
+    def attend(
+        self,
+        layer: int,
+        q_TNH: torch.Tensor,
+        k_TKH: torch.Tensor,
+        v_TKH: torch.Tensor,
+        *,
+        stored: bool = False,
+    ) -> torch.Tensor:
+        if not stored:
+            self._store(layer, k_TKH, v_TKH)
+        division = self._divisions[layer]
+        if len(division.groups) == 1 and not division.pieces:  # the usual decode step: no copy
+            return division.groups[0].attend(layer, q_TNH)
+        out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype, device=q_TNH.device)
+        for group in division.groups:
+            out_TNH[group.places] = group.attend(layer, q_TNH[group.places])
+        for piece in division.pieces:
+            part = slice(piece.begin, piece.end)
+            out_TNH[part] = self._prefill(layer, piece, q_TNH[part], k_TKH[part], v_TKH[part])
+        return out_TNH
+
+    def _store(self, layer: int, k_TKH: torch.Tensor, v_TKH: torch.Tensor) -> None:
+        dim = self._kv.head_dim
+        self._kv.k_slots[layer].index_copy_(0, self._targets, k_TKH.reshape(-1, dim))
+        self._kv.v_slots[layer].index_copy_(0, self._targets, v_TKH.reshape(-1, dim))
+
+    def _prefill(
+        self,
+        layer: int,
+        piece: _Piece,
+        q_TNH: torch.Tensor,
+        k_TKH: torch.Tensor,
+        v_TKH: torch.Tensor,
+    ) -> torch.Tensor:
+        kv_heads, dim = self._kv.num_kv_heads, self._kv.head_dim
+        if piece.source is None:
+            k_KSH, v_KSH = k_TKH.transpose(0, 1), v_TKH.transpose(0, 1)
+        else:
+            kv = self._kv.gather(layer, piece.source).view(2, kv_heads, -1, dim)
+            k_KSH, v_KSH = kv[:, :, : piece.keys]
+        if self._products and piece.mask is not None:
+            return prompt_attention(q_TNH, k_KSH, v_KSH, piece.mask)
+        tokens, heads, dim = q_TNH.shape
+        group = heads // kv_heads
+        q_KGTH = q_TNH.view(tokens, kv_heads, group, dim).permute(1, 2, 0, 3)
+        shape = (kv_heads, group, k_KSH.shape[1], dim)
+        out_KGTH = F.scaled_dot_product_attention(
+            q_KGTH,
+            k_KSH[:, None].expand(shape),
+            v_KSH[:, None].expand(shape),
+            attn_mask=piece.mask,
+            is_causal=piece.mask is None,
+        )
+        return out_KGTH.permute(2, 0, 1, 3).reshape(tokens, heads, dim)
+
+    def _slots_of(self, rows: Sequence[Row]) -> Positions:
+        """Each token's slot, as KVSlots counts them."""
+        slots = []
+        for row in rows:
+            positions = np.arange(row.start, row.start + len(row.tokens))
+            first = row.start // self._block_size
+            used = np.asarray(row.blocks[first : positions[-1] // self._block_size + 1], np.int64)
+            blocks = used[positions // self._block_size - first]
+            slots.append(blocks * self._block_size + positions % self._block_size)
+        return np.concatenate(slots)
+
+    def _divide(self, rows: Sequence[Row], window: int | None) -> _Division:
+        division, ones = _Division([], []), []
+        begin = 0
+        for row in rows:
+            if len(row.tokens) == 1:
+                ones.append(_One(begin, row, self._blocks_seen(row, window)))
+            else:
+                division.pieces.append(self._piece(row, begin, window))
+            begin += len(row.tokens)
+        if window is None and reads_in_place(self._kv):
+            ones = self._take_prefixed(ones, division)
+        for group in _similar(ones):
+            keys = self._keys(group, window)
+            division.groups.append(decode_rows(self._kv, _places(group), *keys))
+        return division
+
+    def _take_prefixed(self, ones: list[_One], division: _Division) -> list[_One]:
+        """Divide the rows that share enough with others; the rest is returned."""
+        taken: set[int] = set()
+        rows = [one.row for one in ones]
+        for shared in shared_prefixes(rows, self._block_size, self._kv.tuning):
+            members = [ones[index] for index in shared.rows]
+            own = [
+                _One(index, one.row, one.seen[shared.num_blocks :])
+                for index, one in enumerate(members)
+            ]
+            parts = [
+                rows_in_place(self._kv, _places(group), *self._keys(group, None))
+                for group in _similar(own)
+            ]
+            blocks_M = row_blocks(members[0].row, shared.num_blocks)
+            group = PrefixedRows(self._kv, _places(members), blocks_M, parts, len(members))
+            division.groups.append(group)
+            taken.update(shared.rows)
+        return [one for index, one in enumerate(ones) if index not in taken]
+
+    def _keys(self, group: Sequence[_One], window: int | None) -> tuple[Table, Visible]:
+        """The rows' blocks, padded to the longest, and which of their keys they see."""
+        table_RM = np.zeros((len(group), max(len(one.seen) for one in group)), np.int64)
+        for line, one in enumerate(group):
+            table_RM[line, : len(one.seen)] = one.row.blocks[one.seen.start : one.seen.stop]
+        starts = np.asarray([one.row.start for one in group])
+        firsts = np.asarray([one.seen.start * self._block_size for one in group])
+        keys = int((starts - firsts).max()) + 1
+        keys_RS = firsts[:, None] + np.arange(keys)
+        return table_RM, _visible(starts[:, None], keys_RS, window)
+
+    def _piece(self, row: Row, begin: int, window: int | None) -> _Piece:
+        tokens = len(row.tokens)
+        queries = np.arange(row.start, row.start + tokens)
+        seen = self._blocks_seen(row, window)
+        keys = np.arange(seen.start * self._block_size, row.start + tokens)
+        mask = source = None
+        if row.start:
+            table_M = np.asarray(row.blocks[seen.start : seen.stop], np.int64)
+            source = self._kv.page_rows(table_M[None, :])
+        if self._products or row.start or (window is not None and window < tokens):
+            mask = self._kv.additive(_visible(queries[:, None], keys[None, :], window))
+        return _Piece(begin, begin + tokens, len(keys), source, mask)
+
+    def _blocks_seen(self, row: Row, window: int | None) -> range:
+        """Places in the row's table of the blocks with keys that its tokens may see."""
+        first = 0 if window is None else max(0, row.start + 1 - window)
+        end = row.start + len(row.tokens)
+        return range(first // self._block_size, -(-end // self._block_size))
+
+
+def _visible(queries: Positions, keys: Positions, window: int | None) -> Visible:
+    """Whether each query sees each key, both given by position."""
+    visible: Visible = keys <= queries
+    return visible if window is None else visible & (keys > queries - window)
+
+
+def _similar(ones: Sequence[_One]) -> Iterator[Sequence[_One]]:
+    """Divide rows into groups that follow each other and differ little in length."""
+    first = longest = shortest = 0
+    for index, one in enumerate(ones):
+        size = len(one.seen)
+        longest_then = max(longest, size)
+        shortest_then = min(shortest, size) if index > first else size
+        uneven = longest_then > max(2 * shortest_then, SMALL_ROW_BLOCKS)
+        too_many = longest_then * (index - first + 1) > MAX_GROUP_BLOCKS
+        if index > first and (uneven or too_many):
+            yield ones[first:index]
+            first, longest_then, shortest_then = index, size, size
+        longest, shortest = longest_then, shortest_then
+    if ones:
+        yield ones[first:]
+
+
+def _places(group: Sequence[_One]) -> Places:
+    first, last = group[0].place, group[-1].place
+    if last - first + 1 == len(group):
+        return slice(first, last + 1)
+    return torch.tensor([one.place for one in group])

@@ -1,0 +1,177 @@
+"""Puts a torch engine together: settings and a model folder in, an EngineCore out.
+
+What can be wrong is found, in one line, before the weights are read (see `torch_plan`). Then: read
+them, on CUDA see what the largest step takes and size the KV pool by it, warm steps of all sizes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from baton_engine.attention.selector import attention_for
+from baton_engine.config.engine_config import TorchSettings
+from baton_engine.core.engine_core import EngineCore
+from baton_engine.errors import SettingsError
+from baton_engine.interface import EngineInfo
+from baton_engine.kv.cpu_offload import CopiedBlocks, HostMemory
+from baton_engine.kv.kv_pool import TORCH_DTYPES, PinnedBlocks, TorchMemory
+from baton_engine.layers.ops import ops_for
+from baton_engine.layers.parameter import WeightSlots
+from baton_engine.memory.host_memory import free_memory
+from baton_engine.memory.malloc import keep_freed_memory
+from baton_engine.models.decoder import Decoder
+from baton_engine.models.registry import build_model
+from baton_engine.progress import ProgressLine
+from baton_engine.runner.cuda_graphs import decode_steps
+from baton_engine.runner.model_runner import TorchRunner
+from baton_engine.runner.plan import Plan, make_plan
+from baton_engine.runner.profile_run import PROFILE_BLOCKS, largest_step, measure_step
+from baton_engine.runner.warm_up import counting, describe, warm_all
+from baton_engine.weights.digest import check_unchanged, file_states, tensor_digests
+from baton_engine.weights.dummy import dummy_digests, fill_slots
+from baton_engine.weights.loader import load_weights
+from baton_engine.weights.safetensors_files import weight_files
+from baton_protocol.fingerprint import TensorDigest, fingerprint
+
+# On a CPU torch and oneDNN each keep compiled products, one per shape, 1,024 by default: 0.4 MB
+# apiece that no setting of ours counts. Prompts of all lengths took a small engine from 640 to
+# 1,081 MB; with 256 of both it stays below 700. Read at the first product.
+PRODUCT_CACHES = ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY")
+PRODUCTS_KEPT = "256"
+
+logger = logging.getLogger(__name__)
+
+
+def build_torch(
+    settings: TorchSettings, *, free: Callable[[], int | None] = free_memory
+) -> EngineCore:
+    """Raise SettingsError or ModelError, one line each, for what a user can correct. `free` says
+    how much memory this machine has free."""
+    started = time.monotonic()
+    plan = make_plan(settings, free=free)
+    weights_there = settings.load_format != "dummy"
+    states = file_states(settings.model) if weights_there else {}
+    digests = _digests(settings, plan)
+    with _no_memory_left(plan):
+        model = _load_model(settings, plan)
+        if weights_there:
+            check_unchanged(settings.model, states)
+        plan = _measured(plan, model)
+        runner = _runner(plan, model)
+        with ProgressLine(sys.stderr) as line:
+            warm_all(runner, line)
+    info = EngineInfo(
+        kind="torch",
+        model=settings.name or settings.model.resolve().name,
+        fingerprint=fingerprint(digests, plan.layout, plan.config.canonical()),
+        layout=plan.layout,
+        num_blocks=plan.num_blocks,
+        max_model_len=plan.max_model_len,
+        max_batched_tokens=plan.demand.max_batched_tokens,
+        max_num_seqs=plan.demand.max_num_seqs,
+        vocab_size=plan.config.vocab_size,
+        eos_ids=plan.config.eos_ids,
+    )
+    engine = EngineCore(info, runner, _host_memory(runner.memory, plan), overlap=plan.overlap)
+    _log_ready(info, plan, runner.buckets, time.monotonic() - started)
+    return engine
+
+
+def build_runner(settings: TorchSettings) -> TorchRunner:
+    """The runner alone, for tests and benchmarks of single steps."""
+    plan = make_plan(settings)
+    return _runner(plan, _load_model(settings, plan))
+
+
+def _digests(settings: TorchSettings, plan: Plan) -> list[TensorDigest]:
+    if settings.load_format == "dummy":
+        return dummy_digests(plan.config, plan.device.type)
+    return tensor_digests(
+        settings.model, plan.config, threads=plan.threads, verify=settings.verify_weights
+    )
+
+
+def _load_model(settings: TorchSettings, plan: Plan) -> Decoder:
+    torch.set_num_threads(plan.threads)
+    for cache in PRODUCT_CACHES:
+        os.environ.setdefault(cache, PRODUCTS_KEPT)
+    if plan.device.type == "cuda":
+        torch.cuda.set_device(plan.device)  # kernels are launched on the current one
+    else:
+        keep_freed_memory()
+    slots = WeightSlots(TORCH_DTYPES[plan.layout.dtype], plan.device, ops_for(plan.kernels))
+    model = build_model(plan.config, slots)
+    if settings.load_format == "dummy":
+        fill_slots(slots)
+    else:
+        total = sum(path.stat().st_size for path in weight_files(settings.model))
+        with ProgressLine(sys.stderr) as line:
+            load_weights(settings.model, plan.config, slots, counting(line, total))
+    slots.finish()
+    return model
+
+
+def _measured(plan: Plan, model: Decoder) -> Plan:
+    """The plan with what the largest step takes beside the weights, where that can be measured."""
+    if not plan.measurable or plan.room is None:
+        return plan
+    rows = largest_step(
+        max_batched_tokens=plan.demand.max_batched_tokens,
+        max_num_seqs=plan.demand.max_num_seqs,
+        longest=plan.max_model_len,
+        block_size=plan.layout.block_size,
+    )
+    memory = TorchMemory(plan.layout, PROFILE_BLOCKS, plan.device)
+    runner = TorchRunner(model, memory, attention_for(plan.kernels, memory, plan.config))
+    return plan.measured(measure_step(runner, rows, plan.device, plan.room))
+
+
+def _runner(plan: Plan, model: Decoder) -> TorchRunner:
+    memory = TorchMemory(plan.layout, plan.num_blocks, plan.device)
+    attention = attention_for(plan.kernels, memory, plan.config)
+    steps = decode_steps(
+        *(model, memory, attention),
+        max_num_seqs=plan.demand.max_num_seqs,
+        max_model_len=plan.max_model_len,
+        enforce_eager=not plan.demand.graphs,
+    )
+    return TorchRunner(model, memory, attention, steps)
+
+
+def _host_memory(memory: TorchMemory, plan: Plan) -> HostMemory | None:
+    if not plan.host_slots:
+        return None
+    room = PinnedBlocks if plan.device.type == "cuda" else CopiedBlocks
+    return room(memory, plan.host_slots)
+
+
+@contextmanager
+def _no_memory_left(plan: Plan) -> Iterator[None]:
+    """What a device has free may be gone to others when it is taken."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise SettingsError(
+            f"{plan.device} ran out of memory while the model was loaded: others took some since "
+            "the start, or a step needs more than was reckoned; lower "
+            f"--max-batched-tokens {plan.demand.max_batched_tokens}, "
+            f"--max-num-seqs {plan.demand.max_num_seqs} or --gpu-memory-utilization"
+        ) from error
+
+
+def _log_ready(info: EngineInfo, plan: Plan, buckets: Sequence[int], seconds: float) -> None:
+    logger.info(
+        "%s (%s, %s, %s) is ready after %.1f s; %d KV blocks of %d tokens, sequences of up to %d; "
+        "%s; overlap %s, %s",
+        *(info.model, plan.config.architecture, plan.layout.dtype, plan.device, seconds),
+        *(info.num_blocks, info.layout.block_size, info.max_model_len, plan.pool_text()),
+        "on" if plan.overlap else "off",
+        f"graphs of {describe(buckets)}" if buckets else "no graphs",
+    )

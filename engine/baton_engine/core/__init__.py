@@ -1,0 +1,1 @@
+"""EngineCore: requests from submission to their last token. No torch."""

@@ -1,0 +1,140 @@
+"""What a step brought: its results go into the sequences, the prefix cache and the books.
+
+In: a step that was read. Out: an Outcome: new tokens, progress, full chunks, and who ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+from baton_engine.core.in_flight import Flight
+from baton_engine.core.kv_chunks import register, take_filled
+from baton_engine.core.limits import Limits
+from baton_engine.core.requests import Roster
+from baton_engine.interface import EngineInfo, Progress, Row, RowResult, Sampled, TokenOut
+from baton_engine.kv.block_pool import BlockPool
+from baton_engine.scheduling.scheduler import Piece, Scheduler
+from baton_engine.scheduling.sequence import RequestState, Sequence, blocks_for
+from baton_engine.scheduling.stop_conditions import Outcome, finish_of
+
+
+class Reader:
+    """Takes the results of steps."""
+
+    def __init__(
+        self,
+        info: EngineInfo,
+        limits: Limits,
+        pool: BlockPool,
+        scheduler: Scheduler,
+        roster: Roster,
+    ) -> None:
+        self._info = info
+        self._layout = info.layout
+        self._limits = limits
+        self._pool = pool
+        self._scheduler = scheduler
+        self._roster = roster
+
+    def take(self, flight: Flight, results: Seq[RowResult], outcome: Outcome) -> None:
+        """Put what the rows brought into `outcome`. Of plain sequences only what may change with a
+        token is looked at; _take_row() says the same of any."""
+        number, size = flight.number, self._layout.block_size
+        outcome.num_seqs = outcome.num_tokens = len(flight.pieces)
+        told = outcome.tokens
+        for piece, row, result in zip(flight.pieces, flight.rows, results, strict=True):
+            sequence = piece.sequence
+            if sequence.step == number:
+                sequence.after = -1
+            if not sequence.plain:
+                self._take_row(piece, row, result, outcome)
+                continue
+            sequence.computed = computed = row.start + 1
+            if computed % size == 0:
+                self._fill(sequence, row.start, computed, outcome)
+            token, state = result.samples[0], sequence.state
+            if computed + 1 >= sequence.end or token.id in state.stops:
+                self._append(state, sequence.choice, token, outcome)
+                self._roster.forget_if_ended(state, outcome.ended)
+                continue
+            sequence.tokens.append(token.id)
+            offset = computed - state.prompt_len
+            told.append(
+                TokenOut(state.request.id, sequence.choice, offset, token.id, token.logprobs)
+            )
+
+    def _take_row(self, piece: Piece, row: Row, result: RowResult, outcome: Outcome) -> None:
+        sequence, state = piece.sequence, piece.sequence.state
+        end = row.start + piece.count
+        outcome.num_tokens += piece.count - 1
+        outcome.num_prompt_tokens += max(0, min(end, state.prompt_len) - row.start)
+        if not sequence.running:
+            return  # it ended when the step was under way
+        if state.asks_prompt:
+            state.take_prompt_logprobs(row.start, result.prompt)
+        sequence.advance(piece.count)
+        self._fill(sequence, row.start, end, outcome)
+        if sequence is state.leader:
+            self._tell(sequence, outcome)
+        for sample, token in zip(row.samples, result.samples, strict=True):
+            self._append(state, sample.choice, token, outcome)
+        if row.samples and sequence.running:
+            sequence.settle()
+        if state.prompt_done:
+            self._roster.start_others(state)
+        self._roster.forget_if_ended(state, outcome.ended)
+
+    def _fill(self, sequence: Sequence, begin: int, end: int, outcome: Outcome) -> None:
+        """The KV of tokens [begin, end) is written: register its full blocks, tell full chunks."""
+        full = sequence.computed // self._layout.block_size
+        if full > sequence.registered:
+            run = (sequence.registered, full)
+            register(self._pool, sequence.blocks, sequence.named(full), run, self._layout)
+            sequence.registered = full
+        if sequence.state.report_filled:
+            outcome.filled += take_filled(sequence, begin, end, self._layout)
+
+    def _tell(self, leader: Sequence, outcome: Outcome) -> None:
+        """How far the leader is with what the request came with."""
+        state = leader.state
+        if state.track and not state.given_done:
+            blocks = leader.blocks[: blocks_for(state.given_len, self._layout.block_size)]
+            computed = min(leader.computed, state.given_len)
+            outcome.progress.append(Progress(state.request.id, computed, tuple(blocks)))
+            state.given_done = computed == state.given_len
+        if not state.prompt_done and leader.computed >= state.prompt_len:
+            state.prompt_done = True
+            outcome.prompts.append(state.prompt_use())
+
+    def _append(self, state: RequestState, choice: int, token: Sampled, outcome: Outcome) -> None:
+        """A choice has a new token: tell, and end the choice or let it go on."""
+        sequence = state.live.get(choice)
+        starts = sequence is None
+        if sequence is None:
+            if choice not in state.pending:
+                return  # it ended when the step was under way
+            sequence = self._roster.make(state, choice)
+        sequence.append(token.id)
+        count = sequence.num_outputs
+        finish = finish_of(
+            state.params,
+            self._info.eos_ids,
+            token.id,
+            num_outputs=count,
+            room=self._limits.max_tokens - sequence.known,
+        )
+        outcome.tokens.append(
+            TokenOut(
+                state.request.id,
+                choice,
+                offset=count - 1,
+                id=token.id,
+                logprobs=token.logprobs,
+                finish=finish,
+                stop_id=token.id if finish == "stop" else None,
+            )
+        )
+        if starts:
+            self._scheduler.add(sequence)
+        if finish is not None or state.prefill_only:
+            self._roster.end(state, choice, linger=state.keeps_blocks)

@@ -1,0 +1,254 @@
+"""EngineCore: api.Engine over one scheduler, one block pool and any Runner.
+
+In: requests, reservations, runs of blocks that landed. Out: per step the new tokens, how far
+tracked requests are, which chunks are full, and who ended. One thread, no clock, no torch.
+
+A request of n choices is n sequences that share the prompt's full blocks. Its leader (the first
+choice that runs) computes the prompt; at the prompt's end one row of logits is sampled for every
+choice that has no token yet, and the others start from there.
+
+With overlap a step is launched before the one before it is read. What is told, cached and counted
+is what was read; a row whose sequence has ended meanwhile was surplus, and tells nothing.
+
+Errors: InvalidRequest and PromptTooLong for what a client may have sent; ValueError for calls that
+break the contract.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from baton_engine.core.apply_results import Reader
+from baton_engine.core.in_flight import Flights
+from baton_engine.core.kv_chunks import full_chunks
+from baton_engine.core.limits import Limits
+from baton_engine.core.requests import Roster
+from baton_engine.core.reservations import Reservations
+from baton_engine.interface import (
+    CacheChange,
+    Complete,
+    EngineInfo,
+    Filled,
+    KVMemory,
+    Reservation,
+    Runner,
+    StepResult,
+)
+from baton_engine.kv.block_pool import BlockPool
+from baton_engine.kv.cpu_offload import HostMemory, HostTier
+from baton_engine.scheduling.ranges import Run
+from baton_engine.scheduling.scheduler import Scheduler
+from baton_engine.scheduling.sequence import RequestState, given_ids
+from baton_engine.scheduling.stop_conditions import Outcome, Totals
+from baton_protocol.hashing import extend_hashes, root_hash
+from baton_protocol.ids import BlockHash, BlockId, RequestId
+from baton_protocol.request import Request
+from baton_protocol.store import NodeLoad
+
+
+class EngineCore:
+    """The engine's state between steps. See api.Engine for the contract of each method."""
+
+    def __init__(
+        self,
+        info: EngineInfo,
+        runner: Runner,
+        host: HostMemory | None = None,
+        *,
+        overlap: bool = False,
+    ) -> None:
+        if runner.memory.layout != info.layout:
+            raise ValueError(f"the runner's pool is {runner.memory.layout}, not {info.layout}")
+        self.info = info
+        self.memory: KVMemory = runner.memory
+        self.overlap = overlap
+        self._runner = runner
+        self._pool = BlockPool(info.num_blocks, HostTier(host))
+        self._scheduler = Scheduler(
+            self._pool,
+            block_size=info.layout.block_size,
+            max_batched_tokens=info.max_batched_tokens,
+            max_num_seqs=info.max_num_seqs,
+        )
+        self._limits = Limits(info)
+        self._flights = Flights(info, runner, self._pool, self._scheduler)
+        self._reservations = Reservations(self._pool, self._scheduler, info.layout)
+        self._roster = Roster(
+            info.layout, self._pool, self._scheduler, self._reservations, self._flights
+        )
+        self._states = self._roster.states
+        self._reader = Reader(info, self._limits, self._pool, self._scheduler, self._roster)
+        self._holds: Counter[BlockId] = Counter()
+        # Ended between steps, or came complete; the next step reports them.
+        self._ended: list[RequestId] = []
+        self._complete: list[Complete] = []
+        self._arrivals = 0
+        self._starved = False
+        self._totals = Totals()
+
+    @property
+    def runner(self) -> Runner:
+        """Computes the steps; a node asks it how fast it is before it takes requests."""
+        return self._runner
+
+    # --- before a request runs ------------------------------------------------------------------
+
+    def block_hashes(self, request: Request) -> tuple[BlockHash, ...]:
+        root = root_hash(self.info.fingerprint, request.adapter, request.salt)
+        return tuple(extend_hashes(root, given_ids(request), self.info.layout.block_size))
+
+    def cached_blocks(self, hashes: Sequence[BlockHash]) -> int:
+        return self._pool.cached(hashes)
+
+    def reserve(self, request: Request) -> Reservation | None:
+        """See api.Engine. All that is known may be cached here (the next token may still come from
+        elsewhere); submit() leaves one token to compute. None also while free blocks are owed to a
+        waiting request. Nothing is cached for a request that asks for prompt_logprobs. Raises like
+        submit() for a request that can never run."""
+        self._limits.check(request)
+        return self._reservations.reserve(request, self.block_hashes(request))
+
+    def release(self, reservation: Reservation) -> None:
+        self._reservations.release(reservation)
+
+    def submit(
+        self,
+        request: Request,
+        *,
+        reservation: Reservation | None = None,
+        landed: Sequence[Run] = (),
+        prefill_only: bool = False,
+        track: bool = False,
+        report_filled: bool = False,
+        finished: Sequence[int] = (),
+    ) -> None:
+        """See api.Engine. Where this raises, the reservation is still the caller's."""
+        self._limits.check(request)
+        if request.id in self._states:
+            raise ValueError(f"request {request.id} is running already")
+        if reservation is not None:
+            self._reservations.check(request.id, reservation, landed)
+        self._arrivals += 1
+        state = RequestState(
+            request,
+            arrival=self._arrivals,
+            root=root_hash(self.info.fingerprint, request.adapter, request.salt),
+            given_hashes=reservation.hashes if reservation else self.block_hashes(request),
+            block_size=self.info.layout.block_size,
+            prefill_only=prefill_only,
+            track=track,
+            report_filled=report_filled,
+            eos_ids=self.info.eos_ids,
+            max_tokens=self._limits.max_tokens,
+        )
+        self._states[request.id] = state
+        # An earlier attempt that ended between steps is known to whoever ended it: the next step's
+        # `finished` must not name this one.
+        self._ended = [ended for ended in self._ended if ended != request.id]
+        self._complete = [each for each in self._complete if each.request != request.id]
+        for choice in range(request.params.n):
+            if choice in finished:
+                continue
+            complete = self._limits.complete(request, choice)
+            if complete is None:
+                state.pending.append(choice)
+            else:
+                self._complete.append(complete)
+        self._roster.start_leader(state, reservation, () if state.asks_prompt else landed)
+        self._roster.forget_if_ended(state, self._ended)
+
+    # --- ending early ---------------------------------------------------------------------------
+
+    def finish_choice(self, request: RequestId, choice: int) -> None:
+        """See api.Engine. If this ended the request, the next step's `finished` names it."""
+        state = self._states.get(request)
+        if state is None:
+            return
+        if choice in state.pending:
+            state.pending.remove(choice)
+        elif choice in state.live:
+            self._roster.end(state, choice)
+        self._roster.forget_if_ended(state, self._ended)
+
+    def abort(self, request: RequestId) -> None:
+        state = self._states.pop(request, None)
+        if state is None:
+            return
+        for sequence in state.live.values():
+            self._roster.take_out(sequence)
+
+    # --- blocks in transfer -----------------------------------------------------------------------
+
+    def hold(self, blocks: Sequence[BlockId]) -> None:
+        self._pool.touch(blocks)
+        self._holds.update(blocks)
+
+    def unhold(self, blocks: Sequence[BlockId]) -> None:
+        missing = Counter(blocks) - self._holds
+        if missing:
+            raise ValueError(f"blocks {sorted(missing)} are given back and were not held")
+        self._holds.subtract(blocks)
+        self._pool.release(blocks)
+
+    # --- steps ------------------------------------------------------------------------------------
+
+    def has_work(self) -> bool:
+        lingering = self._roster.lingering
+        return bool(self._states or self._ended or lingering or self._flights)
+
+    def step(self) -> StepResult:
+        """See api.Engine. If the runner raises, nothing is lost: the step can be tried again."""
+        self._roster.release_lingering()
+        self._starved = False
+        if not self._flights:
+            self._flights.launch()
+            self._starved = self._scheduler.starved
+        if self.overlap and self._flights:
+            self._flights.launch()
+        outcome = self._read()
+        outcome.add_to(self._totals)
+        return outcome.result()
+
+    def _read(self) -> Outcome:
+        """What the oldest step under way brought, if there is one, and what ended or came complete
+        since the step before."""
+        read = self._flights.read() if self._flights else None
+        outcome = Outcome(ended=self._ended, complete=self._complete)
+        self._ended, self._complete = [], []
+        if read is not None:
+            self._reader.take(*read, outcome)
+        return outcome
+
+    def starved(self) -> bool:
+        """See api.Engine. Not for a request that merely waits its turn while others run: parked
+        requests would lose their blocks to every queue."""
+        return self._starved
+
+    # --- what it tells ----------------------------------------------------------------------------
+
+    def cache_changes(self) -> CacheChange:
+        return self._pool.take_changes()
+
+    def full_chunks(self, request: RequestId) -> tuple[Filled, ...]:
+        state = self._states.get(request)
+        return full_chunks(state, self.info.layout) if state is not None else ()
+
+    def cached_chunks(self) -> tuple[BlockHash, ...]:
+        return self._pool.cached_chunks()
+
+    def load(self) -> NodeLoad:
+        scheduler = self._scheduler
+        return NodeLoad(
+            waiting=len(scheduler.waiting),
+            running=len(scheduler.running),
+            queued_tokens=sum(each.prompt_missing for each in scheduler.sequences()),
+            preemptions_total=scheduler.preemptions,
+            **self._pool.figures(),
+            **self._totals.figures(),
+        )
+
+    def check_integrity(self) -> None:
+        expected = self._holds + self._roster.references()
+        expected.update(self._reservations.blocks())
+        self._pool.check_integrity(expected)

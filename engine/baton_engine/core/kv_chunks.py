@@ -1,0 +1,55 @@
+"""Which blocks and chunks of a sequence are full.
+
+In: sequences. Out: their blocks in the prefix cache; Filled, for those who put chunks into the
+store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+from baton_engine.interface import Filled
+from baton_engine.kv.block_pool import BlockPool
+from baton_engine.scheduling.ranges import Run
+from baton_engine.scheduling.sequence import RequestState, Sequence
+from baton_protocol.ids import BlockHash, BlockId
+from baton_protocol.layout import KVLayout
+
+
+def register(
+    pool: BlockPool, blocks: Seq[BlockId], hashes: Seq[BlockHash], run: Run, layout: KVLayout
+) -> None:
+    """Make the blocks of a run of a sequence findable: their KV is there, and stays."""
+    for index in range(*run):
+        ends_chunk = (index + 1) % layout.chunk_blocks == 0
+        pool.register(blocks[index], hashes[index], ends_chunk=ends_chunk)
+
+
+def take_filled(sequence: Sequence, begin: int, end: int, layout: KVLayout) -> list[Filled]:
+    """Chunks that became full when tokens [begin, end) of `sequence` were computed; noted, so that
+    none is told twice. What landed or was cached whole, or was told before, is not among them."""
+    size = layout.chunk_tokens
+    first, full = max(sequence.passed, begin // size), sequence.computed // size
+    sequence.passed = max(sequence.passed, full)
+    return [_chunk(sequence, i, layout) for i in range(first, full) if i * size < end]
+
+
+def full_chunks(state: RequestState, layout: KVLayout) -> tuple[Filled, ...]:
+    """All full chunks of what a request's choices have computed or come to, each name once."""
+    found: dict[BlockHash, Filled] = {}
+    for sequence in state.live.values():
+        for index in range(sequence.computed // layout.chunk_tokens):
+            chunk = _chunk(sequence, index, layout)
+            found.setdefault(chunk.hash, chunk)
+    return tuple(found.values())
+
+
+def _chunk(sequence: Sequence, index: int, layout: KVLayout) -> Filled:
+    begin, end = index * layout.chunk_blocks, (index + 1) * layout.chunk_blocks
+    return Filled(
+        sequence.state.request.id,
+        sequence.choice,
+        index,
+        hash=sequence.named(end)[end - 1],
+        blocks=tuple(sequence.blocks[begin:end]),
+    )

@@ -1,0 +1,77 @@
+"""What an engine can run at all: the one place that turns requests away for good.
+
+In: a Request. Out: nothing, or an error that names the limit. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from baton_engine.interface import Complete, EngineInfo
+from baton_engine.scheduling.stop_conditions import finish_of
+from baton_protocol.errors import InvalidRequest, PromptTooLong
+from baton_protocol.request import Request
+
+
+class Limits:
+    """`max_tokens` is the most tokens, prompt and outputs, a choice may have.
+
+    The last token of a sequence needs no KV, so the pool has room for one token more than its
+    blocks hold. A sequence of that length can always be run by giving it the whole pool: none is
+    ever stuck, and its length does not depend on who shares the pool.
+    """
+
+    def __init__(self, info: EngineInfo) -> None:
+        self.vocab_size = info.vocab_size
+        self.eos_ids = info.eos_ids
+        self.max_tokens = min(info.max_model_len, info.num_blocks * info.layout.block_size + 1)
+
+    def check(self, request: Request) -> None:
+        """Raise InvalidRequest or PromptTooLong for a request that can never run here."""
+        params, outputs, prompt = request.params, request.outputs, request.prompt_ids
+        params.check()
+        if not prompt:
+            raise InvalidRequest("the prompt is empty; at least 1 token", param="prompt")
+        if outputs and len(outputs) != params.n:
+            raise ValueError(f"request {request.id} has {len(outputs)} outputs for n={params.n}")
+        for field, ids in (
+            ("prompt", prompt),
+            ("stop_token_ids", params.stop_token_ids),
+            ("logit_bias", [id for id, _ in params.logit_bias]),
+            ("allowed_token_ids", params.allowed_token_ids or ()),
+            ("bad_words", [id for word in params.bad_words for id in word]),
+        ):
+            self._check_ids(field, ids)
+        if len(prompt) >= self.max_tokens:
+            raise PromptTooLong(
+                f"the prompt has {len(prompt)} tokens; at most {self.max_tokens - 1} fit, so that "
+                "there is room for 1 new token",
+                param="prompt",
+            )
+        known = len(prompt) + max((len(ids) for ids in outputs), default=0)
+        if known > self.max_tokens:
+            raise PromptTooLong(
+                f"prompt and outputs have {known} tokens; the limit is {self.max_tokens}",
+                param="prompt",
+            )
+
+    def _check_ids(self, field: str, ids: Collection[int]) -> None:
+        for id in (min(ids), max(ids)) if ids else ():
+            if not 0 <= id < self.vocab_size:
+                raise InvalidRequest(
+                    f"{field} holds token id {id}, which is not in the vocabulary "
+                    f"(0..{self.vocab_size - 1})",
+                    param=field,
+                )
+
+    def complete(self, request: Request, choice: int) -> Complete | None:
+        """How a choice that came with all its tokens ended; None where tokens are to come."""
+        outputs = request.outputs[choice] if request.outputs else ()
+        if not outputs:
+            return None
+        last, count = outputs[-1], len(outputs)
+        room = self.max_tokens - len(request.prompt_ids) - count
+        finish = finish_of(request.params, self.eos_ids, last, num_outputs=count, room=room)
+        if finish is None:
+            return None
+        return Complete(request.id, choice, finish, last if finish == "stop" else None)

@@ -1,0 +1,93 @@
+"""Blocks that requests hold before they run, and how a request starts from them.
+
+In: requests whose KV is on its way, and the runs of it that landed. Out: Reservations; and leaders
+placed in their blocks, with what landed registered in the prefix cache.
+
+Errors: ValueError for calls that break the contract.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from baton_engine.core.kv_chunks import register
+from baton_engine.interface import Reservation
+from baton_engine.kv.block_pool import BlockPool
+from baton_engine.scheduling.ranges import Run, check_runs, merged, within
+from baton_engine.scheduling.scheduler import Scheduler
+from baton_engine.scheduling.sequence import Sequence as Choice
+from baton_engine.scheduling.sequence import blocks_for, given_ids
+from baton_protocol.ids import BlockHash, BlockId, RequestId
+from baton_protocol.layout import KVLayout
+from baton_protocol.request import Request
+
+
+class Reservations:
+    """One at most per request, each held until it is used or released."""
+
+    def __init__(self, pool: BlockPool, scheduler: Scheduler, layout: KVLayout) -> None:
+        self._pool = pool
+        self._scheduler = scheduler
+        self._layout = layout
+        self._held: dict[RequestId, Reservation] = {}
+
+    def reserve(self, request: Request, hashes: tuple[BlockHash, ...]) -> Reservation | None:
+        """See EngineCore.reserve; `hashes` are those of the full blocks of what is known."""
+        if request.id in self._held:
+            raise ValueError(f"request {request.id} has a reservation already")
+        findable = hashes if request.params.prompt_logprobs is None else ()
+        # One that came with all its tokens may know one more than the pool holds: its last.
+        needed = blocks_for(len(given_ids(request)), self._layout.block_size)
+        if self._scheduler.owes_blocks:
+            return None
+        size = min(needed, self._pool.num_blocks)
+        taken = self._pool.take(size, findable, spare=self._scheduler.spare)
+        if taken is None:
+            return None
+        self._pool.host.settle()  # transfers may write into the blocks from now on
+        found = taken.cached + taken.loaded
+        reservation = Reservation(request.id, tuple(taken.blocks), hashes, found, taken.loaded)
+        self._held[request.id] = reservation
+        return reservation
+
+    def release(self, reservation: Reservation) -> None:
+        """Give its blocks back, if it is held."""
+        if self._held.get(reservation.request) is reservation:
+            del self._held[reservation.request]
+            self._pool.release(reservation.blocks)
+
+    def check(self, request: RequestId, reservation: Reservation, landed: Sequence[Run]) -> None:
+        """Raise ValueError unless the request holds it, and the runs are of its full blocks."""
+        if self._held.get(request) is not reservation:
+            raise ValueError(f"request {request} does not own this reservation")
+        check_runs(landed, len(reservation.hashes))
+
+    def use(self, leader: Choice, reservation: Reservation, landed: Sequence[Run]) -> None:
+        """The blocks are the leader's: register what landed, and keep one token to compute."""
+        del self._held[reservation.request]
+        size, cached = self._layout.block_size, reservation.cached
+        blocks, computable = list(reservation.blocks), leader.known - 1
+        # The block of the last known token is not registered: it will be written.
+        whole = computable // size
+        for start, end in within(landed, cached, whole):
+            register(self._pool, blocks, reservation.hashes, (start, end), self._layout)
+        if cached > whole:
+            # All that is known is cached. What others may read is never rewritten: the last block
+            # is computed anew, in another place.
+            self._pool.release([blocks.pop()])
+            computable = whole * size
+        found = merged([(0, cached), *landed])
+        runs = within([(start * size, end * size) for start, end in found], 0, computable)
+        leader.place(blocks, runs)
+        own, shared = (cached - reservation.loaded) * size, min(cached * size, computable)
+        leader.state.placed(
+            leader,
+            cached=within([(0, own)], 0, shared),
+            host=within([(own, shared)], 0, shared),
+            fetched=within(runs, shared, computable),
+        )
+
+    def blocks(self) -> Iterator[BlockId]:
+        """All that are held, each as often as it is."""
+        for reservation in self._held.values():
+            yield from reservation.blocks

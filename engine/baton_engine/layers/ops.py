@@ -1,0 +1,121 @@
+"""The small operations that a model and the sampler use, and their torch twins.
+
+What torch does in several passes over a step's activations, a kernel does in one. `Ops` is where
+the two meet: models call it and do not know which they have.
+
+Shapes: T tokens of the step, D hidden size, F MLP size, N query heads, K kv heads, X = N + K,
+Z = N + 2 K, H head_dim, S samples, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+
+from baton_engine.attention.cpu_bf16 import rms_norm
+from baton_engine.attention.selector import Kernels
+from baton_engine.attention.torch_backend import StepAttention
+from baton_engine.layers.rotary import RopeTables, rotate
+from baton_engine.sampling.metadata import Draws
+from baton_engine.sampling.sampler import draw
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorm:
+    """RMSNorm of each head of q and k, with a weight per head."""
+
+    weight_XH: torch.Tensor
+    eps: float
+
+
+class Ops(Protocol):
+    def add_norm(
+        self,
+        x_TD: torch.Tensor,
+        delta_TD: torch.Tensor | None,
+        weight_D: torch.Tensor,
+        eps: float,
+    ) -> torch.Tensor:
+        """Add delta, if there is one, to x in place; RMSNorm of the sum, a new tensor."""
+        ...
+
+    def silu_mul(self, gate_up_TF: torch.Tensor) -> torch.Tensor:
+        """silu(gate) * up of [T, 2 F]; may use the argument's memory."""
+        ...
+
+    def attend(
+        self,
+        heads_TZH: torch.Tensor,
+        num_heads: int,
+        norm: HeadNorm | None,
+        rope: RopeTables,
+        layer: int,
+        attention: StepAttention,
+    ) -> torch.Tensor:
+        """Normalise and rotate q and k, store k and v, attend; [T, N, H]. May change `heads`."""
+        ...
+
+    def draw(self, logits_SV: torch.Tensor, draws: Draws) -> torch.Tensor:
+        """The token of each sample, int64 [S], from logits that nothing more is said about."""
+        ...
+
+
+class TorchOps:
+    def add_norm(
+        self,
+        x_TD: torch.Tensor,
+        delta_TD: torch.Tensor | None,
+        weight_D: torch.Tensor,
+        eps: float,
+    ) -> torch.Tensor:
+        if delta_TD is not None:
+            x_TD += delta_TD
+        return _norm(x_TD, weight_D, eps)
+
+    def silu_mul(self, gate_up_TF: torch.Tensor) -> torch.Tensor:
+        gate_TF, up_TF = gate_up_TF.chunk(2, dim=-1)
+        return F.silu(gate_TF).mul_(up_TF)
+
+    def attend(
+        self,
+        heads_TZH: torch.Tensor,
+        num_heads: int,
+        norm: HeadNorm | None,
+        rope: RopeTables,
+        layer: int,
+        attention: StepAttention,
+    ) -> torch.Tensor:
+        both = (num_heads + heads_TZH.shape[1]) // 2  # N + K
+        qk_TXH = heads_TZH[:, :both]
+        if norm is not None:
+            qk_TXH = _norm(qk_TXH, norm.weight_XH, norm.eps)
+        qk_TXH = rotate(qk_TXH, rope)
+        q_TNH, k_TKH = qk_TXH[:, :num_heads], qk_TXH[:, num_heads:]
+        return attention.attend(layer, q_TNH, k_TKH, heads_TZH[:, both:])
+
+    def draw(self, logits_SV: torch.Tensor, draws: Draws) -> torch.Tensor:
+        return draw(logits_SV, draws)
+
+
+def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    if x.dtype == torch.bfloat16 and x.device.type == "cpu":
+        return rms_norm(x, weight, eps)
+    size = x.shape[-1:]
+    if weight.dim() == 1:
+        return F.rms_norm(x, size, weight, eps)
+    return F.rms_norm(x, size, None, eps) * weight
+
+
+TORCH_OPS = TorchOps()
+
+
+def ops_for(kernels: Kernels) -> Ops:
+    if kernels == "torch":
+        return TORCH_OPS
+    # Here, since torch wheels for CPUs bring no triton.
+    from baton_engine.layers.triton_ops import TritonOps
+
+    return TritonOps()

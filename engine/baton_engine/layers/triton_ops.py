@@ -1,0 +1,48 @@
+"""`Ops` by Triton kernels: one launch where `TorchOps` has several.
+
+In and out as `Ops` says. Shapes: see `ops`.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from baton_engine.attention.torch_backend import StepAttention
+from baton_engine.layers.ops import HeadNorm
+from baton_engine.layers.rotary import RopeTables
+from baton_engine.layers.triton_norm import add_norm
+from baton_engine.layers.triton_rope_store import rotate_store
+from baton_engine.layers.triton_silu import silu_mul
+from baton_engine.sampling.metadata import Draws
+from baton_engine.sampling.triton_sampler import choose_tokens
+
+
+class TritonOps:
+    def add_norm(
+        self,
+        x_TD: torch.Tensor,
+        delta_TD: torch.Tensor | None,
+        weight_D: torch.Tensor,
+        eps: float,
+    ) -> torch.Tensor:
+        return add_norm(x_TD, delta_TD, weight_D, eps)
+
+    def silu_mul(self, gate_up_TF: torch.Tensor) -> torch.Tensor:
+        return silu_mul(gate_up_TF)
+
+    def attend(
+        self,
+        heads_TZH: torch.Tensor,
+        num_heads: int,
+        norm: HeadNorm | None,
+        rope: RopeTables,
+        layer: int,
+        attention: StepAttention,
+    ) -> torch.Tensor:
+        rotate_store(heads_TZH, num_heads, norm, rope, layer, attention.slots())
+        both = (num_heads + heads_TZH.shape[1]) // 2  # N + K
+        q_TNH, k_TKH = heads_TZH[:, :num_heads], heads_TZH[:, num_heads:both]
+        return attention.attend(layer, q_TNH, k_TKH, heads_TZH[:, both:], stored=True)
+
+    def draw(self, logits_SV: torch.Tensor, draws: Draws) -> torch.Tensor:
+        return choose_tokens(logits_SV, draws)

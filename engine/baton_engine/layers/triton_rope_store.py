@@ -1,0 +1,109 @@
+"""QK-norm, rotary embedding and the store of K and V in one pass; torch twin: `TorchOps.attend`.
+
+In: q, k and v of the step as the fused projection gives them. Out: q and k normalised and rotated
+in place, k and v in the pool as well. In between all is float32. A program takes a token's heads,
+HEADS of them; halves (a, b) of a head of q or k become (a cos - b sin, b cos + a sin), and those of
+v stay.
+
+Shapes: T tokens, N query heads, K kv heads, X = N + K, Z = N + 2 K, H head_dim, B block size,
+P blocks of the pool, L layers.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from baton_engine.attention.torch_backend import KVSlots
+from baton_engine.layers.ops import HeadNorm
+from baton_engine.layers.rotary import RopeTables
+
+# Heads that one program takes at most: 16 of 128 are 2,048 numbers, enough for 4 warps.
+MOST_HEADS = 16
+
+
+def rotate_store(
+    heads_TZH: torch.Tensor,
+    num_heads: int,
+    norm: HeadNorm | None,
+    rope: RopeTables,
+    layer: int,
+    slots: KVSlots,
+) -> None:
+    """`heads` is contiguous, and the pool's last dimension."""
+    tokens, all_heads, dim = heads_TZH.shape
+    cos_T1H, sin_T1H = rope
+    pool = slots.pool
+    heads = min(triton.next_power_of_2(all_heads), MOST_HEADS)
+    _rotate_store[(tokens, triton.cdiv(all_heads, heads))](
+        *(heads_TZH, cos_T1H, sin_T1H),
+        *(heads_TZH if norm is None else norm.weight_XH, 0.0 if norm is None else norm.eps),
+        *(pool, slots.slots_T, layer, *pool.stride()[:5]),
+        HAS_NORM=norm is not None,
+        QUERIES=num_heads,
+        ALL=all_heads,
+        BLOCK=pool.shape[4],
+        HALF=dim // 2,
+        HALF_P=triton.next_power_of_2(dim // 2),
+        HEADS=heads,
+    )
+
+
+@triton.jit(do_not_specialize=["layer"])
+def _rotate_store(
+    heads_ptr: tl.tensor,
+    cos_ptr: tl.tensor,
+    sin_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
+    eps: tl.tensor,
+    pool_ptr: tl.tensor,
+    slots_ptr: tl.tensor,
+    layer: tl.tensor,
+    block_stride: tl.tensor,
+    layer_stride: tl.tensor,
+    part_stride: tl.tensor,
+    head_stride: tl.tensor,
+    slot_stride: tl.tensor,
+    HAS_NORM: tl.constexpr,
+    QUERIES: tl.constexpr,
+    ALL: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HALF: tl.constexpr,
+    HALF_P: tl.constexpr,
+    HEADS: tl.constexpr,
+) -> None:
+    KV: tl.constexpr = (ALL - QUERIES) // 2
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
+    column = tl.arange(0, HALF_P)[None, :]
+    inside = (head < ALL) & (column < HALF)
+    turned = inside & (head < QUERIES + KV)  # q and k
+
+    at = heads_ptr + (token * ALL + head) * (2 * HALF) + column
+    first = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(at + HALF, mask=inside, other=0.0).to(tl.float32)
+    a, b = tl.where(turned, first, 0.0), tl.where(turned, second, 0.0)
+    if HAS_NORM:
+        squares = tl.sum(a * a + b * b, axis=1)[:, None]
+        scale = 1.0 / tl.sqrt(squares / (2 * HALF) + eps)
+        weight_at = weight_ptr + head * (2 * HALF) + column
+        a = a * scale * tl.load(weight_at, mask=turned, other=0.0).to(tl.float32)
+        b = b * scale * tl.load(weight_at + HALF, mask=turned, other=0.0).to(tl.float32)
+    angle = token * HALF + column
+    cos = tl.load(cos_ptr + angle, mask=column < HALF, other=0.0).to(tl.float32)
+    sin = tl.load(sin_ptr + angle, mask=column < HALF, other=0.0).to(tl.float32)
+    kind = heads_ptr.dtype.element_ty
+    first = tl.where(turned, a * cos - b * sin, first).to(kind)
+    second = tl.where(turned, b * cos + a * sin, second).to(kind)
+    tl.store(at, first, mask=turned)
+    tl.store(at + HALF, second, mask=turned)
+
+    slot = tl.load(slots_ptr + token)
+    kept = inside & (head >= QUERIES) & (slot >= 0)
+    part, kv_head = (head - QUERIES) // KV, (head - QUERIES) % KV
+    place = (slot // BLOCK) * block_stride + layer.to(tl.int64) * layer_stride
+    place += (slot % BLOCK) * slot_stride
+    to = pool_ptr + place + part * part_stride + kv_head * head_stride + column
+    tl.store(to, first, mask=kept)
+    tl.store(to + HALF, second, mask=kept)

@@ -1,0 +1,1 @@
+"""How many bytes an engine takes, and whether they fit. No torch."""

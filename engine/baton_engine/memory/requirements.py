@@ -1,0 +1,76 @@
+"""From settings and a model's config to what an engine is to hold; imports no torch.
+
+In: TorchSettings, the config, and where it computes. Out: the layout of its KV, and a Demand, whose
+bytes `sizing` counts.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from baton_engine.config.engine_config import TorchSettings
+from baton_engine.config.model_config import ModelConfig, compute_dtype
+from baton_engine.errors import SettingsError
+from baton_engine.memory.estimate import Demand
+from baton_protocol.layout import KVLayout, default_chunk_blocks
+
+# The pool by default on a CPU, where memory is shared with everything else on the machine.
+CPU_KV_BYTES = 1 << 30
+# Of what a CPU's machine has free: the rest is for what others may still want.
+CPU_SHARE = 0.9
+# A step's tokens by default: on a CPU in bf16 as many as it computes in the time of 256 in fp32.
+BATCHED_TOKENS = {"cpu": 256, "cuda": 2048}
+BATCHED_TOKENS_CPU_BF16 = 512
+
+
+def demand_of(
+    settings: TorchSettings, config: ModelConfig, layout: KVLayout, device: str, kernels: str
+) -> Demand:
+    """`device` is "cpu" or "cuda", `kernels` "torch" or "triton". Raise SettingsError for a length
+    that the model was not made for."""
+    wanted = settings.max_model_len
+    if wanted is not None and wanted > config.max_positions:
+        raise SettingsError(
+            f"--max-model-len {wanted} exceeds the model's max_position_embeddings "
+            f"{config.max_positions}"
+        )
+    return Demand(
+        config=config,
+        layout=layout,
+        device=device,
+        kernels=kernels,
+        graphs=device == "cuda" and kernels == "triton" and not settings.enforce_eager,
+        max_batched_tokens=settings.max_batched_tokens or _batched_tokens(device, layout.dtype),
+        max_num_seqs=settings.max_num_seqs,
+        max_model_len=wanted,
+        kv_memory=settings.kv_memory,
+        kv_blocks=settings.kv_blocks,
+    )
+
+
+def _batched_tokens(device: str, dtype: str) -> int:
+    bf16_on_cpu = device == "cpu" and dtype == "bfloat16"
+    return BATCHED_TOKENS_CPU_BF16 if bf16_on_cpu else BATCHED_TOKENS[device]
+
+
+def layout_of(settings: TorchSettings, config: ModelConfig) -> KVLayout:
+    """Raise SettingsError where the heads cannot be divided as asked."""
+    shards, heads = settings.kv_shards, config.num_kv_heads
+    if heads % shards:
+        able = ", ".join(str(each) for each in range(1, heads + 1) if heads % each == 0)
+        raise SettingsError(
+            f"--kv-shards {shards} does not divide the model's {heads} KV heads; use one of {able}"
+        )
+    layout = KVLayout(
+        num_layers=config.num_layers,
+        num_kv_heads=heads,
+        head_dim=config.head_dim,
+        block_size=settings.block_size,
+        dtype=compute_dtype(config, settings.dtype),
+        chunk_blocks=settings.chunk_blocks or 1,
+        kv_shards=shards,
+    )
+    if settings.chunk_blocks is not None:
+        return layout
+    chunk_blocks = default_chunk_blocks(layout.block_bytes, layout.kv_shards)
+    return msgspec.structs.replace(layout, chunk_blocks=chunk_blocks)

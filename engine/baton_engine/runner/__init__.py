@@ -1,0 +1,1 @@
+"""The Runner on torch: one step of a batch on real weights."""

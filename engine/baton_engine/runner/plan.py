@@ -1,0 +1,151 @@
+"""Everything about a torch engine that is decided before its weights are read.
+
+In: settings, the model's config, the device and its free memory. Out: a Plan, or an error of one
+line: the folder, the architecture, the device, or memory that does not suffice.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from baton_engine.attention.selector import Kernels, choose_kernels
+from baton_engine.config.engine_config import TorchSettings
+from baton_engine.config.model_config import ModelConfig, read_config
+from baton_engine.errors import SettingsError
+from baton_engine.kv.cpu_offload import slots_for
+from baton_engine.memory.estimate import Demand, Measured, Room
+from baton_engine.memory.fit import check_fit, free_blocks, pool_text
+from baton_engine.memory.host_memory import check_asked, free_memory
+from baton_engine.memory.requirements import CPU_KV_BYTES, CPU_SHARE, demand_of, layout_of
+from baton_engine.weights.safetensors_files import weight_files
+from baton_protocol.layout import KVLayout
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`room` is None where the machine does not say what it has, or where --overcommit is given
+    beside the pool's size on a CPU: nothing is checked then."""
+
+    config: ModelConfig
+    layout: KVLayout
+    device: torch.device
+    demand: Demand
+    room: Room | None
+    num_blocks: int
+    host_slots: int
+    max_model_len: int
+    threads: int
+    kernels: Kernels
+    overlap: bool
+
+    @property
+    def measurable(self) -> bool:
+        """Whether the pool is sized by what a step on the device takes."""
+        return self.device.type == "cuda" and self.demand.pool_blocks is None
+
+    def measured(self, found: Measured) -> Plan:
+        """The plan by what was found when the weights were there; raise SettingsError where that
+        is more than the formulas said, and too much."""
+        demand = replace(self.demand, measured=found)
+        num_blocks = _num_blocks(demand, self.room)
+        max_model_len = _max_model_len(demand, num_blocks)
+        return replace(self, demand=demand, num_blocks=num_blocks, max_model_len=max_model_len)
+
+    def pool_text(self) -> str:
+        """How the pool came to its size, for the log."""
+        return pool_text(self.demand, self.room, self.num_blocks)
+
+
+def make_plan(settings: TorchSettings, *, free: Callable[[], int | None] = free_memory) -> Plan:
+    """Raise SettingsError or ModelError, one line each. `free` says how much memory is free."""
+    settings.check()
+    config = read_config(settings.model)
+    if settings.load_format != "dummy":
+        weight_files(settings.model)
+    device = find_device(settings.device, torch.cuda.device_count())
+    layout = layout_of(settings, config)
+    host_slots = slots_for(settings.host_kv_memory, layout)
+    kernels = choose_kernels(settings.kernels, device, layout.dtype)
+    demand = demand_of(settings, config, layout, device.type, kernels)
+    room = _room(settings, device, free())
+    num_blocks = _num_blocks(demand, room)
+    return Plan(
+        config=config,
+        layout=layout,
+        device=device,
+        demand=demand,
+        room=room,
+        num_blocks=num_blocks,
+        host_slots=host_slots,
+        max_model_len=_max_model_len(demand, num_blocks),
+        threads=settings.threads or len(os.sched_getaffinity(0)),
+        kernels=kernels,
+        overlap=settings.overlap == "on" or (settings.overlap == "auto" and device.type == "cuda"),
+    )
+
+
+def find_device(name: str, cuda_devices: int) -> torch.device:
+    """cpu, cuda (the first) or cuda:N, of so many devices; raise SettingsError for one that is not
+    there."""
+    device = torch.device(name)
+    if device.type == "cpu":
+        return device
+    index = device.index or 0
+    if not cuda_devices:
+        raise SettingsError(f"--device {name}: torch finds no CUDA device; use cpu")
+    if index >= cuda_devices:
+        found = ", ".join(f"cuda:{each}" for each in range(cuda_devices))
+        raise SettingsError(f"--device {name}: torch finds no such device; use one of {found}")
+    return torch.device("cuda", index)
+
+
+def _room(settings: TorchSettings, device: torch.device, free_bytes: int | None) -> Room | None:
+    given = settings.kv_memory is not None or settings.kv_blocks is not None
+    if not settings.overcommit:
+        check_asked({"--host-kv-memory": settings.host_kv_memory}, free_bytes)
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        share = 1.0 if given else settings.gpu_memory_utilization
+        return Room(total=total, others=total - free, share=share)
+    if free_bytes is None or (given and settings.overcommit):
+        return None
+    others = 0 if settings.overcommit else settings.host_kv_memory
+    return Room(total=free_bytes, others=others, share=1.0 if given else CPU_SHARE)
+
+
+def _num_blocks(demand: Demand, room: Room | None) -> int:
+    """Usable blocks of the pool; raise SettingsError where weights, steps and one sequence do not
+    fit."""
+    if room is not None:
+        check_fit(demand, room)
+    blocks = demand.pool_blocks
+    size = demand.kv_memory
+    if blocks is None:
+        size = CPU_KV_BYTES
+        blocks = size // demand.layout.block_bytes
+        if room is not None:
+            free = free_blocks(demand, room)
+            blocks = free if demand.device == "cuda" else min(free, blocks)
+    if not blocks:
+        raise SettingsError(
+            f"{size} bytes of KV memory hold no block of {demand.layout.block_bytes} bytes; "
+            "raise --kv-memory"
+        )
+    return blocks
+
+
+def _max_model_len(demand: Demand, num_blocks: int) -> int:
+    """At most what the model was made for, and what the whole pool can hold."""
+    wanted, room = demand.max_model_len, num_blocks * demand.layout.block_size
+    if wanted is None:
+        return min(demand.config.max_positions, room)
+    if wanted > room:
+        raise SettingsError(
+            f"--max-model-len {wanted} does not fit the KV pool of {room} tokens; "
+            "raise --kv-memory or --kv-blocks, or lower --max-model-len"
+        )
+    return wanted

@@ -1,0 +1,61 @@
+"""The largest step an engine may be given, run once on CUDA to see what it takes.
+
+In: the limits of a step, a model on its device. Out: rows that reach all of them and ask for all
+that costs memory, and the bytes that were found. No KV of anybody is there yet: all rows write to
+one and the same block, and what they sample is nobody's.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from baton_engine.interface import Listed, PromptAsk, Row, Runner, Sample, Seen
+from baton_engine.memory.estimate import Measured, Room
+from baton_protocol.ids import BlockId
+from baton_protocol.sampling import SamplingParams
+
+PROFILE_BLOCKS = 1
+BLOCK = BlockId(1)
+# Every filter, changed logits, log-probabilities: the most that is made of a row of logits.
+COSTLY = SamplingParams(
+    temperature=1.0,
+    top_p=0.9,
+    min_p=0.01,
+    presence_penalty=0.1,
+    logit_bias=((0, 1.0),),
+    logprobs=1,
+    seed=0,
+)
+
+
+def largest_step(
+    *, max_batched_tokens: int, max_num_seqs: int, longest: int, block_size: int
+) -> list[Row]:
+    """Rows of equal length, as many as may be, with all tokens that may be computed; none longer
+    than `longest` tokens."""
+    count = min(max_num_seqs, max_batched_tokens)
+    each, more = divmod(max_batched_tokens, count)
+    lengths = [min(longest, each + (index < more)) for index in range(count)]
+    return [_row(length, block_size) for length in lengths]
+
+
+def measure_step(runner: Runner, rows: list[Row], device: torch.device, room: Room) -> Measured:
+    """Run a step on CUDA, where only the model is yet, and see what stays and what was needed."""
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_reserved(device)
+    runner.launch(rows).read()
+    torch.cuda.synchronize(device)
+    # Reserved, not allocated: what the allocator could not join is not there for others either.
+    step = torch.cuda.max_memory_reserved(device) - before
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
+    return Measured(resident=max(0, total - free - room.others), step=step)
+
+
+def _row(length: int, block_size: int) -> Row:
+    tokens = [0] * length
+    sample = Sample(0, length, COSTLY, seen=Seen((0,), {0: 1}), listed=Listed.of(COSTLY))
+    blocks = [BLOCK] * -(-length // block_size)
+    ask = PromptAsk(tuple(tokens[1:]), 1) if length > 1 else None
+    return Row(tokens, 0, blocks, (sample,), ask)

@@ -1,0 +1,128 @@
+"""What a request says about logits, vectorised over the step's samples.
+
+In: raw logits and samples (parameters, banned ids, what penalties look at). Out: changed logits, in
+this order:
+
+    allowed ids    all others are -inf
+    banned ids     -inf
+    logit_bias     logit + bias
+    repetition     of ids in prompt or outputs: logit / penalty if positive, else logit * penalty
+    frequency      of ids in the outputs: logit - penalty * count
+    presence       of ids in the outputs: logit - penalty
+
+Only the (sample, id) pairs that change are touched, and a step without any costs one look at its
+samples.
+
+Shapes: S samples, V vocabulary, N changed pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from baton_engine.interface import Listed, Sample, Seen
+from baton_engine.kv.kv_pool import stage
+from baton_protocol.sampling import SamplingParams
+
+Pairs = tuple[torch.Tensor, torch.Tensor]  # rows [N] and ids [N]
+
+
+def changed_logits(logits_SV: torch.Tensor, samples: Sequence[Sample]) -> torch.Tensor:
+    """Logits after all that the samples say about them; the tensor itself if they say nothing.
+    Logits are float32."""
+    if not any(_says_something(each) for each in samples):
+        return logits_SV
+    logits_SV = logits_SV.clone()
+    listed = [each.listed or Listed.of(each.params) for each in samples]
+    _keep_allowed(logits_SV, listed)
+    _ban(logits_SV, samples)
+    _add_biases(logits_SV, listed)
+    seen = [(row, each.params, each.seen) for row, each in enumerate(samples) if each.seen]
+    _penalise_repetition(logits_SV, seen)
+    _penalise_outputs(logits_SV, seen)
+    return logits_SV
+
+
+def _says_something(sample: Sample) -> bool:
+    params = sample.params
+    return bool(
+        sample.banned or sample.seen or params.logit_bias or params.allowed_token_ids is not None
+    )
+
+
+def _keep_allowed(logits_SV: torch.Tensor, listed: Sequence[Listed]) -> None:
+    allowed = [(row, each.allowed) for row, each in enumerate(listed) if each.allowed is not None]
+    if allowed:
+        pairs = _pairs(allowed, logits_SV.device)
+        kept_N = logits_SV[pairs]
+        rows = np.array([row for row, _ in allowed])
+        logits_SV[stage(rows, logits_SV.device)] = -torch.inf
+        logits_SV[pairs] = kept_N
+
+
+def _ban(logits_SV: torch.Tensor, samples: Sequence[Sample]) -> None:
+    banned = [(row, each.banned) for row, each in enumerate(samples) if each.banned]
+    if banned:
+        logits_SV[_pairs(banned, logits_SV.device)] = -torch.inf
+
+
+def _add_biases(logits_SV: torch.Tensor, listed: Sequence[Listed]) -> None:
+    biased = [(row, each) for row, each in enumerate(listed) if each.biased]
+    if biased:
+        device = logits_SV.device
+        pairs = _pairs([(row, each.biased) for row, each in biased], device)
+        bias_N = np.concatenate([np.asarray(each.biases, np.float32) for _, each in biased])
+        # Accumulated, so that an id named twice has the sum.
+        logits_SV.index_put_(pairs, stage(bias_N, device), accumulate=True)
+
+
+def _penalise_repetition(
+    logits_SV: torch.Tensor, seen: Iterable[tuple[int, SamplingParams, Seen]]
+) -> None:
+    ids: list[tuple[int, npt.NDArray[np.int64]]] = []
+    penalties: list[float] = []
+    for row, params, each in seen:
+        if params.repetition_penalty != 1.0:
+            ids.append((row, np.concatenate([_array(each.prompt), _array(each.outputs)])))
+            penalties.append(params.repetition_penalty)
+    if not ids:
+        return
+    pairs = _pairs(ids, logits_SV.device)
+    repeats = [len(each) for _, each in ids]
+    penalty_N = stage(np.repeat(np.array(penalties, np.float32), repeats), logits_SV.device)
+    logit_N = logits_SV[pairs]
+    # An id of both prompt and outputs is there twice, and is given the same value twice.
+    logits_SV[pairs] = torch.where(logit_N > 0, logit_N / penalty_N, logit_N * penalty_N)
+
+
+def _penalise_outputs(
+    logits_SV: torch.Tensor, seen: Iterable[tuple[int, SamplingParams, Seen]]
+) -> None:
+    ids: list[tuple[int, Collection[int]]] = []
+    amounts: list[npt.NDArray[np.float32]] = []
+    for row, params, each in seen:
+        if each.outputs and (params.frequency_penalty or params.presence_penalty):
+            counts = np.fromiter(each.outputs.values(), np.float32, len(each.outputs))
+            ids.append((row, each.outputs.keys()))
+            amounts.append(params.frequency_penalty * counts + params.presence_penalty)
+    if ids:
+        amount_N = stage(np.concatenate(amounts), logits_SV.device)
+        logits_SV[_pairs(ids, logits_SV.device)] -= amount_N
+
+
+def _pairs(lists: Sequence[tuple[int, Collection[int]]], device: torch.device) -> Pairs:
+    """Index of each (row, id)."""
+    arrays = [_array(ids) for _, ids in lists]
+    rows_N = np.repeat([row for row, _ in lists], [len(each) for each in arrays])
+    return stage(rows_N, device), stage(np.concatenate(arrays), device)
+
+
+def _array(ids: Collection[int]) -> npt.NDArray[np.int64]:
+    """Without a copy, and without looking at each id, where they stand in an array already."""
+    if isinstance(ids, Sequence | np.ndarray):
+        return np.asarray(ids, np.int64)
+    return np.fromiter(ids, np.int64, len(ids))

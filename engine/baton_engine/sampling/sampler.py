@@ -1,0 +1,199 @@
+"""From logits to tokens, vectorised over the step's samples.
+
+In: logits of the sampled rows in float32, and the requests' parameters. Out: one Sampled per
+sample; ids and likelihoods stay on the device until somebody reads them.
+Order: logprobs of the raw logits; what the request says about logits (see `logit_changes`); then
+greedy rows take the largest logit, and the others temperature, min-p, top-k, top-p and Gumbel noise
+(see `noise`), and take the largest.
+A sample depends on its own logits row alone, never on its neighbours.
+
+Shapes: R logits rows, S samples (several choices may share a row), Q random samples among them,
+V vocabulary, C candidates looked at by top-p, N samples that ask for logprobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from baton_engine.interface import Sample, Sampled
+from baton_engine.kv.kv_pool import stage
+from baton_engine.sampling.gumbel import gumbel
+from baton_engine.sampling.logits_processors import changed_logits
+from baton_engine.sampling.logprobs import Logprobs, logprobs_of
+from baton_engine.sampling.metadata import (
+    ALL_MASS,
+    KEY_A,
+    LOG_MIN_P,
+    MASS,
+    TEMPERATURE,
+    TOP_K,
+    Columns,
+    Draws,
+    draws_of,
+    shape_columns,
+)
+from baton_protocol.sampling import SamplingParams
+
+# Top-p sorts this many of the largest logits before it sorts all of them: a full sort of 150,000
+# costs 10 ms on a CPU, and nearly always the nucleus is far smaller.
+NUCLEUS_FIRST_LOOK = 1024
+# Numbers that a CPU draws at once, 2 MB in float32: noise takes forty passes, and what does not fit
+# its caches is read anew in each. 64 rows of 150,000 took 50 instead of 200 ms.
+CPU_PART = 1 << 19
+
+Draw = Callable[[torch.Tensor, Draws], torch.Tensor]
+
+
+def draw(logits_SV: torch.Tensor, draws: Draws) -> torch.Tensor:
+    """The token of each sample, int64 [S]: greedy, or drawn from what shaping leaves."""
+    temperature_S = draws.host_6S[TEMPERATURE]  # positive floats: no bit is set of 0 alone
+    drawn_Q = np.flatnonzero(temperature_S)
+    all_drawn = len(drawn_Q) == len(temperature_S)
+    if not all_drawn:
+        ids_S = logits_SV.argmax(dim=-1)
+    else:
+        ids_S = torch.empty(len(drawn_Q), dtype=torch.int64, device=logits_SV.device)
+    at_once = max(1, len(drawn_Q))
+    if logits_SV.device.type == "cpu":
+        at_once = max(1, CPU_PART // logits_SV.shape[1])
+    for begin in range(0, len(drawn_Q), at_once):
+        part_Q = drawn_Q[begin : begin + at_once]
+        index_Q = stage(part_Q, logits_SV.device)
+        whole = len(part_Q) == len(temperature_S)
+        ids_Q = _drawn(logits_SV if whole else logits_SV[index_Q], draws.host_6S[:, part_Q])
+        if whole:
+            return ids_Q
+        ids_S[index_Q] = ids_Q
+    return ids_S
+
+
+def _drawn(logits_QV: torch.Tensor, columns_6Q: Columns) -> torch.Tensor:
+    shaped_QV = _shaped(logits_QV, columns_6Q)
+    shaped_QV += gumbel(columns_6Q[KEY_A:].T, shaped_QV.shape[1], shaped_QV.device)
+    return shaped_QV.argmax(dim=-1)
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Samples as they leave the device: their ids [S], and what is likely beside them, of those
+    `asking` for it. `read` once what was computed before is done."""
+
+    ids_S: torch.Tensor
+    asking: dict[int, int]  # sample -> how many likeliest
+    logprobs: Logprobs | None
+
+    def to_host(self) -> Chosen:
+        """Copies on their way; the device's ids are what the next step may begin with."""
+        there = None if self.logprobs is None else self.logprobs.to_host()
+        return Chosen(self.ids_S.to("cpu", non_blocking=True), self.asking, there)
+
+    def read(self) -> list[Sampled]:
+        ids: list[int] = self.ids_S.tolist()
+        if self.logprobs is None:
+            return [Sampled(id) for id in ids]
+        found = self.logprobs.read([ids[index] for index in self.asking], [*self.asking.values()])
+        likely = dict(zip(self.asking, found, strict=True))
+        return [Sampled(id, likely.get(index)) for index, id in enumerate(ids)]
+
+
+def begin_sample(
+    logits_RV: torch.Tensor,
+    row_of: Sequence[int],
+    samples: Sequence[Sample],
+    draw: Draw = draw,
+) -> Chosen:
+    """One token per sample, without waiting; `row_of[i]` is the logits row of `samples[i]`."""
+    device = logits_RV.device
+    shared = list(row_of) != list(range(logits_RV.shape[0]))
+    raw_SV = logits_RV[stage(np.array(row_of), device)] if shared else logits_RV
+    ids_S = draw(changed_logits(raw_SV, samples), draws_of(samples, device))
+    asking = {
+        index: each.params.logprobs
+        for index, each in enumerate(samples)
+        if each.params.logprobs is not None
+    }
+    if not asking:
+        return Chosen(ids_S, asking, None)
+    places_N = stage(np.array(list(asking)), device)
+    return Chosen(
+        ids_S, asking, logprobs_of(raw_SV[places_N], ids_S[places_N], max(asking.values()))
+    )
+
+
+def sample(
+    logits_RV: torch.Tensor,
+    row_of: Sequence[int],
+    samples: Sequence[Sample],
+    draw: Draw = draw,
+) -> list[Sampled]:
+    return begin_sample(logits_RV, row_of, samples, draw).read()
+
+
+def shaped_logits(logits_QV: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
+    """Logits after temperature, min-p, top-k and top-p: what cannot be drawn is -inf."""
+    return _shaped(logits_QV, shape_columns(params))
+
+
+def _shaped(logits_QV: torch.Tensor, columns_6Q: Columns) -> torch.Tensor:
+    def floats(column: int) -> torch.Tensor:
+        return stage(columns_6Q[column].view(np.float32), logits_QV.device)
+
+    logits_QV = logits_QV / floats(TEMPERATURE)[:, None]
+    log_min_p_Q, mass_Q = columns_6Q[[LOG_MIN_P, MASS]].view(np.float32)
+    if (log_min_p_Q > -np.inf).any():
+        logits_QV = _min_p(logits_QV, floats(LOG_MIN_P))
+    if columns_6Q[TOP_K].any():
+        logits_QV = _top_k(logits_QV, columns_6Q[TOP_K].tolist())
+    if (mass_Q < ALL_MASS).any():
+        logits_QV = _top_p(logits_QV, floats(MASS))
+    return logits_QV
+
+
+def _min_p(logits_QV: torch.Tensor, log_min_p_Q: torch.Tensor) -> torch.Tensor:
+    """Drop what is less probable than min_p times the likeliest; -inf drops nothing."""
+    threshold_Q1 = logits_QV.amax(dim=-1, keepdim=True) + log_min_p_Q[:, None]
+    return logits_QV.masked_fill(logits_QV < threshold_Q1, -torch.inf)
+
+
+def _top_k(logits_QV: torch.Tensor, ks: Sequence[int]) -> torch.Tensor:
+    """Drop what is strictly below the k-th largest: ties with it survive."""
+    vocab = logits_QV.shape[1]
+    wanted = [min(k, vocab) if k > 0 else vocab for k in ks]
+    widest = max(k for k in wanted if k < vocab) if min(wanted) < vocab else 0
+    if not widest:
+        return logits_QV
+    device = logits_QV.device
+    largest_QC = logits_QV.topk(widest, dim=-1).values
+    column_Q = torch.tensor([min(k, widest) - 1 for k in wanted], device=device)
+    threshold_Q1 = largest_QC.gather(1, column_Q[:, None])
+    limited_Q = torch.tensor([k < vocab for k in wanted], device=device)
+    return logits_QV.masked_fill((logits_QV < threshold_Q1) & limited_Q[:, None], -torch.inf)
+
+
+def _top_p(logits_QV: torch.Tensor, mass_Q: torch.Tensor) -> torch.Tensor:
+    """Keep the smallest set of likeliest tokens whose probabilities reach the mass; of equal tokens
+    at its edge those with the lowest ids. The likeliest always stays."""
+    vocab = logits_QV.shape[1]
+    goal_Q1 = mass_Q.double()[:, None]
+    unlimited_Q1 = goal_Q1 >= 1
+    log_total_Q1 = logits_QV.logsumexp(dim=-1, keepdim=True)
+    width = min(vocab, NUCLEUS_FIRST_LOOK)
+    while True:
+        largest_QC = logits_QV.topk(width, dim=-1).values
+        mass_QC = (largest_QC - log_total_Q1).double().exp().cumsum(dim=-1)
+        reached_Q1 = mass_QC[:, -1:] >= goal_Q1
+        if width == vocab or bool((reached_Q1 | unlimited_Q1).all()):
+            break
+        width = vocab
+    # A token stays while the mass before it is below p.
+    kept_Q1 = (mass_QC < goal_Q1).sum(dim=-1, keepdim=True).add_(1).clamp_(max=width)
+    edge_Q1 = largest_QC.gather(1, kept_Q1 - 1)
+    above_QV = logits_QV > edge_Q1
+    at_edge_QV = logits_QV == edge_Q1
+    room_Q1 = kept_Q1 - above_QV.sum(dim=-1, keepdim=True)
+    stays_QV = above_QV | (at_edge_QV & (at_edge_QV.cumsum(dim=-1) <= room_Q1)) | unlimited_Q1
+    return logits_QV.masked_fill(~stays_QV, -torch.inf)

@@ -1,0 +1,86 @@
+"""What the runner is asked in a step, and what its sequences have under way with that.
+
+In: scheduled pieces of sequences. Out: a Row each: tokens, blocks, and, where the piece completes
+what is known, a sample for each choice that goes on from there. The sequences note how far the step
+takes them, and which of its samples is their next token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+from baton_engine.interface import EngineInfo, PromptAsk, Row, Sample
+from baton_engine.scheduling.scheduler import Piece
+from baton_engine.scheduling.sequence import Sequence
+
+UNREAD = (0,)  # stands where a token is still to be read
+
+
+def make_rows(pieces: Seq[Piece], info: EngineInfo, step: int) -> list[Row]:
+    """The rows of step number `step`."""
+    rows: list[Row] = []
+    sampled = 0
+    for piece in pieces:
+        sequence = piece.sequence
+        sequence.step = step
+        if sequence.plain:
+            rows.append(_decode(sequence))
+            sequence.started += 1
+            sequence.after = sampled
+            sampled += 1
+            continue
+        row = _row(piece, info)
+        rows.append(row)
+        sequence.launch(piece.count, sampled if row.samples else -1)
+        sampled += len(row.samples)
+    return rows
+
+
+def _decode(sequence: Sequence) -> Row:
+    """The same as _row() for a plain sequence, in a quarter of the time."""
+    state, start, after = sequence.state, sequence.started, sequence.after
+    sample = Sample(sequence.choice, start + 1, state.params, (), None, state.listed)
+    if after < 0:
+        tokens = sequence.tokens[-1:]
+        return Row(tokens, start, sequence.blocks, (sample,), None, None, sequence.tenure)
+    return Row(UNREAD, start, sequence.blocks, (sample,), None, after, sequence.tenure)
+
+
+def _row(piece: Piece, info: EngineInfo) -> Row:
+    sequence, start = piece.sequence, piece.sequence.started
+    awaits = sequence.after >= 0
+    end, known = start + piece.count, len(sequence.tokens) + awaits
+    return Row(
+        UNREAD if awaits else sequence.tokens[start:end],
+        start,
+        sequence.blocks,
+        _samples(sequence, known, info) if end == known else (),
+        _prompt_ask(sequence, start, end),
+        sequence.after if awaits else None,
+        sequence.tenure,
+    )
+
+
+def _samples(sequence: Sequence, known: int, info: EngineInfo) -> tuple[Sample, ...]:
+    """All choices that sample here have the same tokens: several only where none has outputs."""
+    state = sequence.state
+    banned = state.bans.ids(
+        info.eos_ids,
+        sequence.tokens,
+        num_outputs=known - state.prompt_len,
+        vocab_size=info.vocab_size,
+    )
+    return tuple(
+        Sample(choice, known, state.params, banned, sequence.seen, state.listed)
+        for choice in state.choices_with(sequence)
+    )
+
+
+def _prompt_ask(sequence: Sequence, start: int, end: int) -> PromptAsk | None:
+    state = sequence.state
+    targets = state.request.prompt_ids[start + 1 : end + 1]
+    if not state.asks_prompt or not targets:
+        return None
+    top = state.params.prompt_logprobs
+    assert top is not None
+    return PromptAsk(targets, top)

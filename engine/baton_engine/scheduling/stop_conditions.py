@@ -1,0 +1,130 @@
+"""What a step brought: the rules by which a choice ends, and the StepResult in the making.
+
+In: sampled ids. Out: finish reasons, banned ids, StepResult. Pure.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Literal
+
+from baton_engine.interface import Complete, Filled, Progress, PromptUse, StepResult, TokenOut
+from baton_protocol.ids import RequestId
+from baton_protocol.sampling import SamplingParams
+
+Finish = Literal["stop", "length"]
+
+
+class Bans:
+    """What a request's parameters ban as the next token of a choice: what would end it before
+    min_tokens, and the ends of bad words it has begun.
+
+    Made once per request: of many words only those that begin as the outputs end are looked at.
+    """
+
+    def __init__(self, params: SamplingParams) -> None:
+        self._params = params
+        self._allowed = frozenset(params.allowed_token_ids or ())
+        self._ends: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
+        for word in params.bad_words:
+            self._ends[word[:-1]].append(word[-1])
+        self._lengths = sorted({len(beginning) for beginning in self._ends})
+
+    def ids(
+        self,
+        eos_ids: tuple[int, ...],
+        tokens: Sequence[int],
+        *,
+        num_outputs: int,
+        vocab_size: int,
+    ) -> tuple[int, ...]:
+        """Ids banned behind `tokens`, the last `num_outputs` of which are the choice's own.
+
+        Where that would leave nothing to say, nothing is banned.
+        """
+        params, banned = self._params, list[int]()
+        if num_outputs < params.min_tokens:
+            banned += () if params.ignore_eos else eos_ids
+            banned += params.stop_token_ids
+        for length in self._lengths:
+            if length > num_outputs:
+                break
+            banned += self._ends.get(tuple(tokens[len(tokens) - length :]), ())
+        if not banned:
+            return ()
+        allowed = self._allowed
+        left = len(allowed.difference(banned)) if allowed else vocab_size - len(set(banned))
+        return tuple(banned) if left else ()
+
+
+def finish_of(
+    params: SamplingParams, eos_ids: tuple[int, ...], id: int, *, num_outputs: int, room: int
+) -> Finish | None:
+    """Why a choice ends with `id`, its output number `num_outputs` (from 1), if it does.
+
+    `room` is how many tokens more the engine could take. EOS counts as "stop" even on the last
+    allowed token, a stop id there as "length" (as vLLM does).
+    """
+    may_stop = num_outputs > params.min_tokens
+    if may_stop and not params.ignore_eos and id in eos_ids:
+        return "stop"
+    if num_outputs >= params.max_tokens or room <= 0:
+        return "length"
+    return "stop" if may_stop and id in params.stop_token_ids else None
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counters since the engine started; the names are NodeLoad's, without `_total`."""
+
+    engine_steps: int = 0
+    prompt_tokens: int = 0
+    computed_prompt_tokens: int = 0
+    cached_prompt_tokens: int = 0
+    host_prompt_tokens: int = 0
+    fetched_prompt_tokens: int = 0
+    generated_tokens: int = 0
+
+    def figures(self) -> dict[str, int]:
+        """The totals' part of NodeLoad."""
+        return {f"{name}_total": value for name, value in asdict(self).items()}
+
+
+@dataclass(slots=True)
+class Outcome:
+    """A StepResult that is being filled."""
+
+    ended: list[RequestId]
+    complete: list[Complete]
+    tokens: list[TokenOut] = field(default_factory=list)
+    progress: list[Progress] = field(default_factory=list)
+    filled: list[Filled] = field(default_factory=list)
+    prompts: list[PromptUse] = field(default_factory=list)
+    num_tokens: int = 0
+    num_prompt_tokens: int = 0
+    num_seqs: int = 0
+
+    def add_to(self, totals: Totals) -> None:
+        totals.engine_steps += self.num_tokens > 0
+        totals.generated_tokens += len(self.tokens)
+        totals.computed_prompt_tokens += self.num_prompt_tokens
+        for use in self.prompts:
+            totals.prompt_tokens += use.prompt
+            totals.cached_prompt_tokens += use.cached
+            totals.host_prompt_tokens += use.host
+            totals.fetched_prompt_tokens += use.fetched
+
+    def result(self) -> StepResult:
+        return StepResult(
+            tokens=tuple(self.tokens),
+            progress=tuple(self.progress),
+            filled=tuple(self.filled),
+            prompts=tuple(self.prompts),
+            complete=tuple(self.complete),
+            finished=tuple(self.ended),
+            num_tokens=self.num_tokens,
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_seqs=self.num_seqs,
+        )

@@ -1,0 +1,1 @@
+"""The simulated engine: real blocks and bytes, a timing model. No torch."""

@@ -1,0 +1,202 @@
+"""The simulated engine: everything of the real one but the model. Imports no torch.
+
+In: SimSettings. Out: an EngineCore with real blocks, hashes and KV bytes, whose steps take as long
+as the settings say. Router, scaling and roll-out tests run on it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from baton_engine.core.engine_core import EngineCore
+from baton_engine.errors import SettingsError
+from baton_engine.interface import EngineInfo
+from baton_engine.kv.cpu_offload import CopiedBlocks, slots_for
+from baton_engine.memory.host_memory import check_asked, free_memory
+from baton_engine.sim.model import Vocabulary
+from baton_engine.sim.runner import WORD_BYTES, SimMemory, SimRunner, Timing
+from baton_protocol.fingerprint import TensorDigest, fingerprint
+from baton_protocol.ids import Fingerprint
+from baton_protocol.layout import ITEM_BYTES, KVLayout, default_chunk_blocks
+
+# Enters the fingerprint: change it whenever the same tokens would get other bytes.
+FORMULA = "sim/1"
+# Settings that cannot change KV: all others enter the fingerprint.
+NO_KV_SETTINGS = frozenset(
+    {
+        "model",  # a name for clients
+        # In the KV layout, which the fingerprint holds whole; there chunk_blocks is never None.
+        *("layers", "kv_heads", "head_dim", "block_size", "dtype", "chunk_blocks", "kv_shards"),
+        *("eos_ids", "first_id", "end_id", "eos_every"),  # what it says, not what it computes
+        "poison_token",  # ends the process before any KV is written
+        # Sizes and schedules
+        *("num_blocks", "host_kv_memory", "max_model_len", "max_batched_tokens", "max_num_seqs"),
+        *("overcommit", "overlap"),
+        *("prefill_base_ms", "prefill_ms_per_token", "decode_ms", "decode_ms_per_seq"),
+    }
+)
+
+
+class SimSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A simulated model and machine.
+
+    The defaults are a small geometry (512 bytes of KV per token) without any delay, and the
+    built-in byte tokenizer: ids 0..255 are bytes, then BOS, EOS, PAD.
+    """
+
+    model: str = "sim"
+    # Geometry; enters the fingerprint. head_dim times the dtype's size must be a multiple of 8.
+    layers: int = 2
+    kv_heads: int = 2
+    head_dim: int = 16
+    block_size: int = 16  # tokens
+    dtype: str = "float32"
+    chunk_blocks: int | None = None  # None: see layout.default_chunk_blocks
+    kv_shards: int = 1  # stored values per chunk, each of its own heads
+    vocab_size: int = 259
+    eos_ids: tuple[int, ...] = (257,)
+    # What it says: ids in [first_id, end_id), printable ASCII by default.
+    first_id: int = 32
+    end_id: int = 127
+    eos_every: int = 0  # an EOS about once in so many tokens; 0: never
+    # For tests of failover: the process ends at once, with status 70, when it is to compute a
+    # prompt token with this id. None that the model says itself.
+    poison_token: int | None = None
+    # Size
+    num_blocks: int = 2048
+    host_kv_memory: int = 0  # bytes for blocks that the cache evicts
+    max_model_len: int = 8192  # tokens; never more than the pool holds
+    max_batched_tokens: int = 256  # per step
+    max_num_seqs: int = 256
+    overcommit: bool = False  # believe sizes that this machine's memory cannot hold
+    overlap: bool = False  # a step is launched before the one before it is read
+    # Time of a step, milliseconds: both parts where it does both.
+    prefill_base_ms: float = 0.0  # per step that computes prompt tokens
+    prefill_ms_per_token: float = 0.0
+    decode_ms: float = 0.0  # per step that decodes
+    decode_ms_per_seq: float = 0.0
+
+    def check(self) -> None:
+        """Raise SettingsError naming the field and the value."""
+        least = {
+            "layers": 1,
+            "kv_heads": 1,
+            "head_dim": 1,
+            "block_size": 1,
+            "kv_shards": 1,
+            "num_blocks": 1,
+            "host_kv_memory": 0,
+            "max_model_len": 2,
+            "max_batched_tokens": 1,
+            "max_num_seqs": 1,
+            "eos_every": 0,
+            "prefill_base_ms": 0,
+            "prefill_ms_per_token": 0,
+            "decode_ms": 0,
+            "decode_ms_per_seq": 0,
+        }
+        for field, low in least.items():
+            value = getattr(self, field)
+            if not value >= low:
+                raise SettingsError(f"sim {field} is {value}; it must be at least {low}")
+        if self.chunk_blocks is not None and self.chunk_blocks < 1:
+            raise SettingsError(f"sim chunk_blocks is {self.chunk_blocks}; it must be at least 1")
+        if self.kv_heads % self.kv_shards:
+            raise SettingsError(
+                f"sim kv_shards is {self.kv_shards}; it must divide kv_heads, {self.kv_heads}"
+            )
+        if self.dtype not in ITEM_BYTES:
+            raise SettingsError(f"sim dtype is {self.dtype!r}; use one of {', '.join(ITEM_BYTES)}")
+        if self.head_dim * ITEM_BYTES[self.dtype] % WORD_BYTES:
+            raise SettingsError(
+                f"sim head_dim is {self.head_dim}; in {self.dtype} it must be a multiple of "
+                f"{WORD_BYTES // ITEM_BYTES[self.dtype]}"
+            )
+        if not 0 <= self.first_id < self.end_id <= self.vocab_size:
+            raise SettingsError(
+                f"sim says ids in [{self.first_id}, {self.end_id}); they must be within "
+                f"[0, {self.vocab_size})"
+            )
+        if self.poison_token is not None and self.first_id <= self.poison_token < self.end_id:
+            raise SettingsError(
+                f"sim poison_token is {self.poison_token}; it must not be one of the ids that the "
+                f"simulated model says, [{self.first_id}, {self.end_id})"
+            )
+
+    def layout(self) -> KVLayout:
+        layout = KVLayout(
+            num_layers=self.layers,
+            num_kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            block_size=self.block_size,
+            dtype=self.dtype,
+            chunk_blocks=self.chunk_blocks or 1,
+            kv_shards=self.kv_shards,
+        )
+        if self.chunk_blocks is not None:
+            return layout
+        chunk_blocks = default_chunk_blocks(layout.block_bytes, layout.kv_shards)
+        return msgspec.structs.replace(layout, chunk_blocks=chunk_blocks)
+
+    def fingerprint(self) -> Fingerprint:
+        """Two sims of equal geometry write the same bytes for the same tokens, whatever their
+        names and speeds."""
+        shape = (self.vocab_size, self.layers, self.kv_heads, self.head_dim)
+        tensor = TensorDigest(name="sim", shape=shape, dtype=self.dtype, digest=FORMULA)
+        settings = msgspec.structs.asdict(self)
+        counted = {name: settings[name] for name in settings.keys() - NO_KV_SETTINGS}
+        return fingerprint([tensor], self.layout(), json.dumps(counted, sort_keys=True))
+
+
+def build_sim(
+    settings: SimSettings,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+    free: Callable[[], int | None] = free_memory,
+) -> EngineCore:
+    """A simulated engine, ready to step. Raises SettingsError. `free` says how much memory this
+    machine has free."""
+    settings.check()
+    layout = settings.layout()
+    info = EngineInfo(
+        kind="sim",
+        model=settings.model,
+        fingerprint=settings.fingerprint(),
+        layout=layout,
+        num_blocks=settings.num_blocks,
+        max_model_len=min(settings.max_model_len, settings.num_blocks * settings.block_size),
+        max_batched_tokens=settings.max_batched_tokens,
+        max_num_seqs=settings.max_num_seqs,
+        vocab_size=settings.vocab_size,
+        eos_ids=settings.eos_ids,
+    )
+    if not settings.overcommit:
+        pool = settings.num_blocks * layout.block_bytes
+        check_asked({"--kv-memory": pool, "--host-kv-memory": settings.host_kv_memory}, free())
+    memory = SimMemory(layout, settings.num_blocks)
+    host_slots = slots_for(settings.host_kv_memory, layout)
+    runner = SimRunner(
+        memory,
+        Vocabulary(
+            first=settings.first_id,
+            end=settings.end_id,
+            eos_ids=settings.eos_ids,
+            eos_every=settings.eos_every,
+        ),
+        Timing(
+            prefill_base_ms=settings.prefill_base_ms,
+            prefill_ms_per_token=settings.prefill_ms_per_token,
+            decode_ms=settings.decode_ms,
+            decode_ms_per_seq=settings.decode_ms_per_seq,
+        ),
+        poison=settings.poison_token,
+        clock=clock,
+        sleep=sleep,
+    )
+    host = CopiedBlocks(memory, host_slots) if host_slots else None
+    return EngineCore(info, runner, host, overlap=settings.overlap)

@@ -1,0 +1,148 @@
+"""What the simulated model says: its logits at a position, and the id chosen from them.
+
+In: the digest of all KV up to a token (see sim_runner) and a Sample. Out: a Sampled. Pure.
+
+The logits are few and simple: the ids that it says stand in a circle; the likeliest is a hash of
+(digest, position), and each next one around the circle is half a unit less likely. Some logits are
+positive and most negative, so that every way of changing logits (see `logit_changes`, whose order
+is kept here) changes ids. Greedy takes the likeliest; else a hash of (seed, choice) draws one of
+the likeliest few.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count, islice
+
+from baton_engine.interface import Sample, Sampled, Seen
+from baton_protocol.request import PositionLogprobs, TokenLogprob
+from baton_protocol.sampling import MAX_LOGPROBS, SamplingParams
+
+MASK = (1 << 64) - 1
+CANDIDATES = MAX_LOGPROBS + 1  # ids that share the probability at one position
+DRAWN_FROM = 8  # a sampled id is one of so many likeliest
+TOP_LOGIT = 4.0
+STEP = 0.5
+OUT_OF_REACH = 50.0  # what lies so far below the likeliest is never drawn
+LOG_TOTAL = math.log(sum(math.exp(-STEP * rank) for rank in range(CANDIDATES)))
+
+
+def mix(*values: int) -> int:
+    """A stable 64-bit hash of integers (splitmix64's finalizer, chained)."""
+    state = 0x9E3779B97F4A7C15
+    for value in values:
+        state = (state ^ value) + 0x9E3779B97F4A7C15 & MASK
+        state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 & MASK
+        state = (state ^ state >> 27) * 0x94D049BB133111EB & MASK
+        state ^= state >> 31
+    return state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vocabulary:
+    """Ids the simulated model says: those in [first, end), and an EOS about every `eos_every`
+    tokens (0: never)."""
+
+    first: int
+    end: int
+    eos_ids: tuple[int, ...] = ()
+    eos_every: int = 0
+
+    def says(self, digest: int, sample: Sample) -> Sampled:
+        """The next token behind `digest`."""
+        params, hash = sample.params, mix(digest, sample.position)
+        noise = mix(hash, params.seed or 0, sample.choice) if params.temperature > 0 else hash
+        banned = frozenset(sample.banned)
+        logits = self._logits(hash, noise, banned)
+        ids = _candidates(logits, sample)
+        if not ids:  # all that it says is banned: the lowest id that is not
+            ids = [next(id for id in count() if id not in banned)]
+        place = 0
+        if params.temperature > 0 and ids[0] != logits.eos:
+            few = min(DRAWN_FROM, len(ids), params.top_k if params.top_k > 0 else DRAWN_FROM)
+            place = (noise >> 8) % few
+        if params.logprobs is None:
+            return Sampled(ids[place])
+        return Sampled(ids[place], logits.logprobs(ids[place], params.logprobs))
+
+    def expects(self, digest: int, position: int, id: int, top: int) -> PositionLogprobs:
+        """How likely `id` is at `position`, behind `digest`."""
+        hash = mix(digest, position)
+        return self._logits(hash, hash, frozenset()).logprobs(id, top)
+
+    def _logits(self, hash: int, noise: int, banned: frozenset[int]) -> _Logits:
+        due = self.eos_every and mix(noise, 1) % self.eos_every == 0
+        eos = next((id for id in self.eos_ids if id not in banned), None) if due else None
+        return _Logits(self.first, self.end - self.first, hash % (self.end - self.first), eos)
+
+
+@dataclass(frozen=True, slots=True)
+class _Logits:
+    """Ids [first, first + span) in a circle from offset `start` on; before them an EOS that is due.
+    All other ids are equally unlikely."""
+
+    first: int
+    span: int
+    start: int
+    eos: int | None
+
+    def ranked(self) -> Iterator[int]:
+        """The likeliest first."""
+        if self.eos is not None:
+            yield self.eos
+        for rank in range(self.span):
+            yield self.first + (self.start + rank) % self.span
+
+    def says(self, id: int) -> bool:
+        return id == self.eos or 0 <= id - self.first < self.span
+
+    def rank(self, id: int) -> int:
+        """How many are likelier."""
+        if id == self.eos:
+            return 0
+        place = (id - self.first - self.start) % self.span if self.says(id) else self.span
+        return place + (self.eos is not None)
+
+    def of(self, id: int) -> float:
+        return TOP_LOGIT - STEP * self.rank(id)
+
+    def logprobs(self, id: int, top: int) -> PositionLogprobs:
+        def entry(id: int) -> TokenLogprob:
+            rank = self.rank(id)
+            return TokenLogprob(id=id, logprob=-STEP * rank - LOG_TOTAL, rank=rank + 1)
+
+        return PositionLogprobs(
+            entry(id), tuple(entry(each) for each in islice(self.ranked(), top))
+        )
+
+
+def _candidates(logits: _Logits, sample: Sample) -> list[int]:
+    """The likeliest ids after everything the request says about logits, best first."""
+    params, banned, seen = sample.params, frozenset(sample.banned), set[int]()
+    if sample.seen is not None:
+        seen.update(filter(logits.says, (*sample.seen.prompt, *sample.seen.outputs)))
+    biases: dict[int, float] = {}
+    for id, bias in params.logit_bias:
+        biases[id] = biases.get(id, 0.0) + bias
+    # Of the ids about which nothing is said, only the likeliest few can be among the candidates.
+    others = (id for id in logits.ranked() if not (id in banned or id in biases or id in seen))
+    plain = list(islice(others, CANDIDATES))
+    if not biases and params.allowed_token_ids is None and sample.seen is None:
+        return plain
+    pool = params.allowed_token_ids or (*plain, *biases, *seen)
+    changed = {id: logits.of(id) + biases.get(id, 0.0) for id in pool if id not in banned}
+    if sample.seen is not None:
+        _penalise(changed, params, sample.seen)
+    floor = max(changed.values(), default=0.0) - OUT_OF_REACH
+    order = sorted(changed, key=lambda id: (-changed[id], logits.rank(id), id))
+    return [id for id in order[:CANDIDATES] if changed[id] >= floor]
+
+
+def _penalise(logits: dict[int, float], params: SamplingParams, seen: Seen) -> None:
+    for id in {*seen.prompt, *seen.outputs} & logits.keys():
+        penalty = params.repetition_penalty
+        logits[id] = logits[id] / penalty if logits[id] > 0 else logits[id] * penalty
+    for id in seen.outputs.keys() & logits.keys():
+        logits[id] -= params.frequency_penalty * seen.outputs[id] + params.presence_penalty

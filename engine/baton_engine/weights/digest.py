@@ -1,0 +1,202 @@
+"""Content digests of a checkpoint's tensors, which name the weights in the fingerprint. No torch.
+
+In: the folder. Out: one TensorDigest per tensor that determines the model, equal for equal content
+wherever and however sharded it lies. Hashing costs about a second per GiB, so digests are cached:
+in a hidden JSON file in the folder, or, where the folder cannot be written, under
+$XDG_CACHE_HOME/baton. A cache that is missing, stale or corrupt is computed again.
+
+A cached digest holds as long as the file's size, times of change (mtime and ctime) and inode are
+what they were. ctime and inode catch tools that keep the mtime, and files that are replaced. A file
+that changed less than two seconds before it was hashed is not cached: a second change within the
+granularity of the file system's clock would keep its times (git calls such files racily clean). Who
+has fetched the weights and vouches that nobody changes them any more keeps the digests at once, so
+that nodes that may only read find them. What none of this sees, such as a disk that rots or a clock
+that was set back, `verify` finds: it hashes everything again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import mmap
+import os
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+
+from baton_engine.config.model_config import ModelConfig
+from baton_engine.errors import WeightsError
+from baton_engine.weights.safetensors_files import Entry, ignorable, read_entries, weight_files
+from baton_protocol.fingerprint import TensorDigest
+
+CACHE_NAME = ".baton-digests.json"
+CACHE_VERSION = 2
+FRESH_NS = 2_000_000_000  # the coarsest clock in use, FAT's
+
+logger = logging.getLogger(__name__)
+
+
+class FileState(msgspec.Struct, frozen=True):
+    """What a file system says about a file. Equal states: nobody changed it in between."""
+
+    size: int
+    inode: int
+    mtime_ns: int
+    ctime_ns: int
+
+
+class _FileDigests(msgspec.Struct, frozen=True):
+    state: FileState
+    tensors: tuple[TensorDigest, ...]
+
+
+class _Cache(msgspec.Struct, frozen=True):
+    version: int
+    files: dict[str, _FileDigests]
+
+
+def tensor_digests(
+    folder: Path,
+    config: ModelConfig,
+    *,
+    threads: int = 4,
+    verify: bool = False,
+    clock_ns: Callable[[], int] = time.time_ns,
+) -> list[TensorDigest]:
+    """Digests of all tensors that the model uses, from the cache where it is valid; `verify` hashes
+    all files again. Raise WeightsError."""
+    cached = _read_cache(folder)
+    settled_ns = clock_ns() - FRESH_NS
+    found = _find(folder, {} if verify else cached, threads)
+    for name, each in found.items():
+        if name in cached and cached[name].state == each.state and cached[name] != each:
+            logger.warning("%s: the digests kept for %s were wrong; corrected", folder, name)
+    if found != cached:
+        kept = {
+            name: each
+            for name, each in found.items()
+            if max(each.state.mtime_ns, each.state.ctime_ns) < settled_ns
+        }
+        _write_cache(folder, kept)
+    return [
+        tensor
+        for digests in found.values()
+        for tensor in digests.tensors
+        if not ignorable(tensor.name, config)
+    ]
+
+
+def keep_digests(folder: Path, *, threads: int = 4) -> None:
+    """Cache the digests of files that nobody changes any more, however new they are. Raise
+    WeightsError."""
+    known = _read_cache(folder)
+    found = _find(folder, known, threads)
+    if found != known:
+        _write_cache(folder, found)
+
+
+def file_states(folder: Path) -> dict[str, FileState]:
+    """Of the checkpoint's files, by name."""
+    return {path.name: _state(path) for path in weight_files(folder)}
+
+
+def check_unchanged(folder: Path, before: Mapping[str, FileState]) -> None:
+    """Raise WeightsError if a file of the checkpoint is no longer what `file_states` said."""
+    now = file_states(folder)
+    changed = sorted(
+        name for name in before.keys() | now.keys() if before.get(name) != now.get(name)
+    )
+    if changed:
+        raise WeightsError(
+            f"{', '.join(changed)} in {folder} changed while the weights were read, so what was"
+            " loaded has no name; start again once nobody writes there"
+        )
+
+
+def _state(path: Path) -> FileState:
+    status = path.stat()
+    return FileState(status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns)
+
+
+def _find(
+    folder: Path, known: Mapping[str, _FileDigests], threads: int
+) -> Mapping[str, _FileDigests]:
+    """By file name: what is known where the file has not changed, else computed."""
+    found: dict[str, _FileDigests] = {}
+    for path in weight_files(folder):
+        state, cached = _state(path), known.get(path.name)
+        if cached and cached.state == state:
+            found[path.name] = cached
+        else:
+            found[path.name] = _FileDigests(state, _hash_file(path, threads))
+    check_unchanged(folder, {name: each.state for name, each in found.items()})
+    return found
+
+
+def _hash_file(path: Path, threads: int) -> tuple[TensorDigest, ...]:
+    entries = read_entries(path)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+
+        def one(entry: Entry) -> TensorDigest:
+            with memoryview(data) as whole, whole[entry.begin : entry.end] as part:
+                digest = hashlib.sha256(part).hexdigest()  # releases the GIL
+            return TensorDigest(entry.name, entry.shape, entry.dtype, digest)
+
+        with ThreadPoolExecutor(threads) as pool:
+            return tuple(pool.map(one, entries))
+
+
+def _cache_places(folder: Path) -> tuple[Path, ...]:
+    """Beside the weights, so that every user of the folder shares it; else the user's own."""
+    shared = folder / CACHE_NAME
+    try:
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:  # no HOME, and /etc/passwd does not list the user: so in containers
+        return (shared,)
+    name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:32]
+    return shared, home / "baton" / "digests" / f"{name}.json"
+
+
+def _read_cache(folder: Path) -> Mapping[str, _FileDigests]:
+    for place in _cache_places(folder):
+        try:
+            cache = msgspec.json.decode(place.read_bytes(), type=_Cache)
+        except FileNotFoundError:
+            continue
+        except (OSError, msgspec.MsgspecError) as error:
+            logger.warning("ignoring digest cache %s: %s", place, error)
+            continue
+        if cache.version == CACHE_VERSION:
+            return cache.files
+    return {}
+
+
+def _write_cache(folder: Path, found: Mapping[str, _FileDigests]) -> None:
+    if not found:
+        return
+    data = msgspec.json.encode(_Cache(CACHE_VERSION, dict(found)))
+    for place in _cache_places(folder):
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            _replace(place, data)
+        except OSError as error:
+            logger.info("cannot keep digests in %s: %s", place, error)
+            continue
+        return
+
+
+def _replace(place: Path, data: bytes) -> None:
+    """Write beside, then rename: a reader never sees half a file."""
+    handle, name = tempfile.mkstemp(dir=place.parent, prefix=".baton-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.chmod(name, 0o644)
+        os.replace(name, place)
+    except OSError:
+        os.unlink(name)
+        raise

@@ -1,0 +1,109 @@
+"""What tensors a folder's safetensors files hold, read from their headers alone. No torch.
+
+A safetensors file is an 8-byte little-endian header length, a JSON header naming each tensor's
+dtype, shape and byte range, then the bytes. A sharded checkpoint has an index naming the files.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from baton_engine.config.model_config import ModelConfig
+from baton_engine.errors import WeightsError
+
+INDEX_NAME = "model.safetensors.index.json"
+SINGLE_NAME = "model.safetensors"
+MAX_HEADER_BYTES = 100 << 20
+ITEM_BITS = {
+    "F64": 64,
+    "F32": 32,
+    "F16": 16,
+    "BF16": 16,
+    "F8_E4M3": 8,
+    "F8_E5M2": 8,
+    "I64": 64,
+    "I32": 32,
+    "I16": 16,
+    "I8": 8,
+    "U8": 8,
+    "BOOL": 8,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One tensor: its bytes are file[begin:end]."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+def weight_names(index: bytes | None, place: str) -> list[str]:
+    """Names of a checkpoint's files, sorted: those of its index, which `place` names in errors, or
+    the single file of one that has no index."""
+    if index is None:
+        return [SINGLE_NAME]
+    try:
+        names = sorted(set(json.loads(index)["weight_map"].values()))
+        return [os.fspath(name) for name in names]
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise WeightsError(f"{place} is not a safetensors index: {error!r}") from error
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The checkpoint's files, in name order."""
+    index = folder / INDEX_NAME
+    data = index.read_bytes() if index.is_file() else None
+    files = [folder / name for name in weight_names(data, str(index))]
+    for path in files:
+        if not path.is_file():
+            raise WeightsError(f"{path} does not exist; only safetensors checkpoints can be loaded")
+    return files
+
+
+def read_entries(path: Path) -> list[Entry]:
+    """Raise WeightsError for a file that is truncated or no safetensors file."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        prefix = file.read(8)
+        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
+        if not 0 < length <= min(MAX_HEADER_BYTES, size - 8):
+            raise WeightsError(f"{path} is no safetensors file (header of {length} bytes)")
+        header = file.read(length)
+    try:
+        fields = json.loads(header)
+        entries = [
+            _entry(name, value, 8 + length)
+            for name, value in fields.items()
+            if name != "__metadata__"
+        ]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise WeightsError(f"{path} has an unreadable header: {error!r}") from error
+    for entry in entries:
+        if entry.end > size:
+            raise WeightsError(f"{path} is truncated: {entry.name} ends at byte {entry.end}")
+    return entries
+
+
+def _entry(name: str, value: Mapping[str, list[int]], base: int) -> Entry:
+    begin, end = value["data_offsets"]
+    dtype, shape = str(value["dtype"]), tuple(value["shape"])
+    bits = ITEM_BITS[dtype]
+    if (end - begin) * 8 != math.prod(shape) * bits:
+        raise ValueError(f"{name} of {dtype}{list(shape)} has {end - begin} bytes")
+    return Entry(name, dtype, shape, base + begin, base + end)
+
+
+def ignorable(name: str, config: ModelConfig) -> bool:
+    """Tensors that some checkpoints carry and that determine nothing: rotary buffers (computed
+    from the config) and a tied model's copy of the embedding."""
+    return name.endswith("rotary_emb.inv_freq") or (config.tied and name == "lm_head.weight")
