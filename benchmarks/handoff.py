@@ -28,9 +28,9 @@ from pathlib import Path
 from unittest.mock import patch
 
 from baton_kvstore.embedded import EmbeddedStore
-from baton_node.connector import StoreAddress
-from baton_node.frames import Step, ToServer
+from baton_node.ipc.messages import Step, ToServer
 from baton_node.settings import NodeSettings, SimOptions
+from baton_node.store.redis_connector import StoreAddress
 from baton_protocol.ids import Epoch, NodeId, RequestId
 from baton_protocol.link import First, PrefillJob, RunJob
 from baton_protocol.request import Request

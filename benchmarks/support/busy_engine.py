@@ -2,7 +2,7 @@
 
     python -m benchmarks.support.busy_engine FD PARENT_PID
 
-It is `baton_node.engine_main` with another connector: that one puts chunks and gets them back, as
+It is `baton_node.startup.main` with another connector: that one puts chunks and gets them back, as
 many at a time as a long prompt has, between memory of a real engine's kind and the store, and notes
 when the step loop comes by. The step loop, the transfer threads and the index thread are the
 node's own.
@@ -20,9 +20,9 @@ import torch
 
 from baton_engine.interface import KVMemory
 from baton_engine.kv.kv_pool import TorchMemory
-from baton_node import engine_main
-from baton_node.connector import StoreAddress, StoreConnector
-from baton_node.plane import ChunkRef, ConnectorEvent, Copied, Fetched, LookedUp, Published
+from baton_node.startup import main
+from baton_node.store.base import ChunkRef, ConnectorEvent, Copied, Fetched, LookedUp, Published
+from baton_node.store.redis_connector import StoreAddress, StoreConnector
 from baton_protocol.ids import BlockHash, BlockId, RequestId
 from baton_protocol.store import InboxEntry, Marker, Priority
 from benchmarks.support.meter import Meter, Notes, folder
@@ -106,5 +106,5 @@ def _owner(event: ConnectorEvent) -> RequestId:
 
 
 if __name__ == "__main__":
-    with patch.object(engine_main, "StoreConnector", BusyConnector):
-        sys.exit(engine_main.main(sys.argv[1:]))
+    with patch.object(main, "StoreConnector", BusyConnector):
+        sys.exit(main.main(sys.argv[1:]))

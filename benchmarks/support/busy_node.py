@@ -2,7 +2,7 @@
 
     python -m benchmarks.support.busy_node < settings.json
 
-The server is `baton_node.server` as it is; beside it, in its event loop, a task notes how late the
+The server is `baton_node.server.app` as it is; beside it, in its event loop, a task notes how late the
 loop wakes it.
 
 In: NodeSettings. Out: a served node until SIGTERM; lags.notes.
@@ -36,7 +36,7 @@ async def run(settings: NodeSettings) -> None:
     start = asyncio.create_subprocess_exec
 
     async def start_busy(*words: str, **options: Any) -> asyncio.subprocess.Process:
-        module = {"baton_node.engine_main": "benchmarks.support.busy_engine"}
+        module = {"baton_node.startup.main": "benchmarks.support.busy_engine"}
         return await start(*(module.get(word, word) for word in words), **options)
 
     lags = Notes()

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from baton_node.frames import (
+from baton_node.ipc.messages import (
     Ready,
     Start,
     ToEngine,

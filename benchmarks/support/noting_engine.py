@@ -2,7 +2,7 @@
 
     python -m benchmarks.support.noting_engine FD PARENT_PID
 
-It is `baton_node.engine_main`; its port and its connector look at the clock besides.
+It is `baton_node.startup.main`; its port and its connector look at the clock besides.
 
 In: what engine_main takes, requests called "handoff-<number>". Out: tokens.notes and fetched.notes,
 (time, number) each.
@@ -16,11 +16,11 @@ import time
 from unittest.mock import patch
 
 from baton_engine.interface import KVMemory
-from baton_node import engine_main
-from baton_node.connector import StoreAddress, StoreConnector
-from baton_node.frames import Step, ToServer
-from baton_node.plane import ConnectorEvent, Fetched
-from baton_node.port import SocketPort
+from baton_node.ipc.engine_socket import SocketPort
+from baton_node.ipc.messages import Step, ToServer
+from baton_node.startup import main
+from baton_node.store.base import ConnectorEvent, Fetched
+from baton_node.store.redis_connector import StoreAddress, StoreConnector
 from baton_protocol.ids import RequestId
 from benchmarks.support.meter import Notes, folder
 
@@ -75,7 +75,7 @@ class NotingPort(SocketPort):
 
 
 if __name__ == "__main__":
-    connector = patch.object(engine_main, "StoreConnector", NotingConnector)
-    port = patch.object(engine_main, "SocketPort", NotingPort)
+    connector = patch.object(main, "StoreConnector", NotingConnector)
+    port = patch.object(main, "SocketPort", NotingPort)
     with connector, port:
-        sys.exit(engine_main.main(sys.argv[1:]))
+        sys.exit(main.main(sys.argv[1:]))

@@ -11,8 +11,8 @@ import select
 import time
 
 from baton_engine.sim.runner import SimMemory
-from baton_node.connector import StoreAddress, StoreConnector
-from baton_node.plane import ChunkRef, ConnectorEvent, Fetched, Published
+from baton_node.store.base import ChunkRef, ConnectorEvent, Fetched, Published
+from baton_node.store.redis_connector import StoreAddress, StoreConnector
 from baton_protocol.ids import BlockHash, BlockId, RequestId
 from baton_protocol.layout import KVLayout
 from baton_protocol.store import Marker, Priority

@@ -91,8 +91,8 @@ def _build(options: BenchOptions, folder: Path | None) -> EngineCore:
 
 
 def _build_sim(options: BenchOptions, folder: Path | None) -> EngineCore:
-    from baton_node.build import build_engine
     from baton_node.settings import NodeSettings, SetupError, SimOptions
+    from baton_node.startup.build_engine import build_engine
 
     sim = {name: getattr(options, f"sim_{name}") for name in SimOptions.__struct_fields__}
     values = _shared(options, NodeSettings.__struct_fields__)

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from baton.errors import CommandError
-from baton_node.chunk_line import chunk_line
+from baton_node.server.transfer_summary import chunk_line
 from baton_protocol.layout import KVLayout
 
 POLL_TIMEOUT_S = 2.0

@@ -26,7 +26,7 @@ from baton.model_folder import find_model
 from baton.options import ChildOptions, NodeOptions, RouterOptions
 from baton.otlp import exporting
 from baton.store import logged_in
-from baton_node.parent import die_with
+from baton_node.ipc.parent_death import die_with
 from baton_protocol.figures import NAME
 
 if TYPE_CHECKING:

@@ -46,7 +46,7 @@ from baton.sizes import ByteSize
 from baton.store import StoreUrls, open_store
 from baton.supervisor import Plan, Stop, Supervisor
 from baton_engine.memory.host_memory import free_memory
-from baton_node.parent import die_with
+from baton_node.ipc.parent_death import die_with
 
 PYTHON = (sys.executable, "-m", "baton")
 VISIBLE = "CUDA_VISIBLE_DEVICES"

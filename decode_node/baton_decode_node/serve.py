@@ -5,8 +5,8 @@ In: NodeSettings. Out: a served node until SIGTERM or SIGINT. Raises SetupError.
 
 from __future__ import annotations
 
-from baton_decode_node.role import DecodeRole
-from baton_node.server import run_node
+from baton_decode_node.admission import DecodeRole
+from baton_node.server.app import run_node
 from baton_node.settings import NodeSettings
 from baton_protocol.traces import Sink
 

@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from baton_node.economy import FetchPolicy
+from baton_node.engine.fetch_policy import FetchPolicy
 from baton_protocol.store import Role
 
 EngineKind = Literal["torch", "sim"]

@@ -5,9 +5,9 @@ In: NodeSettings. Out: a served node until SIGTERM or SIGINT. Raises SetupError.
 
 from __future__ import annotations
 
-from baton_node.server import run_node
+from baton_node.server.app import run_node
 from baton_node.settings import NodeSettings
-from baton_prefill_node.role import PrefillRole
+from baton_prefill_node.admission import PrefillRole
 from baton_protocol.traces import Sink
 
 

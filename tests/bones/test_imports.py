@@ -62,8 +62,8 @@ def test_the_operator_folder_does_not_shadow_python_s_operator() -> None:
     [
         "baton.main baton.up baton.store baton.supervisor baton_kvstore.embedded",
         "baton.roles baton_router.server.router",
-        "baton_node.server baton_prefill_node.serve baton_decode_node.serve",
-        "baton_engine baton_engine.sim.build baton_node.engine_main",
+        "baton_node.server.app baton_prefill_node.serve baton_decode_node.serve",
+        "baton_engine baton_engine.sim.build baton_node.startup.main",
         "baton_operator",
         "baton_protocol baton_text.chat baton_text.tokenizer baton_kvstore.client",
     ],

@@ -70,7 +70,9 @@ async def test_each_line_of_a_node_and_its_engine_is_json_and_names_request_and_
     records = [json.loads(line) for line in log]
     [failed] = [record for record in records if "failed" in record["message"]]
     assert (failed["request"], failed["attempt"]) == ("r1", 3)
-    assert {"baton_node.server", "baton_node.engine_main"} <= {one["logger"] for one in records}
+    assert {"baton_node.server.app", "baton_node.startup.main"} <= {
+        one["logger"] for one in records
+    }
 
 
 @pytest.mark.parametrize("token", ["", "t0ken"])

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton_node.frames import Token
-from baton_node.textual import ChoiceText, context
+from baton_node.ipc.messages import Token
+from baton_node.server.detokenize import ChoiceText, context
 from baton_protocol.ids import RequestId
 from baton_protocol.link import Delta
 from baton_protocol.request import PositionLogprobs, Request, TokenLogprob

@@ -11,8 +11,13 @@ import pytest
 from baton_engine.config.engine_config import TorchSettings
 from baton_kvstore.data import DataPlane
 from baton_kvstore.embedded import EmbeddedStore
-from baton_node.build import build_engine, measure_compute, measure_transfers, torch_settings
 from baton_node.settings import NodeSettings, SetupError, SimOptions
+from baton_node.startup.build_engine import (
+    build_engine,
+    measure_compute,
+    measure_transfers,
+    torch_settings,
+)
 from baton_protocol.ids import Epoch
 from tests.support.stores.kvstore import PATIENCE_S, plain_client
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton_node.chunk_line import chunk_line
+from baton_node.server.transfer_summary import chunk_line
 from baton_protocol.layout import KVLayout
 
 

@@ -12,8 +12,8 @@ import pytest
 from baton_kvstore.embedded import EmbeddedStore
 from baton_kvstore.keys import inbox_key
 from baton_kvstore.registry import Registry
-from baton_node.nostore import NoStore
-from baton_node.plane import Copied, Fetched, LookedUp, Published
+from baton_node.store.base import Copied, Fetched, LookedUp, Published
+from baton_node.store.null_connector import NoStore
 from baton_protocol.ids import BlockId, Epoch, NodeId, RequestId
 from baton_protocol.store import InboxEntry
 from tests.support.nodes.connectors import Harness, ref

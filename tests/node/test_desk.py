@@ -11,8 +11,8 @@ import pytest
 
 from baton_engine.sim.build import SimSettings
 from baton_kvstore.embedded import EmbeddedStore
-from baton_node.frames import Drain, Drained, FinishChoice, Saved
-from baton_node.nostore import NoStore
+from baton_node.ipc.messages import Drain, Drained, FinishChoice, Saved
+from baton_node.store.null_connector import NoStore
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import Abort, CacheEvents, First, Load, PrefillJob, RunJob
 from tests.support.nodes.processes import make_request

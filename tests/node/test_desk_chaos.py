@@ -13,7 +13,7 @@ import pytest
 
 from baton_engine.sim.build import SimSettings
 from baton_kvstore.embedded import EmbeddedStore
-from baton_node.nostore import NoStore
+from baton_node.store.null_connector import NoStore
 from baton_protocol.ids import RequestId
 from baton_protocol.link import Abort, First, NoFirst, PrefillJob, RunJob
 from baton_protocol.request import Request

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from baton_engine.sim.build import SimSettings
-from baton_node.nostore import NoStore
+from baton_node.store.null_connector import NoStore
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import Abort, NoFirst, PrefillJob, RunJob
 from baton_protocol.request import Request

@@ -12,8 +12,8 @@ import pytest
 
 from baton_engine.sim.build import SimSettings
 from baton_kvstore.embedded import EmbeddedStore
-from baton_node.nostore import NoStore
-from baton_node.puts import STILL_S
+from baton_node.engine.outgoing_blocks import STILL_S
+from baton_node.store.null_connector import NoStore
 from baton_protocol.ids import BlockHash, Epoch, NodeId, RequestId
 from baton_protocol.link import Abort, Load, NoFirst, PrefillJob, RunJob
 from baton_protocol.store import StoreHealth

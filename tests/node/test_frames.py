@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_node.frames import (
+from baton_node.ipc.messages import (
     MAX_FRAME,
     FinishChoice,
     FrameError,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from baton_node.control import Work
-from baton_node.gathered import Gathered
+from baton_node.store.loop_thread import Work
+from baton_node.store.write_batcher import Gathered
 from tests.support.waiting import until
 
 

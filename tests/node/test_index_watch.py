@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from baton_kvstore.errors import LinkTimeout, StoreUnavailable
-from baton_node.index_watch import IndexWatch
+from baton_node.store.index_health import IndexWatch
 from tests.support.clock import Clock
 from tests.support.waiting import until
 

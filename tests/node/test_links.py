@@ -10,8 +10,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from baton_node.links import MAX_QUEUED_BYTES, Link
-from baton_node.server import PING_S
+from baton_node.server.app import PING_S
+from baton_node.server.links import MAX_QUEUED_BYTES, Link
 from baton_protocol.ids import Epoch
 from baton_protocol.link import CacheEvents, to_router_codec
 from tests.support.nodes.processes import free_port

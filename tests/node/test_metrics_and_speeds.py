@@ -9,7 +9,8 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from baton_engine.interface import StepResult
-from baton_node.metrics import (
+from baton_node.engine.speeds import SpeedMeter
+from baton_node.server.metrics import (
     COUNTERS,
     GAUGES,
     SPEEDS,
@@ -17,7 +18,6 @@ from baton_node.metrics import (
     STORE_GAUGES,
     NodeMetrics,
 )
-from baton_node.speeds import SpeedMeter
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import Load
 from baton_protocol.store import DataInstance, NodeLoad, Speeds

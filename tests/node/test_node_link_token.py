@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from baton_node.server import NodeServer
+from baton_node.server.app import NodeServer
 from baton_node.settings import NodeSettings
 from baton_protocol.ids import Epoch
 from baton_protocol.link import link_headers

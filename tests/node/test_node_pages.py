@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from aiohttp import web
 
-from baton_node.server import NodeServer
+from baton_node.server.app import NodeServer
 from baton_node.settings import NodeSettings
 from baton_protocol.ids import Epoch
 from baton_text.artifacts import byte_artifacts, digest

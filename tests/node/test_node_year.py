@@ -8,9 +8,9 @@ import pytest
 
 from baton_engine.sim.build import SimSettings
 from baton_kvstore.embedded import EmbeddedStore
-from baton_node.frames import Drain, Undrain
-from baton_node.nostore import NoStore
-from baton_node.untaken import Untaken
+from baton_node.ipc.messages import Drain, Undrain
+from baton_node.server.unacknowledged_jobs import Untaken
+from baton_node.store.null_connector import NoStore
 from baton_protocol.errors import ErrorRecord
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import Abort, JobFailed, Load, NoFirst, PrefillJob, RunJob

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_node import parking
-from baton_node.parking import (
+from baton_node.engine import fetch_state
+from baton_node.engine.fetch_state import (
     Abort,
     Admit,
     Announced,
@@ -60,19 +60,19 @@ class World:
         return found - set(range(self.cached // CHUNK_BLOCKS))
 
     def begin(self) -> None:
-        self.state, actions = parking.start(self.state)
+        self.state, actions = fetch_state.start(self.state)
         self._obey(actions)
 
-    def tell(self, event: parking.Event) -> None:
+    def tell(self, event: fetch_state.Event) -> None:
         self._notice(event)
         over = self.outcome is not None
-        self.state, actions = parking.step(self.state, event)
+        self.state, actions = fetch_state.step(self.state, event)
         assert not (over and actions), "an action came after the end"
         self._obey(actions)
         if self.outcome is None:
             self._check_patience()
 
-    def _notice(self, event: parking.Event) -> None:
+    def _notice(self, event: fetch_state.Event) -> None:
         match event:
             case Announced(chunks):
                 self.puts.update(i for i in range(self.state.chunks) if chunks >> i & 1)
@@ -92,7 +92,7 @@ class World:
                 self.aborted |= isinstance(event, Abort)
                 self.first |= isinstance(event, FirstKnown)
 
-    def _obey(self, actions: list[parking.Action]) -> None:
+    def _obey(self, actions: list[fetch_state.Action]) -> None:
         for action in actions:
             assert self.outcome is None, "an action came after the end"
             match action:
@@ -100,7 +100,7 @@ class World:
                     self._check_fetch(chunk)
                     self.flying.add(chunk)
                     self.begun[chunk] = self.puts[chunk]
-                    assert len(self.flying) <= parking.WINDOW
+                    assert len(self.flying) <= fetch_state.WINDOW
                 case Release():
                     assert self.held
                     assert not self.flying, "blocks released under a fetch"
@@ -144,7 +144,7 @@ class World:
 
 
 def world(chunks: int, *, await_first: bool, cached: int = 0) -> World:
-    state = parking.park(chunks, CHUNK_BLOCKS, await_first=await_first, cached=cached)
+    state = fetch_state.park(chunks, CHUNK_BLOCKS, await_first=await_first, cached=cached)
     made = World(state, cached, first=not await_first)
     made.begin()
     return made
@@ -236,7 +236,7 @@ class Script:
     """A prompt of so many chunks, and what happens to its request."""
 
     chunks: int
-    says: list[parking.Event | See]
+    says: list[fetch_state.Event | See]
     ends: Admit | Forget | None = None
     await_first: bool = True
     cached: int = 0

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_node import publishing
-from baton_node.publishing import (
+from baton_node.engine import publish_state
+from baton_node.engine.publish_state import (
     Announce,
     Closed,
     Computed,
@@ -31,7 +31,7 @@ class World:
     failed: bool = False
     ended: bool = False
 
-    def tell(self, event: publishing.Event) -> None:
+    def tell(self, event: publish_state.Event) -> None:
         match event:
             case LookedUp(chunks):
                 self.stored |= {i for i in range(self.state.chunks) if chunks >> i & 1}
@@ -45,7 +45,7 @@ class World:
                 if ok:
                     self.stored.add(chunk)
                     self.announced.append(chunk)  # by who has put it
-        self.state, actions = publishing.step(self.state, event)
+        self.state, actions = publish_state.step(self.state, event)
         for action in actions:
             assert not self.ended, "an action came after the end"
             match action:
@@ -98,14 +98,14 @@ def test_every_order_ends_once_with_all_that_exists_announced(data: st.DataObjec
 
 
 def test_chunks_with_a_marker_are_announced_in_runs_before_anything_is_computed() -> None:
-    state, actions = publishing.step(Ledger(6), LookedUp(0b101101))
+    state, actions = publish_state.step(Ledger(6), LookedUp(0b101101))
     assert actions == [Announce(0, 1), Announce(2, 2), Announce(5, 1)]
-    _, actions = publishing.step(state, Computed(6))
+    _, actions = publish_state.step(state, Computed(6))
     assert actions == [Publish(1), Publish(4)]
 
 
 def test_a_prompt_without_a_full_chunk_ends_at_once() -> None:
-    assert publishing.step(Ledger(0), LookedUp(0))[1] == [End()]
+    assert publish_state.step(Ledger(0), LookedUp(0))[1] == [End()]
 
 
 def test_a_failed_put_ends_the_job_when_the_others_have_settled() -> None:

@@ -11,12 +11,12 @@ import msgspec
 import pytest
 
 from baton_decode_node import DecodeRole
-from baton_node.draining import EndWaits
-from baton_node.engine_process import EngineProcess
-from baton_node.frames import Drain, Drained, Ready, Saved, Step, ToEngine, Undrain
-from baton_node.identity import Identity, model_made
-from baton_node.metrics import NodeMetrics
-from baton_node.service import MAX_UNREAD_BYTES, Service
+from baton_node.ipc.engine_process import EngineProcess
+from baton_node.ipc.messages import Drain, Drained, Ready, Saved, Step, ToEngine, Undrain
+from baton_node.server.draining import EndWaits
+from baton_node.server.identity import Identity, model_made
+from baton_node.server.metrics import NodeMetrics
+from baton_node.server.node import MAX_UNREAD_BYTES, Service
 from baton_node.settings import NodeSettings
 from baton_protocol.ids import Epoch, NodeId, RequestId
 from baton_protocol.link import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from baton_node.frames import Prompted, Step
+from baton_node.ipc.messages import Prompted, Step
 from baton_protocol.errors import ErrorRecord
 from baton_protocol.link import Abort, JobFailed, RequestStats, RunJob
 from baton_protocol.request import Request

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton_node.frames import FinishChoice, Prompted, Step, Token
+from baton_node.ipc.messages import FinishChoice, Prompted, Step, Token
 from baton_protocol.errors import DeadlineExceeded
 from baton_protocol.link import (
     Abort,

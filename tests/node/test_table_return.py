@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from baton_node.table import Bounds
+from baton_node.server.request_table import Bounds
 from baton_protocol.errors import DeadlineExceeded
 from baton_protocol.link import (
     Abort,

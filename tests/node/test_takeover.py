@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_node.frames import Token
+from baton_node.ipc.messages import Token
 from baton_protocol.link import RunJob
 from baton_protocol.request import Request
 from baton_text.artifacts import BYTE_EOS_ID

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_node.frames import Token
-from baton_node.textual import ChoiceText
+from baton_node.ipc.messages import Token
+from baton_node.server.detokenize import ChoiceText
 from baton_protocol.ids import RequestId
 from baton_protocol.link import Delta
 from baton_protocol.request import PositionLogprobs, TokenLogprob

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from baton_node.untaken import SAY_EVERY_S, Soon, Untaken
+from baton_node.server.unacknowledged_jobs import SAY_EVERY_S, Soon, Untaken
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import PrefillJob, RunJob
 from baton_protocol.store import NodeLoad

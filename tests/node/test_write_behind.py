@@ -13,10 +13,10 @@ import pytest
 from baton_engine.interface import KVMemory
 from baton_engine.sim.build import SimSettings
 from baton_kvstore.embedded import EmbeddedStore
-from baton_node.connector import StoreAddress, StoreConnector
-from baton_node.frames import Drain, Drained, FinishChoice, Saved, Undrain
-from baton_node.jobs import STOP_LAG
-from baton_node.plane import ChunkRef
+from baton_node.engine.job import STOP_LAG
+from baton_node.ipc.messages import Drain, Drained, FinishChoice, Saved, Undrain
+from baton_node.store.base import ChunkRef
+from baton_node.store.redis_connector import StoreAddress, StoreConnector
 from baton_protocol.ids import BlockId, RequestId
 from baton_protocol.link import RunJob
 from baton_protocol.request import Request

@@ -10,8 +10,8 @@ import pytest
 
 from baton_engine import LLM, SamplingParams
 from baton_engine.core.engine_core import EngineCore
-from baton_node.frames import Token
-from baton_node.textual import ChoiceText
+from baton_node.ipc.messages import Token
+from baton_node.server.detokenize import ChoiceText
 from baton_protocol.errors import InvalidRequest
 from baton_protocol.ids import RequestId
 from baton_protocol.link import Delta

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from baton_engine.sim.build import SimSettings
 from baton_kvstore.client import OPERATION_TIMEOUT_S
 from baton_kvstore.data import Tuning
-from baton_node.desk import DeskOptions
+from baton_node.engine.loop import DeskOptions
 from baton_protocol.ids import Epoch
 from baton_protocol.layout import VALUE_HEADER_BYTES, KVLayout
 from baton_protocol.link import RunJob

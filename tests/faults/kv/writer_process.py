@@ -14,7 +14,7 @@ import msgspec
 
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.sim.build import SimSettings
-from baton_node.connector import StoreAddress, StoreConnector
+from baton_node.store.redis_connector import StoreAddress, StoreConnector
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import PrefillJob
 from baton_protocol.request import Request

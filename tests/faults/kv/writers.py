@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from baton_kvstore.keys import marker_key
-from baton_node.plane import Fetched
+from baton_node.store.base import Fetched
 from baton_protocol.layout import VALUE_HEADER_BYTES
 from baton_protocol.link import NoFirst, PrefillJob, RunJob
 from tests.faults.kv.cells import CONNECTIONS, Act, Cell, Deadline, Fault

@@ -11,8 +11,8 @@ import msgspec
 
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.interface import KVMemory
-from baton_node.connector import StoreAddress, StoreConnector
-from baton_node.plane import ConnectorEvent, Fetched, Published
+from baton_node.store.base import ConnectorEvent, Fetched, Published
+from baton_node.store.redis_connector import StoreAddress, StoreConnector
 from baton_protocol.ids import BlockHash, BlockId, RequestId
 from baton_protocol.request import Request
 from tests.support.nodes.step_loops import DeskNode

@@ -20,8 +20,8 @@ import redis
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.sim.build import SimSettings
 from baton_kvstore.keys import chunk_key, marker_key
-from baton_node.connector import StoreAddress
-from baton_node.nostore import NoStore
+from baton_node.store.null_connector import NoStore
+from baton_node.store.redis_connector import StoreAddress
 from baton_protocol.hashing import chunk_hashes
 from baton_protocol.ids import BlockHash, Epoch, NodeId, RequestId
 from baton_protocol.link import First, PrefillJob, RunJob

@@ -13,9 +13,9 @@ from typing import TypeVar
 from baton_engine.sim.build import SimSettings, build_sim
 from baton_kvstore.embedded import EmbeddedStore
 from baton_kvstore.index import Index
-from baton_node.connector import StoreAddress, StoreConnector
-from baton_node.plane import ChunkRef, ConnectorEvent, Fetched, LookedUp, Published
 from baton_node.settings import StoreCare
+from baton_node.store.base import ChunkRef, ConnectorEvent, Fetched, LookedUp, Published
+from baton_node.store.redis_connector import StoreAddress, StoreConnector
 from baton_protocol.ids import BlockHash, BlockId, Epoch, NodeId, RequestId
 from baton_protocol.store import Marker, Priority
 

@@ -12,11 +12,11 @@ from typing import Literal
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from baton_node.frames import Step, ToEngine, Token
-from baton_node.links import Link
-from baton_node.metrics import NodeMetrics
-from baton_node.spans import NodeSpans
-from baton_node.table import Bounds, Table
+from baton_node.ipc.messages import Step, ToEngine, Token
+from baton_node.server.links import Link
+from baton_node.server.metrics import NodeMetrics
+from baton_node.server.request_table import Bounds, Table
+from baton_node.server.spans import NodeSpans
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import Delta, Deltas, Load, PrefillJob, RunJob, ToRouter
 from baton_protocol.request import Request

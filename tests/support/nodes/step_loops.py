@@ -14,11 +14,11 @@ from typing import Any
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.sim.build import SimSettings, build_sim
 from baton_kvstore.embedded import EmbeddedStore
-from baton_node.connector import StoreAddress, StoreConnector
-from baton_node.desk import Desk, DeskOptions
-from baton_node.frames import Prompted, Step, ToEngine, Token, ToServer
-from baton_node.nostore import NoStore
-from baton_node.plane import Connector
+from baton_node.engine.loop import Desk, DeskOptions
+from baton_node.ipc.messages import Prompted, Step, ToEngine, Token, ToServer
+from baton_node.store.base import Connector
+from baton_node.store.null_connector import NoStore
+from baton_node.store.redis_connector import StoreAddress, StoreConnector
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import First, JobFailed, PrefillJob, RunJob
 from baton_protocol.request import Request

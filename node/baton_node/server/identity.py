@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from baton_node.frames import Ready
+from baton_node.ipc.messages import Ready
 from baton_node.settings import NodeSettings, SetupError
 from baton_protocol import PROTOCOL_VERSION
 from baton_protocol.ids import Epoch, NodeId

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 
-from baton_node.jobs import JobKey
+from baton_node.engine.job import JobKey
 from baton_protocol.store import InboxEntry
 
 MAX_ENTRIES = 8192

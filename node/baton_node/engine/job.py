@@ -13,11 +13,11 @@ from typing import Literal
 import msgspec
 
 from baton_engine.interface import EngineInfo, PromptUse, Reservation
-from baton_node.counters import Tally
-from baton_node.economy import Decision
-from baton_node.parking import Admit, Parked
-from baton_node.plane import ChunkRef
-from baton_node.publishing import Ledger
+from baton_node.engine.counters import Tally
+from baton_node.engine.fetch_policy import Decision
+from baton_node.engine.fetch_state import Admit, Parked
+from baton_node.engine.publish_state import Ledger
+from baton_node.store.base import ChunkRef
 from baton_protocol.errors import InvalidRequest
 from baton_protocol.ids import BlockHash, BlockId, RequestId
 from baton_protocol.link import RequestStats

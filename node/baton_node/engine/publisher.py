@@ -13,12 +13,12 @@ import logging
 from collections.abc import Callable
 
 from baton_engine.interface import Engine, Filled, Progress
-from baton_node import publishing
-from baton_node.behind import WriteBehind
-from baton_node.counters import Counters
-from baton_node.jobs import Job, JobKey
-from baton_node.plane import Connector, Copied, LookedUp, Published
-from baton_node.puts import Puts
+from baton_node.engine import publish_state
+from baton_node.engine.counters import Counters
+from baton_node.engine.job import Job, JobKey
+from baton_node.engine.outgoing_blocks import Puts
+from baton_node.engine.write_behind import WriteBehind
+from baton_node.store.base import Connector, Copied, LookedUp, Published
 from baton_protocol.ids import BlockHash, BlockId
 from baton_protocol.store import InboxEntry, Priority
 
@@ -62,9 +62,9 @@ class Publisher:
     def open(self, job: Job) -> None:
         """A prefill job arrived. One without a full chunk ends here."""
         self._jobs[job.key] = job
-        job.ledger = publishing.Ledger(len(job.chunks))
+        job.ledger = publish_state.Ledger(len(job.chunks))
         if not job.chunks:
-            self._tell(job, publishing.LookedUp(0))
+            self._tell(job, publish_state.LookedUp(0))
 
     def looked_up(self, event: LookedUp) -> None:
         job = self._jobs.get((event.request, event.attempt))
@@ -72,16 +72,16 @@ class Publisher:
             return
         found = sum(1 << i for i, marker in enumerate(event.markers) if marker is not None)
         self._counters.announced_chunks += found.bit_count()
-        self._tell(job, publishing.LookedUp(found))
+        self._tell(job, publish_state.LookedUp(found))
 
     def missing(self, job: Job, chunk: int) -> None:
         """A chunk this job was to reuse is not in the store."""
-        self._tell(job, publishing.Missing(chunk))
+        self._tell(job, publish_state.Missing(chunk))
 
     def progressed(self, progress: Progress, job: Job) -> None:
         """Right after a step: what it filled is put now, before the blocks can be reused."""
         tokens = self._engine.info.layout.chunk_tokens
-        self._tell(job, publishing.Computed(progress.computed // tokens), progress.blocks)
+        self._tell(job, publish_state.Computed(progress.computed // tokens), progress.blocks)
 
     def filled(self, filled: Filled, job: Job) -> None:
         """Right after a step too: a chunk of a whole request."""
@@ -108,7 +108,7 @@ class Publisher:
         job = self._jobs.get((event.chunk.request, event.chunk.attempt))
         if job is None:
             return
-        self._tell(job, publishing.Settled(event.chunk.index, event.marker is not None))
+        self._tell(job, publish_state.Settled(event.chunk.index, event.marker is not None))
 
     def _report(self, chunk: BlockHash, refusal: str) -> None:
         """Say once that chunks are refused and once that they are not: a store that is down
@@ -123,25 +123,25 @@ class Publisher:
     def close(self, job: Job) -> None:
         """The job computes no more."""
         self._behind.close(job)
-        self._tell(job, publishing.Closed())
+        self._tell(job, publish_state.Closed())
 
-    def _tell(self, job: Job, event: publishing.Event, blocks: tuple[BlockId, ...] = ()) -> None:
+    def _tell(self, job: Job, event: publish_state.Event, blocks: tuple[BlockId, ...] = ()) -> None:
         if job.ledger is None:
             return
-        job.ledger, actions = publishing.step(job.ledger, event)
+        job.ledger, actions = publish_state.step(job.ledger, event)
         refused: list[int] = []
         for action in actions:
             match action:
-                case publishing.Publish(chunk):
+                case publish_state.Publish(chunk):
                     if not self._publish(job, chunk, blocks):
                         refused.append(chunk)
-                case publishing.Announce(first, count):
+                case publish_state.Announce(first, count):
                     self._announce(job, "chunks", first, count)
-                case publishing.End():
+                case publish_state.End():
                     self._announce(job, "end", 0, 0)
                     self._jobs.pop(job.key, None)
         for chunk in refused:
-            self._tell(job, publishing.Settled(chunk, False))
+            self._tell(job, publish_state.Settled(chunk, False))
 
     def _publish(self, job: Job, chunk: int, blocks: tuple[BlockId, ...]) -> bool:
         source = job.chunk_of(blocks, chunk)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from baton_node.live import Live
+from baton_node.server.request_stream import Live
 from baton_protocol.ids import NodeId
 from baton_protocol.link import JobFailed
 from baton_protocol.traces import Attribute, Sink, Span, begin

@@ -11,7 +11,7 @@ from __future__ import annotations
 import socket
 from typing import Protocol
 
-from baton_node.frames import (
+from baton_node.ipc.messages import (
     ToEngine,
     ToServer,
     Unpacker,

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from baton_node.economy import Decision, FetchPolicy, Prices, decide
-from baton_node.jobs import PADDING, Job
-from baton_node.plane import ChunkRef, Connector
-from baton_node.speeds import SpeedMeter
+from baton_node.engine.fetch_policy import Decision, FetchPolicy, Prices, decide
+from baton_node.engine.job import PADDING, Job
+from baton_node.engine.speeds import SpeedMeter
+from baton_node.store.base import ChunkRef, Connector
 from baton_protocol.ids import RequestId
 from baton_protocol.layout import KVLayout
 from baton_protocol.store import Priority

@@ -12,16 +12,16 @@ from contextlib import suppress
 
 import msgspec
 
-from baton_node.draining import Draining, EndWaits
-from baton_node.engine_process import EngineProcess
-from baton_node.frames import Drained, Saved, Step, ToEngine, ToServer
-from baton_node.identity import Identity
-from baton_node.links import Link, broadcast
-from baton_node.metrics import NodeMetrics
-from baton_node.role import NodeRole, saturated
-from baton_node.spans import NodeSpans
-from baton_node.table import Table
-from baton_node.untaken import Soon, Untaken
+from baton_node.ipc.engine_process import EngineProcess
+from baton_node.ipc.messages import Drained, Saved, Step, ToEngine, ToServer
+from baton_node.server.draining import Draining, EndWaits
+from baton_node.server.identity import Identity
+from baton_node.server.links import Link, broadcast
+from baton_node.server.metrics import NodeMetrics
+from baton_node.server.request_table import Table
+from baton_node.server.role import NodeRole, saturated
+from baton_node.server.spans import NodeSpans
+from baton_node.server.unacknowledged_jobs import Soon, Untaken
 from baton_protocol.errors import ErrorRecord
 from baton_protocol.ids import BlockHash, Epoch
 from baton_protocol.link import (

@@ -20,11 +20,11 @@ from functools import partial
 from baton_kvstore.errors import ServerRefused, StoreError
 from baton_kvstore.index import Index
 from baton_kvstore.keys import ttl_ms
-from baton_node.control import ControlThread
-from baton_node.gathered import Gathered
-from baton_node.index_watch import IndexWatch
-from baton_node.plane import ChunkRef, ConnectorEvent, LookedUp, Published
 from baton_node.settings import StoreCare
+from baton_node.store.base import ChunkRef, ConnectorEvent, LookedUp, Published
+from baton_node.store.index_health import IndexWatch
+from baton_node.store.loop_thread import ControlThread
+from baton_node.store.write_batcher import Gathered
 from baton_protocol.ids import BlockHash, Epoch, Fingerprint, NodeId, RequestId
 from baton_protocol.store import InboxEntry, Marker
 

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from baton_node.frames import Drain, ToEngine, Undrain
+from baton_node.ipc.messages import Drain, ToEngine, Undrain
 from baton_protocol.link import DrainNode
 from baton_protocol.store import NodeState
 

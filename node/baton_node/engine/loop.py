@@ -21,20 +21,20 @@ from typing import Literal
 import msgspec
 
 from baton_engine.interface import Engine
-from baton_node import parking
-from baton_node.batch import Batch
-from baton_node.counters import Counters
-from baton_node.economy import FetchPolicy
-from baton_node.frames import Drain, Drained, FinishChoice, Saved, Start, ToEngine, Undrain
-from baton_node.jobs import Job, JobKey, Times, check_request
-from baton_node.lot import Lot, Waits
-from baton_node.plane import Connector, ConnectorEvent, Copied, Fetched, LookedUp, Published
-from baton_node.port import Port
-from baton_node.publisher import Publisher
-from baton_node.reporter import Reporter
-from baton_node.speeds import SpeedMeter
-from baton_node.stash import Stash
-from baton_node.weigher import Weigher
+from baton_node.engine import fetch_state
+from baton_node.engine.counters import Counters
+from baton_node.engine.early_announcements import Stash
+from baton_node.engine.fetch_chooser import Weigher
+from baton_node.engine.fetch_policy import FetchPolicy
+from baton_node.engine.fetcher import Lot, Waits
+from baton_node.engine.job import Job, JobKey, Times, check_request
+from baton_node.engine.publisher import Publisher
+from baton_node.engine.reporter import Reporter
+from baton_node.engine.running import Batch
+from baton_node.engine.speeds import SpeedMeter
+from baton_node.ipc.engine_socket import Port
+from baton_node.ipc.messages import Drain, Drained, FinishChoice, Saved, Start, ToEngine, Undrain
+from baton_node.store.base import Connector, ConnectorEvent, Copied, Fetched, LookedUp, Published
 from baton_protocol.errors import BatonError, DeadlineExceeded, Unavailable
 from baton_protocol.hashing import chunk_hashes
 from baton_protocol.ids import BlockHash, Epoch, RequestId
@@ -199,7 +199,7 @@ class Desk:
                 job = self._lot.get((frame.request, frame.attempt))
                 if job is not None and job.kind == "run":
                     job.times.handed_off = self._clock()
-                    self._lot.tell(job, parking.FirstKnown())
+                    self._lot.tell(job, fetch_state.FirstKnown())
             case Abort():
                 self._abort((frame.request, frame.attempt))
             case FinishChoice():
@@ -263,7 +263,7 @@ class Desk:
             chunk_blocks=self._chunk_blocks,
             full_blocks=len(hashes),
             block_size=self._engine.info.layout.block_size,
-            parked=parking.park(
+            parked=fetch_state.park(
                 len(chunks), self._chunk_blocks, await_first=await_first, cached=cached
             ),
             times=Times(self._clock()),
@@ -283,7 +283,7 @@ class Desk:
             self._connector.lookup(*job.key, job.chunks)
         self._lot.park(job)
         if not job.chunks:
-            self._lot.tell(job, parking.FirstKnown())
+            self._lot.tell(job, fetch_state.FirstKnown())
 
     def _start_run(self, frame: RunJob) -> None:
         job = self._make_job(frame, await_first=frame.await_first)
@@ -302,7 +302,7 @@ class Desk:
         try:
             check_request(continued, self._engine.info)
         except BatonError as error:
-            self._lot.tell(job, parking.Abort())
+            self._lot.tell(job, fetch_state.Abort())
             self._batch.fail(job, error)
             return
         job.request = continued
@@ -311,7 +311,7 @@ class Desk:
         job.handed_off = True
         job.times.handed_off = self._clock()
         # With every choice ended at the prefill node nothing is left to run.
-        self._lot.tell(job, parking.FirstKnown() if job.open_choices else parking.Abort())
+        self._lot.tell(job, fetch_state.FirstKnown() if job.open_choices else fetch_state.Abort())
 
     def _end_late_ones(self, now: float) -> None:
         """Nobody waits any more for what is past its deadline."""
@@ -322,7 +322,7 @@ class Desk:
 
     def _abort(self, key: JobKey) -> None:
         if job := self._lot.get(key):
-            self._lot.tell(job, parking.Abort())
+            self._lot.tell(job, fetch_state.Abort())
             self._publisher.close(job)
             return
         self._batch.abort(key)
@@ -353,10 +353,10 @@ class Desk:
         self._publisher.looked_up(event)
         if job is not None:
             job.decision = self._weigher.weigh(job)
-            self._lot.tell(job, parking.Announced(job.decision.fetch))
-            self._lot.tell(job, parking.Ended())
+            self._lot.tell(job, fetch_state.Announced(job.decision.fetch))
+            self._lot.tell(job, fetch_state.Ended())
             if job.kind == "prefill":
-                self._lot.tell(job, parking.FirstKnown())
+                self._lot.tell(job, fetch_state.FirstKnown())
 
     def _announced(self, event: InboxEntry) -> None:
         key = (event.request, event.attempt)
@@ -368,9 +368,9 @@ class Desk:
         if job.kind != "run" or job.parked.over:
             return
         if event.kind != "chunks":
-            self._lot.tell(job, parking.Ended())
+            self._lot.tell(job, fetch_state.Ended())
             return
         for index, marker in enumerate(event.markers, start=event.first):
             job.markers[index] = marker
         mask = ((1 << len(event.markers)) - 1) << event.first
-        self._lot.tell(job, parking.Announced(mask))
+        self._lot.tell(job, fetch_state.Announced(mask))

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from baton_engine.interface import Engine
-from baton_node.plane import ChunkRef, Connector, Copied
+from baton_node.store.base import ChunkRef, Connector, Copied
 from baton_protocol.ids import BlockId
 from baton_protocol.store import Priority
 

@@ -8,10 +8,10 @@ where such chunks hold an eighth of the pool already. While the node drains noth
 from __future__ import annotations
 
 from baton_engine.interface import Engine, Filled
-from baton_node.counters import Counters
-from baton_node.jobs import Job, JobKey
-from baton_node.plane import ChunkRef, Connector, Copied, Published
-from baton_node.puts import Puts
+from baton_node.engine.counters import Counters
+from baton_node.engine.job import Job, JobKey
+from baton_node.engine.outgoing_blocks import Puts
+from baton_node.store.base import ChunkRef, Connector, Copied, Published
 from baton_protocol.ids import BlockHash
 from baton_protocol.store import Priority
 

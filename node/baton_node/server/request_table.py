@@ -19,11 +19,11 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from baton_node.frames import FinishChoice, Step, ToEngine
-from baton_node.links import Link
-from baton_node.live import Live, open_live
-from baton_node.metrics import NodeMetrics
-from baton_node.spans import NodeSpans
+from baton_node.ipc.messages import FinishChoice, Step, ToEngine
+from baton_node.server.links import Link
+from baton_node.server.metrics import NodeMetrics
+from baton_node.server.request_stream import Live, open_live
+from baton_node.server.spans import NodeSpans
 from baton_protocol.errors import ErrorRecord
 from baton_protocol.ids import RequestId
 from baton_protocol.link import (

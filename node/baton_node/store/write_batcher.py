@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
 
-from baton_node.control import Work
+from baton_node.store.loop_thread import Work
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")

@@ -11,7 +11,7 @@ import socket
 import sys
 from collections import deque
 
-from baton_node.frames import (
+from baton_node.ipc.messages import (
     Ready,
     SetupFailed,
     Start,
@@ -113,7 +113,7 @@ async def start_engine(settings: NodeSettings, epoch: Epoch) -> tuple[EngineProc
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "baton_node.engine_main",
+            "baton_node.startup.main",
             str(theirs.fileno()),
             str(os.getpid()),
             stdin=asyncio.subprocess.DEVNULL,

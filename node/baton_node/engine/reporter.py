@@ -12,10 +12,10 @@ from collections.abc import Hashable
 from typing import Protocol
 
 from baton_engine.interface import Engine
-from baton_node.counters import Counters
-from baton_node.frames import ToServer
-from baton_node.plane import Measured
-from baton_node.speeds import SpeedMeter
+from baton_node.engine.counters import Counters
+from baton_node.engine.speeds import SpeedMeter
+from baton_node.ipc.messages import ToServer
+from baton_node.store.base import Measured
 from baton_protocol.ids import Epoch
 from baton_protocol.link import CacheEvents, Load
 

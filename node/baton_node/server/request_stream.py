@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from baton_node.frames import Token
-from baton_node.history import History, size_of
-from baton_node.links import Link
-from baton_node.textual import ChoiceText, context
+from baton_node.ipc.messages import Token
+from baton_node.server.detokenize import ChoiceText, context
+from baton_node.server.links import Link
+from baton_node.server.unacked_deltas import History, size_of
 from baton_protocol.ids import RequestId
 from baton_protocol.link import Delta, JobFailed, PrefillDone, PrefillJob, RequestStats, RunJob
 from baton_protocol.request import PositionLogprobs, Request

@@ -30,10 +30,9 @@ from aiohttp.typedefs import Handler
 from baton_kvstore.errors import StoreMisconfigured
 from baton_kvstore.registry import Registry
 from baton_kvstore.settings import StoreSettings
-from baton_node.chunk_line import chunk_line
-from baton_node.engine_process import start_engine
-from baton_node.heartbeat import beat, leave
-from baton_node.identity import (
+from baton_node.ipc.engine_process import start_engine
+from baton_node.server.heartbeat import beat, leave
+from baton_node.server.identity import (
     Identity,
     address_of,
     digests_of,
@@ -42,12 +41,13 @@ from baton_node.identity import (
     model_made,
     new_epoch,
 )
-from baton_node.links import Link
-from baton_node.metrics import NodeMetrics
-from baton_node.role import NodeRole
-from baton_node.service import Service
+from baton_node.server.links import Link
+from baton_node.server.metrics import NodeMetrics
+from baton_node.server.node import Service
+from baton_node.server.role import NodeRole
+from baton_node.server.spans import NodeSpans
+from baton_node.server.transfer_summary import chunk_line
 from baton_node.settings import EngineLost, NodeSettings, SetupError
-from baton_node.spans import NodeSpans
 from baton_protocol.hosts import Hosts
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import (

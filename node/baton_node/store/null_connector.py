@@ -9,7 +9,7 @@ import os
 from collections import deque
 from collections.abc import Sequence
 
-from baton_node.plane import ChunkRef, ConnectorEvent, Copied, Fetched, LookedUp, Published
+from baton_node.store.base import ChunkRef, ConnectorEvent, Copied, Fetched, LookedUp, Published
 from baton_protocol.ids import BlockHash, BlockId, RequestId
 from baton_protocol.store import DataInstance, InboxEntry, Marker, Priority, StoreHealth
 

@@ -23,9 +23,9 @@ from baton_engine.interface import KVMemory
 from baton_kvstore.data import DataPlane
 from baton_kvstore.index import Index
 from baton_kvstore.operations import GetResult, PutResult
-from baton_node.indexing import Indexing, StoreAddress, Stored
-from baton_node.jobs import PADDING
-from baton_node.plane import ChunkRef, ConnectorEvent, Copied, Fetched, Published
+from baton_node.engine.job import PADDING
+from baton_node.store.base import ChunkRef, ConnectorEvent, Copied, Fetched, Published
+from baton_node.store.index_client import Indexing, StoreAddress, Stored
 from baton_protocol.ids import BlockHash, BlockId, RequestId
 from baton_protocol.layout import KVLayout
 from baton_protocol.store import DataInstance, InboxEntry, Marker, Priority, StoreHealth

@@ -1,4 +1,4 @@
-"""main of the engine process: python -m baton_node.engine_main FD PARENT_PID
+"""main of the engine process: python -m baton_node.startup.main FD PARENT_PID
 
 Its server started it with one end of a socketpair and sends Start. It builds the engine, measures
 it, says Ready and turns the desk until the socket closes: it never outlives its server.
@@ -17,19 +17,19 @@ import msgspec
 
 from baton_engine.core.engine_core import EngineCore
 from baton_kvstore.errors import StoreError
-from baton_node.build import build_engine, measure_compute, measure_transfers
-from baton_node.connector import StoreAddress, StoreConnector
-from baton_node.desk import Desk, DeskOptions
-from baton_node.frames import Ready, SetupFailed, Start
-from baton_node.nostore import NoStore
-from baton_node.parent import die_with
-from baton_node.port import PortClosed, SocketPort
+from baton_node.engine.loop import Desk, DeskOptions
+from baton_node.ipc.engine_socket import PortClosed, SocketPort
+from baton_node.ipc.messages import Ready, SetupFailed, Start
+from baton_node.ipc.parent_death import die_with
 from baton_node.settings import NodeSettings, SetupError
+from baton_node.startup.build_engine import build_engine, measure_compute, measure_transfers
+from baton_node.store.null_connector import NoStore
+from baton_node.store.redis_connector import StoreAddress, StoreConnector
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.logs import formatter
 from baton_protocol.store import Speeds, StoreHealth
 
-logger = logging.getLogger("baton_node.engine_main")  # __name__ is "__main__" here
+logger = logging.getLogger("baton_node.startup.main")  # __name__ is "__main__" here
 
 
 def main(arguments: list[str]) -> int:

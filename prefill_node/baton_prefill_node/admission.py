@@ -9,7 +9,7 @@ In: a job, the node's load. Out: a refusal, or nothing.
 
 from __future__ import annotations
 
-from baton_node.role import saturated
+from baton_node.server.role import saturated
 from baton_protocol.errors import ErrorRecord
 from baton_protocol.link import Load, PrefillJob, RunJob
 from baton_protocol.store import Role

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from baton_node.frames import Token
+from baton_node.ipc.messages import Token
 from baton_protocol.link import Delta, FinishReason
 from baton_protocol.request import Request
 from baton_text.detokenizer import Detokenizer, context_of

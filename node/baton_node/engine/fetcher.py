@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from baton_engine.interface import Engine
-from baton_node import parking
-from baton_node.counters import Counters
-from baton_node.jobs import Job, JobKey
-from baton_node.plane import Connector, Fetched
+from baton_node.engine import fetch_state
+from baton_node.engine.counters import Counters
+from baton_node.engine.job import Job, JobKey
+from baton_node.store.base import Connector, Fetched
 from baton_protocol.errors import BatonError
 
 
@@ -45,7 +45,7 @@ class Lot:
         connector: Connector,
         counters: Counters,
         waits: Waits,
-        admit: Callable[[Job, parking.Admit], None],
+        admit: Callable[[Job, fetch_state.Admit], None],
         fail: Callable[[Job, BatonError], None],
         clock: Callable[[], float],
     ) -> None:
@@ -92,13 +92,13 @@ class Lot:
 
     def park(self, job: Job) -> None:
         self._jobs[job.key] = job
-        job.parked, actions = parking.start(job.parked)
+        job.parked, actions = fetch_state.start(job.parked)
         self._obey(job, actions)
 
-    def tell(self, job: Job, event: parking.Event) -> None:
+    def tell(self, job: Job, event: fetch_state.Event) -> None:
         """Something happened to a parked request."""
         was = job.parked.aborted
-        job.parked, actions = parking.step(job.parked, event)
+        job.parked, actions = fetch_state.step(job.parked, event)
         self._aborted += job.parked.aborted and not was
         self._obey(job, actions)
 
@@ -116,7 +116,7 @@ class Lot:
             self._counters.lost_chunks += 1
         job.times.fetch_ended = self._clock()
         index = event.chunk.index
-        self.tell(job, parking.Landed(index) if event.ok else parking.Lost(index))
+        self.tell(job, fetch_state.Landed(index) if event.ok else fetch_state.Lost(index))
         return job
 
     def grant(self) -> None:
@@ -132,14 +132,14 @@ class Lot:
             try:
                 reservation = self._engine.reserve(job.request)
             except BatonError as error:
-                self.tell(job, parking.Abort())
+                self.tell(job, fetch_state.Abort())
                 self._fail(job, error)
                 continue
             if reservation is None:
                 return
             job.reservation = reservation
             self._holding[job.seq] = job
-            self.tell(job, parking.Reserved(reservation.cached))
+            self.tell(job, fetch_state.Reserved(reservation.cached))
 
     def give_back(self) -> None:
         """The youngest that holds blocks gives them back, and nobody gets any while `paused`."""
@@ -147,7 +147,7 @@ class Lot:
         if self._holding:
             job = self._holding[max(self._holding)]
             if not job.parked.returning:
-                self.tell(job, parking.GiveBack())
+                self.tell(job, fetch_state.GiveBack())
 
     def expire(self, now: float) -> None:
         """Tell those whose time is up."""
@@ -156,27 +156,27 @@ class Lot:
             job = self._jobs.get(key)
             if job is not None and job.wait is not None and job.wait[0] == deadline:
                 job.wait = None
-                self.tell(job, parking.Timeout())
+                self.tell(job, fetch_state.Timeout())
 
     def next_deadline(self) -> float | None:
         return self._timers[0][0] if self._timers else None
 
-    def _obey(self, job: Job, actions: list[parking.Action]) -> None:
+    def _obey(self, job: Job, actions: list[fetch_state.Action]) -> None:
         self._rearm(job)
         for action in actions:
             match action:
-                case parking.Fetch(chunk):
+                case fetch_state.Fetch(chunk):
                     job.times.fetch_began = job.times.fetch_began or self._clock()
                     self._connector.fetch(
                         job.ref(chunk), job.markers[chunk], job.destination(chunk), job.priority
                     )
-                case parking.Release():
+                case fetch_state.Release():
                     self._release(job)
-                case parking.Admit():
+                case fetch_state.Admit():
                     self._leave(job, action)
                     self._counters.reused_chunks += action.chunks
                     self._admit(job, action)
-                case parking.Forget():
+                case fetch_state.Forget():
                     self._aborted -= 1
                     self._leave(job)
 
@@ -186,7 +186,7 @@ class Lot:
         if reservation is not None:
             self._engine.release(reservation)
 
-    def _leave(self, job: Job, admitted: parking.Admit | None = None) -> None:
+    def _leave(self, job: Job, admitted: fetch_state.Admit | None = None) -> None:
         """It runs now, or is gone. Each request comes here once."""
         self._counters.count(job.count(admitted))
         self._jobs.pop(job.key, None)

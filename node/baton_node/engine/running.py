@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from baton_engine.interface import Engine, Filled, StepResult, TokenOut
-from baton_node import parking
-from baton_node.counters import Counters
-from baton_node.frames import FinishChoice, Prompted, Step, Token
-from baton_node.jobs import Job, JobKey
-from baton_node.port import Port
-from baton_node.publisher import Publisher
-from baton_node.speeds import SpeedMeter
+from baton_node.engine import fetch_state
+from baton_node.engine.counters import Counters
+from baton_node.engine.job import Job, JobKey
+from baton_node.engine.publisher import Publisher
+from baton_node.engine.speeds import SpeedMeter
+from baton_node.ipc.engine_socket import Port
+from baton_node.ipc.messages import FinishChoice, Prompted, Step, Token
 from baton_protocol.errors import BatonError
 from baton_protocol.ids import RequestId
 from baton_protocol.link import JobFailed
@@ -55,7 +55,7 @@ class Batch:
         job = self._jobs.get(key[0])
         return job is not None and job.key == key
 
-    def admit(self, job: Job, action: parking.Admit) -> None:
+    def admit(self, job: Job, action: fetch_state.Admit) -> None:
         """The gap is closed as far as the store can: the engine does the rest."""
         job.times.admitted = self._clock()
         reservation, job.reservation = job.reservation, None

@@ -1,0 +1,1 @@
+"""The engine process's start: builds the engine, measures it, starts the loop."""
