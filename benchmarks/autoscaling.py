@@ -28,7 +28,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from baton_operator.planner.records import Bounds, Capability, Policy
+from baton_operator.autoscaling.planner.records import Bounds, Capability, Policy
 from baton_protocol.store import ROLES
 from benchmarks.support.closed_loop import Course, Outcome, Targets
 from benchmarks.support.contenders import (

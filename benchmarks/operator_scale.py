@@ -53,7 +53,7 @@ class Bench:
         self._pools = range(pools)
 
     def create(self) -> float:
-        from baton_operator.kinds import POOL
+        from baton_operator.kube.kinds import POOL
 
         begun = time.monotonic()
         for number in self._pools:
@@ -64,7 +64,7 @@ class Bench:
 
     def change(self, number: int, note: str) -> Callable[[], bool]:
         """Edit one pool; what is returned says whether its workloads have it."""
-        from baton_operator.kinds import POOL
+        from baton_operator.kube.kinds import POOL
 
         path = POOL.path(NAMESPACE, name_of(number))
         self._window.send("PATCH", path, {"spec": spec(note)}, "merge-patch+json")
@@ -92,7 +92,7 @@ class Bench:
         return times
 
     def _children(self) -> int:
-        from baton_operator.kinds import CHILDREN as KINDS
+        from baton_operator.kube.kinds import CHILDREN as KINDS
 
         return sum(len(self._list(kind.path(NAMESPACE))) for kind in KINDS if not kind.optional) - (
             len(self._list(f"/api/v1/namespaces/{NAMESPACE}/pods"))
@@ -165,7 +165,7 @@ def goal(what: str, value: float, limit: float, unit: str) -> None:
 
 
 def run(arguments: argparse.Namespace, folder: Path) -> None:
-    from baton_operator.crd import crd
+    from baton_operator.api.crd import crd
     from tests.cluster.fault_proxy import FaultProxy
     from tests.cluster.installed import definition
     from tests.cluster.machine.control_plane import ControlPlane

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from baton_operator.planner.plan import Memory, plan
-from baton_operator.planner.records import Policy, Situation
+from baton_operator.autoscaling.planner.decision.plan import Memory, plan
+from baton_operator.autoscaling.planner.records import Policy, Situation
 from benchmarks.support.scalers import Counts
 
 

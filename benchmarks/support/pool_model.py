@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from baton_operator.planner.records import Capability, Phase
+from baton_operator.autoscaling.planner.records import Capability, Phase
 from baton_protocol.store import ROLES, Role
 from benchmarks.support.pool_nodes import Answer, Ask, DecodeNode, Life, Node, PrefillNode
 

@@ -24,7 +24,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from baton_operator.planner.records import Capability, Phase
+from baton_operator.autoscaling.planner.records import Capability, Phase
 from baton_protocol.store import Role
 
 # Steps, of rounding: a batch has made at most 1e7 when a day ends, and a float has 16 digits.

@@ -16,7 +16,13 @@ import statistics
 from collections import deque
 from dataclasses import dataclass, replace
 
-from baton_operator.planner.records import Capability, Demand, NodeView, Phase, Situation
+from baton_operator.autoscaling.planner.records import (
+    Capability,
+    Demand,
+    NodeView,
+    Phase,
+    Situation,
+)
 from baton_protocol.store import ROLES
 from benchmarks.support.figures import percentile
 from benchmarks.support.pool_model import Pool

@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Protocol
 
-from baton_operator.planner.records import Phase, Situation
+from baton_operator.autoscaling.planner.records import Phase, Situation
 from baton_protocol.store import ROLES, Role
 
 TOLERANCE = 0.1

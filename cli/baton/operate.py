@@ -15,11 +15,11 @@ from ipaddress import ip_network
 from baton.errors import CommandError, UsageError
 from baton.logs import configure
 from baton.operator_options import OperatorOptions
-from baton_operator.app import serve
-from baton_operator.connection import ConnectionFailed
+from baton_operator.builders.pool import Images, Installation
+from baton_operator.controller.app import serve
+from baton_operator.controller.settings import OperatorSettings
 from baton_operator.egress import Network
-from baton_operator.pool import Images, Installation
-from baton_operator.settings import OperatorSettings
+from baton_operator.kube.connection import ConnectionFailed
 
 
 def run(options: OperatorOptions) -> int:

@@ -15,7 +15,7 @@ from wsgiref.simple_server import WSGIRequestHandler
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 from prometheus_client.process_collector import ProcessCollector
 
-from baton_operator.observed import Planned
+from baton_operator.state.observed import Planned
 
 Result = Literal["done", "invalid", "refused", "conflict", "throttled", "unavailable", "error"]
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)

@@ -14,11 +14,11 @@ from typing import Protocol
 
 import msgspec
 
-from baton_operator.api import ApiError, Body, Unavailable
-from baton_operator.cache import PoolKey
-from baton_operator.kinds import EVENT, Kind
-from baton_operator.observed import ObservedPod
-from baton_operator.pod_problems import Problem, unprepared_problem
+from baton_operator.kube.client import ApiError, Body, Unavailable
+from baton_operator.kube.kinds import EVENT, Kind
+from baton_operator.state.cache import PoolKey
+from baton_operator.state.observed import ObservedPod
+from baton_operator.state.pod_problems import Problem, unprepared_problem
 
 logger = logging.getLogger(__name__)
 

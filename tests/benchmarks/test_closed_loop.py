@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from baton_operator.planner.records import Capability, Situation
+from baton_operator.autoscaling.planner.records import Capability, Situation
 from benchmarks.support.closed_loop import Course, Targets
 from benchmarks.support.contenders import EQUAL, best_split, split_of
 from benchmarks.support.loads import CHAT, HOUR_S, Load

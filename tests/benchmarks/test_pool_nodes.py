@@ -7,7 +7,7 @@ from collections import deque
 
 import pytest
 
-from baton_operator.planner.records import Capability
+from baton_operator.autoscaling.planner.records import Capability
 from benchmarks.support.pool_nodes import Answer, Ask, DecodeNode, PrefillNode
 
 TRUTH = Capability(

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from baton_operator.planner.records import Capability, Phase
+from baton_operator.autoscaling.planner.records import Capability, Phase
 from benchmarks.support.pool_model import Pool
 from benchmarks.support.pool_nodes import Ask
 from benchmarks.support.pool_observer import Observer, Sight

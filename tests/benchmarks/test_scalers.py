@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from baton_operator.planner.records import Demand, NodeView, Phase, Situation
+from baton_operator.autoscaling.planner.records import Demand, NodeView, Phase, Situation
 from baton_protocol.store import Role
 from benchmarks.support.scalers import STALE_S, Hpa, Kpa, Scaler, hpa_count, kpa_count
 

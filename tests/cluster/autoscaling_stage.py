@@ -17,7 +17,7 @@ from typing import Any
 from baton_kvstore.endpoint import with_login
 from baton_kvstore.errors import StoreError
 from baton_kvstore.registry import Registry
-from baton_operator.planner.records import Reason
+from baton_operator.autoscaling.planner.records import Reason
 from baton_protocol.store import RouterReport
 from tests.cluster.operators import Body, Pool, until
 from tests.cluster.stage import ROLES, Stage

@@ -32,7 +32,7 @@ from pathlib import Path
 
 import pytest
 
-from baton_operator.crd import crd
+from baton_operator.api.crd import crd
 from tests.cluster.fault_proxy import FaultProxy
 from tests.cluster.installed import definition
 from tests.cluster.machine.builds import SMALL, build_small

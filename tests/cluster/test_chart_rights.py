@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 import yaml
 
 from baton_operator.builders import build_pool
-from baton_operator.permissions import CLUSTER_RULES, LEASE_RULES, POOL_RULES, Rule
+from baton_operator.kube.permissions import CLUSTER_RULES, LEASE_RULES, POOL_RULES, Rule
 from tests.cluster.machine.client import Kubernetes
 from tests.support.kubernetes.chart import OPERATOR, Manifest, manifests, one_of
 from tests.support.kubernetes.documents import ROOT

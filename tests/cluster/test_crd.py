@@ -13,12 +13,12 @@ import msgspec
 import pytest
 import yaml
 
-from baton_operator.crd import COLUMNS, DEFINITIONS, WIDE
-from baton_operator.kinds import POOL
-from baton_operator.pool import API_VERSION, KIND
-from baton_operator.spec.quantity import quantity_bytes
-from baton_operator.spec.read import read_spec
-from baton_operator.status.records import Condition, ModelStatus, PoolStatus, RoleStatus
+from baton_operator.api.crd import COLUMNS, DEFINITIONS, WIDE
+from baton_operator.api.quantity import quantity_bytes
+from baton_operator.api.read import read_spec
+from baton_operator.api.status import Condition, ModelStatus, PoolStatus, RoleStatus
+from baton_operator.builders.pool import API_VERSION, KIND
+from baton_operator.kube.kinds import POOL
 from baton_protocol.model_source import parse_source
 from tests.cluster.crd_cases import BAD, SIM, Bad, managed, model
 from tests.cluster.crd_good import GOOD, Good

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from baton_operator.crd import crd
-from baton_operator.pool import API_VERSION, KIND
+from baton_operator.api.crd import crd
+from baton_operator.builders.pool import API_VERSION, KIND
 from tests.cluster.crd_cases import DATA, SIM, external
 from tests.cluster.installed import definition
 from tests.cluster.machine.client import CommandFailed, Kubernetes

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from baton_operator.crd import crd
+from baton_operator.api.crd import crd
 from tests.cluster.crd_cases import SIM
 from tests.cluster.installed import definition, established
 from tests.cluster.machine.client import CommandFailed, Kubernetes

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from baton_operator.api import (
+from baton_operator.kube.client import (
     FIELD_MANAGER,
     Api,
     Conflict,
@@ -21,9 +21,9 @@ from baton_operator.api import (
     TooManyRequests,
     Unavailable,
 )
-from baton_operator.connection import load
-from baton_operator.kinds import CHILDREN, HTTP_ROUTE, SECRET, key_of
-from baton_operator.observed import ChildKey
+from baton_operator.kube.connection import load
+from baton_operator.kube.kinds import CHILDREN, HTTP_ROUTE, SECRET, key_of
+from baton_operator.state.observed import ChildKey
 from tests.cluster.fault_proxy import Answer, FaultProxy
 from tests.cluster.machine.client import Kubernetes
 

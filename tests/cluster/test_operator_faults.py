@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from baton_operator.crd import crd
+from baton_operator.api.crd import crd
 from tests.cluster.fault_proxy import ANSWERED_RESET, RESET, Answer, Call, Fault, FaultProxy
 from tests.cluster.installed import definition
 from tests.cluster.machine.client import Kubernetes

@@ -12,13 +12,13 @@ import msgspec
 import pytest
 
 from baton_kvstore.endpoint import with_login
-from baton_operator.api import Api
-from baton_operator.cache import PoolKey
-from baton_operator.connection import load
-from baton_operator.index import IndexReader
-from baton_operator.index_asker import IndexAsker
-from baton_operator.pool import Pool
-from baton_operator.queue import WorkQueue
+from baton_operator.builders.pool import Pool
+from baton_operator.controller.index_asker import IndexAsker
+from baton_operator.controller.queue import WorkQueue
+from baton_operator.kube.client import Api
+from baton_operator.kube.connection import load
+from baton_operator.state.cache import PoolKey
+from baton_operator.state.index_reader import IndexReader
 from tests.cluster.machine.client import Kubernetes
 from tests.operator.test_operator_index import LOCAL, PASSWORD, external, redis_server, register
 from tests.support.planner import observations as o

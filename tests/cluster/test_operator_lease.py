@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from baton_operator.api import Api
-from baton_operator.connection import load
-from baton_operator.lease import DURATION_S, NAME, Lease
+from baton_operator.kube.client import Api
+from baton_operator.kube.connection import load
+from baton_operator.kube.lease import DURATION_S, NAME, Lease
 from tests.cluster.fault_proxy import RESET, SILENCE, Fault, FaultProxy
 from tests.cluster.machine.client import Kubernetes
 from tests.support.clock import Clock

@@ -11,8 +11,8 @@ from urllib.request import urlopen
 
 import pytest
 
-from baton_operator.crd import crd, scaler_crd
-from baton_operator.reconcile import SECRET_S, UNREADY_AGAIN_S
+from baton_operator.api.crd import crd, scaler_crd
+from baton_operator.controller.reconcile import SECRET_S, UNREADY_AGAIN_S
 from tests.cluster.field_edits import EDITS, INWARD, Edit, fields
 from tests.cluster.installed import definition
 from tests.cluster.machine.client import Kubernetes

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from baton_operator.crd import crd, scaler_crd
+from baton_operator.api.crd import crd, scaler_crd
 from tests.cluster.installed import definition
 from tests.cluster.machine.client import CommandFailed, Kubernetes
 from tests.cluster.operators import SIM, Body, Operator, Pool, Window, tell, until

@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from baton_operator.api.read import SpecError
 from baton_operator.builders import build_pool
 from baton_operator.builders.nodes import build_nodes, revision_of
+from baton_operator.builders.pool import LONGEST_NAME, Installation
 from baton_operator.builders.store_access import store_settings
-from baton_operator.pool import LONGEST_NAME, Installation
-from baton_operator.spec.read import SpecError
 from tests.support.kubernetes.manifests import (
     IMAGES,
     INSTALLATION,

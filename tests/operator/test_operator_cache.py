@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from baton_operator.cache import Cache, PoolKey, digest_of
-from baton_operator.kinds import CHILDREN, key_of, kind_of
-from baton_operator.observed import Seen
-from baton_operator.watch import Backoffs
+from baton_operator.kube.kinds import CHILDREN, key_of, kind_of
+from baton_operator.state.cache import Cache, PoolKey, digest_of
+from baton_operator.state.observed import Seen
+from baton_operator.state.watch import Backoffs
 from tests.support.clock import Clock
 from tests.support.kubernetes.pod_bodies import RUNNING, THEN, container
 from tests.support.kubernetes.pod_bodies import pod as pod_body

@@ -14,7 +14,7 @@ import pytest
 from kubernetes.aio.client import Configuration
 
 from baton.up import reserve_port
-from baton_operator.api import (
+from baton_operator.kube.client import (
     Api,
     ApiError,
     Conflict,
@@ -23,8 +23,8 @@ from baton_operator.api import (
     TooManyRequests,
     Unavailable,
 )
-from baton_operator.connection import ConnectionFailed, load, login
-from baton_operator.observed import ChildKey
+from baton_operator.kube.connection import ConnectionFailed, load, login
+from baton_operator.state.observed import ChildKey
 from tests.support.kubernetes.api_server import api_server
 
 pytestmark = pytest.mark.integration

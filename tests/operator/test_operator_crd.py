@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from baton_operator.crd import (
+from baton_operator.api.crd import (
     COLUMNS,
     DEFINITIONS,
     SCALER_COLUMNS,
@@ -18,9 +18,9 @@ from baton_operator.crd import (
     helm_template,
     scaler_crd,
 )
-from baton_operator.schema import Schema
-from baton_operator.spec.read import read_spec
-from baton_operator.spec.records import PoolSpec
+from baton_operator.api.pool_spec import PoolSpec
+from baton_operator.api.read import read_spec
+from baton_operator.api.schema import Schema
 from baton_operator.status.conditions import KINDS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,7 +73,7 @@ MERGED = {
 def test_the_charts_copy_is_the_generated_one(plural: str) -> None:
     copy = f"crd-{plural}.yaml"
     assert (TEMPLATES / copy).read_text() == helm_template(plural), (
-        f"write it anew: python -m baton_operator.crd {plural} > charts/baton/templates/{copy}"
+        f"write it anew: python -m baton_operator.api.crd {plural} > charts/baton/templates/{copy}"
     )
 
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from baton_operator.builders import build_pool, build_secret, credentials_of, new_credentials
-from baton_operator.pool import Credentials
+from baton_operator.builders.pool import Credentials
 from tests.support.kubernetes.manifests import (
     CREDENTIALS,
     SAMPLES,

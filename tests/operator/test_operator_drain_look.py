@@ -7,14 +7,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from baton_operator.api.rollout import RolloutSpec
 from baton_operator.builders.nodes import revision_of
 from baton_operator.builders.pods import DRAIN_S
-from baton_operator.cache import Child, PoolKey
-from baton_operator.drain.look import Look, Nodes, leave_for, look_at
+from baton_operator.builders.pool import Pool
 from baton_operator.drain.marks import Leave
-from baton_operator.observed import ChildKey
-from baton_operator.pool import Pool
-from baton_operator.spec.rollout import RolloutSpec
+from baton_operator.drain.view import Look, Nodes, leave_for, look_at
+from baton_operator.state.cache import Child, PoolKey
+from baton_operator.state.observed import ChildKey
 from baton_protocol.ids import Fingerprint
 from baton_protocol.store import NodeReport
 from tests.support.planner import observations as o

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from baton_operator.drain.victims import Victim, choose_victims, live_requests
-from baton_operator.observed import ObservedPod
+from baton_operator.state.observed import ObservedPod
 from baton_protocol.store import NodeLoad, NodeReport
 from tests.support.nodes.fake_node import make_report
 

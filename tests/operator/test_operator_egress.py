@@ -19,15 +19,15 @@ import pytest
 from kubernetes.aio.client import Configuration
 
 from baton_kvstore import registry
-from baton_operator.api import Api
-from baton_operator.app import INDEX_ASKERS
-from baton_operator.cache import PoolKey
+from baton_operator.api.read import SpecError
+from baton_operator.builders.pool import Pool
+from baton_operator.controller.app import INDEX_ASKERS
+from baton_operator.controller.index_asker import IndexAsker
+from baton_operator.controller.queue import WorkQueue
 from baton_operator.egress import Address, refusal
-from baton_operator.index import IndexReader
-from baton_operator.index_asker import IndexAsker
-from baton_operator.pool import Pool
-from baton_operator.queue import WorkQueue
-from baton_operator.spec.read import SpecError
+from baton_operator.kube.client import Api
+from baton_operator.state.cache import PoolKey
+from baton_operator.state.index_reader import IndexReader
 from baton_protocol.store import FetchReport, NodeReport
 from baton_protocol.wire import Codec
 from tests.operator.test_operator_index import LOCAL, LOGIN, PATIENT_S, external

@@ -23,7 +23,8 @@ from baton_kvstore.binary import find_redis_server
 from baton_kvstore.endpoint import with_login
 from baton_kvstore.registry import Registry
 from baton_operator.builders.credentials import acl_file
-from baton_operator.index import (
+from baton_operator.builders.pool import Pool
+from baton_operator.state.index_reader import (
     FIRST_RETRY_S,
     LONGEST_RETRY_S,
     Asked,
@@ -33,8 +34,7 @@ from baton_operator.index import (
     next_question,
     pause_s,
 )
-from baton_operator.observed import Departure, Observed
-from baton_operator.pool import Pool
+from baton_operator.state.observed import Departure, Observed
 from baton_protocol.store import RouterReport
 from tests.support.clock import Clock
 from tests.support.kubernetes.manifests import CREDENTIALS, sample_pool

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from baton_operator.builders import build_pool
-from baton_operator.pool import Pool
+from baton_operator.builders.pool import Pool
 from tests.support.kubernetes.manifests import INSTALLATION, sample_pool, template_of
 from tests.support.kubernetes.network_policies import Place, may_connect
 

@@ -5,7 +5,7 @@ Whether the chart grants it, and it is enough, is in tests/cluster/test_chart_ri
 
 from __future__ import annotations
 
-from baton_operator.permissions import CLUSTER_RULES, LEASE_RULES, POOL_RULES
+from baton_operator.kube.permissions import CLUSTER_RULES, LEASE_RULES, POOL_RULES
 
 
 def test_no_resource_is_listed_twice() -> None:

@@ -5,11 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from baton_operator.builders import Manifest, build_pool
-from baton_operator.cache import Child, read_child
-from baton_operator.kinds import key_of
-from baton_operator.observed import ChildKey
-from baton_operator.plan import Act, Applied, Apply, Delete, Foreign, Lower, manifest_digest, plan
-from baton_operator.pool import Pool
+from baton_operator.builders.pool import Pool
+from baton_operator.controller.diff import (
+    Act,
+    Applied,
+    Apply,
+    Delete,
+    Foreign,
+    Lower,
+    manifest_digest,
+    plan,
+)
+from baton_operator.kube.kinds import key_of
+from baton_operator.state.cache import Child, read_child
+from baton_operator.state.observed import ChildKey
 from tests.support.kubernetes.manifests import sample_pool
 
 POOL = sample_pool("sim")

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from baton_operator.api import Refused, Unavailable
-from baton_operator.cache import PoolKey
-from baton_operator.kinds import Kind
-from baton_operator.observed import ObservedPod, Seen
+from baton_operator.kube.client import Refused, Unavailable
+from baton_operator.kube.kinds import Kind
 from baton_operator.pod_events import PodEvents
+from baton_operator.state.cache import PoolKey
+from baton_operator.state.observed import ObservedPod, Seen
 from tests.support.planner.observations import pod
 
 KEY = PoolKey("serving", "demo")

@@ -7,7 +7,7 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_operator.queue import FIRST_RETRY_S, LONGEST_RETRY_S, Schedule, WorkQueue
+from baton_operator.controller.queue import FIRST_RETRY_S, LONGEST_RETRY_S, Schedule, WorkQueue
 
 NEVER = 1e9
 

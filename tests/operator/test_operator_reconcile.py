@@ -12,21 +12,21 @@ from typing import Any, NamedTuple
 import pytest
 from kubernetes.aio.client import Configuration
 
-from baton_operator.api import Api, Conflict, Unavailable
 from baton_operator.autoscaling.autoscaler import Autoscaler
+from baton_operator.autoscaling.pool_scalers import Scalers
 from baton_operator.builders import build_pool
-from baton_operator.cache import Cache, PoolKey
+from baton_operator.controller.index_asker import IndexAsker
+from baton_operator.controller.queue import WorkQueue
+from baton_operator.controller.reconcile import SECRET_S, UNREADY_AGAIN_S, Incomplete, Reconciler
+from baton_operator.controller.status_writer import Reporter
 from baton_operator.drain.drainer import Drainer
 from baton_operator.drain.routers import Routers
-from baton_operator.index import IndexReader
-from baton_operator.index_asker import IndexAsker
-from baton_operator.kinds import CHILDREN, POD, POOL, key_of, kind_of
+from baton_operator.kube.client import Api, Conflict, Unavailable
+from baton_operator.kube.kinds import CHILDREN, POD, POOL, key_of, kind_of
 from baton_operator.metrics import Metrics
 from baton_operator.pod_events import PodEvents
-from baton_operator.queue import WorkQueue
-from baton_operator.reconcile import SECRET_S, UNREADY_AGAIN_S, Incomplete, Reconciler
-from baton_operator.report import Reporter
-from baton_operator.scaling import Scalers
+from baton_operator.state.cache import Cache, PoolKey
+from baton_operator.state.index_reader import IndexReader
 from tests.support.clock import Clock
 from tests.support.kubernetes.api_server import ApiServer, Body, api_server
 from tests.support.kubernetes.manifests import INSTALLATION, sample, sample_pool

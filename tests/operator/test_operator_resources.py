@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from baton_operator.api.quantity import quantity_bytes
 from baton_operator.builders import build_pool
-from baton_operator.spec.quantity import quantity_bytes
 from tests.support.kubernetes.documents import ROOT
 from tests.support.kubernetes.manifests import (
     SAMPLES,

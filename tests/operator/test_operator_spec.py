@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton_operator.pool import read_pool
-from baton_operator.spec.quantity import quantity_bytes
-from baton_operator.spec.read import SpecError, read_spec
-from baton_operator.spec.store import ManagedStore
+from baton_operator.api.quantity import quantity_bytes
+from baton_operator.api.read import SpecError, read_spec
+from baton_operator.api.store import ManagedStore
+from baton_operator.builders.pool import read_pool
 from tests.support.kubernetes.manifests import CREDENTIALS, INSTALLATION, sample
 
 SIM: dict[str, Any] = {"engine": {"kind": "sim"}}

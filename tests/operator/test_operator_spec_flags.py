@@ -7,9 +7,9 @@ import pytest
 from baton.flags import flags_of
 from baton.main import read_command
 from baton.options import NodeOptions, RouterOptions
+from baton_operator.api.reserved_flags import NODE_FLAGS, ROUTER_FLAGS
 from baton_operator.builders import build_pool
 from baton_operator.builders.nodes import build_nodes
-from baton_operator.spec.flags import NODE_FLAGS, ROUTER_FLAGS
 from tests.support.kubernetes.manifests import SAMPLES, containers, sample_pool, template_of
 
 # A GPU that the limits do not show, brought by the podTemplate or by a resource claim, is only the

@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from baton_operator.api.read import SpecError
+from baton_operator.api.status import PoolStatus, read_status
 from baton_operator.builders.nodes import revision_of
-from baton_operator.observed import Observed, ObservedRoute
-from baton_operator.spec.read import SpecError
-from baton_operator.status.records import PoolStatus, read_status
+from baton_operator.state.observed import Observed, ObservedRoute
 from baton_protocol.ids import Fingerprint
 from tests.support.kubernetes.manifests import sample_pool
 from tests.support.planner import observations as o

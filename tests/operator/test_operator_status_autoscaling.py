@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton_operator.observed import Planned
-from baton_operator.pool import Pool
-from baton_operator.spec.read import SpecError
+from baton_operator.api.read import SpecError
+from baton_operator.api.status import AutoscalingStatus, PoolStatus
+from baton_operator.builders.pool import Pool
+from baton_operator.state.observed import Planned
 from baton_operator.status.autoscaling import SAY_EVERY_S
 from baton_operator.status.events import events_between
-from baton_operator.status.records import AutoscalingStatus, PoolStatus
 from tests.support.kubernetes.manifests import sample_pool
 from tests.support.planner import observations as o
 from tests.support.planner.observations import observed, stamp, status_of, verdict

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import msgspec
 
-from baton_operator import pod_problems
+from baton_operator.api.status import PoolStatus
+from baton_operator.state import pod_problems
 from baton_operator.status import events
 from baton_operator.status.conditions import KINDS, PARTS, READY, Kind
 from baton_operator.status.reasons import POD_PROBLEMS, Reason
-from baton_operator.status.records import PoolStatus
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "conditions.md").read_text()

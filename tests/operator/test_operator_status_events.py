@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from baton_operator.observed import Observed, ObservedRoute
-from baton_operator.pool import Pool
-from baton_operator.spec.read import SpecError
+from baton_operator.api.read import SpecError
+from baton_operator.api.status import PoolStatus
+from baton_operator.builders.pool import Pool
+from baton_operator.state.observed import Observed, ObservedRoute
 from baton_operator.status.events import PoolEvent, events_between
-from baton_operator.status.records import PoolStatus
 from baton_protocol.store import Role
 from tests.support.kubernetes.manifests import sample_pool
 from tests.support.planner import observations as o

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton_operator.observed import Observed, ObservedRoute, Seen
-from baton_operator.pool import Pool
+from baton_operator.builders.pool import Pool
+from baton_operator.state.observed import Observed, ObservedRoute, Seen
 from baton_protocol.ids import Fingerprint
 from tests.support.kubernetes.manifests import sample_pool
 from tests.support.planner import observations as o

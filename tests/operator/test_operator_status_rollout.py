@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from baton_operator.observed import Departure, Observed, ObservedPod, Roll
+from baton_operator.state.observed import Departure, Observed, ObservedPod, Roll
 from baton_operator.status.events import events_between
 from tests.support.planner import observations as o
 from tests.support.planner.observations import DEMO, observed, said, status_of, verdict

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from baton_operator.observed import Departure, Observed, ObservedPod
-from baton_operator.spec.read import SpecError
-from baton_operator.status.records import PoolStatus
+from baton_operator.api.read import SpecError
+from baton_operator.api.status import PoolStatus
+from baton_operator.state.observed import Departure, Observed, ObservedPod
 from tests.support.kubernetes.manifests import sample_pool
 from tests.support.planner import observations as o
 from tests.support.planner.observations import DEMO, observed, said, status_of, verdict

@@ -9,16 +9,22 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from baton_operator.api.read import SpecError
+from baton_operator.api.status import PoolStatus
 from baton_operator.builders.nodes import revision_of
-from baton_operator.observed import Observed, ObservedPod, ObservedRoute, ObservedWorkload, Seen
-from baton_operator.pool import Pool
-from baton_operator.spec.read import SpecError
+from baton_operator.builders.pool import Pool
+from baton_operator.state.observed import (
+    Observed,
+    ObservedPod,
+    ObservedRoute,
+    ObservedWorkload,
+    Seen,
+)
 from baton_operator.status.conditions import KINDS, PARTS
 from baton_operator.status.derive import derive
 from baton_operator.status.events import events_between
-from baton_operator.status.parts import OLD_NODES
+from baton_operator.status.messages import OLD_NODES
 from baton_operator.status.reasons import POD_PROBLEMS
-from baton_operator.status.records import PoolStatus
 from baton_protocol.ids import Fingerprint
 from tests.support.kubernetes.manifests import sample_pool
 from tests.support.planner import observations as o

@@ -12,12 +12,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton_operator.cache import Cache, PoolKey
-from baton_operator.index import LOOK_S, IndexReader
-from baton_operator.index_asker import IndexAsker
-from baton_operator.planner.learn import NodeSample, begin, capability, learn
-from baton_operator.planner.queueing import MOST, servers_for
-from baton_operator.queue import LONGEST_RETRY_S, Schedule, WorkQueue
+from baton_operator.autoscaling.planner.capability.learn import NodeSample, begin, capability, learn
+from baton_operator.autoscaling.planner.demand.queueing import MOST, servers_for
+from baton_operator.controller.index_asker import IndexAsker
+from baton_operator.controller.queue import LONGEST_RETRY_S, Schedule, WorkQueue
+from baton_operator.state.cache import Cache, PoolKey
+from baton_operator.state.index_reader import LOOK_S, IndexReader
 from tests.operator.autoscaling.test_autoscaling_looks import HEAVY, Operator
 from tests.operator.planner.test_planner_learn import PRIOR, sample
 from tests.operator.test_operator_cache import pod, pool

@@ -13,24 +13,31 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from baton_operator.autoscaling import demand, gauges
+from baton_operator.api.autoscaling import AutoscalingSpec
+from baton_operator.api.quantity import quantity_bytes
+from baton_operator.api.status import PoolStatus, read_status
+from baton_operator.autoscaling import demand
+from baton_operator.autoscaling import node_metrics as gauges
 from baton_operator.autoscaling.desired import desired_now
-from baton_operator.autoscaling.fleet import Starts, nodes_of
+from baton_operator.autoscaling.node_views import Starts, nodes_of
+from baton_operator.autoscaling.planner.capability.learn import (
+    Learnt,
+    NodeSample,
+    begin,
+    capability,
+    learn,
+)
+from baton_operator.autoscaling.planner.decision.plan import plan
+from baton_operator.autoscaling.planner.memory import Memory
+from baton_operator.autoscaling.planner.records import Decision, Policy, Situation
 from baton_operator.autoscaling.policy import policy_of
+from baton_operator.autoscaling.pool_scalers import with_replicas
 from baton_operator.builders.nodes import revision_of
-from baton_operator.cache import Cache, PoolKey
-from baton_operator.index import LOOK_S, Answer
+from baton_operator.builders.pool import Pool
 from baton_operator.metrics import Metrics
-from baton_operator.observed import Observed, Planned
-from baton_operator.planner.learn import Learnt, NodeSample, begin, capability, learn
-from baton_operator.planner.memory import Memory
-from baton_operator.planner.plan import plan
-from baton_operator.planner.records import Decision, Policy, Situation
-from baton_operator.pool import Pool
-from baton_operator.scaling import with_replicas
-from baton_operator.spec.autoscaling import AutoscalingSpec
-from baton_operator.spec.quantity import quantity_bytes
-from baton_operator.status.records import PoolStatus, read_status
+from baton_operator.state.cache import Cache, PoolKey
+from baton_operator.state.index_reader import LOOK_S, Answer
+from baton_operator.state.observed import Observed, Planned
 from baton_protocol.store import ROLES, Role
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from baton_operator.autoscaling.latency import percentile
-from baton_operator.planner.records import Demand
+from baton_operator.autoscaling.planner.records import Demand
 from baton_protocol.store import RouterReport
 
 WINDOW_S = 60.0

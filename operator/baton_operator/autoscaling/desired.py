@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from baton_operator.api.autoscaling import AutoscalingSpec
+from baton_operator.api.status import AutoscalingStatus
 from baton_operator.builders.nodes import role_spec
-from baton_operator.observed import ObservedWorkload
-from baton_operator.pool import Pool
-from baton_operator.spec.autoscaling import AutoscalingSpec
-from baton_operator.status.records import AutoscalingStatus
+from baton_operator.builders.pool import Pool
+from baton_operator.state.observed import ObservedWorkload
 from baton_protocol.store import ROLES, Role
 
 

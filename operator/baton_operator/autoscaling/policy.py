@@ -11,19 +11,19 @@ from collections.abc import Mapping
 from datetime import datetime
 from zoneinfo import ZoneInfo
 
-from baton_operator.builders.nodes import role_spec
-from baton_operator.gpus import gpus_of
-from baton_operator.planner.records import Bounds, Policy, Schedule
-from baton_operator.planner.schedule import DAY, active, problems
-from baton_operator.pool import Pool
-from baton_operator.spec.autoscaling import (
+from baton_operator.api.autoscaling import (
     DAYS,
     AutoscalingSpec,
     ScheduleBounds,
     ScheduleSpec,
     minutes_of,
 )
-from baton_operator.spec.read import SpecError
+from baton_operator.api.read import SpecError
+from baton_operator.autoscaling.planner.limits.schedule import DAY, active, problems
+from baton_operator.autoscaling.planner.records import Bounds, Policy, Schedule
+from baton_operator.builders.gpus import gpus_of
+from baton_operator.builders.nodes import role_spec
+from baton_operator.builders.pool import Pool
 from baton_protocol.store import ROLES, Role
 
 _EACH_DAY = frozenset(range(len(DAYS)))

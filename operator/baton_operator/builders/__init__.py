@@ -22,11 +22,11 @@ from baton_operator.builders.credentials import build_secret, credentials_of, ne
 from baton_operator.builders.disruption import build_budgets
 from baton_operator.builders.network import build_network_policies
 from baton_operator.builders.nodes import build_nodes
+from baton_operator.builders.pool import Pool
 from baton_operator.builders.router import build_router, build_router_service
 from baton_operator.builders.routes import build_routes
 from baton_operator.builders.scalers import build_scalers
 from baton_operator.builders.store import build_store
-from baton_operator.pool import Pool
 from baton_protocol.store import ROLES
 
 __all__ = ["Manifest", "build_pool", "build_secret", "credentials_of", "new_credentials"]

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from baton_operator.builders.pool import API_VERSION, KIND, Pool
 from baton_operator.names import (
     COMPONENT_LABEL,
     INSTANCE_LABEL,
@@ -19,7 +20,6 @@ from baton_operator.names import (
     Component,
     child_name,
 )
-from baton_operator.pool import API_VERSION, KIND, Pool
 
 Manifest = dict[str, Any]
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from baton_operator.builders.child import Child, Manifest
-from baton_operator.pool import Credentials, Pool
+from baton_operator.builders.pool import Credentials, Pool
 
 PASSWORD_KEY = "redis-password"
 ACL_KEY = "users.acl"

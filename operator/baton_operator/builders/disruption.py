@@ -13,8 +13,8 @@ its servers is the only one of its kind, and does its work again from nothing.
 from __future__ import annotations
 
 from baton_operator.builders.child import Child, Manifest
+from baton_operator.builders.pool import Pool
 from baton_operator.names import Component
-from baton_operator.pool import Pool
 from baton_protocol.store import Role
 
 

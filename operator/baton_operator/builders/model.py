@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import msgspec
 
+from baton_operator.api.pool_spec import ModelCache
+from baton_operator.api.quantity import quantity_bytes
 from baton_operator.builders.child import Manifest
 from baton_operator.builders.credentials import secret_variable
 from baton_operator.builders.pods import (
@@ -23,10 +25,8 @@ from baton_operator.builders.pods import (
     literal,
     variables,
 )
+from baton_operator.builders.pool import Pool
 from baton_operator.builders.store_access import store_certificate, store_login, store_settings
-from baton_operator.pool import Pool
-from baton_operator.spec.quantity import quantity_bytes
-from baton_operator.spec.records import ModelCache
 from baton_protocol.model_source import HubModel, ModelSource, parse_source
 
 CLAIM_FOLDER = "/models/pvc"

@@ -16,10 +16,10 @@ from baton_kvstore.endpoint import DEFAULT_PORT
 from baton_operator.builders.child import Child, Manifest
 from baton_operator.builders.nodes import PORT as NODE_PORT
 from baton_operator.builders.overrides import copied
+from baton_operator.builders.pool import Pool
 from baton_operator.builders.router import PORT as ROUTER_PORT
 from baton_operator.builders.store_access import managed_store
 from baton_operator.names import COMPONENT_LABEL, POOL_LABEL, Component
-from baton_operator.pool import Pool
 from baton_protocol.store import ROLES
 
 OPERATOR_APP = "baton-operator"  # its pods' app.kubernetes.io/name

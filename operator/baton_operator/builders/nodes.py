@@ -11,8 +11,12 @@ from __future__ import annotations
 import hashlib
 import json
 
+from baton_operator.api.pool_spec import RoleSpec
+from baton_operator.api.quantity import quantity_bytes
+from baton_operator.api.record import Resources
 from baton_operator.builders.child import Child, Manifest
 from baton_operator.builders.credentials import link_token_variable
+from baton_operator.builders.gpus import gpus_of
 from baton_operator.builders.model import fetch_s, model_place, storage_mi
 from baton_operator.builders.pods import (
     DRAIN_S,
@@ -32,12 +36,8 @@ from baton_operator.builders.pods import (
     startup_probe,
     variables,
 )
+from baton_operator.builders.pool import Pool
 from baton_operator.builders.store_access import store_certificate, store_login, store_settings
-from baton_operator.gpus import gpus_of
-from baton_operator.pool import Pool
-from baton_operator.spec.quantity import quantity_bytes
-from baton_operator.spec.record import Resources
-from baton_operator.spec.records import RoleSpec
 from baton_protocol.store import ROLES, Role
 
 PORT = 9000

@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 
+from baton_operator.api.record import Resources
 from baton_operator.builders.child import Child, Manifest
 from baton_operator.builders.overrides import merged
+from baton_operator.builders.pool import Pool
 from baton_operator.names import CREDENTIALS_ANNOTATION
-from baton_operator.pool import Pool
-from baton_operator.spec.record import Resources
 
 DRAIN_S = 60  # running answers after SIGTERM: 2,000 tokens at 30 ms each
 STOP_S = 15  # then: leave the registry, end the engine, close links; normally 2 s

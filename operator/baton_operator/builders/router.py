@@ -6,6 +6,7 @@ pool: the Service has no endpoint while nobody could answer. It alone knows API 
 
 from __future__ import annotations
 
+from baton_operator.api.record import Resources
 from baton_operator.builders.child import Child, Manifest
 from baton_operator.builders.credentials import link_token_variable, tenant_secret_variable
 from baton_operator.builders.model import model_name
@@ -29,9 +30,8 @@ from baton_operator.builders.pods import (
     startup_probe,
     variables,
 )
+from baton_operator.builders.pool import Pool
 from baton_operator.builders.store_access import store_certificate, store_login, store_settings
-from baton_operator.pool import Pool
-from baton_operator.spec.record import Resources
 from baton_protocol.store import ROLES
 
 PORT = 8000  # as on a laptop

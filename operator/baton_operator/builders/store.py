@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from baton_kvstore.embedded import INDEX_MEMORY, optional_settings
 from baton_kvstore.endpoint import DEFAULT_PORT
+from baton_operator.api.record import Resources
 from baton_operator.builders.child import Child, Manifest
 from baton_operator.builders.credentials import ACL_KEY
 from baton_operator.builders.pods import (
@@ -24,9 +25,8 @@ from baton_operator.builders.pods import (
     scratch_size,
     startup_probe,
 )
+from baton_operator.builders.pool import Pool
 from baton_operator.builders.store_access import data_servers, managed_store
-from baton_operator.pool import Pool
-from baton_operator.spec.record import Resources
 
 MIB = 1 << 20
 # A server computes on one core. The index takes 35 us of it per chunk that is handed over, so that

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from baton_kvstore.endpoint import DEFAULT_PORT
 from baton_kvstore.settings import StoreSettings
+from baton_operator.api.pool_spec import ManagedStore
 from baton_operator.builders.child import Child, Manifest
 from baton_operator.builders.credentials import PASSWORD_KEY, secret_variable
 from baton_operator.builders.pods import Mounts
-from baton_operator.pool import Pool
-from baton_operator.spec.records import ManagedStore
+from baton_operator.builders.pool import Pool
 
 CA_FOLDER = "/etc/baton/redis-ca"
 CA_FILE = "ca.crt"

@@ -20,7 +20,7 @@ from baton_operator.drain.victims import (
     live_requests,
     removal_class,
 )
-from baton_operator.observed import ObservedPod
+from baton_operator.state.observed import ObservedPod
 
 Outcome = Literal["taken", "unknown", "unable", "failed"]
 

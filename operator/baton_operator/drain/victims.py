@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from baton_operator.observed import ObservedPod
+from baton_operator.state.observed import ObservedPod
 from baton_protocol.store import NodeReport
 
 _STAGES = ("unplaced", "pending", "running", "over")

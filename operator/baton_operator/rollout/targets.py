@@ -17,7 +17,7 @@ import math
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
-from baton_operator.rollout.budget import fitted
+from baton_operator.rollout.gpu_budget import fitted
 from baton_operator.rollout.records import RoleNodes, Targets
 from baton_protocol.store import Role
 

@@ -7,7 +7,7 @@ clients, hence with /v1.
 from __future__ import annotations
 
 from baton_operator.builders.child import Child
-from baton_operator.pool import Pool
+from baton_operator.builders.pool import Pool
 
 
 def endpoint_of(pool: Pool) -> str:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import msgspec
 
-from baton_operator.moments import is_fresh, stamp
-from baton_operator.status.records import AutoscalingStatus
+from baton_operator.api.status import AutoscalingStatus
 from baton_operator.status.view import View
+from baton_operator.timestamps import is_fresh, stamp
 
 SAY_EVERY_S = 60.0
 LONGEST_WORDS = 1000

@@ -12,19 +12,19 @@ from datetime import datetime
 
 import msgspec
 
-from baton_operator.moments import stamp
-from baton_operator.observed import Observed
-from baton_operator.pool import Pool
-from baton_operator.spec.read import SpecError
+from baton_operator.api.read import SpecError
+from baton_operator.api.status import Condition, PoolStatus, RoleStatus
+from baton_operator.builders.pool import Pool
+from baton_operator.state.observed import Observed
 from baton_operator.status import conditions as c
-from baton_operator.status import parts
+from baton_operator.status import messages
 from baton_operator.status.addresses import endpoint_of, url_of
 from baton_operator.status.autoscaling import autoscaling_status
-from baton_operator.status.progress import model_status
+from baton_operator.status.model_progress import model_status
 from baton_operator.status.reasons import Reason
-from baton_operator.status.records import Condition, PoolStatus, RoleStatus
 from baton_operator.status.rollout import rollout_blocked
 from baton_operator.status.view import Finding, View, revision_now
+from baton_operator.timestamps import stamp
 from baton_protocol.store import ROLES
 
 LONGEST_MESSAGE = 1000
@@ -69,20 +69,20 @@ def _findings(view: View, error: str) -> dict[str, Finding]:
     """By type; without those that do not apply."""
     found: dict[str, Finding | None] = {
         c.VALID.name: Finding(c.SPEC_INVALID, error) if error else Finding(c.SPEC_VALID),
-        c.APPLIED.name: parts.applied(view),
+        c.APPLIED.name: messages.applied(view),
     }
     if view.pool is not None or view.revision:
         found |= {
-            c.STORE_READY.name: parts.store(view),
-            c.MODEL_READY.name: parts.model(view),
-            c.PREFILL_READY.name: parts.role(view, "prefill"),
-            c.DECODE_READY.name: parts.role(view, "decode"),
-            c.ROUTER_READY.name: parts.router(view),
-            c.ROUTE_READY.name: parts.route(view),
-            c.UPDATED.name: parts.updated(view),
+            c.STORE_READY.name: messages.store(view),
+            c.MODEL_READY.name: messages.model(view),
+            c.PREFILL_READY.name: messages.role(view, "prefill"),
+            c.DECODE_READY.name: messages.role(view, "decode"),
+            c.ROUTER_READY.name: messages.router(view),
+            c.ROUTE_READY.name: messages.route(view),
+            c.UPDATED.name: messages.updated(view),
             c.ROLLOUT_BLOCKED.name: rollout_blocked(view),
-            c.SCALED.name: parts.scaled(view),
-            c.SERVING.name: parts.serving(view),
+            c.SCALED.name: messages.scaled(view),
+            c.SERVING.name: messages.serving(view),
         }
     there = {name: finding for name, finding in found.items() if finding is not None}
     return there | {c.READY.name: _ready(there)}

@@ -11,10 +11,10 @@ from typing import Literal
 
 import msgspec
 
-from baton_operator.planner.words import MOVE
+from baton_operator.api.status import Condition, PoolStatus
+from baton_operator.autoscaling.planner.decision.messages import MOVE
 from baton_operator.status import conditions as c
-from baton_operator.status.parts import OLD_NODES
-from baton_operator.status.records import Condition, PoolStatus
+from baton_operator.status.messages import OLD_NODES
 
 # Of Ready, they need nobody's attention.
 _QUIET = frozenset(

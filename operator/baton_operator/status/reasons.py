@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from baton_operator.status.records import Truth
+from baton_operator.api.status import Truth
 
 
 class Reason(msgspec.Struct, frozen=True, kw_only=True):

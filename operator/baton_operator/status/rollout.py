@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from baton_operator.status import conditions as c
-from baton_operator.status.parts import count_words, old_nodes
+from baton_operator.status.messages import count_words, old_nodes
 from baton_operator.status.view import Finding, View
 from baton_protocol.store import ROLES
 

@@ -11,12 +11,12 @@ from datetime import datetime
 
 import msgspec
 
+from baton_operator.api.status import Condition, ModelStatus, PoolStatus
 from baton_operator.builders.nodes import revision_of
+from baton_operator.builders.pool import Pool
 from baton_operator.builders.store_access import data_servers, managed_store
-from baton_operator.observed import Observed, ObservedPod, ObservedWorkload
-from baton_operator.pool import Pool
+from baton_operator.state.observed import Observed, ObservedPod, ObservedWorkload
 from baton_operator.status.reasons import NOT_PREPARED, POD_PROBLEMS, START_OVERDUE, Reason
-from baton_operator.status.records import Condition, ModelStatus, PoolStatus
 from baton_protocol.store import NodeReport
 
 # Where no event says why it is not prepared; a volume of a cloud is attached in less.

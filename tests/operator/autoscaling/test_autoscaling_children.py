@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from baton_operator.builders.disruption import build_budgets
+from baton_operator.builders.pool import Pool
 from baton_operator.builders.router import build_router
-from baton_operator.pool import Pool
 from tests.support.kubernetes.manifests import sample_pool
 
 BOUNDS: dict[str, Any] = {"prefill": {"max": 4}, "decode": {"max": 4}}

@@ -10,17 +10,17 @@ from typing import Any
 import msgspec
 import pytest
 
+from baton_operator.api.read import SpecError
+from baton_operator.api.status import AutoscalingStatus, PoolStatus
 from baton_operator.autoscaling.autoscaler import Autoscaler
 from baton_operator.autoscaling.desired import desired_now
 from baton_operator.builders.nodes import revision_of
-from baton_operator.cache import Cache, PoolKey
-from baton_operator.index import LOOK_S, Answer
+from baton_operator.builders.pool import Pool
 from baton_operator.metrics import Metrics
-from baton_operator.observed import Observed, Planned
-from baton_operator.pool import Pool
-from baton_operator.spec.read import SpecError
+from baton_operator.state.cache import Cache, PoolKey
+from baton_operator.state.index_reader import LOOK_S, Answer
+from baton_operator.state.observed import Observed, Planned
 from baton_operator.status.derive import derive
-from baton_operator.status.records import AutoscalingStatus, PoolStatus
 from baton_protocol.store import NodeLoad, Role, RouterReport
 from tests.support.kubernetes.manifests import sample, sample_pool
 from tests.support.planner.observations import NOW, OLD, observed, report, workload

@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton_operator.autoscaling import gauges
-from baton_operator.autoscaling.fleet import Starts, nodes_of
-from baton_operator.autoscaling.gauges import BATCH, Gauge
-from baton_operator.observed import ObservedPod, Seen, read_pod
-from baton_operator.planner.learn import NodeSample
-from baton_operator.planner.records import NodeView, Phase
+from baton_operator.autoscaling import node_metrics
+from baton_operator.autoscaling.node_metrics import BATCH, Gauge
+from baton_operator.autoscaling.node_views import Starts, nodes_of
+from baton_operator.autoscaling.planner.capability.learn import NodeSample
+from baton_operator.autoscaling.planner.records import NodeView, Phase
+from baton_operator.state.observed import ObservedPod, Seen, read_pod
 from baton_protocol.ids import Epoch
 from baton_protocol.store import NodeLoad, NodeReport, Role, Speeds
 from tests.support.kubernetes import pod_bodies as b
@@ -29,7 +29,7 @@ def report(name: str = "d", role: Role = "decode", **load: Any) -> NodeReport:
 
 def views(
     *pods: ObservedPod,
-    known: gauges.Gauges | None = None,
+    known: node_metrics.Gauges | None = None,
     desired: dict[Role, int] | None = None,
     rolling: bool = False,
 ) -> dict[str, NodeView]:
@@ -148,15 +148,15 @@ def test_the_clusters_stamps_are_read_from_the_pod() -> None:
 
 
 def test_a_node_that_falls_silent_keeps_what_it_said() -> None:
-    first = gauges.heard({}, [report("a"), report("b")], 10.0)
-    then = gauges.heard(first, [report("b", running=4)], 15.0)
+    first = node_metrics.heard({}, [report("a"), report("b")], 10.0)
+    then = node_metrics.heard(first, [report("b", running=4)], 15.0)
     assert (then["a"].at_s, then["b"].at_s) == (10.0, 15.0)
     assert then["b"].report.load.running == 4
 
 
 def heard_twice(role: Role, before: dict[str, int], after: dict[str, int]) -> dict[str, Gauge]:
-    first = gauges.heard({}, [report("n", role, **before)], 10.0)
-    return gauges.heard(first, [report("n", role, **after)], 15.0)
+    first = node_metrics.heard({}, [report("n", role, **before)], 10.0)
+    return node_metrics.heard(first, [report("n", role, **after)], 15.0)
 
 
 def test_how_busy_a_node_was_follows_from_its_counters_and_its_speeds() -> None:
@@ -166,48 +166,48 @@ def test_how_busy_a_node_was_follows_from_its_counters_and_its_speeds() -> None:
     assert steps["n"].busy == pytest.approx(0.2)
     assert heard_twice("decode", {}, {"engine_steps_total": 5000})["n"].busy == 1.0
     assert heard_twice("decode", {}, {})["n"].busy == 0.0
-    assert gauges.heard({}, [report("n")], 10.0)["n"].busy is None
+    assert node_metrics.heard({}, [report("n")], 10.0)["n"].busy is None
 
 
 def test_what_is_read_of_the_store_is_known_of_nodes_that_were_heard_twice() -> None:
     twice = heard_twice("prefill", {"fetched_bytes_total": 500}, {"fetched_bytes_total": 2500})
-    assert gauges.store_read(twice) == 400.0
-    assert gauges.store_read(gauges.heard(twice, [report("m")], 15.0)) == 400.0
-    assert gauges.store_read(gauges.heard({}, [report("m")], 15.0)) is None
+    assert node_metrics.store_read(twice) == 400.0
+    assert node_metrics.store_read(node_metrics.heard(twice, [report("m")], 15.0)) == 400.0
+    assert node_metrics.store_read(node_metrics.heard({}, [report("m")], 15.0)) is None
 
 
 def test_another_start_of_a_node_is_not_compared_with_the_one_before() -> None:
-    first = gauges.heard({}, [report("n", engine_steps_total=900)], 10.0)
+    first = node_metrics.heard({}, [report("n", engine_steps_total=900)], 10.0)
     anew = msgspec.structs.replace(report("n"), epoch=Epoch("epoch-2"))
-    then = gauges.heard(first, [anew], 15.0)
+    then = node_metrics.heard(first, [anew], 15.0)
     assert then["n"].busy is None
-    assert gauges.samples(first, then) == []
+    assert node_metrics.samples(first, then) == []
 
 
 def test_a_step_is_learnt_from_only_while_a_batch_goes_on() -> None:
-    first = gauges.heard({}, [report("n", running=4, free_blocks=80)], 10.0)
+    first = node_metrics.heard({}, [report("n", running=4, free_blocks=80)], 10.0)
     told = report("n", running=6, free_blocks=60, engine_steps_total=100)
-    [sample] = gauges.samples(first, gauges.heard(first, [told], 15.0))
+    [sample] = node_metrics.samples(first, node_metrics.heard(first, [told], 15.0))
     assert (sample.batch, sample.step_s) == (5.0, 0.02)
     assert sample.kv_tokens == 30 * LAYOUT.block_size
     few = report("n", running=6, free_blocks=60, engine_steps_total=3)
-    [sample] = gauges.samples(first, gauges.heard(first, [few], 15.0))
+    [sample] = node_metrics.samples(first, node_metrics.heard(first, [few], 15.0))
     assert (sample.batch, sample.step_s, sample.kv_tokens) == (None, None, None)
 
 
 def test_prompts_are_learnt_from_only_where_some_were_computed() -> None:
-    first = gauges.heard({}, [report("n", "prefill")], 10.0)
-    idle = gauges.samples(first, gauges.heard(first, [report("n", "prefill")], 15.0))
+    first = node_metrics.heard({}, [report("n", "prefill")], 10.0)
+    idle = node_metrics.samples(first, node_metrics.heard(first, [report("n", "prefill")], 15.0))
     assert idle == [NodeSample()]
     worked = report("n", "prefill", computed_prompt_tokens_total=900)
-    [sample] = gauges.samples(first, gauges.heard(first, [worked], 15.0))
+    [sample] = node_metrics.samples(first, node_metrics.heard(first, [worked], 15.0))
     assert sample == NodeSample(prefill_tokens_per_s=1000.0)
 
 
 def test_the_prior_is_what_nodes_measured_each_role_by_its_own() -> None:
     slow = Speeds(prefill_tokens_per_s=10.0, decode_step_ms=90.0)
     prefill = msgspec.structs.replace(report("p", "prefill"), speeds=slow)
-    prior = gauges.prior_of(gauges.heard({}, [prefill, report("d")], 0.0))
+    prior = node_metrics.prior_of(node_metrics.heard({}, [prefill, report("d")], 0.0))
     assert prior is not None
     assert (prior.prefill_tokens, prior.step_base_s) == (10.0, 0.02)
     assert prior.step_per_seq_s == 0.02 / BATCH
@@ -215,21 +215,21 @@ def test_the_prior_is_what_nodes_measured_each_role_by_its_own() -> None:
 
 
 def test_without_prefill_nodes_decode_nodes_say_what_prompts_cost() -> None:
-    prior = gauges.prior_of(gauges.heard({}, [report("d")], 0.0))
+    prior = node_metrics.prior_of(node_metrics.heard({}, [report("d")], 0.0))
     assert prior is not None
     assert prior.prefill_tokens == 1000.0
 
 
 def test_who_has_measured_nothing_is_no_prior() -> None:
     mute = msgspec.structs.replace(report("d"), speeds=Speeds())
-    assert gauges.prior_of(gauges.heard({}, [mute], 0.0)) is None
-    assert gauges.prior_of({}) is None
+    assert node_metrics.prior_of(node_metrics.heard({}, [mute], 0.0)) is None
+    assert node_metrics.prior_of({}) is None
 
 
 def test_counters_that_go_back_and_more_free_blocks_than_there_are_read_as_nothing() -> None:
     before = report(fetched_bytes_total=100, free_blocks=500, engine_steps_total=9)
-    first = gauges.heard({}, [before], 10.0)
-    second = gauges.heard(first, [report(free_blocks=500)], 20.0)
+    first = node_metrics.heard({}, [before], 10.0)
+    second = node_metrics.heard(first, [report(free_blocks=500)], 20.0)
     assert (second["d"].busy, second["d"].fetched) == (0.0, 0.0)
-    assert gauges.kv_tokens(before) == 0
-    assert gauges.store_read(second) == 0.0
+    assert node_metrics.kv_tokens(before) == 0
+    assert node_metrics.store_read(second) == 0.0

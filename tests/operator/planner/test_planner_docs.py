@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from baton_operator.planner.reasons import table
+from baton_operator.autoscaling.planner.reasons import table
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "operations.md").read_text()
 
@@ -17,4 +17,6 @@ def test_the_reasons_in_the_document_are_the_generated_ones() -> None:
         re.MULTILINE | re.DOTALL,
     )
     assert found is not None
-    assert table() in found[1], "write them anew: python -m baton_operator.planner.reasons"
+    assert table() in found[1], (
+        "write them anew: python -m baton_operator.autoscaling.planner.reasons"
+    )

@@ -7,11 +7,11 @@ from random import Random
 
 import pytest
 
-from baton_operator.planner.fleet import fleet_of
-from baton_operator.planner.forecast import Outlook, jump_of, outlook
-from baton_operator.planner.memory import Memory, Seen
-from baton_operator.planner.records import Demand, Situation
-from baton_operator.planner.trend import grown, slope_of
+from baton_operator.autoscaling.planner.demand.forecast import Outlook, jump_of, outlook
+from baton_operator.autoscaling.planner.demand.trend import grown, slope_of
+from baton_operator.autoscaling.planner.memory import Memory, Seen
+from baton_operator.autoscaling.planner.node_counts import fleet_of
+from baton_operator.autoscaling.planner.records import Demand, Situation
 from tests.support.planner.looks import NODE, NOW, demand, look
 
 WINDOW_S, TICK_S = 60.0, 15.0

@@ -10,8 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton_operator.planner.learn import Learnt, NodeSample, begin, capability, learn
-from baton_operator.planner.records import Capability
+from baton_operator.autoscaling.planner.capability.learn import (
+    Learnt,
+    NodeSample,
+    begin,
+    capability,
+    learn,
+)
+from baton_operator.autoscaling.planner.records import Capability
 
 # A self-benchmark knows one step of one sequence, and prompts of one length.
 PRIOR = Capability(prefill_tokens=8_000.0, step_base_s=0.02, kv_capacity=100_000, start_s=60.0)

@@ -9,9 +9,9 @@ from random import Random
 
 import pytest
 
-from baton_operator.planner.memory import Memory
-from baton_operator.planner.plan import plan
-from baton_operator.planner.records import Bounds, Decision, Policy, Reason
+from baton_operator.autoscaling.planner.decision.plan import plan
+from baton_operator.autoscaling.planner.memory import Memory
+from baton_operator.autoscaling.planner.records import Bounds, Decision, Policy, Reason
 from baton_protocol.store import ROLES
 from tests.support.planner.looks import ANSWER, POLICY
 from tests.support.planner.plant import TICK_S, Plant

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from baton_operator.planner.fit import Pair, Rules, fit
-from baton_operator.planner.memory import Memory
-from baton_operator.planner.plan import plan
-from baton_operator.planner.queueing import servers_for
-from baton_operator.planner.records import Bounds, Phase, Policy, Reason, Schedule
-from baton_operator.planner.schedule import active, ranges
+from baton_operator.autoscaling.planner.decision.plan import plan
+from baton_operator.autoscaling.planner.demand.queueing import servers_for
+from baton_operator.autoscaling.planner.limits.replica_fit import Pair, Rules, fit
+from baton_operator.autoscaling.planner.limits.schedule import active, ranges
+from baton_operator.autoscaling.planner.memory import Memory
+from baton_operator.autoscaling.planner.records import Bounds, Phase, Policy, Reason, Schedule
 from tests.support.planner.looks import (
     NOW,
     POLICY,

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from baton_operator.planner.memory import Memory, Miss, Wished
-from baton_operator.planner.plan import plan
-from baton_operator.planner.records import (
+from baton_operator.autoscaling.planner.decision.plan import plan
+from baton_operator.autoscaling.planner.limits.schedule import problems, ranges
+from baton_operator.autoscaling.planner.memory import Memory, Miss, Wished
+from baton_operator.autoscaling.planner.records import (
     Bounds,
     Capability,
     Decision,
@@ -22,7 +23,6 @@ from baton_operator.planner.records import (
     Schedule,
     Situation,
 )
-from baton_operator.planner.schedule import problems, ranges
 from baton_protocol.store import ROLES, Role
 from tests.support.planner.looks import NOW, nodes
 

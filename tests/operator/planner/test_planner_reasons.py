@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from baton_operator.planner.memory import Memory, Seen, Wished
-from baton_operator.planner.plan import plan
-from baton_operator.planner.reasons import REASONS
-from baton_operator.planner.records import Phase, Policy, Reason, Schedule, Situation
+from baton_operator.autoscaling.planner.decision.plan import plan
+from baton_operator.autoscaling.planner.memory import Memory, Seen, Wished
+from baton_operator.autoscaling.planner.reasons import REASONS
+from baton_operator.autoscaling.planner.records import Phase, Policy, Reason, Schedule, Situation
 from tests.support.planner.looks import (
     NODE,
     NOW,

@@ -15,7 +15,7 @@ from typing import Any
 
 from aiohttp import web
 
-from baton_operator.kinds import kind_of
+from baton_operator.kube.kinds import kind_of
 
 Body = dict[str, Any]
 

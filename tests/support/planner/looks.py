@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from baton_operator.planner.memory import Memory, Wished
-from baton_operator.planner.plan import plan
-from baton_operator.planner.records import (
+from baton_operator.autoscaling.planner.decision.plan import plan
+from baton_operator.autoscaling.planner.memory import Memory, Wished
+from baton_operator.autoscaling.planner.records import (
     Bounds,
     Capability,
     Decision,

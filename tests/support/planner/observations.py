@@ -10,19 +10,19 @@ from typing import Any
 
 import msgspec
 
+from baton_operator.api.read import SpecError
+from baton_operator.api.status import Condition, PoolStatus
 from baton_operator.builders.nodes import revision_of
+from baton_operator.builders.pool import Pool
 from baton_operator.builders.store_access import managed_store
-from baton_operator.observed import (
+from baton_operator.state.observed import (
     ChildKey,
     Observed,
     ObservedPod,
     ObservedWorkload,
     Refusal,
 )
-from baton_operator.pool import Pool
-from baton_operator.spec.read import SpecError
 from baton_operator.status.derive import derive
-from baton_operator.status.records import Condition, PoolStatus
 from baton_protocol.ids import Fingerprint, NodeId
 from baton_protocol.store import FetchReport, NodeReport, Role
 from tests.support.kubernetes.manifests import sample_pool

@@ -11,7 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from random import Random
 
-from baton_operator.planner.records import Capability, Decision, Demand, NodeView, Phase, Situation
+from baton_operator.autoscaling.planner.records import (
+    Capability,
+    Decision,
+    Demand,
+    NodeView,
+    Phase,
+    Situation,
+)
 from baton_protocol.store import ROLES, Role
 from tests.support.planner.looks import ANSWER, NODE, PROMPT, step_s
 

@@ -24,7 +24,7 @@ import redis
 from baton.up import reserve_port
 from baton_kvstore.binary import find_redis_server
 from baton_operator.builders import Manifest, build_pool
-from baton_operator.pool import Pool
+from baton_operator.builders.pool import Pool
 from tests.support.clients.http import exchange
 from tests.support.kubernetes.manifests import (
     USER_SECRETS,

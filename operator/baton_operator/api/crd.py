@@ -1,0 +1,161 @@
+"""The CustomResourceDefinitions of InferencePools and PoolScalers, generated from the records of
+spec and status.
+
+In: those records. Out: manifests, and the chart's templates that hold them:
+
+    python -m baton_operator.api.crd inferencepools > charts/baton/templates/crd-inferencepools.yaml
+    python -m baton_operator.api.crd poolscalers > charts/baton/templates/crd-poolscalers.yaml
+
+They are templates and not in the chart's crds/, since Helm never upgrades what lies there; and they
+are kept when the chart is uninstalled, since with the definition all pools would go.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import yaml
+
+from baton_operator.api.cel_rules import Rule, matches
+from baton_operator.api.pool_spec import PoolSpec
+from baton_operator.api.scaler import ScalerSpec, ScalerStatus
+from baton_operator.api.schema import Schema, schema_of, validations
+from baton_operator.api.status import PoolStatus
+from baton_operator.builders.pool import API_VERSION, KIND, LONGEST_NAME, NAME
+from baton_operator.builders.scalers import SCALER_KIND
+from baton_operator.kube.kinds import POOL, POOL_SCALER
+
+GROUP, VERSION = API_VERSION.split("/")
+PLURAL, SCALERS = POOL.plural, POOL_SCALER.plural
+COLUMNS = {
+    "Ready": '.status.conditions[?(@.type=="Ready")].status',
+    "Reason": '.status.conditions[?(@.type=="Ready")].reason',
+    "Prefill": ".status.prefill.summary",
+    "Decode": ".status.decode.summary",
+    "Routers": ".status.router.summary",
+    "Model": ".status.model.name",
+    "URL": ".status.url",
+}
+WIDE = {"Routers"}  # shown by `kubectl get --output wide` only
+SCALER_COLUMNS = {"Desired": ".spec.replicas", "Current": ".status.replicas"}
+_RULES = (
+    # Not `required`: that would not say what to write.
+    Rule(
+        "has(self.spec)",
+        "missing; write at least model.path, model.uri or engine.kind: sim",
+        ".spec",
+    ),
+    Rule(
+        matches(NAME.pattern, "metadata.name") + f" && self.metadata.name.size() <= {LONGEST_NAME}",
+        "cannot begin the names of services; write at most"
+        f" {LONGEST_NAME} of a-z, 0-9 and '-', a letter first",
+        ".metadata.name",
+    ),
+)
+
+
+def crd() -> dict[str, Any]:
+    """That of InferencePools."""
+    resources: dict[str, Any] = {"status": {}}
+    return _definition(KIND, PLURAL, "bpool", COLUMNS, "string", resources, _resource())
+
+
+def scaler_crd() -> dict[str, Any]:
+    """That of PoolScalers."""
+    scale = {
+        "specReplicasPath": ".spec.replicas",
+        "statusReplicasPath": ".status.replicas",
+        "labelSelectorPath": ".status.selector",
+    }
+    resources: dict[str, Any] = {"status": {}, "scale": scale}
+    return _definition(
+        SCALER_KIND, SCALERS, "bscaler", SCALER_COLUMNS, "integer", resources, _scaler()
+    )
+
+
+def _definition(
+    kind: str,
+    plural: str,
+    short: str,
+    columns: dict[str, str],
+    of_type: str,
+    subresources: dict[str, Any],
+    schema: Schema,
+) -> dict[str, Any]:
+    shown: list[dict[str, Any]] = [
+        {"name": name, "type": of_type, "jsonPath": path}
+        | ({"priority": 1} if name in WIDE else {})
+        for name, path in columns.items()
+    ]
+    shown.append({"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"})
+    version = {
+        "name": VERSION,
+        "served": True,
+        "storage": True,
+        "subresources": subresources,
+        "additionalPrinterColumns": shown,
+        "schema": {"openAPIV3Schema": schema},
+    }
+    names = {
+        "kind": kind,
+        "listKind": f"{kind}List",
+        "plural": plural,
+        "singular": kind.lower(),
+        "shortNames": [short],
+    }
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {
+            "name": f"{plural}.{GROUP}",
+            "annotations": {"helm.sh/resource-policy": "keep"},
+        },
+        "spec": {"group": GROUP, "scope": "Namespaced", "names": names, "versions": [version]},
+    }
+
+
+def helm_template(plural: str) -> str:
+    """One of the manifests as a file of the chart."""
+    text = yaml.safe_dump(DEFINITIONS[plural](), sort_keys=False, width=10_000)
+    assert "{{" not in text, "Helm would read it as its own"
+    head = (
+        f"{{{{- /* Written by `python -m baton_operator.api.crd {plural}`; do not edit. */ -}}}}\n"
+    )
+    return f"{head}{{{{- if .Values.crds.install }}}}\n{text}{{{{- end }}}}\n"
+
+
+def _resource() -> Schema:
+    return {
+        "type": "object",
+        "description": "Prefill and decode nodes, a router and a KV store that serve one model.",
+        "properties": {
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
+            "metadata": {"type": "object", "properties": {"name": {"type": "string"}}},
+            "spec": schema_of(PoolSpec, defaults=True),
+            "status": schema_of(PoolStatus, defaults=False),
+        },
+        **validations(_RULES),
+    }
+
+
+def _scaler() -> Schema:
+    return {
+        "type": "object",
+        "description": "How many nodes of one role an InferencePool has, for autoscalers.",
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
+            "metadata": {"type": "object"},
+            "spec": schema_of(ScalerSpec, defaults=True),
+            "status": schema_of(ScalerStatus, defaults=False),
+        },
+    }
+
+
+DEFINITIONS = {PLURAL: crd, SCALERS: scaler_crd}
+
+if __name__ == "__main__":
+    sys.stdout.write(helm_template(sys.argv[1]))

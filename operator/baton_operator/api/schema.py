@@ -1,0 +1,110 @@
+"""From records to a structural schema as CustomResourceDefinitions want it.
+
+In: a msgspec record, its Metas and `Rule`s. Out: OpenAPI v3 without references and null: what may
+be left out is not required, an int or str is Kubernetes' int-or-string, and objects that hold
+defaults default to {} so that these appear in what is stored.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from msgspec import inspect as types
+
+from baton_operator.api.cel_rules import RULES, Rule
+
+Schema = dict[str, Any]
+
+
+def schema_of(record: type[msgspec.Struct], defaults: bool) -> Schema:
+    """`defaults` are for what users write; a status says only what was written into it."""
+    found = types.type_info(record)
+    assert isinstance(found, types.StructType)
+    return _object(found, defaults)
+
+
+def validations(rules: Iterable[Rule]) -> Schema:
+    """As a part of a schema; empty without rules."""
+    found = []
+    for rule in rules:
+        where = {"fieldPath": rule.field} if rule.field else {}
+        found.append({"rule": rule.cel, "message": rule.message, **where})
+    return {"x-kubernetes-validations": found} if found else {}
+
+
+def _object(record: types.StructType, defaults: bool) -> Schema:
+    required = [item.encode_name for item in record.fields if item.required]
+    whole = {"x-kubernetes-map-type": "atomic"} if getattr(record.cls, "whole", False) else {}
+    return {
+        "type": "object",
+        "description": inspect.cleandoc(record.cls.__dict__["__doc__"]),
+        **whole,
+        **({"required": required} if required else {}),
+        "properties": {item.encode_name: _field(item, defaults) for item in record.fields},
+        **validations(getattr(record.cls, "rules", ())),
+    }
+
+
+def _field(item: types.Field, defaults: bool) -> Schema:
+    schema = _schema(item.type, defaults)
+    default = _default(item, schema) if defaults else None
+    return schema if default is None else schema | {"default": default}
+
+
+def _default(item: types.Field, schema: Schema) -> Any:
+    """None where the field had better be absent: empty texts and lists only make noise."""
+    if isinstance(item.default, msgspec.Struct):
+        inner = schema["properties"].values()
+        return {} if any("default" in each for each in inner) else None
+    plain = isinstance(item.default, (bool, int, str)) and item.default != ""
+    return item.default if plain else None
+
+
+def _schema(kind: types.Type, defaults: bool) -> Schema:
+    match kind:
+        case types.Metadata():
+            rules = validations((kind.extra or {}).get(RULES, ()))
+            return _schema(kind.type, defaults) | (kind.extra_json_schema or {}) | rules
+        case types.StructType():
+            return _object(kind, defaults)
+        case types.UnionType():
+            return _union(kind, defaults)
+        case types.VarTupleType():
+            bounds = _bounds(minItems=kind.min_length, maxItems=kind.max_length)
+            items = _schema(kind.item_type, defaults)
+            # One applier has the whole list, unless a Meta says more.
+            return {"type": "array", **bounds, "x-kubernetes-list-type": "atomic", "items": items}
+        case types.DictType(value_type=types.AnyType()):
+            return {"type": "object"}  # a Meta says what is in it
+        case types.DictType():
+            bounds = _bounds(maxProperties=kind.max_length)
+            values = _schema(kind.value_type, defaults)
+            return {"type": "object", **bounds, "additionalProperties": values}
+        case types.LiteralType():
+            return {"type": "string", "enum": list(kind.values)}
+        case types.BoolType():
+            return {"type": "boolean"}
+        case types.IntType():
+            bounds = _bounds(minimum=kind.ge, maximum=kind.le)
+            # What users write must fit where it is copied to, such as a Deployment's replicas.
+            return {"type": "integer", "format": "int32" if defaults else "int64", **bounds}
+        case types.StrType():
+            return {"type": "string", **_bounds(maxLength=kind.max_length)}
+    raise AssertionError(f"no schema for {kind}")
+
+
+def _union(kind: types.UnionType, defaults: bool) -> Schema:
+    """None stands for a field that is absent."""
+    some = [_schema(each, defaults) for each in kind.types if not isinstance(each, types.NoneType)]
+    if len(some) == 1:
+        return some[0]
+    assert sorted(each["type"] for each in some) == ["integer", "string"], kind
+    [longest] = [each["maxLength"] for each in some if each["type"] == "string"]
+    return {"x-kubernetes-int-or-string": True, "maxLength": longest}
+
+
+def _bounds(**bounds: int | float | None) -> Schema:
+    return {name: bound for name, bound in bounds.items() if bound is not None}

@@ -1,0 +1,168 @@
+"""The spec's `kvStore`: Redis servers of the pool's own, or somebody else's.
+
+In: what a user wrote. Out: records that the builders can name servers from. URLs are checked here
+too, and not only by the API server: they end up on command lines, which a login must not.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from msgspec import Meta, field
+
+from baton_kvstore.embedded import INDEX_MEMORY
+from baton_kvstore.endpoint import parse_endpoint
+from baton_kvstore.errors import StoreMisconfigured
+from baton_kvstore.settings import StoreSettings
+from baton_operator.api.cel_rules import Rule, both
+from baton_operator.api.quantity import check_quantity, quantity_bytes
+from baton_operator.api.record import Record, Resources, SecretRef
+from baton_operator.api.values import PodTemplate, Quantity, RedisUrl
+
+Sharing = Literal["pool", "tenant"]
+
+_LOGIN = "given with a login, which all could read; leave it out and write secretRef instead"
+
+
+def _more_memory(field: str, values: str, words: str) -> Rule:
+    """A server's limit, where the user names one, is above what its values may take: CEL and words.
+    What is no quantity is refused by that value's own rule."""
+    limit = f"self.{field}.limits['memory']"
+    return Rule(
+        f"!has(self.{field}) || !has(self.{field}.limits) || !('memory' in self.{field}.limits)"
+        f" || !isQuantity(string({limit})) || !isQuantity({values})"
+        f" || quantity(string({limit})).compareTo(quantity({values})) > 0",
+        f"too little memory for what the server may hold; write more than {words}, or leave memory"
+        " out",
+        field=f".{field}",
+    )
+
+
+class ManagedStore(Record, frozen=True, kw_only=True):
+    """Redis servers that belong to the pool: one index and `dataInstances` for KV bytes."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "!isQuantity(string(self.memory))"
+            " || quantity(string(self.memory)).compareTo(quantity('64Mi')) >= 0",
+            "too small to hold KV; write at least 64Mi",
+            field=".memory",
+        ),
+        _more_memory("indexResources", f"'{INDEX_MEMORY >> 20}Mi'", f"{INDEX_MEMORY >> 20}Mi"),
+        _more_memory("dataResources", "string(self.memory)", "kvStore.managed.memory"),
+    )
+
+    memory: Annotated[
+        Quantity, Meta(description="for KV, of each data instance; at least 64Mi")
+    ] = "1Gi"
+    data_instances: Annotated[int, Meta(ge=1, le=64, description="servers for KV bytes")] = 1
+    index_resources: Annotated[
+        Resources,
+        Meta(
+            description="of the index's container `redis`; default: a request of half a CPU, 224Mi"
+            " of memory, ephemeral storage of 64Mi, at most 1Gi"
+        ),
+    ] = Resources()
+    data_resources: Annotated[
+        Resources,
+        Meta(
+            description="of each data instance's container `redis`; default: a request of half a"
+            " CPU, memory of 5/4 of `memory` and 64Mi, ephemeral storage of 64Mi, at most 1Gi"
+        ),
+    ] = Resources()
+    pod_template: Annotated[PodTemplate, Meta(description="as prefill.podTemplate")] = field(
+        default_factory=dict
+    )
+
+    def __post_init__(self) -> None:
+        check_quantity("memory", self.memory)
+
+    @property
+    def memory_bytes(self) -> int:
+        return quantity_bytes(self.memory)
+
+
+class ExternalStore(Record, frozen=True, kw_only=True):
+    """Somebody else's Redis."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule("!self.indexUrl.contains('@')", _LOGIN, field=".indexUrl"),
+        Rule("self.dataUrls.all(url, !url.contains('@'))", _LOGIN, field=".dataUrls"),
+        Rule(
+            # An address without its database. The default port is the record's to see.
+            "self.dataUrls.all(url, url.find('//[^/]*') != self.indexUrl.find('//[^/]*'))",
+            "the index's server is among them: one must not evict and the other must, which a"
+            " server does for all its databases; write another server",
+            field=".dataUrls",
+        ),
+        Rule(
+            "self.dataUrls.all(url, self.dataUrls.exists_one(other, other == url))",
+            "an instance is given twice; write each once",
+            field=".dataUrls",
+        ),
+        Rule(
+            "!has(self.caSecretRef) || self.indexUrl.startsWith('rediss://')"
+            " || self.dataUrls.exists(url, url.startsWith('rediss://'))",
+            "no server is reached by TLS; write rediss://... URLs, or leave it out",
+            field=".caSecretRef",
+        ),
+    )
+
+    index_url: Annotated[RedisUrl, Meta(description="markers, inboxes and the registry of nodes")]
+    data_urls: Annotated[
+        tuple[RedisUrl, ...],
+        Meta(
+            min_length=1,
+            max_length=64,
+            description="instances for KV bytes; their order counts: new ones are appended",
+        ),
+    ]
+    secret_ref: Annotated[
+        SecretRef | None,
+        Meta(description="keys `username` (optional) and `password` of all of them"),
+    ] = None
+    ca_secret_ref: Annotated[
+        SecretRef | None, Meta(description="rediss:// only: its key `ca.crt` signs the servers'")
+    ] = None
+
+    def __post_init__(self) -> None:
+        _check_url("indexUrl", self.index_url)
+        for position, url in enumerate(self.data_urls):
+            _check_url(f"dataUrls[{position}]", url)
+        try:
+            StoreSettings(index_url=self.index_url, data_urls=self.data_urls).check()
+        except StoreMisconfigured as error:
+            raise ValueError(f"dataUrls: {error}") from error
+
+
+class KVStoreSpec(Record, frozen=True, kw_only=True):
+    """Where KV is exchanged: servers of the pool's own unless others are named."""
+
+    rules: ClassVar[tuple[Rule, ...]] = (both("managed", "external"),)
+
+    sharing: Annotated[
+        Sharing,
+        Meta(
+            description="who may use the KV of a tenant's prompts. pool: all tenants; tenant: only"
+            " that one"
+        ),
+    ] = "pool"
+    managed: ManagedStore | None = None
+    external: ExternalStore | None = None
+
+
+def _check_url(name: str, url: str) -> None:
+    wrong = (
+        f"{name}: not the URL of one server that a pod reaches; write redis://HOST[:PORT][/DB], or"
+        " rediss://... for TLS"
+    )
+    if "," in url:
+        raise ValueError(wrong)
+    try:
+        endpoint = parse_endpoint(url)
+    except StoreMisconfigured as error:
+        raise ValueError(f"{name}: {error}") from error
+    if endpoint.username or endpoint.password:
+        raise ValueError(f"{name}: {endpoint.label} is given with a login; write secretRef instead")
+    if endpoint.kind == "unix" or endpoint.options:
+        raise ValueError(wrong)

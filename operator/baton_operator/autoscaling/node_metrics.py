@@ -1,0 +1,129 @@
+"""What nodes report, as gauges and as samples to learn from. Pure.
+
+In: the nodes' reports, each time that the index answers. Out: a `Gauge` per node, which grows old
+where its node falls silent, and `NodeSample`s of those that worked between two answers. How busy a
+node was follows from its counters and its own measured speeds: no node says it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from baton_operator.autoscaling.planner.capability.learn import NodeSample
+from baton_operator.autoscaling.planner.records import Capability
+from baton_protocol.store import NodeReport, Role
+
+# A node's step time is a moving mean over about ten steps: of fewer it says what was before.
+ENOUGH_STEPS = 10
+# A node measures a batch of one at its start. Until it was seen with more, so many requests are
+# taken to make a step twice as long: fewer than do on any GPU, so that nodes come too early rather
+# than too late.
+BATCH = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Gauge:
+    """A node's newest report, heard at `at_s`. `busy`: the share of the time since the one before
+    that its engine worked, None of the first; `fetched`: bytes per second that it read from the
+    store then."""
+
+    at_s: float
+    report: NodeReport
+    busy: float | None = None
+    fetched: float | None = None
+
+
+Gauges = Mapping[str, Gauge]
+
+
+def heard(gauges: Gauges, reports: Sequence[NodeReport], at_s: float) -> dict[str, Gauge]:
+    """Those that say nothing keep what they said."""
+    fresh: dict[str, Gauge] = {
+        report.node: _gauge(gauges.get(report.node), report, at_s) for report in reports
+    }
+    return {**gauges, **fresh}
+
+
+def samples(before: Gauges, after: Gauges) -> list[NodeSample]:
+    """Of the nodes that were heard twice."""
+    pairs = ((before.get(name), gauge) for name, gauge in after.items())
+    return [_sample(a.report, b.report) for a, b in pairs if a is not None and _goes_on(a, b)]
+
+
+def prior_of(gauges: Gauges) -> Capability | None:
+    """What nodes measured at their start, or since; None before one of them has measured both."""
+    reports = [gauge.report for gauge in gauges.values()]
+    prefill = _typical(reports, "prefill", lambda one: one.speeds.prefill_tokens_per_s)
+    step_ms = _typical(reports, "decode", lambda one: one.speeds.decode_step_ms)
+    if not prefill or not step_ms:
+        return None
+    capacity = _typical(reports, "decode", kv_capacity)
+    return Capability(
+        prefill_tokens=prefill,
+        step_base_s=step_ms / 1e3,
+        step_per_seq_s=step_ms / 1e3 / BATCH,
+        kv_capacity=round(capacity) if capacity else None,
+    )
+
+
+def store_read(gauges: Gauges) -> float | None:
+    """Bytes per second that all of them read; None where nobody says it."""
+    known = [gauge.fetched for gauge in gauges.values() if gauge.fetched is not None]
+    return sum(known) if known else None
+
+
+def kv_tokens(report: NodeReport) -> int:
+    """In use by live requests."""
+    load = report.load
+    return max(0, load.total_blocks - load.free_blocks) * report.layout.block_size
+
+
+def kv_capacity(report: NodeReport) -> int:
+    """In tokens."""
+    return report.load.total_blocks * report.layout.block_size
+
+
+def _typical(
+    reports: Sequence[NodeReport], role: Role, value: Callable[[NodeReport], float]
+) -> float | None:
+    """The middle of that role's nodes, or of all where the role has none that say it."""
+    known = [(one.role, value(one)) for one in reports if value(one) > 0.0]
+    own = [value for of_role, value in known if of_role == role]
+    return median(own or [value for _, value in known]) if known else None
+
+
+def _goes_on(before: Gauge, after: Gauge) -> bool:
+    """Another report of the same start."""
+    return after.at_s > before.at_s and after.report.epoch == before.report.epoch
+
+
+def _gauge(before: Gauge | None, report: NodeReport, at_s: float) -> Gauge:
+    after = Gauge(at_s, report)
+    if before is None or not _goes_on(before, after):
+        return after
+    load, speeds = report.load, report.speeds
+    computed = load.computed_prompt_tokens_total - before.report.load.computed_prompt_tokens_total
+    steps = load.engine_steps_total - before.report.load.engine_steps_total
+    prompts_s = computed / speeds.prefill_tokens_per_s if speeds.prefill_tokens_per_s else 0.0
+    # Steps with prompts take longer, and are counted above; those without take this.
+    steps_s = steps * speeds.decode_step_ms / 1e3
+    span_s = at_s - before.at_s
+    fetched = load.fetched_bytes_total - before.report.load.fetched_bytes_total
+    busy = min(1.0, max(0.0, prompts_s, steps_s) / span_s)
+    return Gauge(at_s, report, busy, max(0, fetched) / span_s)
+
+
+def _sample(before: NodeReport, after: NodeReport) -> NodeSample:
+    a, b = before.load, after.load
+    decoded = b.engine_steps_total - a.engine_steps_total >= ENOUGH_STEPS
+    steady = decoded and after.role == "decode" and a.running > 0 and b.running > 0
+    computed = b.computed_prompt_tokens_total > a.computed_prompt_tokens_total
+    return NodeSample(
+        batch=(a.running + b.running) / 2.0 if steady else None,
+        kv_tokens=(kv_tokens(before) + kv_tokens(after)) / 2.0 if steady else None,
+        step_s=after.speeds.decode_step_ms / 1e3 if steady else None,
+        prefill_tokens_per_s=after.speeds.prefill_tokens_per_s if computed else None,
+        kv_capacity=kv_capacity(after) if after.role == "decode" else None,
+    )

@@ -1,0 +1,103 @@
+"""A pool's pods as the planner's nodes. Pure.
+
+In: pods as observed, gauges, how many nodes are wanted. Out: `NodeView`s, and how long starts took.
+A pod that ends still holds its GPUs, so it counts as one that drains, as does one that was drained
+by hand, and one too many that nobody has chosen yet: it is as good as gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from baton_operator.autoscaling.node_metrics import Gauge, Gauges, kv_capacity, kv_tokens
+from baton_operator.autoscaling.planner.records import NodeView, Phase
+from baton_operator.state.observed import ObservedPod
+from baton_operator.state.pod_problems import NODE_LOST
+from baton_protocol.store import ROLES, Role
+
+
+def nodes_of(
+    pods: Iterable[ObservedPod],
+    gauges: Gauges,
+    desired: Mapping[Role, int],
+    *,
+    rolling: bool,
+    now_s: float,
+) -> tuple[NodeView, ...]:
+    """`now_s` is the clock of the gauges, and of what was seen of the pods. While a roll-out
+    runs there are more than are wanted, and none is too many."""
+    there = [pod for pod in pods if pod.component in ROLES and pod.stage != "over"]
+    found: list[NodeView] = []
+    for role in ROLES:
+        own = [
+            _view(pod, role, gauges.get(pod.name), now_s) for pod in there if pod.component == role
+        ]
+        found += own if rolling else _without_surplus(own, desired[role])
+    return tuple(found)
+
+
+@dataclass
+class Starts:
+    """Which pods start, and which have started. One that is away for a moment, or whose node is
+    silent, does not start anew."""
+
+    _starting: set[str] = field(default_factory=set)
+    _started: set[str] = field(default_factory=set)
+
+    def ended(self, pods: Iterable[ObservedPod]) -> list[float]:
+        """How long the starts took, in seconds, that have ended since the last look."""
+        found = []
+        nodes = [pod for pod in pods if pod.component in ROLES]
+        for pod in nodes:
+            if pod.ready and pod.name in self._starting - self._started:
+                found.append(pod.seen.readiness - pod.seen.created)
+            if pod.ready or pod.problem == NODE_LOST:
+                self._started.add(pod.name)
+            else:
+                self._starting.add(pod.name)
+        there = {pod.name for pod in nodes}
+        self._starting &= there
+        self._started &= there
+        return found
+
+
+def _view(pod: ObservedPod, role: Role, gauge: Gauge | None, now_s: float) -> NodeView:
+    view = NodeView(
+        name=pod.name, role=role, phase=_phase(pod, gauge), since_s=_since_s(pod, now_s)
+    )
+    if gauge is None:
+        return view
+    report, load = gauge.report, gauge.report.load
+    return replace(
+        view,
+        age_s=max(0.0, now_s - gauge.at_s),
+        queued_tokens=load.queued_tokens,
+        running=load.running,
+        waiting=load.waiting,
+        kv_tokens=kv_tokens(report),
+        kv_capacity=kv_capacity(report),
+        busy=gauge.busy,
+    )
+
+
+def _phase(pod: ObservedPod, gauge: Gauge | None) -> Phase:
+    if pod.ends or (gauge is not None and gauge.report.state == "draining"):
+        return Phase.DRAINING
+    if pod.ready:
+        return Phase.READY
+    return Phase.PENDING if pod.stage == "unplaced" else Phase.STARTING
+
+
+def _since_s(pod: ObservedPod, now_s: float) -> float:
+    if pod.drain_since:
+        return now_s - pod.seen.drain
+    return now_s - (pod.seen.readiness if pod.ready else pod.seen.created)
+
+
+def _without_surplus(views: Sequence[NodeView], desired: int) -> list[NodeView]:
+    """Those that are not ready go first, as they do in the cluster."""
+    staying = [view for view in views if view.phase != Phase.DRAINING]
+    ranked = sorted(staying, key=lambda view: (view.phase == Phase.READY, view.name))
+    going = {view.name for view in ranked[: max(0, len(staying) - desired)]}
+    return [replace(view, phase=Phase.DRAINING) if view.name in going else view for view in views]

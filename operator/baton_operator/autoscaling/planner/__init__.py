@@ -1,0 +1,1 @@
+"""How many nodes of each role a pool should have. Pure: no clock, no cluster, no I/O."""

@@ -1,0 +1,1 @@
+"""What a node can do, learnt from what nodes report."""

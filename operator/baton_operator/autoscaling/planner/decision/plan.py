@@ -1,0 +1,107 @@
+"""How many nodes a pool should have: the rules in their order.
+
+In: one look at the pool (Situation), what its owner wants (Policy), what earlier looks left
+(Memory). Out: the Decision and the Memory for the next look. The caller acts on it, or only shows
+it: the modes are the caller's.
+
+    bounds       of now, schedules applied                              schedule
+    rest         asleep, or to be so                                    rest
+    wish         per role, from demand and what a node can do           forecast, prefill, decode
+    correction   a measured miss adds one; reading the store may bind   measured
+    windows      up to the least, down to the most of a window          stabilise
+    limits       bounds, then ratio and GPU budget, for both together   limits, fit
+    step         what of it now: rates, drains, roll-outs, survivors    step, survivors
+
+More demand never gives a role fewer nodes, all else equal, but for a budget or a ratio that both
+roles share, a store that is read at its limit, and a trend: one look above the line may end it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from baton_operator.autoscaling.planner.decision.messages import at_zero, decision, numbers
+from baton_operator.autoscaling.planner.demand.forecast import LOOKBACK_S, live_of, outlook
+from baton_operator.autoscaling.planner.demand.measured import corrected, reading_bound
+from baton_operator.autoscaling.planner.demand.need import Course, Look, why_unknown, wish
+from baton_operator.autoscaling.planner.limits.bounds import Courses, allowed, clamped
+from baton_operator.autoscaling.planner.limits.scale_to_zero import rest
+from baton_operator.autoscaling.planner.limits.scaling_rate import stepped
+from baton_operator.autoscaling.planner.limits.schedule import Range, ranges
+from baton_operator.autoscaling.planner.limits.stabilization import stabilised
+from baton_operator.autoscaling.planner.memory import Memory, Seen, Wished
+from baton_operator.autoscaling.planner.node_counts import Fleet, fleet_of
+from baton_operator.autoscaling.planner.records import Decision, Policy, Situation
+from baton_protocol.store import ROLES, Role
+
+__all__ = ["Memory", "plan"]
+
+MISS_WINDOWS = 4.0  # down windows that a missed target is remembered
+
+
+def plan(situation: Situation, policy: Policy, memory: Memory) -> tuple[Decision, Memory]:
+    """What to set both roles to, and why. Pure; asking twice for the same time changes nothing."""
+    at_s = situation.at_s
+    bounds = ranges(policy, situation.minute_of_week)
+    fleets = {role: fleet_of(role, situation, policy.stale_after_s) for role in ROLES}
+    memory = memory.at(at_s, _keep_s(policy))
+    look, memory = _look(situation, policy, fleets, memory)
+    asleep = rest(situation, policy, bounds, fleets)
+    if asleep is not None:
+        memory = memory.with_wished(Wished(at_s=at_s, prefill=0, decode=0))
+        return at_zero(asleep, fleets, numbers((), fleets, look, policy, bounds)), memory
+    courses, memory = _wishes(look, policy, fleets, bounds, memory, at_s)
+    courses = _each(courses, lambda course: stabilised(course, memory, policy, at_s))
+    courses = _each(courses, lambda course: clamped(course, bounds[course.role]))
+    courses = allowed(courses, bounds, policy, memory, at_s)
+    courses = stepped(courses, fleets, bounds, look, policy, memory, situation.rolling)
+    return decision(courses, fleets, look, policy, bounds), memory
+
+
+def _keep_s(policy: Policy) -> float:
+    return max(MISS_WINDOWS * policy.down_stabilisation_s, policy.up_stabilisation_s, LOOKBACK_S)
+
+
+def _look(
+    situation: Situation, policy: Policy, fleets: dict[Role, Fleet], memory: Memory
+) -> tuple[Look, Memory]:
+    unknown = why_unknown(situation, policy)
+    demand, capability = situation.demand, situation.capability
+    if unknown is not None or demand is None or capability is None:
+        return Look(unknown=unknown), memory
+    memory = memory.with_seen(
+        Seen(
+            at_s=round(situation.at_s - demand.age_s, 3),
+            requests=demand.requests,
+            prompt=demand.uncached_prompt_tokens,
+            output=demand.output_tokens,
+            live=live_of(demand, fleets["decode"]),
+        )
+    )
+    view = outlook(demand, fleets["prefill"], fleets["decode"], memory, capability.start_s)
+    return Look(demand=demand, capability=capability, view=view), memory
+
+
+def _wishes(
+    look: Look,
+    policy: Policy,
+    fleets: dict[Role, Fleet],
+    bounds: dict[Role, Range],
+    memory: Memory,
+    at_s: float,
+) -> tuple[Courses, Memory]:
+    """Of both roles, within their bounds; remembered before any window makes them smooth."""
+    found = []
+    for role in ROLES:
+        course = wish(fleets[role], fleets["prefill"], look, policy)
+        course, miss = corrected(course, look, fleets[role], fleets["decode"], policy, at_s)
+        if miss is not None:
+            memory = memory.with_miss(miss)
+        found.append(clamped(reading_bound(course, look, policy), bounds[role]))
+    prefill, decode = found
+    wished = Wished(at_s=at_s, prefill=prefill.value, decode=decode.value)
+    return (prefill, decode), memory.with_wished(wished)
+
+
+def _each(courses: Courses, rule: Callable[[Course], Course]) -> Courses:
+    return rule(courses[0]), rule(courses[1])

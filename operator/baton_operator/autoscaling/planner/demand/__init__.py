@@ -1,0 +1,1 @@
+"""What clients will ask, and how many nodes that needs."""

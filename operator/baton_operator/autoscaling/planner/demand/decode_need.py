@@ -1,0 +1,150 @@
+"""How many decode nodes the answers need.
+
+In: the outlook and what a decode step takes. Out: a `Need`.
+
+A step over a batch of b requests with k tokens of KV each takes s = base + b c, c = per_seq + k
+per_kv_token. By Little's law a node that gives r tokens/s has a batch b = r s, so
+
+    b = r base / (1 - r c)        s = base / (1 - r c)
+
+and the step holds the ITL target t while r <= (1 - base / t) / c. The smallest n whose share of the
+output keeps below that, by the headroom, whose batches' KV fits, and whose share of the requests
+that are live now does too, is needed. The last says more than the rate where nodes are full and
+give less than is asked of them. Who still waits for a prefill node counts as far as the prefill
+nodes can send them before the first of them are answered.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from baton_operator.autoscaling.planner.demand.forecast import Outlook
+from baton_operator.autoscaling.planner.demand.prefill_need import PATIENCE, Need
+from baton_operator.autoscaling.planner.demand.queueing import MOST
+from baton_operator.autoscaling.planner.node_counts import Fleet
+from baton_operator.autoscaling.planner.records import Capability, Policy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A decode step of requests with the same context. `target_s` is the ITL target, or what can
+    be had: a batch of one and a bit."""
+
+    base_s: float
+    each_s: float
+    context: float
+    capacity: float | None
+    target_s: float
+
+    @property
+    def most_tokens_per_s(self) -> float:
+        """Of a node that holds the target."""
+        if self.each_s <= 0.0:
+            return float("inf")
+        return (1.0 - self.base_s / self.target_s) / self.each_s
+
+    @property
+    def most_live(self) -> float:
+        """Requests in a batch that holds the target."""
+        if self.each_s <= 0.0:
+            return float("inf")
+        return (self.target_s - self.base_s) / self.each_s
+
+
+def step_of(view: Outlook, capability: Capability, policy: Policy) -> Step:
+    context = view.context or 0.0
+    each = capability.step_per_seq_s + context * capability.step_per_kv_token_s
+    alone = capability.step_base_s + each
+    return Step(
+        base_s=capability.step_base_s,
+        each_s=each,
+        context=context,
+        capacity=float(capability.kv_capacity) if capability.kv_capacity else None,
+        target_s=policy.itl_s if alone < policy.itl_s else alone + PATIENCE * policy.itl_s,
+    )
+
+
+def decode_need(view: Outlook, prefill: Fleet, capability: Capability, policy: Policy) -> Need:
+    """`view.output` or `view.live` is known."""
+    step = step_of(view, capability, policy)
+    now, ahead = view.output or 0.0, view.output_ahead or 0.0
+    live = (view.live or 0.0) + _sent(view, prefill, capability, step)
+    later = max(live, view.live_ahead or 0.0)
+    good = _nodes(ahead, later, step, policy.headroom)
+    least = _nodes(ahead, later, step, policy.headroom / 2.0)
+    reachable = capability.step_base_s + step.each_s < policy.itl_s
+    return Need(
+        now=_nodes(now, live, step, policy.headroom / 2.0),
+        ahead=least,
+        least=least,
+        good=good,
+        reachable=reachable,
+        text=_text(view, step, capability, policy, good, reachable),
+        numbers={
+            "decode_tokens_per_s": now,
+            "decode_tokens_per_s_ahead": ahead,
+            "decode_live_requests": live,
+            "decode_context_tokens": step.context,
+            "decode_step_base_s": step.base_s,
+            "decode_needed": good,
+        },
+    )
+
+
+def _nodes(tokens_per_s: float, live: float, step: Step, free: float) -> int:
+    """The smallest n that holds for the rate, for the live requests, and for their KV."""
+    share = 1.0 - free
+    n = max(
+        1.0,
+        tokens_per_s / (share * step.most_tokens_per_s),
+        live / (share * step.most_live),
+    )
+    if step.capacity is not None:
+        n = max(n, live * step.context / (share * step.capacity), _by_kv(tokens_per_s, step, share))
+    return min(MOST, ceil(n - 1e-9)) if tokens_per_s > 0.0 or live > 0.0 else 0
+
+
+def _sent(view: Outlook, prefill: Fleet, capability: Capability, step: Step) -> float:
+    """Of the requests that wait for a prefill node when new nodes serve, those that come while the
+    live ones last."""
+    if not view.prompt_mean:
+        return 0.0
+    speed = capability.prefill_tokens
+    most_per_s = prefill.alive * speed / view.prompt_mean
+    at_once = most_per_s * view.answer * step.target_s
+    short = (view.prompt or 0.0) - len(prefill.ready) * speed
+    waiting = (view.queued + max(0.0, short * capability.start_s)) / view.prompt_mean
+    return min(waiting, max(0.0, at_once - (view.live or 0.0)))
+
+
+def _by_kv(tokens_per_s: float, step: Step, share: float) -> float:
+    """From b context <= share capacity, solved for r = tokens_per_s / n."""
+    most_live = share * (step.capacity or 0.0) / step.context if step.context > 0.0 else 0.0
+    if most_live <= 0.0:
+        return 0.0
+    return tokens_per_s * (step.base_s / most_live + step.each_s)
+
+
+def _text(
+    view: Outlook,
+    step: Step,
+    capability: Capability,
+    policy: Policy,
+    good: int,
+    reachable: bool,
+) -> str:
+    parts = [f"{view.output or 0.0:,.0f} output tokens/s"]
+    if (view.output_ahead or 0.0) > 1.01 * (view.output or 0.0):
+        parts.append(f"{view.output_ahead:,.0f} in {capability.start_s:.0f} s by the trend")
+    if view.live:
+        parts.append(f"{view.live:,.0f} live requests with {step.context:,.0f} tokens of KV each")
+    if step.each_s > 0.0:
+        parts.append(f"a node holds {step.most_live:,.0f} at ITL {1e3 * step.target_s:.0f} ms")
+    if not reachable:
+        parts.append(
+            f"a request alone takes {1e3 * (step.base_s + step.each_s):.0f} ms a token, over the "
+            f"ITL target of {1e3 * policy.itl_s:.0f} ms, which no number of nodes changes"
+        )
+    parts.append(f"{good} needed")
+    return ", ".join(parts)

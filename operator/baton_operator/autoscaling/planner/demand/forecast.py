@@ -1,0 +1,141 @@
+"""Demand now, and at the time when a node asked for now would serve.
+
+In: fresh demand, the nodes, and what was seen so far. Out: an `Outlook`, per second.
+
+A window's mean is late by half a window. Where looks come closer than windows, the newest part of
+the window is what two means differ by; it is taken where it is so much more that chance does not
+explain it. Growth is extrapolated over a node's start-up time, only upwards, to the double at most.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import sqrt
+from statistics import median
+
+from baton_operator.autoscaling.planner.demand.trend import grown
+from baton_operator.autoscaling.planner.memory import Memory
+from baton_operator.autoscaling.planner.node_counts import Fleet
+from baton_operator.autoscaling.planner.records import Demand
+
+LOOKBACK_S = 600.0  # of answers' length
+JUMP = 1.3  # times as many requests as before, and
+SURE_JUMP = 4.0  # standard deviations of a Poisson count more: a jump
+TINY_S = 0.1  # a window is not to the millisecond so many looks long
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """Rates in tokens per second; `*_ahead` at the end of the start-up time. `live` are requests
+    that generate or wait to, as of now; `answer` is the usual length in tokens, `context` a live
+    request's mean KV."""
+
+    prompt: float | None
+    prompt_ahead: float | None
+    prompt_mean: float | None  # uncached tokens of one request
+    queued: float  # prompt tokens that wait
+    output: float | None
+    output_ahead: float | None
+    live: float | None
+    live_ahead: float | None
+    answer: float
+    context: float | None
+
+
+def outlook(
+    demand: Demand, prefill: Fleet, decode: Fleet, memory: Memory, start_s: float
+) -> Outlook:
+    """`memory` has this look too."""
+    jump = jump_of(memory, demand.window_s)
+    requests = _times(demand.requests, jump)
+    prompt = _times(demand.uncached_prompt_tokens, jump)
+    mean = _ratio(demand.uncached_prompt_tokens, demand.requests)
+    answer = _usual_answer(memory)
+    live = live_of(demand, decode)
+    held = float(demand.held or 0)
+
+    def ahead(now: float | None, name: str, window_s: float) -> float | None:
+        return grown(now, memory.points(name), start_s, window_s)
+
+    return Outlook(
+        prompt=prompt,
+        prompt_ahead=ahead(prompt, "prompt", demand.window_s),
+        prompt_mean=mean,
+        queued=(prefill.total(lambda node: node.queued_tokens) or 0.0) + held * (mean or 0.0),
+        output=_at_least(demand.output_tokens, _times(requests, answer)),
+        output_ahead=_at_least(
+            ahead(demand.output_tokens, "output", demand.window_s),
+            _times(ahead(requests, "requests", demand.window_s), answer),
+        ),
+        live=live,
+        live_ahead=ahead(live, "live", 0.0),
+        answer=answer,
+        context=_context(demand, decode),
+    )
+
+
+def _times(rate: float | None, factor: float) -> float | None:
+    return None if rate is None else rate * factor
+
+
+def _at_least(known: float | None, expected: float | None) -> float | None:
+    """Answers lag behind their prompts, and a full pool gives less than is asked of it."""
+    return known if known is None or expected is None else max(known, expected)
+
+
+def jump_of(memory: Memory, window_s: float) -> float:
+    """How many times the mean of the window the requests of its newest part are; 1 but after a jump
+    upwards. With means w over W seconds, D apart: w(t) W - w(t - D) W is what came in the newest D
+    seconds less what came in the D seconds before the window."""
+    seen = [(one.at_s, one.requests) for one in memory.seen if one.requests is not None]
+    if len(seen) < 2:
+        return 1.0
+    (before_s, before), (now_s, now) = seen[-2:]
+    apart_s = now_s - before_s
+    old = [value for at_s, value in seen if at_s <= now_s - window_s + TINY_S]
+    if not old or apart_s >= window_s or now <= 0.0:
+        return 1.0
+    newest = (old[-1] + (now - before) * window_s / apart_s) * apart_s
+    usual = max(old[-1], before) * apart_s
+    if newest <= JUMP * usual + SURE_JUMP * sqrt(usual + 1.0):
+        return 1.0
+    return max(1.0, newest / apart_s / now)
+
+
+def _usual_answer(memory: Memory) -> float:
+    """Output tokens of a request, the median of many looks: after a jump the newest say too little,
+    as their answers are still to come."""
+    since = memory.seen[-1].at_s - LOOKBACK_S
+    lengths = [
+        one.output / one.requests
+        for one in memory.seen
+        if one.at_s >= since and one.requests and one.output is not None
+    ]
+    return median(lengths) if lengths else 0.0
+
+
+def live_of(demand: Demand, decode: Fleet) -> float | None:
+    """Requests that generate or wait for room to; not all count those that wait."""
+    running = decode.total(lambda node: node.running)
+    waiting = decode.total(lambda node: node.waiting) or 0.0
+    known = [float(one) for one in (demand.live_requests,) if one is not None]
+    if running is not None:
+        known.append(running + waiting)
+    return max(known) if known else None
+
+
+def _context(demand: Demand, decode: Fleet) -> float | None:
+    """Mean KV tokens of a request that runs; else what the middle of an answer would have."""
+    running = decode.total(lambda node: node.running)
+    kv = decode.total(lambda node: node.kv_tokens)
+    if running and kv:
+        return kv / running
+    if demand.live_requests and demand.live_kv_tokens:
+        return demand.live_kv_tokens / demand.live_requests
+    prompt = _ratio(demand.prompt_tokens, demand.requests)
+    answer = _ratio(demand.output_tokens, demand.requests)
+    return None if prompt is None else prompt + (answer or 0.0) / 2.0
+
+
+def _ratio(above: float | None, below: float | None) -> float | None:
+    return None if above is None or not below else above / below

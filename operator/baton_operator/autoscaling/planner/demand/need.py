@@ -1,0 +1,130 @@
+"""What a role would like, from the load alone; or why that is not known, and then it stays.
+
+In: one look. Out: a `Course` per role, which the later rules bend: each names itself as the reason
+where it changes the number. What is not known is never zero: an unknown role keeps its nodes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from baton_operator.autoscaling.planner.demand.decode_need import decode_need
+from baton_operator.autoscaling.planner.demand.forecast import Outlook
+from baton_operator.autoscaling.planner.demand.prefill_need import Need, prefill_need
+from baton_operator.autoscaling.planner.node_counts import Fleet
+from baton_operator.autoscaling.planner.records import Capability, Demand, Policy, Reason, Situation
+from baton_protocol.store import Role
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """A role's number on its way through the rules. `text` says what the load asks for,
+    `bounds` what the rules did to it, the last of them the reason. `blind`: what is not known that
+    a smaller number would rest on."""
+
+    role: Role
+    now: int
+    value: int
+    reason: Reason
+    text: str
+    bounds: tuple[str, ...] = ()
+    blind: tuple[Reason, str] | None = None
+    need: Need | None = None
+
+    def to(self, value: int, reason: Reason, bound: str) -> Course:
+        if value == self.value:
+            return self
+        return replace(self, value=value, reason=reason, bounds=(*self.bounds, bound))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What is known now. `unknown` says why nothing is, for both roles."""
+
+    demand: Demand | None = None
+    capability: Capability | None = None
+    view: Outlook | None = None
+    unknown: tuple[Reason, str] | None = None
+
+
+def why_unknown(situation: Situation, policy: Policy) -> tuple[Reason, str] | None:
+    """What keeps anybody from judging the load."""
+    demand, capability = situation.demand, situation.capability
+    if demand is None:
+        return Reason.DEMAND_UNKNOWN, "nobody says what clients ask for"
+    if demand.age_s > policy.stale_after_s:
+        return Reason.DEMAND_STALE, (
+            f"what clients ask for was last heard {demand.age_s:.0f} s ago, "
+            f"over {policy.stale_after_s:g} s"
+        )
+    if capability is None or capability.prefill_tokens <= 0.0 or capability.step_base_s <= 0.0:
+        return Reason.CAPABILITY_UNKNOWN, "no node has measured yet what it can do"
+    return None
+
+
+def wish(fleet: Fleet, prefill: Fleet, look: Look, policy: Policy) -> Course:
+    """Before any window and limit."""
+    if look.unknown is not None:
+        return _stay(fleet, *look.unknown)
+    assert look.capability is not None
+    assert look.view is not None
+    view = look.view
+    if fleet.role == "prefill":
+        if view.prompt is None:
+            return _stay(fleet, Reason.DEMAND_UNKNOWN, "uncached prompt tokens are not known")
+        course = _from_need(fleet, prefill_need(view, fleet, look.capability, policy))
+        complete = view.prompt == 0.0 or view.prompt_mean is not None
+    else:
+        if view.output is None and view.live is None:
+            return _stay(fleet, Reason.DEMAND_UNKNOWN, "output tokens are not known")
+        course = _from_need(fleet, decode_need(view, prefill, look.capability, policy))
+        complete = view.output is not None and view.live is not None
+        complete = complete and (view.context is not None or not (view.output or view.live))
+    if not complete:
+        return _no_less(course, Reason.DEMAND_UNKNOWN, "not all that clients ask for is known")
+    if fleet.silent:
+        names = ", ".join(fleet.silent[:3])
+        return _no_less(course, Reason.NODES_SILENT, f"no fresh report of {names}")
+    return course
+
+
+def _stay(fleet: Fleet, reason: Reason, text: str) -> Course:
+    return Course(role=fleet.role, now=fleet.desired, value=fleet.desired, reason=reason, text=text)
+
+
+def _no_less(course: Course, reason: Reason, text: str) -> Course:
+    """More is allowed on what is known, less is not."""
+    course = replace(course, blind=(reason, text))
+    if course.value > course.now:
+        return course
+    return replace(course, value=course.now, reason=reason, bounds=(text,))
+
+
+def _from_need(fleet: Fleet, need: Need) -> Course:
+    now = fleet.desired
+    value, reason = now, Reason.STEADY
+    if need.least > now:
+        value = need.good
+        if not need.reachable:
+            reason = Reason.TARGET_UNREACHABLE
+        elif need.now > now:
+            reason = Reason.DEMAND_ROSE
+        else:
+            reason = Reason.TREND_ROSE if need.ahead > now else Reason.BACKLOG_GREW
+    elif need.good < now:
+        value, reason = need.good, Reason.DEMAND_FELL
+    elif fleet.coming and need.good > len(fleet.ready):
+        reason = Reason.CAPACITY_COMING
+    bounds: tuple[str, ...] = ()
+    if reason == Reason.CAPACITY_COMING:
+        oldest = max(node.since_s for node in fleet.coming)
+        bounds = (f"{len(fleet.coming)} are on their way, the first for {oldest:.0f} s",)
+    return Course(
+        role=fleet.role,
+        now=now,
+        value=value,
+        reason=reason,
+        text=need.text,
+        bounds=bounds,
+        need=need,
+    )

@@ -1,0 +1,99 @@
+"""How many prefill nodes the prompts need.
+
+In: the outlook, what a node computes, the nodes on their way. Out: a `Need`. A prompt of S seconds
+on an idle node may wait `ttft - S`; `queueing` says how many nodes make that true for the wanted
+share of prompts. What is queued counts only as far as it would still wait when a node asked for now
+serves: a queue that shrinks by itself needs nobody.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from baton_operator.autoscaling.planner.demand.forecast import Outlook
+from baton_operator.autoscaling.planner.demand.queueing import servers_for
+from baton_operator.autoscaling.planner.node_counts import Fleet
+from baton_operator.autoscaling.planner.records import Capability, Policy
+
+# Where a prompt alone takes longer than the target, the wait is kept to this share of the target.
+PATIENCE = 0.25
+# What is left of a queue is worked off in so many start-up times.
+WORK_OFF = 1.0 / 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """Nodes of a role. `least` hold the targets with half of the headroom: fewer is too few.
+    `good` keep all of it: that many are asked for. Between both nothing changes. `now` and `ahead`
+    are the `least` of demand alone, now and after the start-up time."""
+
+    now: int
+    ahead: int
+    least: int
+    good: int
+    reachable: bool
+    text: str
+    numbers: dict[str, float]
+
+
+def prefill_need(view: Outlook, fleet: Fleet, capability: Capability, policy: Policy) -> Need:
+    """`view.prompt` is known."""
+    speed = capability.prefill_tokens
+    now, ahead = view.prompt or 0.0, view.prompt_ahead or 0.0
+    service_s = (view.prompt_mean or 0.0) / speed
+    left = backlog(view, fleet, capability)
+    rate = ahead + left / (WORK_OFF * max(capability.start_s, policy.ttft_s))
+    wait_s = max(policy.ttft_s - service_s, PATIENCE * policy.ttft_s)
+
+    def nodes(tokens: float, free: float) -> int:
+        return servers_for(tokens / (speed * (1.0 - free)), service_s, wait_s, policy.percentile)
+
+    good = nodes(rate, policy.headroom)
+    reachable = service_s < policy.ttft_s
+    return Need(
+        now=nodes(now, policy.headroom / 2.0),
+        ahead=nodes(ahead, policy.headroom / 2.0),
+        least=nodes(rate, policy.headroom / 2.0),
+        good=good,
+        reachable=reachable,
+        text=_text(view, left, capability, policy, good, reachable),
+        numbers={
+            "prefill_tokens_per_s": now,
+            "prefill_tokens_per_s_ahead": ahead,
+            "prefill_backlog_tokens": left,
+            "prefill_node_tokens_per_s": speed,
+            "prefill_prompt_s": service_s,
+            "prefill_needed": good,
+        },
+    )
+
+
+def backlog(view: Outlook, fleet: Fleet, capability: Capability) -> float:
+    """Prompt tokens that would still wait when a node asked for now serves; what serves until then
+    are the ready nodes, and those on their way once they are up."""
+    horizon = capability.start_s
+    done_s = len(fleet.ready) * horizon
+    for node in fleet.coming:
+        done_s += min(node.since_s, horizon)
+    return max(
+        0.0, view.queued + (view.prompt or 0.0) * horizon - done_s * capability.prefill_tokens
+    )
+
+
+def _text(
+    view: Outlook, left: float, capability: Capability, policy: Policy, good: int, reachable: bool
+) -> str:
+    parts = [f"{view.prompt or 0.0:,.0f} uncached prompt tokens/s"]
+    if (view.prompt_ahead or 0.0) > 1.01 * (view.prompt or 0.0):
+        parts.append(f"{view.prompt_ahead:,.0f} in {capability.start_s:.0f} s by the trend")
+    if left > 0.0:
+        parts.append(f"{left:,.0f} tokens would still wait then")
+    parts.append(f"a node computes {capability.prefill_tokens:,.0f}/s")
+    if not reachable:
+        alone = (view.prompt_mean or 0.0) / capability.prefill_tokens
+        parts.append(
+            f"a prompt alone takes {alone:.2f} s, over the TTFT target of {policy.ttft_s:g} s, "
+            "which no number of nodes changes"
+        )
+    parts.append(f"{good} needed for TTFT {policy.ttft_s:g} s")
+    return ", ".join(parts)

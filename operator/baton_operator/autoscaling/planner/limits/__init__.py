@@ -1,0 +1,1 @@
+"""What bounds, ratio, budget and time allow of it."""

@@ -1,0 +1,82 @@
+"""Whether fewer nodes would hold the targets: the consolidation check.
+
+In: what the nodes of a role themselves report, and how many are to stay. Out: None, or why not. The
+survivors take over N/(N-1) of queue, batch and KV; half of the headroom may be used up. It is
+another look at the same question as `wish`: that one works from rates and a model, this one from
+what the nodes hold and what clients measured. Both must agree before anybody goes.
+"""
+
+from __future__ import annotations
+
+from baton_operator.autoscaling.planner.demand.measured import load_of
+from baton_operator.autoscaling.planner.demand.need import Course, Look
+from baton_operator.autoscaling.planner.memory import Memory
+from baton_operator.autoscaling.planner.node_counts import Fleet
+from baton_operator.autoscaling.planner.records import Capability, Demand, Policy
+
+# Of the load under which a target was missed, survivors may have less than this share.
+NEAR_MISS = 0.95
+
+
+def refusal(
+    course: Course, left: int, fleet: Fleet, look: Look, policy: Policy, memory: Memory
+) -> str | None:
+    """Why `left` nodes are too few, in words."""
+    if look.demand is None or look.capability is None or left >= len(fleet.ready) or left <= 0:
+        return None
+    miss = memory.miss(course.role)
+    load = load_of(course, look) / left
+    if miss is not None and load >= NEAR_MISS * miss.load:
+        return (
+            f"{left} would have {load:,.0f} tokens/s each, and at {miss.load:,.0f} "
+            "the target was missed"
+        )
+    if course.role == "prefill":
+        return _prefill(fleet, left, look.demand, look.capability, policy)
+    return _decode(fleet, left, look, policy)
+
+
+def _prefill(
+    fleet: Fleet, left: int, demand: Demand, capability: Capability, policy: Policy
+) -> str | None:
+    if demand.ttft_s is not None and demand.ttft_s > policy.ttft_s:
+        return f"TTFT {demand.ttft_s:.2f} s is over {policy.ttft_s:g} s now"
+    queued = fleet.total(lambda node: node.queued_tokens)
+    busy = fleet.total(lambda node: node.busy)
+    if queued is None and busy is None and demand.ttft_s is None:
+        return "neither queues nor TTFT are known"
+    wait_s = (queued or 0.0) / left / capability.prefill_tokens
+    if wait_s > policy.ttft_s:
+        return f"what is queued would keep {left} busy for {wait_s:.1f} s"
+    if busy is not None and busy / left > 1.0 - policy.headroom / 2.0:
+        return f"{left} would be busy {100.0 * busy / left:.0f} % of the time"
+    return None
+
+
+def _decode(fleet: Fleet, left: int, look: Look, policy: Policy) -> str | None:
+    demand, capability, view = look.demand, look.capability, look.view
+    assert demand is not None
+    assert capability is not None
+    if demand.itl_s is not None and demand.itl_s > policy.itl_s:
+        return f"ITL {1e3 * demand.itl_s:.0f} ms is over {1e3 * policy.itl_s:.0f} ms now"
+    running = _first(fleet.total(lambda node: node.running), view.live if view else None)
+    context = view.context if view else None
+    by_context = running * context if running and context else running
+    kv = _first(fleet.total(lambda node: node.kv_tokens), demand.live_kv_tokens, by_context)
+    if running is None or kv is None:
+        return "batches and KV are not known"
+    step_s = (
+        capability.step_base_s
+        + running / left * capability.step_per_seq_s
+        + kv / left * capability.step_per_kv_token_s
+    )
+    if step_s > policy.itl_s and running > left:
+        return f"a step of {left} would take {1e3 * step_s:.0f} ms, over {1e3 * policy.itl_s:.0f}"
+    room = 1.0 - policy.headroom / 2.0
+    if capability.kv_capacity and kv / left > room * capability.kv_capacity:
+        return f"KV would fill {100.0 * kv / left / capability.kv_capacity:.0f} % of {left}"
+    return None
+
+
+def _first(*values: float | None) -> float | None:
+    return next((value for value in values if value is not None), None)

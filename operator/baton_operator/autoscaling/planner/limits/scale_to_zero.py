@@ -1,0 +1,63 @@
+"""To zero, and awake again.
+
+In: one look, the bounds of now. Out: the reason to have no nodes at all; None where the pool is to
+be awake. A pool goes to sleep after the owner's idle time, both roles at once and only if it is
+known that nothing runs and that the next request would be held; it sleeps on while nothing is
+known; one held request wakes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from baton_operator.autoscaling.planner.limits.schedule import Range
+from baton_operator.autoscaling.planner.node_counts import Fleet
+from baton_operator.autoscaling.planner.records import Demand, Policy, Reason, Situation
+from baton_protocol.store import ROLES, Role
+
+
+def rest(
+    situation: Situation,
+    policy: Policy,
+    bounds: Mapping[Role, Range],
+    fleets: Mapping[Role, Fleet],
+) -> tuple[Reason, str] | None:
+    after = policy.scale_to_zero_after_s
+    if after is None or any(bounds[role].keeps_awake for role in ROLES):
+        return None
+    demand = situation.demand
+    fresh = demand is not None and demand.age_s <= policy.stale_after_s
+    if all(fleet.desired == 0 for fleet in fleets.values()):
+        return _asleep(demand if fresh else None, after)
+    if demand is None or not fresh or situation.rolling or not situation.holds:
+        return None
+    if not _quiet(demand, fleets):
+        return None
+    if demand.idle_s is None or demand.idle_s < after:
+        return None
+    return Reason.IDLE, f"no request for {demand.idle_s:.0f} s, over {after:g} s"
+
+
+def _asleep(demand: Demand | None, after: float) -> tuple[Reason, str] | None:
+    if demand is None:
+        return Reason.DEMAND_UNKNOWN, "the pool sleeps, and nobody says what clients ask for"
+    idle = (demand.idle_s is None and not demand.requests) or (
+        demand.idle_s is not None and demand.idle_s >= after
+    )
+    if demand.held or not idle:
+        return None
+    return Reason.ASLEEP, "the pool sleeps until a request comes"
+
+
+def _quiet(demand: Demand, fleets: Mapping[Role, Fleet]) -> bool:
+    """Nothing waits and nothing runs, as far as routers and nodes say; they must say."""
+    if demand.held != 0:
+        return False
+    if demand.live_requests is not None:
+        return demand.live_requests == 0
+    gauges = [
+        fleets[role].total(gauge)
+        for role in ROLES
+        for gauge in (lambda node: node.running, lambda node: node.waiting)
+    ]
+    return all(gauge == 0 for gauge in gauges)

@@ -1,0 +1,165 @@
+"""How much of the way is gone now.
+
+In: both courses, the nodes that are there. Out: both courses at the pair to set now, and each with
+the last rule that bound it. A role goes up to `up_step` times the nodes there are, down by
+`down_step`, and down only where all is known, nothing rolls or drains, and the survivors would do.
+
+What the owner sets (bounds, budget) holds at once, whatever else is known. The ratio is repaired
+upwards at once; it is not worth taking nodes away faster than load that fell would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import ceil
+
+from baton_operator.autoscaling.planner.demand.need import Course, Look
+from baton_operator.autoscaling.planner.limits.bounds import Courses, box_of, rules_of
+from baton_operator.autoscaling.planner.limits.consolidation import refusal
+from baton_operator.autoscaling.planner.limits.replica_fit import Pair, Rules, fit
+from baton_operator.autoscaling.planner.limits.schedule import Range
+from baton_operator.autoscaling.planner.memory import Memory
+from baton_operator.autoscaling.planner.node_counts import Fleet
+from baton_operator.autoscaling.planner.records import Policy, Reason
+from baton_protocol.store import Role
+
+Bound = tuple[int, Reason, str]
+# Nodes that the owner takes away; nobody asks whether the survivors would do.
+OWNERS = frozenset(
+    {
+        Reason.AT_MAXIMUM,
+        Reason.SCHEDULE_MAXIMUM,
+        Reason.RATIO_LIMITED,
+        Reason.BUDGET_LIMITED,
+        Reason.BUDGET_SHIFT,
+        Reason.BUDGET_TOO_SMALL,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spans:
+    """Between which pairs this step may choose, for better and for worse reasons."""
+
+    lowest: Pair  # as far as rates and what is known allow
+    floor: Pair  # and the survivors would do
+    top: Pair
+    low: Pair  # the owner's bounds
+    high: Pair
+
+
+def stepped(
+    courses: Courses,
+    fleets: Mapping[Role, Fleet],
+    bounds: Mapping[Role, Range],
+    look: Look,
+    policy: Policy,
+    memory: Memory,
+    rolling: bool,
+) -> Courses:
+    low, high = box_of(bounds)
+    lows = tuple(_low(course, fleets[course.role], policy, rolling) for course in courses)
+    floors = tuple(
+        _floor(course, low, fleets[course.role], look, policy, memory)
+        for course, low in zip(courses, lows, strict=True)
+    )
+    tops = tuple(_top(course, fleets[course.role], policy) for course in courses)
+    rules = replace(
+        rules_of(policy, bounds),
+        there=(_there(fleets["prefill"]), _there(fleets["decode"])),
+        draining=(len(fleets["prefill"].draining), len(fleets["decode"].draining)),
+    )
+    spans = Spans(
+        lowest=_within((lows[0][0], lows[1][0]), low, high),
+        floor=_within((floors[0][0], floors[1][0]), low, high),
+        top=_within((tops[0], tops[1]), low, high),
+        low=low,
+        high=high,
+    )
+    pair = _pair(courses, spans, rules)
+    unpaid = _pair(courses, spans, replace(rules, budget=None))
+    return (
+        _told(courses[0], pair[0], floors[0], tops[0], pair[0] < unpaid[0]),
+        _told(courses[1], pair[1], floors[1], tops[1], pair[1] < unpaid[1]),
+    )
+
+
+def _within(pair: Pair, low: Pair, high: Pair) -> Pair:
+    return max(low[0], min(high[0], pair[0])), max(low[1], min(high[1], pair[1]))
+
+
+def _there(fleet: Fleet) -> int:
+    return max(fleet.desired, fleet.alive)
+
+
+def _low(course: Course, fleet: Fleet, policy: Policy, rolling: bool) -> Bound:
+    """The fewest that may be set now, whatever the survivors hold, and what keeps it from being
+    fewer."""
+    if rolling:
+        return course.now, Reason.ROLL_OUT_RUNNING, "a roll-out runs"
+    if course.blind is not None:
+        return course.now, *course.blind
+    if fleet.draining:
+        names = ", ".join(node.name for node in fleet.draining[:3])
+        return course.now, Reason.DRAIN_RUNNING, f"{names} still drains"
+    step = policy.down_step
+    return max(0, course.now - step), Reason.DOWN_STEP, f"at most {step} at once"
+
+
+def _floor(
+    course: Course, low: Bound, fleet: Fleet, look: Look, policy: Policy, memory: Memory
+) -> Bound:
+    """The same for a role whose load fell: only if the survivors would do."""
+    if course.value >= course.now or low[0] == course.now:
+        return course.now, low[1], low[2]
+    left = max(course.value, low[0])
+    if course.reason not in OWNERS:
+        why = refusal(course, left, fleet, look, policy, memory)
+        if why is not None:
+            return course.now, Reason.CONSOLIDATION_REFUSED, why
+    return left, low[1], low[2]
+
+
+def _top(course: Course, fleet: Fleet, policy: Policy) -> int:
+    there = max(1, fleet.alive)
+    most = max(there + 1, ceil(there * policy.up_step - 1e-9))
+    return min(course.value, max(course.now, most)) if course.value > course.now else course.now
+
+
+def _pair(courses: Courses, spans: Spans, rules: Rules) -> Pair:
+    """The first way that has a pair: as it should be; repairing the ratio faster than `up_step`, or
+    with a node that the load has use for; a step towards the ratio; then what the owner's budget
+    forces, down to nothing."""
+    want = (courses[0].value, courses[1].value)
+    loose = replace(rules, ratio_min=None, ratio_max=None)
+    below = (min(courses[0].now, spans.low[0]), min(courses[1].now, spans.low[1]))
+    ways = (
+        (spans.floor, spans.top, rules),
+        (spans.floor, spans.high, rules),
+        (spans.lowest, spans.high, rules),
+        (spans.lowest, spans.top, loose),
+        (spans.low, spans.high, rules),
+        (spans.low, spans.high, loose),
+        (below, spans.high, loose),
+        ((0, 0), spans.high, loose),
+    )
+    for least, most, by in ways:
+        pair = fit(want, least, most, by)
+        if pair is not None:
+            return pair
+    return 0, 0
+
+
+def _told(course: Course, value: int, floor: Bound, top: int, unpaid: bool) -> Course:
+    """`unpaid`: without the budget it would be more."""
+    if value < course.value:
+        if unpaid:
+            held = "the GPUs are held by nodes that are not gone yet"
+            return course.to(value, Reason.BUDGET_WAITS, held)
+        if value >= top:
+            return course.to(value, Reason.UP_STEP, f"at most {top} at once")
+        return course.to(value, Reason.RATIO_LIMITED, "the other role is not so far yet")
+    if value == floor[0]:
+        return course.to(value, floor[1], floor[2])
+    return course.to(value, Reason.RATIO_RAISED, "the ratio to the other role is kept")

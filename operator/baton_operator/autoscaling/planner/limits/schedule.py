@@ -1,0 +1,94 @@
+"""Bounds as of now, and what is wrong with a policy.
+
+In: the policy and the minute of the week. Out: per role a minimum and a maximum, and whether a
+schedule set it. Of a minimum above its maximum the maximum holds: it is what the owner pays at
+most. A pool that is awake has a decode node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from baton_operator.autoscaling.planner.records import Policy, Schedule
+from baton_protocol.store import ROLES, Role
+
+DAY = 24 * 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Range:
+    """Of one role, now; `scheduled_*` where a schedule made it another than the owner's own bound.
+    `keeps_awake`: a schedule wants nodes now."""
+
+    minimum: int
+    maximum: int
+    gpus: int
+    scheduled_minimum: bool = False
+    scheduled_maximum: bool = False
+    keeps_awake: bool = False
+
+    def clamp(self, nodes: int) -> int:
+        return max(self.minimum, min(self.maximum, nodes))
+
+
+def active(schedule: Schedule, minute_of_week: int) -> bool:
+    """Whether the minute lies in the window. One that ends at its beginning lasts a day."""
+    day, minute = divmod(minute_of_week, DAY)
+    begin, end = schedule.from_minute, schedule.to_minute
+    if begin < end:
+        return day in schedule.days and begin <= minute < end
+    begun_today = day in schedule.days and minute >= begin
+    return begun_today or ((day - 1) % 7 in schedule.days and minute < end)
+
+
+def ranges(policy: Policy, minute_of_week: int) -> dict[Role, Range]:
+    """The bounds that hold now."""
+    minima: dict[Role, int] = {}
+    maxima: dict[Role, int] = {}
+    for schedule in policy.schedules:
+        if active(schedule, minute_of_week):
+            minima.update(schedule.minimum)
+            maxima.update(schedule.maximum)
+    return {role: _range(policy, role, minima, maxima) for role in ROLES}
+
+
+def _range(
+    policy: Policy, role: Role, minima: Mapping[Role, int], maxima: Mapping[Role, int]
+) -> Range:
+    own = policy.bounds[role]
+    least = max(own.minimum, 1 if role == "decode" else 0)
+    maximum = min(own.maximum, maxima.get(role, own.maximum))
+    minimum = min(max(least, minima.get(role, 0)), maximum)
+    return Range(
+        minimum=minimum,
+        maximum=maximum,
+        gpus=own.gpus,
+        scheduled_minimum=minimum > least,
+        scheduled_maximum=maximum < own.maximum,
+        keeps_awake=minima.get(role, 0) > 0,
+    )
+
+
+def problems(policy: Policy) -> tuple[str, ...]:
+    """What nobody can obey, in words; the spec is refused with them."""
+    found = []
+    for role in ROLES:
+        own = policy.bounds[role]
+        if own.minimum > own.maximum:
+            found.append(
+                f"{role}: minimum {own.minimum} is over maximum {own.maximum}; lower the minimum"
+            )
+    if policy.gpu_budget is not None:
+        least = sum(one.minimum * one.gpus for one in policy.bounds.values())
+        if least > policy.gpu_budget:
+            found.append(
+                f"gpuBudget {policy.gpu_budget} is less than the minima need: {least}; "
+                "raise it or lower a minimum"
+            )
+    low, high = policy.ratio_min, policy.ratio_max
+    if high is not None and high <= 0.0:
+        found.append(f"ratio: maximum {high:g} allows no prefill node; it must be over 0")
+    if low is not None and high is not None and low > high:
+        found.append(f"ratio: minimum {low:g} is over maximum {high:g}; lower the minimum")
+    return tuple(found)

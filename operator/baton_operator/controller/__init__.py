@@ -1,0 +1,1 @@
+"""Reconciles pools: the process, its loop, and what it applies."""

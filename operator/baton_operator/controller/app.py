@@ -1,0 +1,254 @@
+"""The operator as a process: composes everything, lives until SIGTERM.
+
+In: settings. Out: pools that are what their resources say. One life is one run of kopf with caches,
+queue and workers of its own. What ends a life before its time (a watch that kopf gives up, a lost
+lease, a bug) ends all of it, and the next one begins: nothing in memory is worth to be kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import time
+from collections.abc import Collection, Coroutine, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import kopf
+
+from baton_operator.api.status import read_status
+from baton_operator.autoscaling.autoscaler import Autoscaler
+from baton_operator.autoscaling.pool_scalers import Scalers
+from baton_operator.controller.index_asker import IndexAsker
+from baton_operator.controller.queue import WorkQueue
+from baton_operator.controller.reconcile import Reconciler
+from baton_operator.controller.settings import OperatorSettings
+from baton_operator.controller.status_writer import Reporter
+from baton_operator.controller.workers import Workers
+from baton_operator.drain.drainer import Drainer
+from baton_operator.drain.routers import Routers
+from baton_operator.kube.client import TIMEOUT_S, UNANSWERED, Api, Verb
+from baton_operator.kube.connection import load
+from baton_operator.kube.lease import Lease
+from baton_operator.logs import tame_kopf
+from baton_operator.metrics import Metrics
+from baton_operator.pod_events import PodEvents
+from baton_operator.state.cache import Cache, PoolKey
+from baton_operator.state.index_reader import IndexReader
+from baton_operator.state.resync import Resync
+from baton_operator.state.watch import watch_registry, watch_settings
+
+logger = logging.getLogger(__name__)
+
+INDEX_ASKERS = 4
+# Alive are event loop, workers and watches; what is older than this no longer is.
+STUCK_S = 600.0
+STOP_S = 4.0
+FIRST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 30.0
+STEADY_LIFE_S = 300.0
+
+
+class Stuck(Exception):
+    """A probe's answer: this process is to be replaced."""
+
+
+class EndedByItself(Exception):
+    """Nobody told it to."""
+
+
+class LeaseLost(Exception):
+    """Another replica may act by now."""
+
+
+async def serve(settings: OperatorSettings) -> None:
+    """Run until SIGTERM or SIGINT. Raise ConnectionFailed where there is no login, OSError where a
+    port is taken."""
+    await load()
+    tame_kopf()
+    metrics = Metrics()
+    close = metrics.serve(settings.host, settings.metrics_port) if settings.metrics_port else None
+    stop = asyncio.Event()
+    try:
+        await _lives(settings, metrics, stop)
+    finally:
+        if close is not None:
+            close()
+
+
+async def _lives(settings: OperatorSettings, metrics: Metrics, stop: asyncio.Event) -> None:
+    pause = FIRST_PAUSE_S
+    while not stop.is_set():
+        begun = time.monotonic()
+        try:
+            await _Life(settings, metrics, stop).live()
+        except Exception:
+            logger.exception("the operator begins anew in %g s", pause)
+        if time.monotonic() - begun > STEADY_LIFE_S:
+            pause = FIRST_PAUSE_S
+        try:
+            async with asyncio.timeout(pause):
+                await stop.wait()
+        except TimeoutError:
+            pause = min(LONGEST_PAUSE_S, pause * 2)
+
+
+class _Life:
+    def __init__(self, settings: OperatorSettings, metrics: Metrics, stop: asyncio.Event) -> None:
+        self._settings = settings
+        self._metrics = metrics
+        self._stop = stop
+
+    async def live(self) -> None:
+        """Return when told to stop; raise what ended it before."""
+        clock = time.monotonic
+        queue: WorkQueue[PoolKey] = WorkQueue(clock)
+        cache = Cache(queue.add, clock)
+
+        def requested(verb: Verb, code: str) -> None:
+            self._metrics.requested(verb, code)
+            if code == UNANSWERED:
+                cache.unanswered()
+
+        api = Api(await load(), requested, TIMEOUT_S)
+        reader = IndexReader(clock, networks=self._settings.index_networks)
+        asker = IndexAsker(api, reader, WorkQueue(clock), queue.add)
+        events = PodEvents(api, clock, queue.add)
+        reporter = Reporter(api, cache, events, _now, self._settings.identity)
+        routers = Routers()
+        drainer = Drainer(api, cache, routers, reporter.tell, _now)
+        reconciler = Reconciler(
+            api,
+            cache,
+            asker,
+            Scalers(api, cache),
+            Autoscaler(cache, self._metrics, clock, _now),
+            drainer,
+            reporter,
+            self._settings.installation,
+            self._metrics,
+            clock,
+        )
+        workers = Workers(queue, reconciler, self._metrics, clock)
+        resync = Resync(api, cache, queue, self._settings.namespaces, clock)
+        self._metrics.observe(queue.depth, cache.unseen_s, lambda: _ready_states(cache))
+        probes = {
+            "reconcile_s": lambda: _fresh("a reconcile", workers.longest_s()),
+            "watch_lag_s": lambda: _fresh("a watch", cache.unseen_s()),
+        }
+        registry = watch_registry(cache, resync.mark, probes)
+        try:
+            acting = self._act(api, resync, workers, asker)
+            kopf_settings = watch_settings(self._settings.namespaces, cache.unanswered)
+            await self._until_stopped(registry, kopf_settings, acting, resync.run())
+        finally:
+            reader.close()
+            await routers.close()
+            await api.close()
+
+    async def _until_stopped(
+        self,
+        registry: kopf.OperatorRegistry,
+        kopf_settings: kopf.OperatorSettings,
+        *parts: Coroutine[Any, Any, None],
+    ) -> None:
+        ours = [asyncio.create_task(part) for part in parts]
+        stopping = asyncio.create_task(self._stop.wait())
+        stop_kopf = asyncio.Event()
+        # kopf ends by cancelling every task that was not there before it.
+        known = asyncio.all_tasks()
+        roots = await self._spawn(registry, kopf_settings, stop_kopf)
+        watching = asyncio.create_task(kopf.run_tasks(roots, ignored=known))
+        try:
+            await asyncio.wait({*ours, stopping, watching}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (*ours, stopping):
+                task.cancel()
+            await asyncio.wait({*ours, stopping})
+            stop_kopf.set()
+            await asyncio.wait({watching}, timeout=STOP_S)
+            watching.cancel()
+            await asyncio.wait({watching}, timeout=STOP_S)
+        # What went wrong first: a failing kopf takes the workers with it.
+        for task in (watching, *ours):
+            if task.done() and not task.cancelled():
+                task.result()
+        if not self._stop.is_set():
+            raise EndedByItself("the watches ended")
+
+    async def _spawn(
+        self,
+        registry: kopf.OperatorRegistry,
+        kopf_settings: kopf.OperatorSettings,
+        stop: asyncio.Event,
+    ) -> Collection[asyncio.Task[Any]]:
+        settings = self._settings
+        health = f"http://{settings.host}:{settings.health_port}/healthz"
+        # kopf's default asks for the user's name, and a container's user id has none. kopf does not
+        # export the type.
+        identity: Any = settings.identity
+        roots = await kopf.spawn_tasks(
+            registry=registry,
+            settings=kopf_settings,
+            identity=identity,
+            namespaces=settings.namespaces,
+            clusterwide=not settings.namespaces,
+            standalone=True,
+            liveness_endpoint=health if settings.health_port else None,
+            stop_flag=stop,
+        )
+        # kopf has taken the signals, and would end while workers still write.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._stop.set)
+        return roots
+
+    async def _act(self, api: Api, resync: Resync, workers: Workers, asker: IndexAsker) -> None:
+        """Work, as long as it is this replica's turn."""
+        await resync.first()
+        if not self._settings.leader_elect:
+            await self._work(workers, asker)
+            return
+        namespace = self._settings.installation.namespace
+        lease = Lease(api, namespace, self._settings.identity, time.monotonic, _now)
+        await lease.hold()
+        working = asyncio.create_task(self._work(workers, asker))
+        keeping = asyncio.create_task(lease.keep())
+        try:
+            ended, _ = await asyncio.wait({working, keeping}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (working, keeping):
+                task.cancel()
+            await asyncio.wait({working, keeping})
+            await lease.release()
+        if working in ended:
+            working.result()
+        raise LeaseLost("another replica acts, or none could be asked")
+
+    async def _work(self, workers: Workers, asker: IndexAsker) -> None:
+        self._metrics.leads(True)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(self._settings.workers):
+                    group.create_task(workers.work())
+                for _ in range(INDEX_ASKERS):
+                    group.create_task(asker.run())
+        finally:
+            self._metrics.leads(False)
+
+
+def _fresh(what: str, age_s: float) -> float:
+    if age_s > STUCK_S:
+        raise Stuck(f"{what} has been going on for {age_s:.0f} s")
+    return round(age_s, 3)
+
+
+def _ready_states(cache: Cache) -> Iterator[str]:
+    for key in cache.pools():
+        status = read_status(cache.pool(key) or {})
+        ready = status.condition("Ready") if status is not None else None
+        yield ready.status if ready is not None else "Unknown"
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

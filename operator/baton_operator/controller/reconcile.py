@@ -1,0 +1,337 @@
+"""One look at one pool: make its children what they should be, and say how it is.
+
+In: a pool's key; everything else is read from the cache and the API. Out: requests to the API, and
+when to look again. Level-triggered: what happened before does not matter, so that an operator
+killed at any step is followed by one that finishes. Nothing in memory is truth: what was applied
+before only saves requests, and the Secret of credentials, which nothing watches, is read again
+when what is known of it is older than SECRET_S.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from baton_operator.api.read import SpecError
+from baton_operator.api.status import PoolStatus, read_status
+from baton_operator.autoscaling.autoscaler import Autoscaler
+from baton_operator.autoscaling.pool_scalers import Scalers
+from baton_operator.builders import build_pool, credentials_of, new_credentials
+from baton_operator.builders.pool import Credentials, Installation, Pool, read_pool
+from baton_operator.controller.diff import Act, Applied, Apply, Delete, Foreign, Lower, plan
+from baton_operator.controller.index_asker import IndexAsker
+from baton_operator.controller.status_writer import Reporter
+from baton_operator.drain.drainer import Drainer, Step
+from baton_operator.kube.client import (
+    FIELD_MANAGER,
+    Api,
+    ApiError,
+    Conflict,
+    Refused,
+    ServerFailed,
+    Unavailable,
+)
+from baton_operator.kube.kinds import NETWORK_POLICY, POOL, SECRET, kind_of
+from baton_operator.metrics import Metrics
+from baton_operator.names import child_name
+from baton_operator.state.cache import Body, Cache, Child, PoolKey, read_child
+from baton_operator.state.index_reader import LOOK_S, Answer
+from baton_operator.state.observed import ChildKey, Observed, Planned, Refusal, Roll
+from baton_operator.status.messages import refusal_words
+
+logger = logging.getLogger(__name__)
+
+_FOREIGN = "an object of this name is there and not the pool's; delete it, or rename the pool"
+# Without them no pod may be made: of credentials that nobody could find again, or open to more than
+# the policies say.
+_FIRST = (SECRET.kind, NETWORK_POLICY.kind)
+# While it is not ready, what is to be said may change by time alone, or in the index.
+UNREADY_AGAIN_S = 30.0
+# While nodes drain: routers are told again, and a deadline passes. Where no router answers, a look
+# may take a worker 4 s. Of a roll-out all but a node's end as not ready comes by itself.
+DRAINING_AGAIN_S = 2.0
+HELD_AGAIN_S = 10.0
+# Until nodes have reported again after an outage of the API server; mostly a change says so.
+SETTLING_AGAIN_S = 2.0
+# How old what is known of a pool's Secret may be at a look. A look costs one more request for it at
+# most that often; a pool that nothing happens to is looked at by the resync.
+SECRET_S = 30.0
+
+
+class Incomplete(Exception):
+    """Some children were refused; the pool is to be tried again."""
+
+
+class _Memory(msgspec.Struct, kw_only=True):
+    """What is kept of one pool between two looks. `secret` is what was last read or applied, at
+    `secret_at`; None where it is missing."""
+
+    uid: str
+    applied: dict[ChildKey, Applied] = {}
+    secret: Child | None = None
+    secret_at: float = -math.inf
+    credentials: Credentials | None = None
+
+
+class Reconciler:
+    """One event loop's; never asked about one pool twice at the same time."""
+
+    def __init__(
+        self,
+        api: Api,
+        cache: Cache,
+        index: IndexAsker,
+        scalers: Scalers,
+        autoscaler: Autoscaler,
+        drainer: Drainer,
+        reporter: Reporter,
+        installation: Installation,
+        metrics: Metrics,
+        clock: Callable[[], float],
+    ) -> None:
+        self._api = api
+        self._cache = cache
+        self._index = index
+        self._scalers = scalers
+        self._autoscaler = autoscaler
+        self._drainer = drainer
+        self._reporter = reporter
+        self._installation = installation
+        self._metrics = metrics
+        self._clock = clock
+        self._memories: dict[PoolKey, _Memory] = {}
+
+    async def reconcile(self, key: PoolKey) -> float | None:
+        """Return in how many seconds to look again, None where a change will say so. Raise
+        Incomplete or ApiError where it is to be tried again."""
+        resource = self._cache.pool(key)
+        if resource is None or "deletionTimestamp" in resource["metadata"]:
+            # Its owner references delete the children.
+            self._memories.pop(key, None)
+            self._index.forget(key)
+            self._autoscaler.forget(key)
+            self._reporter.forget(key)
+            return None
+        if self._cache.settles(key):
+            # Nobody knows what is there: nothing is said, scaled, drained or rolled until then.
+            logger.info("pool %s: nodes have not reported since the API server was away", key)
+            return SETTLING_AGAIN_S
+        memory = self._memory(key, resource["metadata"]["uid"])
+        credentials, refusals = await self._login(key, memory)
+        try:
+            pool = read_pool(resource, self._installation, credentials)
+            if not refusals:
+                pool = await self._scalers.follow(key, pool)
+            answer, silent = self._index.take_answer(key), self._index.silent(pool.uid)
+            seen = self._observed(key, (), answer, silent=silent)
+            pool, planned = self._autoscaler.follow(key, pool, seen, answer)
+            desired = build_pool(pool)
+        except SpecError as error:
+            # What was made from an earlier, valid spec goes on as it is.
+            generation = resource["metadata"].get("generation", 0)
+            await self._reporter.report(key, generation, error, self._observed(key, (), None))
+            return None
+        step = Step(desired)
+        if not refusals and not pool.spec.paused:
+            seen = msgspec.structs.replace(seen, planned=planned)
+            if planned is not None and self._is_news(key, planned):
+                # Before anything is done: whoever is killed now is followed by one that knows it.
+                await self._reporter.report(key, pool.generation, pool, seen)
+            step = await self._drainer.step(key, pool, desired, seen)
+            refusals = await self._converge(key, pool, step, memory)
+            for event in () if refusals else step.ends:
+                await self._reporter.tell(key, pool.uid, event)
+        if self._cache.settles(key):
+            return SETTLING_AGAIN_S  # since this look began
+        observed = self._observed(key, refusals, answer, silent=silent, step=step, planned=planned)
+        status = await self._reporter.report(key, pool.generation, pool, observed)
+        self._index.follow(key, pool, observed, status)
+        if refusals:
+            raise _incomplete(refusals)
+        again_s = _again_s(observed, status)
+        return again_s if planned is None else min(again_s or LOOK_S, LOOK_S)
+
+    def _is_news(self, key: PoolKey, planned: Planned) -> bool:
+        """Other counts than the status says, which are to be acted on."""
+        status = read_status(self._cache.pool(key) or {})
+        said = status.autoscaling if status is not None else None
+        counts = (planned.mode, planned.prefill, planned.decode)
+        known = said and (said.mode, said.desired_prefill, said.desired_decode)
+        return planned.mode == "auto" and counts != known
+
+    def _memory(self, key: PoolKey, uid: str) -> _Memory:
+        memory = self._memories.get(key)
+        if memory is None or memory.uid != uid:
+            memory = self._memories[key] = _Memory(uid=uid)
+        return memory
+
+    async def _login(
+        self, key: PoolKey, memory: _Memory
+    ) -> tuple[Credentials, tuple[Refusal, ...]]:
+        """Credentials, or why they may not be read: then nothing is made, and it is said."""
+        try:
+            return await self._credentials(key, memory), ()
+        except Refused as error:
+            refusal = Refusal(child=_secret(key), code=error.code, message=error.message)
+            logger.warning("pool %s: refused: %s", key, refusal_words(refusal))
+            return Credentials(redis_password="", link_token="", tenant_secret=""), (refusal,)
+
+    async def _credentials(self, key: PoolKey, memory: _Memory) -> Credentials:
+        """Those in the pool's Secret. Where it is missing, those known from before, and new ones
+        where none are or it is damaged; its manifest then brings them into the cluster before
+        anything that uses them."""
+        now, secret = self._clock(), memory.secret
+        # One that is missing, or an earlier pool's, is about to change.
+        known = secret is not None and secret.owner == memory.uid
+        if memory.credentials is not None and known and now - memory.secret_at < SECRET_S:
+            return memory.credentials
+        body = await self._api.get(_secret(key))
+        memory.secret, memory.secret_at = None if body is None else read_child(body), now
+        if memory.credentials is not None and _version_of(memory.secret) == _version_of(secret):
+            return memory.credentials  # maybe new ones that are not yet in the cluster
+        found = credentials_of(body, os.urandom, memory.credentials)
+        kept = memory.credentials if body is None else None
+        memory.credentials = found or kept or new_credentials(os.urandom)
+        return memory.credentials
+
+    async def _converge(
+        self, key: PoolKey, pool: Pool, step: Step, memory: _Memory
+    ) -> tuple[Refusal, ...]:
+        """Apply and delete what differs; returns what the API server would not take."""
+        known = self._cache.children(key)
+        if memory.secret is not None:
+            known[memory.secret.key] = memory.secret
+        memory.applied = {
+            child: memory.applied[child] for child in known if child in memory.applied
+        }
+        acts = plan(pool.uid, step.desired, known, memory.applied, step.lowers)
+        if any(isinstance(act, Apply) and not act.seen for act in acts):
+            await self._check_pool(key, pool.uid)
+        refusals = []
+        for act in acts:
+            try:
+                await self._act(key, pool, memory, act)
+            except (Refused, ServerFailed) as error:
+                refusals.append(Refusal(child=act.key, code=error.code, message=error.message))
+                if act.key.kind in _FIRST and not isinstance(act, Delete):
+                    break
+        for refusal in refusals:
+            logger.warning("pool %s: refused: %s", key, refusal_words(refusal))
+        return tuple(refusals)
+
+    async def _act(self, key: PoolKey, pool: Pool, memory: _Memory, act: Act) -> None:
+        kind = kind_of(act.key).kind
+        match act:
+            case Foreign():
+                raise _foreign(act.owner, key)
+            case Lower():
+                body = await self._api.set_replicas(act.key, act.uid, act.version, act.replicas)
+                self._cache.see_child(body, ours=True)
+                self._metrics.wrote("patch", kind)
+                logger.info("pool %s: %s has %d replicas", key, act.key.name, act.replicas)
+            case Delete():
+                await self._api.delete(act.key, act.uid)
+                self._metrics.wrote("delete", kind)
+                logger.info("pool %s: deleted %s %s", key, kind, act.key.name)
+            case Apply():
+                if not act.seen or kind == SECRET.kind:  # what was seen of a Secret may be old
+                    await self._check_owner(act.key, key, pool.uid)
+                child = self._applied(memory, await self._api.apply(act.manifest))
+                memory.applied[act.key] = Applied(act.digest, child.uid, child.digest)
+                self._metrics.wrote("apply", kind)
+                logger.info("pool %s: applied %s %s", key, kind, act.key.name)
+
+    def _applied(self, memory: _Memory, answer: Body) -> Child:
+        """The answer, not what the cache may know of it since: that may be somebody's edit."""
+        if answer["kind"] != SECRET.kind:
+            return self._cache.see_child(answer, ours=True)
+        memory.secret, memory.secret_at = read_child(answer), self._clock()
+        return memory.secret
+
+    async def _check_pool(self, key: PoolKey, uid: str) -> None:
+        """Raise Conflict rather than make children of a pool that is gone. One that nothing was
+        ever said of has just come."""
+        if not (self._cache.pool(key) or {}).get("status"):
+            return
+        body = await self._api.get(ChildKey(POOL.api_version, POOL.kind, key.namespace, key.name))
+        metadata = body["metadata"] if body is not None else {}
+        if metadata.get("uid") == uid and "deletionTimestamp" not in metadata:
+            return
+        self._cache.lose_pool(key, uid)
+        if body is not None:
+            self._cache.see_pool(body)
+        raise Conflict(f"pool {key} is gone, or another one")
+
+    async def _check_owner(self, child: ChildKey, key: PoolKey, uid: str) -> None:
+        """Raise Refused rather than take over what somebody else made."""
+        body = await self._api.get(child)
+        if body is None:
+            return
+        found: Child = read_child(body)
+        if found.owner != uid and (found.owner or not _ours(body)):
+            raise _foreign(found.owner_name, key)
+
+    def _observed(
+        self,
+        key: PoolKey,
+        refusals: tuple[Refusal, ...],
+        answer: Answer | None,
+        *,
+        silent: bool = False,
+        step: Step | None = None,
+        planned: Planned | None = None,
+    ) -> Observed:
+        children = [child for _, child in sorted(self._cache.children(key).items())]
+        return Observed(
+            workloads=tuple(child.workload for child in children if child.workload is not None),
+            pods=tuple(child.pod for child in children if child.pod is not None),
+            refusals=refusals,
+            silent=silent,
+            nodes=answer.nodes if answer is not None else None,
+            fetches=answer.fetches if answer is not None else None,
+            routes=tuple(child.route for child in children if child.route is not None),
+            address=next((child.address for child in children if child.address), ""),
+            departures=step.departures if step is not None else (),
+            roll=step.roll if step is not None else Roll(),
+            planned=planned,
+        )
+
+
+def _again_s(observed: Observed, status: PoolStatus) -> float | None:
+    if observed.drains:
+        return HELD_AGAIN_S if observed.held else DRAINING_AGAIN_S
+    if observed.roll.rolling:
+        return HELD_AGAIN_S
+    ready = status.condition("Ready")
+    return None if ready is not None and ready.status == "True" else UNREADY_AGAIN_S
+
+
+def _ours(body: Body) -> bool:
+    """Made by an operator, though its owner reference is gone."""
+    managers = body["metadata"].get("managedFields", ())
+    return any(one.get("manager") == FIELD_MANAGER for one in managers)
+
+
+def _version_of(secret: Child | None) -> tuple[str, int]:
+    return ("", 0) if secret is None else (secret.uid, secret.version)
+
+
+def _secret(key: PoolKey) -> ChildKey:
+    return ChildKey(SECRET.api_version, SECRET.kind, key.namespace, child_name(key.name, "auth"))
+
+
+def _foreign(owner: str, key: PoolKey) -> ApiError:
+    """What an earlier pool of this name left goes by itself."""
+    if owner == key.name:
+        return Conflict("a child of an earlier pool of this name is still there")
+    return Refused(409, _FOREIGN)
+
+
+def _incomplete(refusals: Sequence[Refusal]) -> Exception:
+    words = f"{len(refusals)} children refused; {refusal_words(refusals[0])}"
+    failed = all(refusal.code >= 500 for refusal in refusals)
+    return Unavailable(words) if failed else Incomplete(words)

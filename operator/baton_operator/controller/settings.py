@@ -1,0 +1,24 @@
+"""What an operator is told when it starts."""
+
+from __future__ import annotations
+
+import msgspec
+
+from baton_operator.builders.pool import Installation
+from baton_operator.egress import Network
+
+
+class OperatorSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """`namespaces` is empty for all. `identity` is this replica's name, `leader_elect` whether
+    there are others. `index_networks`: where external indexes may be (see `egress`). Ports of 0 are
+    not opened."""
+
+    installation: Installation
+    namespaces: tuple[str, ...] = ()
+    identity: str
+    leader_elect: bool = False
+    index_networks: tuple[Network, ...] = ()
+    workers: int = 4
+    host: str = "127.0.0.1"
+    health_port: int = 0
+    metrics_port: int = 0

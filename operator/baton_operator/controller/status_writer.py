@@ -1,0 +1,114 @@
+"""What is said of a pool: its status, written when it is another one, and events for its steps.
+
+In: the pool as it was read (or why it could not be), what was observed of it. Out: a status, given
+to the very version of the pool it was derived from, then events. An operator that dies between the
+two leaves events out: they are news, the status is what counts.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import msgspec
+
+from baton_operator.api.read import SpecError
+from baton_operator.api.status import PoolStatus, read_status
+from baton_operator.builders.pool import Pool
+from baton_operator.kube.client import FIELD_MANAGER, Api, ApiError, Body
+from baton_operator.kube.kinds import EVENT, POOL
+from baton_operator.pod_events import PodEvents
+from baton_operator.state.cache import Cache, PoolKey
+from baton_operator.state.observed import Observed
+from baton_operator.status.derive import derive
+from baton_operator.status.events import PoolEvent, events_between
+
+logger = logging.getLogger(__name__)
+
+LONGEST_NOTE = 1024  # the API's own limit
+
+
+class Reporter:
+    """`now` is the time of day, in UTC; `instance` names this process in events."""
+
+    def __init__(
+        self,
+        api: Api,
+        cache: Cache,
+        pod_events: PodEvents,
+        now: Callable[[], datetime],
+        instance: str,
+    ) -> None:
+        self._api = api
+        self._cache = cache
+        self._pod_events = pod_events
+        self._now = now
+        self._instance = instance
+
+    async def report(
+        self, key: PoolKey, generation: int, pool: Pool | SpecError, observed: Observed
+    ) -> PoolStatus:
+        """`generation` is that of the spec in `pool`. Raise Conflict where somebody else wrote to
+        the pool since the cache saw it."""
+        pods = await self._pod_events.explained(key, observed.pods)
+        observed = msgspec.structs.replace(observed, pods=pods)
+        resource = self._cache.pool(key)
+        before = read_status(resource) if resource is not None else None
+        after = derive(pool, generation, observed, before, self._now(), self._cache.now_s())
+        if resource is not None and after != before:
+            await self._write(key, resource, after)
+            for event in events_between(before, after):
+                await self.tell(key, resource["metadata"]["uid"], event)
+        return after
+
+    def forget(self, key: PoolKey) -> None:
+        """The pool is gone."""
+        self._pod_events.forget(key)
+
+    async def _write(self, key: PoolKey, resource: Body, status: PoolStatus) -> None:
+        # Whichever version it is derived from, no other one gets it.
+        metadata = {
+            "name": key.name,
+            "namespace": key.namespace,
+            "uid": resource["metadata"]["uid"],
+            "resourceVersion": resource["metadata"]["resourceVersion"],
+        }
+        body = {
+            "apiVersion": POOL.api_version,
+            "kind": POOL.kind,
+            "metadata": metadata,
+            "status": status.written(),
+        }
+        self._cache.see_pool(await self._api.apply_status(body), ours=True)
+
+    async def tell(self, key: PoolKey, uid: str, event: PoolEvent) -> None:
+        """News, hence without a second try. `uid` is the pool's."""
+        logger.info("pool %s: %s: %s", key, event.reason, event.message)
+        body = {
+            "apiVersion": EVENT.api_version,
+            "kind": EVENT.kind,
+            "metadata": {
+                "name": f"{key.name}.{uuid.uuid4().hex[:16]}",
+                "namespace": key.namespace,
+            },
+            "eventTime": self._now().astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+            "reportingController": f"baton.dev/{FIELD_MANAGER}",
+            "reportingInstance": self._instance,
+            "action": "Reconcile",
+            "type": event.type,
+            "reason": event.reason,
+            "note": event.message[:LONGEST_NOTE],
+            "regarding": {
+                "apiVersion": POOL.api_version,
+                "kind": POOL.kind,
+                "name": key.name,
+                "namespace": key.namespace,
+                "uid": uid,
+            },
+        }
+        try:
+            await self._api.create(body)
+        except ApiError as error:
+            logger.warning("pool %s: event %s was not posted: %s", key, event.reason, error)

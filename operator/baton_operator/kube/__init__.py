@@ -1,0 +1,1 @@
+"""The Kubernetes API: client, kinds of objects, lease, permissions. Knows no pool."""

@@ -1,0 +1,268 @@
+"""The Kubernetes API as the operator needs it: raw objects in, raw objects out.
+
+Over the official client's connections and logins, without its models: they would cost memory, and
+forget the fields of a newer server. Every request has a time-out and is counted; none is repeated
+here, since whoever asked looks at the pool again.
+
+ApiError
+|-- Unavailable       no answer, or 5xx, or a login that is being renewed: later
+|   |-- TooManyRequests   429: `retry_after_s`
+|   `-- ServerFailed      5xx: `code`, `message`: of this one request, for all that is known
+|-- Conflict          409: somebody else changed it meanwhile; look again
+`-- Refused           `code`, `message`: not like this, in the server's own words
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+from urllib.parse import quote, urlencode
+
+import aiohttp
+import msgspec
+from kubernetes.aio.client import ApiClient, Configuration
+
+from baton_operator.kube.kinds import Kind, kind_of
+from baton_operator.state.observed import ChildKey
+
+logger = logging.getLogger(__name__)
+
+Body = dict[str, Any]
+Verb = Literal["apply", "create", "delete", "get", "list", "patch", "update"]
+FIELD_MANAGER = "baton-operator"
+TIMEOUT_S = 15.0
+UNANSWERED = "error"
+_METHODS = {
+    "apply": "PATCH",
+    "create": "POST",
+    "delete": "DELETE",
+    "patch": "PATCH",
+    "update": "PUT",
+}
+_CONTENT = {
+    "apply": "application/apply-patch+yaml",  # JSON is YAML
+    "patch": "application/merge-patch+json",
+}
+_ANOTHER_UID = "metadata.uid"  # is named where it is not the one that a patch says
+_NO_PATH = "404 page not found"  # of a kind that is not installed
+_METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+
+
+class ApiError(Exception):
+    """A request had no success."""
+
+
+class Unavailable(ApiError):
+    """Nothing is wrong with the request."""
+
+
+class TooManyRequests(Unavailable):
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class ServerFailed(Unavailable):
+    """It may be one object's fault alone, such as an admission webhook's that is down."""
+
+    def __init__(self, what: str, code: int, message: str) -> None:
+        super().__init__(f"{what}: {code} {message}")
+        self.code = code
+        self.message = message
+
+
+class Conflict(ApiError):
+    """What was read before is no longer so."""
+
+
+class Refused(ApiError):
+    """`reason` is the server's own word for it, "" where it has none."""
+
+    def __init__(self, code: int, message: str, reason: str = "") -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+        self.message = message
+        self.reason = reason
+
+
+class Api:
+    """One client for all tasks of an event loop."""
+
+    def __init__(
+        self, configuration: Configuration, count: Callable[[Verb, str], None], timeout_s: float
+    ) -> None:
+        """`count` is told each request's verb and HTTP code, or UNANSWERED where none came."""
+        self._client: Any = ApiClient(configuration)  # half typed
+        self._client.user_agent = FIELD_MANAGER
+        self._count = count
+        self.missing: set[Kind] = set()
+        self._timeout_s = timeout_s
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    async def apply(self, body: Body) -> Body:
+        """Create or change, server-side; ours wins over other managers' values of these fields."""
+        try:
+            return await self._apply(_path(body), body)
+        except Refused as error:
+            if error.code == 404 and "page not found" in error.message:
+                what = f"{body['kind']} of {body['apiVersion']}"
+                raise Refused(404, f"this cluster knows no {what}; install it") from error
+            raise
+
+    async def apply_status(self, body: Body) -> Body:
+        return await self._apply(_path(body) + "/status", body)
+
+    async def create(self, body: Body) -> Body:
+        path = kind_of(body).path(body["metadata"]["namespace"])
+        return await self._send("create", path, body, {"fieldManager": FIELD_MANAGER})
+
+    async def update(self, body: Body) -> Body:
+        """The whole object; Conflict where its resourceVersion is no longer the newest."""
+        return await self._send("update", _path(body), body, {"fieldManager": FIELD_MANAGER})
+
+    async def set_replicas(self, key: ChildKey, uid: str, version: int, replicas: int) -> Body:
+        """Of one whose manifest is not known any more, and nothing else of it. Conflict where this
+        is not its newest version, or it is gone."""
+        path = kind_of(key).path(key.namespace, key.name)
+        metadata = {"uid": uid, "resourceVersion": str(version)}
+        body = {"metadata": metadata, "spec": {"replicas": replicas}}
+        try:
+            return await self._send("patch", path, body, {"fieldManager": FIELD_MANAGER})
+        except Refused as error:
+            another = error.code == 422 and _ANOTHER_UID in error.message
+            if error.code == 404 or another:
+                raise Conflict(f"{key.kind} {key.name} is gone, as the watch will show") from error
+            raise
+
+    async def get(self, key: ChildKey) -> Body | None:
+        """None where there is none, be it that a kind is missing which may be. Any other 404 is
+        no answer: whoever is told that a thing is gone makes it again."""
+        kind = kind_of(key)
+        path = kind.path(key.namespace, key.name)
+        try:
+            return await self._send("get", path)
+        except Refused as error:
+            if error.code != 404:
+                raise
+            if error.reason == "NotFound" or (kind.optional and error.message == _NO_PATH):
+                return None
+            raise Unavailable(f"get {path}: {error}") from error
+
+    async def delete(self, key: ChildKey, uid: str) -> None:
+        """This very object; that it is gone, or another one by now, is as good."""
+        path = kind_of(key).path(key.namespace, key.name)
+        body = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
+        try:
+            await self._send("delete", path, body)
+        except Conflict:
+            logger.debug("%s is another object by now", key)
+        except Refused as error:
+            if error.code != 404:
+                raise
+
+    async def list_metadata(
+        self, kind: Kind, namespace: str | None, selector: str = ""
+    ) -> list[Body]:
+        """Each object's `metadata` only; none where the kind is `missing`, as is kept there."""
+        query = {"labelSelector": selector} if selector else {}
+        try:
+            found = await self._send(
+                "list", kind.path(namespace), query=query, accept=_METADATA_ONLY
+            )
+        except Refused as error:
+            if error.code == 404 and kind.optional:
+                self.missing.add(kind)
+                return []
+            raise
+        self.missing.discard(kind)
+        # An empty list comes as null.
+        return [item["metadata"] for item in found["items"] or ()]
+
+    async def list_where(self, kind: Kind, namespace: str, fields: Mapping[str, str]) -> list[Body]:
+        """Whole objects, those with these values of these fields."""
+        selector = ",".join(f"{name}={value}" for name, value in fields.items())
+        found = await self._send("list", kind.path(namespace), query={"fieldSelector": selector})
+        return list(found["items"] or ())
+
+    async def _apply(self, path: str, body: Body) -> Body:
+        return await self._send("apply", path, body, {"fieldManager": FIELD_MANAGER, "force": True})
+
+    async def _send(
+        self,
+        verb: Verb,
+        path: str,
+        body: Body | None = None,
+        query: Mapping[str, object] | None = None,
+        accept: str = "application/json",
+    ) -> Body:
+        code = UNANSWERED
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                status, headers, data = await self._exchange(verb, path, body, query or {}, accept)
+            code = str(status)
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            what = str(error) or f"no answer within {self._timeout_s:g} s"
+            raise Unavailable(f"{verb} {path}: {what}") from error
+        finally:
+            self._count(verb, code)
+        if status < 300:
+            decoded: Body = msgspec.json.decode(data)
+            return decoded
+        raise _error(f"{verb} {path}", status, headers, data)
+
+    async def _exchange(
+        self, verb: Verb, path: str, body: Body | None, query: Mapping[str, object], accept: str
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        headers = {
+            "Accept": accept,
+            "Content-Type": _CONTENT.get(verb, "application/json"),
+            "User-Agent": self._client.user_agent,
+        }
+        settings = (await self._client.configuration.auth_settings()).values()
+        headers |= {one["key"]: one["value"] for one in settings}
+        words = {
+            key: str(value).lower() if value is True else value for key, value in query.items()
+        }
+        url = self._client.configuration.host + quote(path)
+        url += f"?{urlencode(words)}" if words else ""
+        response = await self._client.call_api(
+            _METHODS.get(verb, "GET"), url, header_params=headers, body=body
+        )
+        return response.status, response.headers, await response.read()
+
+
+def _path(body: Body) -> str:
+    return kind_of(body).path(body["metadata"]["namespace"], body["metadata"]["name"])
+
+
+def _error(what: str, status: int, headers: Mapping[str, str], data: bytes) -> ApiError:
+    message, reason = _message(data)
+    if status == 429:
+        return TooManyRequests(f"{what}: {message}", _seconds(headers.get("Retry-After")))
+    if status >= 500:
+        return ServerFailed(what, status, message)
+    if status == 401:
+        return Unavailable(f"{what}: {status} {message}")
+    if status == 409:
+        return Conflict(f"{what}: {message}")
+    return Refused(status, message, reason)
+
+
+def _message(data: bytes) -> tuple[str, str]:
+    """And the reason, of a Status object; what answers for an unknown path is no such object."""
+    try:
+        found = msgspec.json.decode(data)
+        return str(found["message"]), str(found.get("reason", ""))
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return data[:200].decode(errors="replace").strip(), ""
+
+
+def _seconds(text: str | None) -> float:
+    try:
+        return max(0.0, float(text or 1.0))
+    except ValueError:
+        return 1.0  # a date: a server that is so busy says seconds

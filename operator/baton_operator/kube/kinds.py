@@ -1,0 +1,82 @@
+"""Which kinds of objects the operator deals with, and where the API has them.
+
+In: nothing. Out: one table; what is watched, swept, applied and permitted follows from it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from baton_operator.builders.pool import API_VERSION, KIND
+from baton_operator.builders.scalers import SCALER_KIND
+from baton_operator.state.observed import ChildKey
+
+
+class Kind(msgspec.Struct, frozen=True, kw_only=True):
+    """All are namespaced. `made`: the operator makes such objects; others it only looks at.
+    `watched`: the operator lists and watches them; others it only reads by name. `optional`: a
+    cluster may lack the kind."""
+
+    api_version: str
+    kind: str
+    plural: str
+    made: bool = True
+    watched: bool = True
+    optional: bool = False
+
+    @property
+    def group(self) -> str:
+        return self.api_version.rpartition("/")[0]
+
+    @property
+    def version(self) -> str:
+        return self.api_version.rpartition("/")[2]
+
+    def path(self, namespace: str | None, name: str = "") -> str:
+        """Of one object, or of all (in every namespace, where none is named)."""
+        root = f"/apis/{self.api_version}" if self.group else f"/api/{self.api_version}"
+        where = f"/namespaces/{namespace}" if namespace is not None else ""
+        return f"{root}{where}/{self.plural}" + (f"/{name}" if name else "")
+
+
+POOL = Kind(api_version=API_VERSION, kind=KIND, plural="inferencepools", made=False)
+POOL_SCALER = Kind(api_version=API_VERSION, kind=SCALER_KIND, plural="poolscalers", optional=True)
+# The right to list or watch Secrets is the right to read all of them: RBAC knows no labels, and no
+# right to metadata alone.
+SECRET = Kind(api_version="v1", kind="Secret", plural="secrets", watched=False)
+POD = Kind(api_version="v1", kind="Pod", plural="pods", made=False)
+NETWORK_POLICY = Kind(
+    api_version="networking.k8s.io/v1", kind="NetworkPolicy", plural="networkpolicies"
+)
+HTTP_ROUTE = Kind(
+    api_version="gateway.networking.k8s.io/v1", kind="HTTPRoute", plural="httproutes", optional=True
+)
+CHILDREN = (
+    SECRET,
+    Kind(api_version="v1", kind="Service", plural="services"),
+    Kind(api_version="apps/v1", kind="Deployment", plural="deployments"),
+    NETWORK_POLICY,
+    Kind(api_version="networking.k8s.io/v1", kind="Ingress", plural="ingresses"),
+    HTTP_ROUTE,
+    POOL_SCALER,
+    Kind(api_version="policy/v1", kind="PodDisruptionBudget", plural="poddisruptionbudgets"),
+    POD,
+)
+WATCHED = tuple(kind for kind in CHILDREN if kind.watched)
+EVENT = Kind(api_version="events.k8s.io/v1", kind="Event", plural="events")
+LEASE = Kind(api_version="coordination.k8s.io/v1", kind="Lease", plural="leases")
+_BY_NAME = {(one.api_version, one.kind): one for one in (*CHILDREN, POOL, EVENT, LEASE)}
+
+
+def kind_of(body: Any) -> Kind:
+    """That of a manifest, a live object or a ChildKey."""
+    if isinstance(body, ChildKey):
+        return _BY_NAME[body.api_version, body.kind]
+    return _BY_NAME[body["apiVersion"], body["kind"]]
+
+
+def key_of(body: dict[str, Any]) -> ChildKey:
+    metadata = body["metadata"]
+    return ChildKey(body["apiVersion"], body["kind"], metadata["namespace"], metadata["name"])

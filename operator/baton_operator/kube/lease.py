@@ -1,0 +1,137 @@
+"""Which of several replicas acts: the one that holds a Lease, as other controllers have it.
+
+In: the API, an identity, a clock. Out: `hold` returns when this replica has become the leader,
+`keep` when it no longer is. A follower trusts no other machine's time: a lease is free when it has
+looked the same for its whole duration on the follower's own clock. A leader that could not renew
+stops acting before that: `RENEW_FOR_S` is less than `DURATION_S`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from baton_operator.kube.client import Api, ApiError, Body, Conflict
+from baton_operator.kube.kinds import LEASE
+from baton_operator.state.observed import ChildKey
+
+logger = logging.getLogger(__name__)
+
+NAME = "baton-operator"
+DURATION_S = 15
+RENEW_FOR_S = 10.0
+PERIOD_S = 2.0
+
+
+class Lease:
+    """`clock` is in seconds, `now` the time of day that people read in the Lease."""
+
+    def __init__(
+        self,
+        api: Api,
+        namespace: str,
+        identity: str,
+        clock: Callable[[], float],
+        now: Callable[[], datetime],
+    ) -> None:
+        self._api = api
+        self._key = ChildKey(LEASE.api_version, LEASE.kind, namespace, NAME)
+        self._identity = identity
+        self._clock = clock
+        self._now = now
+        self._seen: tuple[Any, float] = (None, clock())
+
+    async def hold(self) -> None:
+        """Return once it is ours."""
+        logger.info("waiting for lease %s/%s", self._key.namespace, NAME)
+        while not await self._try():
+            await asyncio.sleep(PERIOD_S)
+        logger.info("%s leads", self._identity)
+
+    async def keep(self) -> None:
+        """Renew; return when somebody else has it, or nobody could be asked for RENEW_FOR_S."""
+        renewed = self._clock()
+        while (left := renewed + RENEW_FOR_S - self._clock()) > 0:
+            await asyncio.sleep(min(PERIOD_S, left))
+            begun = self._clock()
+            try:
+                async with asyncio.timeout(max(0.0, renewed + RENEW_FOR_S - begun)):
+                    done = await self._try()
+            except TimeoutError:
+                break
+            if done:
+                renewed = begun
+            elif self._holder() not in ("", self._identity):
+                break
+        logger.warning("%s leads no longer", self._identity)
+
+    async def release(self) -> None:
+        """So that the next one need not wait for its end. Best effort."""
+        try:
+            async with asyncio.timeout(PERIOD_S):
+                body = await self._api.get(self._key)
+                if body is not None and body["spec"].get("holderIdentity") == self._identity:
+                    body["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
+                    await self._api.update(body)
+        except (ApiError, TimeoutError) as error:
+            logger.info("the lease was not released: %s", error)
+
+    async def _try(self) -> bool:
+        """Take or renew it, where it is ours or free."""
+        try:
+            async with asyncio.timeout(RENEW_FOR_S / 2):
+                body = await self._api.get(self._key)
+                if body is None:
+                    await self._api.create(self._body())
+                    return True
+                self._look(body)
+                if not self._free(body):
+                    return False
+                await self._api.update(self._taken(body))
+                return True
+        except Conflict:
+            return False  # somebody was faster
+        except (ApiError, TimeoutError) as error:
+            logger.warning("lease %s/%s: %s", self._key.namespace, NAME, error)
+            return False
+
+    def _look(self, body: Body) -> None:
+        version = body["metadata"]["resourceVersion"]
+        if self._seen[0] is None or self._seen[0]["metadata"]["resourceVersion"] != version:
+            self._seen = (body, self._clock())
+
+    def _holder(self) -> str:
+        holder: str = ((self._seen[0] or {}).get("spec") or {}).get("holderIdentity") or ""
+        return holder
+
+    def _free(self, body: Body) -> bool:
+        if self._holder() in ("", self._identity):
+            return True
+        duration: float = body["spec"].get("leaseDurationSeconds", DURATION_S)
+        return self._clock() - self._seen[1] > duration
+
+    def _body(self) -> Body:
+        place = {"name": self._key.name, "namespace": self._key.namespace}
+        head = {"apiVersion": LEASE.api_version, "kind": LEASE.kind, "metadata": place}
+        return head | {"spec": self._spec(0)}
+
+    def _taken(self, body: Body) -> Body:
+        spec = body.get("spec") or {}
+        changes = spec.get("leaseTransitions", 0) + (self._holder() != self._identity)
+        taken = self._spec(changes)
+        if self._holder() == self._identity:
+            taken["acquireTime"] = spec.get("acquireTime", taken["acquireTime"])
+        return body | {"spec": taken}
+
+    def _spec(self, transitions: int) -> dict[str, Any]:
+        now = self._now().astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        return {
+            "holderIdentity": self._identity,
+            "leaseDurationSeconds": DURATION_S,
+            "acquireTime": now,
+            "renewTime": now,
+            "leaseTransitions": transitions,
+        }

@@ -1,0 +1,291 @@
+"""What the operator last saw of pools and their children.
+
+In: objects, from watches, from listings, from the answers to our own requests. Out: the pools as
+they are, and per child the little that planning and status need: whose it is, a digest of all that
+is wished for in it, what status reads of it. Nothing here is truth: an operator that starts with an
+empty cache comes to the same pools. Secrets are not here: nothing watches them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from baton_operator.builders.scalers import SCALER_KIND
+from baton_operator.kube.kinds import POOL, Kind, key_of
+from baton_operator.names import COMPONENT_LABEL, POOL_LABEL, REVISION_LABEL
+from baton_operator.state.observed import (
+    ChildKey,
+    ObservedPod,
+    ObservedRoute,
+    ObservedScaler,
+    ObservedWorkload,
+    read_address,
+    read_pod,
+    read_route,
+    read_scaler,
+    read_workload,
+    seen_pod,
+)
+from baton_operator.state.pod_problems import NODE_LOST
+
+Body = dict[str, Any]
+# Whoever writes an object changes these, whatever else was written.
+_VOLATILE = frozenset({"resourceVersion", "managedFields", "generation"})
+_REPORTS = frozenset({"deployment.kubernetes.io/revision"})
+# After an outage of the API server a kubelet reports within 10 s, or 30 s where its watch of its
+# pods has backed off.
+SETTLE_S = 60.0
+
+
+class PoolKey(NamedTuple):
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+class Child(msgspec.Struct, frozen=True, kw_only=True):
+    """`owner` is the uid of the pool that controls it, "" without one, `owner_name` its name.
+    `proven`: a Deployment all of whose pods were available at some time, be they so now or not."""
+
+    key: ChildKey
+    uid: str
+    version: int
+    owner: str
+    owner_name: str = ""
+    component: str
+    revision: str
+    digest: str
+    proven: bool = False
+    workload: ObservedWorkload | None = None
+    pod: ObservedPod | None = None
+    route: ObservedRoute | None = None
+    scaler: ObservedScaler | None = None
+    address: str = ""
+
+    def differs(self, other: Child | None) -> bool:
+        """Whether somebody may care: not where only the version is another one."""
+        return other is None or msgspec.structs.replace(self, version=other.version) != other
+
+
+class Cache:
+    """One event loop's. `changed` is told each pool of which something was seen to change."""
+
+    def __init__(self, changed: Callable[[PoolKey], None], clock: Callable[[], float]) -> None:
+        self._changed = changed
+        self._clock = clock
+        self._pools: dict[PoolKey, Body] = {}
+        self._children: dict[PoolKey, dict[ChildKey, Child]] = {}
+        # Our writes that no watch has shown yet, and since when.
+        self._unseen: dict[ChildKey, tuple[int, float]] = {}
+        # When the API server last gave no answer. Nobody knows how it was before this operator.
+        self._unanswered_at = clock()
+
+    def pools(self) -> list[PoolKey]:
+        return list(self._pools)
+
+    def pool(self, key: PoolKey) -> Body | None:
+        return self._pools.get(key)
+
+    def now_s(self) -> float:
+        """By the clock that says when a pod was first seen as it is."""
+        return self._clock()
+
+    def children(self, key: PoolKey) -> dict[ChildKey, Child]:
+        """Those with the pool's label, whoever owns them."""
+        return dict(self._children.get(key, {}))
+
+    def unanswered(self) -> None:
+        """The API server has not answered a request."""
+        self._unanswered_at = self._clock()
+
+    def settles(self, key: PoolKey) -> bool:
+        """Whether some of the pool's pods say that their node is lost, and the node may just not
+        have reported yet: no kubelet can while the API server is away, and when that is back,
+        Kubernetes takes the pods of all silent nodes out of service. What such pods say is neither
+        to be told nor acted on. It lasts a minute at most for each pod, however long requests of
+        some kind go on failing."""
+        now = self._clock()
+        if now - self._unanswered_at >= SETTLE_S:
+            return False
+        pods = [child.pod for child in self._children.get(key, {}).values()]
+        return any(
+            pod is not None and pod.problem == NODE_LOST and now - pod.seen.readiness < SETTLE_S
+            for pod in pods
+        )
+
+    def unseen_s(self) -> float:
+        """For how long the watches have owed us something that we wrote ourselves: their lag. May
+        be asked by another thread."""
+        now = self._clock()
+        return now - min((at for _, at in list(self._unseen.values())), default=now)
+
+    def see_pool(self, body: Body, *, listed: bool = False, ours: bool = False) -> None:
+        """`listed`: the server's own word at this moment, even where its version is lower. `ours`:
+        the answer to a request of ours, which changes nothing that is to be acted on."""
+        key = PoolKey(body["metadata"]["namespace"], body["metadata"]["name"])
+        known = self._pools.get(key)
+        if ours and known is None:
+            return  # it was lost meanwhile
+        if known is not None and _version(body) < _version(known) and not listed:
+            return
+        body["metadata"].pop("managedFields", None)
+        self._pools[key] = body
+        if not ours and (known is None or _version(body) != _version(known)):
+            self._changed(key)
+
+    def lose_pool(self, key: PoolKey, uid: str) -> None:
+        known = self._pools.get(key)
+        if known is not None and known["metadata"]["uid"] == uid:
+            del self._pools[key]
+            self._changed(key)
+
+    def see_child(self, body: Body, *, listed: bool = False, ours: bool = False) -> Child:
+        """Returns what is known of it then. `ours`: the answer to a request of ours, which changes
+        nothing that is to be acted on; returns what that answer said, newer or not."""
+        child = read_child(body)
+        pool = _pool_of(body)
+        known = self._children.get(pool, {}).get(child.key)
+        if child.pod is not None:
+            before = known.pod if known is not None and known.uid == child.uid else None
+            child = msgspec.structs.replace(child, pod=seen_pod(child.pod, before, self._clock()))
+        if ours and pool not in self._pools:
+            return child  # it goes with its pool, which was lost meanwhile
+        if known is not None and child.version < known.version and not listed:
+            return child if ours else known
+        if ours:
+            if known is None or known.version != child.version:
+                self._unseen[child.key] = (child.version, self._clock())
+        elif child.version >= self._unseen.get(child.key, (0, 0.0))[0]:
+            self._unseen.pop(child.key, None)
+        self._children.setdefault(pool, {})[child.key] = child
+        if child.differs(known) and not ours:
+            self._changed(pool)
+        return child
+
+    def lose_child(self, pool: PoolKey, key: ChildKey, uid: str) -> None:
+        """It was deleted, or lost its label; not the one that took its place since."""
+        known = self._children.get(pool, {}).get(key)
+        if known is None or known.uid != uid:
+            return
+        del self._children[pool][key]
+        self._unseen.pop(key, None)
+        if not self._children[pool]:
+            del self._children[pool]
+        self._changed(pool)
+
+    def compare(
+        self, kind: Kind, listed: Iterable[Body], known: Mapping[ChildKey, Child]
+    ) -> list[ChildKey]:
+        """Drop what a listing shows to be gone: a watch may miss that while it is down. Returns
+        what is newer than known, to be read. `listed` holds metadata of all objects of `kind`,
+        `known` what was known of it before the listing was asked for."""
+        versions = keys_of(kind, listed)
+        gone = known.keys() - versions.keys()
+        for pool, children in list(self._children.items()):
+            for key in gone & children.keys():
+                self.lose_child(pool, key, known[key].uid)
+        for key, version in versions.items():
+            # As good as a watch: some kinds may come without any.
+            if version >= self._unseen.get(key, (version + 1, 0.0))[0]:
+                del self._unseen[key]
+        return [
+            key
+            for key, version in versions.items()
+            if key not in known or known[key].version < version
+        ]
+
+    def of_kind(self, kind: Kind, namespace: str | None) -> dict[ChildKey, Child]:
+        return {
+            key: child
+            for children in self._children.values()
+            for key, child in children.items()
+            if (key.api_version, key.kind) == (kind.api_version, kind.kind)
+            and namespace in (None, key.namespace)
+        }
+
+
+def keys_of(kind: Kind, listed: Iterable[Body]) -> dict[ChildKey, int]:
+    """The versions in a listing of metadata."""
+    return {
+        ChildKey(kind.api_version, kind.kind, one["namespace"], one["name"]): int(
+            one["resourceVersion"]
+        )
+        for one in listed
+    }
+
+
+def read_child(body: Body) -> Child:
+    metadata = body["metadata"]
+    labels = metadata.get("labels", {})
+    owner = _owner(metadata)
+    kind = body["kind"]
+    return Child(
+        key=key_of(body),
+        uid=metadata["uid"],
+        version=_version(body),
+        owner=owner["uid"],
+        owner_name=owner["name"],
+        component=labels.get(COMPONENT_LABEL, ""),
+        revision=labels.get(REVISION_LABEL, ""),
+        digest="" if kind == "Pod" else digest_of(body),
+        proven=_proven(body),
+        workload=read_workload(body) if kind == "Deployment" else None,
+        pod=read_pod(body) if kind == "Pod" else None,
+        route=read_route(body) if kind in ("Ingress", "HTTPRoute") else None,
+        scaler=read_scaler(body) if kind == SCALER_KIND else None,
+        address=read_address(body) if kind == "Service" else "",
+    )
+
+
+def pods_of(
+    children: Mapping[ChildKey, Child], component: str, revision: str
+) -> tuple[ObservedPod, ...]:
+    """A Deployment's, but those that are over."""
+    pods = (child.pod for child in children.values())
+    return tuple(
+        pod
+        for pod in pods
+        if pod is not None
+        and (pod.component, pod.revision) == (component, revision)
+        and pod.stage != "over"
+    )
+
+
+def _owner(metadata: Body) -> Body:
+    """The reference to a pool of ours; of other groups, whatever their kinds' names, none."""
+    for one in metadata.get("ownerReferences", ()):
+        if one["kind"] == POOL.kind and one["apiVersion"].partition("/")[0] == POOL.group:
+            return dict(one)
+    return {"uid": "", "name": ""}
+
+
+def _proven(body: Body) -> bool:
+    conditions = body.get("status", {}).get("conditions") or ()
+    return any(one.get("reason") == "NewReplicaSetAvailable" for one in conditions)
+
+
+def digest_of(body: Body) -> str:
+    """All that somebody may have wished for in an object: not what controllers report in it."""
+    metadata = {name: body["metadata"][name] for name in body["metadata"].keys() - _VOLATILE}
+    notes = metadata.get("annotations", {}).items()
+    metadata["annotations"] = {name: note for name, note in notes if name not in _REPORTS}
+    wishes = {name: body[name] for name in body.keys() - {"status"}} | {"metadata": metadata}
+    encoded = msgspec.json.encode(wishes, order="deterministic")
+    return hashlib.blake2b(encoded, digest_size=12).hexdigest()
+
+
+def _version(body: Body) -> int:
+    """Comparable between objects and over time: Kubernetes promises that since 1.35, and it was so
+    before."""
+    return int(body["metadata"]["resourceVersion"])
+
+
+def _pool_of(body: Body) -> PoolKey:
+    metadata = body["metadata"]
+    return PoolKey(metadata["namespace"], metadata.get("labels", {}).get(POOL_LABEL, ""))

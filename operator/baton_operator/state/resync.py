@@ -1,0 +1,207 @@
+"""Looks at everything again now and then, whatever the watches say; one task for all pools.
+
+In: time, and marks that a watch began anew. Out: the cache without what is gone, and each pool
+marked at a moment of its own. Listings are of metadata alone: 100 pools are some 200 kB.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from baton_operator.controller.queue import WorkQueue
+from baton_operator.kube.client import Api, ApiError, Body, Refused, TooManyRequests, Unavailable
+from baton_operator.kube.kinds import POOL, WATCHED, Kind
+from baton_operator.names import POOL_LABEL
+from baton_operator.state.cache import Cache, PoolKey, keys_of
+from baton_operator.state.observed import ChildKey
+
+logger = logging.getLogger(__name__)
+
+PERIOD_S = 300.0
+# A listing by kopf is a burst of marks; its objects come before its end.
+SETTLE_S = 1.0
+FIRST_S = 60.0
+# Between tries to compare what could not be.
+FIRST_RETRY_S = 10.0
+LONGEST_RETRY_S = 60.0
+
+
+class KindInstalled(Exception):
+    """A kind has come that was missing: only a new life watches it, where namespaces are given."""
+
+
+class Resync:
+    """One event loop's. `namespaces` is empty for all."""
+
+    def __init__(
+        self,
+        api: Api,
+        cache: Cache,
+        queue: WorkQueue[PoolKey],
+        namespaces: Sequence[str],
+        clock: Callable[[], float],
+        period_s: float = PERIOD_S,
+    ) -> None:
+        self._api = api
+        self._cache = cache
+        self._queue = queue
+        self._namespaces = tuple(namespaces) or (None,)
+        self._clock = clock
+        self._period_s = period_s
+        self._marked: set[Kind] = set()
+        # Kinds that could not be compared, how often in a row, and when to try again.
+        self._failed: set[Kind] = set()
+        self._failures = 0
+        self._retry_at = math.inf
+        self._woken = asyncio.Event()
+
+    def mark(self, kind: Kind) -> None:
+        """Objects of this kind were listed by a watch: some may be gone since it last did."""
+        self._marked.add(kind)
+        self._woken.set()
+
+    async def first(self) -> None:
+        """Return when the watches have shown all that there is: a pool that is looked at before its
+        children are known would be said to lack them. Late is better than never, but not while
+        the server does not answer: nothing is known then."""
+        late, silent = self._clock() + FIRST_S, False
+        while True:
+            try:
+                missing = await self._missing()
+            except Unavailable as error:
+                if not silent:
+                    logger.info("waiting for the API server: %s", error)
+                late, silent = self._clock() + FIRST_S, True
+                await asyncio.sleep(max(SETTLE_S, _asked_s(error)))
+                continue
+            silent = False
+            if not missing:
+                return
+            if self._clock() > late:
+                logger.warning("%s are not watched: may they be?", ", ".join(missing))
+                return
+            await asyncio.sleep(SETTLE_S / 4)
+
+    async def _missing(self) -> list[str]:
+        """Kinds of which an object is not known, or that may not be listed."""
+        found = [await self._lacking(kind) for kind in (*WATCHED, POOL)]
+        return [words for words in found if words]
+
+    async def _lacking(self, kind: Kind) -> str:
+        try:
+            return kind.plural if await self._lacks(kind) else ""
+        except Refused as error:
+            return f"{kind.plural} ({error})"
+
+    async def _list(self, kind: Kind, namespace: str | None) -> list[Body]:
+        was_missing = kind in self._api.missing
+        selector = "" if kind == POOL else POOL_LABEL
+        listed = await self._api.list_metadata(kind, namespace, selector)
+        if was_missing and kind not in self._api.missing and namespace is not None:
+            raise KindInstalled(f"{kind.plural} were missing, and are to be watched now")
+        return listed
+
+    async def _lacks(self, kind: Kind) -> bool:
+        for namespace in self._namespaces:
+            listed = await self._list(kind, namespace)
+            if kind == POOL:
+                found = {PoolKey(one["namespace"], one["name"]) for one in listed}
+                lacking: set[Any] = found - set(self._cache.pools())
+            else:
+                lacking = keys_of(kind, listed).keys() - self._cache.of_kind(kind, namespace).keys()
+            if lacking:
+                return True
+        return False
+
+    async def run(self) -> None:
+        while True:
+            await self._until_due(self._clock() + self._period_s * random.uniform(0.9, 1.1))
+            for key in self._cache.pools():
+                self._queue.add(key, random.uniform(0, self._period_s / 2))
+            await self._compare({*WATCHED, POOL})
+
+    async def _until_due(self, due: float) -> None:
+        """Compare what is marked meanwhile, and again what could not be."""
+        while (now := self._clock()) < due:
+            if now >= self._retry_at:
+                await self._compare(set(self._failed))
+                continue
+            try:
+                async with asyncio.timeout(min(due, self._retry_at) - now):
+                    await self._woken.wait()
+            except TimeoutError:
+                continue
+            await asyncio.sleep(SETTLE_S)
+            marked, self._marked = self._marked - self._failed, set()
+            self._woken.clear()
+            await self._compare(marked)
+
+    async def _compare(self, kinds: set[Kind]) -> None:
+        unanswered: list[Unavailable] = []
+        for kind in kinds:
+            self._failed.discard(kind)
+            try:
+                for namespace in self._namespaces:
+                    if kind == POOL:
+                        await self._compare_pools(namespace)
+                    else:
+                        await self._compare_children(kind, namespace)
+            except Unavailable as error:
+                self._failed.add(kind)
+                unanswered.append(error)
+            except ApiError as error:
+                logger.warning("%s were not compared: %s", kind.plural, error)
+
+        self._plan_retry(unanswered)
+
+    def _plan_retry(self, unanswered: list[Unavailable]) -> None:
+        """Twice as late each time, and no earlier than the server asked for."""
+        if not self._failed:
+            self._failures, self._retry_at = 0, math.inf
+        if not unanswered:
+            return
+        if not self._failures:
+            kinds = ", ".join(sorted(kind.plural for kind in self._failed))
+            logger.info("%s are to be compared again: %s", kinds, unanswered[0])
+        pause = min(LONGEST_RETRY_S, FIRST_RETRY_S * 2.0 ** min(self._failures, 10))
+        self._failures += 1
+        asked = max(_asked_s(error) for error in unanswered)
+        self._retry_at = self._clock() + max(pause, asked) * random.uniform(1.0, 1.25)
+
+    async def _compare_children(self, kind: Kind, namespace: str | None) -> None:
+        known = self._cache.of_kind(kind, namespace)
+        listed = await self._list(kind, namespace)
+        for key in self._cache.compare(kind, listed, known):
+            body = await self._api.get(key)
+            if body is not None:
+                self._cache.see_child(body)
+
+    async def _compare_pools(self, namespace: str | None) -> None:
+        known = {key: self._cache.pool(key) for key in self._cache.pools()}
+        listed = await self._list(POOL, namespace)
+        found = {PoolKey(one["namespace"], one["name"]): one for one in listed}
+        for key, pool in known.items():
+            if pool is not None and key not in found and namespace in (None, key.namespace):
+                self._cache.lose_pool(key, pool["metadata"]["uid"])
+        for key, metadata in found.items():
+            if _newer(metadata, known.get(key)):
+                place = ChildKey(POOL.api_version, POOL.kind, key.namespace, key.name)
+                body = await self._api.get(place)
+                if body is not None:
+                    self._cache.see_pool(body)
+
+
+def _asked_s(error: Unavailable) -> float:
+    """How long the server asked for not to be asked."""
+    return error.retry_after_s if isinstance(error, TooManyRequests) else 0.0
+
+
+def _newer(metadata: Body, known: Body | None) -> bool:
+    if known is None:
+        return True
+    return int(metadata["resourceVersion"]) > int(known["metadata"]["resourceVersion"])
