@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 
-from baton.options import LogLevel
+from baton.options.records import LogLevel
 from baton_protocol.logs import formatter
 
 

@@ -15,17 +15,17 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from baton import help_texts as texts
-from baton.bench_options import LatencyOptions, ThroughputOptions
-from baton.bench_serve_options import ServeOptions
-from baton.environment import closest, own_variables
+from baton.bench.options import LatencyOptions, ThroughputOptions
+from baton.bench.serve_options import ServeOptions
+from baton.commands import help_texts as texts
+from baton.commands.explain_options import ExplainOptions
+from baton.commands.fetch_options import FetchDemoOptions, FetchOptions
+from baton.commands.generate_options import GenerateOptions
+from baton.commands.operator_options import OperatorOptions
 from baton.errors import CommandError, UsageError
-from baton.explain_options import ExplainOptions
-from baton.fetch_options import FetchDemoOptions, FetchOptions
-from baton.flags import add_flags, flags_of, merge
-from baton.generate_options import GenerateOptions
-from baton.operator_options import OperatorOptions
-from baton.options import (
+from baton.options.environment import closest, own_variables
+from baton.options.flag import add_flags, flags_of, merge
+from baton.options.records import (
     CommonOptions,
     NodeOptions,
     RouterOptions,
@@ -49,18 +49,35 @@ class Command(NamedTuple):
 
 
 COMMANDS = (
-    Command("up", UpOptions, "baton.up:run", "local", texts.UP, texts.UP_EXAMPLES),
+    Command("up", UpOptions, "baton.commands.up:run", "local", texts.UP, texts.UP_EXAMPLES),
     Command(
-        "prefill", NodeOptions, "baton.roles:prefill", "node", texts.PREFILL, texts.NODE_EXAMPLES
+        "prefill",
+        NodeOptions,
+        "baton.commands.roles:prefill",
+        "node",
+        texts.PREFILL,
+        texts.NODE_EXAMPLES,
     ),
-    Command("decode", NodeOptions, "baton.roles:decode", "node", texts.DECODE, texts.NODE_EXAMPLES),
     Command(
-        "router", RouterOptions, "baton.roles:router", "router", texts.ROUTER, texts.ROUTER_EXAMPLES
+        "decode",
+        NodeOptions,
+        "baton.commands.roles:decode",
+        "node",
+        texts.DECODE,
+        texts.NODE_EXAMPLES,
+    ),
+    Command(
+        "router",
+        RouterOptions,
+        "baton.commands.roles:router",
+        "router",
+        texts.ROUTER,
+        texts.ROUTER_EXAMPLES,
     ),
     Command(
         "operator",
         OperatorOptions,
-        "baton.operate:run",
+        "baton.commands.operator:run",
         "operator",
         texts.OPERATOR,
         texts.OPERATOR_EXAMPLES,
@@ -68,7 +85,7 @@ COMMANDS = (
     Command(
         "generate",
         GenerateOptions,
-        "baton.generate:run",
+        "baton.commands.generate:run",
         "node",
         texts.GENERATE,
         texts.GENERATE_EXAMPLES,
@@ -76,7 +93,7 @@ COMMANDS = (
     Command(
         "bench throughput",
         ThroughputOptions,
-        "baton.bench:throughput",
+        "baton.commands.bench:throughput",
         "node",
         texts.THROUGHPUT,
         texts.THROUGHPUT_EXAMPLES,
@@ -84,7 +101,7 @@ COMMANDS = (
     Command(
         "bench latency",
         LatencyOptions,
-        "baton.bench:latency",
+        "baton.commands.bench:latency",
         "node",
         texts.LATENCY,
         texts.LATENCY_EXAMPLES,
@@ -92,7 +109,7 @@ COMMANDS = (
     Command(
         "bench serve",
         ServeOptions,
-        "baton.bench_serve:run",
+        "baton.commands.bench_serve:run",
         "serve",
         texts.SERVE,
         texts.SERVE_EXAMPLES,
@@ -100,7 +117,7 @@ COMMANDS = (
     Command(
         "model fetch",
         FetchOptions,
-        "baton.model_fetch:run",
+        "baton.commands.model_fetch:run",
         "serve",
         texts.FETCH,
         texts.FETCH_EXAMPLES,
@@ -108,19 +125,19 @@ COMMANDS = (
     Command(
         "model fetch-demo",
         FetchDemoOptions,
-        "baton.model_command:fetch_demo",
+        "baton.commands.model_command:fetch_demo",
         "local",
         texts.FETCH_DEMO,
     ),
     Command(
         "explain",
         ExplainOptions,
-        "baton.explain:run",
+        "baton.commands.explain:run",
         "",
         texts.EXPLAIN,
         texts.EXPLAIN_EXAMPLES,
     ),
-    Command("version", VersionOptions, "baton.model_command:version", "", texts.VERSION),
+    Command("version", VersionOptions, "baton.commands.model_command:version", "", texts.VERSION),
 )
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from baton.demo_model import INSTALL_LINE
 from baton.main import COMMANDS
+from baton.models.demo_model import INSTALL_LINE
 from tests.bones.install_hints import UnknownHint, all_hints, hints_in, strings_of
 from tests.support.project.environments import THIS, Environment
 from tests.support.project.requirements import closure, installed_needs

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from baton.bench import check_room
-from baton.bench_engine import build, find_folder
-from baton.bench_options import LatencyOptions, ThroughputOptions
-from baton.bench_workload import random_prompts
+from baton.bench.engine import build, find_folder
+from baton.bench.options import LatencyOptions, ThroughputOptions
+from baton.bench.workload import random_prompts
+from baton.commands.bench import check_room
 from baton.errors import CommandError
-from baton.options import EngineOptions, Overlap, SimOptions
+from baton.options.records import EngineOptions, Overlap, SimOptions
 from tests.support.project.command import baton, baton_process, figures
 
 SIM = ("--engine", "sim", "--kv-blocks", "1000")

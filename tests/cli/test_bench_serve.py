@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from baton.bench_client import Job, Server, first_model, send_all, session
-from baton.bench_serve import server_of
-from baton.bench_serve_options import ServeOptions
-from baton.bench_stream import Outcome
+from baton.bench.client import Job, Server, first_model, send_all, session
+from baton.bench.serve_options import ServeOptions
+from baton.bench.stream import Outcome
+from baton.commands.bench_serve import server_of
 from baton.errors import CommandError, UsageError
 from baton.main import read_command
 from tests.support.pools.baton_up import Pool

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton.bench_serve_figures import Wanted, figures, is_good, most_at_once
-from baton.bench_serve_text import serve_text
-from baton.bench_stream import AnswerReader, Outcome, SseReader, error_word
+from baton.bench.serve_metrics import Wanted, figures, is_good, most_at_once
+from baton.bench.serve_report import serve_text
+from baton.bench.stream import AnswerReader, Outcome, SseReader, error_word
 from baton.errors import UsageError
 
 PLAIN = Wanted(("ttft", "tpot", "itl", "e2el"), (50.0, 99.0), {})

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from baton.bench_arrivals import arrivals, parse_rate
-from baton.bench_engine import read_tokenizer
-from baton.bench_serve_options import ServeOptions
-from baton.bench_serve_workload import Planned, Speaker, check_prompts, plan
-from baton.bench_trace import BLOCK_TOKENS, trace
-from baton.bench_workload import Ask
+from baton.bench.arrivals import arrivals, parse_rate
+from baton.bench.engine import read_tokenizer
+from baton.bench.serve_options import ServeOptions
+from baton.bench.serve_workload import Planned, Speaker, check_prompts, plan
+from baton.bench.trace import BLOCK_TOKENS, trace
+from baton.bench.workload import Ask
 from baton.errors import CommandError, UsageError
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from baton.bench_engine import read_tokenizer
-from baton.bench_options import ThroughputOptions
-from baton.bench_sharegpt import MOST_PROMPT_TOKENS, sharegpt
-from baton.bench_workload import Workload, check_flags, nano_vllm, random_prompts, synthetic
+from baton.bench.engine import read_tokenizer
+from baton.bench.options import ThroughputOptions
+from baton.bench.sharegpt import MOST_PROMPT_TOKENS, sharegpt
+from baton.bench.workload import Workload, check_flags, nano_vllm, random_prompts, synthetic
 from baton.errors import CommandError, UsageError
 
 VOCAB = 20_000

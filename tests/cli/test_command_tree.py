@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from baton.errors import UsageError
-from baton.flags import flags_of
 from baton.main import COMMANDS, build_parser, read_command
-from baton.options import UpOptions
+from baton.options.flag import flags_of
+from baton.options.records import UpOptions
 from baton_protocol import PROTOCOL_VERSION
 from tests.support.project.command import baton, baton_process
 

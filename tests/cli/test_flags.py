@@ -11,18 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.devices import Device
+from baton.commands.fetch_options import FetchOptions
 from baton.errors import UsageError
-from baton.fetch_options import FetchOptions
-from baton.flags import Flag, add_flags, flag, flags_of, merge, to_argv, to_variables
 from baton.main import COMMANDS, known_variables
-from baton.options import (
+from baton.options.devices import Device
+from baton.options.flag import Flag, add_flags, flag, flags_of, merge, to_argv, to_variables
+from baton.options.records import (
     CommonOptions,
     NodeOptions,
     RouterOptions,
     UpOptions,
 )
-from baton.sizes import ByteSize
+from baton.options.sizes import ByteSize
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
+from baton.commands.roles import node_settings, router_settings
+from baton.commands.up import settle
 from baton.errors import CommandError
-from baton.options import NodeOptions, RouterOptions, UpOptions
-from baton.roles import node_settings, router_settings
-from baton.up import settle
+from baton.options.records import NodeOptions, RouterOptions, UpOptions
 from baton_kvstore.embedded import EmbeddedStore
 from baton_kvstore.endpoint import parse_endpoint
 from tests.support.clients.http import exchange

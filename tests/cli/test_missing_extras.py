@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from baton.demo_model import PACKAGE
 from baton.main import COMMANDS, Command
+from baton.models.demo_model import PACKAGE
 
 pytestmark = pytest.mark.integration
 

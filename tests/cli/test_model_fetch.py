@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
+from baton.commands.fetch_options import FetchOptions
+from baton.commands.model_fetch import make_fetch, show_progress
 from baton.errors import CommandError, UsageError
-from baton.fetch_options import FetchOptions
-from baton.fetched import PART
 from baton.main import main
-from baton.model_fetch import make_fetch, show_progress
+from baton.models.download_state import PART
 from baton_kvstore.embedded import EmbeddedStore
 from baton_kvstore.registry import Registry
 from baton_protocol.store import FetchReport

@@ -67,7 +67,7 @@ def test_a_file_that_vanishes_meanwhile_is_fetched_again(hub: StubHub, tmp_path:
 
 def test_files_that_vanish_each_time_are_not_called_complete(hub: StubHub, tmp_path: Path) -> None:
     vanish = (
-        "from baton.fetched import Fetched; finish = Fetched.finish\n"
+        "from baton.models.download_state import Fetched; finish = Fetched.finish\n"
         "def lose(self, wanted): finish(self, wanted); (self.path / 'config.json').unlink()\n"
         "Fetched.finish = lose"
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from baton.errors import CommandError
-from baton.model_folder import find_model, read_config
+from baton.models.local_folder import find_model, read_config
 
 pytestmark = pytest.mark.integration
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from baton.commands.operator import settings_of
+from baton.commands.operator_options import OperatorOptions
 from baton.errors import UsageError
-from baton.operate import settings_of
-from baton.operator_options import OperatorOptions
 
 IMAGES = {"node_image": "node:1", "router_image": "router:1", "redis_image": "redis:7"}
 

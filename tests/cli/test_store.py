@@ -9,9 +9,9 @@ import signal
 import psutil
 import pytest
 
-from baton.options import UpOptions
-from baton.sizes import ByteSize
-from baton.store import OpenStore, StoreUrls, open_store
+from baton.local_pool.store import OpenStore, StoreUrls, open_store
+from baton.options.records import UpOptions
+from baton.options.sizes import ByteSize
 from baton_kvstore.embedded import EmbeddedStore
 from baton_kvstore.errors import ServerMissing
 from tests.support.pools.baton_up import Pool

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from baton.commands.roles import router_settings
+from baton.commands.up import make_plan, settle
 from baton.errors import CommandError
+from baton.local_pool.store import StoreUrls
 from baton.main import read_command
-from baton.options import NodeOptions, RouterOptions, UpOptions
-from baton.roles import router_settings
-from baton.store import StoreUrls
-from baton.up import make_plan, settle
+from baton.options.records import NodeOptions, RouterOptions, UpOptions
 from tests.support.project.command import baton_process
 
 pytestmark = pytest.mark.integration

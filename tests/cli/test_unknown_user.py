@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.up import reserve_port
+from baton.commands.up import reserve_port
 from tests.support.needs import needs
 from tests.support.project.entry_points import (
     ENTRY_POINTS,

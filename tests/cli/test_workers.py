@@ -6,11 +6,11 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+from baton.commands.roles import crew
+from baton.commands.up import folder_of_routers, make_plan
+from baton.local_pool.store import StoreUrls
 from baton.main import read_command
-from baton.options import RouterOptions, UpOptions
-from baton.roles import crew
-from baton.store import StoreUrls
-from baton.up import folder_of_routers, make_plan
+from baton.options.records import RouterOptions, UpOptions
 
 ROUTER = RouterOptions(
     host="0.0.0.0",

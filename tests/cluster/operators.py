@@ -20,7 +20,7 @@ from urllib.request import Request, urlopen
 
 import psutil
 
-from baton.up import reserve_port
+from baton.commands.up import reserve_port
 from baton_operator.builders.pool import API_VERSION, KIND
 from baton_operator.kube.kinds import CHILDREN, EVENT, HTTP_ROUTE, POD, POOL, Kind
 from tests.cluster.fault_proxy import Call, Fault, FaultProxy

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import redis
 
-from baton.fetch_options import FetchOptions
+from baton.commands.fetch_options import FetchOptions
+from baton.commands.roles import node_settings, router_settings
 from baton.main import read_command
-from baton.options import CommonOptions, NodeOptions, RouterOptions
-from baton.roles import node_settings, router_settings
+from baton.options.records import CommonOptions, NodeOptions, RouterOptions
 from baton_kvstore.embedded import EmbeddedStore
 from baton_kvstore.endpoint import parse_endpoint
 from baton_kvstore.settings import StoreSettings

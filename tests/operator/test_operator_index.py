@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import redis
 
-from baton.up import reserve_port
+from baton.commands.up import reserve_port
 from baton_kvstore.binary import find_redis_server
 from baton_kvstore.endpoint import with_login
 from baton_kvstore.registry import Registry

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import pytest
 
-from baton.demo_model import PACKAGE
+from baton.models.demo_model import PACKAGE
 
 PREFIX = "needs: "
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from baton.options import NodeOptions
-from baton.roles import node_settings
+from baton.commands.roles import node_settings
+from baton.options.records import NodeOptions
 from baton_engine.attention.selector import choose_kernels
 from baton_engine.build import build_runner
 from baton_engine.config.engine_config import TorchSettings

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from baton.fetch_options import FetchOptions
-from baton.fetched import MARKER, PART, PLAN
-from baton.model_fetch import Fetch, make_fetch
+from baton.commands.fetch_options import FetchOptions
+from baton.commands.model_fetch import Fetch, make_fetch
+from baton.models.download_state import MARKER, PART, PLAN
 from baton_engine.weights.digest import CACHE_NAME
 from tests.support.hubs.stub_hub import StubHub
 

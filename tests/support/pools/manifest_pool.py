@@ -21,7 +21,7 @@ from typing import Any
 
 import redis
 
-from baton.up import reserve_port
+from baton.commands.up import reserve_port
 from baton_kvstore.binary import find_redis_server
 from baton_operator.builders import Manifest, build_pool
 from baton_operator.builders.pool import Pool

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from baton.up import reserve_port
+from baton.commands.up import reserve_port
 from tests.support.pools.baton_up import MARK
 from tests.support.wires.wire import WireLoop
 

@@ -1,0 +1,1 @@
+"""Models on this machine: folders, the Hugging Face hub, the demo model."""

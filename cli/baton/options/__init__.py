@@ -1,0 +1,1 @@
+"""Flags, environment variables and their types, declared once for each command."""
