@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from unittest.mock import patch
 
-from baton_kvstore.embedded import EmbeddedStore
+from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_node.ipc.messages import Step, ToServer
 from baton_node.settings import NodeSettings, SimOptions
 from baton_node.store.redis_connector import StoreAddress

@@ -26,7 +26,7 @@ from pathlib import Path
 import aiohttp
 import psutil
 
-from baton_kvstore.embedded import EmbeddedStore
+from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_node.settings import NodeSettings, SimOptions
 from baton_protocol.ids import RequestId
 from baton_protocol.link import Abort, RunJob, to_node_codec

@@ -18,8 +18,8 @@ from collections.abc import Awaitable, Callable
 
 import redis.asyncio
 
-from baton_kvstore.embedded import EmbeddedStore
-from baton_kvstore.index import Index
+from baton_kvstore.embedded.servers import EmbeddedStore
+from baton_kvstore.index.markers import Index
 from baton_kvstore.keys import marker_key
 from baton_protocol.ids import BlockHash, Fingerprint
 from baton_protocol.store import Marker

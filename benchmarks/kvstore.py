@@ -26,7 +26,7 @@ from pathlib import Path
 
 import redis
 
-from baton_kvstore.data import DEFAULT_THREADS
+from baton_kvstore.data.data_plane import DEFAULT_THREADS
 from baton_protocol.ids import BlockHash
 from benchmarks.support.figures import Verdict, at_least, exit_code, machine, ratio, rotated, spread
 from benchmarks.support.peers import Peer, Worker, peers

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, field
 
-from baton_kvstore.embedded import EmbeddedStore
+from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_node.settings import NodeSettings, SimOptions
 from baton_router import RouterSettings
 from benchmarks.support.figures import percentile

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import redis
 
-from baton_kvstore.embedded import EmbeddedServers, ServerSpec
+from baton_kvstore.embedded.servers import EmbeddedServers, ServerSpec
 
 HOST = "127.0.0.1"
 

@@ -24,9 +24,9 @@ import numpy as np
 import numpy.typing as npt
 import redis
 
-from baton_kvstore.data import DataPlane
-from baton_kvstore.endpoint import parse_endpoint
-from baton_kvstore.operations import GetResult, PutResult
+from baton_kvstore.connection.endpoint import parse_endpoint
+from baton_kvstore.data.data_plane import DataPlane
+from baton_kvstore.data.transfers import GetResult, PutResult
 from baton_protocol.ids import BlockHash, Epoch, Fingerprint
 from baton_protocol.layout import KVLayout
 from baton_protocol.store import Marker

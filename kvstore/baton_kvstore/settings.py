@@ -10,9 +10,9 @@ import time
 
 import msgspec
 
-from baton_kvstore.endpoint import parse_endpoint
+from baton_kvstore.connection.endpoint import parse_endpoint
+from baton_kvstore.connection.resp import RespConnection, ServerInfo
 from baton_kvstore.errors import StoreMisconfigured
-from baton_kvstore.resp import RespConnection, ServerInfo
 
 
 class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -60,12 +60,12 @@ def test_the_operator_folder_does_not_shadow_python_s_operator() -> None:
 @pytest.mark.parametrize(
     "modules",
     [
-        "baton.main baton.commands.up baton.local_pool.store baton.local_pool.supervisor baton_kvstore.embedded",
+        "baton.main baton.commands.up baton.local_pool.store baton.local_pool.supervisor baton_kvstore.embedded.servers",
         "baton.commands.roles baton_router.server.router",
         "baton_node.server.app baton_prefill_node.serve baton_decode_node.serve",
         "baton_engine baton_engine.sim.build baton_node.startup.main",
         "baton_operator",
-        "baton_protocol baton_text.chat baton_text.tokenizer baton_kvstore.client",
+        "baton_protocol baton_text.chat baton_text.tokenizer baton_kvstore.connection.client",
     ],
 )
 def test_importing_what_is_no_torch_engine_loads_no_torch(modules: str) -> None:

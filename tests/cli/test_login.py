@@ -13,8 +13,8 @@ from baton.commands.roles import node_settings, router_settings
 from baton.commands.up import settle
 from baton.errors import CommandError
 from baton.options.records import NodeOptions, RouterOptions, UpOptions
-from baton_kvstore.embedded import EmbeddedStore
-from baton_kvstore.endpoint import parse_endpoint
+from baton_kvstore.connection.endpoint import parse_endpoint
+from baton_kvstore.embedded.servers import EmbeddedStore
 from tests.support.clients.http import exchange
 from tests.support.pools.baton_up import Pool
 from tests.support.pools.one_role import WAIT_S, role, wait_ready

@@ -20,8 +20,8 @@ from baton.commands.model_fetch import make_fetch, show_progress
 from baton.errors import CommandError, UsageError
 from baton.main import main
 from baton.models.download_state import PART
-from baton_kvstore.embedded import EmbeddedStore
-from baton_kvstore.registry import Registry
+from baton_kvstore.embedded.servers import EmbeddedStore
+from baton_kvstore.index.registry import Registry
 from baton_protocol.store import FetchReport
 from tests.support.hubs.model_fetch import (
     DEADLINE_S,

@@ -12,7 +12,7 @@ import pytest
 from baton.local_pool.store import OpenStore, StoreUrls, open_store
 from baton.options.records import UpOptions
 from baton.options.sizes import ByteSize
-from baton_kvstore.embedded import EmbeddedStore
+from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_kvstore.errors import ServerMissing
 from tests.support.pools.baton_up import Pool
 from tests.support.stores.kvstore import plain_client, wait_until

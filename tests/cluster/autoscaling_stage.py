@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from baton_kvstore.endpoint import with_login
+from baton_kvstore.connection.endpoint import with_login
 from baton_kvstore.errors import StoreError
-from baton_kvstore.registry import Registry
+from baton_kvstore.index.registry import Registry
 from baton_operator.autoscaling.planner.records import Reason
 from baton_protocol.store import RouterReport
 from tests.cluster.operators import Body, Pool, until

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from baton_kvstore.endpoint import with_login
-from baton_kvstore.registry import LONGEST_TTL_S, Registry
+from baton_kvstore.connection.endpoint import with_login
+from baton_kvstore.index.registry import LONGEST_TTL_S, Registry
 from baton_operator.builders.router import PORT
 from baton_protocol.ids import Fingerprint
 from baton_protocol.store import NodeLoad, NodeState, Role

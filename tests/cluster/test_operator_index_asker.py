@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
-from baton_kvstore.endpoint import with_login
+from baton_kvstore.connection.endpoint import with_login
 from baton_operator.builders.pool import Pool
 from baton_operator.controller.index_asker import IndexAsker
 from baton_operator.controller.queue import WorkQueue

@@ -23,7 +23,7 @@ import torch
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.interface import Reservation
 from baton_engine.sim.build import SimSettings, build_sim
-from baton_kvstore.embedded import EmbeddedStore
+from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_kvstore.keys import chunk_key
 from baton_node.engine.job import PADDING
 from baton_protocol.ids import BlockId

@@ -20,7 +20,7 @@ from typing import Literal
 import psutil
 import pytest
 
-from baton_kvstore.binary import find_redis_server
+from baton_kvstore.embedded.redis_binary import find_redis_server
 from tests.faults.conftest import HASTY, SLOW_DECODE, SLOW_PREFILL, STALL
 from tests.support.faults.rows import Row
 from tests.support.faults.runs import run_row

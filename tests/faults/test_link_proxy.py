@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from baton_kvstore.embedded import EmbeddedStore
-from baton_kvstore.endpoint import parse_endpoint
+from baton_kvstore.connection.endpoint import parse_endpoint
+from baton_kvstore.embedded.servers import EmbeddedStore
 from tests.support.wires.link_proxy import LinkProxy
 from tests.support.wires.wire import WireLoop
 

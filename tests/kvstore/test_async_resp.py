@@ -8,9 +8,9 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from baton_kvstore.async_resp import AsyncResp, ReplyReader, pack
-from baton_kvstore.embedded import EmbeddedStore
-from baton_kvstore.endpoint import parse_endpoint
+from baton_kvstore.connection.async_resp import AsyncResp, ReplyReader, pack
+from baton_kvstore.connection.endpoint import parse_endpoint
+from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_kvstore.errors import LinkBroken, LinkTimeout, ProtocolBroken, ServerRefused
 from tests.support.stores.kvstore import frozen, held_down, plain_client, wait_until
 

@@ -7,9 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from baton_kvstore.behind import SHARE, UNMEASURED_BYTES_PER_S, TokenBucket, WriteBehind
-from baton_kvstore.data import Tuning
-from baton_kvstore.embedded import EmbeddedStore
+from baton_kvstore.data.data_plane import Tuning
+from baton_kvstore.data.write_behind_budget import (
+    SHARE,
+    UNMEASURED_BYTES_PER_S,
+    TokenBucket,
+    WriteBehind,
+)
+from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_protocol.store import Priority
 from tests.kvstore.conftest import MakeTransfers
 from tests.support.clock import Clock

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator
 import pytest
 import redis.asyncio
 
-from baton_kvstore.budgets import Budgets, Draw
-from baton_kvstore.embedded import EmbeddedStore
+from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_kvstore.errors import StoreError
+from baton_kvstore.index.rate_limits import Budgets, Draw
+from baton_kvstore.index.registry import Registry
 from baton_kvstore.keys import budget_key
-from baton_kvstore.registry import Registry
 from baton_protocol.store import RouterReport
 
 pytestmark = pytest.mark.integration

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from baton_kvstore.care import CareMode, StoreRole, read_usage, tend, wishes
-from baton_kvstore.embedded import EmbeddedServers, ServerSpec
-from baton_kvstore.endpoint import parse_endpoint
+from baton_kvstore.connection.endpoint import parse_endpoint
+from baton_kvstore.connection.resp import RespConnection
+from baton_kvstore.data.server_settings import CareMode, StoreRole, read_usage, tend, wishes
+from baton_kvstore.embedded.servers import EmbeddedServers, ServerSpec
 from baton_kvstore.errors import StoreUnavailable
-from baton_kvstore.index import Index
-from baton_kvstore.resp import RespConnection
+from baton_kvstore.index.markers import Index
 from baton_kvstore.settings import check_reachable
 from tests.support.stores.kvstore import PATIENCE_S, held_down, plain_client, wait_until
 from tests.support.stores.redis_builds import BUILDS, redis_server
@@ -267,7 +267,11 @@ async def test_an_index_whose_settings_are_not_ours_to_change_is_used_as_it_is(
 
 
 def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.message for record in caplog.records if record.name == "baton_kvstore.care"]
+    return [
+        record.message
+        for record in caplog.records
+        if record.name == "baton_kvstore.data.server_settings"
+    ]
 
 
 def answers(url: str) -> bool:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from baton_kvstore.embedded import EmbeddedServers, ServerSpec
-from baton_kvstore.endpoint import parse_endpoint
-from baton_kvstore.resp import RespConnection
+from baton_kvstore.connection.endpoint import parse_endpoint
+from baton_kvstore.connection.resp import RespConnection
+from baton_kvstore.embedded.servers import EmbeddedServers, ServerSpec
 from baton_protocol.layout import VALUE_HEADER_BYTES, charged_bytes
 from tests.support.stores.kvstore import PATIENCE_S, plain_client
 from tests.support.stores.redis_builds import redis_server

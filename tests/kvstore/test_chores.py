@@ -12,14 +12,14 @@ from dataclasses import replace
 import pytest
 import redis
 
-from baton_kvstore.chores import BUSY_CHECK_S, Chores, Shared
-from baton_kvstore.data import Tuning
-from baton_kvstore.embedded import EmbeddedServers, EmbeddedStore, ServerSpec
-from baton_kvstore.endpoint import parse_endpoint
-from baton_kvstore.health import Health
-from baton_kvstore.rate import RateMeter
-from baton_kvstore.resp import RespConnection
-from baton_kvstore.staging import StagingPool
+from baton_kvstore.connection.endpoint import parse_endpoint
+from baton_kvstore.connection.resp import RespConnection
+from baton_kvstore.data.data_plane import Tuning
+from baton_kvstore.data.health import Health
+from baton_kvstore.data.maintenance import BUSY_CHECK_S, Chores, Shared
+from baton_kvstore.data.staging import StagingPool
+from baton_kvstore.data.transfer_rate import RateMeter
+from baton_kvstore.embedded.servers import EmbeddedServers, EmbeddedStore, ServerSpec
 from baton_protocol.store import DataInstance
 from tests.kvstore.conftest import MakeTransfers
 from tests.support.clock import Clock

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_kvstore.chunk import (
+from baton_kvstore.data.chunk_format import (
     HEADER_BYTES,
     ChunkSpec,
     chunk_spec,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from baton_kvstore.circuit import Circuit
-from baton_kvstore.rate import Average, RateMeter
+from baton_kvstore.data.circuit_breaker import Circuit
+from baton_kvstore.data.transfer_rate import Average, RateMeter
 from tests.support.clock import Clock
 
 

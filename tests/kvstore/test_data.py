@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import pytest
 
-from baton_kvstore.chunk import HEADER_BYTES
-from baton_kvstore.data import DataPlane, Tuning, rendezvous
-from baton_kvstore.embedded import EmbeddedStore
+from baton_kvstore.data.chunk_format import HEADER_BYTES
+from baton_kvstore.data.data_plane import DataPlane, Tuning, rendezvous
+from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_kvstore.errors import StoreMisconfigured
 from baton_kvstore.keys import chunk_key, ttl_ms
 from baton_protocol.store import Priority

@@ -12,11 +12,11 @@ from dataclasses import replace
 import pytest
 import redis
 
-from baton_kvstore.chunk import HEADER_BYTES
-from baton_kvstore.data import CLOSED, DataPlane, Tuning
-from baton_kvstore.embedded import EmbeddedServers, EmbeddedStore, ServerSpec
+from baton_kvstore.data.chunk_format import HEADER_BYTES
+from baton_kvstore.data.data_plane import CLOSED, DataPlane, Tuning
+from baton_kvstore.data.transfers import GetResult, PutResult
+from baton_kvstore.embedded.servers import EmbeddedServers, EmbeddedStore, ServerSpec
 from baton_kvstore.keys import chunk_key
-from baton_kvstore.operations import GetResult, PutResult
 from baton_protocol.store import Marker
 from tests.kvstore.conftest import MakeTransfers
 from tests.support.stores.kvstore import (

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from baton_kvstore.data import DataPlane, Tuning
-from baton_kvstore.embedded import EmbeddedStore
-from baton_kvstore.endpoint import parse_endpoint
+from baton_kvstore.connection.endpoint import parse_endpoint
+from baton_kvstore.connection.resp import RespConnection
+from baton_kvstore.data.data_plane import DataPlane, Tuning
+from baton_kvstore.data.transfers import GetResult, PutResult
+from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_kvstore.errors import LinkTimeout
-from baton_kvstore.operations import GetResult, PutResult
-from baton_kvstore.resp import RespConnection
 from baton_protocol.ids import BlockHash
 from baton_protocol.store import Marker, Priority
 from tests.kvstore.conftest import MakeTransfers

@@ -11,11 +11,11 @@ from queue import SimpleQueue
 import msgspec
 import pytest
 
-from baton_kvstore.chunk import HEADER_BYTES
-from baton_kvstore.data import CLOSED, DataPlane, Tuning
-from baton_kvstore.embedded import EmbeddedStore
+from baton_kvstore.data.chunk_format import HEADER_BYTES
+from baton_kvstore.data.data_plane import CLOSED, DataPlane, Tuning
+from baton_kvstore.data.transfers import GetResult, Pieces, PutResult
+from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_kvstore.keys import chunk_key
-from baton_kvstore.operations import GetResult, Pieces, PutResult
 from baton_protocol.store import Marker
 from tests.kvstore.conftest import MakeTransfers
 from tests.support.stores.kvstore import (

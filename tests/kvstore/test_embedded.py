@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from baton_kvstore.binary import find_redis_server
-from baton_kvstore.embedded import EmbeddedServers, EmbeddedStore, ServerSpec
+from baton_kvstore.embedded.redis_binary import find_redis_server
+from baton_kvstore.embedded.servers import EmbeddedServers, EmbeddedStore, ServerSpec
 from baton_kvstore.errors import (
     ServerFailed,
     ServerMissing,
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.integration
 
 OWNER = """
 import sys, time
-from baton_kvstore.embedded import EmbeddedStore
+from baton_kvstore.embedded.servers import EmbeddedStore
 store = EmbeddedStore(64 << 20)
 store.start()
 print(store.folder, store.pid("index"), store.pid("data0"), flush=True)
@@ -116,7 +116,7 @@ def test_a_server_whose_guardian_ended_before_it_began_does_not_begin(
 ) -> None:
     """Its parent here is this process, which lives; another pid is that of one that ended."""
     parent = os.getpid() + (1 if ended else 0)
-    code = f"from baton_kvstore.guardian import die_with; die_with({parent})"
+    code = f"from baton_kvstore.embedded.guardian import die_with; die_with({parent})"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == status
 
 

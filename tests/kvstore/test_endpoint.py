@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_kvstore.endpoint import Endpoint, parse_endpoint, with_login
+from baton_kvstore.connection.endpoint import Endpoint, parse_endpoint, with_login
 from baton_kvstore.errors import StoreMisconfigured
 
 SECRET = "s3cret-word"

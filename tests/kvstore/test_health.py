@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from baton_kvstore.health import Health
+from baton_kvstore.data.health import Health
 
 AWAY = "data instance 3 cannot be used: gone"
 FULL = "data instance 3 cannot be used: full"

@@ -11,11 +11,11 @@ from contextlib import suppress
 import msgspec
 import pytest
 
-from baton_kvstore.embedded import EmbeddedStore
+from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_kvstore.errors import ServerRefused, StoreMisconfigured, StoreUnavailable
-from baton_kvstore.index import INBOX_BATCH, INBOX_TTL_S, Index
+from baton_kvstore.index.markers import INBOX_BATCH, INBOX_TTL_S, Index
+from baton_kvstore.index.registry import Registry
 from baton_kvstore.keys import inbox_key, marker_key
-from baton_kvstore.registry import Registry
 from baton_protocol.ids import BlockHash, Epoch, Fingerprint, NodeId, RequestId
 from baton_protocol.store import InboxEntry, Marker
 from baton_protocol.wire import Codec

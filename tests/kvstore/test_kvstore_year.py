@@ -7,10 +7,10 @@ import random
 
 import pytest
 
-from baton_kvstore.behind import BURST_S, TokenBucket, WriteBehind
-from baton_kvstore.circuit import Circuit
+from baton_kvstore.data.circuit_breaker import Circuit
+from baton_kvstore.data.transfer_rate import Average, RateMeter
+from baton_kvstore.data.write_behind_budget import BURST_S, TokenBucket, WriteBehind
 from baton_kvstore.keys import ttl_ms
-from baton_kvstore.rate import Average, RateMeter
 from tests.support.clock import Clock
 from tests.support.growth import WEEK_S, YEAR_S, broken_numbers, grown, sizes
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from baton_kvstore.data import Tuning
-from baton_kvstore.embedded import EmbeddedStore
-from baton_kvstore.index import Index
+from baton_kvstore.data.data_plane import Tuning
+from baton_kvstore.embedded.servers import EmbeddedStore
+from baton_kvstore.index.markers import Index
 from baton_kvstore.keys import ttl_ms
 from baton_protocol.ids import BlockHash
 from baton_protocol.store import Marker

@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from baton_kvstore.embedded import EmbeddedStore
+from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_kvstore.errors import StoreUnavailable
+from baton_kvstore.index.registry import DEFAULT_TTL_S, Registry
 from baton_kvstore.keys import (
     fetch_key,
     fetches_key,
@@ -18,7 +19,6 @@ from baton_kvstore.keys import (
     router_key,
     routers_key,
 )
-from baton_kvstore.registry import DEFAULT_TTL_S, Registry
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.store import FetchReport, RouterReport, Speeds
 from tests.support.stores.kvstore import (

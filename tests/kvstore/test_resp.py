@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from baton_kvstore.embedded import EmbeddedServers, EmbeddedStore, ServerSpec
-from baton_kvstore.endpoint import parse_endpoint
+from baton_kvstore.connection.endpoint import parse_endpoint
+from baton_kvstore.connection.resp import RespConnection
+from baton_kvstore.embedded.servers import EmbeddedServers, EmbeddedStore, ServerSpec
 from baton_kvstore.errors import (
     LinkBroken,
     LinkTimeout,
@@ -23,7 +24,6 @@ from baton_kvstore.errors import (
     StoreUnavailable,
     ValueTooLong,
 )
-from baton_kvstore.resp import RespConnection
 from baton_kvstore.settings import check_reachable
 from tests.support.stores.kvstore import PATIENCE_S, plain_client
 from tests.support.wires.tls import make_certificate, tls_before

@@ -11,10 +11,10 @@ import msgspec
 import pytest
 import redis
 
-from baton_kvstore.chunk import HEADER_BYTES, chunk_spec, fingerprint_digest, verify
-from baton_kvstore.embedded import EmbeddedStore
+from baton_kvstore.data.chunk_format import HEADER_BYTES, chunk_spec, fingerprint_digest, verify
+from baton_kvstore.data.transfers import GetResult, PutResult
+from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_kvstore.keys import chunk_key
-from baton_kvstore.operations import GetResult, PutResult
 from baton_protocol.store import Marker
 from tests.kvstore.conftest import MakeTransfers
 from tests.support.stores.kvstore import (

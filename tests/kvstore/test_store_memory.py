@@ -11,11 +11,11 @@ import msgspec
 import psutil
 import pytest
 
-from baton_kvstore.care import tend
-from baton_kvstore.embedded import EmbeddedStore
-from baton_kvstore.endpoint import parse_endpoint
+from baton_kvstore.connection.endpoint import parse_endpoint
+from baton_kvstore.connection.resp import RespConnection
+from baton_kvstore.data.server_settings import tend
+from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_kvstore.keys import chunk_key
-from baton_kvstore.resp import RespConnection
 from baton_protocol.layout import KVLayout
 from tests.kvstore.conftest import MakeTransfers
 from tests.support.stores.kvstore import (

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from baton_kvstore.embedded import EmbeddedStore
-from baton_kvstore.endpoint import with_login
+from baton_kvstore.connection.endpoint import with_login
+from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_kvstore.errors import StoreUnavailable
-from baton_kvstore.index import Index
-from baton_kvstore.registry import Registry
+from baton_kvstore.index.markers import Index
+from baton_kvstore.index.registry import Registry
 from baton_protocol.ids import RequestId
 from baton_protocol.store import InboxEntry
 from tests.kvstore.conftest import MakeTransfers

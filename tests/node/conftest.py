@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from baton_kvstore.embedded import EmbeddedStore
+from baton_kvstore.embedded.servers import EmbeddedStore
 from tests.support.stores.kvstore import SharedStore
 
 

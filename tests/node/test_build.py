@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from baton_engine.config.engine_config import TorchSettings
-from baton_kvstore.data import DataPlane
-from baton_kvstore.embedded import EmbeddedStore
+from baton_kvstore.data.data_plane import DataPlane
+from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_node.settings import NodeSettings, SetupError, SimOptions
 from baton_node.startup.build_engine import (
     build_engine,

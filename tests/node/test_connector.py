@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from baton_engine.sim.build import SimSettings
-from baton_kvstore.embedded import EmbeddedStore
-from baton_kvstore.index import Index
+from baton_kvstore.embedded.servers import EmbeddedStore
+from baton_kvstore.index.markers import Index
 from baton_kvstore.keys import marker_key
 from baton_node.engine.job import PADDING
 from baton_node.settings import StoreCare

@@ -9,9 +9,9 @@ from contextlib import closing
 
 import pytest
 
-from baton_kvstore.embedded import EmbeddedStore
+from baton_kvstore.embedded.servers import EmbeddedStore
+from baton_kvstore.index.registry import Registry
 from baton_kvstore.keys import inbox_key
-from baton_kvstore.registry import Registry
 from baton_node.store.base import Copied, Fetched, LookedUp, Published
 from baton_node.store.null_connector import NoStore
 from baton_protocol.ids import BlockId, Epoch, NodeId, RequestId

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from baton_engine.sim.build import SimSettings
-from baton_kvstore.embedded import EmbeddedStore
+from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_node.ipc.messages import Drain, Drained, FinishChoice, Saved
 from baton_node.store.null_connector import NoStore
 from baton_protocol.ids import Epoch, NodeId

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from baton_engine.sim.build import SimSettings
-from baton_kvstore.embedded import EmbeddedStore
+from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_node.store.null_connector import NoStore
 from baton_protocol.ids import RequestId
 from baton_protocol.link import Abort, First, NoFirst, PrefillJob, RunJob

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from baton_engine.sim.build import SimSettings
-from baton_kvstore.embedded import EmbeddedStore
+from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_kvstore.keys import chunk_key
 from baton_protocol.hashing import chunk_hashes
 from baton_protocol.link import Abort, PrefillJob, RunJob

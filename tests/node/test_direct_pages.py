@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from baton_engine.core.engine_core import EngineCore
-from baton_kvstore.chunk import HEADER_BYTES
-from baton_kvstore.embedded import EmbeddedStore
+from baton_kvstore.data.chunk_format import HEADER_BYTES
+from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_kvstore.keys import chunk_key
 from baton_node.store.base import Copied, Fetched
 from baton_node.store.null_connector import NoStore

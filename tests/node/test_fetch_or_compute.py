@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from baton_engine.sim.build import SimSettings
-from baton_kvstore.embedded import EmbeddedStore
+from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_node.engine.fetch_chooser import SAMPLE_EVERY_S
 from baton_node.engine.job import PADDING
 from baton_node.store.base import ChunkRef

@@ -17,8 +17,8 @@ import pytest
 import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
-from baton_kvstore.embedded import EmbeddedStore
-from baton_kvstore.registry import Registry
+from baton_kvstore.embedded.servers import EmbeddedStore
+from baton_kvstore.index.registry import Registry
 from baton_node.settings import NodeSettings, SimOptions
 from baton_protocol import PROTOCOL_VERSION
 from baton_protocol.ids import RequestId

@@ -7,7 +7,7 @@ from contextlib import closing
 import pytest
 
 from baton_engine.sim.build import SimSettings
-from baton_kvstore.embedded import EmbeddedStore
+from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_node.ipc.messages import Drain, Undrain
 from baton_node.server.unacknowledged_jobs import Untaken
 from baton_node.store.null_connector import NoStore

@@ -12,7 +12,7 @@ import pytest
 
 from baton_engine.interface import KVMemory
 from baton_engine.sim.build import SimSettings
-from baton_kvstore.embedded import EmbeddedStore
+from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_node.engine.job import STOP_LAG
 from baton_node.ipc.messages import Drain, Drained, FinishChoice, Saved, Undrain
 from baton_node.store.base import ChunkRef

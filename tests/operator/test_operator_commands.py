@@ -16,8 +16,8 @@ from baton.commands.fetch_options import FetchOptions
 from baton.commands.roles import node_settings, router_settings
 from baton.main import read_command
 from baton.options.records import CommonOptions, NodeOptions, RouterOptions
-from baton_kvstore.embedded import EmbeddedStore
-from baton_kvstore.endpoint import parse_endpoint
+from baton_kvstore.connection.endpoint import parse_endpoint
+from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_kvstore.settings import StoreSettings
 from baton_operator.builders import build_pool
 from baton_operator.builders.model import model_name

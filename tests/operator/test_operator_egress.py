@@ -18,7 +18,7 @@ import msgspec
 import pytest
 from kubernetes.aio.client import Configuration
 
-from baton_kvstore import registry
+from baton_kvstore.index import registry
 from baton_operator.api.read import SpecError
 from baton_operator.builders.pool import Pool
 from baton_operator.controller.app import INDEX_ASKERS

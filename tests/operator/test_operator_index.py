@@ -19,9 +19,9 @@ import pytest
 import redis
 
 from baton.commands.up import reserve_port
-from baton_kvstore.binary import find_redis_server
-from baton_kvstore.endpoint import with_login
-from baton_kvstore.registry import Registry
+from baton_kvstore.connection.endpoint import with_login
+from baton_kvstore.embedded.redis_binary import find_redis_server
+from baton_kvstore.index.registry import Registry
 from baton_operator.builders.credentials import acl_file
 from baton_operator.builders.pool import Pool
 from baton_operator.state.index_reader import (

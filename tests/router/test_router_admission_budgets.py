@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from baton_kvstore.budgets import Budgets as SharedBudgets
-from baton_kvstore.budgets import Draw, Drawn
-from baton_kvstore.embedded import EmbeddedStore
+from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_kvstore.errors import LinkBroken
+from baton_kvstore.index.rate_limits import Budgets as SharedBudgets
+from baton_kvstore.index.rate_limits import Draw, Drawn
 from baton_protocol.errors import RateLimited
 from baton_router.admission.rate_limiter import Booking, Budgets
 from baton_router.admission.tenant_limits import TenantLimits

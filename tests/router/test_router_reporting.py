@@ -12,9 +12,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from baton_kvstore.embedded import EmbeddedStore
+from baton_kvstore.embedded.servers import EmbeddedStore
+from baton_kvstore.index.registry import Registry
 from baton_kvstore.keys import router_key
-from baton_kvstore.registry import Registry
 from baton_node.settings import NodeSettings
 from baton_protocol.store import RouterReport
 from baton_router.server.router import Router

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import aiohttp
 import pytest
 
-from baton_kvstore.embedded import EmbeddedStore
-from baton_kvstore.index import Index
-from baton_kvstore.registry import Registry
+from baton_kvstore.embedded.servers import EmbeddedStore
+from baton_kvstore.index.markers import Index
+from baton_kvstore.index.registry import Registry
 from baton_protocol.hashing import chunk_hashes, extend_hashes, root_hash
 from baton_protocol.store import Marker
 from baton_router.server.router import Router

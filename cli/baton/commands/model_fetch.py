@@ -35,7 +35,7 @@ from baton_protocol.model_source import HubModel, SourceError, parse_source
 from baton_protocol.store import FetchReport
 
 if TYPE_CHECKING:
-    from baton_kvstore.registry import Registry
+    from baton_kvstore.index.registry import Registry
 
 LINE_S = 5.0
 REPORT_S = 1.0
@@ -201,7 +201,7 @@ class Fetch:
     async def _open_index(self, stack: AsyncExitStack) -> Registry | None:
         if not self.index_url:
             return None
-        from baton_kvstore.registry import Registry
+        from baton_kvstore.index.registry import Registry
 
         return await stack.enter_async_context(Registry(self.index_url, self.pool))
 

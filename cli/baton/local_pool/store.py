@@ -18,7 +18,7 @@ from baton.options.records import StoreLoginOptions, UpOptions
 from baton_kvstore.errors import StoreError
 
 if TYPE_CHECKING:
-    from baton_kvstore.embedded import EmbeddedStore
+    from baton_kvstore.embedded.servers import EmbeddedStore
 
 LOOK_S = 0.5
 
@@ -72,7 +72,7 @@ class OpenStore:
 
 def logged_in(options: StoreLoginOptions, *urls: str) -> list[str]:
     """The URLs with --redis-username and --redis-password; "" stays "". Raise CommandError."""
-    from baton_kvstore.endpoint import with_login
+    from baton_kvstore.connection.endpoint import with_login
 
     login = (options.redis_username, options.redis_password)
     try:
@@ -87,7 +87,7 @@ def open_store(options: UpOptions) -> Iterator[OpenStore]:
     if options.redis_index:
         yield OpenStore(_check_given(options))
         return
-    from baton_kvstore.embedded import EmbeddedStore
+    from baton_kvstore.embedded.servers import EmbeddedStore
 
     store = EmbeddedStore(
         store_memory=options.store_memory,

@@ -28,7 +28,7 @@ from aiohttp import WSMsgType, web
 from aiohttp.typedefs import Handler
 
 from baton_kvstore.errors import StoreMisconfigured
-from baton_kvstore.registry import Registry
+from baton_kvstore.index.registry import Registry
 from baton_kvstore.settings import StoreSettings
 from baton_node.ipc.engine_process import start_engine
 from baton_node.server.heartbeat import beat, leave

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 
 from baton_kvstore.errors import StoreError
-from baton_kvstore.registry import Registry
+from baton_kvstore.index.registry import Registry
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.store import NodeReport
 

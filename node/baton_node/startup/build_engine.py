@@ -19,12 +19,12 @@ from baton_engine.core.engine_core import EngineCore
 from baton_engine.errors import EngineError
 from baton_engine.interface import EngineInfo, Row, Runner, Sample
 from baton_engine.sim.build import SimSettings, build_sim
-from baton_kvstore.data import DataPlane
-from baton_kvstore.endpoint import parse_endpoint
+from baton_kvstore.connection.endpoint import parse_endpoint
+from baton_kvstore.connection.resp import RespConnection
+from baton_kvstore.data.data_plane import DataPlane
+from baton_kvstore.data.transfers import GetResult, PutResult
 from baton_kvstore.errors import StoreError
 from baton_kvstore.keys import chunk_key
-from baton_kvstore.operations import GetResult, PutResult
-from baton_kvstore.resp import RespConnection
 from baton_node.settings import NodeSettings, SetupError
 from baton_protocol.hashing import HASH_BYTES
 from baton_protocol.ids import BlockHash, BlockId, Fingerprint

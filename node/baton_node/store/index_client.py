@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from baton_kvstore.errors import ServerRefused, StoreError
-from baton_kvstore.index import Index
+from baton_kvstore.index.markers import Index
 from baton_kvstore.keys import ttl_ms
 from baton_node.settings import StoreCare
 from baton_node.store.base import ChunkRef, ConnectorEvent, LookedUp, Published

@@ -20,9 +20,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from baton_engine.interface import KVMemory
-from baton_kvstore.data import DataPlane
-from baton_kvstore.index import Index
-from baton_kvstore.operations import GetResult, PutResult
+from baton_kvstore.data.data_plane import DataPlane
+from baton_kvstore.data.transfers import GetResult, PutResult
+from baton_kvstore.index.markers import Index
 from baton_node.engine.job import PADDING
 from baton_node.store.base import ChunkRef, ConnectorEvent, Copied, Fetched, Published
 from baton_node.store.index_client import Indexing, StoreAddress, Stored

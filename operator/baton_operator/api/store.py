@@ -10,8 +10,8 @@ from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta, field
 
-from baton_kvstore.embedded import INDEX_MEMORY
-from baton_kvstore.endpoint import parse_endpoint
+from baton_kvstore.connection.endpoint import parse_endpoint
+from baton_kvstore.embedded.servers import INDEX_MEMORY
 from baton_kvstore.errors import StoreMisconfigured
 from baton_kvstore.settings import StoreSettings
 from baton_operator.api.cel_rules import Rule, both

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from baton_kvstore.endpoint import DEFAULT_PORT
+from baton_kvstore.connection.endpoint import DEFAULT_PORT
 from baton_operator.builders.child import Child, Manifest
 from baton_operator.builders.nodes import PORT as NODE_PORT
 from baton_operator.builders.overrides import copied

@@ -7,8 +7,8 @@ commands and the index must never evict. Who reaches them needs the pool's passw
 
 from __future__ import annotations
 
-from baton_kvstore.embedded import INDEX_MEMORY, optional_settings
-from baton_kvstore.endpoint import DEFAULT_PORT
+from baton_kvstore.connection.endpoint import DEFAULT_PORT
+from baton_kvstore.embedded.servers import INDEX_MEMORY, optional_settings
 from baton_operator.api.record import Resources
 from baton_operator.builders.child import Child, Manifest
 from baton_operator.builders.credentials import ACL_KEY

@@ -6,7 +6,7 @@ server is checked with.
 
 from __future__ import annotations
 
-from baton_kvstore.endpoint import DEFAULT_PORT
+from baton_kvstore.connection.endpoint import DEFAULT_PORT
 from baton_kvstore.settings import StoreSettings
 from baton_operator.api.pool_spec import ManagedStore
 from baton_operator.builders.child import Child, Manifest

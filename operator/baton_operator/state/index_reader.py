@@ -23,9 +23,9 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import msgspec
 
-from baton_kvstore.endpoint import parse_endpoint, with_login
+from baton_kvstore.connection.endpoint import parse_endpoint, with_login
 from baton_kvstore.errors import StoreError
-from baton_kvstore.registry import Registry
+from baton_kvstore.index.registry import Registry
 from baton_operator.api.status import PoolStatus
 from baton_operator.builders.pool import Pool
 from baton_operator.builders.store_access import store_settings

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from baton_kvstore.budgets import Draw, Drawn
 from baton_kvstore.errors import StoreError
+from baton_kvstore.index.rate_limits import Draw, Drawn
 from baton_protocol.errors import InvalidRequest, RateLimited
 from baton_router.admission.tenant_limits import TenantLimits
 
@@ -121,7 +121,7 @@ class Budgets:
 
 
 class OwnBuckets:
-    """The same buckets in this process; see baton_kvstore.budgets for their law."""
+    """The same buckets in this process; see baton_kvstore.index.rate_limits for their law."""
 
     def __init__(self) -> None:
         # Level, as of when, and when it is full, as one that is not here. The last used comes last.

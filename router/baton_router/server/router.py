@@ -24,10 +24,10 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from baton_kvstore.budgets import Budgets as SharedBudgets
 from baton_kvstore.errors import StoreError
-from baton_kvstore.index import Index
-from baton_kvstore.registry import Registry
+from baton_kvstore.index.markers import Index
+from baton_kvstore.index.rate_limits import Budgets as SharedBudgets
+from baton_kvstore.index.registry import Registry
 from baton_protocol.errors import Unavailable
 from baton_protocol.link import is_loopback, link_headers
 from baton_protocol.store import RouterReport

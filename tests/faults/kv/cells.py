@@ -16,8 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from baton_engine.sim.build import SimSettings
-from baton_kvstore.client import OPERATION_TIMEOUT_S
-from baton_kvstore.data import Tuning
+from baton_kvstore.connection.client import OPERATION_TIMEOUT_S
+from baton_kvstore.data.data_plane import Tuning
 from baton_node.engine.loop import DeskOptions
 from baton_protocol.ids import Epoch
 from baton_protocol.layout import VALUE_HEADER_BYTES, KVLayout

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from baton_engine.sim.build import build_sim
-from baton_kvstore.chunk import chunk_spec, epoch_digest, fingerprint_digest, seal
+from baton_kvstore.data.chunk_format import chunk_spec, epoch_digest, fingerprint_digest, seal
 from baton_kvstore.keys import chunk_key, inbox_key, marker_key
 from baton_protocol.ids import BlockId, Epoch, Fingerprint, NodeId
 from baton_protocol.layout import VALUE_HEADER_BYTES

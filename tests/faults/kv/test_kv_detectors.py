@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 
 from baton_engine.core.engine_core import EngineCore
-from baton_kvstore import operations
+from baton_kvstore.data import transfers
 from baton_node.engine import fetch_state
 from baton_protocol.link import RunJob
 from baton_protocol.request import Request
@@ -55,7 +55,7 @@ def servers(running: KVServers) -> Iterator[KVServers]:
 @pytest.fixture
 def blind(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every value is taken for what was asked for."""
-    monkeypatch.setattr(operations, "verify_value", lambda *value_and_spec: "")
+    monkeypatch.setattr(transfers, "verify_value", lambda *value_and_spec: "")
 
 
 # --- verification ---------------------------------------------------------------------------------

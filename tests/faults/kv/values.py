@@ -25,7 +25,7 @@ Change = Callable[[bytes], bytes]
 HIT = 5  # a chunk in mid-prefix
 SHARDED = msgspec.structs.replace(SMALL, kv_shards=2)
 QUICK = Deadline()
-# Offsets of the header's fields (kvstore/baton_kvstore/chunk.py).
+# Offsets of the header's fields (kvstore/baton_kvstore/data/chunk_format.py).
 FIELDS = {
     **{"magic": 0, "layout version": 4, "shard": 6, "tokens": 8, "reserved": 12},
     **{"payload bytes": 16, "fingerprint": 24, "chunk hash": 40, "writer epoch": 56},

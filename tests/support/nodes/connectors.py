@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from baton_engine.sim.build import SimSettings, build_sim
-from baton_kvstore.embedded import EmbeddedStore
-from baton_kvstore.index import Index
+from baton_kvstore.embedded.servers import EmbeddedStore
+from baton_kvstore.index.markers import Index
 from baton_node.settings import StoreCare
 from baton_node.store.base import ChunkRef, ConnectorEvent, Fetched, LookedUp, Published
 from baton_node.store.redis_connector import StoreAddress, StoreConnector

@@ -21,7 +21,7 @@ from baton_engine.core.engine_core import EngineCore
 from baton_engine.interface import KVMemory, Reservation
 from baton_engine.kv.kv_pool import TorchMemory
 from baton_engine.sim.runner import SimMemory
-from baton_kvstore.embedded import EmbeddedStore
+from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_node.store.base import ChunkRef, ConnectorEvent, Copied, Fetched, LookedUp, Published
 from baton_node.store.index_client import StoreAddress
 from baton_node.store.redis_connector import StoreConnector

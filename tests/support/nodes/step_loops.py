@@ -13,7 +13,7 @@ from typing import Any
 
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.sim.build import SimSettings, build_sim
-from baton_kvstore.embedded import EmbeddedStore
+from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_node.engine.loop import Desk, DeskOptions
 from baton_node.ipc.messages import Prompted, Step, ToEngine, Token, ToServer
 from baton_node.store.base import Connector

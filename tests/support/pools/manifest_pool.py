@@ -22,7 +22,7 @@ from typing import Any
 import redis
 
 from baton.commands.up import reserve_port
-from baton_kvstore.binary import find_redis_server
+from baton_kvstore.embedded.redis_binary import find_redis_server
 from baton_operator.builders import Manifest, build_pool
 from baton_operator.builders.pool import Pool
 from tests.support.clients.http import exchange

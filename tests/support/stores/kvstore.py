@@ -15,11 +15,11 @@ from typing import Any
 import psutil
 import redis
 
-from baton_kvstore.data import DataPlane, Tuning
-from baton_kvstore.embedded import EmbeddedServers, EmbeddedStore
-from baton_kvstore.endpoint import parse_endpoint
+from baton_kvstore.connection.endpoint import parse_endpoint
+from baton_kvstore.data.data_plane import DataPlane, Tuning
+from baton_kvstore.data.transfers import GetResult, PutResult
+from baton_kvstore.embedded.servers import EmbeddedServers, EmbeddedStore
 from baton_kvstore.errors import StoreError
-from baton_kvstore.operations import GetResult, PutResult
 from baton_kvstore.settings import check_reachable
 from baton_protocol.ids import BlockHash, Epoch, Fingerprint, NodeId
 from baton_protocol.layout import KVLayout

@@ -12,7 +12,7 @@ import platform
 import shlex
 from pathlib import Path
 
-from baton_kvstore.binary import find_redis_server
+from baton_kvstore.embedded.redis_binary import find_redis_server
 from tests.support.needs import needs
 from tests.support.project.cache import made_once
 from tests.support.project.debian import unpack_redis

@@ -19,7 +19,7 @@ from typing import Literal, get_args
 import psutil
 import redis
 
-from baton_kvstore.embedded import EmbeddedStore
+from baton_kvstore.embedded.servers import EmbeddedStore
 from tests.support.wires.link_proxy import LinkProxy
 from tests.support.wires.wire import WireLoop
 

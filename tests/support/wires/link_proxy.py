@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from itertools import cycle
 from typing import Literal
 
-from baton_kvstore.endpoint import parse_endpoint
+from baton_kvstore.connection.endpoint import parse_endpoint
 from tests.support.wires.resp_commands import CommandSplitter, Said
 from tests.support.wires.wire import RESET, WireLoop
 

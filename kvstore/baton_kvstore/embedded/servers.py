@@ -23,12 +23,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from baton_kvstore import guardian
-from baton_kvstore.binary import find_redis_server
-from baton_kvstore.care import REPLIES_BYTES, clients_limit
-from baton_kvstore.endpoint import parse_endpoint
+from baton_kvstore.connection.endpoint import parse_endpoint
+from baton_kvstore.connection.resp import RespConnection
+from baton_kvstore.data.server_settings import REPLIES_BYTES, clients_limit
+from baton_kvstore.embedded import guardian
+from baton_kvstore.embedded.redis_binary import find_redis_server
 from baton_kvstore.errors import ServerFailed, ServerRefused, StoreUnavailable
-from baton_kvstore.resp import RespConnection
 from baton_kvstore.settings import StoreSettings
 from baton_protocol.layout import CHUNK_MOST_BYTES
 

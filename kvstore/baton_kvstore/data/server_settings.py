@@ -20,8 +20,8 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from baton_kvstore.connection.resp import Reply, RespConnection
 from baton_kvstore.errors import ServerRefused
-from baton_kvstore.resp import Reply, RespConnection
 
 logger = logging.getLogger(__name__)
 StoreRole = Literal["data", "index"]

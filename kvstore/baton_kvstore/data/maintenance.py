@@ -16,14 +16,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from baton_kvstore.care import CareMode, Usage, read_usage, tend
+from baton_kvstore.connection.resp import RespConnection
+from baton_kvstore.data.health import Health
+from baton_kvstore.data.server_settings import CareMode, Usage, read_usage, tend
+from baton_kvstore.data.staging import StagingPool
+from baton_kvstore.data.transfer_rate import Average, RateMeter
+from baton_kvstore.data.transfers import refusal
 from baton_kvstore.errors import LinkBroken, ServerRefused, StoreUnavailable
-from baton_kvstore.health import Health
 from baton_kvstore.keys import DEFAULT_TTL_S, room_key
-from baton_kvstore.operations import refusal
-from baton_kvstore.rate import Average, RateMeter
-from baton_kvstore.resp import RespConnection
-from baton_kvstore.staging import StagingPool
 from baton_protocol.ids import Fingerprint
 
 PROBE_CHUNKS = 4

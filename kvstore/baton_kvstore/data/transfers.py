@@ -24,12 +24,17 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar, Protocol
 
-from baton_kvstore.chunk import HEADER_BYTES, chunk_spec, epoch_digest, fingerprint_digest
-from baton_kvstore.chunk import seal as seal_value
-from baton_kvstore.chunk import verify as verify_value
+from baton_kvstore.connection.resp import RespConnection, leading
+from baton_kvstore.data.chunk_format import (
+    HEADER_BYTES,
+    chunk_spec,
+    epoch_digest,
+    fingerprint_digest,
+)
+from baton_kvstore.data.chunk_format import seal as seal_value
+from baton_kvstore.data.chunk_format import verify as verify_value
 from baton_kvstore.errors import ServerRefused, ValueTooLong
 from baton_kvstore.keys import chunk_key, ttl_ms
-from baton_kvstore.resp import RespConnection, leading
 from baton_protocol.ids import BlockHash, Epoch, Fingerprint
 from baton_protocol.layout import KVLayout
 from baton_protocol.store import Marker, Priority

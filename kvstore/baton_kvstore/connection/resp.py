@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from baton_kvstore.endpoint import Endpoint
+from baton_kvstore.connection.endpoint import Endpoint
 from baton_kvstore.errors import (
     LinkBroken,
     LinkTimeout,

@@ -14,14 +14,14 @@ import logging
 import threading
 import time
 
-from baton_kvstore.chores import Chores, Shared
-from baton_kvstore.endpoint import Endpoint
+from baton_kvstore.connection.endpoint import Endpoint
+from baton_kvstore.connection.resp import RespConnection
+from baton_kvstore.data.health import Health
+from baton_kvstore.data.maintenance import Chores, Shared
+from baton_kvstore.data.priority_queues import Lanes
+from baton_kvstore.data.transfer_rate import RateMeter
+from baton_kvstore.data.transfers import MISSING, Operation
 from baton_kvstore.errors import LinkBroken, StoreUnavailable
-from baton_kvstore.health import Health
-from baton_kvstore.lanes import Lanes
-from baton_kvstore.operations import MISSING, Operation
-from baton_kvstore.rate import RateMeter
-from baton_kvstore.resp import RespConnection
 from baton_protocol.store import DataInstance
 
 logger = logging.getLogger(__name__)

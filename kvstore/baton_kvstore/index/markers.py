@@ -14,18 +14,18 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from baton_kvstore.async_resp import AsyncResp
-from baton_kvstore.care import CareMode, care
-from baton_kvstore.client import (
+from baton_kvstore.connection.async_resp import AsyncResp
+from baton_kvstore.connection.client import (
     CONNECT_TIMEOUT_S,
     OPERATION_TIMEOUT_S,
     AsyncClient,
     ClosesItself,
 )
-from baton_kvstore.endpoint import parse_endpoint
+from baton_kvstore.connection.endpoint import parse_endpoint
+from baton_kvstore.connection.resp import Reply
+from baton_kvstore.data.server_settings import CareMode, care
 from baton_kvstore.errors import ProtocolBroken, ServerRefused
 from baton_kvstore.keys import inbox_key, marker_key, marker_request, probe_key
-from baton_kvstore.resp import Reply
 from baton_protocol.ids import BlockHash, Epoch, Fingerprint, NodeId
 from baton_protocol.store import InboxEntry, Marker
 from baton_protocol.wire import Codec, WireError

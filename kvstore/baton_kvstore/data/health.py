@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 from typing import Literal
 
-from baton_kvstore.circuit import Circuit
+from baton_kvstore.data.circuit_breaker import Circuit
 
 logger = logging.getLogger(__name__)
 # Probing for room moves chunks, so a server without any is asked less often than a lost one.

@@ -25,15 +25,15 @@ from collections.abc import Callable, Sequence
 
 import xxhash
 
-from baton_kvstore.behind import WriteBehind
-from baton_kvstore.care import CareMode
-from baton_kvstore.chores import Shared, Tuning
-from baton_kvstore.endpoint import parse_endpoint
+from baton_kvstore.connection.endpoint import parse_endpoint
+from baton_kvstore.data.instance import CLOSED, Instance
+from baton_kvstore.data.maintenance import Shared, Tuning
+from baton_kvstore.data.server_settings import CareMode
+from baton_kvstore.data.staging import StagingPool
+from baton_kvstore.data.transfer_rate import RateMeter
+from baton_kvstore.data.transfers import MISSING, Format, Get, GetResult, Pieces, Put, PutResult
+from baton_kvstore.data.write_behind_budget import WriteBehind
 from baton_kvstore.errors import StoreMisconfigured
-from baton_kvstore.instance import CLOSED, Instance
-from baton_kvstore.operations import MISSING, Format, Get, GetResult, Pieces, Put, PutResult
-from baton_kvstore.rate import RateMeter
-from baton_kvstore.staging import StagingPool
 from baton_protocol.ids import BlockHash, Epoch, Fingerprint
 from baton_protocol.layout import KVLayout
 from baton_protocol.store import DataInstance, Marker, Priority

@@ -15,14 +15,14 @@ import logging
 from collections.abc import Sequence
 from typing import TypeVar
 
-from baton_kvstore.async_resp import AsyncResp, pack
-from baton_kvstore.client import (
+from baton_kvstore.connection.async_resp import AsyncResp, pack
+from baton_kvstore.connection.client import (
     CONNECT_TIMEOUT_S,
     OPERATION_TIMEOUT_S,
     AsyncClient,
     ClosesItself,
 )
-from baton_kvstore.endpoint import parse_endpoint
+from baton_kvstore.connection.endpoint import parse_endpoint
 from baton_kvstore.errors import ProtocolBroken
 from baton_kvstore.keys import (
     fetch_key,

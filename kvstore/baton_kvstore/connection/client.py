@@ -27,7 +27,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 
-from baton_kvstore.endpoint import Endpoint
+from baton_kvstore.connection.endpoint import Endpoint
 from baton_kvstore.errors import LinkBroken, LinkTimeout, ServerRefused
 
 T = TypeVar("T")

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from baton_kvstore.client import AsyncClient, ClosesItself
-from baton_kvstore.endpoint import parse_endpoint
+from baton_kvstore.connection.client import AsyncClient, ClosesItself
+from baton_kvstore.connection.endpoint import parse_endpoint
 from baton_kvstore.keys import budget_key, routers_key
 
 # KEYS: the budgets, the pool's routers. ARGV: "take" or "give", then rate per s, capacity and

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from baton_kvstore.operations import Operation
+from baton_kvstore.data.transfers import Operation
 from baton_protocol.store import Priority
 
 

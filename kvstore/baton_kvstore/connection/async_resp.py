@@ -17,9 +17,9 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 
-from baton_kvstore.endpoint import Endpoint
+from baton_kvstore.connection.endpoint import Endpoint
+from baton_kvstore.connection.resp import CRLF, Reply
 from baton_kvstore.errors import LinkBroken, LinkTimeout, ProtocolBroken, ServerRefused
-from baton_kvstore.resp import CRLF, Reply
 
 READ_BYTES = 256 << 10
 MOST_ITEMS = 1 << 20

@@ -1,0 +1,1 @@
+"""Connections to one Redis server: addresses, RESP, redis-py."""

@@ -1,0 +1,1 @@
+"""The data plane: chunks in and out of the data servers."""

@@ -1,0 +1,1 @@
+"""Redis servers of our own, for one machine."""

@@ -1,0 +1,1 @@
+"""The index role: markers, inboxes, the registry, rate limits."""
