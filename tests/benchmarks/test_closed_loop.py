@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from baton_operator.autoscaling.planner.records import Capability, Situation
-from benchmarks.support.closed_loop import Course, Targets
-from benchmarks.support.contenders import EQUAL, best_split, split_of
-from benchmarks.support.loads import CHAT, HOUR_S, Load
-from benchmarks.support.pool_observer import Sight
-from benchmarks.support.scalers import Counts, Hpa
+from benchmarks.support.autoscaling.closed_loop import Course, Targets
+from benchmarks.support.autoscaling.contenders import EQUAL, best_split, split_of
+from benchmarks.support.autoscaling.load_profiles import CHAT, HOUR_S, Load
+from benchmarks.support.autoscaling.pool_observer import Sight
+from benchmarks.support.autoscaling.reference_autoscalers import Counts, Hpa
 
 TRUTH = Capability(
     prefill_tokens=8000.0,

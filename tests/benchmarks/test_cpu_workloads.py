@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from benchmarks.support.cpu_workloads import MID, SEED, WORKLOADS, Workload
+from benchmarks.support.engine.cpu_workloads import MID, SEED, WORKLOADS, Workload
 
 
 def drawn(name: str) -> Workload:

@@ -7,7 +7,15 @@ from itertools import count
 import pytest
 
 from baton_engine.kv.block_pool import BlockPool
-from benchmarks.engine_host import BOOKS, LIVE, books_ms, host_ms, make_engine, spent_s, timed
+from benchmarks.engine.host_overhead import (
+    BOOKS,
+    LIVE,
+    books_ms,
+    host_ms,
+    make_engine,
+    spent_s,
+    timed,
+)
 
 STEPS = 20  # over a block: each request begins one
 

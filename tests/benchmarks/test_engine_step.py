@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.engine_step import (
+from benchmarks.engine.cpu_step import (
     HOST,
     PARTS,
     Load,
@@ -18,8 +18,8 @@ from benchmarks.engine_step import (
     profile,
     report,
 )
-from benchmarks.support.cpu_workloads import MID, TINY, Shape
-from benchmarks.support.parts import PartTimer, noted
+from benchmarks.support.engine.cpu_workloads import MID, TINY, Shape
+from benchmarks.support.engine.part_timer import PartTimer, noted
 
 STEPS, PASSES = 2, 2
 LOAD = Load(rows=3, keys=40, shared=32)

@@ -6,8 +6,14 @@ import statistics
 
 import pytest
 
-from benchmarks.support.loads import ANSWER_HEAVY, CHAT, PROMPT_HEAVY, Load, loads
-from benchmarks.support.pool_nodes import Ask
+from benchmarks.support.autoscaling.load_profiles import (
+    ANSWER_HEAVY,
+    CHAT,
+    PROMPT_HEAVY,
+    Load,
+    loads,
+)
+from benchmarks.support.autoscaling.pool_nodes import Ask
 
 LOADS = {load.name: load for load in loads(quick=True)}
 

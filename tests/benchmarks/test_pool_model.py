@@ -9,8 +9,8 @@ import pytest
 
 from baton_operator.autoscaling.planner.records import Capability, Phase
 from baton_protocol.store import ROLES, Role
-from benchmarks.support.pool_model import START_SPREAD, Pool
-from benchmarks.support.pool_nodes import Ask
+from benchmarks.support.autoscaling.pool_model import START_SPREAD, Pool
+from benchmarks.support.autoscaling.pool_nodes import Ask
 
 TRUTH = Capability(
     prefill_tokens=2000.0,

@@ -8,7 +8,7 @@ from collections import deque
 import pytest
 
 from baton_operator.autoscaling.planner.records import Capability
-from benchmarks.support.pool_nodes import Answer, Ask, DecodeNode, PrefillNode
+from benchmarks.support.autoscaling.pool_nodes import Answer, Ask, DecodeNode, PrefillNode
 
 TRUTH = Capability(
     prefill_tokens=1000.0,

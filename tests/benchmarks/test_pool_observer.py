@@ -7,9 +7,9 @@ import random
 import pytest
 
 from baton_operator.autoscaling.planner.records import Capability, Phase
-from benchmarks.support.pool_model import Pool
-from benchmarks.support.pool_nodes import Ask
-from benchmarks.support.pool_observer import Observer, Sight
+from benchmarks.support.autoscaling.pool_model import Pool
+from benchmarks.support.autoscaling.pool_nodes import Ask
+from benchmarks.support.autoscaling.pool_observer import Observer, Sight
 
 TRUTH = Capability(
     prefill_tokens=1000.0,

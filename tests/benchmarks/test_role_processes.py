@@ -8,9 +8,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.support import mock_backend
 from benchmarks.support.role_processes import answer_of, cpu_s, model_of, process, tree
-from benchmarks.support.router_load import Question, closed_loop, http_clients
+from benchmarks.support.router import mock_backend
+from benchmarks.support.router.load_generator import Question, closed_loop, http_clients
 from benchmarks.support.servers import HOST, free_port
 
 pytestmark = pytest.mark.integration

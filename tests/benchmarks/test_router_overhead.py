@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from benchmarks.router_overhead import (
+from benchmarks.router.overhead import (
     ANSWER_TOKENS,
     BUSY,
     IDS,
@@ -23,8 +23,8 @@ from benchmarks.router_overhead import (
     medians,
     table,
 )
-from benchmarks.support.mock_backend import event
-from benchmarks.support.router_load import Timing
+from benchmarks.support.router.load_generator import Timing
+from benchmarks.support.router.mock_backend import event
 
 
 def found(**cpu: float) -> dict[Place, Figures]:

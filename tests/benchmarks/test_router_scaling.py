@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.router_overhead import options_of
-from benchmarks.support.router_scaling import Load, ceiling, complete, scaling_table
+from benchmarks.router.overhead import options_of
+from benchmarks.support.router.worker_scaling import Load, ceiling, complete, scaling_table
 
 ONE = [Load(100.0, 4.0, 5.0, 1.0), Load(80.0, 5.0, 5.0, 1.0), Load(50.0, 4.0, 5.0, 1.0)]
 TWO = [Load(150.0, 4.4, 6.0, 0.5), Load(160.0, 5.0, 6.0, 0.5), Load(90.0, 4.8, 6.0, 0.5)]

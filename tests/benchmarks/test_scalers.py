@@ -8,7 +8,14 @@ import pytest
 
 from baton_operator.autoscaling.planner.records import Demand, NodeView, Phase, Situation
 from baton_protocol.store import Role
-from benchmarks.support.scalers import STALE_S, Hpa, Kpa, Scaler, hpa_count, kpa_count
+from benchmarks.support.autoscaling.reference_autoscalers import (
+    STALE_S,
+    Hpa,
+    Kpa,
+    Scaler,
+    hpa_count,
+    kpa_count,
+)
 
 TARGETS: Mapping[Role, float] = {"prefill": 1.0, "decode": 10.0}
 LIMITS = (1, 20)

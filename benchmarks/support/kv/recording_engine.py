@@ -1,0 +1,81 @@
+"""A node's engine process that notes when first tokens leave it and when fetched chunks are in.
+
+    python -m benchmarks.support.kv.recording_engine FD PARENT_PID
+
+It is `baton_node.startup.main`; its port and its connector look at the clock besides.
+
+In: what engine_main takes, requests called "handoff-<number>". Out: tokens.notes and fetched.notes,
+(time, number) each.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+import time
+from unittest.mock import patch
+
+from baton_engine.interface import KVMemory
+from baton_node.ipc.engine_socket import SocketPort
+from baton_node.ipc.messages import Step, ToServer
+from baton_node.startup import main
+from baton_node.store.base import ConnectorEvent, Fetched
+from baton_node.store.redis_connector import StoreAddress, StoreConnector
+from baton_protocol.ids import RequestId
+from benchmarks.support.meter import Notes, folder
+
+PREFIX = "handoff-"
+
+
+def request_id(number: int) -> RequestId:
+    return RequestId(f"{PREFIX}{number}")
+
+
+def _number(request: RequestId) -> int:
+    return int(request.removeprefix(PREFIX))
+
+
+class NotingConnector(StoreConnector):
+    """Notes a fetch when the step loop hears of it."""
+
+    def __init__(self, address: StoreAddress, memory: KVMemory) -> None:
+        super().__init__(address, memory)
+        self._fetched = Notes()
+
+    def poll(self) -> list[ConnectorEvent]:
+        events = super().poll()
+        now = time.monotonic()
+        for event in events:
+            if isinstance(event, Fetched) and event.ok:
+                self._fetched.add(now, _number(event.chunk.request))
+        return events
+
+    def close(self) -> None:
+        self._fetched.write(folder() / "fetched.notes")
+        super().close()
+
+
+class NotingPort(SocketPort):
+    """Notes a token as it is sent."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        super().__init__(sock)
+        self._tokens = Notes()
+
+    def send(self, record: ToServer) -> None:
+        if isinstance(record, Step):
+            now = time.monotonic()
+            for token in record.tokens:
+                self._tokens.add(now, _number(token.request))
+        super().send(record)
+
+    def close(self) -> None:
+        self._tokens.write(folder() / "tokens.notes")
+        super().close()
+
+
+if __name__ == "__main__":
+    connector = patch.object(main, "StoreConnector", NotingConnector)
+    port = patch.object(main, "SocketPort", NotingPort)
+    with connector, port:
+        sys.exit(main.main(sys.argv[1:]))
