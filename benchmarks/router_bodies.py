@@ -32,7 +32,7 @@ from pathlib import Path
 
 import aiohttp
 
-from baton.models.demo_model import fetch_demo
+from baton_cli.models.demo_model import fetch_demo
 from baton_node.settings import NodeSettings, SimOptions
 from baton_router import RouterSettings
 from benchmarks.support import role_processes

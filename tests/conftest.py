@@ -11,7 +11,7 @@ import hypothesis
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-from baton.models.demo_model import fetch_demo
+from baton_cli.models.demo_model import fetch_demo
 from tests.support.engines.tiny_models import make_tiny_model
 from tests.support.needs import NEEDS, needs
 from tests.support.pairwise import mark_the_rest_long

@@ -206,7 +206,7 @@ def run(load: Load, options: argparse.Namespace) -> Mapping[str, Phase]:
         (folder / "keys").write_text(KEYS)
         port = free_port()
         flags = ("--engine", "sim", "--sim-decode-ms", "20", "--api-keys", str(folder / "keys"))
-        words = (sys.executable, "-m", "baton", "up", "--port", str(port), *flags, *load.flags)
+        words = (sys.executable, "-m", "baton_cli", "up", "--port", str(port), *flags, *load.flags)
         admin = {"BATON_ADMIN_KEY": "admin-of-the-benchmark"}
         stack.enter_context(process(words, variables=admin, quiet=True))
         url = f"http://{HOST}:{port}"

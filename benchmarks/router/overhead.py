@@ -40,8 +40,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from baton.models.demo_model import fetch_demo
-from baton.options.records import MAX_WORKERS
+from baton_cli.models.demo_model import fetch_demo
+from baton_cli.options.records import MAX_WORKERS
 from baton_text.artifacts import read_artifacts
 from baton_text.tokenizer import Tokenizer
 from benchmarks.support.figures import percentile

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from baton.main import COMMANDS
+from baton_cli.main import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = (

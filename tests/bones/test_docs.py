@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from baton.commands.up import reserve_port
-from baton.options.flag import flags_of
-from baton.options.records import CommonOptions, NodeOptions, RouterOptions, ServingOptions
+from baton_cli.commands.up import reserve_port
+from baton_cli.options.flag import flags_of
+from baton_cli.options.records import CommonOptions, NodeOptions, RouterOptions, ServingOptions
 from baton_operator.metrics import Metrics
 from baton_protocol import errors
 from baton_router.placement.policy import Reason

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from baton.main import COMMANDS
-from baton.models.demo_model import INSTALL_LINE
+from baton_cli.main import COMMANDS
+from baton_cli.models.demo_model import INSTALL_LINE
 from tests.bones.install_hints import UnknownHint, all_hints, hints_in, strings_of
 from tests.support.project.environments import THIS, Environment
 from tests.support.project.requirements import closure, installed_needs
@@ -48,7 +48,7 @@ for name in modules:
     print(importlib.import_module(name).__file__)
 """
 EXPORT = """
-from baton.otlp import exporting
+from baton_cli.otlp import exporting
 with exporting("http://127.0.0.1:9", {}, "service", "instance") as sink:
     assert sink is not None
 """
@@ -161,7 +161,9 @@ def test_the_hints_of_messages_and_of_documents_are_found() -> None:
     asked = {" ".join(hint.words) for hint in HINTS}
     assert {f"baton-serve[{one.extra}]" for one in COMMANDS if one.extra} < asked
     assert INSTALL_LINE.removeprefix("pip install ") in asked
-    assert {"docs/quick-start.md", "README.md", "cli/baton/main.py"} < {one.place for one in HINTS}
+    assert {"docs/quick-start.md", "README.md", "cli/baton_cli/main.py"} < {
+        one.place for one in HINTS
+    }
 
 
 @pytest.mark.parametrize(

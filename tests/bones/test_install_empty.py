@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.models.demo_model import INSTALL_LINE
+from baton_cli.models.demo_model import INSTALL_LINE
 from tests.support.needs import needs
 from tests.support.project.environments import Environment
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from baton.bench.engine import build, find_folder
-from baton.bench.options import LatencyOptions, ThroughputOptions
-from baton.bench.workload import random_prompts
-from baton.commands.bench import check_room
-from baton.errors import CommandError
-from baton.options.records import EngineOptions, Overlap, SimOptions
+from baton_cli.bench.engine import build, find_folder
+from baton_cli.bench.options import LatencyOptions, ThroughputOptions
+from baton_cli.bench.workload import random_prompts
+from baton_cli.commands.bench import check_room
+from baton_cli.errors import CommandError
+from baton_cli.options.records import EngineOptions, Overlap, SimOptions
 from tests.support.project.command import baton, baton_process, figures
 
 SIM = ("--engine", "sim", "--kv-blocks", "1000")

@@ -8,11 +8,11 @@ from itertools import count
 
 import pytest
 
-from baton.bench.metrics import Spread, latency_of, setting_of, spread, throughput_of, waste_of
-from baton.bench.options import LatencyOptions
-from baton.bench.report import ProgressBar, latency_text, throughput_text
-from baton.bench.run import LOOK_EVERY, Look, Trace, drive
-from baton.bench.workload import Ask, Workload
+from baton_cli.bench.metrics import Spread, latency_of, setting_of, spread, throughput_of, waste_of
+from baton_cli.bench.options import LatencyOptions
+from baton_cli.bench.report import ProgressBar, latency_text, throughput_text
+from baton_cli.bench.run import LOOK_EVERY, Look, Trace, drive
+from baton_cli.bench.workload import Ask, Workload
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.sim.build import SimSettings, build_sim
 from baton_protocol.errors import PromptTooLong

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from baton.bench.client import Job, Server, first_model, send_all, session
-from baton.bench.serve_options import ServeOptions
-from baton.bench.stream import Outcome
-from baton.commands.bench_serve import server_of
-from baton.errors import CommandError, UsageError
-from baton.main import read_command
+from baton_cli.bench.client import Job, Server, first_model, send_all, session
+from baton_cli.bench.serve_options import ServeOptions
+from baton_cli.bench.stream import Outcome
+from baton_cli.commands.bench_serve import server_of
+from baton_cli.errors import CommandError, UsageError
+from baton_cli.main import read_command
 from tests.support.pools.baton_up import Pool
 from tests.support.project.command import baton, figures
 

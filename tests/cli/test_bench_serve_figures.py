@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton.bench.serve_metrics import Wanted, figures, is_good, most_at_once
-from baton.bench.serve_report import serve_text
-from baton.bench.stream import AnswerReader, Outcome, SseReader, error_word
-from baton.errors import UsageError
+from baton_cli.bench.serve_metrics import Wanted, figures, is_good, most_at_once
+from baton_cli.bench.serve_report import serve_text
+from baton_cli.bench.stream import AnswerReader, Outcome, SseReader, error_word
+from baton_cli.errors import UsageError
 
 PLAIN = Wanted(("ttft", "tpot", "itl", "e2el"), (50.0, 99.0), {})
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from baton.bench.arrivals import arrivals, parse_rate
-from baton.bench.engine import read_tokenizer
-from baton.bench.serve_options import ServeOptions
-from baton.bench.serve_workload import Planned, Speaker, check_prompts, plan
-from baton.bench.trace import BLOCK_TOKENS, trace
-from baton.bench.workload import Ask
-from baton.errors import CommandError, UsageError
+from baton_cli.bench.arrivals import arrivals, parse_rate
+from baton_cli.bench.engine import read_tokenizer
+from baton_cli.bench.serve_options import ServeOptions
+from baton_cli.bench.serve_workload import Planned, Speaker, check_prompts, plan
+from baton_cli.bench.trace import BLOCK_TOKENS, trace
+from baton_cli.bench.workload import Ask
+from baton_cli.errors import CommandError, UsageError
 
 
 def gaps(rate: float, burstiness: float, count: int = 20_001) -> list[float]:

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from baton.bench.engine import read_tokenizer
-from baton.bench.options import ThroughputOptions
-from baton.bench.sharegpt import MOST_PROMPT_TOKENS, sharegpt
-from baton.bench.workload import Workload, check_flags, nano_vllm, random_prompts, synthetic
-from baton.errors import CommandError, UsageError
+from baton_cli.bench.engine import read_tokenizer
+from baton_cli.bench.options import ThroughputOptions
+from baton_cli.bench.sharegpt import MOST_PROMPT_TOKENS, sharegpt
+from baton_cli.bench.workload import Workload, check_flags, nano_vllm, random_prompts, synthetic
+from baton_cli.errors import CommandError, UsageError
 
 VOCAB = 20_000
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from baton.local_pool.children import Backoff, Child, ChildSpec, describe_end
+from baton_cli.local_pool.children import Backoff, Child, ChildSpec, describe_end
 
 pytestmark = pytest.mark.integration
 

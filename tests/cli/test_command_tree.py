@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from baton.errors import UsageError
-from baton.main import COMMANDS, build_parser, read_command
-from baton.options.flag import flags_of
-from baton.options.records import UpOptions
+from baton_cli.errors import UsageError
+from baton_cli.main import COMMANDS, build_parser, read_command
+from baton_cli.options.flag import flags_of
+from baton_cli.options.records import UpOptions
 from baton_protocol import PROTOCOL_VERSION
 from tests.support.project.command import baton, baton_process
 
@@ -46,7 +46,7 @@ def test_the_first_help_says_where_to_start() -> None:
 def test_help_costs_no_heavy_import() -> None:
     script = (
         "import sys\n"
-        "from baton.main import main\n"
+        "from baton_cli.main import main\n"
         "try: main(['up', '--help'])\n"
         "except SystemExit: pass\n"
         "sys.exit(str(sorted({'asyncio', 'numpy', 'torch', 'aiohttp'} & set(sys.modules))))"

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from baton.models import demo_model
-from baton.models.demo_convert import EOS_ID, NUM_TENSORS, QUESTION, QUESTION_IDS
-from baton.models.demo_model import (
+from baton_cli.models import demo_model
+from baton_cli.models.demo_convert import EOS_ID, NUM_TENSORS, QUESTION, QUESTION_IDS
+from baton_cli.models.demo_model import (
     DEMO_NAME,
     DemoModelError,
     check_demo,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from baton.local_pool.display import Display, Row, table
+from baton_cli.local_pool.display import Display, Row, table
 
 READY = Row("decode-0", "decode", 7, "ready", 2, "http://h:1")
 

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from baton.commands.up import Machine, make_plan, share_machine
-from baton.errors import CommandError
-from baton.local_pool.engine_memory import check_memory, demand_of, fixed_bytes, share_memory
-from baton.local_pool.gpus import CONTEXT_BYTES, Gpu
-from baton.local_pool.store import StoreUrls
-from baton.options.devices import CUDA, Device
-from baton.options.records import UpOptions
-from baton.options.sizes import ByteSize, parse_size
+from baton_cli.commands.up import Machine, make_plan, share_machine
+from baton_cli.errors import CommandError
+from baton_cli.local_pool.engine_memory import check_memory, demand_of, fixed_bytes, share_memory
+from baton_cli.local_pool.gpus import CONTEXT_BYTES, Gpu
+from baton_cli.local_pool.store import StoreUrls
+from baton_cli.options.devices import CUDA, Device
+from baton_cli.options.records import UpOptions
+from baton_cli.options.sizes import ByteSize, parse_size
 
 pytestmark = pytest.mark.integration
 
@@ -162,8 +162,8 @@ def test_a_length_the_model_cannot_have_is_one_line(options: UpOptions) -> None:
 
 def test_it_needs_no_torch(options: UpOptions) -> None:
     code = (
-        "import sys; from baton.local_pool.engine_memory import share_memory, fixed_bytes;"
-        "from baton.options.records import UpOptions;"
+        "import sys; from baton_cli.local_pool.engine_memory import share_memory, fixed_bytes;"
+        "from baton_cli.options.records import UpOptions;"
         f"options = UpOptions(model={options.model!r}, dtype='float32');"
         "share_memory(options, 2, 0, 1 << 33); sys.exit('torch' in sys.modules)"
     )

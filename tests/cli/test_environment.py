@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from baton.errors import UsageError
-from baton.main import COMMANDS, known_variables
-from baton.options.environment import for_children, is_service_variable, own_variables
+from baton_cli.errors import UsageError
+from baton_cli.main import COMMANDS, known_variables
+from baton_cli.options.environment import for_children, is_service_variable, own_variables
 
 # What Kubernetes sets in a namespace with services called `baton` and `baton-router`.
 SERVICE_VARIABLES = {

@@ -9,10 +9,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from baton.commands.explain import ask, run
-from baton.commands.explain_options import ExplainOptions
-from baton.commands.explain_text import lines_of
-from baton.errors import CommandError
+from baton_cli.commands.explain import ask, run
+from baton_cli.commands.explain_options import ExplainOptions
+from baton_cli.commands.explain_text import lines_of
+from baton_cli.errors import CommandError
 from baton_router.server.router import Router
 from baton_router.settings import RouterSettings
 from tests.support.nodes.fake_node import FakeNode
@@ -184,6 +184,6 @@ def test_an_address_that_is_none_is_named(url: str, why: str) -> None:
 def test_another_answer_than_an_explanation_is_said_to_be_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("baton.commands.explain.ask", lambda _: {"hello": 1})
+    monkeypatch.setattr("baton_cli.commands.explain.ask", lambda _: {"hello": 1})
     with pytest.raises(CommandError, match="something else than an explanation"):
         run(options())

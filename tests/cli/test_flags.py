@@ -11,18 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.commands.fetch_options import FetchOptions
-from baton.errors import UsageError
-from baton.main import COMMANDS, known_variables
-from baton.options.devices import Device
-from baton.options.flag import Flag, add_flags, flag, flags_of, merge, to_argv, to_variables
-from baton.options.records import (
+from baton_cli.commands.fetch_options import FetchOptions
+from baton_cli.errors import UsageError
+from baton_cli.main import COMMANDS, known_variables
+from baton_cli.options.devices import Device
+from baton_cli.options.flag import Flag, add_flags, flag, flags_of, merge, to_argv, to_variables
+from baton_cli.options.records import (
     CommonOptions,
     NodeOptions,
     RouterOptions,
     UpOptions,
 )
-from baton.options.sizes import ByteSize
+from baton_cli.options.sizes import ByteSize
 
 
 @dataclass(frozen=True, kw_only=True)

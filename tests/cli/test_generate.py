@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from baton.commands.generate import read_prompts, sampling
-from baton.commands.generate_options import GenerateOptions
-from baton.errors import CommandError
+from baton_cli.commands.generate import read_prompts, sampling
+from baton_cli.commands.generate_options import GenerateOptions
+from baton_cli.errors import CommandError
 from baton_protocol.errors import InvalidRequest
 from baton_protocol.sampling import SamplingParams
 from tests.support.project.command import baton, baton_process

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from baton.errors import CommandError
-from baton.local_pool.gpus import CONTEXT_BYTES, Gpu, Share, choose_gpus, parse_gpus, share_gpus
-from baton.options.devices import Device
+from baton_cli.errors import CommandError
+from baton_cli.local_pool.gpus import CONTEXT_BYTES, Gpu, Share, choose_gpus, parse_gpus, share_gpus
+from baton_cli.options.devices import Device
 
 GIB = 1 << 30
 LISTING = "0, GPU-aa, 80000, 81559\n1, GPU-bb, 40000, 46068\n"

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from baton.commands.roles import node_settings, router_settings
-from baton.commands.up import settle
-from baton.errors import CommandError
-from baton.options.records import NodeOptions, RouterOptions, UpOptions
+from baton_cli.commands.roles import node_settings, router_settings
+from baton_cli.commands.up import settle
+from baton_cli.errors import CommandError
+from baton_cli.options.records import NodeOptions, RouterOptions, UpOptions
 from baton_kvstore.connection.endpoint import parse_endpoint
 from baton_kvstore.embedded.servers import EmbeddedStore
 from tests.support.clients.http import exchange

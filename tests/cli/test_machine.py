@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.local_pool.machine import cores, cpu_flags, decide_dtype, share_cores
-from baton.options.devices import Device
-from baton.options.records import DType
+from baton_cli.local_pool.machine import cores, cpu_flags, decide_dtype, share_cores
+from baton_cli.options.devices import Device
+from baton_cli.options.records import DType
 
 AVX = frozenset({"avx2", "avx512_bf16"})
 OLD = frozenset({"avx2"})

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from baton.main import COMMANDS, Command
-from baton.models.demo_model import PACKAGE
+from baton_cli.main import COMMANDS, Command
+from baton_cli.models.demo_model import PACKAGE
 
 pytestmark = pytest.mark.integration
 
@@ -42,7 +42,7 @@ def bare(command: Command, folder: Path) -> subprocess.CompletedProcess[str]:
         assert spec is not None
         assert spec.origin is not None
         (folder / package).symlink_to(Path(spec.origin).parent)
-    start = f"import sys; sys.path += {[*ROOMS, str(folder)]!r}; from baton.main import main"
+    start = f"import sys; sys.path += {[*ROOMS, str(folder)]!r}; from baton_cli.main import main"
     words = [*command.words.split(), *WORDS.get(command.words, [])]
     return subprocess.run(
         [sys.executable, "-S", "-c", f"{start}; sys.exit(main({words!r}))"],

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from baton.commands.fetch_options import FetchOptions
-from baton.commands.model_fetch import make_fetch, show_progress
-from baton.errors import CommandError, UsageError
-from baton.main import main
-from baton.models.download_state import PART
+from baton_cli.commands.fetch_options import FetchOptions
+from baton_cli.commands.model_fetch import make_fetch, show_progress
+from baton_cli.errors import CommandError, UsageError
+from baton_cli.main import main
+from baton_cli.models.download_state import PART
 from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_kvstore.index.registry import Registry
 from baton_protocol.store import FetchReport
@@ -291,7 +291,7 @@ def test_progress_is_told_in_shares_rates_and_seconds_left() -> None:
 
 def test_it_needs_no_torch(hub: StubHub, tmp_path: Path) -> None:
     code = (
-        "import sys; from baton.main import main;"
+        "import sys; from baton_cli.main import main;"
         f"main(['model', 'fetch', 'hf://org/model', '--to={tmp_path}']);"
         "print([name for name in ('torch', 'huggingface_hub') if name in sys.modules])"
     )

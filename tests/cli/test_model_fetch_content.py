@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from baton.errors import CommandError
-from baton.main import main
+from baton_cli.errors import CommandError
+from baton_cli.main import main
 from baton_engine.config.model_config import read_config
 from baton_engine.weights import digest
 from baton_engine.weights.digest import CACHE_NAME, tensor_digests
@@ -67,7 +67,7 @@ def test_a_file_that_vanishes_meanwhile_is_fetched_again(hub: StubHub, tmp_path:
 
 def test_files_that_vanish_each_time_are_not_called_complete(hub: StubHub, tmp_path: Path) -> None:
     vanish = (
-        "from baton.models.download_state import Fetched; finish = Fetched.finish\n"
+        "from baton_cli.models.download_state import Fetched; finish = Fetched.finish\n"
         "def lose(self, wanted): finish(self, wanted); (self.path / 'config.json').unlink()\n"
         "Fetched.finish = lose"
     )

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from baton.errors import CommandError
-from baton.models.local_folder import find_model, read_config
+from baton_cli.errors import CommandError
+from baton_cli.models.local_folder import find_model, read_config
 
 pytestmark = pytest.mark.integration
 

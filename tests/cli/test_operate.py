@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from baton.commands.operator import settings_of
-from baton.commands.operator_options import OperatorOptions
-from baton.errors import UsageError
+from baton_cli.commands.operator import settings_of
+from baton_cli.commands.operator_options import OperatorOptions
+from baton_cli.errors import UsageError
 
 IMAGES = {"node_image": "node:1", "router_image": "router:1", "redis_image": "redis:7"}
 

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from baton.errors import CommandError
-from baton.otlp import exporting
+from baton_cli.errors import CommandError
+from baton_cli.otlp import exporting
 from baton_protocol.traces import Place, Span
 from tests.support.pools.collector import Collector
 

@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from baton.commands.roles import node_settings, router_settings
-from baton.commands.up import THIS_MACHINE, Machine, make_plan, settle, show_answer, show_ready
-from baton.errors import CommandError
-from baton.local_pool.children import ChildSpec
-from baton.local_pool.gpus import Gpu
-from baton.local_pool.router_client import Answer, RouterAddress
-from baton.local_pool.store import StoreUrls
-from baton.local_pool.supervisor import Plan
-from baton.main import read_command
-from baton.options.devices import CUDA, Device
-from baton.options.records import CommonOptions, NodeOptions, RouterOptions, UpOptions
-from baton.options.sizes import ByteSize
+from baton_cli.commands.roles import node_settings, router_settings
+from baton_cli.commands.up import THIS_MACHINE, Machine, make_plan, settle, show_answer, show_ready
+from baton_cli.errors import CommandError
+from baton_cli.local_pool.children import ChildSpec
+from baton_cli.local_pool.gpus import Gpu
+from baton_cli.local_pool.router_client import Answer, RouterAddress
+from baton_cli.local_pool.store import StoreUrls
+from baton_cli.local_pool.supervisor import Plan
+from baton_cli.main import read_command
+from baton_cli.options.devices import CUDA, Device
+from baton_cli.options.records import CommonOptions, NodeOptions, RouterOptions, UpOptions
+from baton_cli.options.sizes import ByteSize
 from baton_node.settings import NodeSettings
 from baton_node.settings import SimOptions as NodeSim
 from baton_router.settings import RouterSettings

@@ -11,9 +11,9 @@ from dataclasses import replace
 import aiohttp
 import pytest
 
-from baton.commands.roles import node_settings
-from baton.errors import CommandError
-from baton.options.records import NodeOptions
+from baton_cli.commands.roles import node_settings
+from baton_cli.errors import CommandError
+from baton_cli.options.records import NodeOptions
 from baton_protocol.link import JobFailed, RunJob, to_node_codec, to_router_codec
 from baton_protocol.store import ROLES
 from tests.support.nodes.processes import make_request

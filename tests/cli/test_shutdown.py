@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 import psutil
 import pytest
 
-from baton.commands.up import reserve_port
+from baton_cli.commands.up import reserve_port
 from tests.support.pools.baton_up import Pool
 from tests.support.project.command import baton_process
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.options.sizes import parse_size, show_size
+from baton_cli.options.sizes import parse_size, show_size
 
 
 @pytest.mark.parametrize(

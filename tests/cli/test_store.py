@@ -9,9 +9,9 @@ import signal
 import psutil
 import pytest
 
-from baton.local_pool.store import OpenStore, StoreUrls, open_store
-from baton.options.records import UpOptions
-from baton.options.sizes import ByteSize
+from baton_cli.local_pool.store import OpenStore, StoreUrls, open_store
+from baton_cli.options.records import UpOptions
+from baton_cli.options.sizes import ByteSize
 from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_kvstore.errors import ServerMissing
 from tests.support.pools.baton_up import Pool

@@ -12,11 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from baton.errors import CommandError
-from baton.local_pool.children import ChildSpec
-from baton.local_pool.display import Display
-from baton.local_pool.router_client import NodeView, PoolView, RouterAddress
-from baton.local_pool.supervisor import EXIT_GRACE_S, POLL_RUNNING_S, Plan, Stop, Supervisor
+from baton_cli.errors import CommandError
+from baton_cli.local_pool.children import ChildSpec
+from baton_cli.local_pool.display import Display
+from baton_cli.local_pool.router_client import NodeView, PoolView, RouterAddress
+from baton_cli.local_pool.supervisor import EXIT_GRACE_S, POLL_RUNNING_S, Plan, Stop, Supervisor
 
 pytestmark = pytest.mark.integration
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from baton.commands.roles import router_settings
-from baton.commands.up import make_plan, settle
-from baton.errors import CommandError
-from baton.local_pool.store import StoreUrls
-from baton.main import read_command
-from baton.options.records import NodeOptions, RouterOptions, UpOptions
+from baton_cli.commands.roles import router_settings
+from baton_cli.commands.up import make_plan, settle
+from baton_cli.errors import CommandError
+from baton_cli.local_pool.store import StoreUrls
+from baton_cli.main import read_command
+from baton_cli.options.records import NodeOptions, RouterOptions, UpOptions
 from tests.support.project.command import baton_process
 
 pytestmark = pytest.mark.integration

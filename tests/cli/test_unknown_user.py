@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.commands.up import reserve_port
+from baton_cli.commands.up import reserve_port
 from tests.support.needs import needs
 from tests.support.project.entry_points import (
     ENTRY_POINTS,
@@ -57,7 +57,7 @@ def test_it_starts_as_a_user_that_passwd_does_not_list(
         with (
             log.open("wb") as output,
             subprocess.Popen(
-                [*AS_UNKNOWN, sys.executable, "-m", "baton", *words],
+                [*AS_UNKNOWN, sys.executable, "-m", "baton_cli", *words],
                 env=environment(tmp_path, home),
                 cwd="/",
                 stdin=subprocess.DEVNULL,

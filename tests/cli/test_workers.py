@@ -6,11 +6,11 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from baton.commands.roles import crew
-from baton.commands.up import folder_of_routers, make_plan
-from baton.local_pool.store import StoreUrls
-from baton.main import read_command
-from baton.options.records import RouterOptions, UpOptions
+from baton_cli.commands.roles import crew
+from baton_cli.commands.up import folder_of_routers, make_plan
+from baton_cli.local_pool.store import StoreUrls
+from baton_cli.main import read_command
+from baton_cli.options.records import RouterOptions, UpOptions
 
 ROUTER = RouterOptions(
     host="0.0.0.0",

@@ -20,7 +20,7 @@ from urllib.request import Request, urlopen
 
 import psutil
 
-from baton.commands.up import reserve_port
+from baton_cli.commands.up import reserve_port
 from baton_operator.builders.pool import API_VERSION, KIND
 from baton_operator.kube.kinds import CHILDREN, EVENT, HTTP_ROUTE, POD, POOL, Kind
 from tests.cluster.fault_proxy import Call, Fault, FaultProxy
@@ -89,7 +89,7 @@ class Operator:
             f"KUBECONFIG={kubeconfig}",
             f"POD_NAMESPACE={system}",
             *(f"{name}={value}" for name, value in (environment or {}).items()),
-            *(sys.executable, "-m", "baton", "operator", "--json-logs", *IMAGES),
+            *(sys.executable, "-m", "baton_cli", "operator", "--json-logs", *IMAGES),
             "--index-networks=127.0.0.0/8",  # where the tests' Redis is
             f"--health-port={self.health_port}",
             f"--metrics-port={self.metrics_port}",

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from baton.commands.up import reserve_port
+from baton_cli.commands.up import reserve_port
 from tests.cluster.machine.builds import (
     OPERATOR,
     ROUTER,

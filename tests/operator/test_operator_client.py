@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from kubernetes.aio.client import Configuration
 
-from baton.commands.up import reserve_port
+from baton_cli.commands.up import reserve_port
 from baton_operator.kube.client import (
     Api,
     ApiError,

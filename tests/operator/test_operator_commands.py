@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import redis
 
-from baton.commands.fetch_options import FetchOptions
-from baton.commands.roles import node_settings, router_settings
-from baton.main import read_command
-from baton.options.records import CommonOptions, NodeOptions, RouterOptions
+from baton_cli.commands.fetch_options import FetchOptions
+from baton_cli.commands.roles import node_settings, router_settings
+from baton_cli.main import read_command
+from baton_cli.options.records import CommonOptions, NodeOptions, RouterOptions
 from baton_kvstore.connection.endpoint import parse_endpoint
 from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_kvstore.settings import StoreSettings

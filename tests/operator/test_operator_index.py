@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import redis
 
-from baton.commands.up import reserve_port
+from baton_cli.commands.up import reserve_port
 from baton_kvstore.connection.endpoint import with_login
 from baton_kvstore.embedded.redis_binary import find_redis_server
 from baton_kvstore.index.registry import Registry

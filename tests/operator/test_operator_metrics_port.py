@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import pytest
 
-from baton.commands.up import reserve_port
+from baton_cli.commands.up import reserve_port
 from baton_operator.metrics import Metrics
 
 pytestmark = pytest.mark.integration

@@ -56,7 +56,7 @@ class Crew:
         return [each for each in found if each.status() != psutil.STATUS_ZOMBIE]
 
     async def start(self) -> None:
-        words = [sys.executable, "-m", "baton", "router", "--port=0", *self._flags]
+        words = [sys.executable, "-m", "baton_cli", "router", "--port=0", *self._flags]
         environment = {**os.environ, "TMPDIR": str(self.folder)}
         with self._log.open("wb") as log:
             self._process = await asyncio.create_subprocess_exec(

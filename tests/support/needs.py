@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import pytest
 
-from baton.models.demo_model import PACKAGE
+from baton_cli.models.demo_model import PACKAGE
 
 PREFIX = "needs: "
 

@@ -73,7 +73,7 @@ def started(stack: ExitStack, workers: int, nodes: int, model: Path) -> Pool:
     """A pool in which all are ready."""
     behind = [sim_node(stack, f"decode-{number}", 0.0, model) for number in range(nodes)]
     port = free_port()
-    words = (sys.executable, "-m", "baton", "router", "--log-level", "warning")
+    words = (sys.executable, "-m", "baton_cli", "router", "--log-level", "warning")
     where = ("--port", str(port), "--nodes", ",".join(url for url, _ in behind))
     root = stack.enter_context(process((*words, *where, "--workers", str(workers))))
     answer_of(f"http://{HOST}:{port}/pool", lambda body: complete(json.loads(body), workers, nodes))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from baton.commands.up import reserve_port
+from baton_cli.commands.up import reserve_port
 from tests.cluster.machine.certificates import (
     Holder,
     control_plane_holders,

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from baton.commands.roles import node_settings
-from baton.options.records import NodeOptions
+from baton_cli.commands.roles import node_settings
+from baton_cli.options.records import NodeOptions
 from baton_engine.attention.selector import choose_kernels
 from baton_engine.build import build_runner
 from baton_engine.config.engine_config import TorchSettings
@@ -89,7 +89,7 @@ def test_the_flag_reaches_generate(tiny_model: Callable[[str], Path]) -> None:
     words = ["generate", "--model", str(tiny_model("llama-gqa4")), "--prompt", "a"]
     environment = {**os.environ, "TRITON_INTERPRET": "0"}
     done = subprocess.run(
-        [sys.executable, "-m", "baton", *words, "--kernels", "triton"],
+        [sys.executable, "-m", "baton_cli", *words, "--kernels", "triton"],
         env=environment,
         capture_output=True,
         text=True,

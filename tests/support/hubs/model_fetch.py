@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from baton.commands.fetch_options import FetchOptions
-from baton.commands.model_fetch import Fetch, make_fetch
-from baton.models.download_state import MARKER, PART, PLAN
+from baton_cli.commands.fetch_options import FetchOptions
+from baton_cli.commands.model_fetch import Fetch, make_fetch
+from baton_cli.models.download_state import MARKER, PART, PLAN
 from baton_engine.weights.digest import CACHE_NAME
 from tests.support.hubs.stub_hub import StubHub
 
@@ -66,7 +66,7 @@ def fetch(to: Path, source: str = "hf://org/model", pauses_s: tuple[float, ...] 
 
 def start(to: Path, *, before: str = "") -> subprocess.Popen[str]:
     """`before` is Python that the process runs first."""
-    code = f"{before}\nimport sys; from baton.main import main; sys.exit(main(sys.argv[1:]))"
+    code = f"{before}\nimport sys; from baton_cli.main import main; sys.exit(main(sys.argv[1:]))"
     return subprocess.Popen(
         [sys.executable, "-c", code, "model", "fetch", "hf://org/model", f"--to={to}"],
         stdout=subprocess.PIPE,

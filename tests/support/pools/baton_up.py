@@ -36,7 +36,7 @@ LOG_TAIL = 6000
 # Each process below a pool carries it, whoever its parent is by then.
 MARK = "POOL_UNDER_TEST"
 
-UP = (sys.executable, "-m", "baton", "up", "--port", "0")
+UP = (sys.executable, "-m", "baton_cli", "up", "--port", "0")
 _READY = re.compile(r"^ready after \S+ s: (http://\S+)/v1 serves (\S+);", re.MULTILINE)
 _METRIC = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 

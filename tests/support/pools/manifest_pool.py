@@ -21,7 +21,7 @@ from typing import Any
 
 import redis
 
-from baton.commands.up import reserve_port
+from baton_cli.commands.up import reserve_port
 from baton_kvstore.embedded.redis_binary import find_redis_server
 from baton_operator.builders import Manifest, build_pool
 from baton_operator.builders.pool import Pool
@@ -154,7 +154,7 @@ class ManifestPool:
         words = [re.sub(r"redis://[^:,]*-kv-data-0\.[^:,]*:6379", data, word) for word in words]
         words = [re.sub(r"redis://[^:,]*-kv-index\.[^:,]*:6379", index, word) for word in words]
         end = f"--supervisor-pid={os.getpid()}"
-        return [sys.executable, "-m", "baton", *words, end]
+        return [sys.executable, "-m", "baton_cli", *words, end]
 
     def _await_probe(self, component: str, probe: dict[str, Any]) -> None:
         until = time.monotonic() + WAIT_S

@@ -37,7 +37,7 @@ def role(
     process id."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("BATON_")}
     process = subprocess.Popen(
-        [sys.executable, "-m", "baton", *words],
+        [sys.executable, "-m", "baton_cli", *words],
         env={**inherited, **KUBERNETES, **variables},
         stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from baton.commands.up import reserve_port
+from baton_cli.commands.up import reserve_port
 from tests.support.pools.baton_up import MARK
 from tests.support.wires.wire import WireLoop
 
@@ -62,7 +62,7 @@ class RoleProcess:
     def start(self) -> None:
         assert not self.alive, f"{self.name} runs already"
         end = f"--supervisor-pid={os.getpid()}"
-        words = [sys.executable, "-m", "baton", *self.words, end]
+        words = [sys.executable, "-m", "baton_cli", *self.words, end]
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("BATON_")}
         environment = {**inherited, MARK: self._mark, **self.environment}
 

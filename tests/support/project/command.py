@@ -19,7 +19,7 @@ from subprocess import CompletedProcess
 from typing import Any
 from unittest.mock import patch
 
-from baton.main import main
+from baton_cli.main import main
 
 END_S = 280.0
 
@@ -58,7 +58,7 @@ def baton_process(
 ) -> CompletedProcess[str]:
     """In a process of its own, as in a shell."""
     return subprocess.run(
-        [sys.executable, "-m", "baton", *words],
+        [sys.executable, "-m", "baton_cli", *words],
         input=given,
         env=_environment(variables),
         cwd=where,

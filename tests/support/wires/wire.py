@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from baton.commands.up import reserve_port
+from baton_cli.commands.up import reserve_port
 from baton_protocol.link import ToNode, ToRouter, to_node_codec, to_router_codec
 from baton_protocol.wire import Codec, WireError
 from tests.support.wires.ws_frames import Piece, Splitter

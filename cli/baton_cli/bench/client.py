@@ -1,0 +1,142 @@
+"""Sends requests at their times and notes what comes back.
+
+In: encoded bodies with their arrival times, a server. Out: an Outcome per request, whatever became
+of it: what fails is a reason in it, never an exception.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import aiohttp
+import msgspec
+
+from baton_cli.bench.stream import AnswerReader, Outcome, error_word
+from baton_cli.errors import CommandError
+
+LOOK_TIMEOUT_S = 30.0
+READ_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """`url` is that of the endpoint; `headers` go with each request."""
+
+    base: str
+    url: str
+    headers: dict[str, str]
+    timeout_s: float
+
+
+class Job(NamedTuple):
+    """`at` is in seconds since the run's beginning; the tokens are those asked for and sent."""
+
+    at: float
+    body: bytes
+    new_tokens: int
+    prompt_tokens: int
+
+
+Progress = Callable[[int], None]
+
+
+def session() -> aiohttp.ClientSession:
+    """As many connections as there are requests under way; the run's own limit is elsewhere."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60),
+        timeout=aiohttp.ClientTimeout(total=None),
+        read_bufsize=READ_BYTES,
+    )
+
+
+async def first_model(http: aiohttp.ClientSession, server: Server) -> str:
+    """The first name of /v1/models; raise CommandError."""
+    url = server.base + "/v1/models"
+    limit = aiohttp.ClientTimeout(total=LOOK_TIMEOUT_S)
+    try:
+        async with http.get(url, headers=server.headers, timeout=limit) as response:
+            body = await response.read()
+            if response.status != 200:
+                raise CommandError(f"{url}: {await _status(response)}; name it with --model")
+    except (aiohttp.ClientError, OSError) as error:
+        raise CommandError(f"{url} cannot be asked: {_broken(error)}") from error
+    try:
+        return str(msgspec.json.decode(body)["data"][0]["id"])
+    except (msgspec.MsgspecError, LookupError, TypeError) as error:
+        raise CommandError(f"{url} names no model; name it with --model") from error
+
+
+async def send_all(
+    http: aiohttp.ClientSession,
+    server: Server,
+    jobs: Sequence[Job],
+    *,
+    max_concurrency: int | None,
+    progress: Progress,
+) -> tuple[list[Outcome], float]:
+    """Outcomes in the order of the jobs, and the seconds from the first sending to the last end."""
+    gate = asyncio.Semaphore(max_concurrency) if max_concurrency else nullcontext()
+    begun = time.perf_counter()
+
+    async def one(job: Job) -> Outcome:
+        await asyncio.sleep(max(0.0, begun + job.at - time.perf_counter()))
+        return await _gated(gate, lambda: send(http, server, job, begun, progress))
+
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(one(job)) for job in jobs]
+    return [task.result() for task in running], time.perf_counter() - begun
+
+
+async def send(
+    http: aiohttp.ClientSession, server: Server, job: Job, zero: float, progress: Progress
+) -> Outcome:
+    """One request; `zero` is the run's beginning."""
+    begun = time.perf_counter()
+    outcome = Outcome(begun - zero, job.new_tokens, job.prompt_tokens)
+    reader = AnswerReader(outcome, begun)
+    try:
+        async with (
+            asyncio.timeout(server.timeout_s),
+            http.post(server.url, data=job.body, headers=server.headers) as response,
+        ):
+            if response.status == 200:
+                async for piece in response.content.iter_any():
+                    progress(reader.feed(piece, time.perf_counter()))
+            else:
+                outcome.error = await _status(response)
+    except TimeoutError:
+        outcome.error = f"not over after {server.timeout_s:g} s"
+    except (aiohttp.ClientError, OSError) as error:
+        outcome.error = _broken(error)
+    except msgspec.MsgspecError as error:
+        outcome.error = f"a chunk of the stream cannot be read: {error}"
+    reader.close()
+    return outcome
+
+
+async def _gated(
+    gate: AbstractAsyncContextManager[None], work: Callable[[], Awaitable[Outcome]]
+) -> Outcome:
+    async with gate:
+        return await work()
+
+
+async def _status(response: aiohttp.ClientResponse) -> str:
+    body = await response.read()
+    try:
+        word = error_word(msgspec.json.decode(body))
+    except msgspec.MsgspecError:
+        word = response.reason or ""
+    return f"HTTP {response.status} {word}".strip()
+
+
+def _broken(error: Exception) -> str:
+    """Without addresses and ports of the client, or each failure would be a reason of its own."""
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return f"no connection: {error.os_error.strerror or error.os_error}"
+    return f"the connection broke: {type(error).__name__}"

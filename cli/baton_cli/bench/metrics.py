@@ -1,0 +1,196 @@
+"""What a bench says at its end: figures out of traces, as JSON and as text.
+
+In: a Trace per run. Out: records whose fields are the JSON's; those that vLLM's bench has too bear
+its names. Times are in milliseconds where the name says so, else in seconds.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+import msgspec
+
+from baton_cli.bench.options import BenchOptions
+from baton_cli.bench.run import Look, Trace
+from baton_cli.bench.workload import Workload
+from baton_engine.core.engine_core import EngineCore
+
+PERCENTILES = (10, 25, 50, 75, 90, 99)
+
+
+class Spread(msgspec.Struct, frozen=True):
+    """Mean and percentiles; the keys are those of PERCENTILES."""
+
+    mean: float
+    percentiles: dict[str, float]
+
+
+class Setting(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured."""
+
+    model: str
+    engine: str
+    dtype: str
+    device: str
+    load_format: str
+    workload: str
+    kv_blocks: int
+    block_size: int
+    max_batched_tokens: int
+    max_num_seqs: int
+    seed: int
+    overlap: bool  # steps were launched before those before them were read
+    enforce_eager: bool  # no CUDA graphs, also where there could be some
+
+
+class Waste(msgspec.Struct, frozen=True, kw_only=True):
+    """(Allocated - used) / allocated tokens of KV: over the steps that computed no prompt token,
+    and over all. None where there was no such step to look at."""
+
+    steady: float | None
+    run: float | None
+
+
+class Throughput(msgspec.Struct, frozen=True, kw_only=True):
+    """`steps` computed something; `sampling_steps` of them gave tokens."""
+
+    elapsed_time: float
+    num_requests: int
+    total_num_tokens: int
+    requests_per_second: float
+    tokens_per_second: float
+    prompt_tokens: int
+    cached_prompt_tokens: int
+    host_prompt_tokens: int
+    output_tokens: int
+    prompt_tokens_per_second: float
+    output_tokens_per_second: float
+    steps: int
+    sampling_steps: int
+    preemptions: int
+    kv_waste: Waste
+    ttft_ms: Spread
+    itl_ms: Spread
+    latency_ms: Spread
+    prompt_step_ms: Spread
+    decode_step_ms: Spread
+    setting: Setting
+
+
+class Latency(msgspec.Struct, frozen=True, kw_only=True):
+    """Of batches, each from its submission to its last token."""
+
+    avg_latency: float
+    latencies: tuple[float, ...]
+    percentiles: dict[str, float]
+    batch_size: int
+    output_tokens_per_second: float
+    ttft_ms: Spread
+    itl_ms: Spread
+    setting: Setting
+
+
+def setting_of(engine: EngineCore, workload: Workload, options: BenchOptions) -> Setting:
+    info = engine.info
+    return Setting(
+        model=info.model,
+        engine=info.kind,
+        dtype=info.layout.dtype,
+        device=options.device if info.kind == "torch" else "sim",
+        load_format=options.load_format,
+        workload=workload.name,
+        kv_blocks=info.num_blocks,
+        block_size=info.layout.block_size,
+        max_batched_tokens=info.max_batched_tokens,
+        max_num_seqs=info.max_num_seqs,
+        seed=options.seed,
+        overlap=engine.overlap,
+        enforce_eager=options.enforce_eager,
+    )
+
+
+def throughput_of(trace: Trace, workload: Workload, setting: Setting) -> Throughput:
+    seconds, requests = trace.elapsed, len(workload.asks)
+    prompt, output = workload.prompt_tokens, trace.output_tokens
+    ends = [0.0, *(step.end for step in trace.steps)]
+    took = [1e3 * (end - begin) for begin, end in pairwise(ends)]
+    kinds = list(zip(took, trace.steps, strict=True))
+    return Throughput(
+        elapsed_time=seconds,
+        num_requests=requests,
+        total_num_tokens=prompt + output,
+        requests_per_second=requests / seconds,
+        tokens_per_second=(prompt + output) / seconds,
+        prompt_tokens=prompt,
+        cached_prompt_tokens=trace.cached_tokens,
+        host_prompt_tokens=trace.host_tokens,
+        output_tokens=output,
+        prompt_tokens_per_second=prompt / seconds,
+        output_tokens_per_second=output / seconds,
+        steps=len(trace.steps),
+        sampling_steps=sum(1 for step in trace.steps if step.new_tokens),
+        preemptions=trace.preemptions,
+        kv_waste=Waste(
+            steady=waste_of([look for look in trace.looks if look.steady]),
+            run=waste_of(trace.looks),
+        ),
+        ttft_ms=spread(_firsts([trace])),
+        itl_ms=spread(_gaps([trace])),
+        latency_ms=spread([1e3 * live.times[-1] for live in trace.lives.values()]),
+        prompt_step_ms=spread([ms for ms, step in kinds if step.prompt_tokens]),
+        decode_step_ms=spread([ms for ms, step in kinds if not step.prompt_tokens]),
+        setting=setting,
+    )
+
+
+def latency_of(traces: Sequence[Trace], workload: Workload, setting: Setting) -> Latency:
+    seconds = tuple(trace.elapsed for trace in traces)
+    whole = spread(seconds)
+    return Latency(
+        avg_latency=whole.mean,
+        latencies=seconds,
+        percentiles=whole.percentiles,
+        batch_size=len(workload.asks),
+        output_tokens_per_second=workload.output_tokens * len(seconds) / sum(seconds),
+        ttft_ms=spread(_firsts(traces)),
+        itl_ms=spread(_gaps(traces)),
+        setting=setting,
+    )
+
+
+def waste_of(looks: Sequence[Look]) -> float | None:
+    """Weighted by what was allocated: an almost empty cache counts for little."""
+    allocated = sum(look.allocated for look in looks)
+    return sum(look.empty for look in looks) / allocated if allocated else None
+
+
+def spread(values: Iterable[float]) -> Spread:
+    """Percentiles lie between the two nearest values; of nothing, all are 0."""
+    ordered = sorted(values)
+    if not ordered:
+        return Spread(0.0, {str(percent): 0.0 for percent in PERCENTILES})
+    found = {str(percent): percentile(ordered, percent) for percent in PERCENTILES}
+    return Spread(statistics.fmean(ordered), found)
+
+
+def percentile(ordered: Sequence[float], percent: float) -> float:
+    """Between the two nearest of some values in ascending order."""
+    place = (len(ordered) - 1) * percent / 100
+    low, high = math.floor(place), math.ceil(place)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def _firsts(traces: Iterable[Trace]) -> list[float]:
+    return [1e3 * live.times[0] for trace in traces for live in trace.lives.values()]
+
+
+def _gaps(traces: Iterable[Trace]) -> list[float]:
+    return [
+        1e3 * (after - before)
+        for trace in traces
+        for live in trace.lives.values()
+        for before, after in pairwise(live.times)
+    ]

@@ -1,0 +1,79 @@
+"""Flags of `baton bench`, named and preset as in vLLM's bench where it has the same thing.
+
+EngineOptions
+`-- BenchOptions            what both measure
+    |-- ThroughputOptions   `baton bench throughput`
+    `-- LatencyOptions      `baton bench latency`
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from baton_cli.options.flag import flag
+from baton_cli.options.records import EngineOptions, LogLevel
+
+LoadFormat = Literal["auto", "dummy"]
+Preset = Literal["nano-vllm"]
+Dataset = Literal["random", "sharegpt"]
+
+DEFAULT_PROMPTS = 1000
+DEFAULT_INPUT_LEN = 1024
+DEFAULT_OUTPUT_LEN = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions(EngineOptions):
+    TITLE = "bench"
+
+    # What is printed is the result; the engine's own news are not.
+    log_level: LogLevel = flag("warning", "how much to log on stderr")
+    model: str = flag(
+        "", "a Hugging Face folder, or a hub id (HF_ENDPOINT is honoured), or demo", metavar="MODEL"
+    )
+    load_format: LoadFormat = flag(
+        "auto", "dummy: random weights, from the folder's config.json alone, to time a shape"
+    )
+    seed: int = flag(0, "the same seed gives the same prompts and the same random numbers")
+    output_json: str = flag("", "write the figures there too", metavar="FILE")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThroughputOptions(BenchOptions):
+    TITLE = "throughput"
+
+    preset: Preset | None = flag(
+        None,
+        "a workload that others have published figures for: 256 prompts of 100 to 1024 random ids,"
+        " 100 to 1024 new tokens each, temperature 0.6",
+    )
+    dataset_name: Dataset = flag("random", "where prompts come from")
+    dataset_path: str = flag("", "ShareGPT's JSON: a list of conversations", metavar="FILE")
+    num_prompts: int | None = flag(
+        None, "requests, all sent at once (default: 1000, or all of the preset's)", least=1
+    )
+    input_len: int | None = flag(
+        None, "tokens of a random prompt, without the prefix (default: 1024)", least=1
+    )
+    output_len: int | None = flag(
+        None, "new tokens (default: 128, or as many as the dataset's answer has)", least=1
+    )
+    random_range_ratio: float = flag(
+        0.0,
+        "random lengths vary by so much, up and down: 0.5 is from half to one and a half",
+        least=0,
+        most=1,
+    )
+    random_prefix_len: int = flag(0, "tokens that all random prompts begin with", least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatencyOptions(BenchOptions):
+    TITLE = "latency"
+
+    input_len: int = flag(32, "tokens of a prompt", least=1)
+    output_len: int = flag(128, "new tokens of a prompt", least=1)
+    batch_size: int = flag(8, "prompts sent together", least=1)
+    num_iters_warmup: int = flag(10, "batches before those that count", least=0)
+    num_iters: int = flag(30, "batches that count", least=1)

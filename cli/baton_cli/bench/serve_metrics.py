@@ -1,0 +1,166 @@
+"""What a load on a server came to: figures by the names of vLLM's bench.
+
+In: Outcomes. Out: a flat record for JSON, of which the text is made too. Times are in milliseconds
+where the name says so, else in seconds. A failed request counts in `failed` and its reason, and in
+no other figure.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from baton_cli.bench.metrics import percentile
+from baton_cli.bench.stream import Outcome
+from baton_cli.errors import UsageError
+
+Json = dict[str, Any]
+
+METRICS = {
+    "ttft": "Time to First Token",
+    "tpot": "Time per Output Token (excl. 1st token)",
+    "itl": "Inter-token Latency",
+    "e2el": "End-to-end Latency",
+}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which metrics' percentiles are told, and what a good request holds (ms by metric)."""
+
+    metrics: tuple[str, ...]
+    percentiles: tuple[float, ...]
+    goals: Mapping[str, float]
+
+    @classmethod
+    def read(
+        cls, metrics: Sequence[str], percentiles: Sequence[str], goodput: Sequence[str]
+    ) -> Wanted:
+        """Raise UsageError for a name or a number that is none."""
+        for name in metrics:
+            _check_metric("--percentile-metrics", name, name)
+        return cls(
+            tuple(dict.fromkeys(metrics)),
+            tuple(_percent(text) for text in percentiles),
+            dict(_goal(text) for text in goodput),
+        )
+
+
+def figures(outcomes: Sequence[Outcome], duration: float, wanted: Wanted) -> Json:
+    """All figures of one run."""
+    good = [one for one in outcomes if not one.error]
+    prompt, output = (
+        sum(one.prompt_tokens for one in good),
+        sum(one.output_tokens for one in good),
+    )
+    cached = [one.cached for one in good if one.cached is not None]
+    found: Json = {
+        "duration": duration,
+        "completed": len(good),
+        "failed": len(outcomes) - len(good),
+        "failures": dict(Counter(one.error for one in outcomes if one.error).most_common()),
+        "short": sum(one.output_tokens < one.asked_tokens for one in good),
+        "total_input_tokens": prompt,
+        "total_cached_tokens": sum(cached) if cached else None,
+        "total_output_tokens": output,
+        "request_throughput": len(good) / duration,
+        "request_goodput": None,
+        "output_throughput": output / duration,
+        "total_token_throughput": (prompt + output) / duration,
+        "max_concurrent_requests": most_at_once(outcomes),
+    }
+    if wanted.goals:
+        held = sum(is_good(one, wanted.goals) for one in good)
+        found["request_goodput"] = held / duration
+        found["good_requests"] = held
+    for name in METRICS:
+        found |= _spread(name, samples(good, name), wanted)
+    return found
+
+
+def samples(outcomes: Sequence[Outcome], metric: str) -> list[float]:
+    """Milliseconds: one per gap for itl, else at most one per request."""
+    if metric == "itl":
+        return [1e3 * gap for one in outcomes for gap in one.gaps]
+    if metric == "tpot":
+        return [1e3 * one.tpot for one in outcomes if one.tpot is not None]
+    return [1e3 * (one.ttft if metric == "ttft" else one.latency) for one in outcomes]
+
+
+def is_good(outcome: Outcome, goals: Mapping[str, float]) -> bool:
+    """Whether each sample of a request holds each goal; one without a second token holds tpot and
+    itl."""
+    return not outcome.error and all(
+        value <= most for name, most in goals.items() for value in samples([outcome], name)
+    )
+
+
+def most_at_once(outcomes: Sequence[Outcome]) -> int:
+    """Of those that did not fail; one that ends as another starts is not beside it."""
+    good = [one for one in outcomes if not one.error]
+    turns = sorted(
+        [(one.start, 1) for one in good] + [(one.start + one.latency, -1) for one in good]
+    )
+    running = most = 0
+    for _, turn in turns:
+        running += turn
+        most = max(most, running)
+    return most
+
+
+def detailed(outcomes: Sequence[Outcome]) -> Json:
+    """Each request's own figures, in the order of the requests; seconds."""
+    return {
+        "start_times": [one.start for one in outcomes],
+        "input_lens": [one.prompt_tokens for one in outcomes],
+        "output_lens": [one.output_tokens for one in outcomes],
+        "ttfts": [one.ttft for one in outcomes],
+        "itls": [one.gaps for one in outcomes],
+        "e2els": [one.latency for one in outcomes],
+        "errors": [one.error for one in outcomes],
+    }
+
+
+def _spread(name: str, values: list[float], wanted: Wanted) -> Json:
+    """Of nothing, all are None."""
+    ordered = sorted(values)
+    told: Json = {
+        f"mean_{name}_ms": statistics.fmean(ordered) if ordered else None,
+        f"median_{name}_ms": percentile(ordered, 50) if ordered else None,
+        f"std_{name}_ms": statistics.pstdev(ordered) if ordered else None,
+    }
+    if name in wanted.metrics:
+        for percent in wanted.percentiles:
+            value = percentile(ordered, percent) if ordered else None
+            told[f"p{percent:g}_{name}_ms"] = value
+    return told
+
+
+def _percent(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 100:
+        raise UsageError(f"--metric-percentiles {text}: give numbers from 0 to 100")
+    return value
+
+
+def _goal(text: str) -> tuple[str, float]:
+    name, _, number = text.partition(":")
+    _check_metric("--goodput", name, text)
+    try:
+        value = float(number)
+    except ValueError:
+        value = -1.0
+    if not value >= 0:
+        raise UsageError(f"--goodput {text}: give milliseconds, as in {name}:500")
+    return name, value
+
+
+def _check_metric(option: str, name: str, given: str) -> None:
+    if name not in METRICS:
+        raise UsageError(f"{option} {given}: {name!r} is none of {', '.join(METRICS)}")

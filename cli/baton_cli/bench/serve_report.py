@@ -1,0 +1,61 @@
+"""A load on a server, told as vLLM's bench tells it: one figure a line.
+
+In: the figures. Out: text.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from baton_cli.bench.serve_metrics import METRICS, Json, Wanted
+
+WIDTH = 50
+LABEL_WIDTH = 40
+
+
+def serve_text(found: Json, wanted: Wanted) -> str:
+    """Failures, where there are some, come last: that is what is read."""
+    lines = [
+        " Serving Benchmark Result ".center(WIDTH, "="),
+        _line("Successful requests:", found["completed"]),
+        _line("Failed requests:", found["failed"]),
+        _line("Maximum request concurrency:", found["max_concurrency"]),
+        _line("Request rate configured (RPS):", found["request_rate"]),
+        _line("Benchmark duration (s):", found["duration"]),
+        _line("Total input tokens:", found["total_input_tokens"]),
+        _line("Of these from a cache:", found["total_cached_tokens"]),
+        _line("Total generated tokens:", found["total_output_tokens"]),
+        _line("Request throughput (req/s):", found["request_throughput"]),
+        _line("Request goodput (req/s):", found["request_goodput"]),
+        _line("Output token throughput (tok/s):", found["output_throughput"]),
+        _line("Total token throughput (tok/s):", found["total_token_throughput"]),
+        _line("Peak concurrent requests:", found["max_concurrent_requests"]),
+    ]
+    for name in wanted.metrics:
+        lines += _metric_lines(name, found, wanted)
+    lines.append("=" * WIDTH)
+    if found["short"]:
+        lines.append(
+            f"{found['short']} answers were shorter than asked for; --ignore-eos gives them all"
+            " their tokens"
+        )
+    lines += [f"failed {count} times: {reason}" for reason, count in found["failures"].items()]
+    return "\n".join(line for line in lines if line)
+
+
+def _metric_lines(name: str, found: Json, wanted: Wanted) -> list[str]:
+    short = name.upper()
+    told = [("Mean", "mean"), ("Median", "median")]
+    told += [(f"P{one:g}", f"p{one:g}") for one in wanted.percentiles]
+    return [
+        METRICS[name].center(WIDTH, "-"),
+        *(_line(f"{word} {short} (ms):", found[f"{key}_{name}_ms"]) for word, key in told),
+    ]
+
+
+def _line(label: str, value: Any) -> str:
+    """Empty for what there is not."""
+    if value is None:
+        return ""
+    shown = f"{value:.2f}" if isinstance(value, float) else str(value)
+    return f"{label:{LABEL_WIDTH}}{shown}"

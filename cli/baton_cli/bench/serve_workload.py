@@ -1,0 +1,128 @@
+"""What `baton bench serve` asks and when: prompts, arrival times, JSON bodies.
+
+In: ServeOptions, a tokenizer where one is needed. Out: the plan, the same for the same flags.
+Prompts are token ids, which /v1/completions takes as they are; a chat gets their text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from baton_cli.bench.serve_options import ServeOptions
+from baton_cli.bench.sharegpt import sharegpt
+from baton_cli.bench.trace import trace
+from baton_cli.bench.workload import Ask, random_prompts
+from baton_cli.errors import UsageError
+from baton_text.tokenizer import Tokenizer
+
+CHAT = "chat/completions"
+
+Arrivals = Callable[[int], list[float]]
+
+
+class Planned(NamedTuple):
+    """`at` is in seconds since the run's beginning."""
+
+    at: float
+    ask: Ask
+
+
+def is_chat(options: ServeOptions) -> bool:
+    return options.endpoint.rstrip("/").endswith(CHAT)
+
+
+def is_self_timed(options: ServeOptions) -> bool:
+    return options.dataset_name == "trace" and options.self_timed
+
+
+def check_prompts(options: ServeOptions) -> None:
+    """Raise UsageError for flags that do not fit together."""
+    name, defaults = options.dataset_name, ServeOptions()
+    if (name == "random") == bool(options.dataset_path):
+        raise UsageError(
+            "--dataset-path FILE is for --dataset-name sharegpt or trace, which need it"
+        )
+    random_only = (
+        "random_input_len",
+        "random_output_len",
+        "random_range_ratio",
+        "random_prefix_len",
+    )
+    for field in random_only:
+        if name != "random" and getattr(options, field) != getattr(defaults, field):
+            raise UsageError(f"--{field.replace('_', '-')} is for --dataset-name random")
+    why = "sharegpt's texts are counted" if name == "sharegpt" else "a chat's messages are text"
+    if not options.tokenizer and (name == "sharegpt" or is_chat(options)):
+        raise UsageError(f"--tokenizer is missing: {why}; give a model folder, or bytes for sim")
+
+
+def plan(options: ServeOptions, tokenizer: Tokenizer | None, drawn: Arrivals) -> list[Planned]:
+    """At most --num-prompts requests in the order of their times; `drawn` gives times where the
+    dataset has none that are to be kept. Raise CommandError for a file that does not do."""
+    path = Path(options.dataset_path).expanduser()
+    times: list[float] | None = None
+    if options.dataset_name == "trace":
+        workload, own = trace(
+            path,
+            count=options.num_prompts,
+            vocab_size=options.vocab_size,
+            output_len=options.output_len,
+            seed=options.seed,
+        )
+        times = own if is_self_timed(options) else None
+    elif options.dataset_name == "sharegpt":
+        assert tokenizer is not None, "check_prompts asks for one"
+        workload = sharegpt(
+            path,
+            tokenizer,
+            count=options.num_prompts,
+            output_len=options.output_len,
+            seed=options.seed,
+        )
+    else:
+        workload = random_prompts(
+            options.vocab_size,
+            count=options.num_prompts,
+            input_len=options.random_input_len,
+            output_len=options.output_len or options.random_output_len,
+            range_ratio=options.random_range_ratio,
+            prefix_len=options.random_prefix_len,
+            seed=options.seed,
+        )
+    asks = workload.asks
+    return [Planned(*one) for one in zip(times or drawn(len(asks)), asks, strict=True)]
+
+
+class Speaker:
+    """Makes the JSON bodies of one run."""
+
+    def __init__(self, options: ServeOptions, model: str, tokenizer: Tokenizer | None) -> None:
+        self._tokenizer = tokenizer if is_chat(options) else None
+        self._common: dict[str, Any] = {
+            "model": model,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if options.temperature is not None:
+            self._common["temperature"] = options.temperature
+        if options.ignore_eos:
+            self._common["ignore_eos"] = True
+        if options.return_token_ids:
+            self._common["return_token_ids"] = True
+
+    def body(self, ask: Ask) -> bytes:
+        told = {**self._common, **self._prompt(ask)}
+        return msgspec.json.encode(told)
+
+    def _prompt(self, ask: Ask) -> dict[str, Any]:
+        if self._tokenizer is None:
+            return {"prompt": ask.prompt, "max_tokens": ask.new_tokens}
+        text = self._tokenizer.decode(ask.prompt)
+        return {
+            "messages": [{"role": "user", "content": text}],
+            "max_completion_tokens": ask.new_tokens,
+        }

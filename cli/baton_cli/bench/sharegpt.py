@@ -1,0 +1,72 @@
+"""Prompts and answer lengths out of a file in ShareGPT's form.
+
+In: a JSON list of objects whose `conversations` list holds turns with a `value`. Out: a Workload of
+first turns, each with as many new tokens as the turn behind it has. Too short and too long ones are
+left out, by the limits that vLLM's bench uses, so that figures can be compared.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from baton_cli.bench.workload import Ask, Workload
+from baton_cli.errors import CommandError
+from baton_text.tokenizer import Tokenizer
+
+LEAST_TOKENS = 4  # of a prompt, and of an answer
+MOST_PROMPT_TOKENS = 1024
+MOST_TOKENS = 2048  # of both
+
+
+class _Turn(msgspec.Struct, frozen=True):
+    value: str = ""
+
+
+class _Conversation(msgspec.Struct, frozen=True):
+    conversations: tuple[_Turn, ...] = ()
+
+
+def sharegpt(
+    path: Path, tokenizer: Tokenizer, *, count: int, output_len: int | None, seed: int
+) -> Workload:
+    """At most `count` requests, in an order drawn by `seed`; raise CommandError for a file without
+    any. `output_len` replaces the answers' lengths."""
+    pairs = _read(path)
+    random.Random(seed).shuffle(pairs)
+    asks = []
+    for ask in _usable(pairs, tokenizer, output_len):
+        asks.append(ask)
+        if len(asks) == count:
+            break
+    if not asks:
+        raise CommandError(
+            f"--dataset-path {path} holds no conversation of two turns with at least"
+            f" {LEAST_TOKENS} and at most {MOST_TOKENS} tokens"
+        )
+    return Workload("sharegpt", tuple(asks))
+
+
+def _usable(
+    pairs: Sequence[tuple[str, str]], tokenizer: Tokenizer, output_len: int | None
+) -> Iterator[Ask]:
+    for prompt, answer in pairs:
+        ids = tuple(tokenizer.encode(prompt))
+        own = len(tokenizer.encode(answer, add_special_tokens=False))
+        new = output_len or own
+        short = len(ids) < LEAST_TOKENS or new < (LEAST_TOKENS if output_len is None else 1)
+        if not (short or len(ids) > MOST_PROMPT_TOKENS or len(ids) + new > MOST_TOKENS):
+            yield Ask(ids, new)
+
+
+def _read(path: Path) -> list[tuple[str, str]]:
+    """The first two turns of each conversation that has two."""
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=list[_Conversation])
+    except (OSError, msgspec.MsgspecError) as error:
+        raise CommandError(f"--dataset-path {path}: {error}") from error
+    turns = [each.conversations for each in found]
+    return [(each[0].value, each[1].value) for each in turns if len(each) >= 2]

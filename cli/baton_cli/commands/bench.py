@@ -1,0 +1,135 @@
+"""`baton bench throughput` and `baton bench latency`: how fast the engine is, in this process.
+
+In: ThroughputOptions or LatencyOptions. Out: figures on stdout, and in a JSON file if one is named.
+The engine is driven directly: no router, no store, no tokenizer but for a dataset of texts, and
+nothing is detokenized (in a pool the node's server process does that, beside the engine).
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from baton_cli.bench.engine import build, find_folder, read_tokenizer
+from baton_cli.bench.metrics import Latency, Throughput, latency_of, setting_of, throughput_of
+from baton_cli.bench.options import DEFAULT_PROMPTS, BenchOptions, LatencyOptions, ThroughputOptions
+from baton_cli.bench.report import ProgressBar, latency_text, throughput_text
+from baton_cli.bench.run import Trace, drive
+from baton_cli.bench.workload import Workload, batch, check_flags, random_prompts, synthetic
+from baton_cli.errors import CommandError
+from baton_cli.logs import configure
+from baton_protocol.errors import BatonError
+
+if TYPE_CHECKING:
+    from baton_engine.core.engine_core import EngineCore
+
+# The first requests are slow: buffers are made, kernels compiled. Tokens of the prompt, new ones.
+WARM_UP = (16, 16)
+
+
+def throughput(options: ThroughputOptions) -> int:
+    _begin(options)
+    check_flags(options)
+    folder = find_folder(options)
+    texts = _read_texts(options, folder) if options.dataset_name == "sharegpt" else None
+    engine = build(options, folder)
+    workload = texts or synthetic(options, engine.info.vocab_size)
+    check_room(engine, workload)
+    _warm_up(engine, options)
+    with ProgressBar(sys.stderr, workload.output_tokens, time.perf_counter) as bar:
+        trace = _drive(engine, workload, options, bar)
+    figures = throughput_of(trace, workload, setting_of(engine, workload, options))
+    _finish(options, throughput_text(figures), figures)
+    return 0
+
+
+def latency(options: LatencyOptions) -> int:
+    _begin(options)
+    engine = build(options, find_folder(options))
+    workload = batch(options, engine.info.vocab_size)
+    check_room(engine, workload)
+    count = options.num_iters_warmup + options.num_iters
+    with ProgressBar(sys.stderr, count * workload.output_tokens, time.perf_counter) as bar:
+        # A salt per batch: none finds another's prompts in the prefix cache.
+        traces = [
+            _drive(engine, workload, options, bar, salt=f"batch-{number}-")
+            for number in range(count)
+        ]
+    counted = traces[options.num_iters_warmup :]
+    figures = latency_of(counted, workload, setting_of(engine, workload, options))
+    _finish(options, latency_text(figures), figures)
+    return 0
+
+
+def check_room(engine: EngineCore, workload: Workload) -> None:
+    """Raise CommandError for a request that would end before it has its tokens."""
+    info = engine.info
+    room = min(info.max_model_len, info.num_blocks * info.layout.block_size)
+    longest = max(len(ask.prompt) + ask.new_tokens for ask in workload.asks)
+    if longest > room:
+        raise CommandError(
+            f"a request of {workload.name} has {longest} tokens, prompt and answer; this engine"
+            f" takes {room}: see --max-model-len, --kv-memory and --kv-blocks"
+        )
+
+
+def _begin(options: BenchOptions) -> None:
+    configure(options.log_level, options.json_logs)
+    if options.output_json and not Path(options.output_json).expanduser().parent.is_dir():
+        raise CommandError(f"--output-json {options.output_json}: there is no such folder")
+
+
+def _read_texts(options: ThroughputOptions, folder: Path | None) -> Workload:
+    from baton_cli.bench.sharegpt import sharegpt
+
+    return sharegpt(
+        Path(options.dataset_path).expanduser(),
+        read_tokenizer(folder),
+        count=options.num_prompts or DEFAULT_PROMPTS,
+        output_len=options.output_len,
+        seed=options.seed,
+    )
+
+
+def _warm_up(engine: EngineCore, options: BenchOptions) -> None:
+    prompt, new = WARM_UP
+    vocab = engine.info.vocab_size
+    one = random_prompts(vocab, count=1, input_len=prompt, output_len=new, seed=options.seed)
+    _drive(engine, one, options, salt="warm-up-")
+
+
+def _drive(
+    engine: EngineCore,
+    workload: Workload,
+    options: BenchOptions,
+    bar: ProgressBar | None = None,
+    salt: str = "",
+) -> Trace:
+    """Run a workload to its end; raise CommandError where it did not get all its tokens."""
+    requests = workload.requests(options.seed, salt)
+    progress = bar.add if bar else None
+    try:
+        trace = drive(engine, requests, clock=time.perf_counter, progress=progress)
+    except BatonError as error:
+        raise CommandError(str(error)) from error
+    if trace.output_tokens != workload.output_tokens:
+        raise CommandError(
+            f"{workload.name} gave {trace.output_tokens} of {workload.output_tokens} tokens; these"
+            " figures would compare with nothing"
+        )
+    return trace
+
+
+def _finish(options: BenchOptions, text: str, figures: Throughput | Latency) -> None:
+    print(text, flush=True)
+    if not options.output_json:
+        return
+    path = Path(options.output_json).expanduser()
+    try:
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(figures), indent=2) + b"\n")
+    except OSError as error:
+        raise CommandError(f"--output-json {options.output_json}: {error}") from error

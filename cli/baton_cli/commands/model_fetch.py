@@ -1,0 +1,233 @@
+"""`baton model fetch`: a model of a hub into a folder, once, for all who share that folder.
+
+In: FetchOptions; HF_ENDPOINT and HF_TOKEN. Out: the model's folder on stdout, progress in the log
+and, where an index is given, as FetchReports there. The index may be down: the fetch goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import secrets
+import shutil
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from baton_cli.commands.fetch_options import FetchOptions
+from baton_cli.errors import CommandError, UsageError
+from baton_cli.local_pool.store import logged_in
+from baton_cli.logs import configure
+from baton_cli.models.download_state import Fetched, Wanted
+from baton_cli.models.hub_client import DEFAULT_ENDPOINT, PAUSES_S, Hub, open_session
+from baton_cli.options.sizes import about_size
+from baton_engine.errors import WeightsError
+from baton_engine.weights.digest import keep_digests
+from baton_kvstore.errors import StoreError
+from baton_protocol.ids import NodeId
+from baton_protocol.model_source import HubModel, SourceError, parse_source
+from baton_protocol.store import FetchReport
+
+if TYPE_CHECKING:
+    from baton_kvstore.index.registry import Registry
+
+LINE_S = 5.0
+REPORT_S = 1.0
+REPORT_TTL_S = 5.0
+LAST_REPORT_TTL_S = 60.0  # whoever looks now and then shall see the end
+LOCK_LOOK_S = 0.5
+DOWNLOAD_TRIES = 3
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+RECORDS_BYTES = 1 << 20  # beside the model's files: what was fetched, the weights' digests
+
+logger = logging.getLogger(__name__)
+
+
+def run(options: FetchOptions) -> int:
+    configure(options.log_level, options.json_logs)
+    fetch = make_fetch(options, os.environ)
+    try:
+        asyncio.run(fetch.run())
+    except OSError as error:
+        hint = "; make room there: what was fetched is kept" if error.errno in NO_ROOM else ""
+        place = error.filename or fetch.folder.path
+        raise CommandError(f"{place}: {error.strerror or error}{hint}") from error
+    print(fetch.folder.path)
+    return 0
+
+
+def make_fetch(options: FetchOptions, environ: Mapping[str, str]) -> Fetch:
+    """Raise UsageError for what cannot be fetched at all."""
+    try:
+        model = parse_source(options.source)
+    except SourceError as error:
+        raise UsageError(str(error)) from error
+    if not isinstance(model, HubModel):
+        raise UsageError(f"{model} is no model of a hub: fetch hf://ORG/NAME[@REVISION]")
+    if not options.to:
+        raise UsageError("--to is missing: give the folder that gets the model's folder")
+    endpoint = environ.get("HF_ENDPOINT", "").rstrip("/") or DEFAULT_ENDPOINT
+    if not endpoint.startswith(("http://", "https://")):
+        raise UsageError(f"HF_ENDPOINT {endpoint!r} is no URL: write {DEFAULT_ENDPOINT}")
+    return Fetch(
+        model=model,
+        folder=Fetched(
+            Path(options.to).expanduser().absolute() / model.folder_name, secrets.token_hex(4)
+        ),
+        weights=options.weights,
+        room=options.room,
+        endpoint=endpoint,
+        token=environ.get("HF_TOKEN", "").strip(),
+        index_url=logged_in(options, options.redis_index)[0],
+        pool=options.pool,
+        node=NodeId(options.node or socket.gethostname()),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Fetch:
+    """One model into one folder."""
+
+    model: HubModel
+    folder: Fetched
+    weights: bool
+    room: int | None
+    endpoint: str
+    token: str
+    index_url: str
+    pool: str
+    node: NodeId
+    pauses_s: Sequence[float] = PAUSES_S
+
+    async def run(self) -> None:
+        """Until the folder is complete. Raise CommandError, OSError."""
+        async with AsyncExitStack() as stack:
+            registry = await self._open_index(stack)
+            watching = asyncio.create_task(self._tell(registry))
+            stack.push_async_callback(_end, watching)
+            began = time.monotonic()
+            fetched_here = not self._is_complete() and await self._fetch()
+            size = about_size(self.folder.progress()[1])
+            took = f"fetched in {time.monotonic() - began:.0f} s" if fetched_here else "was there"
+            logger.info("%s: %s, %s, all complete", self.model, size, took)
+            await self._announce(registry, LAST_REPORT_TTL_S)
+
+    async def _fetch(self) -> bool:
+        """False if another process did it while this one waited."""
+        waits = False
+        while True:
+            with self.folder.locked() as ours:
+                if self._is_complete():
+                    return False
+                if ours:
+                    await self._download()
+                    return True
+            if not waits:
+                logger.info("%s: another process fetches it, waiting", self.model)
+            waits = True
+            await asyncio.sleep(LOCK_LOOK_S)
+
+    async def _download(self) -> None:
+        """Again where files are missing or wrong in the end: on a volume without locks another
+        process that fetches may still write into a part that this one has taken over."""
+        for _ in range(DOWNLOAD_TRIES):
+            await self._download_once()
+            if self._is_complete():
+                return
+            logger.warning("%s: files were changed while it was fetched", self.model)
+        raise CommandError(
+            f"{self.folder.path} lost files of {self.model} each of {DOWNLOAD_TRIES} times that"
+            " they were fetched: another process changes it; stop that one, then fetch again"
+        )
+
+    async def _download_once(self) -> None:
+        async with open_session(self.token) as session:
+            hub = Hub(session, self.endpoint, self.model, self.pauses_s)
+            wanted = await hub.list(weights=self.weights)
+            self.folder.begin(wanted)
+            self._check_room(wanted)
+            await hub.download(self.folder, wanted)
+        if self.weights:
+            await asyncio.to_thread(self._keep_digests)
+        self.folder.finish(wanted)
+
+    def _is_complete(self) -> bool:
+        return self.folder.complete(weights=self.weights) is not None
+
+    def _keep_digests(self) -> None:
+        """Before the marker: who is killed here does it again. Else every start of a node that may
+        only read the folder would hash all weights."""
+        logger.info("%s: hashing the weights, once for all nodes", self.model)
+        try:
+            keep_digests(self.folder.path)
+        except WeightsError as error:
+            logger.warning("%s: %s", self.model, error)
+
+    def _check_room(self, wanted: Wanted) -> None:
+        """Before an hour of fetching, not after it."""
+        if self.room is not None and wanted.bytes + RECORDS_BYTES > self.room:
+            raise CommandError(
+                f"{self.model} takes {about_size(wanted.bytes)}, and {about_size(self.room)} are"
+                " meant for it: give more --room (in an InferencePool, model.storage)"
+            )
+        missing = wanted.bytes - self.folder.progress()[0]
+        free = shutil.disk_usage(self.folder.path).free
+        if missing > free:
+            raise CommandError(
+                f"{self.folder.path} has room for {about_size(free)}, and {about_size(missing)} of"
+                f" {self.model} are missing: make room, or give another --to"
+            )
+
+    # --- how far it is ----------------------------------------------------------------------------
+
+    async def _tell(self, registry: Registry | None) -> None:
+        """Until cancelled: to the index each second, in the log every few."""
+        line_at, then = time.monotonic(), self.folder.progress()[0]
+        while True:
+            await self._announce(registry, REPORT_TTL_S)
+            await asyncio.sleep(REPORT_S)
+            past_s = time.monotonic() - line_at
+            if past_s >= LINE_S:
+                done, total = self.folder.progress()
+                logger.info("%s: %s", self.model, show_progress(done, total, done - then, past_s))
+                line_at, then = time.monotonic(), done
+
+    async def _open_index(self, stack: AsyncExitStack) -> Registry | None:
+        if not self.index_url:
+            return None
+        from baton_kvstore.index.registry import Registry
+
+        return await stack.enter_async_context(Registry(self.index_url, self.pool))
+
+    async def _announce(self, registry: Registry | None, ttl_s: float) -> None:
+        if registry is None:
+            return
+        done, total = self.folder.progress()
+        report = FetchReport(
+            node=self.node, source=str(self.model), done_bytes=done, total_bytes=total
+        )
+        try:
+            await registry.announce_fetch(report, ttl_s)
+        except StoreError as error:
+            logger.debug("the index does not hear of it: %s", error)
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def show_progress(done: int, total: int, new: int, seconds: float) -> str:
+    """`new` bytes came in the last `seconds`."""
+    if not total:
+        return "the hub has not said yet how much it is"
+    rate = max(0, new) / seconds
+    left = f", {(total - done) / rate:.0f} s left" if rate else ""
+    share = 100 * done // total
+    return f"{about_size(done)} of {about_size(total)} ({share} %), {about_size(rate)}/s{left}"

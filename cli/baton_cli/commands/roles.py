@@ -1,0 +1,251 @@
+"""One role in this process: what `baton prefill`, `baton decode` and `baton router` run.
+
+In: a record of flags. Out: the room's own settings, and its serve() until SIGTERM. The rooms are
+imported here, role by role, so that a router's image needs no engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import secrets
+import socket
+import sys
+from collections.abc import Coroutine
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from baton_cli.errors import CommandError
+from baton_cli.local_pool.store import logged_in
+from baton_cli.logs import configure
+from baton_cli.models.local_folder import find_model
+from baton_cli.options.environment import for_children
+from baton_cli.options.flag import to_argv, to_variables
+from baton_cli.options.records import ChildOptions, NodeOptions, RouterOptions
+from baton_cli.otlp import exporting
+from baton_node.ipc.parent_death import die_with
+from baton_protocol.figures import NAME
+
+if TYPE_CHECKING:
+    from baton_node.settings import NodeSettings
+    from baton_protocol.store import Role
+    from baton_protocol.traces import Sink
+    from baton_router.server.workers import Crew
+    from baton_router.settings import RouterSettings
+
+
+def prefill(options: NodeOptions) -> int:
+    from baton_prefill_node import serve
+
+    _begin(options)
+    settings = node_settings(options, "prefill")
+    with _spans(options, settings.node) as spans:
+        return _run_node(serve(settings, spans))
+
+
+def decode(options: NodeOptions) -> int:
+    from baton_decode_node import serve
+
+    _begin(options)
+    settings = node_settings(options, "decode")
+    with _spans(options, settings.node) as spans:
+        return _run_node(serve(settings, spans))
+
+
+def router(options: RouterOptions) -> int:
+    from baton_protocol.errors import InvalidRequest
+    from baton_router import serve
+    from baton_router.server.workers import serve_workers
+
+    _begin(options, worker=Path(options.worker_socket).stem)
+    settings = router_settings(options)
+    try:
+        settings.check()
+        if options.workers > 1:
+            asyncio.run(serve_workers(crew(options)))
+        else:
+            with _spans(options, f"router-{os.getpid()}") as spans:
+                asyncio.run(serve(settings, spans=spans))
+    except InvalidRequest as error:
+        raise CommandError(str(error)) from error
+    except OSError as error:
+        raise CommandError(f"router: {error}") from error
+    return 0
+
+
+def node_settings(options: NodeOptions, role: Role) -> NodeSettings:
+    """Flags as the node's record; raise CommandError where the model cannot be had."""
+    from baton_node.settings import NodeSettings, SimOptions
+
+    index_url, *data_urls = logged_in(options, options.redis_index, *options.redis_data)
+    folder, name = "", str(options.engine)
+    if options.model or options.engine == "torch":
+        found = find_model(options.model, weights=options.engine == "torch")
+        folder, name = str(found.path), found.name
+    return NodeSettings(
+        node=check_name(options.node) or new_name(role),
+        role=role,
+        host=options.host,
+        port=options.port,
+        address=options.address,
+        pool=options.pool,
+        revision=options.revision,
+        index_url=index_url,
+        data_urls=tuple(data_urls),
+        store_settings=options.store_settings,
+        fetch=options.fetch,
+        write_behind_bandwidth=options.write_behind_bandwidth,
+        link_token=check_token(options.link_token),
+        engine=options.engine,
+        model=folder,
+        served_name=options.served_model_name or name,
+        dtype=options.dtype,
+        device=options.device,
+        gpu_memory_utilization=options.gpu_memory_utilization,
+        kv_memory=options.kv_memory,
+        kv_blocks=options.kv_blocks,
+        host_kv_memory=options.host_kv_memory,
+        block_size=options.block_size,
+        chunk_blocks=options.chunk_blocks,
+        kv_shards=options.kv_shards,
+        max_batched_tokens=options.max_batched_tokens,
+        max_num_seqs=options.max_num_seqs,
+        max_model_len=options.max_model_len,
+        threads=options.threads,
+        kernels=options.kernels,
+        enforce_eager=options.enforce_eager,
+        overlap=options.overlap,
+        overcommit=options.overcommit,
+        verify_weights=options.verify_weights,
+        chat_template=check_template(options.chat_template),
+        sim=SimOptions(
+            **{key: getattr(options, f"sim_{key}") for key in SimOptions.__struct_fields__}
+        ),
+        start_wait_s=options.start_timeout,
+        link_grace_s=options.link_grace,
+        drain_s=options.drain_timeout,
+        log_level=options.log_level.upper(),
+        json_logs=options.json_logs,
+    )
+
+
+def new_name(role: Role) -> str:
+    """One that no other node has: in containers, process ids and often host names are the same."""
+    return f"{socket.gethostname()}-{role}-{secrets.token_hex(4)}"
+
+
+def router_settings(options: RouterOptions) -> RouterSettings:
+    from baton_router.settings import RouterSettings
+
+    return RouterSettings(
+        host=options.host,
+        port=options.port,
+        pool=options.pool,
+        index_url=logged_in(options, options.redis_index)[0] or None,
+        nodes=options.nodes,
+        link_token=check_token(options.link_token),
+        served_model_name=options.served_model_name or None,
+        api_keys=options.api_keys,
+        tenants=options.tenants,
+        admin_key=options.admin_key,
+        sharing=options.sharing,
+        tenant_secret=options.tenant_secret,
+        handoff=options.handoff,
+        handoff_min_tokens=options.handoff_min_tokens,
+        placement=options.placement,
+        allow_policy_header=options.allow_policy_header,
+        missing_role=options.missing_role,
+        unready_wait_s=options.unready_wait,
+        wake_wait_s=options.wake_wait,
+        request_timeout_s=options.request_timeout,
+        admission_queue_ms=options.admission_queue_ms,
+        max_inflight=options.max_inflight,
+        max_queued=options.max_queued,
+        queue_timeout_s=options.queue_timeout,
+        max_call_sequences=options.max_call_sequences,
+        stall_timeout_s=options.stall_timeout,
+        link_patience_s=options.link_patience,
+        max_body_bytes=options.max_body,
+        max_bodies_bytes=options.max_bodies,
+        header_timeout_s=options.header_timeout,
+        body_timeout_s=options.body_timeout,
+        body_bytes_per_s=options.body_rate,
+        idle_timeout_s=options.idle_timeout,
+        keepalive_s=options.keepalive,
+        expect_nodes=options.expect_nodes,
+        allowed_hosts=options.allowed_hosts,
+        cors_origins=options.cors_origins,
+        explain_requests=options.explain_requests,
+        shutdown_deadline_s=options.drain_timeout,
+        worker_socket=options.worker_socket,
+    )
+
+
+def crew(options: RouterOptions) -> Crew:
+    """The workers of `baton router --workers N`: the same command, without that flag."""
+    from baton_router.server.workers import Crew
+
+    def command(path: Path, port: int) -> list[str]:
+        one = replace(
+            options, workers=1, port=port, worker_socket=str(path), supervisor_pid=os.getpid()
+        )
+        return [sys.executable, "-m", "baton_cli", "router", *to_argv(one)]
+
+    return Crew(
+        pool=options.pool,
+        host=options.host,
+        port=options.port,
+        workers=options.workers,
+        command=command,
+        environment=for_children(os.environ) | to_variables(options),
+    )
+
+
+def check_name(name: str) -> str:
+    """--node as it is, "" too; raise CommandError for what no router would take."""
+    if name and re.match(NAME, name) is None:
+        raise CommandError(f"--node {name!r}: use at most 253 letters, digits and signs, no space")
+    return name
+
+
+def check_token(token: str) -> str:
+    """--link-token as it is; raise CommandError for what no HTTP header can carry."""
+    if token and not (token.isascii() and token.isprintable() and " " not in token):
+        raise CommandError("--link-token holds a space or another character; use letters, digits")
+    return token
+
+
+def check_template(path: str) -> str | None:
+    """The absolute path of --chat-template, None without one."""
+    if not path:
+        return None
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise CommandError(f"--chat-template {path}: there is no such file")
+    return str(file.resolve())
+
+
+def _spans(
+    options: NodeOptions | RouterOptions, instance: str
+) -> AbstractContextManager[Sink | None]:
+    service = "baton-router" if isinstance(options, RouterOptions) else "baton-node"
+    return exporting(options.otlp_endpoint, os.environ, service, instance)
+
+
+def _begin(options: ChildOptions, worker: str = "") -> None:
+    if options.supervisor_pid:
+        die_with(options.supervisor_pid)
+    configure(options.log_level, options.json_logs, worker)
+
+
+def _run_node(serving: Coroutine[Any, Any, None]) -> int:
+    from baton_node.settings import SetupError
+
+    try:
+        asyncio.run(serving)
+    except SetupError as error:
+        raise CommandError(str(error)) from error
+    return 0

@@ -1,0 +1,358 @@
+"""`baton up`: from flags to a running pool on this machine.
+
+In: UpOptions. Out: a pool until Ctrl-C, or one answer (--once). Everything that can be wrong with
+the flags, the model, the port or the store is found before anything is started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
+
+from baton_cli.commands.roles import check_template
+from baton_cli.errors import CommandError
+from baton_cli.local_pool.children import ChildSpec
+from baton_cli.local_pool.display import Display
+from baton_cli.local_pool.engine_memory import check_memory, fixed_bytes, share_memory
+from baton_cli.local_pool.gpus import Gpu, Share, choose_gpus, list_gpus, share_gpus
+from baton_cli.local_pool.machine import cores, cpu_flags, decide_dtype, share_cores
+from baton_cli.local_pool.router_client import Answer, RouterAddress, ask
+from baton_cli.local_pool.store import StoreUrls, open_store
+from baton_cli.local_pool.supervisor import Plan, Stop, Supervisor
+from baton_cli.models.local_folder import find_model, read_config
+from baton_cli.options.admission import AdmissionOptions
+from baton_cli.options.devices import CUDA, on_cuda
+from baton_cli.options.environment import for_children
+from baton_cli.options.flag import to_argv, to_variables
+from baton_cli.options.records import (
+    CommonOptions,
+    EngineOptions,
+    ExchangeOptions,
+    NodeOptions,
+    RouterOptions,
+    ServingOptions,
+    TenantOptions,
+    TraceOptions,
+    UpOptions,
+)
+from baton_cli.options.sizes import ByteSize
+from baton_engine.memory.host_memory import free_memory
+from baton_node.ipc.parent_death import die_with
+
+PYTHON = (sys.executable, "-m", "baton_cli")
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+class Machine(NamedTuple):
+    """How to learn what a machine has for engines: free bytes, if anybody knows them, and the GPUs
+    of a value of CUDA_VISIBLE_DEVICES."""
+
+    free: Callable[[], int | None] = free_memory
+    gpus: Callable[[str | None], list[Gpu]] = list_gpus
+
+
+THIS_MACHINE = Machine()
+
+
+def run(options: UpOptions) -> int:
+    started = time.monotonic()
+    if options.supervisor_pid:
+        die_with(options.supervisor_pid)
+    options = settle(options)
+    with reserve_port(options.host, options.port) as port:
+        options = replace(options, port=port.getsockname()[1])
+        asyncio.run(_up(options, started))
+    return 0
+
+
+def settle(options: UpOptions) -> UpOptions:
+    """Decide once what all engines must agree on: folder, name, dtype."""
+    if options.prefill + options.decode == 0:
+        raise CommandError("--prefill 0 --decode 0 leaves nobody to answer; give at least one node")
+    if options.missing_role != "aggregate" and 0 in (options.prefill, options.decode):
+        role = "decode" if options.prefill else "prefill"
+        raise CommandError(
+            f"--{role} 0 with --missing-role {options.missing_role} leaves nobody to do a {role}"
+            " node's work; give --missing-role aggregate"
+        )
+    if bool(options.redis_index) != bool(options.redis_data):
+        raise CommandError("give both --redis-index and --redis-data, or neither")
+    if (options.redis_username or options.redis_password) and not options.redis_index:
+        raise CommandError(
+            "--redis-username and --redis-password log in to a Redis of yours: give --redis-index"
+            " and --redis-data too, or leave them (and their variables) out"
+        )
+    options = replace(
+        settle_tenants(options), chat_template=check_template(options.chat_template) or ""
+    )
+    if options.engine == "sim" and not options.model:
+        return options
+    found = find_model(options.model, weights=options.engine == "torch")
+    dtype = options.dtype
+    if options.engine == "torch":
+        dtype = decide_dtype(dtype, options.device, read_config(found.path), cpu_flags())
+    name = options.served_model_name or found.name
+    return replace(options, model=str(found.path), served_model_name=name, dtype=dtype)
+
+
+def settle_tenants(options: UpOptions) -> UpOptions:
+    """Read the files once, so that a wrong one is found now. What secret is not given is made: the
+    table asks the router with its admin key, and of a tenant secret nobody needs to know; what then
+    outlives the pool in a Redis of the user's, nobody will find again."""
+    if options.sharing == "tenant" and not options.api_keys:
+        raise CommandError(
+            "--sharing tenant, and nothing tells tenants apart: give --api-keys FILE, or"
+            " --sharing pool"
+        )
+    from baton_router.admission.tenant_limits import read_limits
+    from baton_router.auth import read_keys
+    from baton_router.errors import StartError
+
+    try:
+        read_limits(options.tenants)
+        if not options.api_keys:
+            return options
+        if options.once or options.ask:
+            raise CommandError("--once and --ask say no API key: leave them out, or --api-keys")
+        read_keys(options.api_keys)
+    except StartError as error:
+        raise CommandError(str(error)) from error
+    options = replace(options, admin_key=options.admin_key or secrets.token_hex(32))
+    if options.sharing == "tenant" and not options.tenant_secret:
+        return replace(options, tenant_secret=secrets.token_hex(32))
+    return options
+
+
+def reserve_port(host: str, port: int) -> socket.socket:
+    """A bound socket that never listens: the router may bind beside it (SO_REUSEADDR), nobody gets
+    the port as a free one meanwhile. Raise CommandError where somebody listens there already."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError as error:
+        raise CommandError(f"--host {host}: {error.strerror}") from error
+    held = socket.socket(family, kind, protocol)
+    try:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(address)
+    except OSError as error:
+        held.close()
+        raise CommandError(
+            f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}; give another --port"
+        ) from error
+    return held
+
+
+def make_plan(
+    options: UpOptions,
+    store: StoreUrls,
+    environment: Mapping[str, str],
+    router_folder: str = "",
+    machine: Machine = THIS_MACHINE,
+) -> Plan:
+    """What each child is told. Prefill nodes come first: see share_cores()."""
+    variables = {"TMPDIR": router_folder} if router_folder else {}
+    nodes = []
+    shares = share_machine(options, environment, machine)
+    for (role, name), share in zip(name_nodes(options), shares, strict=True):
+        told = node_options(options, store, name, share)
+        nodes.append(_child(role, name, told, share.variables))
+    return Plan(
+        address=RouterAddress(options.host, options.port, options.admin_key),
+        nodes=tuple(nodes),
+        router=_child("router", "router", router_options(options, store), variables),
+        environment=for_children(environment),
+        drain_timeout_s=options.drain_timeout,
+        ready_timeout_s=options.ready_timeout,
+    )
+
+
+def name_nodes(options: UpOptions) -> list[tuple[str, str]]:
+    """Role and name of each, prefill nodes first."""
+    counts = {"prefill": options.prefill, "decode": options.decode}
+    return [(role, f"{role}-{i}") for role, count in counts.items() for i in range(count)]
+
+
+@dataclass(frozen=True)
+class NodeShare:
+    """What one engine gets of this machine; `variables` choose its GPU."""
+
+    threads: int
+    kv_memory: ByteSize | None
+    variables: Mapping[str, str]
+
+
+def share_machine(
+    options: UpOptions, environment: Mapping[str, str], machine: Machine = THIS_MACHINE
+) -> list[NodeShare]:
+    """One share per engine, prefill nodes first."""
+    engines = options.prefill + options.decode
+    threads = share_cores(cores(), engines)
+    if options.threads is not None:
+        threads = [options.threads] * engines
+    kv_memory = options.kv_memory
+    given = kv_memory is not None or options.kv_blocks is not None
+    store = 0 if options.redis_index else options.store_memory
+    if not options.overcommit:
+        check_memory(options, engines, store, machine.free())
+    if options.engine == "sim" or not on_cuda(options.device):
+        if options.engine != "sim" and not given:
+            others = 0 if options.overcommit else store
+            kv_memory = share_memory(options, engines, others, machine.free())
+        return [NodeShare(count, kv_memory, {}) for count in threads]
+    gpus = choose_gpus(machine.gpus(environment.get(VISIBLE)), options.device)
+    if given:
+        turns = [gpus[index % len(gpus)].name for index in range(engines)]
+        shares = [Share(name, kv_memory) for name in turns]
+    else:
+        needed = fixed_bytes(options)
+        shares = share_gpus(gpus, engines, needed, options.gpu_memory_utilization)
+    return [
+        NodeShare(count, share.kv_memory, {VISIBLE: share.gpu})
+        for count, share in zip(threads, shares, strict=True)
+    ]
+
+
+def node_options(options: UpOptions, store: StoreUrls, name: str, share: NodeShare) -> NodeOptions:
+    shared = {
+        item.name: getattr(options, item.name)
+        for record in (EngineOptions, ExchangeOptions, TraceOptions)
+        for item in fields(record)
+    }
+    # What the nodes take together was counted here; each alone would count the others' as gone.
+    shared |= {"threads": share.threads, "kv_memory": share.kv_memory, "overcommit": True}
+    if VISIBLE in share.variables:
+        shared["device"] = CUDA  # the only one that it sees
+    return NodeOptions(
+        **shared,
+        node=name,
+        pool=options.pool,
+        redis_index=store.index,
+        redis_data=store.data,
+        drain_timeout=options.drain_timeout,
+        supervisor_pid=os.getpid(),
+    )
+
+
+def router_options(options: UpOptions, store: StoreUrls) -> RouterOptions:
+    return RouterOptions(
+        **{
+            item.name: getattr(options, item.name)
+            for record in (ServingOptions, AdmissionOptions, TenantOptions, TraceOptions)
+            for item in fields(record)
+        },
+        host=options.host,
+        port=options.port,
+        pool=options.pool,
+        redis_index=store.index,
+        served_model_name=options.served_model_name,
+        drain_timeout=options.drain_timeout,
+        workers=options.routers,
+        expect_nodes=tuple(name for _, name in name_nodes(options)),
+        supervisor_pid=os.getpid(),
+    )
+
+
+def _child(
+    words: str, name: str, options: CommonOptions, variables: Mapping[str, str]
+) -> ChildSpec:
+    told = {**variables, **to_variables(options)}
+    return ChildSpec(name, words, (*PYTHON, words, *to_argv(options)), told)
+
+
+async def _up(options: UpOptions, started: float) -> None:
+    stop = Stop()
+    stop.install(asyncio.get_running_loop())
+    # With --once stdout is the answer's alone, so that a script can read it.
+    display = Display(sys.stderr if options.once else sys.stdout, sys.stderr)
+    with open_store(options) as store, folder_of_routers(options) as folder:
+        plan = make_plan(options, store.urls, os.environ, folder)
+        supervisor = Supervisor(plan, stop, display)
+        keeper = asyncio.create_task(store.keep(display.note))
+        greeter = asyncio.create_task(_greet(options, supervisor, stop, display, started))
+        try:
+            await supervisor.run()
+        finally:
+            greeter.cancel()
+            keeper.cancel()
+            display.close()
+    answered = greeter.done() and not greeter.cancelled()
+    if answered:
+        greeter.result()  # raises where there was no answer
+    elif options.once:
+        raise CommandError("ended before there was an answer")
+
+
+@contextmanager
+def folder_of_routers(options: UpOptions) -> Iterator[str]:
+    """Several router processes meet in a folder, which is gone at the end, also where they are
+    killed."""
+    if options.routers == 1:
+        yield ""
+        return
+    with tempfile.TemporaryDirectory(prefix="baton-up-") as folder:
+        yield folder
+
+
+async def _greet(
+    options: UpOptions, supervisor: Supervisor, stop: Stop, display: Display, started: float
+) -> None:
+    """When the pool is ready: say so, ask what was to be asked."""
+    await supervisor.ready.wait()
+    ready_s = time.monotonic() - started
+    address = RouterAddress(options.host, options.port)
+    if options.once:
+        try:
+            answer = await asyncio.to_thread(ask, address, options.once)
+            print(show_answer(answer, ready_s), flush=True)
+        finally:
+            stop.asked.set()
+        return
+    if options.ask:
+        try:
+            answer = await asyncio.to_thread(ask, address, options.ask)
+            display.note(f"\n> {options.ask}\n{show_answer(answer, ready_s)}\n")
+        except CommandError as error:
+            display.note(f"{options.ask!r}: {error}")
+    display.note(show_ready(options, address, ready_s, supervisor.chunks))
+
+
+def show_answer(answer: Answer, ready_s: float) -> str:
+    """Answer, placement and timings. The rate leaves out the first token, whose time is prefill."""
+    after_first_s = answer.total_s - answer.first_token_s
+    rate = (answer.tokens - 1) / after_first_s if answer.tokens > 1 and after_first_s > 0 else 0.0
+    return "\n".join(
+        [
+            answer.text,
+            "",
+            f"placement  {answer.placement}",
+            f"timings    ready {ready_s:.1f} s after start; {answer.prompt_tokens} prompt tokens,"
+            f" first token {1000 * answer.first_token_s:.0f} ms; {answer.tokens} tokens in"
+            f" {answer.total_s:.2f} s ({rate:.1f} tokens/s after the first)",
+        ]
+    )
+
+
+def show_ready(options: UpOptions, address: RouterAddress, ready_s: float, chunks: str) -> str:
+    model = options.served_model_name or options.engine
+    headers = "-H 'content-type: application/json'"
+    if options.api_keys:
+        headers += ' -H "Authorization: Bearer KEY"'
+    return "\n".join(
+        [
+            f"ready after {ready_s:.1f} s: {address.url}/v1 serves {model}; Ctrl-C stops it",
+            *([chunks] if chunks else []),
+            f"try: curl {address.url}/v1/chat/completions {headers} \\",
+            """          -d '{"messages": [{"role": "user", "content": "Hello"}]}'""",
+        ]
+    )

@@ -1,0 +1,151 @@
+"""What each engine of a pool takes of this machine's memory, known before any is started.
+
+In: flags, the model's config. Out: a Demand (see baton_engine.memory.estimate), and where engines share the
+memory of one machine, how much KV each may have. Engines that start together each find all of it
+free, so it is divided here. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from baton_cli.errors import CommandError
+from baton_cli.options.devices import on_cuda
+from baton_cli.options.records import EngineOptions
+from baton_cli.options.sizes import ByteSize, about_size
+
+if TYPE_CHECKING:
+    from baton_engine.memory.estimate import Demand
+
+MIB = 1 << 20
+
+
+def demand_of(options: EngineOptions) -> Demand:
+    """Of one engine with these flags, whose dtype is decided. Raise CommandError."""
+    from baton_engine.config.engine_config import TorchSettings
+    from baton_engine.config.model_config import read_config
+    from baton_engine.errors import EngineError
+    from baton_engine.memory import requirements as demand
+
+    names = {each.name for each in fields(TorchSettings)} & {each.name for each in fields(options)}
+    given: dict[str, Any] = {name: getattr(options, name) for name in names - {"model"}}
+    device = "cuda" if on_cuda(options.device) else "cpu"
+    kernels = options.kernels
+    if kernels == "auto":
+        kernels = "triton" if device == "cuda" else "torch"
+    try:
+        settings = TorchSettings(model=Path(options.model), **given)
+        settings.check()
+        config = read_config(settings.model)
+        layout = demand.layout_of(settings, config)
+        return demand.demand_of(settings, config, layout, device, kernels)
+    except EngineError as error:
+        raise CommandError(str(error)) from error
+
+
+def fixed_bytes(options: EngineOptions) -> int:
+    """Of everything but KV, in one engine."""
+    from baton_engine.memory import estimate as sizing
+    from baton_engine.memory import fit
+
+    demand = demand_of(options)
+    return sizing.fixed_bytes(demand, fit.least_length(demand))
+
+
+def check_memory(options: EngineOptions, engines: int, store: int, free: int | None) -> None:
+    """Raise CommandError where the sizes that several engines and the store were given are more
+    than this machine or container has `free`, if anybody knows that; sizes in bytes. Of an engine
+    that sizes its KV cache itself the least counts; where not even that fits, share_memory() says
+    it."""
+    from baton_engine.memory.requirements import CPU_SHARE
+
+    if free is None:
+        return
+    kv, beside = _asked_bytes(options)
+    decides = not kv and beside
+    limit = int(free * CPU_SHARE) if decides else free
+    if decides and engines * beside > limit:
+        return
+    parts = {
+        "--store-memory": store,
+        f"{engines} x {'--kv-blocks' if options.kv_blocks else '--kv-memory'}": engines * kv,
+        f"{engines} x --host-kv-memory": engines * options.host_kv_memory,
+        f"{engines} x the rest of an engine": engines * beside,
+    }
+    parts = {name: size for name, size in parts.items() if size}
+    excess = sum(parts.values()) - limit
+    if excess <= 0:
+        return
+    ways = []
+    for name, size in parts.items():
+        flag = name.rpartition(" ")[2]
+        left = (size - excess) // (1 if name == flag else engines)
+        if flag == "--kv-blocks" and options.kv_blocks:
+            blocks = left // (kv // options.kv_blocks) - 1
+            ways += [f"{flag} {blocks}"] if blocks > 0 else []
+        elif flag.startswith("--") and left >= MIB:
+            ways.append(f"{flag} {left // MIB}MiB")
+    listed = " + ".join(f"{name} {about_size(size)}" for name, size in parts.items())
+    room = f"{about_size(limit)} of the {about_size(free)}" if decides else about_size(free)
+    raise CommandError(
+        f"{listed} = {about_size(limit + excess)} do not fit: {room} of memory that are free here"
+        " may be used (--overcommit starts it all the same); one of these is enough:"
+        f" {', '.join([*ways, f'{about_size(excess)} more of free memory'])}"
+    )
+
+
+def _asked_bytes(options: EngineOptions) -> tuple[int, int]:
+    """Of one engine in this machine's memory: a KV pool whose size was given, and what comes with
+    it; without one the least that an engine takes. A GPU's memory is not counted."""
+    from baton_engine.memory import estimate as sizing
+    from baton_engine.memory import fit
+    from baton_engine.sim.build import SimSettings
+
+    given = options.kv_memory is not None or options.kv_blocks is not None
+    if options.engine == "sim":
+        sim = SimSettings(
+            layers=options.sim_layers,
+            kv_heads=options.sim_kv_heads,
+            head_dim=options.sim_head_dim,
+            block_size=options.block_size,
+            dtype="float32" if options.dtype == "auto" else options.dtype,
+        )
+        blocks = sim.num_blocks if options.kv_blocks is None else options.kv_blocks
+        default = blocks * sim.layout().block_bytes
+        return (default if options.kv_memory is None else options.kv_memory), 0
+    if on_cuda(options.device):
+        return 0, 0
+    demand = demand_of(options)
+    if not given:
+        return 0, fit.needed_bytes(demand)
+    kv = sizing.pool_bytes(demand, demand.pool_blocks or 0)
+    return kv, sizing.fixed_bytes(demand, fit.least_length(demand))
+
+
+def share_memory(
+    options: EngineOptions, engines: int, others: int, free: int | None
+) -> ByteSize | None:
+    """KV memory of each of several engines on this machine's CPU; None where `free` is enough for
+    the default of each, or unknown. `others` is what the pool takes beside them. Raise CommandError
+    where they do not fit."""
+    from baton_engine.errors import SettingsError
+    from baton_engine.memory.estimate import Room
+    from baton_engine.memory.fit import check_fit, free_blocks
+    from baton_engine.memory.requirements import CPU_KV_BYTES, CPU_SHARE
+
+    if free is None:
+        return None
+    demand = demand_of(options)
+    room = Room(
+        total=free // engines,
+        others=others // engines + (0 if options.overcommit else options.host_kv_memory),
+        share=CPU_SHARE,
+    )
+    try:
+        check_fit(demand, room)
+    except SettingsError as error:
+        raise CommandError(f"each of {engines} engines: {error}") from error
+    kv_bytes = free_blocks(demand, room) * demand.layout.block_bytes
+    return ByteSize(kv_bytes) if kv_bytes < CPU_KV_BYTES else None

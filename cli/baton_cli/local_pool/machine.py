@@ -1,0 +1,69 @@
+"""What this machine offers the engines: cores to share, and the dtype it computes fast in.
+
+In: /proc, cgroup and the model's config. Out: thread counts per engine, and the one dtype that all
+engines of a pool get (two that chose for themselves might not understand each other's KV).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from baton_cli.options.devices import Device, on_cuda
+from baton_cli.options.records import DType
+
+CPUINFO = Path("/proc/cpuinfo")
+CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+# Without these, bf16 is emulated: 2-4 times slower than float32.
+BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+
+
+def cores() -> int:
+    """Cores this process may use: affinity, and the container's quota rounded up."""
+    allowed = len(os.sched_getaffinity(0))
+    try:
+        quota, period = CPU_QUOTA.read_text().split()
+    except (OSError, ValueError):
+        return allowed
+    if quota == "max":
+        return allowed
+    return max(1, min(allowed, -(-int(quota) // int(period))))
+
+
+def share_cores(available: int, engines: int) -> list[int]:
+    """Threads for each engine, at least one. What is left over goes to the first ones: prefill
+    nodes come first, and they are the ones that compute rather than wait for memory.
+
+    No core is given twice: two engines with two threads each on two cores generated 4-7 tokens/s,
+    with one each 23-26 (`baton up --once` on the demo model, other work on the machine): threads
+    of a step spin while they wait for each other.
+    """
+    each, left = divmod(available, engines)
+    return [max(1, each + (index < left)) for index in range(engines)]
+
+
+def cpu_flags() -> frozenset[str]:
+    """The first core's feature flags; empty where the kernel lists none."""
+    try:
+        lines = CPUINFO.read_text().splitlines()
+    except OSError:
+        return frozenset()
+    for line in lines:
+        key, _, values = line.partition(":")
+        if key.strip() in ("flags", "Features"):
+            return frozenset(values.split())
+    return frozenset()
+
+
+def decide_dtype(
+    asked: DType, device: Device, config: Mapping[str, Any], flags: frozenset[str]
+) -> DType:
+    """Resolve `auto`. transformers 4 spells the config's key torch_dtype, 5 spells it dtype."""
+    if asked != "auto":
+        return asked
+    saved = config.get("dtype") or config.get("torch_dtype")
+    if saved == "float32":
+        return "float32"
+    return "bfloat16" if on_cuda(device) or flags & BF16_FLAGS else "float32"

@@ -1,0 +1,118 @@
+"""The pool's KV store: the user's Redis, checked, or embedded servers that end with the pool.
+
+In: UpOptions. Out: URLs for the children, while the context lasts, and servers that are started
+again should somebody kill them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from baton_cli.errors import CommandError
+from baton_cli.local_pool.children import Backoff, describe_end
+from baton_cli.options.records import StoreLoginOptions, UpOptions
+from baton_kvstore.errors import StoreError
+
+if TYPE_CHECKING:
+    from baton_kvstore.embedded.servers import EmbeddedStore
+
+LOOK_S = 0.5
+
+
+@dataclass(frozen=True)
+class StoreUrls:
+    """They may hold a password."""
+
+    index: str = field(repr=False)
+    data: tuple[str, ...] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class OpenStore:
+    """`embedded` is None where the user brought a store."""
+
+    urls: StoreUrls
+    embedded: EmbeddedStore | None = None
+
+    async def keep(self, note: Callable[[str], None]) -> None:
+        """Until cancelled. A server that dies is started again by the embedded store's guardian,
+        and named here; should the guardian be killed, its servers go with it, and it is started
+        again here: empty, at the same addresses, so that nodes and router come back to it by
+        themselves."""
+        if self.embedded is None:
+            return
+        backoff = Backoff()
+        ends = {name: self.embedded.last_end(name) for name in self.embedded.names}
+        while True:
+            await asyncio.sleep(LOOK_S)
+            for name, known in ends.items():
+                ends[name] = end = self.embedded.last_end(name)
+                if end is not None and end != known:
+                    how = f"pid {end[0]} {describe_end(end[1])}"
+                    note(f"the store's server {name} ({how}) is started again, empty")
+            if self.embedded.is_alive:
+                backoff.forget()
+                continue
+            pause_s = backoff.wait_s()
+            servers = ", ".join(ends)
+            note(
+                f"the store's guardian was killed, and its servers ({servers}) with it;"
+                f" starting them again in {pause_s:g} s"
+            )
+            await asyncio.sleep(pause_s)
+            try:
+                self.embedded.revive()
+            except (OSError, StoreError) as error:
+                note(f"the store cannot be started: {error}")
+
+
+def logged_in(options: StoreLoginOptions, *urls: str) -> list[str]:
+    """The URLs with --redis-username and --redis-password; "" stays "". Raise CommandError."""
+    from baton_kvstore.connection.endpoint import with_login
+
+    login = (options.redis_username, options.redis_password)
+    try:
+        return [with_login(url, *login) if url else "" for url in urls]
+    except StoreError as error:
+        raise CommandError(str(error)) from error
+
+
+@contextmanager
+def open_store(options: UpOptions) -> Iterator[OpenStore]:
+    """Raise CommandError in one line where there is no store to be had."""
+    if options.redis_index:
+        yield OpenStore(_check_given(options))
+        return
+    from baton_kvstore.embedded.servers import EmbeddedStore
+
+    store = EmbeddedStore(
+        store_memory=options.store_memory,
+        data_instances=options.store_instances,
+        pool=options.pool,
+    )
+    try:
+        store.start()
+    except StoreError as error:
+        raise CommandError(str(error)) from error
+    try:
+        yield OpenStore(StoreUrls(store.index_url, store.data_urls), store)
+    finally:
+        store.stop()
+
+
+def _check_given(options: UpOptions) -> StoreUrls:
+    from baton_kvstore.settings import StoreSettings, check_reachable
+
+    index, *data = logged_in(options, options.redis_index, *options.redis_data)
+    given = StoreSettings(index_url=index, data_urls=tuple(data), pool=options.pool)
+    try:
+        given.check()
+        for url in (given.index_url, *given.data_urls):
+            check_reachable(url)
+    except StoreError as error:
+        raise CommandError(str(error)) from error
+    return StoreUrls(given.index_url, given.data_urls)

@@ -1,0 +1,249 @@
+"""The life of a pool on one machine: start its children, keep them alive, end them all.
+
+In: a Plan, and signals. Out: a live table, the ready line, and in the end no process.
+
+    starting -> ready -> stopping -> over      a child that exits by itself before the pool was ever
+                                               ready is a mistake to report, not to repeat; later,
+                                               and after a kill, it is started again: soon if it
+                                               had served, with growing pauses if it had not
+    not all ready within the ready timeout     the pool is ready without those nodes if a request
+                                               can be served, and is over if none can
+    first signal   the router finishes its running streams (up to the drain timeout), then the nodes
+                   end, then the store
+    second signal  everything is killed at once
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from baton_cli.errors import CommandError
+from baton_cli.local_pool.children import Child, ChildSpec, describe_end
+from baton_cli.local_pool.display import Display, Row
+from baton_cli.local_pool.router_client import NodeView, PoolView, RouterAddress, look
+
+POLL_STARTING_S = 0.1
+POLL_RUNNING_S = 1.0
+# What a child may take beyond its own drain deadline to close its sockets and exit.
+EXIT_GRACE_S = 3.0
+LAST_LOOK_S = 0.5
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`nodes` end after the router, so that running streams have somebody to finish them."""
+
+    address: RouterAddress
+    nodes: tuple[ChildSpec, ...]
+    router: ChildSpec
+    environment: Mapping[str, str]
+    drain_timeout_s: float
+    ready_timeout_s: float
+
+
+class Stop:
+    """What the user asked for: `asked` after the first signal, `at_once` after the second."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.at_once = asyncio.Event()
+
+    def install(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Own handlers: a script's background job starts with SIGINT ignored, and asyncio.run
+        would leave it so."""
+        for number in SIGNALS:
+            loop.add_signal_handler(number, self.request)
+
+    def request(self) -> None:
+        if self.asked.is_set():
+            self.at_once.set()
+        self.asked.set()
+
+
+class Supervisor:
+    """run() is the pool's life. `ready` is set once all nodes and the router were ready, or those
+    that came in time can serve."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        stop: Stop,
+        display: Display,
+        look_at: Callable[[RouterAddress], PoolView | None] = look,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        poll_s: float = POLL_RUNNING_S,
+        exit_grace_s: float = EXIT_GRACE_S,
+        last_look_s: float = LAST_LOOK_S,
+    ) -> None:
+        self.ready = asyncio.Event()
+        self.failure = ""
+        self._clock = clock
+        self._poll_s = poll_s
+        self._exit_grace_s = exit_grace_s
+        self._last_look_s = last_look_s
+        self._began = clock()
+        self._plan = plan
+        self._stop = stop
+        self._display = display
+        self._look_at = look_at
+        self._view: PoolView | None = None
+        self._nodes = [self._child(spec) for spec in plan.nodes]
+        self._router = self._child(plan.router)
+
+    @property
+    def chunks(self) -> str:
+        """How the nodes' KV travels, once they are ready."""
+        return self._view.chunks if self._view is not None else ""
+
+    async def run(self) -> None:
+        """Until the user stops it; raise CommandError if the pool could not start."""
+        everyone = [*self._nodes, self._router]
+        try:
+            async with asyncio.TaskGroup() as group:
+                for child in everyone:
+                    group.create_task(child.run())
+                poll = group.create_task(self._poll())
+                await self._stop.asked.wait()
+                poll.cancel()
+                await self._end()
+        finally:
+            for child in everyone:
+                child.kill()
+        if self.failure:
+            raise CommandError(self.failure)
+
+    def _child(self, spec: ChildSpec) -> Child:
+        return Child(spec, self._plan.environment, self._on_line, self._on_end)
+
+    def _on_line(self, name: str, line: str) -> None:
+        self._display.log(f"{name} | {line}")
+
+    def _on_end(self, child: Child, code: int) -> None:
+        name, how = child.spec.name, describe_end(code)
+        if not self.ready.is_set() and code >= 0:
+            self.failure = f"{name} {how} while starting: {child.last_words()}"
+            self._stop.asked.set()
+            return
+        if code >= 0:
+            how += f" ({child.last_words()})"
+        self._display.note(f"{name} {how}; starting it again in {child.pause_s:g} s")
+        self._show()
+
+    async def _poll(self) -> None:
+        """Keep the table true, and notice when the pool is ready."""
+        while True:
+            self._view = await asyncio.to_thread(self._look_at, self._plan.address)
+            self._note_who_serves()
+            self._show()
+            if not self.ready.is_set():
+                self._note_readiness()
+            await asyncio.sleep(self._poll_s if self.ready.is_set() else POLL_STARTING_S)
+
+    def _note_readiness(self) -> None:
+        """All are ready; or some are not by now, and the others serve, or nobody does."""
+        limit_s = self._plan.ready_timeout_s
+        if self._all_ready():
+            self.ready.set()
+        elif self._clock() - self._began >= limit_s:
+            rows = [self._row(child) for child in self._nodes if not self._is_ready(child)]
+            late = ", ".join(f"{row.node} ({row.state})" for row in rows)
+            told = f"not ready after {limit_s:g} s (--ready-timeout): {late or 'the router'}"
+            if self._some_ready():
+                self._display.note(f"{told}; the pool serves without, and with it once it is ready")
+                self.ready.set()
+            else:
+                self.failure = told
+                self._stop.asked.set()
+
+    def _some_ready(self) -> bool:
+        """A request would be served, and each role that was started has a node for it."""
+        roles = {child.spec.role for child in self._nodes}
+        there = {child.spec.role for child in self._nodes if self._is_ready(child)}
+        return self._view is not None and self._view.ready and there == roles
+
+    def _note_who_serves(self) -> None:
+        for child in self._nodes:
+            if self._is_ready(child):
+                child.served()
+        if self._view is not None:
+            self._router.served()
+
+    def _all_ready(self) -> bool:
+        ready = self._view is not None and self._view.ready
+        return ready and all(self._is_ready(child) for child in self._nodes)
+
+    def _is_ready(self, child: Child) -> bool:
+        node = self._seen().get(child.spec.name)
+        return node is not None and node.state == "ready" and node.pid == child.pid
+
+    def _seen(self) -> dict[str, NodeView]:
+        return {node.id: node for node in self._view.nodes} if self._view else {}
+
+    def _show(self) -> None:
+        rows = [self._row(child) for child in self._nodes]
+        rows.append(self._router_row())
+        self._display.rows(rows)
+
+    def _row(self, child: Child) -> Row:
+        return _row(child, self._seen().get(child.spec.name))
+
+    def _router_row(self) -> Row:
+        state = _process_state(self._router)
+        if state == "starting" and self._view is not None:
+            state = "ready" if self._view.ready else "waiting for nodes"
+        requests = self._view.requests if self._view else None
+        return Row("router", "router", self._router.pid, state, requests, self._plan.address.url)
+
+    async def _end(self) -> None:
+        """Router first, then the nodes; everything at once when asked a second time."""
+        killer = asyncio.create_task(self._kill_when_asked())
+        try:
+            if not self.failure:
+                self._display.note(await self._goodbye())
+                await self._router.stop(self._plan.drain_timeout_s + self._exit_grace_s)
+            everyone = [self._router, *self._nodes]
+            await asyncio.gather(*(child.stop(self._exit_grace_s) for child in everyone))
+        finally:
+            killer.cancel()
+
+    async def _kill_when_asked(self) -> None:
+        await self._stop.at_once.wait()
+        for child in [self._router, *self._nodes]:
+            child.kill()
+
+    async def _goodbye(self) -> str:
+        """What is waited for, as of now: the last look may be a second old."""
+        view = None
+        with contextlib.suppress(TimeoutError):
+            view = await asyncio.wait_for(
+                asyncio.to_thread(self._look_at, self._plan.address), self._last_look_s
+            )
+        if view is None or not view.requests:
+            return "stopping"
+        return (
+            f"stopping: {view.requests} running requests get up to {self._plan.drain_timeout_s:g} s"
+            " (Ctrl-C again ends at once)"
+        )
+
+
+def _process_state(child: Child) -> str:
+    """The child's own state in the table's words; "starting" until the pool says more."""
+    if child.state == "waiting":
+        return f"restarting ({child.restarts})"
+    return "starting" if child.state == "running" else child.state
+
+
+def _row(child: Child, node: NodeView | None) -> Row:
+    state = _process_state(child)
+    current = node is not None and node.pid == child.pid and state == "starting"
+    if node is None or not current:
+        return Row(child.spec.name, child.spec.role, child.pid, state, None, "")
+    return Row(node.id, node.role, node.pid, node.state, node.requests, node.address)

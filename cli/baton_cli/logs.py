@@ -1,0 +1,33 @@
+"""Logging of one process: plain lines or JSON objects on stderr."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from baton_cli.options.records import LogLevel
+from baton_protocol.logs import formatter
+
+
+def configure(level: LogLevel, json_logs: bool, worker: str = "") -> None:
+    """Set up the root logger; call it once, first thing in a process. Each line names the
+    `worker`, where the process is one of several."""
+    handler = logging.StreamHandler(sys.stderr)
+    if worker:
+        handler.addFilter(Named(worker))
+    handler.setFormatter(formatter(json_logs))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    # One line per request is the router's own business.
+    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
+
+
+class Named(logging.Filter):
+    """Adds `worker` to each record."""
+
+    def __init__(self, worker: str) -> None:
+        super().__init__()
+        self._worker = worker
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.worker = self._worker
+        return True

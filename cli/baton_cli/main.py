@@ -1,0 +1,254 @@
+"""The command tree: which words start what, and how an error becomes one line and an exit code.
+
+In: argv and the environment. Out: an exit code: 0 done, 1 it could not be done (one line on stderr
+says why), 2 a flag or variable is wrong. Each command's module is imported when it is chosen, so
+that `baton --help` costs what argparse costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from baton_cli.bench.options import LatencyOptions, ThroughputOptions
+from baton_cli.bench.serve_options import ServeOptions
+from baton_cli.commands import help_texts as texts
+from baton_cli.commands.explain_options import ExplainOptions
+from baton_cli.commands.fetch_options import FetchDemoOptions, FetchOptions
+from baton_cli.commands.generate_options import GenerateOptions
+from baton_cli.commands.operator_options import OperatorOptions
+from baton_cli.errors import CommandError, UsageError
+from baton_cli.options.environment import closest, own_variables
+from baton_cli.options.flag import add_flags, flags_of, merge
+from baton_cli.options.records import (
+    CommonOptions,
+    NodeOptions,
+    RouterOptions,
+    UpOptions,
+    VersionOptions,
+)
+
+FIRST_IN_A_CONTAINER = 1  # its process id
+
+
+class Command(NamedTuple):
+    """`runner` is "module:function"; the function takes the record and returns the exit code.
+    `extra` is the extra of the distribution with all that the command imports, "" for none."""
+
+    words: str
+    options: type[CommonOptions]
+    runner: str
+    extra: str
+    summary: str
+    epilog: str = ""
+
+
+COMMANDS = (
+    Command("up", UpOptions, "baton_cli.commands.up:run", "local", texts.UP, texts.UP_EXAMPLES),
+    Command(
+        "prefill",
+        NodeOptions,
+        "baton_cli.commands.roles:prefill",
+        "node",
+        texts.PREFILL,
+        texts.NODE_EXAMPLES,
+    ),
+    Command(
+        "decode",
+        NodeOptions,
+        "baton_cli.commands.roles:decode",
+        "node",
+        texts.DECODE,
+        texts.NODE_EXAMPLES,
+    ),
+    Command(
+        "router",
+        RouterOptions,
+        "baton_cli.commands.roles:router",
+        "router",
+        texts.ROUTER,
+        texts.ROUTER_EXAMPLES,
+    ),
+    Command(
+        "operator",
+        OperatorOptions,
+        "baton_cli.commands.operator:run",
+        "operator",
+        texts.OPERATOR,
+        texts.OPERATOR_EXAMPLES,
+    ),
+    Command(
+        "generate",
+        GenerateOptions,
+        "baton_cli.commands.generate:run",
+        "node",
+        texts.GENERATE,
+        texts.GENERATE_EXAMPLES,
+    ),
+    Command(
+        "bench throughput",
+        ThroughputOptions,
+        "baton_cli.commands.bench:throughput",
+        "node",
+        texts.THROUGHPUT,
+        texts.THROUGHPUT_EXAMPLES,
+    ),
+    Command(
+        "bench latency",
+        LatencyOptions,
+        "baton_cli.commands.bench:latency",
+        "node",
+        texts.LATENCY,
+        texts.LATENCY_EXAMPLES,
+    ),
+    Command(
+        "bench serve",
+        ServeOptions,
+        "baton_cli.commands.bench_serve:run",
+        "serve",
+        texts.SERVE,
+        texts.SERVE_EXAMPLES,
+    ),
+    Command(
+        "model fetch",
+        FetchOptions,
+        "baton_cli.commands.model_fetch:run",
+        "serve",
+        texts.FETCH,
+        texts.FETCH_EXAMPLES,
+    ),
+    Command(
+        "model fetch-demo",
+        FetchDemoOptions,
+        "baton_cli.commands.model_command:fetch_demo",
+        "local",
+        texts.FETCH_DEMO,
+    ),
+    Command(
+        "explain",
+        ExplainOptions,
+        "baton_cli.commands.explain:run",
+        "",
+        texts.EXPLAIN,
+        texts.EXPLAIN_EXAMPLES,
+    ),
+    Command(
+        "version", VersionOptions, "baton_cli.commands.model_command:version", "", texts.VERSION
+    ),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command of the process's command line and environment."""
+    words = sys.argv[1:] if argv is None else list(argv)
+    if os.getpid() == FIRST_IN_A_CONTAINER:
+        # The kernel gives that process no default action: until a role's own handler is in place,
+        # and in commands without one, SIGTERM would do nothing.
+        signal.signal(signal.SIGTERM, _end)
+    try:
+        command, options = read_command(words, os.environ)
+        module, function = command.runner.split(":")
+        return int(getattr(import_module(module), function)(options))
+    except CommandError as error:
+        print(f"baton: {error}", file=sys.stderr)
+        return error.exit_code
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("baton"):
+            raise
+        print(
+            f"baton: `baton {command.words}` needs {error.name}, which is not installed;"
+            f" pip install 'baton-serve[{command.extra}]'",
+            file=sys.stderr,
+        )
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader of our output went away (`baton --help | head`); nothing is left to say.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _end(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)
+
+
+def read_command(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Command, CommonOptions]:
+    """The chosen command and its record; raise UsageError, or SystemExit from argparse."""
+    given = vars(build_parser().parse_args(argv))
+    command: Command = given.pop("command")
+    try:
+        variables = own_variables(environ, known_variables())
+        return command, merge(command.options, given, variables)
+    except UsageError as error:
+        raise UsageError(f"{error} (see baton {command.words} --help)") from error
+
+
+def known_variables() -> frozenset[str]:
+    """The variables of all commands: the pods of one pool may share one environment."""
+    return frozenset(
+        item.variable
+        for command in COMMANDS
+        for item in flags_of(command.options)
+        if item.has_variable
+    )
+
+
+def _positional(command: Command) -> list[str]:
+    return [item.metavar for item in flags_of(command.options) if item.positional]
+
+
+class _CommandParser(argparse.ArgumentParser):
+    """One command's parser: an unknown flag is an error that names the closest one."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            hints = "".join(self._hint(word) for word in unknown if word.startswith("-"))
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{hints}")
+        return found, unknown
+
+    def _hint(self, word: str) -> str:
+        flags = [flag for action in self._actions for flag in action.option_strings]
+        close = closest(word.split("=")[0], flags, "--")
+        return f"; did you mean {close}?" if close else ""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="baton",
+        description=texts.BATON,
+        epilog=texts.TOUR,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    trees = {
+        "": parser.add_subparsers(
+            metavar="COMMAND", title="commands", required=True, parser_class=_CommandParser
+        )
+    }
+    for command in COMMANDS:
+        *group, word = command.words.split(" ")
+        for name in group:
+            if name not in trees:
+                inner = trees[""].add_parser(name, help=texts.GROUPS[name], allow_abbrev=False)
+                trees[name] = inner.add_subparsers(
+                    metavar="COMMAND", required=True, parser_class=_CommandParser
+                )
+        one = trees[" ".join(group)].add_parser(
+            word,
+            help=command.summary.split(".")[0],
+            description=command.summary,
+            epilog=command.epilog,
+            usage=" ".join(["baton", command.words, *_positional(command), "[flags]"]),
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        add_flags(one, command.options)
+        one.set_defaults(command=command)
+    return parser

@@ -1,0 +1,284 @@
+"""A Hugging Face hub over plain HTTP: what a repository holds, and its files from any byte on.
+
+In: a HubModel, the hub's address and perhaps a token. Out: `Wanted`, and bytes in a folder. What
+breaks is tried again, with pauses, as long as bytes come in between; what cannot be is a HubError
+of one line. Not by huggingface_hub: what that has fetched of a file is nobody else's to see or to
+resume.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import TypeVar
+from urllib.parse import quote
+
+import aiohttp
+import msgspec
+from yarl import URL
+
+from baton_cli.errors import CommandError
+from baton_cli.models.download_state import Fetched, Wanted
+from baton_cli.models.local_folder import SMALL_FILES
+from baton_engine.errors import WeightsError
+from baton_engine.weights.safetensors_files import INDEX_NAME, weight_names
+from baton_protocol.model_source import HubModel
+
+DEFAULT_ENDPOINT = "https://huggingface.co"
+MAIN = "main"
+PARALLEL_FILES = 4
+CONTENT_TRIES = 2
+CHUNK_BYTES = 1 << 20
+CONNECT_S = 10.0
+SILENCE_S = 30.0
+# Before each next try; a server's Retry-After counts up to the longest.
+PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0)
+LONGEST_PAUSE_S = 60.0
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+SHA256 = re.compile(r"[0-9a-f]{64}")
+GIT_BLOB = re.compile(r"[0-9a-f]{40}")
+
+
+class HubError(CommandError):
+    """The hub does not give it; the message is one line and says what to do."""
+
+
+class _Broken(Exception):
+    """This try failed, another may not. `wait_s`: the server's word on when."""
+
+    def __init__(self, message: str, wait_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.wait_s = wait_s
+
+
+class _Lfs(msgspec.Struct, frozen=True):
+    sha256: str = ""
+
+
+class _Sibling(msgspec.Struct, frozen=True):
+    """One file of a list. A large one's blob is a pointer to it: its `lfs` is of the file."""
+
+    rfilename: str
+    size: int | None = None
+    blob_id: str | None = msgspec.field(default=None, name="blobId")
+    lfs: _Lfs | None = None
+
+    @property
+    def digest(self) -> str:
+        """A sha256 or a git blob's name, in small hex digits; "" where the hub says neither."""
+        told = (self.lfs.sha256 if self.lfs is not None else self.blob_id or "").lower()
+        return told if (SHA256 if self.lfs is not None else GIT_BLOB).fullmatch(told) else ""
+
+
+class _Listing(msgspec.Struct, frozen=True):
+    siblings: tuple[_Sibling, ...] = ()
+    sha: str = ""
+
+
+@dataclass(frozen=True)
+class Hub:
+    """One repository of one hub. `session` carries the token and is the caller's to close."""
+
+    session: aiohttp.ClientSession
+    endpoint: str
+    model: HubModel
+    pauses_s: Sequence[float] = PAUSES_S
+
+    async def list(self, *, weights: bool) -> Wanted:
+        """What of the repository a node reads, in one commit. Raise HubError."""
+        listing = await self._retried(self._list)
+        commit = listing.sha or self.model.revision or MAIN
+        held = {one.rfilename: one for one in listing.siblings if _is_shown(one.rfilename)}
+        if "tokenizer.json" not in held:
+            raise HubError(f"{self.model} holds no tokenizer.json: Baton cannot serve it")
+        # What takes longest comes first.
+        names = [*await self._weights(commit, held)] if weights else []
+        names += [name for name in held if any(fnmatchcase(name, one) for one in SMALL_FILES)]
+        return Wanted(
+            commit=commit,
+            files={name: await self._size(commit, held[name]) for name in names},
+            digests={name: held[name].digest for name in names if held[name].digest},
+            weights=weights,
+        )
+
+    async def _weights(self, commit: str, held: Container[str]) -> Sequence[str]:
+        """What a node would read: repositories also hold weights for other programs."""
+        index = None
+        if INDEX_NAME in held:
+            index = await self._retried(partial(self._read, commit, INDEX_NAME))
+        try:
+            names = weight_names(index, f"{INDEX_NAME} of {self.model}")
+        except WeightsError as error:
+            raise HubError(str(error)) from error
+        for name in names:
+            if name not in held:
+                raise HubError(
+                    f"{self.model} holds no {name}: only safetensors checkpoints can be loaded"
+                    " (--no-weights fetches the rest, which is enough for the sim engine)"
+                )
+        return names
+
+    async def _size(self, commit: str, file: _Sibling) -> int:
+        if file.size is not None:
+            return file.size
+        return await self._retried(partial(self._ask_size, commit, file.rfilename))
+
+    async def download(self, folder: Fetched, wanted: Wanted) -> None:
+        """Every file that is not there yet, a few at once. Raise HubError, OSError."""
+        few = asyncio.Semaphore(PARALLEL_FILES)
+
+        async def one(name: str) -> None:
+            async with few:
+                if not (folder.path / name).exists():
+                    await self._download(folder, wanted, name)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for name in wanted.files:
+                    group.create_task(one(name), name=f"fetch {name}")
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+
+    async def _download(self, folder: Fetched, wanted: Wanted, name: str) -> None:
+        get = partial(self._get, folder, wanted.commit, name, wanted.files[name])
+        for _ in range(CONTENT_TRIES):
+            await self._retried(get, partial(folder.have, name))
+            if await asyncio.to_thread(folder.settle, name, wanted):
+                return
+            logger.warning("%s: %s is not what the hub lists; dropped", self.model, name)
+        raise HubError(
+            f"{name} of {self.model} is again not what {self.endpoint} lists"
+            f" ({wanted.digests.get(name, '')[:12]}): check the disk, and proxies on the way"
+        )
+
+    # --- one try ----------------------------------------------------------------------------------
+
+    async def _list(self) -> _Listing:
+        revision = quote(self.model.revision or MAIN, safe="")
+        url = f"{self.endpoint}/api/models/{self.model.repository}/revision/{revision}?blobs=true"
+        async with self.session.get(URL(url, encoded=True)) as answer:
+            self._check(answer)
+            body = await answer.read()
+        try:
+            return msgspec.json.decode(body, type=_Listing)
+        except msgspec.MsgspecError as error:
+            raise HubError(f"{self.endpoint} is no hub: it answered {body[:60]!r}") from error
+
+    async def _read(self, commit: str, name: str) -> bytes:
+        async with self._open(commit, name, {}) as answer:
+            self._check(answer)
+            return await answer.read()
+
+    async def _ask_size(self, commit: str, name: str) -> int:
+        """From a hub whose list does not say it."""
+        async with self._open(commit, name, {"Range": "bytes=0-0"}) as answer:
+            if answer.status == 416:  # an empty file
+                return 0
+            self._check(answer)
+            told = answer.headers.get("Content-Range", "").rpartition("/")[2]
+            size = int(told) if told.isdigit() else answer.content_length
+        if size is None:
+            raise HubError(f"{self.endpoint} does not say how large {name} of {self.model} is")
+        return size
+
+    async def _get(self, folder: Fetched, commit: str, name: str, size: int) -> None:
+        have = folder.have(name)
+        if have >= size and folder.part(name).exists():
+            return
+        headers = {"Range": f"bytes={have}-"} if have else {}
+        async with self._open(commit, name, headers) as answer:
+            if answer.status == 416:
+                folder.drop(name)
+                raise _Broken(f"the hub has no byte {have} of {name}")
+            self._check(answer)
+            # A server that ignores Range sends all of it.
+            have = have if answer.status == 206 else 0
+            with folder.part(name).open("ab") as file:
+                file.truncate(have)
+                async for data in answer.content.iter_chunked(CHUNK_BYTES):
+                    have += file.write(data)
+        if have > size:
+            folder.drop(name)
+        if have != size:
+            raise _Broken(f"{name} came with {have} bytes instead of {size}")
+
+    def _open(
+        self, commit: str, name: str, headers: Mapping[str, str]
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        place = f"{self.model.repository}/resolve/{quote(commit, safe='')}/{quote(name, safe='')}"
+        return self.session.get(URL(f"{self.endpoint}/{place}", encoded=True), headers=headers)
+
+    # --- tries ------------------------------------------------------------------------------------
+
+    async def _retried(
+        self, work: Callable[[], Awaitable[T]], have: Callable[[], int] = lambda: 0
+    ) -> T:
+        """`work` until it succeeds. Give up after a row of tries in which no byte came."""
+        failures = 0
+        while True:
+            before = have()
+            try:
+                return await work()
+            except (aiohttp.ClientError, TimeoutError, _Broken) as error:
+                why = " ".join(str(error).split()) or type(error).__name__
+                failures = 1 if have() > before else failures + 1
+                if failures > len(self.pauses_s):
+                    raise HubError(f"{self.endpoint} does not give {self.model}: {why}") from error
+                asked_s = error.wait_s if isinstance(error, _Broken) else 0.0
+                pause_s = max(self.pauses_s[failures - 1], min(asked_s, LONGEST_PAUSE_S))
+                logger.warning("%s: %s; trying again in %g s", self.model, why, pause_s)
+                await asyncio.sleep(pause_s)
+
+    def _check(self, answer: aiohttp.ClientResponse) -> None:
+        """Raise HubError for a refusal, _Broken for what may pass."""
+        status, model = answer.status, self.model
+        if status < 400:
+            return
+        if status == 401:
+            raise HubError(
+                f"{self.endpoint} refuses {model} (401): there is no such model, or it needs a"
+                " token: set HF_TOKEN (in an InferencePool, model.secretRef)"
+            )
+        if status == 403:
+            raise HubError(
+                f"{self.endpoint} refuses {model} (403): accept the model's terms there, and set"
+                " HF_TOKEN (in an InferencePool, model.secretRef) to a token that may read it"
+            )
+        if status == 404:
+            raise HubError(
+                f"{self.endpoint} has no {model} (404): check the name"
+                + (f" and the revision {model.revision!r}" if model.revision else "")
+            )
+        told = answer.headers.get("Retry-After", "")
+        if status == 429 or status >= 500:
+            raise _Broken(f"HTTP {status}", float(told) if told.isdigit() else 0.0)
+        raise HubError(f"{self.endpoint} refuses {model}: HTTP {status} {answer.reason}")
+
+
+def open_session(token: str) -> aiohttp.ClientSession:
+    """To a hub and to where it redirects; the token stays with the hub. Proxies are the
+    environment's (HTTPS_PROXY, NO_PROXY)."""
+    # Sizes and ranges are of the bytes as stored.
+    headers = {"Accept-Encoding": "identity"}
+    if token:
+        headers["Authorization"] = f"Bearer {token}"
+    return aiohttp.ClientSession(
+        headers=headers,
+        trust_env=True,
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=SILENCE_S),
+        read_bufsize=CHUNK_BYTES,
+    )
+
+
+def _is_shown(name: str) -> bool:
+    """A file of the repository's top folder, and not a hidden one: a node reads no other."""
+    return "/" not in name and not name.startswith(".")

@@ -1,0 +1,296 @@
+"""One frozen record per command says its flags; argparse, variables and argv follow from it.
+
+In: a dataclass whose fields were made with `flag()`. Out: flags in an argparse parser, the values
+given by command line and environment merged into a record, and a record turned back into argv and
+variables (how `baton up` tells its children what to do). A flag is `--field-name`, its variable
+BATON_FIELD_NAME.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import math
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from itertools import chain
+from typing import Any, Literal, TypeVar, Union
+
+from baton_cli.errors import UsageError
+from baton_cli.options.devices import DEVICE_METAVAR, Device, parse_device
+from baton_cli.options.environment import PREFIX
+from baton_cli.options.sizes import ByteSize, parse_size, show_size
+
+R = TypeVar("R")
+
+_TRUE = frozenset({"1", "true", "yes", "on"})
+_FALSE = frozenset({"0", "false", "no", "off"})
+
+
+def flag(
+    default: Any,
+    help: str,
+    *,
+    metavar: str = "",
+    least: float | None = None,
+    most: float | None = None,
+    excludes: str = "",
+    hidden: bool = False,
+    secret: bool = False,
+    positional: bool = False,
+    several: bool = False,
+) -> Any:
+    """A field that is a flag. `excludes` names a field that may not be given beside this one;
+    hidden flags have no variable and no line in --help. A secret one may hold a password: it is in
+    no repr, and children are told by its variable. A positional one is a word without a name, which
+    must be given. One for several takes more than one word, and may be given more than once."""
+    meta = {
+        "help": help,
+        "metavar": metavar,
+        "least": least,
+        "most": most,
+        "excludes": excludes,
+        "hidden": hidden,
+        "secret": secret,
+        "positional": positional,
+        "several": several,
+    }
+    return field(default=default, metadata=meta, repr=not secret)
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One flag as read from a record's field."""
+
+    name: str
+    hint: Any
+    default: Any
+    help: str
+    metavar: str
+    least: float | None
+    most: float | None
+    excludes: str
+    hidden: bool
+    secret: bool
+    positional: bool
+    several: bool
+
+    @property
+    def option(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        return PREFIX + self.name.upper()
+
+    @property
+    def has_variable(self) -> bool:
+        return not (self.hidden or self.positional)
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        return typing.get_args(self.hint) if typing.get_origin(self.hint) is Literal else ()
+
+    def parse(self, text: str) -> Any:
+        """The typed value; raise ValueError saying what is wrong with `text`."""
+        value = _parse(self.hint, text)
+        if self.least is not None and value < self.least:
+            raise ValueError(f"{text} is too small; at least {self.least:g}")
+        if self.most is not None and value > self.most:
+            raise ValueError(f"{text} is too large; at most {self.most:g}")
+        return value
+
+    def show(self, value: Any) -> str:
+        """The text that parse() reads back as `value`."""
+        if self.hint is ByteSize:
+            return show_size(value)
+        if isinstance(value, float):
+            return f"{value:.12g}"
+        if isinstance(value, tuple):
+            return ",".join(value)
+        return str(value)
+
+
+def flags_of(record: type) -> tuple[Flag, ...]:
+    """The record's flags, in order of definition, base classes first."""
+    hints = typing.get_type_hints(record)
+    found = []
+    for item in fields(record):
+        assert item.metadata, f"{item.name} was not made by flag()"
+        hint = _required(hints[item.name])
+        found.append(Flag(name=item.name, hint=hint, default=item.default, **item.metadata))
+    return tuple(found)
+
+
+def add_flags(parser: argparse.ArgumentParser, record: type) -> None:
+    """Give `parser` the record's flags, in one group per class; what is not given stays out of the
+    namespace."""
+    known = {item.name: item for item in flags_of(record)}
+    for owner in record.__mro__:
+        # pop: a class may give an inherited flag another default, and then lists it as its own.
+        own = [known.pop(name) for name in inspect.get_annotations(owner) if name in known]
+        if own:
+            group = parser.add_argument_group(owner.__dict__["TITLE"])
+            for item in own:
+                _add_flag(group, item)
+
+
+def _add_flag(group: argparse._ArgumentGroup, item: Flag) -> None:
+    if item.positional:
+        group.add_argument(item.name, metavar=item.metavar, help=item.help)
+        return
+    kwargs: dict[str, Any] = {"dest": item.name, "default": argparse.SUPPRESS}
+    kwargs["help"] = argparse.SUPPRESS if item.hidden else _help(item)
+    if item.hint is bool:
+        kwargs["action"] = argparse.BooleanOptionalAction
+    else:
+        kwargs["type"] = _for_argparse(item)
+        kwargs["metavar"] = item.metavar or _metavar(item)
+        if item.several:
+            kwargs |= {"action": _Several, "nargs": "+"}
+    group.add_argument(item.option, **kwargs)
+
+
+class _Several(argparse.Action):
+    """One tuple of all the words that a flag was given, each of which may be a list."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        before = getattr(namespace, self.dest, ())
+        setattr(namespace, self.dest, (*before, *chain.from_iterable(values)))
+
+
+def merge(record: type[R], given: Mapping[str, Any], variables: Mapping[str, str]) -> R:
+    """Command line over environment over defaults. `variables` maps names such as BATON_PORT."""
+    known = flags_of(record)
+    values = {item.name: given[item.name] for item in known if item.name in given}
+    _check_exclusive(known, values, lambda item: item.option)
+    from_environment = {}
+    for item in known:
+        text = variables.get(item.variable, "") if item.has_variable else ""
+        if text and item.name not in values:
+            from_environment[item.name] = _from_variable(item, text)
+    for item in known:
+        # A flag beats the variable of what it excludes, as it beats its own.
+        if item.excludes in values:
+            from_environment.pop(item.name, None)
+        if item.excludes and item.name in values:
+            from_environment.pop(item.excludes, None)
+    _check_exclusive(known, from_environment, lambda item: item.variable)
+    return record(**values, **from_environment)
+
+
+def to_variables(options: Any) -> dict[str, str]:
+    """The variables that make what is secret in `options`: a command line is seen by everybody on
+    the machine, a process's environment by its owner only."""
+    return {
+        item.variable: item.show(getattr(options, item.name))
+        for item in flags_of(type(options))
+        if item.secret and getattr(options, item.name) != item.default
+    }
+
+
+def to_argv(options: Any) -> list[str]:
+    """The flags that, with to_variables(), make `options`."""
+    argv = []
+    for item in flags_of(type(options)):
+        value = getattr(options, item.name)
+        if value == item.default or item.secret:
+            continue
+        if item.hint is bool:
+            argv.append(item.option if value else "--no-" + item.option.removeprefix("--"))
+        else:
+            # One word, so that a value may begin with a dash.
+            argv.append(f"{item.option}={item.show(value)}")
+    return argv
+
+
+def _required(hint: Any) -> Any:
+    """X of X | None."""
+    if typing.get_origin(hint) in (Union, types.UnionType):
+        [hint] = [one for one in typing.get_args(hint) if one is not type(None)]
+    return hint
+
+
+def _parse(hint: Any, text: str) -> Any:
+    if hint is str:
+        return text
+    if hint is ByteSize:
+        return parse_size(text)
+    if hint is Device:
+        return parse_device(text)
+    if hint is bool:
+        return _parse_bool(text)
+    if hint in (int, float):
+        try:
+            value = hint(text)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value):
+            raise ValueError(f"{text!r} is no {'whole number' if hint is int else 'number'}")
+        return value
+    if typing.get_origin(hint) is tuple:
+        return tuple(part.strip() for part in text.split(",") if part.strip())
+    if typing.get_origin(hint) is Literal:
+        if text not in typing.get_args(hint):
+            raise ValueError(f"{text!r} is none of {', '.join(typing.get_args(hint))}")
+        return text
+    raise AssertionError(f"no flag can hold {hint}")
+
+
+def _parse_bool(text: str) -> bool:
+    if text.lower() in _TRUE:
+        return True
+    if text.lower() in _FALSE:
+        return False
+    raise ValueError(f"{text!r} is neither true nor false")
+
+
+def _for_argparse(item: Flag) -> Callable[[str], Any]:
+    def parse(text: str) -> Any:
+        try:
+            return item.parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return parse
+
+
+def _from_variable(item: Flag, text: str) -> Any:
+    try:
+        return item.parse(text)
+    except ValueError as error:
+        raise UsageError(f"{item.variable}: {error}") from error
+
+
+def _check_exclusive(
+    known: tuple[Flag, ...], values: Mapping[str, Any], name: Callable[[Flag], str]
+) -> None:
+    by_name = {item.name: item for item in known}
+    for item in known:
+        if item.excludes and item.name in values and item.excludes in values:
+            raise UsageError(f"give {name(by_name[item.excludes])} or {name(item)}, not both")
+
+
+def _metavar(item: Flag) -> str:
+    if item.choices:
+        return "|".join(item.choices)
+    if item.hint is ByteSize:
+        return "SIZE"
+    if item.hint is Device:
+        return DEVICE_METAVAR
+    return "N" if item.hint in (int, float) else item.name.upper()
+
+
+def _help(item: Flag) -> str:
+    silent = item.hint is bool or item.default in (None, "", ()) or "(default:" in item.help
+    default = "" if silent else f" (default {item.show(item.default)})"
+    # argparse reads % as its own.
+    return f"{item.help}{default} [{item.variable}]".replace("%", "%%")

@@ -1,0 +1,434 @@
+"""One frozen record per command: its flags, their defaults, units and reasons.
+
+CommonOptions
+|-- ComputeOptions        on what an engine computes, and how much at a time
+|   |-- EngineOptions     what an engine is told beside it
+|   |   |-- NodeOptions   `baton prefill`, `baton decode`
+|   |   |-- UpOptions     `baton up`
+|   |   `-- BenchOptions  `baton bench` (see bench_options)
+|   `-- GenerateOptions   `baton generate` (see generate_options)
+|-- ExchangeOptions       what a node is told about the store
+|   |-- NodeOptions
+|   `-- UpOptions
+|-- ServingOptions        what a router is told about requests
+|   |-- RouterOptions     `baton router`
+|   `-- UpOptions
+|-- AdmissionOptions      who is let in, and who waits (see admission_options)
+|   |-- RouterOptions, UpOptions
+|-- TenantOptions         who may ask a router, and what its tenants share
+|   |-- RouterOptions, UpOptions
+|-- TraceOptions          where spans go
+|   |-- NodeOptions, RouterOptions, UpOptions
+|-- StoreLoginOptions     who logs in to a Redis of the user's
+|   |-- NodeOptions, RouterOptions, UpOptions
+|   `-- FetchOptions      `baton model fetch` (see fetch_options)
+|-- ChildOptions          what else a process is told that `baton up` started
+|   |-- NodeOptions, RouterOptions
+|-- ServeOptions          `baton bench serve` (see bench_serve_options)
+|-- FetchDemoOptions      `baton model fetch-demo` (see fetch_options)
+|-- ExplainOptions        `baton explain` (see explain_options)
+|-- OperatorOptions       `baton operator` (see operator_options)
+`-- VersionOptions        `baton version`
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from baton_cli.options.admission import AdmissionOptions
+from baton_cli.options.devices import CPU, Device
+from baton_cli.options.flag import flag
+from baton_cli.options.sizes import ByteSize
+
+Engine = Literal["torch", "sim"]
+DType = Literal["auto", "float32", "bfloat16"]
+Kernels = Literal["auto", "torch", "triton"]
+Overlap = Literal["auto", "on", "off"]
+Handoff = Literal["auto", "always", "never"]
+MissingRole = Literal["aggregate", "queue", "fail"]
+Ranking = Literal["cost", "random", "round-robin", "least-request", "prefix"]
+Sharing = Literal["pool", "tenant"]
+Fetch = Literal["auto", "always", "never"]
+StoreCare = Literal["apply", "check"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+MAX_PORT = 65535
+MAX_WORKERS = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommonOptions:
+    # The heading in --help over the flags that a class adds.
+    TITLE: ClassVar[str] = "logging"
+
+    log_level: LogLevel = flag("info", "how much to log on stderr")
+    json_logs: bool = flag(False, "one JSON object per log line")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChildOptions(CommonOptions):
+    TITLE = "supervised"
+
+    # The parent may be gone before the child asks to die with it; this says whose death is meant.
+    supervisor_pid: int = flag(0, "end when this process does", hidden=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreLoginOptions(CommonOptions):
+    TITLE = "login to Redis, for URLs that hold none (by the variables: a command line is public)"
+
+    redis_username: str = flag("", "user name", metavar="NAME", secret=True)
+    redis_password: str = flag("", "password, in any characters", metavar="WORD", secret=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceOptions(CommonOptions):
+    TITLE = "traces"
+
+    otlp_endpoint: str = flag(
+        "",
+        "OpenTelemetry collector for spans (default: OTEL_EXPORTER_OTLP_ENDPOINT)",
+        metavar="URL",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimOptions(CommonOptions):
+    TITLE = "simulated engine (--engine sim); milliseconds"
+
+    sim_prefill_base_ms: float = flag(0.0, "cost of a step that holds prompt tokens", least=0)
+    sim_prefill_ms_per_token: float = flag(0.0, "cost of a prompt token", least=0)
+    sim_decode_ms: float = flag(0.0, "cost of a step", least=0)
+    sim_decode_ms_per_seq: float = flag(0.0, "cost of a generating sequence", least=0)
+    sim_layers: int = flag(2, "layers of KV", least=1)
+    sim_kv_heads: int = flag(2, "KV heads", least=1)
+    sim_head_dim: int = flag(16, "values per KV head", least=1)
+    sim_vocab_size: int = flag(0, "ids (default: those of a byte tokenizer)", least=0)
+    sim_eos_every: int = flag(0, "end an answer at each Nth position (default: never)", least=0)
+    sim_poison_token: int | None = flag(
+        None, "a prompt with this token id ends the engine process (default: none)", least=0
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputeOptions(CommonOptions):
+    TITLE = "computing"
+
+    dtype: DType = flag(
+        "auto", "auto: bfloat16 where the device computes in it and the model is not float32"
+    )
+    device: Device = flag(CPU, "where the engine computes; cuda is the first GPU")
+    gpu_memory_utilization: float = flag(
+        0.9,
+        "share of a GPU's memory that may be in use, by whomever: KV gets what weights and the"
+        " largest step leave of it",
+        metavar="SHARE",
+        least=0.01,
+        most=1,
+    )
+    kv_memory: ByteSize | None = flag(
+        None,
+        "memory for the KV cache of each engine (default: see --gpu-memory-utilization; on cpu 1GiB"
+        " or what is free)",
+    )
+    kv_blocks: int | None = flag(
+        None,
+        "size of the KV cache in blocks, instead of --kv-memory",
+        least=1,
+        excludes="kv_memory",
+    )
+    overcommit: bool = flag(
+        False,
+        "believe sizes that the memory of this machine or container cannot hold, such as"
+        " --kv-memory's",
+    )
+    max_batched_tokens: int | None = flag(
+        None, "tokens computed in one step (default: 256 on cpu, 2048 on cuda)", least=1
+    )
+    max_num_seqs: int = flag(256, "sequences computed in one step", least=1)
+    max_model_len: int | None = flag(
+        None,
+        "longest prompt + answer in tokens (default: the model's own, or what the KV cache holds)",
+        least=1,
+    )
+    threads: int | None = flag(
+        None, "CPU threads of each engine (default: the cores, divided among the engines)", least=1
+    )
+    kernels: Kernels = flag(
+        "auto",
+        "auto: triton on cuda, torch on cpu; triton on cpu is for tests, under TRITON_INTERPRET=1",
+    )
+    enforce_eager: bool = flag(
+        False, "record no CUDA graphs: a faster start, less memory, slower steps"
+    )
+    overlap: Overlap = flag(
+        "auto", "begin a step before the one before it is read: auto is on with cuda, else off"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions(ComputeOptions, SimOptions):
+    TITLE = "engine"
+
+    model: str = flag("", "a Hugging Face folder, or a hub id (HF_ENDPOINT is honoured)")
+    served_model_name: str = flag(
+        "", "the model's name for clients (default: the folder's last component)", metavar="NAME"
+    )
+    engine: Engine = flag("torch", "the real engine, or `sim`: a timing model without torch")
+    host_kv_memory: ByteSize = flag(
+        ByteSize(0),
+        "host memory of each engine for KV blocks that its cache evicts; 0 keeps none",
+        least=0,
+    )
+    block_size: int = flag(16, "tokens per KV block", least=1)
+    chunk_blocks: int | None = flag(
+        None,
+        "KV blocks moved as one chunk (default: so many that a value has 1 to 4 MiB and Redis'"
+        " allocator wastes least)",
+        least=1,
+    )
+    kv_shards: int = flag(
+        1,
+        "values per chunk, split by KV heads, which it must divide; for readers of some heads",
+        least=1,
+    )
+    verify_weights: bool = flag(
+        False, "hash the weights again at the start, whatever .baton-digests.json says of them"
+    )
+    chat_template: str = flag(
+        "", "a Jinja file instead of the model's own template", metavar="FILE"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExchangeOptions(CommonOptions):
+    TITLE = "KV exchange"
+
+    fetch: Fetch = flag(
+        "auto", "KV that the store holds: auto fetches it where computing it would take longer"
+    )
+    write_behind_bandwidth: ByteSize | None = flag(
+        None,
+        "bytes per second for KV that nobody waits for, such as an answer's, so that another node"
+        " finds it; 0 writes none (default: a tenth of the measured link)",
+        least=0,
+    )
+    store_settings: StoreCare = flag(
+        "apply",
+        "Redis servers that persist, or evict wrongly: set them right where they let us, or only"
+        " check and warn",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeOptions(EngineOptions, ExchangeOptions, StoreLoginOptions, TraceOptions, ChildOptions):
+    TITLE = "node"
+
+    node: str = flag(
+        "",
+        "the node's name in its pool, no other's (default: host, role and random digits)",
+        metavar="NAME",
+    )
+    host: str = flag("127.0.0.1", "address to listen on")
+    port: int = flag(0, "port to listen on; 0 takes a free one", least=0, most=MAX_PORT)
+    address: str = flag("", "what routers dial (default: http://HOST:PORT)", metavar="URL")
+    pool: str = flag("default", "name of the pool, part of its keys in the index", metavar="NAME")
+    revision: str = flag("", "what is rolled out, shown in /pool", metavar="NAME")
+    redis_index: str = flag(
+        "", "Redis for markers and registry (default: no store)", metavar="URL", secret=True
+    )
+    redis_data: tuple[str, ...] = flag(
+        (), "Redis instances for KV bytes", metavar="URL,...", secret=True
+    )
+    link_token: str = flag(
+        "",
+        "routers must say it to get a link (better by the variable; default: all may)",
+        metavar="WORD",
+        secret=True,
+    )
+    start_timeout: float = flag(
+        600.0, "seconds that the engine gets to load the model", metavar="SECONDS", least=1
+    )
+    link_grace: float = flag(
+        5.0, "how long requests outlive their router's link", metavar="SECONDS", least=0
+    )
+    drain_timeout: float = flag(10.0, "seconds that running requests get after SIGTERM", least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingOptions(CommonOptions):
+    TITLE = "requests"
+
+    handoff: Handoff = flag("auto", "when a prefill node computes the prompt")
+    handoff_min_tokens: int = flag(
+        128, "auto: prompts with fewer uncached tokens stay on the decode node", least=0
+    )
+    placement: Ranking = flag(
+        "cost", "which node is best: predicted milliseconds, or another policy to compare it with"
+    )
+    allow_policy_header: bool = flag(
+        False, "a request may choose its --placement itself (header x-baton-policy)"
+    )
+    missing_role: MissingRole = flag(
+        "aggregate",
+        "no node of a role is ready: the other role does its work, or requests wait, or fail",
+    )
+    unready_wait: float = flag(
+        30.0, "how long a new request waits for a node", metavar="SECONDS", least=0
+    )
+    request_timeout: float = flag(
+        600.0, "a request's time from its arrival to its last token", metavar="SECONDS", least=0.1
+    )
+    stall_timeout: float = flag(
+        20.0, "a node whose engine stands still for so long is lost", metavar="SECONDS", least=0.1
+    )
+    link_patience: float = flag(
+        1.0, "how long a node's broken link may take to come back", metavar="SECONDS", least=0
+    )
+    max_body: ByteSize = flag(ByteSize(16 << 20), "a request's body, at most", least=1)
+    max_bodies: ByteSize = flag(
+        ByteSize(48 << 20),
+        "large bodies that are read, parsed or tokenized at a time: so many bytes together, half of"
+        " it of one tenant",
+        least=1,
+    )
+    header_timeout: float = flag(
+        30.0, "how long a request's headers may take to come", metavar="SECONDS", least=0.1
+    )
+    body_timeout: float = flag(
+        30.0, "how long a body may pause while it comes", metavar="SECONDS", least=0.1
+    )
+    body_rate: ByteSize = flag(
+        ByteSize(16 << 10), "bytes per second that a body has to come with, on average", least=1
+    )
+    idle_timeout: float = flag(
+        620.0,
+        "a connection without a request is closed after so long; longer than what is before the"
+        " router keeps one",
+        metavar="SECONDS",
+        least=0.1,
+    )
+    keepalive: float = flag(
+        15.0, "between comment lines of a stream that waits", metavar="SECONDS", least=0.1
+    )
+    allowed_hosts: tuple[str, ...] = flag(
+        (),
+        "names under which the router is reached, with or without a port, or * for all; localhost"
+        " is always one (default: on a loopback address no others, else all)",
+        metavar="HOST,...",
+    )
+    cors_origins: tuple[str, ...] = flag(
+        (),
+        "pages in a browser that may use the router, such as https://chat.example, or * for all"
+        " (default: only its own)",
+        metavar="ORIGIN,...",
+    )
+    explain_requests: int = flag(
+        1000,
+        "requests that ended whose explanation is kept, see baton explain; 0 keeps none",
+        least=0,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TenantOptions(CommonOptions):
+    TITLE = "tenants"
+
+    api_keys: str = flag(
+        "",
+        "lines of TENANT KEY or TENANT sha256:HEX; without it nobody is asked for a key",
+        metavar="FILE",
+    )
+    sharing: Sharing = flag("pool", "who may use the KV of a tenant's prompts: all, or only itself")
+    tenant_secret: str = flag(
+        "",
+        "what --sharing tenant derives salts from, one per pool (by the variable)",
+        metavar="WORD",
+        secret=True,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouterOptions(
+    ServingOptions, AdmissionOptions, TenantOptions, StoreLoginOptions, TraceOptions, ChildOptions
+):
+    TITLE = "router"
+
+    host: str = flag("127.0.0.1", "address to listen on")
+    port: int = flag(8000, "port to listen on; 0 takes a free one", least=0, most=MAX_PORT)
+    pool: str = flag("default", "name of the pool, part of its keys in the index", metavar="NAME")
+    redis_index: str = flag("", "Redis whose registry lists the nodes", metavar="URL", secret=True)
+    nodes: tuple[str, ...] = flag((), "nodes known beside the registry's", metavar="URL,...")
+    link_token: str = flag(
+        "", "what the nodes want to hear (better by the variable)", metavar="WORD", secret=True
+    )
+    served_model_name: str = flag(
+        "", "the model's name for clients (default: the nodes' word)", metavar="NAME"
+    )
+    wake_wait: float = flag(
+        0.0,
+        "the pool may have no nodes: so long are requests held for the first one; 0: it has some",
+        metavar="SECONDS",
+        least=0,
+    )
+    drain_timeout: float = flag(10.0, "seconds that running streams get after SIGTERM", least=0)
+    workers: int = flag(
+        1, "processes that share the port, each a router of its own", least=1, most=MAX_WORKERS
+    )
+    expect_nodes: tuple[str, ...] = flag(
+        (), "nodes that /ready?all=1 waits for, beside those that are found", hidden=True
+    )
+    worker_socket: str = flag("", "one of those: where its siblings ask it", hidden=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpOptions(
+    EngineOptions,
+    ExchangeOptions,
+    ServingOptions,
+    AdmissionOptions,
+    TenantOptions,
+    StoreLoginOptions,
+    TraceOptions,
+    ChildOptions,
+):
+    TITLE = "pool"
+
+    # The table says who is ready; a newcomer's screen needs no more.
+    log_level: LogLevel = flag("warning", "how much the children log on stderr")
+    prefill: int = flag(1, "prefill nodes", least=0)
+    decode: int = flag(1, "decode nodes", least=0)
+    routers: int = flag(1, "router processes on the port", least=1, most=MAX_WORKERS)
+    host: str = flag("127.0.0.1", "address the router listens on")
+    port: int = flag(8000, "port the router listens on; 0 takes a free one", least=0, most=MAX_PORT)
+    store_memory: ByteSize = flag(
+        ByteSize(1 << 30), "memory of the embedded KV store", least=1 << 20
+    )
+    store_instances: int = flag(
+        1, "data servers of the embedded KV store, which share its memory", least=1
+    )
+    redis_index: str = flag("", "your Redis for markers and registry", metavar="URL", secret=True)
+    redis_data: tuple[str, ...] = flag(
+        (), "your Redis instances for KV bytes", metavar="URL,...", secret=True
+    )
+    pool: str = flag("default", "name of the pool, part of its keys in the index", metavar="NAME")
+    ready_timeout: float = flag(
+        660.0,
+        "nodes that are not ready by then are named, and no longer waited for where the others"
+        " can serve",
+        metavar="SECONDS",
+        least=0.1,
+    )
+    drain_timeout: float = flag(
+        10.0, "seconds that running streams get after the first Ctrl-C", least=0
+    )
+    once: str = flag(
+        "", "ask this, print answer, placement and timings, and exit", metavar="PROMPT"
+    )
+    ask: str = flag("", "ask this when ready, print the same, and stay up", metavar="PROMPT")
+
+
+@dataclass(frozen=True, kw_only=True)
+class VersionOptions(CommonOptions):
+    pass
