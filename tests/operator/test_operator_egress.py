@@ -24,8 +24,8 @@ from baton_operator.builders.pool import Pool
 from baton_operator.controller.app import INDEX_ASKERS
 from baton_operator.controller.index_asker import IndexAsker
 from baton_operator.controller.queue import WorkQueue
-from baton_operator.egress import Address, refusal
 from baton_operator.kube.client import Api
+from baton_operator.kube.egress import Address, refusal
 from baton_operator.state.cache import PoolKey
 from baton_operator.state.index_reader import IndexReader
 from baton_protocol.store import FetchReport, NodeReport

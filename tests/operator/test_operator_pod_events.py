@@ -8,9 +8,9 @@ from typing import Any
 
 from baton_operator.kube.client import Refused, Unavailable
 from baton_operator.kube.kinds import Kind
-from baton_operator.pod_events import PodEvents
 from baton_operator.state.cache import PoolKey
 from baton_operator.state.observed import ObservedPod, Seen
+from baton_operator.status.pod_events import PodEvents
 from tests.support.planner.observations import pod
 
 KEY = PoolKey("serving", "demo")

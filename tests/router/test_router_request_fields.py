@@ -10,13 +10,13 @@ import pytest
 
 from baton_protocol.errors import InvalidRequest
 from baton_protocol.link import DrainNode, ResumeNode, RunJob
-from baton_router.field_docs import COMMAND, table, with_table
 from baton_router.http.drain import read_drain
+from baton_router.http.field_docs import COMMAND, table, with_table
 from baton_router.http.openapi import BODIES
 from baton_router.openai.body_reader import Fields
 from baton_router.openai.chat import ChatCall
 from baton_router.openai.completions import CompletionCall
-from baton_router.request_fields import FIELDS, MEMBERS, Body
+from baton_router.openai.request_fields import FIELDS, MEMBERS, Body
 from tests.support.nodes.fake_node import FakeNode
 
 PAGE = Path(__file__).parents[2] / "docs" / "api.md"

@@ -18,8 +18,8 @@ from baton_cli.logs import configure
 from baton_operator.builders.pool import Images, Installation
 from baton_operator.controller.app import serve
 from baton_operator.controller.settings import OperatorSettings
-from baton_operator.egress import Network
 from baton_operator.kube.connection import ConnectionFailed
+from baton_operator.kube.egress import Network
 
 
 def run(options: OperatorOptions) -> int:

@@ -33,11 +33,11 @@ from baton_operator.kube.connection import load
 from baton_operator.kube.lease import Lease
 from baton_operator.logs import tame_kopf
 from baton_operator.metrics import Metrics
-from baton_operator.pod_events import PodEvents
 from baton_operator.state.cache import Cache, PoolKey
 from baton_operator.state.index_reader import IndexReader
 from baton_operator.state.resync import Resync
 from baton_operator.state.watch import watch_registry, watch_settings
+from baton_operator.status.pod_events import PodEvents
 
 logger = logging.getLogger(__name__)
 

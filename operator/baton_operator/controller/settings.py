@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from baton_operator.builders.pool import Installation
-from baton_operator.egress import Network
+from baton_operator.kube.egress import Network
 
 
 class OperatorSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,11 +19,11 @@ from baton_operator.api.status import PoolStatus, read_status
 from baton_operator.builders.pool import Pool
 from baton_operator.kube.client import FIELD_MANAGER, Api, ApiError, Body
 from baton_operator.kube.kinds import EVENT, POOL
-from baton_operator.pod_events import PodEvents
 from baton_operator.state.cache import Cache, PoolKey
 from baton_operator.state.observed import Observed
 from baton_operator.status.derive import derive
 from baton_operator.status.events import PoolEvent, events_between
+from baton_operator.status.pod_events import PodEvents
 
 logger = logging.getLogger(__name__)
 

@@ -18,11 +18,11 @@ from aiohttp.typedefs import Handler, Middleware
 
 from baton_protocol.errors import BatonError, ErrorRecord, InternalError, openai_body
 from baton_router.errors import RequestFailed
+from baton_router.http.browser_guard import Pages, check_type
 from baton_router.http.drain import Drains
 from baton_router.http.handlers import ID_HEADER, OWN_ID_HEADER, PLACEMENT_HEADER, TRAIL, Api
 from baton_router.http.openapi import document
 from baton_router.observability.request_log import Trail, client_id
-from baton_router.pages import Pages, check_type
 from baton_router.server.peers import Siblings, gathering
 
 GENERATION = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}

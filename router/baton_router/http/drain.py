@@ -21,11 +21,11 @@ from baton_protocol.errors import InvalidRequest, NotFound, Unavailable
 from baton_protocol.ids import NodeId
 from baton_protocol.link import DRAIN_SINCE, DrainNode, ResumeNode
 from baton_protocol.store import NodeState
-from baton_router.bodies import Bodies
+from baton_router.http.bodies import Bodies
 from baton_router.nodes.fleet import Fleet
 from baton_router.nodes.pool_view import NodeView, state_of
 from baton_router.openai.body_reader import Fields, wrong
-from baton_router.request_fields import MEMBERS
+from baton_router.openai.request_fields import MEMBERS
 
 POLL_S = 0.01
 MAX_REASON = 200

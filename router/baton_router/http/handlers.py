@@ -20,12 +20,14 @@ from baton_protocol.errors import BatonError, DeadlineExceeded, InvalidRequest, 
 from baton_router.admission.admission import Admission
 from baton_router.admission.cold_start import Waking
 from baton_router.auth import Tenants
-from baton_router.bodies import Bodies, Body
 from baton_router.errors import RequestFailed
+from baton_router.http.bodies import Bodies, Body
 from baton_router.http.pool_status import pool_json
+from baton_router.http.readiness import about_all, not_ready, wants_all
 from baton_router.http.response import Answer, Stopwatch
 from baton_router.http.slow_client import ReadGuard
 from baton_router.http.sse import EventStream
+from baton_router.http.start_prompts import Release
 from baton_router.metrics.router_metrics import RouterMetrics
 from baton_router.nodes.fleet import Fleet
 from baton_router.nodes.link import Link
@@ -36,8 +38,6 @@ from baton_router.observability.tracing import Tracing
 from baton_router.openai.chat import ChatCall
 from baton_router.openai.completions import CompletionCall
 from baton_router.openai.endpoint import Call, Head, Shape
-from baton_router.readiness import about_all, not_ready, wants_all
-from baton_router.release import Release
 from baton_router.requests.dispatcher import Dispatcher
 from baton_router.requests.output_queue import Outbox
 from baton_router.requests.tokenize import prepare

@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 
 from baton_protocol.errors import InvalidRequest, MalformedBody
-from baton_router.large_json import decode
-from baton_router.request_fields import Members
+from baton_router.openai.large_json import decode
+from baton_router.openai.request_fields import Members
 
 Schema = Mapping[str, Any]
 ANY: Schema = {}  # each value is as this has it

@@ -35,9 +35,9 @@ from baton_router.openai.endpoint import (
     prompt_positions,
 )
 from baton_router.openai.logprobs import chat_logprobs, prompt_logprobs
+from baton_router.openai.request_fields import MEMBERS
 from baton_router.openai.sampling_params import bad_words, limit_field, sampling_fields
 from baton_router.openai.unsupported import check_unserved
-from baton_router.request_fields import MEMBERS
 from baton_text.chat import RESERVED
 from baton_text.tokenizer import Tokenizer
 

@@ -19,7 +19,7 @@ import msgspec
 
 from baton_protocol.link import Delta
 from baton_protocol.request import PositionLogprobs
-from baton_router.echo import Echo
+from baton_router.openai.echo import Echo
 from baton_router.openai.endpoint import (
     EventWriter,
     Gathered,

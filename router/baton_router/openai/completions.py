@@ -13,10 +13,10 @@ from typing import Any
 
 from baton_protocol.errors import InvalidRequest
 from baton_protocol.sampling import MAX_LOGPROBS
-from baton_router.echo import Echo
 from baton_router.nodes.model_artifacts import PoolModel
 from baton_router.openai.body_reader import TRUE, Fields, integers, needs, wrong
 from baton_router.openai.completion_response import CompletionShape
+from baton_router.openai.echo import Echo
 from baton_router.openai.endpoint import (
     Head,
     Json,

@@ -18,8 +18,8 @@ from baton_protocol.link import Delta
 from baton_protocol.request import PositionLogprobs
 from baton_router.nodes.model_artifacts import PoolModel
 from baton_router.openai.body_reader import TRUE, Fields, Schema, wrong
+from baton_router.openai.request_fields import MEMBERS
 from baton_router.openai.unsupported import only_accepted
-from baton_router.request_fields import MEMBERS
 from baton_text.tokenizer import Tokenizer
 
 Json = dict[str, Any]

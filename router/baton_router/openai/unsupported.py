@@ -12,7 +12,7 @@ from typing import Any
 from baton_protocol.errors import InvalidRequest
 from baton_protocol.sampling import MAX_CHOICES
 from baton_router.openai.body_reader import Fields, wrong
-from baton_router.request_fields import MEMBERS, Body, Field
+from baton_router.openai.request_fields import MEMBERS, Body, Field
 
 MAX_METADATA = 16
 _METADATA = {"additionalProperties": {"type": "string"}, "maxProperties": MAX_METADATA}

@@ -24,7 +24,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from baton_protocol.errors import NotFound
-from baton_router.readiness import about_all, wants_all
+from baton_router.http.readiness import about_all, wants_all
 from baton_router.server.aggregate import gathered_metrics, gathered_pool
 
 ANSWER_S = 2.0

@@ -37,9 +37,9 @@ from baton_router.admission.cold_start import Waking
 from baton_router.admission.rate_limiter import Budgets
 from baton_router.admission.tenant_limits import Limits, read_limits
 from baton_router.auth import Tenants
-from baton_router.bodies import Bodies, settle_memory
 from baton_router.errors import StartError
 from baton_router.http.app import build_app
+from baton_router.http.bodies import Bodies, settle_memory
 from baton_router.http.handlers import ROUTER_DIGITS, Api
 from baton_router.http.malformed import MAX_HEADERS, MAX_LINE, ShapedRunner
 from baton_router.metrics.admission_metrics import AdmissionMetrics

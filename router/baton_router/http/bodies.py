@@ -20,7 +20,7 @@ from typing import TypeVar
 from aiohttp import web
 
 from baton_protocol.errors import BodiesFull, BodyTimeout, MalformedBody, TooLarge
-from baton_router.large_json import check_size
+from baton_router.openai.large_json import check_size
 from baton_router.settings import RouterSettings
 
 T = TypeVar("T")

@@ -1,6 +1,6 @@
 """The table of request fields in docs/api.md, made of what the parsers themselves go by.
 
-    python -m baton_router.field_docs docs/api.md      writes the table into that page
+    python -m baton_router.http.field_docs docs/api.md      writes the table into that page
 
 In: `request_fields`, and the bounds that `openapi` learnt from the readers. Out: Markdown.
 """
@@ -15,11 +15,11 @@ from typing import Any
 
 from baton_router.http.openapi import BODIES
 from baton_router.openai.body_schema import INT64
-from baton_router.request_fields import EMPTY, FIELDS, Body, Field
+from baton_router.openai.request_fields import EMPTY, FIELDS, Body, Field
 
 Json = Mapping[str, Any]
 BEGIN, END = "<!-- request fields: begin -->", "<!-- request fields: end -->"
-COMMAND = "python -m baton_router.field_docs docs/api.md"
+COMMAND = "python -m baton_router.http.field_docs docs/api.md"
 SCHEMAS: Mapping[Body, str] = {
     "chat": "ChatRequest",
     "completions": "CompletionRequest",

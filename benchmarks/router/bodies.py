@@ -1,6 +1,6 @@
 """What large bodies cost the router in memory, and its other clients in time.
 
-    python -m benchmarks.router_bodies [--seconds 20] [--clients 16] [--kinds text chat ...]
+    python -m benchmarks.router.bodies [--seconds 20] [--clients 16] [--kinds text chat ...]
 
 Claim: 16 clients of one tenant that each send a body of 16 MB at the same moment, every 5 s, raise
 the router's resident memory by at most 256 MB at its peak, and another tenant's p99 of the time to
@@ -179,7 +179,7 @@ def measure(kind: str, options: argparse.Namespace, model: Path) -> bool:
         asyncio.run(firsts(port, 3.0))  # the node's speeds are measured
         alone = asyncio.run(firsts(port, options.seconds))
         waste = free_port()
-        mine = (sys.executable, "-m", "benchmarks.router_bodies")
+        mine = (sys.executable, "-m", "benchmarks.router.bodies")
         stack.enter_context(process((*mine, "--sink", str(waste))))
         elsewhere = beside(stack, waste, port, kind, options)
         before = memory_mb(router.pid, "VmRSS")
@@ -205,7 +205,7 @@ def beside(
     stack: ExitStack, to: int, port: int, kind: str, options: argparse.Namespace
 ) -> list[float]:
     """The small tenant's times at `port` while the senders send to port `to`, until they ended."""
-    words = (sys.executable, "-m", "benchmarks.router_bodies", "--send", str(to))
+    words = (sys.executable, "-m", "benchmarks.router.bodies", "--send", str(to))
     load = ("--kinds", kind, "--clients", str(options.clients))
     sending = stack.enter_context(process((*words, *load, "--seconds", str(options.seconds + 3))))
     time.sleep(2.0)  # it has made its bodies
