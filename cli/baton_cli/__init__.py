@@ -2,11 +2,13 @@
 
 In: the command line and BATON_* variables. Out: a running pool, one role, or an offline answer.
 
-    main         the command tree, and errors turned into one line and an exit code
-    options      one frozen record per command: its flags, defaults and units
-    flags        records <-> argparse <-> argv
-    environment  the only reader of the process environment
-    up           from UpOptions to a plan: checks, shares of the cores, what each child is told
-    supervisor   runs the plan: children, restarts, live table, shutdown
-    roles        one role in this process: prefill, decode, router
+    main        the command tree, and errors turned into one line and an exit code
+    commands    one module per command
+    local_pool  `baton up`: the parts of a pool as child processes, supervised
+    bench       `baton bench`: load on an engine or on a server, and its figures
+    models      models on this machine: folders, the Hugging Face hub, the demo model
+    options     one frozen record per command: flags, defaults, units, environment variables
+    otlp        spans, sent by OpenTelemetry's exporter
+    logs        log lines
+    errors      what a command raises
 """

@@ -2,16 +2,20 @@
 
 In: requests (ids), KV bytes of blocks. Out: tokens, KV bytes of blocks. No network.
 
-    api          what the rest of a node sees of an engine; the Runner's and connector's Protocols
-    blocks       the block pool: reference counts, LRU order, prefix cache
-    sequence     one choice of one request: tokens known, KV computed
-    scheduler    which sequences compute how many tokens in a step, and who gives up blocks
-    rows         what the runner is asked; limits: what can run at all; outcome: how a choice ends
-    flight       the steps under way; reading: what they brought; roster: who runs, and how it ends
-    reservations blocks of requests that do not run yet
-    core         EngineCore: api.Engine over a scheduler and any Runner
-    sim          the simulated twin: real blocks and bytes, a timing model, no torch
-    llm          the offline API
+    llm         the offline API; `build` makes an engine from a model folder and its settings
+    sim         the simulated engine: real blocks and bytes, a timing model, no torch
+    core        EngineCore: requests from submission to their last token
+    scheduling  which sequences compute how many tokens in a step, and who gives up blocks
+    runner      one step of a batch on torch
+    models      the decoder and its families; `layers`, `attention`: their parts and kernels
+    sampling    from logits to tokens
+    weights     reading checkpoints
+    kv          block pool with its prefix cache, its tensors, the copy in host memory
+    memory      how many bytes an engine takes, and whether they fit
+    config      settings of an engine and of its model
+    interface   what a node sees of an engine; Protocols of the runner and the KV connector
+    progress    how far a long start is
+    errors      what an engine raises
 
 `LLM` is imported when it is asked for: a simulated node must not load torch.
 """

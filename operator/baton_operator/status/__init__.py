@@ -1,9 +1,9 @@
-"""What is said about a pool, derived from what was observed of it. Pure.
+"""What is said about a pool, derived from what was observed of it.
 
-records     the status as written to the API; the CRD's schema comes from it
-conditions  every type and reason of condition, with what it means (docs/conditions.md)
-derive      the status now; below it: view (what is wanted and there), parts (one function per
-            condition), progress (of a model's fetch), autoscaling (the planner's word),
-            addresses
+conditions  every type of condition, `reasons` every reason, with what it means
+            (docs/conditions.md)
+derive      the status now; below it: view (what is wanted and there), messages (one function
+            per condition), rollout, model_progress, autoscaling, addresses
 events      what a user is told of between two statuses
+pod_events  why a pod's volumes, secrets or network are not there, as Kubernetes' events say
 """

@@ -25,11 +25,10 @@ from baton_router.admission.fair_queue import FairQueue, Waiter
 from baton_router.admission.rate_limiter import Booking, Budgets
 from baton_router.admission.tenant_limits import Limits
 from baton_router.admission.usage_shares import Shares
+from baton_router.admission.waiting import KeepAlive, Waiting
 from baton_router.auth import Tenants
-from baton_router.http.sse import WAITING, EventStream
 from baton_router.metrics.admission_metrics import AdmissionMetrics
 from baton_router.nodes.pool_view import PoolView
-from baton_router.observability.request_log import Trail
 from baton_router.openai.endpoint import Usage
 from baton_router.requests.in_flight import Prepared, Ticket
 from baton_router.settings import RouterSettings
@@ -104,12 +103,12 @@ class Admission:
         return await self._budgets.book(tenant, self.limits.of(tenant), len(prepared), tokens)
 
     async def admit(
-        self, trail: Trail, prompts: Sequence[Prepared], events: EventStream | None, begun: bool
+        self, call: Waiting, prompts: Sequence[Prepared], events: KeepAlive | None, begun: bool
     ) -> list[Ticket]:
         """When the turn of the first of a call's `prompts` has come: a ticket for it, and for as
         many of the next ones as find room at once. Raise QueueFull, QueueTimeout, Unavailable; of a
         call that has `begun` only the last."""
-        tenant = trail.tenant_name
+        tenant = call.tenant_name
         limits = self.limits.of(tenant)
         turn = self._turn(tenant, prompts[0], len(prompts))
         if self.waiting or not self._fits(turn, self._rule_of(tenant)):
@@ -122,7 +121,7 @@ class Admission:
                 splits=self._rule.splits(turn.load.tokens),
                 begun=begun,
             )
-            await self._wait(waiter, turn, trail, events)
+            await self._wait(waiter, turn, call, events)
         else:
             self._let_in(turn)
         tickets = [self._ticket(turn)]
@@ -174,10 +173,10 @@ class Admission:
     # --- turns ------------------------------------------------------------------------------------
 
     async def _wait(
-        self, waiter: Waiter, turn: _Turn, trail: Trail, events: EventStream | None
+        self, waiter: Waiter, turn: _Turn, call: Waiting, events: KeepAlive | None
     ) -> None:
         since = self._clock()
-        trail.waits = f"every node is full; {self.waiting} requests waited before it"
+        call.waits = f"every node is full; {self.waiting} requests waited before it"
         self._join(waiter, turn)
         try:
             wait_s = math.inf if waiter.begun else self._wait_s
@@ -189,7 +188,7 @@ class Admission:
         finally:
             del self._turns[waiter]
             self._metrics.waited(waiter.priority, self._clock() - since, self._queue.lengths())
-        trail.waits = ""
+        call.waits = ""
 
     def _join(self, waiter: Waiter, turn: _Turn) -> None:
         if self._ending:
@@ -214,7 +213,7 @@ class Admission:
             self._looking = asyncio.create_task(self._keep_looking())
 
     async def _come(
-        self, turn: _Turn, since: float, give_up_at: float, events: EventStream | None
+        self, turn: _Turn, since: float, give_up_at: float, events: KeepAlive | None
     ) -> None:
         told_at = since
         while not turn.done:
@@ -226,7 +225,7 @@ class Admission:
                 )
             tell_at = told_at + events.keepalive_s if events is not None else give_up_at
             if events is not None and now >= tell_at:
-                await events.write(WAITING)
+                await events.keep_alive()
                 told_at = now
                 continue
             await turn.within(min(give_up_at, tell_at) - now)

@@ -12,9 +12,8 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from baton_protocol.errors import Unavailable
-from baton_router.http.sse import WAITING, EventStream
+from baton_router.admission.waiting import KeepAlive, Waiting
 from baton_router.nodes.fleet import Fleet
-from baton_router.observability.request_log import Trail
 from baton_router.openai.endpoint import Call
 from baton_router.openai.sampling_params import check_alone
 
@@ -45,7 +44,7 @@ class Waking:
         """The router goes: with the fleet's next change all are told to come again."""
         self._ending = True
 
-    async def hold(self, call: Call, trail: Trail, events: EventStream | None) -> float | None:
+    async def hold(self, call: Call, waiting: Waiting, events: KeepAlive | None) -> float | None:
         """Until a node is ready. Return until when the call may wait for what it still lacks, None
         for one that did not have to wait. Raise Unavailable after `wait_s`; InvalidRequest and
         NotFound at once, for what no node would take."""
@@ -54,7 +53,7 @@ class Waking:
         check_alone(call.sampling, call.default_max_tokens)
         self._fleet.check_name(call.options.model)
         give_up_at = self._clock() + self._wait_s
-        trail.waits = "the pool has no ready node yet"
+        waiting.waits = "the pool has no ready node yet"
         self.held += 1
         try:
             await self._wait(give_up_at, events)
@@ -62,7 +61,7 @@ class Waking:
             self.held -= 1
         return give_up_at
 
-    async def _wait(self, give_up_at: float, events: EventStream | None) -> None:
+    async def _wait(self, give_up_at: float, events: KeepAlive | None) -> None:
         silent_until = self._silent_until(events)
         while True:
             change = self._changed()  # taken before looking: what changes meanwhile is not missed
@@ -78,11 +77,11 @@ class Waking:
                     " request again"
                 )
             if events is not None and now >= silent_until:
-                await events.write(WAITING)
+                await events.keep_alive()
                 silent_until = self._silent_until(events)
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(give_up_at, silent_until) - now):
                     await change.wait()
 
-    def _silent_until(self, events: EventStream | None) -> float:
+    def _silent_until(self, events: KeepAlive | None) -> float:
         return self._clock() + events.keepalive_s if events is not None else float("inf")

@@ -23,7 +23,6 @@ from baton_router.http.drain import Drains
 from baton_router.http.handlers import ID_HEADER, OWN_ID_HEADER, PLACEMENT_HEADER, TRAIL, Api
 from baton_router.http.openapi import document
 from baton_router.observability.request_log import Trail, client_id
-from baton_router.server.peers import Siblings, gathering
 
 GENERATION = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
 KEYED = ("/v1/", "/requests/")  # what is below wants an API key, where keys are configured
@@ -37,11 +36,10 @@ Failure = BatonError | RequestFailed | web.HTTPException
 logger = logging.getLogger(__name__)
 
 
-def build_app(api: Api, siblings: Siblings | None = None) -> web.Application:
-    """`siblings`: the workers beside this one, on the same port."""
-    gathers = [gathering(siblings)] if siblings is not None else []
+def build_app(api: Api, *inner: Middleware) -> web.Application:
+    """`inner` run inside the middleware that checks requests and shapes errors."""
     pages = Pages(api.settings)
-    app = web.Application(middlewares=[_shaped(api, pages), *gathers])
+    app = web.Application(middlewares=[_shaped(api, pages), *inner])
     app.on_response_prepare.append(_headed(pages))
     drains = Drains(api.fleet, api.bodies, api.clock, api.settings.bounds.drain_answer_s)
     described = web.get("/openapi.json", _openapi)

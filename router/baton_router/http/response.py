@@ -112,6 +112,10 @@ class Answer:
         """Whether a node ever got any of it."""
         return any(flight.record.attempt > 0 for flight in self.flights)
 
+    @property
+    def ttft_s(self) -> float | None:
+        return self.watch.ttft_s
+
     def usage(self) -> Usage:
         """So far; at the end, of the whole call."""
         records = [flight.record for flight in self.flights]

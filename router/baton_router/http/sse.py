@@ -44,6 +44,9 @@ class EventStream:
         response = self._response or await self._begin()
         await response.write(data)
 
+    async def keep_alive(self) -> None:
+        await self.write(WAITING)
+
     @property
     def flows(self) -> bool:
         """The stream has begun, and the system has taken all that was written: push() may follow.

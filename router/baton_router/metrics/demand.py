@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable
 
 from baton_protocol.store import LATENCY_BOUNDS_S, RouterReport
 from baton_router.metrics.histograms import Timings
-from baton_router.nodes.pool_view import PoolView
-from baton_router.requests.in_flight import Flight
 
 
 class Demand:
@@ -63,14 +61,3 @@ class Demand:
 
 def _timings(name: str, what: str) -> Timings:
     return Timings(f"baton_router_{name}_seconds", what, LATENCY_BOUNDS_S)
-
-
-def held_among(flights: Iterable[Flight], view: PoolView) -> int:
-    """How many of them have no place since no node can take them: new ones that wait, and others
-    with no ready node of their kind. One that just looks for its next place is not held."""
-    served = {node.kind for node in view.nodes.values() if node.ready}
-    return sum(
-        flight.placement is None
-        and (flight.record.attempt == 0 or flight.prepared.kind not in served)
-        for flight in flights
-    )

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -18,8 +20,6 @@ from baton_router.metrics.demand import Demand
 from baton_router.metrics.histograms import Timings
 from baton_router.nodes.pool_view import LOAD_NUMBERS, NodeView, PoolView, state_of
 from baton_router.placement.policy import Placement
-from baton_router.requests.actions import Cause, Measured
-from baton_router.requests.timeline import Miss
 
 _SECONDS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10, 30, 60, 120)
 _RATIOS = (0.1, 0.25, 0.5, 0.75, 0.9, 1.1, 1.25, 1.5, 2, 4, 10, 100)
@@ -61,6 +61,18 @@ _PUBLIC = {
     "host_bytes": "baton_kv_host_bytes_held",
     "host_total_blocks": "baton_kv_host_blocks",
 }
+
+
+Way = Literal["split", "whole"]
+
+
+@dataclass(frozen=True, slots=True)
+class Miss:
+    """A prediction and what it came to, in seconds."""
+
+    way: Way
+    predicted_s: float
+    measured_s: float
 
 
 class RouterMetrics:
@@ -159,7 +171,7 @@ class RouterMetrics:
         nodes said in vain."""
         self.registry.register(_Unheard(dropped, refused))
 
-    def placed(self, placement: Placement, cause: Cause | None, tokens: int) -> None:
+    def placed(self, placement: Placement, cause: str | None, tokens: int) -> None:
         """`cause` of what is placed again; its client has so many tokens."""
         self._placements.labels(placement.reason).inc()
         self._attempts.inc()
@@ -178,12 +190,13 @@ class RouterMetrics:
     def delivered(self, tokens: int) -> None:
         self._demand.delivered(tokens)
 
-    def measured(self, told: Measured) -> None:
-        if told.opening:
-            self.queue.observe(told.stats.queue_ms / 1000)
-            self._found(told.stats)
-        if told.attempt > 1:
-            self._recomputed.inc(told.stats.computed_tokens)
+    def measured(self, stats: RequestStats, attempt: int, *, opening: bool) -> None:
+        """How a node closed the gap. `opening`: it is the first of the attempt to say so."""
+        if opening:
+            self.queue.observe(stats.queue_ms / 1000)
+            self._found(stats)
+        if attempt > 1:
+            self._recomputed.inc(stats.computed_tokens)
 
     def missed(self, miss: Miss) -> None:
         """How far a prediction was from what came."""

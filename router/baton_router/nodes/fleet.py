@@ -41,10 +41,9 @@ from baton_protocol.link import (
 )
 from baton_protocol.store import Kind, NodeReport, differing
 from baton_router.nodes.kv_events import Hearing
-from baton_router.nodes.link import LATE_S, Flaw, Link
+from baton_router.nodes.link import LATE_S, Flaw, Link, Loss
 from baton_router.nodes.model_artifacts import FetchError, ModelStore, PoolModel, TooLargeError
 from baton_router.nodes.pool_view import NodeView, PoolView
-from baton_router.requests.actions import Loss
 from baton_text.artifacts import ArtifactError
 
 # A node whose artifacts could not be had is asked again after this long, while its link is up.

@@ -55,6 +55,9 @@ NOT_OUR_TOKEN = "it refuses this router's link token (401): give both the same -
 STEADY_S = 1.0  # a link that lasted so long is dialled again without a pause
 
 Flaw = Literal["unreadable", "too_large"]
+# How a node is lost: its link does not come back, it misses its pings, its engine makes no step,
+# another engine takes its name.
+Loss = Literal["link", "pings", "stalled", "restarted"]
 
 logger = logging.getLogger(__name__)
 

@@ -12,12 +12,13 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from baton_protocol.errors import ErrorRecord
 from baton_protocol.traces import Place
 from baton_router.auth import Tenant
-from baton_router.http.response import Answer
-from baton_router.requests.dispatcher import Flight
+from baton_router.openai.endpoint import Usage
+from baton_router.requests.in_flight import Flight
 
 PLACEMENTS_SHOWN = 16
 # A client's x-request-id that is repeated to it, and in the log: printable ASCII.
@@ -27,6 +28,21 @@ FOUND = ("matched_tokens", "fetched_tokens", "declined_tokens")
 WEIGHED = ("fetch_predicted_ms", "compute_predicted_ms")
 
 logger = logging.getLogger(__name__)
+
+
+class Answering(Protocol):
+    """A call that has a place, as far as it is."""
+
+    @property
+    def flights(self) -> Sequence[Flight]:
+        """Those of its prompts that run or ran."""
+
+    @property
+    def ttft_s(self) -> float | None:
+        """From the call's start to its first token, if there was one."""
+
+    def usage(self) -> Usage:
+        """Tokens so far."""
 
 
 @dataclass(slots=True)
@@ -45,7 +61,7 @@ class Trail:
     trace: Place | None = None
     tenant: Tenant | None = None
     waits: str = ""
-    answer: Answer | None = None
+    answer: Answering | None = None
     failure: ErrorRecord | None = None
 
     @property
@@ -80,7 +96,7 @@ class Trail:
             return
         prompt, completion, attempts, ttft_ms = 0, 0, 0, None
         if self.answer is not None:
-            usage, ttft_s = self.answer.usage(), self.answer.watch.ttft_s
+            usage, ttft_s = self.answer.usage(), self.answer.ttft_s
             prompt, completion = usage.prompt, usage.completion
             attempts = max(flight.record.attempt for flight in self.answer.flights)
             ttft_ms = None if ttft_s is None else round(ttft_s * 1000, 1)

@@ -1,6 +1,6 @@
 """What a request's record asks its owner to do, in words that need no socket.
 
-In: nothing. Out: the actions of `ownership`, and the causes for which a request is placed again.
+In: nothing. Out: the actions of `state`, and the causes for which a request is placed again.
 """
 
 from __future__ import annotations
@@ -11,11 +11,9 @@ from typing import Literal
 from baton_protocol.errors import ErrorRecord
 from baton_protocol.ids import NodeId
 from baton_protocol.link import Delta, RequestStats, ToNode
+from baton_router.nodes.link import Loss
 
-# How a node was lost: its link did not come back, it missed its pings, its engine made no step,
-# another engine took its name.
-Loss = Literal["link", "pings", "stalled", "restarted"]
-# Or why else a request is placed again: the node refused it, drains, or gave it up, or its tokens
+# Why a request is placed again: its node is lost, refused it, drains, or gave it up, or its tokens
 # had a gap.
 Cause = Loss | Literal["refused", "drained", "aborted", "gap"]
 

@@ -39,13 +39,13 @@ from baton_protocol.link import (
 )
 from baton_router.metrics.router_metrics import RouterMetrics
 from baton_router.nodes.fleet import Fleet
+from baton_router.nodes.link import Loss
 from baton_router.placement.policy import Missing, Placement
 from baton_router.requests.actions import (
     Action,
     Emit,
     Ended,
     Failed,
-    Loss,
     Measured,
     Regroup,
     Replace,
@@ -332,7 +332,7 @@ class Dispatcher:
                     elif isinstance(action.frame, NoFirst):
                         flight.story.alone(self._clock())
                 case Measured():
-                    self._metrics.measured(action)
+                    self._metrics.measured(action.stats, action.attempt, opening=action.opening)
                     flight.story.told(action.stats)
                 case Replace():
                     self._lost(flight, action)

@@ -129,3 +129,14 @@ def rolled_out(revision: str) -> Unavailable:
         " over to it; send the request again",
         code="rolled_out",
     )
+
+
+def held_among(flights: Iterable[Flight], view: PoolView) -> int:
+    """How many of them have no place since no node can take them: new ones that wait, and others
+    with no ready node of their kind. One that just looks for its next place is not held."""
+    served = {node.kind for node in view.nodes.values() if node.ready}
+    return sum(
+        flight.placement is None
+        and (flight.record.attempt == 0 or flight.prepared.kind not in served)
+        for flight in flights
+    )

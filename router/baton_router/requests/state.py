@@ -43,13 +43,13 @@ from baton_protocol.link import (
     RunJob,
 )
 from baton_protocol.request import Request
+from baton_router.nodes.link import Loss
 from baton_router.requests.actions import (
     Action,
     Cause,
     Emit,
     Ended,
     Failed,
-    Loss,
     Measured,
     Regroup,
     Replace,

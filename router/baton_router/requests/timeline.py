@@ -12,10 +12,10 @@ from typing import Literal
 
 from baton_protocol.ids import NodeId
 from baton_protocol.link import RequestStats
+from baton_router.metrics.router_metrics import Miss, Way
 from baton_router.placement.policy import Considered, Placement
 from baton_router.requests.actions import Cause
 
-Way = Literal["split", "whole"]
 # How a request ended: with its last token, with an error, without its client.
 End = Literal["done", "failed", "left"]
 
@@ -30,15 +30,6 @@ class Known:
     store_up: bool
     chunks: int
     stored_chunks: int
-
-
-@dataclass(frozen=True, slots=True)
-class Miss:
-    """A prediction and what it came to, in seconds."""
-
-    way: Way
-    predicted_s: float
-    measured_s: float
 
 
 @dataclass(slots=True)

@@ -43,7 +43,7 @@ from baton_router.http.bodies import Bodies, settle_memory
 from baton_router.http.handlers import ROUTER_DIGITS, Api
 from baton_router.http.malformed import MAX_HEADERS, MAX_LINE, ShapedRunner
 from baton_router.metrics.admission_metrics import AdmissionMetrics
-from baton_router.metrics.demand import Demand, held_among
+from baton_router.metrics.demand import Demand
 from baton_router.metrics.load_report import Reporting
 from baton_router.metrics.router_metrics import RouterMetrics
 from baton_router.nodes.discovery import Discovery
@@ -56,8 +56,9 @@ from baton_router.observability.history import Explanations
 from baton_router.observability.tracing import Tracing
 from baton_router.placement.policy import Policy
 from baton_router.requests.dispatcher import Dispatcher
+from baton_router.requests.in_flight import held_among
 from baton_router.requests.placer import Places
-from baton_router.server.peers import Siblings
+from baton_router.server.peers import Siblings, gathering
 from baton_router.server.reload import Reload
 from baton_router.server.workers import FIRST_WORKER
 from baton_router.settings import RouterSettings
@@ -293,7 +294,7 @@ class Router:
         own = self.settings.worker_socket
         siblings = Siblings(Path(own)) if own else None
         self._runner = ShapedRunner(
-            build_app(self.api, siblings),
+            build_app(self.api, *([gathering(siblings)] if siblings is not None else ())),
             self.settings.header_timeout_s,
             self.api.new_id,
             handler_cancellation=True,
