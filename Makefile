@@ -117,11 +117,13 @@ check: $(INSTALLED) ## format, lint, types, who may import whom, what is declare
 	$(BIN)/deptry $(ROOMS) tests benchmarks --ignore DEP002,DEP004
 	$(BIN)/pyroma --min 10 .
 
+BENCHMARKS = $(filter-out benchmarks/support/%,$(wildcard benchmarks/*/*.py))
+
 .PHONY: bench
 bench: $(INSTALLED) ## every benchmark in its quick form; FULL=1 for the figures to quote
-	@failed=; for one in $(sort $(basename $(notdir $(wildcard benchmarks/*.py)))); do \
+	@failed=; for one in $(subst /,.,$(basename $(sort $(BENCHMARKS)))); do \
 		echo "== $$one"; \
-		$(BIN)/python -m benchmarks.$$one $(if $(FULL),,--quick) $(ARGS) || failed+=" $$one"; done; \
+		$(BIN)/python -m $$one $(if $(FULL),,--quick) $(ARGS) || failed+=" $$one"; done; \
 	[ -z "$$failed" ] || { echo "failed, or missed a goal:$$failed" >&2; exit 1; }
 
 .PHONY: images

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the tests' control plane
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the tests' control plane
 
 if TYPE_CHECKING:
     from tests.cluster.fault_proxy import FaultProxy

@@ -131,7 +131,7 @@ class Questions:
     def __init__(self, folder: Path) -> None:
         self._tokenizer = Tokenizer.from_artifacts(read_artifacts(folder))
         self._rng = random.Random(0)
-        words = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8").split()
+        words = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8").split()
         self._words = sorted({word for word in words if word.isalpha()})
 
     def some(self, count: int) -> list[Question]:

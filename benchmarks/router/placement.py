@@ -4,7 +4,8 @@
 
 Claims: Places.find whole (prefixes, prices of all nodes and pairs, the choice, what was weighed)
 under 300 us of one core at p99, in chunks of 16 and of 128 tokens; 100,000 chunk events a second;
-memory within what `baton_router.nodes.prefix_index` states. Hashing the same prompt is printed beside it.
+memory within what `baton_router.nodes.prefix_index` states. Hashing the same prompt is printed
+beside it.
 
 300 prefill and 700 decode nodes with drawn loads and speeds. Each prompt is another conversation:
 its first eighth is a system prompt that a third of the nodes hold, of the rest two nodes hold all

@@ -7,9 +7,9 @@ p99 TTFT and on goodput, which is the share of requests with their first token w
 mean inter-token latency within --itl.
 
 Router: PoolView, Places and place() as they are, on a simulated clock. Nodes: the timing model of
-benchmarks.support.router.replay_nodes. Trace: seeded, in the manner of Mooncake's. Sessions begin at
-random; each has one of a few system prompts, the popular ones far oftener than the rest, and some
-turns; a turn's prompt is all that came before and new words, of which one in six is a long
+benchmarks.support.router.replay_nodes. Trace: seeded, in the manner of Mooncake's. Sessions begin
+at random; each has one of a few system prompts, the popular ones far oftener than the rest, and
+some turns; a turn's prompt is all that came before and new words, of which one in six is a long
 document. The same turns arrive at the same times whatever the policy.
 """
 

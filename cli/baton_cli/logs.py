@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import Literal
 
-from baton_cli.options.records import LogLevel
 from baton_protocol.logs import formatter
+
+LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 def configure(level: LogLevel, json_logs: bool, worker: str = "") -> None:

@@ -15,14 +15,14 @@ from contextlib import contextmanager
 
 import torch
 
-from baton_engine.attention.selector import attention_for
+from baton_engine.attention.selector import Kernels, attention_for
 from baton_engine.config.engine_config import TorchSettings
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.errors import SettingsError
 from baton_engine.interface import EngineInfo
 from baton_engine.kv.cpu_offload import CopiedBlocks, HostMemory
 from baton_engine.kv.kv_pool import TORCH_DTYPES, PinnedBlocks, TorchMemory
-from baton_engine.layers.ops import ops_for
+from baton_engine.layers.ops import TORCH_OPS, Ops
 from baton_engine.layers.parameter import WeightSlots
 from baton_engine.memory.host_memory import free_memory
 from baton_engine.memory.malloc import keep_freed_memory
@@ -175,3 +175,12 @@ def _log_ready(info: EngineInfo, plan: Plan, buckets: Sequence[int], seconds: fl
         "on" if plan.overlap else "off",
         f"graphs of {describe(buckets)}" if buckets else "no graphs",
     )
+
+
+def ops_for(kernels: Kernels) -> Ops:
+    if kernels == "torch":
+        return TORCH_OPS
+    # Here, since torch wheels for CPUs bring no triton.
+    from baton_engine.layers.triton_ops import TritonOps
+
+    return TritonOps()

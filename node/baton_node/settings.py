@@ -13,8 +13,9 @@ from typing import Literal
 
 import msgspec
 
-from baton_node.engine.fetch_policy import FetchPolicy
 from baton_protocol.store import Role
+
+FetchPolicy = Literal["auto", "always", "never"]
 
 EngineKind = Literal["torch", "sim"]
 DType = Literal["auto", "float32", "bfloat16"]

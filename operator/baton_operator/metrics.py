@@ -15,8 +15,6 @@ from wsgiref.simple_server import WSGIRequestHandler
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 from prometheus_client.process_collector import ProcessCollector
 
-from baton_operator.state.observed import Planned
-
 Result = Literal["done", "invalid", "refused", "conflict", "throttled", "unavailable", "error"]
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
@@ -86,11 +84,12 @@ class Metrics:
         )
         self._reasons: dict[str, set[str]] = {}
 
-    def decided(self, pool: str, planned: Planned) -> None:
-        self._desired.labels(pool, "prefill").set(planned.prefill)
-        self._desired.labels(pool, "decode").set(planned.decode)
-        self._decisions.labels(pool, planned.reason).inc()
-        self._reasons.setdefault(pool, set()).add(planned.reason)
+    def decided(self, pool: str, prefill: int, decode: int, reason: str) -> None:
+        """How many nodes the planner wants now."""
+        self._desired.labels(pool, "prefill").set(prefill)
+        self._desired.labels(pool, "decode").set(decode)
+        self._decisions.labels(pool, reason).inc()
+        self._reasons.setdefault(pool, set()).add(reason)
 
     def undecided(self, pool: str) -> None:
         """Nobody plans for it any more."""

@@ -6,7 +6,15 @@ Builders write them, the cache and the status read them back.
 
 from __future__ import annotations
 
+import re
 from typing import Literal
+
+API_VERSION = "baton.dev/v1alpha1"
+POOL_KIND = "InferencePool"
+SCALER_KIND = "PoolScaler"
+# With "-kv-data-63" a Service's name, which 63 characters are allowed for.
+LONGEST_POOL_NAME = 40
+POOL_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?", re.ASCII)
 
 Component = Literal["auth", "prefill", "decode", "router", "kv-index", "kv-data"]
 STORE = ("kv-index", "kv-data")

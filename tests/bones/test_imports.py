@@ -60,7 +60,8 @@ def test_the_operator_folder_does_not_shadow_python_s_operator() -> None:
 @pytest.mark.parametrize(
     "modules",
     [
-        "baton_cli.main baton_cli.commands.up baton_cli.local_pool.store baton_cli.local_pool.supervisor baton_kvstore.embedded.servers",
+        "baton_cli.main baton_cli.commands.up baton_cli.local_pool.store"
+        " baton_cli.local_pool.supervisor baton_kvstore.embedded.servers",
         "baton_cli.commands.roles baton_router.server.router",
         "baton_node.server.app baton_prefill_node.serve baton_decode_node.serve",
         "baton_engine baton_engine.sim.build baton_node.startup.main",

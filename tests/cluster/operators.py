@@ -21,8 +21,8 @@ from urllib.request import Request, urlopen
 import psutil
 
 from baton_cli.commands.up import reserve_port
-from baton_operator.builders.pool import API_VERSION, KIND
 from baton_operator.kube.kinds import CHILDREN, EVENT, HTTP_ROUTE, POD, POOL, Kind
+from baton_operator.names import API_VERSION, POOL_KIND
 from tests.cluster.fault_proxy import Call, Fault, FaultProxy
 from tests.cluster.machine.client import Kubernetes
 from tests.cluster.machine.processes import Processes
@@ -227,7 +227,7 @@ class Pool:
 
     def apply(self, spec: Mapping[str, Any]) -> None:
         """All of the spec: fields that are not given any more go."""
-        head = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": self.name}}
+        head = {"apiVersion": API_VERSION, "kind": POOL_KIND, "metadata": {"name": self.name}}
         body = {**head, "spec": dict(spec)}
         try:
             self._replace(body)

@@ -17,8 +17,8 @@ from baton_operator.api.crd import COLUMNS, DEFINITIONS, WIDE
 from baton_operator.api.quantity import quantity_bytes
 from baton_operator.api.read import read_spec
 from baton_operator.api.status import Condition, ModelStatus, PoolStatus, RoleStatus
-from baton_operator.builders.pool import API_VERSION, KIND
 from baton_operator.kube.kinds import POOL
+from baton_operator.names import API_VERSION, POOL_KIND
 from baton_protocol.model_source import parse_source
 from tests.cluster.crd_cases import BAD, SIM, Bad, managed, model
 from tests.cluster.crd_good import GOOD, Good
@@ -42,7 +42,7 @@ def resource(spec: Any, name: str = "demo") -> str:
 
 
 def body_of(spec: Any, name: str) -> Body:
-    body: Body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}}
+    body: Body = {"apiVersion": API_VERSION, "kind": POOL_KIND, "metadata": {"name": name}}
     return body if spec is None else body | {"spec": spec}
 
 
@@ -258,7 +258,7 @@ def test_the_gateway_apis_own_inference_pools_live_beside_ours(
             "targetPorts": [{"number": 8000}],
             "endpointPickerRef": {"name": "picker", "port": {"number": 9002}},
         }
-        body = {"apiVersion": "inference.networking.k8s.io/v1", "kind": KIND, "spec": spec}
+        body = {"apiVersion": "inference.networking.k8s.io/v1", "kind": POOL_KIND, "spec": spec}
         create(cluster, json.dumps(body | {"metadata": {"name": "theirs"}}), "-n", namespace)
 
         def listed(what: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from baton_operator.api.crd import crd
-from baton_operator.builders.pool import API_VERSION, KIND
+from baton_operator.names import API_VERSION, POOL_KIND
 from tests.cluster.crd_cases import DATA, SIM, external
 from tests.cluster.installed import definition
 from tests.cluster.machine.client import CommandFailed, Kubernetes
@@ -24,7 +24,7 @@ def cluster(control_plane: Kubernetes) -> Iterator[Kubernetes]:
 
 
 def pool(name: str, spec: Json | None) -> Json:
-    body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}}
+    body = {"apiVersion": API_VERSION, "kind": POOL_KIND, "metadata": {"name": name}}
     return body if spec is None else body | {"spec": spec}
 
 

@@ -22,8 +22,7 @@ from baton_operator.kube.client import (
     Unavailable,
 )
 from baton_operator.kube.connection import load
-from baton_operator.kube.kinds import CHILDREN, HTTP_ROUTE, SECRET, key_of
-from baton_operator.state.observed import ChildKey
+from baton_operator.kube.kinds import CHILDREN, HTTP_ROUTE, SECRET, ChildKey, key_of
 from tests.cluster.fault_proxy import Answer, FaultProxy
 from tests.cluster.machine.client import Kubernetes
 

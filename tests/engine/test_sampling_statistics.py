@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import torch
 
+from baton_engine.build import ops_for
 from baton_engine.interface import Sample
-from baton_engine.layers.ops import Ops, ops_for
+from baton_engine.layers.ops import Ops
 from baton_engine.sampling.metadata import draws_of
 from baton_engine.sampling.sampler import shaped_logits
 from baton_protocol.sampling import SamplingParams

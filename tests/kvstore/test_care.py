@@ -11,7 +11,7 @@ import pytest
 
 from baton_kvstore.connection.endpoint import parse_endpoint
 from baton_kvstore.connection.resp import RespConnection
-from baton_kvstore.data.server_settings import CareMode, StoreRole, read_usage, tend, wishes
+from baton_kvstore.connection.server_settings import CareMode, StoreRole, read_usage, tend, wishes
 from baton_kvstore.embedded.servers import EmbeddedServers, ServerSpec
 from baton_kvstore.errors import StoreUnavailable
 from baton_kvstore.index.markers import Index
@@ -270,7 +270,7 @@ def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [
         record.message
         for record in caplog.records
-        if record.name == "baton_kvstore.data.server_settings"
+        if record.name == "baton_kvstore.connection.server_settings"
     ]
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from baton_kvstore.connection.endpoint import parse_endpoint
 from baton_kvstore.connection.resp import RespConnection
-from baton_kvstore.data.server_settings import tend
+from baton_kvstore.connection.server_settings import tend
 from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_kvstore.keys import chunk_key
 from baton_protocol.layout import KVLayout

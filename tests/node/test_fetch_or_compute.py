@@ -12,8 +12,7 @@ import pytest
 from baton_engine.sim.build import SimSettings
 from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_node.engine.fetch_chooser import SAMPLE_EVERY_S
-from baton_node.engine.job import PADDING
-from baton_node.store.base import ChunkRef
+from baton_node.store.base import PADDING, ChunkRef
 from baton_node.store.redis_connector import StoreConnector
 from baton_protocol.ids import BlockId
 from baton_protocol.link import Load, PrefillJob

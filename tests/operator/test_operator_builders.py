@@ -11,8 +11,9 @@ import pytest
 from baton_operator.api.read import SpecError
 from baton_operator.builders import build_pool
 from baton_operator.builders.nodes import build_nodes, revision_of
-from baton_operator.builders.pool import LONGEST_NAME, Installation
+from baton_operator.builders.pool import Installation
 from baton_operator.builders.store_access import store_settings
+from baton_operator.names import LONGEST_POOL_NAME
 from tests.support.kubernetes.manifests import (
     IMAGES,
     INSTALLATION,
@@ -120,8 +121,10 @@ def test_a_workload_and_its_service_select_exactly_its_own_pods(name: str) -> No
 
 def test_the_longest_pool_name_still_gives_legal_names_and_labels() -> None:
     sample = sample_pool("sim", kvStore={"managed": {"dataInstances": 64}})
-    manifests = build_pool(msgspec.structs.replace(sample, name="a" * LONGEST_NAME))
-    assert {"a" * LONGEST_NAME + "-kv-data-63"} < {one["metadata"]["name"] for one in manifests}
+    manifests = build_pool(msgspec.structs.replace(sample, name="a" * LONGEST_POOL_NAME))
+    assert {"a" * LONGEST_POOL_NAME + "-kv-data-63"} < {
+        one["metadata"]["name"] for one in manifests
+    }
     for manifest in manifests:
         assert len(manifest["metadata"]["name"]) <= 63
         assert max(map(len, manifest["metadata"]["labels"].values())) <= 63

@@ -24,7 +24,7 @@ from baton_operator.kube.client import (
     Unavailable,
 )
 from baton_operator.kube.connection import ConnectionFailed, load, login
-from baton_operator.state.observed import ChildKey
+from baton_operator.kube.kinds import ChildKey
 from tests.support.kubernetes.api_server import api_server
 
 pytestmark = pytest.mark.integration

@@ -13,8 +13,8 @@ from baton_operator.builders.pods import DRAIN_S
 from baton_operator.builders.pool import Pool
 from baton_operator.drain.marks import Leave
 from baton_operator.drain.view import Look, Nodes, leave_for, look_at
+from baton_operator.kube.kinds import ChildKey
 from baton_operator.state.cache import Child, PoolKey
-from baton_operator.state.observed import ChildKey
 from baton_protocol.ids import Fingerprint
 from baton_protocol.store import NodeReport
 from tests.support.planner import observations as o

@@ -11,7 +11,8 @@ from baton_operator.builders.pods import DRAIN_S
 from baton_operator.drain.marks import LOWEST_COST, Leave, leave_of, mark, unmark
 from baton_operator.drain.steps import Outcome, Told, Wait, allowed_replicas, leavers, wait_of
 from baton_operator.drain.victims import Victim
-from baton_operator.state.observed import ChildKey, ObservedPod
+from baton_operator.kube.kinds import ChildKey
+from baton_operator.state.observed import ObservedPod
 from baton_protocol.store import NodeReport
 from tests.operator.test_operator_drain_victims import load, node
 

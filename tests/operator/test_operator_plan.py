@@ -12,13 +12,12 @@ from baton_operator.controller.diff import (
     Apply,
     Delete,
     Foreign,
-    Lower,
     manifest_digest,
     plan,
 )
-from baton_operator.kube.kinds import key_of
+from baton_operator.kube.kinds import ChildKey, key_of
+from baton_operator.rollout.records import Lower
 from baton_operator.state.cache import Child, read_child
-from baton_operator.state.observed import ChildKey
 from tests.support.kubernetes.manifests import sample_pool
 
 POOL = sample_pool("sim")

@@ -10,11 +10,10 @@ from baton_operator.builders import Manifest, build_pool
 from baton_operator.builders.deadline import longest_request_s
 from baton_operator.builders.gpus import gpus_of, gpus_of_pod
 from baton_operator.builders.pool import Pool
-from baton_operator.kube.kinds import key_of
+from baton_operator.kube.kinds import ChildKey, key_of
 from baton_operator.names import COMPONENT_LABEL, REVISION_LABEL
 from baton_operator.rollout.goal import Goal, goal_of
 from baton_operator.state.cache import Child, read_child
-from baton_operator.state.observed import ChildKey
 from tests.operator.test_operator_plan import PROVEN, live, old_nodes
 from tests.support.kubernetes.manifests import sample_pool
 

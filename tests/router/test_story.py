@@ -6,8 +6,9 @@ from typing import Any
 
 from baton_protocol.ids import NodeId
 from baton_protocol.link import RequestStats
+from baton_router.metrics.router_metrics import Miss
 from baton_router.placement.policy import Considered, Placement
-from baton_router.requests.timeline import MAX_ATTEMPTS, MAX_WAITS, Known, Miss, Story
+from baton_router.requests.timeline import MAX_ATTEMPTS, MAX_WAITS, Known, Story
 
 KNOWN = Known(store_up=True, chunks=4, stored_chunks=2)
 DECODE, PREFILL = NodeId("decode-0"), NodeId("prefill-0")

@@ -2,8 +2,8 @@
 
     python -m benchmarks.support.kv.busy_node < settings.json
 
-The server is `baton_node.server.app` as it is; beside it, in its event loop, a task notes how late the
-loop wakes it.
+The server is `baton_node.server.app` as it is; beside it, in its event loop, a task notes how late
+the loop wakes it.
 
 In: NodeSettings. Out: a served node until SIGTERM; lags.notes.
 """

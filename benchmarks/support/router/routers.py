@@ -29,7 +29,7 @@ from benchmarks.support.router import mock_backend
 from benchmarks.support.servers import HOST, free_port
 
 HERE = Path(__file__).parent
-BIN = HERE.parents[1] / ".venv-peers-routers" / "bin"
+BIN = HERE.parents[2] / ".venv-peers-routers" / "bin"
 KV_BLOCKS = 20_000
 # Every client's prompt in one step: nobody waits for another one's at the node.
 STEP_TOKENS = 65_536

@@ -11,8 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from baton_cli.logs import LogLevel
 from baton_cli.options.flag import flag
-from baton_cli.options.records import EngineOptions, LogLevel
+from baton_cli.options.records import EngineOptions
 
 LoadFormat = Literal["auto", "dummy"]
 Preset = Literal["nano-vllm"]

@@ -12,8 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from baton_cli.logs import LogLevel
 from baton_cli.options.flag import flag
-from baton_cli.options.records import MAX_PORT, CommonOptions, LogLevel
+from baton_cli.options.records import MAX_PORT, CommonOptions
 
 Dataset = Literal["random", "sharegpt", "trace"]
 

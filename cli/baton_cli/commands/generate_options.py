@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from baton_cli.logs import LogLevel
 from baton_cli.options.flag import flag
-from baton_cli.options.records import ComputeOptions, LogLevel
+from baton_cli.options.records import ComputeOptions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,8 @@
 """What each engine of a pool takes of this machine's memory, known before any is started.
 
-In: flags, the model's config. Out: a Demand (see baton_engine.memory.estimate), and where engines share the
-memory of one machine, how much KV each may have. Engines that start together each find all of it
-free, so it is divided here. Imports no torch.
+In: flags, the model's config. Out: a Demand (see baton_engine.memory.estimate), and where engines
+share the memory of one machine, how much KV each may have. Engines that start together each find
+all of it free, so it is divided here. Imports no torch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def demand_of(options: EngineOptions) -> Demand:
     from baton_engine.config.engine_config import TorchSettings
     from baton_engine.config.model_config import read_config
     from baton_engine.errors import EngineError
-    from baton_engine.memory import requirements as demand
+    from baton_engine.memory import requirements
 
     names = {each.name for each in fields(TorchSettings)} & {each.name for each in fields(options)}
     given: dict[str, Any] = {name: getattr(options, name) for name in names - {"model"}}
@@ -39,19 +39,18 @@ def demand_of(options: EngineOptions) -> Demand:
         settings = TorchSettings(model=Path(options.model), **given)
         settings.check()
         config = read_config(settings.model)
-        layout = demand.layout_of(settings, config)
-        return demand.demand_of(settings, config, layout, device, kernels)
+        layout = requirements.layout_of(settings, config)
+        return requirements.demand_of(settings, config, layout, device, kernels)
     except EngineError as error:
         raise CommandError(str(error)) from error
 
 
 def fixed_bytes(options: EngineOptions) -> int:
     """Of everything but KV, in one engine."""
-    from baton_engine.memory import estimate as sizing
-    from baton_engine.memory import fit
+    from baton_engine.memory import estimate, fit
 
     demand = demand_of(options)
-    return sizing.fixed_bytes(demand, fit.least_length(demand))
+    return estimate.fixed_bytes(demand, fit.least_length(demand))
 
 
 def check_memory(options: EngineOptions, engines: int, store: int, free: int | None) -> None:
@@ -99,8 +98,7 @@ def check_memory(options: EngineOptions, engines: int, store: int, free: int | N
 def _asked_bytes(options: EngineOptions) -> tuple[int, int]:
     """Of one engine in this machine's memory: a KV pool whose size was given, and what comes with
     it; without one the least that an engine takes. A GPU's memory is not counted."""
-    from baton_engine.memory import estimate as sizing
-    from baton_engine.memory import fit
+    from baton_engine.memory import estimate, fit
     from baton_engine.sim.build import SimSettings
 
     given = options.kv_memory is not None or options.kv_blocks is not None
@@ -120,8 +118,8 @@ def _asked_bytes(options: EngineOptions) -> tuple[int, int]:
     demand = demand_of(options)
     if not given:
         return 0, fit.needed_bytes(demand)
-    kv = sizing.pool_bytes(demand, demand.pool_blocks or 0)
-    return kv, sizing.fixed_bytes(demand, fit.least_length(demand))
+    kv = estimate.pool_bytes(demand, demand.pool_blocks or 0)
+    return kv, estimate.fixed_bytes(demand, fit.least_length(demand))
 
 
 def share_memory(

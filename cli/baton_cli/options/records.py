@@ -36,6 +36,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from baton_cli.logs import LogLevel
 from baton_cli.options.admission import AdmissionOptions
 from baton_cli.options.devices import CPU, Device
 from baton_cli.options.flag import flag
@@ -51,7 +52,6 @@ Ranking = Literal["cost", "random", "round-robin", "least-request", "prefix"]
 Sharing = Literal["pool", "tenant"]
 Fetch = Literal["auto", "always", "never"]
 StoreCare = Literal["apply", "check"]
-LogLevel = Literal["debug", "info", "warning", "error"]
 
 MAX_PORT = 65535
 MAX_WORKERS = 64

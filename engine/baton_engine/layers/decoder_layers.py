@@ -13,9 +13,8 @@ import torch
 from baton_engine.attention.torch_backend import StepAttention
 from baton_engine.config.model_config import ModelConfig
 from baton_engine.layers.linear_method import packed_product, plain_product
-from baton_engine.layers.ops import HeadNorm
 from baton_engine.layers.parameter import WeightSlots
-from baton_engine.layers.rotary import RopeTables
+from baton_engine.layers.rotary import HeadNorm, RopeTables
 
 
 class Linear:

@@ -9,26 +9,16 @@ Z = N + 2 K, H head_dim, S samples, V vocabulary.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 
 from baton_engine.attention.cpu_bf16 import rms_norm
-from baton_engine.attention.selector import Kernels
 from baton_engine.attention.torch_backend import StepAttention
-from baton_engine.layers.rotary import RopeTables, rotate
+from baton_engine.layers.rotary import HeadNorm, RopeTables, rotate
 from baton_engine.sampling.metadata import Draws
 from baton_engine.sampling.sampler import draw
-
-
-@dataclass(frozen=True, slots=True)
-class HeadNorm:
-    """RMSNorm of each head of q and k, with a weight per head."""
-
-    weight_XH: torch.Tensor
-    eps: float
 
 
 class Ops(Protocol):
@@ -110,12 +100,3 @@ def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 TORCH_OPS = TorchOps()
-
-
-def ops_for(kernels: Kernels) -> Ops:
-    if kernels == "torch":
-        return TORCH_OPS
-    # Here, since torch wheels for CPUs bring no triton.
-    from baton_engine.layers.triton_ops import TritonOps
-
-    return TritonOps()

@@ -8,6 +8,7 @@ long wavelengths by `factor` and interpolates between `low_freq_factor` and `hig
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 
@@ -64,3 +65,11 @@ def rotate(heads_TXH: torch.Tensor, tables: RopeTables) -> torch.Tensor:
     torch.mul(second, cos_T1H, out=high)
     high.addcmul_(first, sin_T1H)
     return rotated_TXH
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorm:
+    """RMSNorm of each head of q and k, with a weight per head."""
+
+    weight_XH: torch.Tensor
+    eps: float

@@ -8,8 +8,7 @@ from __future__ import annotations
 import torch
 
 from baton_engine.attention.torch_backend import StepAttention
-from baton_engine.layers.ops import HeadNorm
-from baton_engine.layers.rotary import RopeTables
+from baton_engine.layers.rotary import HeadNorm, RopeTables
 from baton_engine.layers.triton_norm import add_norm
 from baton_engine.layers.triton_rope_store import rotate_store
 from baton_engine.layers.triton_silu import silu_mul

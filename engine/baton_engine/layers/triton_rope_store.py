@@ -16,8 +16,7 @@ import triton
 import triton.language as tl
 
 from baton_engine.attention.torch_backend import KVSlots
-from baton_engine.layers.ops import HeadNorm
-from baton_engine.layers.rotary import RopeTables
+from baton_engine.layers.rotary import HeadNorm, RopeTables
 
 # Heads that one program takes at most: 16 of 128 are 2,048 numbers, enough for 4 warps.
 MOST_HEADS = 16

@@ -1,4 +1,4 @@
-"""The noise of `baton_engine.sampling.gumbel` in a kernel: the same bits, and floats as close as logs are.
+"""The noise of `baton_engine.sampling.gumbel` in a kernel: the same bits, floats as close as logs.
 
 In: a sample's two keys and token ids, int32. Out: float32. -ln(1 - w) is the one place where care
 is due, since the smallest w decide who wins and a plain 1 - w would lose their digits.

@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from baton_kvstore.connection.resp import RespConnection
+from baton_kvstore.connection.server_settings import CareMode, Usage, read_usage, tend
 from baton_kvstore.data.health import Health
-from baton_kvstore.data.server_settings import CareMode, Usage, read_usage, tend
 from baton_kvstore.data.staging import StagingPool
 from baton_kvstore.data.transfer_rate import Average, RateMeter
 from baton_kvstore.data.transfers import refusal

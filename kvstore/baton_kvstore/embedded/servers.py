@@ -25,7 +25,7 @@ from types import TracebackType
 
 from baton_kvstore.connection.endpoint import parse_endpoint
 from baton_kvstore.connection.resp import RespConnection
-from baton_kvstore.data.server_settings import REPLIES_BYTES, clients_limit
+from baton_kvstore.connection.server_settings import REPLIES_BYTES, clients_limit
 from baton_kvstore.embedded import guardian
 from baton_kvstore.embedded.redis_binary import find_redis_server
 from baton_kvstore.errors import ServerFailed, ServerRefused, StoreUnavailable

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from baton_node.engine.fetch_policy import Decision, FetchPolicy, Prices, decide
-from baton_node.engine.job import PADDING, Job
+from baton_node.engine.fetch_policy import Decision, Prices, decide
+from baton_node.engine.job import Job
 from baton_node.engine.speeds import SpeedMeter
-from baton_node.store.base import ChunkRef, Connector
+from baton_node.settings import FetchPolicy
+from baton_node.store.base import PADDING, ChunkRef, Connector
 from baton_protocol.ids import RequestId
 from baton_protocol.layout import KVLayout
 from baton_protocol.store import Priority

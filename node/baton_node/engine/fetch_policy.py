@@ -19,12 +19,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
+from baton_node.settings import FetchPolicy
 from baton_protocol.layout import KVLayout
 from baton_protocol.store import DataInstance
-
-FetchPolicy = Literal["auto", "always", "never"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from baton_node.engine.counters import Tally
 from baton_node.engine.fetch_policy import Decision
 from baton_node.engine.fetch_state import Admit, Parked
 from baton_node.engine.publish_state import Ledger
-from baton_node.store.base import ChunkRef
+from baton_node.store.base import PADDING, ChunkRef
 from baton_protocol.errors import InvalidRequest
 from baton_protocol.ids import BlockHash, BlockId, RequestId
 from baton_protocol.link import RequestStats
@@ -26,7 +26,6 @@ from baton_protocol.sampling import MAX_PROMPT_CANDIDATES
 from baton_protocol.store import Marker, Priority
 
 JobKey = tuple[RequestId, int]
-PADDING = BlockId(0)
 # The server finds a stop string a step or two after its place: until so many tokens have followed
 # one, nobody knows that it is an answer's.
 STOP_LAG = 8

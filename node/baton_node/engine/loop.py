@@ -25,7 +25,6 @@ from baton_node.engine import fetch_state
 from baton_node.engine.counters import Counters
 from baton_node.engine.early_announcements import Stash
 from baton_node.engine.fetch_chooser import Weigher
-from baton_node.engine.fetch_policy import FetchPolicy
 from baton_node.engine.fetcher import Lot, Waits
 from baton_node.engine.job import Job, JobKey, Times, check_request
 from baton_node.engine.publisher import Publisher
@@ -34,6 +33,7 @@ from baton_node.engine.running import Batch
 from baton_node.engine.speeds import SpeedMeter
 from baton_node.ipc.engine_socket import Port
 from baton_node.ipc.messages import Drain, Drained, FinishChoice, Saved, Start, ToEngine, Undrain
+from baton_node.settings import FetchPolicy
 from baton_node.store.base import Connector, ConnectorEvent, Copied, Fetched, LookedUp, Published
 from baton_protocol.errors import BatonError, DeadlineExceeded, Unavailable
 from baton_protocol.hashing import chunk_hashes

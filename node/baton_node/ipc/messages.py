@@ -98,8 +98,8 @@ class SetupFailed(msgspec.Struct, frozen=True, tag="setup_failed"):
 
 
 class Token(msgspec.Struct, frozen=True, array_like=True):
-    """One new token; see baton_engine.interface.TokenOut. `id` None: the choice had all when it came,
-    and only ends."""
+    """One new token; see baton_engine.interface.TokenOut. `id` None: the choice had all when it
+    came, and only ends."""
 
     request: RequestId
     attempt: int

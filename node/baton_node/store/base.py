@@ -19,6 +19,8 @@ from baton_protocol.store import (
     StoreHealth,
 )
 
+PADDING = BlockId(0)
+
 
 @dataclass(frozen=True, slots=True)
 class ChunkRef:

@@ -22,9 +22,8 @@ from baton_operator.api.pool_spec import PoolSpec
 from baton_operator.api.scaler import ScalerSpec, ScalerStatus
 from baton_operator.api.schema import Schema, schema_of, validations
 from baton_operator.api.status import PoolStatus
-from baton_operator.builders.pool import API_VERSION, KIND, LONGEST_NAME, NAME
-from baton_operator.builders.scalers import SCALER_KIND
 from baton_operator.kube.kinds import POOL, POOL_SCALER
+from baton_operator.names import API_VERSION, LONGEST_POOL_NAME, POOL_KIND, POOL_NAME, SCALER_KIND
 
 GROUP, VERSION = API_VERSION.split("/")
 PLURAL, SCALERS = POOL.plural, POOL_SCALER.plural
@@ -47,9 +46,10 @@ _RULES = (
         ".spec",
     ),
     Rule(
-        matches(NAME.pattern, "metadata.name") + f" && self.metadata.name.size() <= {LONGEST_NAME}",
+        matches(POOL_NAME.pattern, "metadata.name")
+        + f" && self.metadata.name.size() <= {LONGEST_POOL_NAME}",
         "cannot begin the names of services; write at most"
-        f" {LONGEST_NAME} of a-z, 0-9 and '-', a letter first",
+        f" {LONGEST_POOL_NAME} of a-z, 0-9 and '-', a letter first",
         ".metadata.name",
     ),
 )
@@ -58,7 +58,7 @@ _RULES = (
 def crd() -> dict[str, Any]:
     """That of InferencePools."""
     resources: dict[str, Any] = {"status": {}}
-    return _definition(KIND, PLURAL, "bpool", COLUMNS, "string", resources, _resource())
+    return _definition(POOL_KIND, PLURAL, "bpool", COLUMNS, "string", resources, _resource())
 
 
 def scaler_crd() -> dict[str, Any]:

@@ -11,6 +11,8 @@ from msgspec import UNSET, Meta, UnsetType
 from baton_operator.api.autoscaling import PlannedMode
 from baton_operator.api.values import Count, keyed
 
+READY = "Ready"  # the condition that sums up the others
+
 Truth = Literal["True", "False", "Unknown"]
 Moment = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
 Generation = Annotated[int, Meta(ge=0)]

@@ -16,8 +16,7 @@ from datetime import datetime
 from baton_operator.api.autoscaling import AutoscalingSpec
 from baton_operator.api.quantity import quantity_bytes
 from baton_operator.api.status import PoolStatus, read_status
-from baton_operator.autoscaling import demand
-from baton_operator.autoscaling import node_metrics as gauges
+from baton_operator.autoscaling import demand, node_metrics
 from baton_operator.autoscaling.desired import desired_now
 from baton_operator.autoscaling.node_views import Starts, nodes_of
 from baton_operator.autoscaling.planner.capability.learn import (
@@ -50,7 +49,7 @@ class _Memory:
 
     uid: str
     history: demand.History = field(default_factory=demand.History)
-    gauges: gauges.Gauges = field(default_factory=dict)
+    gauges: node_metrics.Gauges = field(default_factory=dict)
     learnt: Learnt | None = None
     starts: Starts = field(default_factory=Starts)
     planner: Memory = field(default_factory=Memory)
@@ -129,11 +128,11 @@ class Autoscaler:
             memory.history = demand.heard(
                 memory.history, answer.routers, len(ready) * workers, at_s
             )
-            memory.gauges = gauges.heard(before, answer.nodes, at_s)
-            found += gauges.samples(before, memory.gauges)
+            memory.gauges = node_metrics.heard(before, answer.nodes, at_s)
+            found += node_metrics.samples(before, memory.gauges)
         there = {pod.name for pod in observed.pods}
         memory.gauges = {name: one for name, one in memory.gauges.items() if name in there}
-        if memory.learnt is None and (prior := gauges.prior_of(memory.gauges)) is not None:
+        if memory.learnt is None and (prior := node_metrics.prior_of(memory.gauges)) is not None:
             memory.learnt = begin(prior)
         if memory.learnt is not None:
             memory.learnt = learn(memory.learnt, found)
@@ -153,7 +152,7 @@ class Autoscaler:
         situation = _with_store(situation, spec, memory.gauges)
         decision, memory.planner = plan(situation, policy, memory.planner)
         planned = _planned(spec, decision)
-        self._metrics.decided(str(key), planned)
+        self._metrics.decided(str(key), planned.prefill, planned.decode, planned.reason)
         before = memory.planned
         if before is None or not planned.like(before):
             logger.info("pool %s: %s: %s", key, planned.reason, planned.message)
@@ -195,14 +194,16 @@ class Autoscaler:
         )
 
 
-def _with_store(situation: Situation, spec: AutoscalingSpec, seen: gauges.Gauges) -> Situation:
+def _with_store(
+    situation: Situation, spec: AutoscalingSpec, seen: node_metrics.Gauges
+) -> Situation:
     """What its owner says that the store gives, and what is read of it."""
     asked, able, most = situation.demand, situation.capability, spec.store_read_per_second
     if asked is None or able is None or most is None:
         return situation
     return replace(
         situation,
-        demand=replace(asked, store_read_bytes=gauges.store_read(seen)),
+        demand=replace(asked, store_read_bytes=node_metrics.store_read(seen)),
         capability=replace(able, store_read_limit=float(quantity_bytes(most))),
     )
 

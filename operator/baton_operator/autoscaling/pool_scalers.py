@@ -16,9 +16,8 @@ from baton_operator.builders.nodes import role_spec
 from baton_operator.builders.pool import Pool
 from baton_operator.builders.scalers import build_scaler, scaled_roles, seeded, selector_of
 from baton_operator.kube.client import Api, Refused, ServerFailed
-from baton_operator.kube.kinds import POOL_SCALER, key_of
+from baton_operator.kube.kinds import POOL_SCALER, ChildKey, key_of
 from baton_operator.state.cache import Cache, Child, PoolKey, read_child
-from baton_operator.state.observed import ChildKey
 from baton_protocol.store import Role
 
 logger = logging.getLogger(__name__)

@@ -11,10 +11,12 @@ from typing import Any
 
 import msgspec
 
-from baton_operator.builders.pool import API_VERSION, KIND, Pool
+from baton_operator.builders.pool import Pool
 from baton_operator.names import (
+    API_VERSION,
     COMPONENT_LABEL,
     INSTANCE_LABEL,
+    POOL_KIND,
     POOL_LABEL,
     REVISION_LABEL,
     Component,
@@ -65,7 +67,7 @@ class Child(msgspec.Struct, frozen=True):
         """The owner reference is what deletes a child: no finalizers."""
         owner = {
             "apiVersion": API_VERSION,
-            "kind": KIND,
+            "kind": POOL_KIND,
             "name": self.pool.name,
             "uid": self.pool.uid,
             "controller": True,

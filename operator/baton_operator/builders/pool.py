@@ -7,7 +7,6 @@ Out: a `Pool`, or SpecError.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,13 +14,7 @@ import msgspec
 
 from baton_operator.api.pool_spec import PoolSpec
 from baton_operator.api.read import SpecError, read_spec
-from baton_operator.names import OWN_PREFIX
-
-API_VERSION = "baton.dev/v1alpha1"
-KIND = "InferencePool"
-# With "-kv-data-63" a Service's name, which 63 characters are allowed for.
-LONGEST_NAME = 40
-NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?", re.ASCII)
+from baton_operator.names import LONGEST_POOL_NAME, OWN_PREFIX, POOL_NAME
 
 
 class Images(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -87,10 +80,10 @@ def read_pool(
     """Raise SpecError naming the field that cannot be obeyed."""
     metadata = resource["metadata"]
     name = metadata["name"]
-    if NAME.fullmatch(name) is None or len(name) > LONGEST_NAME:
+    if POOL_NAME.fullmatch(name) is None or len(name) > LONGEST_POOL_NAME:
         raise SpecError(
             f"metadata.name: {name!r} cannot begin the names of services; write at most"
-            f" {LONGEST_NAME} of a-z, 0-9 and '-', a letter first"
+            f" {LONGEST_POOL_NAME} of a-z, 0-9 and '-', a letter first"
         )
     spec = read_spec(resource.get("spec", {}))
     _check_pod_templates(spec)

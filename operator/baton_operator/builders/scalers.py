@@ -7,10 +7,9 @@ made from, as the count must not be missing.
 from __future__ import annotations
 
 from baton_operator.builders.child import Child, Manifest
-from baton_operator.builders.pool import API_VERSION, Pool
+from baton_operator.builders.pool import Pool
+from baton_operator.names import API_VERSION, SCALER_KIND
 from baton_protocol.store import ROLES, Role
-
-SCALER_KIND = "PoolScaler"
 
 
 def scaled_roles(pool: Pool) -> tuple[Role, ...]:

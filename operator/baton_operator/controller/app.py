@@ -131,7 +131,7 @@ class _Life:
             clock,
         )
         workers = Workers(queue, reconciler, self._metrics, clock)
-        resync = Resync(api, cache, queue, self._settings.namespaces, clock)
+        resync = Resync(api, cache, queue.add, self._settings.namespaces, clock)
         self._metrics.observe(queue.depth, cache.unseen_s, lambda: _ready_states(cache))
         probes = {
             "reconcile_s": lambda: _fresh("a reconcile", workers.longest_s()),

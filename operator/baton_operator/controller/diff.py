@@ -10,15 +10,16 @@ else owns is neither changed nor deleted.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from baton_operator.builders import Manifest
-from baton_operator.kube.kinds import key_of, kind_of
+from baton_operator.kube.kinds import ChildKey, key_of, kind_of
 from baton_operator.names import REVISION_LABEL, STORE
-from baton_operator.state.cache import Child, pods_of
-from baton_operator.state.observed import ChildKey, ObservedPod
+from baton_operator.rollout.records import Lower
+from baton_operator.state.cache import Child, has_served, pods_of
+from baton_operator.state.observed import ObservedPod
 
 
 class Applied(msgspec.Struct, frozen=True):
@@ -41,15 +42,6 @@ class Apply(msgspec.Struct, frozen=True, kw_only=True):
 class Delete(msgspec.Struct, frozen=True, kw_only=True):
     key: ChildKey
     uid: str
-
-
-class Lower(msgspec.Struct, frozen=True, kw_only=True):
-    """A Deployment of an older revision gets fewer replicas, if it is the one of `version`."""
-
-    key: ChildKey
-    uid: str
-    version: int
-    replicas: int
 
 
 class Foreign(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,12 +100,6 @@ def spared(desired: Sequence[Manifest], known: Mapping[ChildKey, Child]) -> set[
 def _is_left(child: Child, pods: Sequence[ObservedPod]) -> bool:
     wanted = child.workload.desired if child.workload is not None else 0
     return has_served(child, pods) and bool(wanted or pods)
-
-
-def has_served(child: Child, pods: Iterable[ObservedPod]) -> bool:
-    """Whether a Deployment's nodes were ever ready."""
-    ready = child.workload.ready if child.workload is not None else 0
-    return child.proven or ready > 0 or any(pod.ready for pod in pods)
 
 
 def _revision(manifest: Manifest) -> str:

@@ -16,10 +16,10 @@ from baton_operator.api.status import PoolStatus
 from baton_operator.builders.pool import Pool
 from baton_operator.controller.queue import WorkQueue
 from baton_operator.kube.client import Api, ApiError
-from baton_operator.kube.kinds import SECRET
+from baton_operator.kube.kinds import SECRET, ChildKey
 from baton_operator.state.cache import PoolKey
 from baton_operator.state.index_reader import Answer, IndexReader, Login
-from baton_operator.state.observed import ChildKey, Observed
+from baton_operator.state.observed import Observed
 
 logger = logging.getLogger(__name__)
 TURN_S = 0.2  # until a pool is tried again while another one of its namespace is asked

@@ -22,7 +22,7 @@ from baton_operator.autoscaling.autoscaler import Autoscaler
 from baton_operator.autoscaling.pool_scalers import Scalers
 from baton_operator.builders import build_pool, credentials_of, new_credentials
 from baton_operator.builders.pool import Credentials, Installation, Pool, read_pool
-from baton_operator.controller.diff import Act, Applied, Apply, Delete, Foreign, Lower, plan
+from baton_operator.controller.diff import Act, Applied, Apply, Delete, Foreign, plan
 from baton_operator.controller.index_asker import IndexAsker
 from baton_operator.controller.status_writer import Reporter
 from baton_operator.drain.drainer import Drainer, Step
@@ -35,12 +35,13 @@ from baton_operator.kube.client import (
     ServerFailed,
     Unavailable,
 )
-from baton_operator.kube.kinds import NETWORK_POLICY, POOL, SECRET, kind_of
+from baton_operator.kube.kinds import NETWORK_POLICY, POOL, SECRET, ChildKey, kind_of
 from baton_operator.metrics import Metrics
 from baton_operator.names import child_name
+from baton_operator.rollout.records import Lower
 from baton_operator.state.cache import Body, Cache, Child, PoolKey, read_child
 from baton_operator.state.index_reader import LOOK_S, Answer
-from baton_operator.state.observed import ChildKey, Observed, Planned, Refusal, Roll
+from baton_operator.state.observed import Observed, Planned, Refusal, Roll
 from baton_operator.status.messages import refusal_words
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,6 @@ import msgspec
 
 from baton_operator.builders import Manifest
 from baton_operator.builders.pool import Pool
-from baton_operator.controller.diff import Lower
 from baton_operator.drain.marks import Leave, leave_of, mark, unmark
 from baton_operator.drain.routers import Routers
 from baton_operator.drain.steps import Wait, allowed_replicas, leavers, wait_of
@@ -26,6 +25,7 @@ from baton_operator.drain.victims import Victim, choose_victims, is_served
 from baton_operator.drain.view import Look, Nodes, current_nodes, leave_for, look_at, old_nodes
 from baton_operator.kube.client import Api, Refused, ServerFailed
 from baton_operator.rollout.goal import goal_of
+from baton_operator.rollout.records import Lower
 from baton_operator.state.cache import Cache, Child, PoolKey
 from baton_operator.state.observed import Departure, Observed, ObservedPod, Roll
 from baton_operator.status.events import PoolEvent, drain_begun, drain_ended, drain_undone

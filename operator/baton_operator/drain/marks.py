@@ -13,13 +13,14 @@ from typing import Any
 import msgspec
 
 from baton_operator.builders.pods import DRAIN_S
+from baton_operator.kube.kinds import ChildKey
 from baton_operator.names import (
     DRAIN_REASON_ANNOTATION,
     DRAIN_SECONDS_ANNOTATION,
     DRAIN_SINCE_ANNOTATION,
     REPLACED_BY_ANNOTATION,
 )
-from baton_operator.state.observed import ChildKey, ObservedPod
+from baton_operator.state.observed import ObservedPod
 from baton_operator.timestamps import stamp
 
 COST_ANNOTATION = "controller.kubernetes.io/pod-deletion-cost"

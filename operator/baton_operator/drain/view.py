@@ -18,11 +18,11 @@ from baton_operator.builders.pool import Pool
 from baton_operator.builders.store_access import managed_store
 from baton_operator.drain.marks import Leave
 from baton_operator.drain.victims import Reports
-from baton_operator.kube.kinds import key_of
+from baton_operator.kube.kinds import ChildKey, key_of
 from baton_operator.names import COMPONENT_LABEL, REVISION_LABEL
 from baton_operator.rollout.goal import OldGoal
 from baton_operator.state.cache import Child, PoolKey, pods_of
-from baton_operator.state.observed import ChildKey, Observed, ObservedPod
+from baton_operator.state.observed import Observed, ObservedPod
 from baton_protocol.store import ROLES, Kind, Role, kind_of
 
 

@@ -24,8 +24,7 @@ import aiohttp
 import msgspec
 from kubernetes.aio.client import ApiClient, Configuration
 
-from baton_operator.kube.kinds import Kind, kind_of
-from baton_operator.state.observed import ChildKey
+from baton_operator.kube.kinds import ChildKey, Kind, kind_of
 
 logger = logging.getLogger(__name__)
 

@@ -9,9 +9,7 @@ from typing import Any
 
 import msgspec
 
-from baton_operator.builders.pool import API_VERSION, KIND
-from baton_operator.builders.scalers import SCALER_KIND
-from baton_operator.state.observed import ChildKey
+from baton_operator.names import API_VERSION, POOL_KIND, SCALER_KIND
 
 
 class Kind(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,7 +39,7 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
         return f"{root}{where}/{self.plural}" + (f"/{name}" if name else "")
 
 
-POOL = Kind(api_version=API_VERSION, kind=KIND, plural="inferencepools", made=False)
+POOL = Kind(api_version=API_VERSION, kind=POOL_KIND, plural="inferencepools", made=False)
 POOL_SCALER = Kind(api_version=API_VERSION, kind=SCALER_KIND, plural="poolscalers", optional=True)
 # The right to list or watch Secrets is the right to read all of them: RBAC knows no labels, and no
 # right to metadata alone.
@@ -80,3 +78,12 @@ def kind_of(body: Any) -> Kind:
 def key_of(body: dict[str, Any]) -> ChildKey:
     metadata = body["metadata"]
     return ChildKey(body["apiVersion"], body["kind"], metadata["namespace"], metadata["name"])
+
+
+class ChildKey(msgspec.Struct, frozen=True, order=True):
+    """One object. `api_version` and `kind` as in a manifest."""
+
+    api_version: str
+    kind: str
+    namespace: str
+    name: str

@@ -15,8 +15,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from baton_operator.kube.client import Api, ApiError, Body, Conflict
-from baton_operator.kube.kinds import LEASE
-from baton_operator.state.observed import ChildKey
+from baton_operator.kube.kinds import LEASE, ChildKey
 
 logger = logging.getLogger(__name__)
 

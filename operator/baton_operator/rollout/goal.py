@@ -15,12 +15,12 @@ import msgspec
 from baton_operator.builders import Manifest
 from baton_operator.builders.gpus import gpus_of_pod
 from baton_operator.builders.pool import Pool
-from baton_operator.controller.diff import has_served
+from baton_operator.kube.kinds import ChildKey
 from baton_operator.names import COMPONENT_LABEL, REVISION_LABEL
 from baton_operator.rollout.records import OldNodes, RoleNodes, Targets
 from baton_operator.rollout.targets import targets
-from baton_operator.state.cache import Child, pods_of
-from baton_operator.state.observed import ChildKey, ObservedPod, Roll
+from baton_operator.state.cache import Child, has_served, pods_of
+from baton_operator.state.observed import ObservedPod, Roll
 from baton_protocol.store import ROLES, Role
 
 # An old node that is not ready for so long holds nothing any more: its GPUs are worth more.

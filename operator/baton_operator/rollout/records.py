@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from baton_operator.kube.kinds import ChildKey
 from baton_protocol.store import Role
 
 
@@ -62,3 +63,12 @@ class Targets(msgspec.Struct, frozen=True, kw_only=True):
     rolling: bool
     needed_gpus: int
     held_gpus: int
+
+
+class Lower(msgspec.Struct, frozen=True, kw_only=True):
+    """A Deployment of an older revision gets fewer replicas, if it is the one of `version`."""
+
+    key: ChildKey
+    uid: str
+    version: int
+    replicas: int

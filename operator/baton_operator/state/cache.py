@@ -14,11 +14,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from baton_operator.builders.scalers import SCALER_KIND
-from baton_operator.kube.kinds import POOL, Kind, key_of
-from baton_operator.names import COMPONENT_LABEL, POOL_LABEL, REVISION_LABEL
+from baton_operator.kube.kinds import POOL, ChildKey, Kind, key_of
+from baton_operator.names import COMPONENT_LABEL, POOL_LABEL, REVISION_LABEL, SCALER_KIND
 from baton_operator.state.observed import (
-    ChildKey,
     ObservedPod,
     ObservedRoute,
     ObservedScaler,
@@ -289,3 +287,9 @@ def _version(body: Body) -> int:
 def _pool_of(body: Body) -> PoolKey:
     metadata = body["metadata"]
     return PoolKey(metadata["namespace"], metadata.get("labels", {}).get(POOL_LABEL, ""))
+
+
+def has_served(child: Child, pods: Iterable[ObservedPod]) -> bool:
+    """Whether a Deployment's nodes were ever ready."""
+    ready = child.workload.ready if child.workload is not None else 0
+    return child.proven or ready > 0 or any(pod.ready for pod in pods)

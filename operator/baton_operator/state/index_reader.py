@@ -26,12 +26,11 @@ import msgspec
 from baton_kvstore.connection.endpoint import parse_endpoint, with_login
 from baton_kvstore.errors import StoreError
 from baton_kvstore.index.registry import Registry
-from baton_operator.api.status import PoolStatus
+from baton_operator.api.status import READY, PoolStatus
 from baton_operator.builders.pool import Pool
 from baton_operator.builders.store_access import store_settings
 from baton_operator.kube.egress import Address, AddressRefused, Network, allowed, look_up
 from baton_operator.state.observed import Observed
-from baton_operator.status.conditions import READY
 from baton_protocol.store import ROLES, FetchReport, NodeReport, RouterReport
 
 logger = logging.getLogger(__name__)
@@ -90,7 +89,7 @@ def pause_s(pool: Pool, observed: Observed, status: PoolStatus | None) -> float 
         return planned
     if any(pod.fetch == "running" for pod in nodes):
         return FETCHING_S
-    ready = status.condition(READY.name) if status is not None else None
+    ready = status.condition(READY) if status is not None else None
     settled = ready is not None and ready.status == "True"
     return STEADY_S if status is not None and settled and status.fingerprint else UNSETTLED_S
 

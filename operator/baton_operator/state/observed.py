@@ -16,6 +16,7 @@ from baton_operator.api.autoscaling import PlannedMode
 from baton_operator.builders.gpus import gpus_of_pod
 from baton_operator.builders.model import FETCH
 from baton_operator.builders.router import WAKE_WAIT
+from baton_operator.kube.kinds import ChildKey
 from baton_operator.names import (
     COMPONENT_LABEL,
     DRAIN_REASON_ANNOTATION,
@@ -33,15 +34,6 @@ Fetch = Literal["", "waiting", "running", "done"]
 # unplaced: on no cluster node yet. pending: its containers are not all made. over: it has ended,
 # and its controller counts it no more.
 Stage = Literal["unplaced", "pending", "running", "over"]
-
-
-class ChildKey(msgspec.Struct, frozen=True, order=True):
-    """One object. `api_version` and `kind` as in a manifest."""
-
-    api_version: str
-    kind: str
-    namespace: str
-    name: str
 
 
 class ObservedWorkload(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,12 +13,10 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from baton_operator.controller.queue import WorkQueue
 from baton_operator.kube.client import Api, ApiError, Body, Refused, TooManyRequests, Unavailable
-from baton_operator.kube.kinds import POOL, WATCHED, Kind
+from baton_operator.kube.kinds import POOL, WATCHED, ChildKey, Kind
 from baton_operator.names import POOL_LABEL
 from baton_operator.state.cache import Cache, PoolKey, keys_of
-from baton_operator.state.observed import ChildKey
 
 logger = logging.getLogger(__name__)
 
@@ -36,20 +34,21 @@ class KindInstalled(Exception):
 
 
 class Resync:
-    """One event loop's. `namespaces` is empty for all."""
+    """One event loop's. `namespaces` is empty for all. `look` is told of each pool, and in how many
+    seconds it is to be looked at."""
 
     def __init__(
         self,
         api: Api,
         cache: Cache,
-        queue: WorkQueue[PoolKey],
+        look: Callable[[PoolKey, float], None],
         namespaces: Sequence[str],
         clock: Callable[[], float],
         period_s: float = PERIOD_S,
     ) -> None:
         self._api = api
         self._cache = cache
-        self._queue = queue
+        self._look = look
         self._namespaces = tuple(namespaces) or (None,)
         self._clock = clock
         self._period_s = period_s
@@ -122,7 +121,7 @@ class Resync:
         while True:
             await self._until_due(self._clock() + self._period_s * random.uniform(0.9, 1.1))
             for key in self._cache.pools():
-                self._queue.add(key, random.uniform(0, self._period_s / 2))
+                self._look(key, random.uniform(0, self._period_s / 2))
             await self._compare({*WATCHED, POOL})
 
     async def _until_due(self, due: float) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from baton_operator.api.status import READY as READY_TYPE
 from baton_operator.status.reasons import MODEL_FETCH_FAILING, POD_PROBLEMS, Reason
 from baton_operator.status.reasons import false as _false
 from baton_operator.status.reasons import true as _true
@@ -190,7 +191,7 @@ NO_DECODE_NODE = _false(
 )
 
 READY = Kind(
-    name="Ready",
+    name=READY_TYPE,
     absent="never",
     says="the pool is as its spec says, and all of it works",
     source="all conditions but Updated, RolloutBlocked, Scaled and Serving: their first problem,"

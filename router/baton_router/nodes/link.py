@@ -14,7 +14,7 @@ costs no token: what its frame says of requests is used, and what was known of t
 
 What a node does not read is bounded: where more than `max_unsent_bytes` wait and become no fewer,
 its link is given up as a broken one, and a new one resynchronises both; all jobs sent again at once
-may be more, of a node that reads. A node does the same with a router (see `baton_node.server.links`).
+may be more, of a node that reads. A node does the same with a router (`baton_node.server.links`).
 """
 
 from __future__ import annotations

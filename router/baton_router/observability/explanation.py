@@ -29,7 +29,7 @@ def explanation(trail: Trail, status: int | None, now: float) -> Json:
     answer = trail.answer
     flights = answer.flights if answer is not None else ()
     usage = answer.usage() if answer is not None else None
-    ttft_s = answer.watch.ttft_s if answer is not None else None
+    ttft_s = answer.ttft_s if answer is not None else None
     return {
         "id": trail.id,
         "client_request_id": trail.client_id or None,

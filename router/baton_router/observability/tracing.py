@@ -45,7 +45,7 @@ def _call(trail: Trail, place: Place, status: int, now: float) -> Span:
     if trail.client_id:
         attributes["baton.client_request"] = trail.client_id
     if trail.answer is not None:
-        usage, ttft_s = trail.answer.usage(), trail.answer.watch.ttft_s
+        usage, ttft_s = trail.answer.usage(), trail.answer.ttft_s
         flight = trail.answer.flights[0]
         attributes |= {
             "baton.attempts": max(one.record.attempt for one in trail.answer.flights),

@@ -6,7 +6,7 @@ In: a prepared request, its answer's outbox. Out: the line that tells its client
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from baton_protocol.errors import Unavailable
@@ -14,6 +14,7 @@ from baton_protocol.ids import BlockHash, NodeId, RequestId
 from baton_protocol.request import Request
 from baton_protocol.store import Kind
 from baton_router.nodes.fleet import Serving
+from baton_router.nodes.pool_view import PoolView
 from baton_router.placement.policy import Placement
 from baton_router.requests.actions import Cause
 from baton_router.requests.output_queue import Outbox

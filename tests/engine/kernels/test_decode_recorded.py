@@ -89,8 +89,8 @@ def test_a_line_that_was_anothers_is_padding_in_the_next_step(tiny_model: Folder
 def test_steps_are_recorded_on_cuda_alone_and_not_where_that_is_forbidden(
     enforce_eager: bool, tiny_model: Folders
 ) -> None:
+    from baton_engine.build import ops_for
     from baton_engine.config.model_config import read_config
-    from baton_engine.layers.ops import ops_for
     from baton_engine.layers.parameter import WeightSlots
     from baton_engine.models.registry import build_model
 

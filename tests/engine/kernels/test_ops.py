@@ -11,12 +11,13 @@ import pytest
 import torch
 
 from baton_engine.attention.torch_backend import TorchAttention
+from baton_engine.build import ops_for
 from baton_engine.config.model_config import RopeConfig, read_config
 from baton_engine.interface import Row
 from baton_engine.kv.kv_pool import TorchMemory
-from baton_engine.layers.ops import TORCH_OPS, HeadNorm, Ops, ops_for
+from baton_engine.layers.ops import TORCH_OPS, Ops
 from baton_engine.layers.parameter import WeightSlots
-from baton_engine.layers.rotary import Rope
+from baton_engine.layers.rotary import HeadNorm, Rope
 from baton_engine.models.registry import build_model
 from baton_engine.weights.loader import load_weights
 from baton_protocol.ids import BlockId
@@ -106,8 +107,7 @@ def test_an_engine_that_computes_by_torch_never_loads_triton() -> None:
     """Torch wheels for CPUs bring none."""
     script = """
 import sys
-import baton_engine.build
-from baton_engine.layers.ops import ops_for
+from baton_engine.build import ops_for
 ops_for("torch")
 sys.exit("triton" in sys.modules)
 """

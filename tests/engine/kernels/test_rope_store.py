@@ -10,8 +10,8 @@ import torch
 
 from baton_engine.attention.torch_backend import KVSlots
 from baton_engine.config.model_config import RopeConfig
-from baton_engine.layers.ops import TORCH_OPS, HeadNorm
-from baton_engine.layers.rotary import Rope, RopeTables
+from baton_engine.layers.ops import TORCH_OPS
+from baton_engine.layers.rotary import HeadNorm, Rope, RopeTables
 from baton_engine.layers.triton_rope_store import rotate_store
 from tests.support.engines.kernels import DEVICE, DTYPES, assert_close, can_compute, noise
 

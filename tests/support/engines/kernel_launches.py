@@ -16,11 +16,11 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from baton_engine.attention.triton_backend import TritonAttention
+from baton_engine.build import ops_for
 from baton_engine.config.model_config import RopeConfig
 from baton_engine.interface import Row, Sample
 from baton_engine.kv.kv_pool import TorchMemory
-from baton_engine.layers.ops import HeadNorm, ops_for
-from baton_engine.layers.rotary import Rope
+from baton_engine.layers.rotary import HeadNorm, Rope
 from baton_engine.sampling.metadata import draws_of
 from baton_protocol.ids import BlockId
 from baton_protocol.sampling import SamplingParams

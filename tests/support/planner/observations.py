@@ -15,13 +15,8 @@ from baton_operator.api.status import Condition, PoolStatus
 from baton_operator.builders.nodes import revision_of
 from baton_operator.builders.pool import Pool
 from baton_operator.builders.store_access import managed_store
-from baton_operator.state.observed import (
-    ChildKey,
-    Observed,
-    ObservedPod,
-    ObservedWorkload,
-    Refusal,
-)
+from baton_operator.kube.kinds import ChildKey
+from baton_operator.state.observed import Observed, ObservedPod, ObservedWorkload, Refusal
 from baton_operator.status.derive import derive
 from baton_protocol.ids import Fingerprint, NodeId
 from baton_protocol.store import FetchReport, NodeReport, Role
