@@ -21,7 +21,7 @@ from baton_operator.autoscaling.planner.records import Reason
 from baton_protocol.store import RouterReport
 from tests.cluster.operators import Body, Pool, until
 from tests.cluster.stage import ROLES, Stage
-from tests.operator.test_operator_index import PASSWORD
+from tests.operator.state.test_index_reader import PASSWORD
 
 TELL_S = 0.5
 TTL_S = 5.0

@@ -44,7 +44,7 @@ from tests.cluster.machine.programs import built_programs, say
 from tests.cluster.machine.sweep import free_slot
 from tests.cluster.operators import Operator, Pool, Window, tell
 from tests.cluster.stage import Router, Stage, standing_router
-from tests.operator.test_operator_index import redis_server
+from tests.operator.state.test_index_reader import redis_server
 from tests.support.kubernetes.operator import NAMESPACE, uninstall_operator
 from tests.support.kubernetes.specs import SIM_UP
 from tests.support.needs import needs

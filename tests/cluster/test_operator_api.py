@@ -1,6 +1,6 @@
 """The operator's client against a real API server: what it sends, and how it tells failures.
 
-Without an API server: tests/operator/test_operator_client.py.
+Without an API server: tests/operator/kube/test_client.py.
 """
 
 from __future__ import annotations

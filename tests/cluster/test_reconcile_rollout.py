@@ -139,7 +139,7 @@ def test_without_gpus_for_one_more_of_each_role_it_does_not_begin(stage: Stage) 
     stage.made(new, "decode")
 
 
-@pytest.mark.long  # a minute; tests/operator/test_operator_rollout_look.py has the rule
+@pytest.mark.long  # a minute; tests/operator/rollout/test_goal.py has the rule
 def test_old_nodes_that_are_not_ready_for_long_make_room(stage: Stage) -> None:
     old = stage.begin(3)
     for node in stage.of(old):

@@ -11,7 +11,7 @@ In: events, in any order the world likes. Out: the next state and actions for th
     Announced Ended Reserved Landed Lost FirstKnown Timeout GiveBack Abort
       -> Fetch(chunk)  Admit(runs, chunks)  Release  Forget
 
-What holds whatever the order (tests/node/test_parking.py):
+What holds whatever the order (tests/node/engine/test_fetch_state.py):
   - no fetch without blocks; blocks are released, and handed to the engine, only when no fetch is in
     flight into them, also on abort and timeout;
   - Admit names landed chunks and no others, and comes at most once; after Forget or Admit comes

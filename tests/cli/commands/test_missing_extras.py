@@ -1,0 +1,64 @@
+"""Each command without its extra says in one line what to install.
+
+The child sees Baton's own rooms, Python's library, msgspec (the one dependency without extras)
+and the demo model's package (which no extra brings).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from baton_cli.main import COMMANDS, Command
+from baton_cli.models.demo_model import PACKAGE
+
+pytestmark = pytest.mark.integration
+
+ROOT = Path(__file__).resolve().parents[3]
+ROOMS = [
+    str(path.parent.parent) for path in ROOT.glob("*/*/__init__.py") if "tests" not in path.parts
+]
+# What a command asks for before it imports anything.
+WORDS = {
+    "up": ["--engine=sim"],
+    "router": ["--nodes=http://127.0.0.1:9"],
+    "operator": ["--node-image=n", "--router-image=r", "--redis-image=s"],
+    "generate": ["--model=.", "--prompt=Once"],
+    "bench serve": ["--base-url=http://127.0.0.1:9"],
+    "model fetch": ["hf://org/name", "--to=never"],
+}
+
+
+def bare(command: Command, folder: Path) -> subprocess.CompletedProcess[str]:
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (folder / name).write_text("{}")
+    for package in ("msgspec", PACKAGE):
+        spec = find_spec(package)
+        assert spec is not None
+        assert spec.origin is not None
+        (folder / package).symlink_to(Path(spec.origin).parent)
+    start = f"import sys; sys.path += {[*ROOMS, str(folder)]!r}; from baton_cli.main import main"
+    words = [*command.words.split(), *WORDS.get(command.words, [])]
+    return subprocess.run(
+        [sys.executable, "-S", "-c", f"{start}; sys.exit(main({words!r}))"],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        cwd=folder,
+        env={**os.environ, "XDG_CACHE_HOME": str(folder), "PATH": ""},
+    )
+
+
+@pytest.mark.parametrize(
+    "command", [one for one in COMMANDS if one.extra], ids=lambda command: command.words
+)
+def test_a_command_without_its_extra_names_it_in_one_line(command: Command, tmp_path: Path) -> None:
+    done = bare(command, tmp_path)
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
+    assert f"pip install 'baton-serve[{command.extra}]'" in done.stderr

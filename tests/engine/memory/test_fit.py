@@ -1,0 +1,220 @@
+"""What fits a device, what the error says where nothing does, and that its advice is good."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton_engine.config.model_config import read_config
+from baton_engine.errors import SettingsError
+from baton_engine.memory.estimate import (
+    SPARE_BYTES,
+    Demand,
+    Measured,
+    Room,
+    activation_bytes,
+    blocks_for,
+    fixed_bytes,
+    graph_bytes,
+    pool_bytes,
+    weight_bytes,
+)
+from baton_engine.memory.fit import check_fit, fits, free_blocks, gib, least_length, remedies
+from tests.support.engines.demands import GIB, config_of, demand_of
+
+ROOT = Path(__file__).resolve().parents[3]
+CARD = Room(total=80 * GIB, others=GIB, share=0.9)
+
+
+@st.composite
+def demands(draw: st.DrawFn) -> Demand:
+    """Models from 1 million to 100 billion numbers, on either kind of device."""
+    kv_heads = draw(st.sampled_from([1, 2, 8]))
+    config = config_of(
+        max_positions=draw(st.sampled_from([300, 4096, 131072])),
+        tied=draw(st.booleans()),
+        vocab_size=draw(st.sampled_from([320, 32000, 151936])),
+        hidden_size=draw(st.sampled_from([64, 1024, 8192])),
+        intermediate_size=draw(st.sampled_from([128, 3072, 28672])),
+        num_layers=draw(st.sampled_from([2, 28, 80])),
+        num_kv_heads=kv_heads,
+        num_heads=kv_heads * draw(st.sampled_from([1, 4])),
+        head_dim=draw(st.sampled_from([16, 128])),
+    )
+    pool: dict[str, Any] = draw(
+        st.sampled_from([{}, {}, {"kv_memory": 3 * GIB}, {"kv_blocks": 5000}])
+    )
+    demand = demand_of(
+        config,
+        dtype=draw(st.sampled_from(["float32", "bfloat16"])),
+        device=draw(st.sampled_from(["cpu", "cuda"])),
+        kernels=draw(st.sampled_from(["torch", "triton"])),
+        graphs=draw(st.booleans()),
+        block_size=draw(st.sampled_from([1, 16, 256])),
+        max_batched_tokens=draw(st.integers(1, 20000)),
+        max_num_seqs=draw(st.integers(1, 1024)),
+        **pool,
+    )
+    room = demand.pool_blocks or config.max_positions // demand.layout.block_size
+    lengths = st.integers(1, max(1, min(config.max_positions, room * demand.layout.block_size)))
+    return replace(demand, max_model_len=draw(st.none() | lengths))
+
+
+@st.composite
+def rooms(draw: st.DrawFn) -> Room:
+    total = draw(st.integers(1, 200 * GIB))
+    others = draw(st.just(0) | st.integers(0, total))
+    return Room(total=total, others=others, share=draw(st.sampled_from([0.5, 0.9, 1.0])))
+
+
+def followed(advice: str, demand: Demand, room: Room) -> tuple[Demand, Room]:
+    """What a user who does as the text says would start next."""
+    flag, _, value = advice.partition(" ")
+    if flag == "--dtype":
+        layout = msgspec.structs.replace(demand.layout, dtype=value)
+        return replace(demand, layout=layout), room
+    if flag == "--gpu-memory-utilization":
+        assert 0 < float(value) <= 1
+        return demand, replace(room, share=float(value))
+    if flag == "--kv-memory":
+        return replace(demand, kv_memory=int(value.removesuffix("MiB")) << 20), room
+    if flag == "--enforce-eager":
+        return replace(demand, graphs=False), room
+    if flag.startswith("--"):
+        changes: dict[str, Any] = {flag[2:].replace("-", "_"): int(value)}
+        return replace(demand, **changes), room
+    [size] = re.findall(r"(\d+) GiB", advice)
+    return demand, replace(room, total=int(size) * GIB)
+
+
+def advice_of(message: str) -> list[str]:
+    return message.partition("one of these is enough: ")[2].split(", ")
+
+
+@given(demands(), rooms())
+def test_whoever_follows_any_advice_has_an_engine_that_fits(demand: Demand, room: Room) -> None:
+    try:
+        check_fit(demand, room)
+    except SettingsError as error:
+        message = str(error)
+    else:
+        assert fits(demand, room)
+        return
+    assert not fits(demand, room)
+    assert "\n" not in message
+    for advice in advice_of(message):
+        changed = followed(advice, demand, room)
+        assert changed != (demand, room)
+        assert fits(*changed), advice
+
+
+@given(demands(), rooms())
+def test_a_larger_device_is_always_among_the_ways_and_the_last(demand: Demand, room: Room) -> None:
+    if not fits(demand, room):
+        *flags, device = [each.text for each in remedies(demand, room)]
+        assert re.fullmatch(r"a card with \d+ GiB|\d+ GiB of free memory", device)
+        assert all(each.startswith("--") for each in flags)
+
+
+@given(demands(), rooms())
+def test_the_pool_and_everything_else_stay_within_the_limit(demand: Demand, room: Room) -> None:
+    if demand.pool_blocks is not None or not fits(demand, room):
+        return
+    blocks = free_blocks(demand, room)
+    tokens = blocks * demand.layout.block_size
+    length = demand.max_model_len or min(demand.config.max_positions, tokens)
+    assert blocks >= blocks_for(demand, least_length(demand))
+    assert fixed_bytes(demand, length) + pool_bytes(demand, blocks) <= room.limit
+
+
+def misfit(demand: Demand, room: Room) -> str:
+    with pytest.raises(SettingsError) as caught:
+        check_fit(demand, room)
+    return str(caught.value)
+
+
+def documented(text: str) -> bool:
+    """Whether docs/engine.md says this, however its lines are broken."""
+    return " ".join(text.split()) in " ".join((ROOT / "docs" / "engine.md").read_text().split())
+
+
+def test_the_documented_numbers_of_an_8b_model_are_what_is_reckoned() -> None:
+    config = read_config(ROOT / "benchmarks" / "shapes" / "qwen3-8b")
+    demand = demand_of(config)
+    blocks = free_blocks(demand, CARD)
+    parts = {
+        "limit": CARD.limit,
+        "weights": weight_bytes(demand),
+        "activations": activation_bytes(demand, config.max_positions),
+        "graphs": graph_bytes(demand),
+        "spare": SPARE_BYTES["cuda"],
+        "kv": pool_bytes(demand, blocks),
+    }
+    row = " | ".join(gib(size) for size in parts.values())
+    assert documented(f"| {row} | {blocks:,} blocks of 16 tokens: {blocks * 16:,} tokens |")
+    small = replace(demand, max_model_len=40960)
+    assert documented(misfit(small, replace(CARD, total=24 * GIB)))
+
+
+def test_what_was_measured_counts_instead_of_the_formulas() -> None:
+    estimated = demand_of(max_model_len=4096)
+    measured = replace(estimated, measured=Measured(resident=20 * GIB, step=GIB))
+    blocks = free_blocks(measured, CARD)
+    assert pool_bytes(measured, blocks) <= CARD.limit - fixed_bytes(measured, 4096)
+    assert fixed_bytes(measured, 4096) - fixed_bytes(measured, 16) == 0
+    more = replace(estimated, measured=Measured(resident=21 * GIB, step=GIB))
+    lost = GIB // measured.layout.block_bytes
+    assert blocks - free_blocks(more, CARD) in (lost, lost + 1)
+
+
+def test_the_error_has_the_numbers_and_every_kind_of_advice() -> None:
+    demand = demand_of(dtype="float32", max_model_len=40960, max_batched_tokens=16384)
+    message = misfit(demand, Room(total=40 * GIB, others=GIB, share=0.85))
+    for words in (
+        "weights 30.5",
+        "KV of one sequence of 40960 tokens 11.3",
+        "GiB in float32",
+        "33.0 GiB may be used: --gpu-memory-utilization 0.85, and others hold 1.0 of the card's",
+        "--dtype bfloat16",
+        "a card with",
+    ):
+        assert words in message
+
+
+@pytest.mark.parametrize(
+    ("change", "advice"),
+    [
+        (lambda demand: replace(demand, max_model_len=40960), r"--max-model-len \d+"),
+        (lambda demand: replace(demand, max_batched_tokens=50000), r"--max-batched-tokens \d+"),
+        (lambda demand: replace(demand, max_num_seqs=9000), r"--max-num-seqs \d+"),
+        (lambda demand: replace(demand, kv_memory=20 * GIB), r"--kv-memory \d+MiB"),
+        (lambda demand: replace(demand, kv_blocks=10**6), r"--kv-blocks \d+"),
+    ],
+)
+def test_what_is_too_large_is_told_a_size_that_is_not(
+    change: Callable[[Demand], Demand], advice: str
+) -> None:
+    assert re.search(advice, misfit(change(demand_of()), Room(total=20 * GIB, share=0.99)))
+
+
+def test_a_share_that_is_too_small_is_told_a_larger_one_only_where_that_is_enough() -> None:
+    demand = demand_of(max_model_len=4096)
+    assert "--gpu-memory-utilization 0.44" in misfit(demand, Room(total=40 * GIB, share=0.2))
+    assert "--gpu-memory-utilization 0.9" not in misfit(demand, Room(total=16 * GIB, share=0.2))
+
+
+def test_a_cpu_is_told_of_free_memory_and_of_no_graphics_card() -> None:
+    demand = demand_of(device="cpu", kernels="torch", graphs=False)
+    message = misfit(demand, Room(total=4 * GIB, share=0.9))
+    assert "3.6 of the 4.0 GiB that are free here may be used" in message
+    assert "GiB of free memory" in message
+    assert "gpu" not in message
+    assert "card" not in message

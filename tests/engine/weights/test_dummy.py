@@ -1,0 +1,107 @@
+"""Random weights: in the model's shapes, the same each time, and never taken for a checkpoint."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from baton_engine.build import build_torch
+from baton_engine.config.engine_config import TorchSettings
+from baton_engine.config.model_config import read_config
+from baton_engine.errors import SettingsError
+from baton_engine.layers.parameter import WeightSlots
+from baton_engine.memory.estimate import count_weights
+from baton_engine.models.registry import build_model
+from baton_engine.weights.dummy import fill_slots
+from tests.support.engines.tiny_models import MORE_MODELS, TINY_MODELS, prompt_of
+from tests.support.engines.torch_engines import generate_ids
+from tests.support.needs import needs
+
+SHAPES = Path(__file__).resolve().parents[3] / "benchmarks" / "shapes"
+
+
+def slots_of(folder: Path) -> WeightSlots:
+    slots = WeightSlots(torch.float32, torch.device("cpu"))
+    build_model(read_config(folder), slots)
+    return slots
+
+
+def shape(folder: Path, into: Path) -> Path:
+    """A folder with a model's config alone."""
+    into.mkdir()
+    shutil.copy(folder / "config.json", into)
+    return into
+
+
+@pytest.mark.parametrize("name", [*TINY_MODELS, *MORE_MODELS])
+def test_a_model_s_size_is_known_without_making_it(
+    name: str, tiny_model: Callable[[str], Path]
+) -> None:
+    folder = tiny_model(name)
+    made = sum(view.numel() for view in slots_of(folder).views.values())
+    assert count_weights(read_config(folder)) == made
+
+
+@pytest.mark.parametrize(
+    ("name", "weights"), [("qwen3-0.6b", 596_049_920), ("qwen3-8b", 8_190_735_360)]
+)
+def test_the_shapes_of_the_benchmarks_have_the_published_sizes(name: str, weights: int) -> None:
+    assert count_weights(read_config(SHAPES / name)) == weights
+
+
+def test_norms_are_one_biases_zero_and_the_rest_is_normal(
+    tiny_model: Callable[[str], Path],
+) -> None:
+    slots = slots_of(tiny_model("qwen3-bias-linear-rope"))
+    fill_slots(slots)
+    for name, view in slots.views.items():
+        if name.endswith("norm.weight"):
+            assert (view == 1).all(), name
+        elif name.endswith("bias"):
+            assert (view == 0).all(), name
+        else:
+            assert 0.015 < view.std() < 0.025, name
+            assert view.mean().abs() < 0.005, name
+
+
+def test_the_same_shape_says_the_same_whatever_it_is_called(
+    tmp_path: Path, tiny_model: Callable[[str], Path]
+) -> None:
+    source = tiny_model("qwen3-gqa2")
+    found = []
+    for name in "ab":
+        folder = shape(source, tmp_path / name)
+        settings = TorchSettings(model=folder, load_format="dummy", threads=1, kv_blocks=20)
+        engine = build_torch(settings)
+        found.append((engine.info.fingerprint, generate_ids(engine, [prompt_of(20)])))
+    assert found[0] == found[1]
+
+
+def test_a_format_that_is_unknown_is_said_by_its_flag(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="--load-format pickle is unknown; use auto, dummy"):
+        TorchSettings(model=tmp_path, load_format="pickle").check()
+
+
+@pytest.mark.gpu
+def test_a_gpu_s_cache_leaves_room_for_weights_that_no_file_holds() -> None:
+    needs("gpu")
+    settings = TorchSettings(model=SHAPES / "qwen3-0.6b", load_format="dummy", device="cuda")
+    engine = build_torch(settings)
+    assert engine.info.num_blocks * engine.info.layout.block_bytes > 1 << 30
+    assert len(generate_ids(engine, [prompt_of(20)])[0]) > 0
+
+
+def test_a_dummy_s_kv_is_never_taken_for_the_checkpoint_s(
+    tiny_model: Callable[[str], Path],
+) -> None:
+    folder = tiny_model("qwen3-gqa2")
+    real, dummy = (
+        build_torch(TorchSettings(model=folder, load_format=how, threads=1, kv_blocks=20))
+        for how in ("auto", "dummy")
+    )
+    assert real.info.layout == dummy.info.layout
+    assert real.info.fingerprint != dummy.info.fingerprint

@@ -1,0 +1,22 @@
+"""docs/operations.md has every reason of a decision as the code has it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from baton_operator.autoscaling.planner.reasons import table
+
+PAGE = (Path(__file__).resolve().parents[4] / "docs" / "operations.md").read_text()
+
+
+def test_the_reasons_in_the_document_are_the_generated_ones() -> None:
+    found = re.search(
+        r"^## Why the pool has as many nodes as it has\n(.*?)(?=^## )",
+        PAGE,
+        re.MULTILINE | re.DOTALL,
+    )
+    assert found is not None
+    assert table() in found[1], (
+        "write them anew: python -m baton_operator.autoscaling.planner.reasons"
+    )

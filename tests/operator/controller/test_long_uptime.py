@@ -1,0 +1,173 @@
+"""An operator that idles for a year, or runs for a week, is as it was: by a clock of the tests'
+own. Pools come and go, their indexes fall silent, and nothing of what is over is kept.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+
+from baton_operator.autoscaling.planner.capability.learn import NodeSample, begin, capability, learn
+from baton_operator.autoscaling.planner.demand.queueing import MOST, servers_for
+from baton_operator.controller.index_asker import IndexAsker
+from baton_operator.controller.queue import LONGEST_RETRY_S, Schedule, WorkQueue
+from baton_operator.state.cache import Cache, PoolKey
+from baton_operator.state.index_reader import LOOK_S, IndexReader
+from tests.operator.autoscaling.planner.test_learn import PRIOR, sample
+from tests.operator.autoscaling.test_looks import HEAVY, Operator
+from tests.operator.state.test_cache import pod, pool
+from tests.support.clock import Clock
+from tests.support.growth import WEEK_S, YEAR_S, broken_numbers, grown, sizes
+from tests.support.kubernetes.manifests import sample_pool
+from tests.support.planner.observations import observed, status_of
+
+HOUR_LOOKS = int(3600 / LOOK_S)
+
+
+# --- planner --------------------------------------------------------------------------------------
+
+
+def look_for(operator: Operator, looks: int) -> None:
+    """Load that comes and goes; half of the looks are compared with the other half."""
+    rng, kept = Random(5), []
+    rate = 0.0
+    for number in range(looks):
+        if number % 60 == 0:
+            rate = rng.choice((0.0, 100.0, HEAVY / 4, HEAVY))
+        counts = operator.looks(1, rate)
+        assert all(1 <= count <= 4 for count in counts)
+        if number + 1 in (looks // 2, looks):
+            kept.append(sizes(operator.autoscaler))
+    assert grown(*kept) == {}
+    assert broken_numbers(operator.autoscaler) == []
+
+
+def test_a_planner_that_looks_for_forty_minutes_keeps_no_more_than_its_windows() -> None:
+    look_for(Operator(), HOUR_LOOKS * 2 // 3)
+
+
+@pytest.mark.long
+def test_a_planner_that_looks_for_six_hours_keeps_no_more_than_its_windows() -> None:
+    look_for(Operator(), 6 * HOUR_LOOKS)
+
+
+def test_a_planner_that_was_not_asked_for_a_year_plans_as_at_first() -> None:
+    operator = Operator()
+    operator.looks(16, HEAVY)
+    before = operator.looks(40)
+    operator.seconds += YEAR_S
+    assert operator.silence(1) == before  # stale figures move nothing
+    assert operator.looks(200) == (1, 1)
+    assert operator.looks(16, HEAVY) == (4, 1)
+    assert broken_numbers(operator.autoscaler) == []
+
+
+def test_what_is_learnt_of_a_year_of_samples_is_what_is_true() -> None:
+    """So many that the prior's weight is nothing any more: each makes it 0.5 % less."""
+    random = Random(3)
+    learnt = begin(PRIOR)
+    learnt = replace(learnt, step=replace(learnt.step, prior_weight=0.0))
+    learnt = learn(learnt, (sample(random) for _ in range(2_000)))
+    found = capability(learnt)
+    assert found.prefill_tokens == pytest.approx(20_000.0, rel=0.03)
+    assert found.step_base_s == pytest.approx(0.012, rel=0.2)
+    same = NodeSample(batch=1.0, kv_tokens=0.0, step_s=0.02, prefill_tokens_per_s=1e-9, start_s=1e9)
+    learnt = learn(learnt, [same] * 2_000)
+    found = capability(learnt)
+    figures = (found.prefill_tokens, found.step_base_s, found.step_per_seq_s, found.start_s)
+    assert all(math.isfinite(one) and one >= 0.0 for one in figures)
+    assert broken_numbers(learnt) == []
+
+
+@pytest.mark.parametrize("load", [1e-300, 0.5, 999.9999999999999, 1000.0, 1e6, 1e300])
+def test_any_load_has_a_number_of_servers(load: float) -> None:
+    for wait_s in (0.0, 1e-12, 1e12):
+        assert 1 <= servers_for(load, 1.0, wait_s, 0.95) <= MOST
+
+
+# --- pools that come and go -----------------------------------------------------------------------
+
+
+def test_of_pools_that_are_gone_the_schedule_keeps_nothing() -> None:
+    schedule: Schedule[str] = Schedule(lambda: 0.5)
+    now, looks = 0.0, []
+    for number in range(4_000):
+        name = f"pool-{number}"
+        schedule.add(name, now)
+        for turn in range(5):
+            assert schedule.take(now) == name
+            if turn < 4:
+                delay = schedule.failed(name, now, 0.0, LONGEST_RETRY_S)
+                assert delay <= LONGEST_RETRY_S
+                now += delay
+            else:
+                schedule.done(name)
+        if number in (1_999, 3_999):
+            looks.append(sizes(schedule))
+    assert grown(*looks) == {}
+
+
+def test_a_pool_that_fails_for_a_week_is_tried_each_minute() -> None:
+    schedule: Schedule[str] = Schedule(lambda: 0.0)
+    now, tries, kept = 0.0, 0, []
+    schedule.add("a", now)
+    while now < WEEK_S:
+        assert schedule.take(now) == "a"
+        now += schedule.failed("a", now, 0.0, LONGEST_RETRY_S) + 1e-6
+        tries += 1
+        schedule.add("a", now + LONGEST_RETRY_S)  # and marked meanwhile
+        if tries in (1_000, 10_000):
+            kept.append(sizes(schedule))
+    assert tries > WEEK_S / LONGEST_RETRY_S
+    assert grown(*kept) == {}
+
+
+async def test_of_pools_that_are_gone_the_index_asker_keeps_nothing() -> None:
+    """Also of one whose index nobody was to be asked any more when it went, and of one that took
+    another's name."""
+    clock = Clock()
+    queue: WorkQueue[PoolKey] = WorkQueue(clock)
+    reader = IndexReader(clock, answer_s=0.01)
+    nobody: Any = None  # no login is read
+    asker = IndexAsker(nobody, reader, queue, lambda key: None)
+    looks = []
+    for number in range(60):
+        for uid in (f"first-{number}", f"second-{number}"):
+            store = {"external": {"indexUrl": "redis://127.0.0.1:1", "dataUrls": ["redis://d"]}}
+            one = msgspec.structs.replace(sample_pool("sim", kvStore=store), uid=uid)
+            key = PoolKey(one.namespace, f"pool-{number}")
+            seen = observed(one)
+            asker.follow(key, one, seen, status_of(seen, one))
+            await reader.read(one, seen, status_of(seen, one))
+            without = observed(one, prefill=(), decode=())
+            asker.follow(key, one, without, status_of(without, one))
+        asker.forget(key)
+        if number in (29, 59):
+            looks.append(sizes(asker))
+    reader.close()
+    found = {path for path in grown(*looks) if "_queue" not in path}  # which workers empty
+    assert found == set()
+
+
+def test_of_pools_that_are_gone_the_cache_keeps_nothing() -> None:
+    clock = Clock()
+    cache = Cache(lambda key: None, clock)
+    looks = []
+    for number in range(1_000):
+        body = pool(10 * number, uid=f"pool-{number}")
+        cache.see_pool(body)
+        for turn in range(4):
+            told = pod(10 * number + turn, ready=turn % 2 == 0, uid=f"pod-{number}")
+            child = cache.see_child(told, ours=turn == 1)
+            clock.now += 100.0
+        cache.lose_child(PoolKey("ns", "pool"), child.key, child.uid)
+        cache.lose_pool(PoolKey("ns", "pool"), f"pool-{number}")
+        if number in (499, 999):
+            looks.append(sizes(cache))
+    assert grown(*looks) == {}
+    assert not cache.pools()

@@ -1,0 +1,186 @@
+"""From a pool's children to the replicas of each Deployment, as a roll-out sees them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from baton_operator.builders import Manifest, build_pool
+from baton_operator.builders.deadline import longest_request_s
+from baton_operator.builders.gpus import gpus_of, gpus_of_pod
+from baton_operator.builders.pool import Pool
+from baton_operator.kube.kinds import ChildKey, key_of
+from baton_operator.names import COMPONENT_LABEL, REVISION_LABEL
+from baton_operator.rollout.goal import Goal, goal_of
+from baton_operator.state.cache import Child, read_child
+from tests.operator.controller.test_diff import PROVEN, live, old_nodes
+from tests.support.kubernetes.manifests import sample_pool
+
+# A stamp of a node's clock: nothing is measured by it.
+STAMP = "2026-05-04T11:50:00Z"
+LONG_S, MOMENT_S = 600.0, 30.0  # on the operator's clock, which stood at 0 when all was first seen
+POOL = sample_pool("sim")
+DESIRED = build_pool(POOL)
+Known = dict[ChildKey, Child]
+
+
+def known(*bodies: Manifest) -> Known:
+    return {key_of(body): read_child(body) for body in bodies}
+
+
+def nodes_now() -> list[Manifest]:
+    return [live(one) for one in DESIRED if REVISION_LABEL in one["metadata"]["labels"]]
+
+
+def pod(deployment: Manifest, number: int = 0, **changes: Any) -> Manifest:
+    """A ready one, or as `changes` has its status."""
+    ready = {"type": "Ready", "status": "True", "lastTransitionTime": STAMP}
+    name = f"{deployment['metadata']['name']}-{number}"
+    template = deployment["spec"]["template"]["spec"]
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {**deployment["metadata"], "name": name, "uid": name, "ownerReferences": []},
+        "spec": template,
+        "status": {"phase": "Running", "conditions": [ready]} | changes,
+    }
+
+
+def unready(deployment: Manifest) -> Manifest:
+    not_ready = {"type": "Ready", "status": "False", "lastTransitionTime": STAMP}
+    return pod(deployment, conditions=[not_ready])
+
+
+def goal(*bodies: Manifest, pool: Pool = POOL, now_s: float = LONG_S) -> Goal:
+    return goal_of(pool, build_pool(pool), known(*bodies), now_s)
+
+
+def new(found: Goal) -> dict[str, int]:
+    return {
+        one["metadata"]["labels"][COMPONENT_LABEL]: one["spec"]["replicas"]
+        for one in found.desired
+        if REVISION_LABEL in one["metadata"]["labels"]
+    }
+
+
+def old(found: Goal) -> dict[str, int]:
+    return {one.role: one.replicas for one in found.old}
+
+
+def test_a_new_pool_gets_what_it_wants_at_once() -> None:
+    found = goal()
+    assert list(found.desired) == list(DESIRED)
+    assert not found.old
+    assert not found.roll.rolling
+
+
+def test_old_nodes_stay_beside_the_first_new_ones() -> None:
+    before = old_nodes(**PROVEN)
+    found = goal(*before, *(pod(one) for one in before))
+    assert new(found) == old(found) == {"prefill": 1, "decode": 1}
+    assert found.roll.rolling
+
+
+def test_old_nodes_go_when_the_new_ones_are_ready() -> None:
+    before, now = old_nodes(**PROVEN), nodes_now()
+    found = goal(*before, *now, *(pod(one) for one in (*before, *now)))
+    assert old(found) == {"prefill": 0, "decode": 0}
+
+
+def test_a_new_node_that_is_to_go_does_not_count_as_ready() -> None:
+    before, now = old_nodes(**PROVEN), nodes_now()
+    pods = [pod(one) for one in (*before, *now)]
+    pods[-1]["metadata"]["annotations"] = {"baton.dev/drain-since": STAMP}
+    assert old(goal(*before, *now, *pods)) == {"prefill": 1, "decode": 1}
+
+
+@pytest.mark.parametrize(
+    ("now_s", "kept"),
+    [(LONG_S, {"prefill": 0, "decode": 0}), (MOMENT_S, {"prefill": 1, "decode": 1})],
+    ids=["for long", "since a moment"],
+)
+def test_old_nodes_that_are_not_ready_hold_nothing_after_a_while(
+    now_s: float, kept: dict[str, int]
+) -> None:
+    before = old_nodes(**PROVEN)
+    found = goal(*before, *(unready(one) for one in before), now_s=now_s)
+    assert old(found) == kept
+    assert found.roll.rolling == bool(sum(kept.values()))
+
+
+def test_pods_that_were_never_placed_hold_nothing() -> None:
+    before = old_nodes(**PROVEN)
+    found = goal(*before, *(pod(one, phase="Pending", conditions=[]) for one in before))
+    assert old(found) == {"prefill": 0, "decode": 0}
+
+
+def test_deployments_that_never_served_are_left_to_be_deleted() -> None:
+    before = old_nodes()
+    found = goal(*before, *(unready(one) for one in before), now_s=MOMENT_S)
+    assert not found.old
+    assert not found.roll.rolling
+
+
+def gpu_pool(**spec: Any) -> Pool:
+    node = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
+    return sample_pool("sim", **({"prefill": node, "decode": node} | spec))
+
+
+def gpu_nodes() -> list[Manifest]:
+    pool = gpu_pool()
+    found = [live(one, **PROVEN) for one in build_pool(pool) if is_node(one)]
+    for one in found:
+        one["metadata"]["name"] += "-old"
+        one["metadata"]["labels"] = {**one["metadata"]["labels"], REVISION_LABEL: "old"}
+    return found
+
+
+def is_node(manifest: Manifest) -> bool:
+    return REVISION_LABEL in manifest["metadata"]["labels"]
+
+
+def test_without_gpus_for_one_more_pair_it_does_not_begin_and_says_what_is_missing() -> None:
+    before = gpu_nodes()
+    bodies = (*before, *(pod(one) for one in before))
+    small, enough = gpu_pool(gpuBudget=3), gpu_pool(gpuBudget=4)
+    found = goal(*bodies, pool=small)
+    assert new(found) == {"prefill": 0, "decode": 0}
+    assert old(found) == {"prefill": 1, "decode": 1}
+    assert found.roll.no_room == (
+        "4 GPUs are needed for old and new nodes beside each other, 2 are held, and gpuBudget is 3"
+    )
+    found = goal(*bodies, pool=enough)
+    assert new(found) == {"prefill": 1, "decode": 1}
+    assert found.roll.no_room == ""
+
+
+def test_roles_that_the_budget_keeps_small_are_named() -> None:
+    spec = {"replicas": 3, "resources": {"limits": {"nvidia.com/gpu": 2}}}
+    found = goal(pool=gpu_pool(decode=spec, gpuBudget=5))
+    assert new(found) == {"prefill": 1, "decode": 2}
+    assert found.roll.short == ("decode",)
+
+
+def test_gpus_are_those_among_the_limits_of_all_containers() -> None:
+    assert gpus_of({"cpu": 4, "memory": "1Gi", "nvidia.com/mig-1g.5gb": "2", "amd.com/gpu": 1}) == 3
+    limits = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
+    assert gpus_of_pod({"containers": [limits, {}, limits]}) == 2
+    assert gpus_of_pod({}) == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "seconds"),
+    [
+        ((), 600),
+        (("--keepalive=5",), 600),
+        (("--request-timeout=90",), 90),
+        (("--request-timeout=90", "--request-timeout=0.5"), 1),
+        (("--request-timeout=soon",), 600),
+        (("--request-timeout=inf",), 600),
+    ],
+)
+def test_the_longest_request_is_as_long_as_the_routers_are_told(
+    flags: tuple[str, ...], seconds: int
+) -> None:
+    assert longest_request_s(flags) == seconds

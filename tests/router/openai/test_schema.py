@@ -1,0 +1,176 @@
+"""The served document says what the parsers do: each field, each bound, each route."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import pytest
+
+from baton_protocol.errors import InvalidRequest
+from baton_router.http.app import build_app
+from baton_router.http.drain import read_drain
+from baton_router.http.openapi import BODIES, OPERATIONS, document
+from baton_router.openai.body_reader import Fields
+from baton_router.openai.chat import ChatCall
+from baton_router.openai.completions import CompletionCall
+from baton_router.openai.sampling_params import MAX_TOKENS_NAMES, check_alone
+from tests.router.openai.schema_edges import edges
+from tests.support.nodes.fake_node import FakeNode
+
+MOST = (1 << 63) - 1
+NEEDED: dict[str, dict[str, Any]] = {
+    "ChatRequest": {"messages": [{"role": "user", "content": "x"}]},
+    "CompletionRequest": {"prompt": "x"},
+    "DrainRequest": {},
+}
+# With what else a field may have any value that it may have at all.
+BESIDE: dict[str, dict[str, Any]] = {
+    "min_tokens": {"max_tokens": MOST},
+    "top_logprobs": {"logprobs": True},
+    "stream_options": {"stream": True},
+}
+
+
+def read_generation(parse: Callable[[Fields], Any]) -> Callable[[Fields], object]:
+    def read(fields: Fields) -> None:
+        call = parse(fields)
+        check_alone(call.sampling, call.default_max_tokens)
+
+    return read
+
+
+READERS: dict[str, Callable[[Fields], object]] = {
+    "ChatRequest": read_generation(ChatCall.read),
+    "CompletionRequest": read_generation(CompletionCall.read),
+    "DrainRequest": read_drain,
+}
+
+
+def fields_of_bodies() -> Iterator[tuple[str, str]]:
+    """All but messages and prompts: those have more than one bound."""
+    for body, schema in BODIES.items():
+        for field in schema["properties"]:
+            if field not in NEEDED[body]:
+                yield body, field
+
+
+class Watched(dict[str, Any]):
+    """A body that remembers which fields were looked at."""
+
+    def __init__(self, body: dict[str, Any]) -> None:
+        super().__init__(body)
+        self.seen: set[str] = set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.seen.add(key)
+        return super().get(key, default)
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_the_document_has_each_field_that_is_read_and_no_other(name: str) -> None:
+    seen: set[str] = set()
+    variants: list[dict[str, Any]] = [{}]
+    if name != "DrainRequest":
+        variants += [{"max_completion_tokens": 5}, {"stream": True, "n": 2, "logprobs": None}]
+    for more in variants:
+        body = Watched(NEEDED[name] | more)
+        READERS[name](Fields(body))
+        seen |= body.seen
+    assert seen == set(BODIES[name]["properties"])
+    assert all(BODIES[name]["properties"].values())
+    assert BODIES[name].get("required", []) == list(NEEDED[name])
+
+
+@pytest.mark.parametrize(("name", "field"), list(fields_of_bodies()))
+def test_a_value_beside_a_bound_is_refused_by_name_and_one_at_it_is_not(
+    name: str, field: str
+) -> None:
+    def read(value: Any) -> None:
+        beside = {"n": value} if field == "best_of" else BESIDE.get(field, {})
+        if name == "CompletionRequest" and field in MAX_TOKENS_NAMES and value == 0:
+            beside = {"echo": True}
+        READERS[name](Fields(NEEDED[name] | beside | {field: value}))
+
+    schema = BODIES[name]["properties"][field]
+    tried = list(edges(schema))
+    for value, allowed in tried:
+        assert jsonschema_rs.is_valid(schema, value) == allowed, value
+        if allowed:
+            read(value)
+            continue
+        with pytest.raises(InvalidRequest) as caught:
+            read(value)
+        named = caught.value.param or ""
+        assert re.split(r"[.\[]", named)[0] in (field, *INNER.get(field, ())), value
+    assert True in {allowed for _, allowed in tried}
+
+
+# Members that are named without what they are in.
+INNER = {"stream_options": ("include_usage", "continuous_usage_stats"), "best_of": ("n",)}
+
+
+def test_numbers_and_lists_are_bounded_on_both_sides() -> None:
+    for name, field in fields_of_bodies():
+        schema = BODIES[name]["properties"][field]
+        kinds = schema.get("type", [])
+        if "integer" in kinds or ("number" in kinds and field != "deadline_s"):
+            assert {"minimum", "exclusiveMinimum"} & set(schema), field
+            assert "maximum" in schema, field
+        if "array" in kinds:
+            assert "maxItems" in schema, field
+
+
+@pytest.mark.integration
+async def test_each_route_is_described_and_each_description_has_its_route(
+    running: Any, decode: FakeNode
+) -> None:
+    async with running(decode) as client:
+        app = build_app(client.router.api)
+        status, served, _ = await client.get("/openapi.json")
+    routes = {
+        (route.method, route.resource.canonical)
+        for route in app.router.routes()
+        if route.resource is not None and route.method != "HEAD"
+    }
+    assert routes == {(one.method, one.path) for one in OPERATIONS}
+    assert (status, served) == (200, document())
+    names = [one.name for one in OPERATIONS]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.integration
+async def test_a_router_with_keys_asks_for_one_exactly_where_the_document_says(
+    running: Any, decode: FakeNode, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("acme sk-key-of-acme\n")
+    asks: dict[str, bool] = {}
+    async with running(decode, api_keys=str(keys)) as client:
+        for one in OPERATIONS:
+            url = client.url + re.sub(r"{\w+}", "x", one.path)
+            async with client.session.request(one.method, url) as response:
+                asks[one.name] = response.status == 401
+    told = {one.name: one.json()["security"] for one in OPERATIONS}
+    assert told == {name: [{"key": []}, {}] if asked else [] for name, asked in asks.items()}
+    assert set(asks.values()) == {True, False}
+
+
+def test_each_reference_leads_somewhere_and_each_schema_is_one() -> None:
+    told = document()
+    schemas = told["components"]["schemas"]
+    text = str(told)
+    assert set(re.findall(r"#/components/schemas/(\w+)", text)) <= set(schemas)
+    for name, schema in schemas.items():
+        jsonschema_rs.meta.validate(schema)
+        assert f"#/components/schemas/{name}" in text, f"{name} is used nowhere"
+
+
+def test_each_status_of_the_document_is_in_the_docs() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "api.md").read_text()
+    table = page[page.index("\n## Errors") : page.index("\n## Metrics")]
+    told = {status for one in OPERATIONS for status in one.json()["responses"]} - {"200"}
+    assert {status for status in told if not re.search(rf"\b{status}\b", table)} == set()

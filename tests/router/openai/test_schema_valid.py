@@ -1,0 +1,194 @@
+"""What the document calls valid is not refused as malformed, whatever its fields hold together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jsonschema_rs
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from baton_protocol.errors import InvalidRequest
+from baton_router.http.openapi import BODIES
+from baton_router.openai.body_reader import Fields
+from tests.router.openai.test_schema import NEEDED, READERS
+
+Json = dict[str, Any]
+# What JSON Schema cannot say, since it compares two numbers, or what would be one rule more than
+# the tools that read it can combine. The document says it in words.
+IN_WORDS = {
+    "min_tokens": "min_tokens is at most what max_tokens is, or is by default",
+    "best_of": "best_of is what n is",
+}
+OF_CHATS = {
+    "continue_final_message": (
+        "continue_final_message and add_generation_prompt are not both true"
+    ),
+    "documents": "documents do not stand in chat_template_kwargs too",
+}
+TEXT = st.text(st.characters(codec="utf-8"), max_size=5)
+ANYTHING: st.SearchStrategy[Any] = (
+    st.none() | st.booleans() | st.integers(-5, 5) | TEXT | st.just([]) | st.just({})
+)
+
+
+def values(schema: Mapping[str, Any]) -> st.SearchStrategy[Any]:
+    """Mostly values that the schema allows; what it does not is left out later."""
+    if "enum" in schema:
+        return st.sampled_from(schema["enum"])
+    if "const" in schema:
+        return st.just(schema["const"])
+    if "anyOf" in schema:
+        rest = {name: value for name, value in schema.items() if name != "anyOf"}
+        return st.one_of([values({**rest, **branch}) for branch in schema["anyOf"]])
+    kinds = schema.get("type", ["object"] if "properties" in schema else [])
+    kinds = [kinds] if isinstance(kinds, str) else kinds
+    return st.one_of([of_kind(kind, schema) for kind in kinds]) if kinds else ANYTHING
+
+
+def of_kind(kind: str, schema: Mapping[str, Any]) -> st.SearchStrategy[Any]:
+    low, high = schema.get("minimum"), schema.get("maximum")
+    match kind:
+        case "null":
+            return st.none()
+        case "boolean":
+            return st.booleans()
+        case "integer":
+            near = [value for value in (low, high, 1, 2) if value is not None]
+            whole = st.integers(low, high) | st.sampled_from(near)
+            return whole | whole.filter(lambda value: abs(value) < 1 << 53).map(float)
+        case "number":
+            least = low if low is not None else schema.get("exclusiveMinimum", -1e9)
+            most = high if high is not None else 1e9
+            return st.floats(least, most) | st.integers(int(least), int(most))
+        case "string":
+            return TEXT | st.just("x" * min(schema.get("maxLength", 9), 5000))
+        case "array":
+            least, most = schema.get("minItems", 0), min(schema.get("maxItems", 4), 4)
+            return st.lists(values(schema["items"]), min_size=least, max_size=most)
+        case "object":
+            return objects(schema)
+    raise AssertionError(kind)
+
+
+def objects(schema: Mapping[str, Any]) -> st.SearchStrategy[Json]:
+    properties = schema.get("properties", {})
+    needed = set(schema.get("required", ()))
+    known = st.fixed_dictionaries(
+        {name: values(one) for name, one in properties.items() if name in needed},
+        optional={name: values(one) for name, one in properties.items() if name not in needed},
+    )
+    more: st.SearchStrategy[Json] = st.dictionaries(TEXT, ANYTHING, max_size=2)
+    for inner in schema.get("patternProperties", {}).values():
+        more = st.dictionaries(st.integers(0, 9999).map(str), values(inner), max_size=2)
+    if schema.get("additionalProperties"):
+        more = st.dictionaries(TEXT, values(schema["additionalProperties"]), max_size=2)
+    return st.tuples(more, known).map(lambda pair: pair[0] | pair[1])
+
+
+def some_fields(name: str) -> st.SearchStrategy[Json]:
+    """Few fields at a time, so that most bodies keep the rules, and pairs of fields do meet."""
+    properties = BODIES[name]["properties"]
+    chosen = st.lists(st.sampled_from(sorted(properties)), max_size=6, unique=True)
+    return chosen.flatmap(
+        lambda names: objects(
+            {
+                "properties": {one: properties[one] for one in {*names, *NEEDED[name]}},
+                "required": list(NEEDED[name]),
+            }
+        )
+    )
+
+
+def refusal(name: str, body: Json) -> InvalidRequest | None:
+    try:
+        READERS[name](Fields(body))
+    except InvalidRequest as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize("count", [60, pytest.param(800, marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", BODIES)
+def test_a_body_that_the_document_allows_is_not_refused_as_malformed(name: str, count: int) -> None:
+    validator = jsonschema_rs.validator_for(BODIES[name])
+    tried = 0
+
+    @given(some_fields(name).filter(validator.is_valid))
+    @settings(
+        max_examples=count,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
+        database=None,
+    )
+    def check(body: Json) -> None:
+        nonlocal tried
+        tried += 1
+        refused = refusal(name, body)
+        assert refused is None or refused.param in IN_WORDS | OF_CHATS, (refused.message, body)
+
+    check()
+    assert tried > count // 2
+
+
+@pytest.mark.parametrize("name", ["ChatRequest", "CompletionRequest"])
+def test_what_no_schema_can_say_the_document_says_in_words(name: str) -> None:
+    told = {rule["description"] for rule in BODIES[name]["allOf"] if "description" in rule}
+    known = IN_WORDS | (OF_CHATS if name == "ChatRequest" else {})
+    assert told == set(known.values())
+
+
+CASES: list[tuple[str, Json, bool]] = [
+    ("ChatRequest", {"stream_options": {}}, True),
+    ("ChatRequest", {"stream_options": {}, "stream": False}, True),
+    ("CompletionRequest", {"stream_options": {}, "stream": False}, True),
+    ("ChatRequest", {"stream_options": {"include_usage": False}}, False),
+    ("ChatRequest", {"stream_options": {"include_usage": True}, "stream": True}, True),
+    ("ChatRequest", {"top_logprobs": 0}, True),
+    ("ChatRequest", {"top_logprobs": 1}, False),
+    ("ChatRequest", {"top_logprobs": 1, "logprobs": True}, True),
+    ("ChatRequest", {"detokenize": False}, False),
+    ("ChatRequest", {"detokenize": False, "return_token_ids": True}, True),
+    ("ChatRequest", {"detokenize": False, "return_token_ids": True, "stop": "x"}, False),
+    ("ChatRequest", {"detokenize": False, "return_token_ids": True, "stop": []}, True),
+    ("ChatRequest", {"prompt_logprobs": 0, "stream": True}, False),
+    ("ChatRequest", {"prompt_logprobs": None, "stream": True}, True),
+    ("CompletionRequest", {"max_tokens": 0}, False),
+    ("CompletionRequest", {"max_tokens": 0, "echo": True}, True),
+    ("CompletionRequest", {"max_tokens": 0, "max_completion_tokens": 1}, False),
+    ("CompletionRequest", {"max_tokens": "x", "max_completion_tokens": 1}, False),
+    ("CompletionRequest", {"prompt": [16.0, 1]}, True),
+    ("CompletionRequest", {"prompt": [[16.0], [1]]}, True),
+    ("CompletionRequest", {"prompt": [16.5]}, False),
+    ("CompletionRequest", {"stop_token_ids": [16.0]}, True),
+    ("ChatRequest", {"chat_template_kwargs": {"tokenize": True}}, False),
+    ("ChatRequest", {"chat_template_kwargs": {"enable_thinking": True}}, True),
+    ("ChatRequest", {"documents": None, "chat_template_kwargs": {"documents": []}}, True),
+    ("ChatRequest", {"documents": [{"title": "x"}], "chat_template_kwargs": {}}, True),
+    ("ChatRequest", {"documents": ["x"]}, False),
+    ("ChatRequest", {"continue_final_message": True}, True),
+    ("CompletionRequest", {"truncate_prompt_tokens": -1}, True),
+    ("CompletionRequest", {"truncate_prompt_tokens": -2}, False),
+    ("CompletionRequest", {"nobody_knows_this": 1}, False),
+    ("CompletionRequest", {"nobody_knows_this": None}, True),
+    ("ChatRequest", {"stream": True, "stream_options": {"include_usages": True}}, False),
+    ("ChatRequest", {"messages": [{"role": "user", "content": "x", "contents": "y"}]}, False),
+    ("ChatRequest", {"messages": [{"role": "user", "content": "x", "name": "y"}]}, True),
+    ("DrainRequest", {"reason": "x" * 201}, False),
+    ("DrainRequest", {"reason": "two\nlines"}, False),
+    ("DrainRequest", {"reason": "Stra\u00dfe, \u00a0\u65e5"}, True),
+    ("DrainRequest", {"replaced_by": "A"}, False),
+    ("DrainRequest", {"replaced_by": "a-1"}, True),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "valid"), CASES)
+def test_document_and_parser_agree_about_fields_that_depend_on_each_other(
+    name: str, changes: Json, valid: bool
+) -> None:
+    body = NEEDED[name] | changes
+    assert jsonschema_rs.validator_for(BODIES[name]).is_valid(body) == valid
+    assert (refusal(name, body) is None) == valid
