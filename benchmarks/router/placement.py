@@ -31,8 +31,8 @@ from baton_protocol.store import NodeLoad, Role, Speeds
 from baton_router.nodes.pool_view import PoolView
 from baton_router.nodes.prefix_index import ENTRY_BYTES, SCRUB_AT, ChunkIndex
 from baton_router.placement.policy import Policy
-from baton_router.requests.in_flight import Flight
-from baton_router.requests.placer import Places
+from baton_router.requests.in_flight import InFlightRequest
+from baton_router.requests.placer import Placer
 from baton_router.requests.tokenize import _chunk_names
 from benchmarks.support.figures import Verdict, at_most, exit_code, machine, percentile, spread
 from benchmarks.support.router.placement_pool import flight, kind, layout, no_store, report
@@ -79,7 +79,7 @@ def fill(view: PoolView, nodes: list[NodeId], stored: tuple[BlockHash, ...]) -> 
 
 def conversations(
     view: PoolView, chunk_blocks: int, count: int, rng: random.Random
-) -> list[tuple[Flight, list[bool]]]:
+) -> list[tuple[InFlightRequest, list[bool]]]:
     shape = layout(chunk_blocks)
     total = TOKENS // shape.chunk_tokens
     shared = names(total // 8, rng)
@@ -98,7 +98,7 @@ def conversations(
 
 
 def find_us(
-    places: Places, asked: list[tuple[Flight, list[bool]]], clock: Callable[[], float]
+    places: Placer, asked: list[tuple[InFlightRequest, list[bool]]], clock: Callable[[], float]
 ) -> list[float]:
     times = []
     for one, stored in asked:
@@ -112,7 +112,7 @@ def finding(chunk_blocks: int, options: argparse.Namespace) -> Verdict:
     rng = random.Random(7)
     view = a_view(chunk_blocks, options.chunks, rng)
     asked = conversations(view, chunk_blocks, options.prompts, rng)
-    places = Places(view, no_store(), Policy(), rng)
+    places = Placer(view, no_store(), Policy(), rng)
     own: list[list[float]] = []
     wall: list[list[float]] = []
     for turn in range(options.passes + 1):

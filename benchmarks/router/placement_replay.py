@@ -26,7 +26,7 @@ from baton_protocol.ids import BlockHash, NodeId
 from baton_protocol.store import NodeLoad, Role
 from baton_router.nodes.pool_view import PoolView
 from baton_router.placement.policy import Placement, Policy
-from baton_router.requests.placer import Places
+from baton_router.requests.placer import Placer
 from baton_router.settings import RANKINGS, Ranking
 from benchmarks.support.figures import Verdict, exit_code, percentile
 from benchmarks.support.router.placement_pool import flight, kind, no_store, report
@@ -94,7 +94,7 @@ class Replay:
         self._time = Timeline()
         self._view = PoolView(lambda: self._time.now, 1_000_000)
         self._store = Chunks(STORE_CHUNKS)
-        self._places = Places(self._view, no_store(), Policy(ranking=ranking), random.Random(1))
+        self._places = Placer(self._view, no_store(), Policy(ranking=ranking), random.Random(1))
         self._nodes: dict[NodeId, Node] = {}
         self._began: dict[str, float] = {}
         self.jobs: list[Job] = []

@@ -46,7 +46,7 @@ class EngineInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class PenaltyCounts:
     """What penalties look at: the prompt's distinct ids, and how often each id was generated. Kept
     up by the engine, read by the runner within the step; a function of the tokens alone."""
 
@@ -55,7 +55,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListedIds:
     """The ids that a request lists, as arrays: made once, so that a runner takes them as they are
     in each step."""
 
@@ -64,7 +64,7 @@ class Listed:
     allowed: array[int] | None
 
     @classmethod
-    def of(cls, params: SamplingParams) -> Listed:
+    def of(cls, params: SamplingParams) -> ListedIds:
         allowed = params.allowed_token_ids
         return cls(
             array("q", (id for id, _ in params.logit_bias)),
@@ -83,8 +83,8 @@ class Sample(msgspec.Struct, frozen=True, gc=False):
     position: int
     params: SamplingParams
     banned: tuple[int, ...] = ()
-    seen: Seen | None = None
-    listed: Listed | None = None
+    seen: PenaltyCounts | None = None
+    listed: ListedIds | None = None
 
 
 class PromptAsk(msgspec.Struct, frozen=True, gc=False):

@@ -21,7 +21,7 @@ from urllib.request import Request, urlopen
 import psutil
 
 from baton_cli.commands.up import reserve_port
-from baton_operator.kube.kinds import CHILDREN, EVENT, HTTP_ROUTE, POD, POOL, Kind
+from baton_operator.kube.kinds import CHILDREN, EVENT, HTTP_ROUTE, POD, POOL, ObjectKind
 from baton_operator.names import API_VERSION, POOL_KIND
 from tests.cluster.fault_proxy import Call, Fault, FaultProxy
 from tests.cluster.machine.client import Kubernetes
@@ -329,7 +329,7 @@ class Pool:
     def _path(self) -> str:
         return POOL.path(self.namespace, self.name)
 
-    def _list(self, kind: Kind, **labels: str) -> list[Body]:
+    def _list(self, kind: ObjectKind, **labels: str) -> list[Body]:
         wanted = {"pool": self.name, **labels}
         try:
             query = ",".join(f"baton.dev/{name}={value}" for name, value in wanted.items())
@@ -343,7 +343,7 @@ class Pool:
         return found
 
 
-def _kind(name: str) -> Kind:
+def _kind(name: str) -> ObjectKind:
     [known] = [one for one in CHILDREN if one.kind == name]
     return known
 

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 import yaml
 
 from baton_operator.builders import build_pool
-from baton_operator.kube.permissions import CLUSTER_RULES, LEASE_RULES, POOL_RULES, Rule
+from baton_operator.kube.permissions import CLUSTER_RULES, LEASE_RULES, POOL_RULES, PermissionRule
 from tests.cluster.machine.client import Kubernetes
 from tests.support.kubernetes.chart import OPERATOR, Manifest, manifests, one_of
 from tests.support.kubernetes.documents import ROOT
@@ -219,7 +219,7 @@ def rules_of(role: Manifest) -> Table:
     return found
 
 
-def as_table(rules: Iterable[Rule]) -> Table:
+def as_table(rules: Iterable[PermissionRule]) -> Table:
     return {(one.group, one.resource, one.names): set(one.verbs) for one in rules}
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from baton_operator.controller.reconcile import SECRET_S, UNREADY_AGAIN_S
-from baton_operator.kube.permissions import CLUSTER_RULES, LEASE_RULES, POOL_RULES, Rule
+from baton_operator.kube.permissions import CLUSTER_RULES, LEASE_RULES, POOL_RULES, PermissionRule
 from tests.cluster.machine.client import Kubernetes
 from tests.cluster.operators import SIM, Operator, Pool, until
 
@@ -18,7 +18,7 @@ SECRET_REPAIR_S = 5 * (SECRET_S + UNREADY_AGAIN_S)
 CHILDREN = 17
 
 
-def rules(given: Sequence[Rule]) -> list[dict[str, Any]]:
+def rules(given: Sequence[PermissionRule]) -> list[dict[str, Any]]:
     return [
         {"apiGroups": [rule.group], "resources": [rule.resource], "verbs": list(rule.verbs)}
         | ({"resourceNames": list(rule.names)} if rule.names else {})
@@ -26,7 +26,9 @@ def rules(given: Sequence[Rule]) -> list[dict[str, Any]]:
     ]
 
 
-def grant(cluster: Kubernetes, namespace: str, given: Sequence[Rule], *, everywhere: bool) -> None:
+def grant(
+    cluster: Kubernetes, namespace: str, given: Sequence[PermissionRule], *, everywhere: bool
+) -> None:
     """To the service account of `namespace`."""
     prefix = "Cluster" if everywhere else ""
     metadata = {"name": f"operator-{namespace}"}

@@ -22,7 +22,7 @@ from baton_protocol.link import Delta
 from baton_protocol.request import PositionLogprobs, Request, TokenLogprob
 from baton_protocol.sampling import SamplingParams
 from baton_router.openai.completions import CompletionCall
-from baton_router.openai.endpoint import Gathered, Head, Usage
+from baton_router.openai.endpoint import ChoiceOutput, Head, Usage
 from baton_text.artifacts import read_artifacts
 from baton_text.detokenizer import TextReader
 from baton_text.logprobs import named
@@ -93,7 +93,7 @@ def ask(body: Any, tokenizer: Tokenizer, answers: list[Ids], moves_at: int) -> t
         continues_prompt=True,
     )
     sent = deltas(tokenizer, request, answers, moves_at)
-    gathered = [Gathered() for _ in answers]
+    gathered = [ChoiceOutput() for _ in answers]
     for delta in sent:
         gathered[delta.choice].add(delta)
     whole = json.loads(call.shape(HEAD, [ids], tokenizer).answer(gathered, USAGE))["choices"]

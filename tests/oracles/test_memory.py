@@ -27,7 +27,7 @@ from baton_engine.layers.parameter import WeightSlots
 from baton_engine.memory.estimate import (
     SPARE_BYTES,
     Measured,
-    Room,
+    MemoryRoom,
     activation_bytes,
     count_weights,
     weight_bytes,
@@ -40,7 +40,7 @@ from baton_protocol.hashing import chunk_hashes, extend_hashes, root_hash
 from baton_protocol.ids import Fingerprint, NodeId
 from baton_protocol.layout import KVLayout
 from baton_protocol.store import Speeds
-from baton_router.placement.cost import Facts, Prices
+from baton_router.placement.cost import NodeCosts, RequestFacts
 from tests.support.engines.demands import demand_of, kv_layout
 from tests.support.nodes.candidates import Candidate, group_of
 
@@ -222,7 +222,7 @@ def test_a_profiling_run_finds_those_55_gib_less_what_is_spare_O_MEM_6c(tmp_path
     (tmp_path / "config.json").write_text(json.dumps(GQA_8B.config()))
     demand = demand_of(read_config(tmp_path), block_size=256, graphs=False)
     found = Measured(resident=14 * GIB, step=1 * GIB)
-    room = Room(total=80 * GIB, others=2 * GIB, share=0.9)
+    room = MemoryRoom(total=80 * GIB, others=2 * GIB, share=0.9)
     spare, padding = SPARE_BYTES["cuda"] // demand.layout.block_bytes, 1
     assert spare == 12
     assert free_blocks(replace(demand, measured=found), room) == 1760 - spare - padding
@@ -234,7 +234,7 @@ def test_a_card_of_24_gb_has_112_tokens_for_each_of_100_users_O_MEM_8(tmp_path: 
     assert demand.layout.token_bytes == 500_000
     rest = 2 * 10**9 - SPARE_BYTES["cuda"]
     found = Measured(resident=weight_bytes(demand), step=rest)
-    blocks = free_blocks(replace(demand, measured=found), Room(total=24 * 10**9, share=0.9))
+    blocks = free_blocks(replace(demand, measured=found), MemoryRoom(total=24 * 10**9, share=0.9))
     tokens = (blocks + 1) * 16  # one block is padding
     assert (tokens, tokens // 100) == (11_200, 112)
 
@@ -243,7 +243,7 @@ def test_weights_of_140_gb_do_not_fit_a_card_of_80_O_MEM_8b(tmp_path: Path) -> N
     demand = demand_of(model_of(tmp_path, 70 * 10**9))
     assert demand.layout.token_bytes == 327_680
     with pytest.raises(SettingsError, match=r"the model does not fit: weights 130\.4 "):
-        check_fit(demand, Room(total=80 * 10**9))
+        check_fit(demand, MemoryRoom(total=80 * 10**9))
 
 
 def test_64_gib_serve_431_requests_of_300_tokens_O_MEM_7d(planned: Planned) -> None:
@@ -326,14 +326,14 @@ def test_a_faster_link_than_this_beats_computing_O_XFR_2(
 ) -> None:
     """The price of a stored prompt falls below that of computing it where the link keeps up."""
     layout, _ = planned(shape)
-    facts = Facts(
+    facts = RequestFacts(
         prompt_tokens=1001,
         chunk_tokens=layout.chunk_tokens,
         chunk_bytes=layout.chunk_bytes,
         stored=(True,) * (1000 // layout.chunk_tokens),
     )
 
-    def price(gigabits: float, facts: Facts = facts) -> float:
+    def price(gigabits: float, facts: RequestFacts = facts) -> float:
         speeds = Speeds(
             prefill_tokens_per_s=tokens_per_s,
             decode_step_ms=1.0,
@@ -341,7 +341,7 @@ def test_a_faster_link_than_this_beats_computing_O_XFR_2(
             get_bytes_per_s=gigabits * 1e9 / 8,
         )
         node = Candidate(node=NodeId("n"), role="decode", speeds=speeds)
-        return float(Prices(facts, group_of([node])).prefill_ms[0])
+        return float(NodeCosts(facts, group_of([node])).prefill_ms[0])
 
     computing = 1000 * 1001 / tokens_per_s
     assert price(0.995 * gigabits) == pytest.approx(computing)

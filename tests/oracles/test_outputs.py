@@ -19,7 +19,7 @@ from baton_protocol.errors import ErrorRecord
 from baton_protocol.ids import RequestId
 from baton_protocol.link import Delta, Deltas, RequestStats, RunJob
 from baton_router.errors import RequestFailed
-from baton_router.requests.output_queue import Outbox
+from baton_router.requests.output_queue import OutputQueue
 from baton_router.server.router import Router
 from baton_router.settings import RouterSettings
 from baton_text.artifacts import TOKENIZER, byte_artifacts
@@ -149,7 +149,7 @@ def text_of(batch: Sequence[tuple[int, Delta]]) -> str:
 
 
 async def test_what_was_put_twice_is_got_at_once_O_OUT_3() -> None:
-    outbox = Outbox(1)
+    outbox = OutputQueue(1)
     outbox.put(0, piece(0, "a"))
     outbox.put(0, piece(1, "b"))
     assert text_of(await outbox.next()) == "ab"
@@ -158,7 +158,7 @@ async def test_what_was_put_twice_is_got_at_once_O_OUT_3() -> None:
 
 
 async def test_a_reader_of_nothing_waits_for_a_put_O_OUT_3c() -> None:
-    outbox = Outbox(1)
+    outbox = OutputQueue(1)
     reading = asyncio.create_task(outbox.next())
     for _ in range(5):
         await asyncio.sleep(0)
@@ -169,7 +169,7 @@ async def test_a_reader_of_nothing_waits_for_a_put_O_OUT_3c() -> None:
 
 
 async def test_an_error_wakes_the_reader_O_OUT_3d() -> None:
-    outbox = Outbox(1)
+    outbox = OutputQueue(1)
     reading = asyncio.create_task(outbox.next())
     await asyncio.sleep(0)
     outbox.fail(ErrorRecord("gone", "engine_error"))
@@ -179,7 +179,7 @@ async def test_an_error_wakes_the_reader_O_OUT_3d() -> None:
 
 
 async def test_what_was_put_before_an_error_is_got_before_it_O_OUT_3d() -> None:
-    outbox = Outbox(1)
+    outbox = OutputQueue(1)
     outbox.put(0, piece(0, "a"))
     outbox.fail(ErrorRecord("gone", "engine_error"))
     assert text_of(await outbox.next()) == "a"

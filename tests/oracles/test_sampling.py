@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from baton_engine.interface import Sample, Sampled, Seen
+from baton_engine.interface import PenaltyCounts, Sample, Sampled
 from baton_engine.sampling.logits_processors import changed_logits
 from baton_engine.sampling.sampler import sample, shaped_logits
 from baton_protocol.sampling import SamplingParams
@@ -40,7 +40,7 @@ def chosen(logits: list[list[float]], *params: SamplingParams) -> list[Sampled]:
 
 def penalised(logit: float, count: int = 3, **params: Any) -> float:
     """The logit of token 1 of three, generated `count` times; the others stay as they are."""
-    seen = Seen(prompt=(), outputs={1: count})
+    seen = PenaltyCounts(prompt=(), outputs={1: count})
     rows = torch.tensor([[0.25, logit, -0.25]])
     [found] = changed_logits(rows, [Sample(0, 9, SamplingParams(**params), seen=seen)]).tolist()
     assert (found[0], found[2]) == (0.25, -0.25)
@@ -161,7 +161,7 @@ def test_penalties_decide_before_a_token_is_chosen_O_SMP_7d() -> None:
     )
     rows = torch.tensor([[2.5, 0.084, -1.0]])
     for outputs, id in (({0: 3}, 1), ({}, 0)):
-        [found] = sample(rows, [0], [Sample(0, 9, params, seen=Seen((), outputs))])
+        [found] = sample(rows, [0], [Sample(0, 9, params, seen=PenaltyCounts((), outputs))])
         assert found.id == id
 
 
@@ -170,7 +170,7 @@ def test_logprobs_are_those_before_any_change_O_SMP_8() -> None:
     changing = SamplingParams(
         temperature=0.5, top_k=1, logprobs=4, frequency_penalty=1.0, logit_bias=((3, 1.0),)
     )
-    seen = Seen(prompt=(), outputs={2: 1})
+    seen = PenaltyCounts(prompt=(), outputs={2: 1})
     [expected] = chosen([FOUR], plain)
     [found] = sample(torch.tensor([FOUR]), [0], [Sample(0, 9, changing, seen=seen)])
     assert expected.logprobs is not None

@@ -16,7 +16,7 @@ import time
 from unittest.mock import patch
 
 from baton_engine.interface import KVMemory
-from baton_node.ipc.engine_socket import SocketPort
+from baton_node.ipc.engine_socket import StreamEngineSocket
 from baton_node.ipc.messages import Step, ToServer
 from baton_node.startup import main
 from baton_node.store.base import ConnectorEvent, Fetched
@@ -55,7 +55,7 @@ class NotingConnector(StoreConnector):
         super().close()
 
 
-class NotingPort(SocketPort):
+class NotingPort(StreamEngineSocket):
     """Notes a token as it is sent."""
 
     def __init__(self, sock: socket.socket) -> None:

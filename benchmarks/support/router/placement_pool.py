@@ -15,10 +15,10 @@ from baton_protocol.sampling import SamplingParams
 from baton_protocol.store import Kind, NodeLoad, NodeReport, Role, Speeds, kind_of
 from baton_router.nodes.fleet import Serving
 from baton_router.nodes.store_lookup import Markers
-from baton_router.requests.in_flight import Flight, Prepared, Ticket
-from baton_router.requests.output_queue import Outbox
+from baton_router.requests.in_flight import InFlightRequest, Prepared, Ticket
+from baton_router.requests.output_queue import OutputQueue
 from baton_router.requests.state import RequestRecord
-from baton_router.requests.timeline import Story
+from baton_router.requests.timeline import Timeline
 
 FINGERPRINT = Fingerprint("b" * 32)
 
@@ -70,7 +70,7 @@ def flight(
     chunks: tuple[BlockHash, ...],
     of: Kind,
     max_tokens: int = 64,
-) -> Flight:
+) -> InFlightRequest:
     params = SamplingParams(max_tokens=max_tokens)
     request = Request(
         id=RequestId(name), attempt=1, prompt_ids=prompt, params=params, outputs=((),)
@@ -78,4 +78,4 @@ def flight(
     serving = cast(Serving, SimpleNamespace(kind=of))  # of a Serving, placement reads the kind
     prepared = Prepared(request, chunks, serving, None, False)
     record = RequestRecord(request)
-    return Flight(record, prepared, Ticket(1), Outbox(1), 0, 0.0, Story(0.0))
+    return InFlightRequest(record, prepared, Ticket(1), OutputQueue(1), 0, 0.0, Timeline(0.0))

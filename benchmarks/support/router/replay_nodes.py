@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from baton_protocol.ids import BlockHash, Epoch
 from baton_protocol.link import CacheEvents, Load
 from baton_protocol.store import NodeLoad, Role, Speeds
-from baton_router.requests.in_flight import Flight
+from baton_router.requests.in_flight import InFlightRequest
 from benchmarks.support.router.placement_pool import layout
 
 SHAPE = layout(8)
@@ -99,7 +99,7 @@ class Chunks:
 class Job:
     """One request. `answer` tokens are generated; `after` are the chunks that exist at its end."""
 
-    flight: Flight
+    flight: InFlightRequest
     arrived: float
     prompt: int
     answer: int

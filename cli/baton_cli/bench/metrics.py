@@ -14,7 +14,7 @@ from itertools import pairwise
 import msgspec
 
 from baton_cli.bench.options import BenchOptions
-from baton_cli.bench.run import Look, Trace
+from baton_cli.bench.run import CacheUse, Trace
 from baton_cli.bench.workload import Workload
 from baton_engine.core.engine_core import EngineCore
 
@@ -161,7 +161,7 @@ def latency_of(traces: Sequence[Trace], workload: Workload, setting: Setting) ->
     )
 
 
-def waste_of(looks: Sequence[Look]) -> float | None:
+def waste_of(looks: Sequence[CacheUse]) -> float | None:
     """Weighted by what was allocated: an almost empty cache counts for little."""
     allocated = sum(look.allocated for look in looks)
     return sum(look.empty for look in looks) / allocated if allocated else None

@@ -20,7 +20,7 @@ LOOK_EVERY = 13
 
 
 @dataclass(slots=True)
-class Live:
+class BenchRequest:
     """One request: when its tokens came, and, until the first of them, how much of its prompt had
     KV in how many blocks."""
 
@@ -32,7 +32,7 @@ class Live:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class BenchStep:
     """When a step ended, in seconds since the start, and what it computed."""
 
     end: float
@@ -41,7 +41,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class CacheUse:
     """The KV cache within a step, in tokens: room that requests hold, and how much of it holds
     nothing. `steady`: no prompt was being computed."""
 
@@ -55,9 +55,9 @@ class Trace:
     """Seconds since the start. Of the prompts, `cached_tokens` came from the prefix cache and
     `host_tokens` from the host tier."""
 
-    lives: dict[RequestId, Live]
-    steps: list[Step] = field(default_factory=list)
-    looks: list[Look] = field(default_factory=list)
+    lives: dict[RequestId, BenchRequest]
+    steps: list[BenchStep] = field(default_factory=list)
+    looks: list[CacheUse] = field(default_factory=list)
     cached_tokens: int = 0
     host_tokens: int = 0
     preemptions: int = 0
@@ -78,7 +78,7 @@ def drive(
     """Submit all, then step until all have ended; the clock runs from the first submission on.
     `progress` hears of each step's new tokens."""
     before = engine.load().preemptions_total
-    trace = Trace({each.id: Live(len(each.prompt_ids)) for each in requests})
+    trace = Trace({each.id: BenchRequest(len(each.prompt_ids)) for each in requests})
     began = clock()
     try:
         for request in requests:
@@ -113,7 +113,7 @@ def _step_all(
 
 
 def _note(trace: Trace, result: StepResult, number: int) -> None:
-    trace.steps.append(Step(trace.elapsed, result.num_prompt_tokens, len(result.tokens)))
+    trace.steps.append(BenchStep(trace.elapsed, result.num_prompt_tokens, len(result.tokens)))
     for use in result.prompts:
         trace.cached_tokens += use.cached
         trace.host_tokens += use.host
@@ -126,16 +126,16 @@ def _note(trace: Trace, result: StepResult, number: int) -> None:
         live.times.append(trace.elapsed)
 
 
-def _look(engine: Engine, trace: Trace, result: StepResult, number: int) -> Look:
+def _look(engine: Engine, trace: Trace, result: StepResult, number: int) -> CacheUse:
     """Blocks that requests share are full, so each request's emptiness is its own. Those that ended
     in this step still hold theirs: they were tracked."""
     size, load = engine.info.layout.block_size, engine.load()
     empty = sum(_empty(live, size) for live in trace.lives.values() if live.seen == number)
     allocated = (load.total_blocks - load.free_blocks) * size
-    return Look(allocated, empty, steady=result.num_prompt_tokens == 0)
+    return CacheUse(allocated, empty, steady=result.num_prompt_tokens == 0)
 
 
-def _empty(live: Live, size: int) -> int:
+def _empty(live: BenchRequest, size: int) -> int:
     """Tokens that a request's blocks have room for and do not hold. One that generates has KV of
     all its tokens but the last, and no block more than that takes."""
     if not live.times:

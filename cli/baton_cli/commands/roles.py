@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from baton_node.settings import NodeSettings
     from baton_protocol.store import Role
     from baton_protocol.traces import Sink
-    from baton_router.server.workers import Crew
+    from baton_router.server.workers import WorkerPool
     from baton_router.settings import RouterSettings
 
 
@@ -184,9 +184,9 @@ def router_settings(options: RouterOptions) -> RouterSettings:
     )
 
 
-def crew(options: RouterOptions) -> Crew:
+def crew(options: RouterOptions) -> WorkerPool:
     """The workers of `baton router --workers N`: the same command, without that flag."""
-    from baton_router.server.workers import Crew
+    from baton_router.server.workers import WorkerPool
 
     def command(path: Path, port: int) -> list[str]:
         one = replace(
@@ -194,7 +194,7 @@ def crew(options: RouterOptions) -> Crew:
         )
         return [sys.executable, "-m", "baton_cli", "router", *to_argv(one)]
 
-    return Crew(
+    return WorkerPool(
         pool=options.pool,
         host=options.host,
         port=options.port,

@@ -54,7 +54,7 @@ class Backoff:
         self._next_s = 0.0
 
 
-class Child:
+class ChildProcess:
     """run() keeps the process alive until stop() or kill(). Not thread-safe."""
 
     def __init__(
@@ -62,7 +62,7 @@ class Child:
         spec: ChildSpec,
         environment: Mapping[str, str],
         on_line: Callable[[str, str], None],
-        on_end: Callable[[Child, int], None],
+        on_end: Callable[[ChildProcess, int], None],
         backoff: Backoff | None = None,
     ) -> None:
         self.spec = spec

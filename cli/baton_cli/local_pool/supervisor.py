@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from baton_cli.errors import CommandError
-from baton_cli.local_pool.children import Child, ChildSpec, describe_end
+from baton_cli.local_pool.children import ChildProcess, ChildSpec, describe_end
 from baton_cli.local_pool.display import Display, Row
 from baton_cli.local_pool.router_client import NodeView, PoolView, RouterAddress, look
 
@@ -120,13 +120,13 @@ class Supervisor:
         if self.failure:
             raise CommandError(self.failure)
 
-    def _child(self, spec: ChildSpec) -> Child:
-        return Child(spec, self._plan.environment, self._on_line, self._on_end)
+    def _child(self, spec: ChildSpec) -> ChildProcess:
+        return ChildProcess(spec, self._plan.environment, self._on_line, self._on_end)
 
     def _on_line(self, name: str, line: str) -> None:
         self._display.log(f"{name} | {line}")
 
-    def _on_end(self, child: Child, code: int) -> None:
+    def _on_end(self, child: ChildProcess, code: int) -> None:
         name, how = child.spec.name, describe_end(code)
         if not self.ready.is_set() and code >= 0:
             self.failure = f"{name} {how} while starting: {child.last_words()}"
@@ -180,7 +180,7 @@ class Supervisor:
         ready = self._view is not None and self._view.ready
         return ready and all(self._is_ready(child) for child in self._nodes)
 
-    def _is_ready(self, child: Child) -> bool:
+    def _is_ready(self, child: ChildProcess) -> bool:
         node = self._seen().get(child.spec.name)
         return node is not None and node.state == "ready" and node.pid == child.pid
 
@@ -192,7 +192,7 @@ class Supervisor:
         rows.append(self._router_row())
         self._display.rows(rows)
 
-    def _row(self, child: Child) -> Row:
+    def _row(self, child: ChildProcess) -> Row:
         return _row(child, self._seen().get(child.spec.name))
 
     def _router_row(self) -> Row:
@@ -234,14 +234,14 @@ class Supervisor:
         )
 
 
-def _process_state(child: Child) -> str:
+def _process_state(child: ChildProcess) -> str:
     """The child's own state in the table's words; "starting" until the pool says more."""
     if child.state == "waiting":
         return f"restarting ({child.restarts})"
     return "starting" if child.state == "running" else child.state
 
 
-def _row(child: Child, node: NodeView | None) -> Row:
+def _row(child: ChildProcess, node: NodeView | None) -> Row:
     state = _process_state(child)
     current = node is not None and node.pid == child.pid and state == "starting"
     if node is None or not current:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from baton_engine.core.in_flight import Flight
+from baton_engine.core.in_flight import InFlightStep
 from baton_engine.core.kv_chunks import register, take_filled
 from baton_engine.core.limits import Limits
-from baton_engine.core.requests import Roster
+from baton_engine.core.requests import RunningRequests
 from baton_engine.interface import EngineInfo, Progress, Row, RowResult, Sampled, TokenOut
 from baton_engine.kv.block_pool import BlockPool
 from baton_engine.scheduling.scheduler import Piece, Scheduler
@@ -18,7 +18,7 @@ from baton_engine.scheduling.sequence import RequestState, Sequence, blocks_for
 from baton_engine.scheduling.stop_conditions import Outcome, finish_of
 
 
-class Reader:
+class ResultReader:
     """Takes the results of steps."""
 
     def __init__(
@@ -27,7 +27,7 @@ class Reader:
         limits: Limits,
         pool: BlockPool,
         scheduler: Scheduler,
-        roster: Roster,
+        roster: RunningRequests,
     ) -> None:
         self._info = info
         self._layout = info.layout
@@ -36,7 +36,7 @@ class Reader:
         self._scheduler = scheduler
         self._roster = roster
 
-    def take(self, flight: Flight, results: Seq[RowResult], outcome: Outcome) -> None:
+    def take(self, flight: InFlightStep, results: Seq[RowResult], outcome: Outcome) -> None:
         """Put what the rows brought into `outcome`. Of plain sequences only what may change with a
         token is looked at; _take_row() says the same of any."""
         number, size = flight.number, self._layout.block_size

@@ -19,11 +19,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from baton_engine.core.apply_results import Reader
-from baton_engine.core.in_flight import Flights
+from baton_engine.core.apply_results import ResultReader
+from baton_engine.core.in_flight import InFlightSteps
 from baton_engine.core.kv_chunks import full_chunks
 from baton_engine.core.limits import Limits
-from baton_engine.core.requests import Roster
+from baton_engine.core.requests import RunningRequests
 from baton_engine.core.reservations import Reservations
 from baton_engine.interface import (
     CacheChange,
@@ -72,13 +72,13 @@ class EngineCore:
             max_num_seqs=info.max_num_seqs,
         )
         self._limits = Limits(info)
-        self._flights = Flights(info, runner, self._pool, self._scheduler)
+        self._flights = InFlightSteps(info, runner, self._pool, self._scheduler)
         self._reservations = Reservations(self._pool, self._scheduler, info.layout)
-        self._roster = Roster(
+        self._roster = RunningRequests(
             info.layout, self._pool, self._scheduler, self._reservations, self._flights
         )
         self._states = self._roster.states
-        self._reader = Reader(info, self._limits, self._pool, self._scheduler, self._roster)
+        self._reader = ResultReader(info, self._limits, self._pool, self._scheduler, self._roster)
         self._holds: Counter[BlockId] = Counter()
         # Ended between steps, or came complete; the next step reports them.
         self._ended: list[RequestId] = []

@@ -19,7 +19,7 @@ from baton_protocol.ids import BlockId
 
 
 @dataclass(slots=True)
-class Flight:
+class InFlightStep:
     """Step `number`, and the rows of its pieces. Blocks in `held` belong to sequences that ended
     while it was under way: it may still write them."""
 
@@ -30,7 +30,7 @@ class Flight:
     held: list[list[BlockId]] = field(default_factory=list)
 
 
-class Flights:
+class InFlightSteps:
     """Launched and not read: two steps at most, and one while sequences end."""
 
     def __init__(
@@ -40,7 +40,7 @@ class Flights:
         self._runner = runner
         self._pool = pool
         self._scheduler = scheduler
-        self._under_way: list[Flight] = []  # the oldest in front
+        self._under_way: list[InFlightStep] = []  # the oldest in front
         self._launches = 0
 
     def __len__(self) -> int:
@@ -62,10 +62,10 @@ class Flights:
                 after = -1 if row.after is None else row.after
                 self._scheduler.rewind(piece.sequence, row.start, after, self._launches)
             raise
-        self._under_way.append(Flight(number, pieces, rows, launched))
+        self._under_way.append(InFlightStep(number, pieces, rows, launched))
         self._launches = number
 
-    def read(self) -> tuple[Flight, list[RowResult]]:
+    def read(self) -> tuple[InFlightStep, list[RowResult]]:
         """The oldest step, which is under way no longer. Where that raises, nothing is."""
         try:
             results = self._under_way[0].launched.read()
@@ -86,7 +86,7 @@ class Flights:
                 sequence = piece.sequence
                 self._scheduler.rewind(sequence, sequence.computed, -1, flight.number)
 
-    def _land(self) -> Flight:
+    def _land(self) -> InFlightStep:
         """The oldest step is done with its blocks."""
         flight = self._under_way.pop(0)
         for blocks in flight.held:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence as Seq
 
-from baton_engine.core.in_flight import Flights
+from baton_engine.core.in_flight import InFlightSteps
 from baton_engine.core.reservations import Reservations
 from baton_engine.interface import Reservation
 from baton_engine.kv.block_pool import BlockPool
@@ -21,7 +21,7 @@ from baton_protocol.ids import BlockId, RequestId
 from baton_protocol.layout import KVLayout
 
 
-class Roster:
+class RunningRequests:
     """`states` are the requests that run, by id."""
 
     def __init__(
@@ -30,7 +30,7 @@ class Roster:
         pool: BlockPool,
         scheduler: Scheduler,
         reservations: Reservations,
-        flights: Flights,
+        flights: InFlightSteps,
     ) -> None:
         self._layout = layout
         self._pool = pool

@@ -87,7 +87,7 @@ class FreeQueue:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class TakenBlocks:
     """Blocks that now have a holder more: the first `cached` were in the pool's cache, the next
     `loaded` hold what the host tier kept (see HostTier.move), the others are to be written."""
 
@@ -148,7 +148,9 @@ class BlockPool:
         of the free queue too, so it counts as demand."""
         return new + sum(1 for id in hits if self._blocks[id].refs == 0) <= len(self._free)
 
-    def take(self, count: int, hashes: Sequence[BlockHash], *, spare: int = 0) -> Taken | None:
+    def take(
+        self, count: int, hashes: Sequence[BlockHash], *, spare: int = 0
+    ) -> TakenBlocks | None:
         """Take `count` blocks, the leading ones with what `hashes` (at most as many) name, as far
         as it is cached; None, without any effect, unless `spare` blocks more are free then."""
         hits = self.lookup(hashes)
@@ -164,7 +166,7 @@ class BlockPool:
         ends = self.host.bring(wanted, fresh)
         for id, hash, ends_chunk in zip(fresh, wanted, ends, strict=False):
             self.register(id, hash, ends_chunk=ends_chunk)
-        return Taken(hits + fresh, len(hits), len(ends))
+        return TakenBlocks(hits + fresh, len(hits), len(ends))
 
     def allocate(self, count: int) -> list[BlockId]:
         """Take `count` blocks from the head of the free queue; what they held goes to the host

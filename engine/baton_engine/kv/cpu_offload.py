@@ -87,7 +87,7 @@ class CopiedBlocks:
         """Each copy is done when its call returns."""
 
 
-class Kept(NamedTuple):
+class KeptBlock(NamedTuple):
     slot: int
     ends_chunk: bool
 
@@ -106,7 +106,7 @@ class HostTier:
         self._memory = memory
         self.num_slots = memory.num_slots if memory is not None else 0
         self.slot_bytes = memory.slot_bytes if memory is not None else 0
-        self._kept: OrderedDict[BlockHash, Kept] = OrderedDict()  # used longest ago first
+        self._kept: OrderedDict[BlockHash, KeptBlock] = OrderedDict()  # used longest ago first
         self._due: list[Copy] = []
         self.stored = self.loaded = self.evicted = 0
 
@@ -149,7 +149,7 @@ class HostTier:
             oldest, (slot, ended_chunk) = self._kept.popitem(last=False)
             lost.append((oldest, ended_chunk))
             self.evicted += 1
-        self._kept[hash] = Kept(slot, ends_chunk)
+        self._kept[hash] = KeptBlock(slot, ends_chunk)
         self._due.append(Copy(True, block, slot))
         self.stored += 1
         return lost

@@ -81,7 +81,7 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class MemoryRoom:
     """What the device has, in bytes: in all, held by others (and for good), the share of all that
     is not to be exceeded."""
 

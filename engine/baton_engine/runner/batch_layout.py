@@ -131,7 +131,7 @@ def plain_results(ids: Iterable[int]) -> list[RowResult]:
     return [RowResult((Sampled(id),)) for id in ids]
 
 
-class OnItsWay:
+class PendingStep:
     """A step on CUDA: what it gives is being computed and copied until `done`."""
 
     def __init__(self, finish: Callable[[], list[RowResult]], device: torch.device) -> None:
@@ -147,7 +147,7 @@ class OnItsWay:
 def launched(finish: Callable[[], list[RowResult]], device: torch.device) -> Launched:
     """What `launch` gives: on a CPU all is computed by now, and read before memory is used
     again."""
-    return Ready(finish()) if device.type == "cpu" else OnItsWay(finish, device)
+    return Ready(finish()) if device.type == "cpu" else PendingStep(finish, device)
 
 
 def _lengths(lists: Iterable[Sized]) -> Ints:

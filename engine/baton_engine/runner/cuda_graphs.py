@@ -53,7 +53,7 @@ class Recorder(Protocol):
         ...
 
 
-class EachTime:
+class NoGraphs:
     """The twin of Graphs: calls."""
 
     def run(self, size: int, compute: Callable[[], None]) -> None:
@@ -143,7 +143,7 @@ class DecodeSteps:
         self._device = memory.pool.device
         self._static = attention if sizes and isinstance(attention, StaticAttention) else None
         self._width = width if self._static else 0
-        self._recorder: Recorder = recorder or EachTime()
+        self._recorder: Recorder = recorder or NoGraphs()
         self._make_staging = make_staging
         self._prepared: dict[int, tuple[Inputs[torch.Tensor], StepAttention | None]] = {}
         self._make_room(max(self.sizes, default=1))

@@ -27,7 +27,7 @@ from baton_engine.runner.batch_layout import Ints, Layout, after_of, launched, p
 from baton_engine.runner.cuda_graphs import DecodeSteps
 from baton_engine.runner.input_batch import Batch, BatchArrays
 from baton_engine.sampling.logprobs import Logprobs, logprobs_of
-from baton_engine.sampling.sampler import Chosen, begin_sample
+from baton_engine.sampling.sampler import ChosenTokens, begin_sample
 from baton_protocol.request import PositionLogprobs
 
 # Prompt positions whose logits exist at one time: 128 rows of 150,000 floats are 77 MB.
@@ -110,7 +110,7 @@ class TorchRunner:
             return None
         return np.where(after_R >= 0, self._place_of[after_R], -1)
 
-    def _sample(self, hidden_TD: torch.Tensor, layout: Layout) -> Chosen | None:
+    def _sample(self, hidden_TD: torch.Tensor, layout: Layout) -> ChosenTokens | None:
         """All rows' at once; a row gives as many tokens as it has samples."""
         groups = [row.samples for row in layout.rows]
         places = [place for place, group in enumerate(groups) if group]
@@ -147,7 +147,7 @@ class MixedStep:
     """A step whose results are on their way; `prompts` in parts of PROMPT_ROWS positions."""
 
     layout: Layout
-    chosen: Chosen | None
+    chosen: ChosenTokens | None
     prompts: Sequence[Logprobs]
 
     def results(self) -> list[RowResult]:

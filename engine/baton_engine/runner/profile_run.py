@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import torch
 
-from baton_engine.interface import Listed, PromptAsk, Row, Runner, Sample, Seen
-from baton_engine.memory.estimate import Measured, Room
+from baton_engine.interface import ListedIds, PenaltyCounts, PromptAsk, Row, Runner, Sample
+from baton_engine.memory.estimate import Measured, MemoryRoom
 from baton_protocol.ids import BlockId
 from baton_protocol.sampling import SamplingParams
 
@@ -39,7 +39,9 @@ def largest_step(
     return [_row(length, block_size) for length in lengths]
 
 
-def measure_step(runner: Runner, rows: list[Row], device: torch.device, room: Room) -> Measured:
+def measure_step(
+    runner: Runner, rows: list[Row], device: torch.device, room: MemoryRoom
+) -> Measured:
     """Run a step on CUDA, where only the model is yet, and see what stays and what was needed."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
@@ -55,7 +57,9 @@ def measure_step(runner: Runner, rows: list[Row], device: torch.device, room: Ro
 
 def _row(length: int, block_size: int) -> Row:
     tokens = [0] * length
-    sample = Sample(0, length, COSTLY, seen=Seen((0,), {0: 1}), listed=Listed.of(COSTLY))
+    sample = Sample(
+        0, length, COSTLY, seen=PenaltyCounts((0,), {0: 1}), listed=ListedIds.of(COSTLY)
+    )
     blocks = [BLOCK] * -(-length // block_size)
     ask = PromptAsk(tuple(tokens[1:]), 1) if length > 1 else None
     return Row(tokens, 0, blocks, (sample,), ask)

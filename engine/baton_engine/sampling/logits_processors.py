@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from baton_engine.interface import Listed, Sample, Seen
+from baton_engine.interface import ListedIds, PenaltyCounts, Sample
 from baton_engine.kv.kv_pool import stage
 from baton_protocol.sampling import SamplingParams
 
@@ -37,7 +37,7 @@ def changed_logits(logits_SV: torch.Tensor, samples: Sequence[Sample]) -> torch.
     if not any(_says_something(each) for each in samples):
         return logits_SV
     logits_SV = logits_SV.clone()
-    listed = [each.listed or Listed.of(each.params) for each in samples]
+    listed = [each.listed or ListedIds.of(each.params) for each in samples]
     _keep_allowed(logits_SV, listed)
     _ban(logits_SV, samples)
     _add_biases(logits_SV, listed)
@@ -54,7 +54,7 @@ def _says_something(sample: Sample) -> bool:
     )
 
 
-def _keep_allowed(logits_SV: torch.Tensor, listed: Sequence[Listed]) -> None:
+def _keep_allowed(logits_SV: torch.Tensor, listed: Sequence[ListedIds]) -> None:
     allowed = [(row, each.allowed) for row, each in enumerate(listed) if each.allowed is not None]
     if allowed:
         pairs = _pairs(allowed, logits_SV.device)
@@ -70,7 +70,7 @@ def _ban(logits_SV: torch.Tensor, samples: Sequence[Sample]) -> None:
         logits_SV[_pairs(banned, logits_SV.device)] = -torch.inf
 
 
-def _add_biases(logits_SV: torch.Tensor, listed: Sequence[Listed]) -> None:
+def _add_biases(logits_SV: torch.Tensor, listed: Sequence[ListedIds]) -> None:
     biased = [(row, each) for row, each in enumerate(listed) if each.biased]
     if biased:
         device = logits_SV.device
@@ -81,7 +81,7 @@ def _add_biases(logits_SV: torch.Tensor, listed: Sequence[Listed]) -> None:
 
 
 def _penalise_repetition(
-    logits_SV: torch.Tensor, seen: Iterable[tuple[int, SamplingParams, Seen]]
+    logits_SV: torch.Tensor, seen: Iterable[tuple[int, SamplingParams, PenaltyCounts]]
 ) -> None:
     ids: list[tuple[int, npt.NDArray[np.int64]]] = []
     penalties: list[float] = []
@@ -100,7 +100,7 @@ def _penalise_repetition(
 
 
 def _penalise_outputs(
-    logits_SV: torch.Tensor, seen: Iterable[tuple[int, SamplingParams, Seen]]
+    logits_SV: torch.Tensor, seen: Iterable[tuple[int, SamplingParams, PenaltyCounts]]
 ) -> None:
     ids: list[tuple[int, Collection[int]]] = []
     amounts: list[npt.NDArray[np.float32]] = []

@@ -78,7 +78,7 @@ def _drawn(logits_QV: torch.Tensor, columns_6Q: Columns) -> torch.Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ChosenTokens:
     """Samples as they leave the device: their ids [S], and what is likely beside them, of those
     `asking` for it. `read` once what was computed before is done."""
 
@@ -86,10 +86,10 @@ class Chosen:
     asking: dict[int, int]  # sample -> how many likeliest
     logprobs: Logprobs | None
 
-    def to_host(self) -> Chosen:
+    def to_host(self) -> ChosenTokens:
         """Copies on their way; the device's ids are what the next step may begin with."""
         there = None if self.logprobs is None else self.logprobs.to_host()
-        return Chosen(self.ids_S.to("cpu", non_blocking=True), self.asking, there)
+        return ChosenTokens(self.ids_S.to("cpu", non_blocking=True), self.asking, there)
 
     def read(self) -> list[Sampled]:
         ids: list[int] = self.ids_S.tolist()
@@ -105,7 +105,7 @@ def begin_sample(
     row_of: Sequence[int],
     samples: Sequence[Sample],
     draw: Draw = draw,
-) -> Chosen:
+) -> ChosenTokens:
     """One token per sample, without waiting; `row_of[i]` is the logits row of `samples[i]`."""
     device = logits_RV.device
     shared = list(row_of) != list(range(logits_RV.shape[0]))
@@ -117,9 +117,9 @@ def begin_sample(
         if each.params.logprobs is not None
     }
     if not asking:
-        return Chosen(ids_S, asking, None)
+        return ChosenTokens(ids_S, asking, None)
     places_N = stage(np.array(list(asking)), device)
-    return Chosen(
+    return ChosenTokens(
         ids_S, asking, logprobs_of(raw_SV[places_N], ids_S[places_N], max(asking.values()))
     )
 

@@ -12,9 +12,9 @@ import sys
 from array import array
 from collections.abc import Sequence as Seq
 
-from baton_engine.interface import Listed, PromptUse, Seen
+from baton_engine.interface import ListedIds, PenaltyCounts, PromptUse
 from baton_engine.scheduling.ranges import Run, total, within
-from baton_engine.scheduling.stop_conditions import Bans
+from baton_engine.scheduling.stop_conditions import BannedTokens
 from baton_protocol.hashing import block_hasher
 from baton_protocol.ids import BlockHash, BlockId
 from baton_protocol.request import PositionLogprobs, Request
@@ -89,9 +89,9 @@ class Sequence:
         self.end = min(state.end, len(self.tokens) + 1) if state.prefill_only else state.end
         self.reach = 0
         self._counts: dict[int, int] = {}
-        self.seen: Seen | None = None
+        self.seen: PenaltyCounts | None = None
         if state.params.penalized:
-            self.seen = Seen(state.distinct_prompt, self._counts)
+            self.seen = PenaltyCounts(state.distinct_prompt, self._counts)
             for id in state.outputs_of(choice):
                 self._count(id)
         self.look_ahead()
@@ -234,8 +234,8 @@ class RequestState:
         self.leader: Sequence | None = None
         self.prompt_done = False
         self.given_done = False  # tracked until all that was given had KV
-        self.bans = Bans(params)
-        self.listed = Listed.of(params)
+        self.bans = BannedTokens(params)
+        self.listed = ListedIds.of(params)
         # A choice that has so many tokens, prompt and outputs, ends; one that says these ids may.
         self.end = min(self.prompt_len + params.max_tokens, max_tokens)
         self.stops = frozenset((*(() if params.ignore_eos else eos_ids), *params.stop_token_ids))

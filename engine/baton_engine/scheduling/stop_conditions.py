@@ -17,7 +17,7 @@ from baton_protocol.sampling import SamplingParams
 Finish = Literal["stop", "length"]
 
 
-class Bans:
+class BannedTokens:
     """What a request's parameters ban as the next token of a choice: what would end it before
     min_tokens, and the ends of bad words it has begun.
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count, islice
 
-from baton_engine.interface import Sample, Sampled, Seen
+from baton_engine.interface import PenaltyCounts, Sample, Sampled
 from baton_protocol.request import PositionLogprobs, TokenLogprob
 from baton_protocol.sampling import MAX_LOGPROBS, SamplingParams
 
@@ -140,7 +140,7 @@ def _candidates(logits: _Logits, sample: Sample) -> list[int]:
     return [id for id in order[:CANDIDATES] if changed[id] >= floor]
 
 
-def _penalise(logits: dict[int, float], params: SamplingParams, seen: Seen) -> None:
+def _penalise(logits: dict[int, float], params: SamplingParams, seen: PenaltyCounts) -> None:
     for id in {*seen.prompt, *seen.outputs} & logits.keys():
         penalty = params.repetition_penalty
         logits[id] = logits[id] / penalty if logits[id] > 0 else logits[id] * penalty

@@ -62,7 +62,7 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class WantedSetting:
     """A setting that should be `value`. `now` is None where the server does not show it. What is
     not `ours` to set depends on what else the user's machine is for."""
 
@@ -119,8 +119,8 @@ def tend(
 
 def care(role: StoreRole, mode: CareMode, label: str, value_bytes: int = 0) -> Conversation:
     """Yield commands, be sent their replies (or refusals), log what came of it."""
-    changed: list[Wish] = []
-    left: list[Wish] = []
+    changed: list[WantedSetting] = []
+    left: list[WantedSetting] = []
     refusal = ""
     settings = yield from _read_settings()
     for wish in wishes(role, settings, value_bytes):
@@ -146,7 +146,7 @@ def care(role: StoreRole, mode: CareMode, label: str, value_bytes: int = 0) -> C
 
 def wishes(
     role: StoreRole, settings: Mapping[str, str | None], value_bytes: int = 0
-) -> tuple[Wish, ...]:
+) -> tuple[WantedSetting, ...]:
     """What should be set otherwise. A name that is not in `settings` is unknown to the server, and
     not wished for; None is a setting that it does not show."""
     found = [
@@ -164,24 +164,28 @@ def wishes(
     return tuple(wish for wish in found if wish is not None)
 
 
-def _exactly(name: str, value: str, settings: Mapping[str, str | None], why: str) -> Wish | None:
+def _exactly(
+    name: str, value: str, settings: Mapping[str, str | None], why: str
+) -> WantedSetting | None:
     now = settings.get(name, value)
-    return Wish(name, value, now, why) if now != value else None
+    return WantedSetting(name, value, now, why) if now != value else None
 
 
-def _eviction(settings: Mapping[str, str | None]) -> Wish | None:
+def _eviction(settings: Mapping[str, str | None]) -> WantedSetting | None:
     """Any policy that evicts will do: all keys have a TTL."""
     name = "maxmemory-policy"
     if settings.get(name, "unknown") not in (None, "noeviction"):
         return None
-    return Wish(name, "volatile-ttl", settings[name], "once full it would take no more chunks")
+    return WantedSetting(
+        name, "volatile-ttl", settings[name], "once full it would take no more chunks"
+    )
 
 
-def _bound(settings: Mapping[str, str | None]) -> Wish | None:
+def _bound(settings: Mapping[str, str | None]) -> WantedSetting | None:
     if settings.get("maxmemory") != "0":
         return None
     why = "it may grow until the machine has no memory left"
-    return Wish("maxmemory", "BYTES", "0", why, ours=False)
+    return WantedSetting("maxmemory", "BYTES", "0", why, ours=False)
 
 
 def clients_limit(memory: int, value_bytes: int) -> str:
@@ -190,7 +194,7 @@ def clients_limit(memory: int, value_bytes: int) -> str:
     return f"{CLIENTS_PERCENT}%" if fits else "0"
 
 
-def _of_all_clients(settings: Mapping[str, str | None], value_bytes: int) -> Wish | None:
+def _of_all_clients(settings: Mapping[str, str | None], value_bytes: int) -> WantedSetting | None:
     """A limit that is too low is raised. None is set where somebody has none."""
     name = "maxmemory-clients"
     now, memory = settings.get(name), _number(settings.get("maxmemory"))
@@ -198,10 +202,12 @@ def _of_all_clients(settings: Mapping[str, str | None], value_bytes: int) -> Wis
     bound = memory * _number(share) // 100 if share else _number(now)
     if bound == 0 or bound >= CLIENTS_VALUES * value_bytes:
         return None
-    return Wish(name, clients_limit(memory, value_bytes), now, "who brings a value is cut off")
+    return WantedSetting(
+        name, clients_limit(memory, value_bytes), now, "who brings a value is cut off"
+    )
 
 
-def _of_each_client(settings: Mapping[str, str | None], value_bytes: int) -> Wish | None:
+def _of_each_client(settings: Mapping[str, str | None], value_bytes: int) -> WantedSetting | None:
     """The setting is class, hard limit, soft limit and its seconds, for each class of clients."""
     name = "client-output-buffer-limit"
     if name not in settings:
@@ -216,7 +222,7 @@ def _of_each_client(settings: Mapping[str, str | None], value_bytes: int) -> Wis
             return None
         why = "two values do not fit"
     value = f"normal {max(REPLIES_BYTES, REPLIES_VALUES * value_bytes)} 0 0"
-    return Wish(name, value, shown, why)
+    return WantedSetting(name, value, shown, why)
 
 
 # --- what a server says -------------------------------------------------------------------------

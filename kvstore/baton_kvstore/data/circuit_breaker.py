@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 
 
-class Circuit:
+class CircuitBreaker:
     """Thread-safe. `first_s` and `limit_s` bound the pause between attempts."""
 
     def __init__(

@@ -32,7 +32,7 @@ from baton_kvstore.data.maintenance import Shared, Tuning
 from baton_kvstore.data.staging import StagingPool
 from baton_kvstore.data.transfer_rate import RateMeter
 from baton_kvstore.data.transfers import MISSING, Format, Get, GetResult, Pieces, Put, PutResult
-from baton_kvstore.data.write_behind_budget import WriteBehind
+from baton_kvstore.data.write_behind_budget import WriteBehindBudget
 from baton_kvstore.errors import StoreMisconfigured
 from baton_protocol.ids import BlockHash, Epoch, Fingerprint
 from baton_protocol.layout import KVLayout
@@ -101,7 +101,7 @@ class DataPlane:
             for number, url in enumerate(urls)
         ]
         self._labels = [instance.label for instance in self._instances]
-        self._behind = WriteBehind(write_behind_bandwidth)
+        self._behind = WriteBehindBudget(write_behind_bandwidth)
         self.draining = False  # while set, writing behind has no limit
 
     def start(self) -> None:

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 from typing import Literal
 
-from baton_kvstore.data.circuit_breaker import Circuit
+from baton_kvstore.data.circuit_breaker import CircuitBreaker
 
 logger = logging.getLogger(__name__)
 # Probing for room moves chunks, so a server without any is asked less often than a lost one.
@@ -29,8 +29,8 @@ class Health:
     def __init__(
         self, number: int, first_s: float, limit_s: float, changed: Callable[[], None]
     ) -> None:
-        self.server = Circuit(first_s, limit_s)
-        self.room = Circuit(first_s, limit_s * ROOM_LIMIT)
+        self.server = CircuitBreaker(first_s, limit_s)
+        self.room = CircuitBreaker(first_s, limit_s * ROOM_LIMIT)
         self._number = number
         self._changed = changed
         self._lock = threading.Lock()

@@ -17,8 +17,8 @@ import time
 from baton_kvstore.connection.endpoint import Endpoint
 from baton_kvstore.connection.resp import RespConnection
 from baton_kvstore.data.health import Health
-from baton_kvstore.data.maintenance import Chores, Shared
-from baton_kvstore.data.priority_queues import Lanes
+from baton_kvstore.data.maintenance import Maintenance, Shared
+from baton_kvstore.data.priority_queues import PriorityQueues
 from baton_kvstore.data.transfer_rate import RateMeter
 from baton_kvstore.data.transfers import MISSING, Operation
 from baton_kvstore.errors import LinkBroken, StoreUnavailable
@@ -37,12 +37,12 @@ class Instance:
         self._shared = shared
         tuning = shared.tuning
         self._puts, self._gets = RateMeter(total=shared.puts), RateMeter(total=shared.gets)
-        self._lanes = Lanes(threads, tuning.queue_limit_s)
+        self._lanes = PriorityQueues(threads, tuning.queue_limit_s)
         self._health = Health(
             number, tuning.backoff_first_s, tuning.backoff_limit_s, self._lanes.wake
         )
         self._links = [RespConnection(endpoint, tuning.connect_timeout_s) for _ in range(threads)]
-        self._chores = Chores(self._links, self._health, shared)
+        self._chores = Maintenance(self._links, self._health, shared)
         self._threads = [
             threading.Thread(
                 target=self._work, args=(link,), name=f"kv-{number}-{lane}", daemon=True

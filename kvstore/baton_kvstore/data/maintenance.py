@@ -70,7 +70,7 @@ class Shared:
     settings: CareMode | None
 
 
-class Chores:
+class Maintenance:
     """Of one server, whose links each have a thread. `links[0]`'s does what one is enough for."""
 
     def __init__(

@@ -17,7 +17,7 @@ from baton_kvstore.data.transfers import Operation
 from baton_protocol.store import Priority
 
 
-class Lanes:
+class PriorityQueues:
     """For `threads` takers; thread-safe. `limit_s` is how long an operation may wait."""
 
     def __init__(

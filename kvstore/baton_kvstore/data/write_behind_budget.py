@@ -33,7 +33,7 @@ class TokenBucket:
         return True
 
 
-class WriteBehind:
+class WriteBehindBudget:
     """`bytes_per_s`: None is a share of what puts reach, 0 is off."""
 
     def __init__(

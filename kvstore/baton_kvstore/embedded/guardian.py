@@ -46,7 +46,7 @@ def die_with(parent: int) -> None:
             os._exit(1)
 
 
-class Ward:
+class GuardedServer:
     """One server that is kept alive."""
 
     def __init__(self, folder: str, name: str, command: list[str]) -> None:
@@ -110,7 +110,7 @@ def _owner_is_gone(owner: int) -> bool:
     return (bool(readable) and not os.read(0, 1)) or os.getppid() != owner
 
 
-def _finish(wards: list[Ward], folder: str) -> None:
+def _finish(wards: list[GuardedServer], folder: str) -> None:
     for ward in wards:
         ward.kill()
     until = time.monotonic() + STOP_S
@@ -122,7 +122,7 @@ def _finish(wards: list[Ward], folder: str) -> None:
 def main(argv: list[str]) -> int:
     owner, folder = int(argv[1]), argv[2]
     with open(os.path.join(folder, SERVERS), encoding="utf-8") as file:
-        wards = [Ward(folder, name, command) for name, command in json.load(file).items()]
+        wards = [GuardedServer(folder, name, command) for name, command in json.load(file).items()]
     ended: list[int] = []
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the owner decides about Ctrl-C
     for number in (signal.SIGTERM, signal.SIGHUP):

@@ -65,7 +65,7 @@ class Draw(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class DrawResult:
     """`wait_s` until the draws would be taken, 0: they are. `routers` share the budgets."""
 
     wait_s: float
@@ -80,7 +80,7 @@ class Budgets(ClosesItself):
         self._client = AsyncClient(parse_endpoint(url), timeout_s=timeout_s)
         self._draw = self._client.redis.register_script(_DRAW)
 
-    async def take(self, tenant: str, draws: Sequence[Draw]) -> Drawn:
+    async def take(self, tenant: str, draws: Sequence[Draw]) -> DrawResult:
         """All of them, or none."""
         return await self._run("take", tenant, draws)
 
@@ -91,8 +91,8 @@ class Budgets(ClosesItself):
     async def close(self) -> None:
         await self._client.close()
 
-    async def _run(self, how: str, tenant: str, draws: Sequence[Draw]) -> Drawn:
+    async def _run(self, how: str, tenant: str, draws: Sequence[Draw]) -> DrawResult:
         keys = [budget_key(self._pool, tenant), routers_key(self._pool)]
         numbers = [repr(float(number)) for draw in draws for number in draw]
         wait_s, routers = await self._client.call(self._draw(keys=keys, args=[how, *numbers]))
-        return Drawn(float(wait_s), int(routers))
+        return DrawResult(float(wait_s), int(routers))

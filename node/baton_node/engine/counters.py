@@ -13,7 +13,7 @@ from baton_protocol.store import NodeLoad
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class BlockCounts:
     """What became of one request's full blocks (see NodeLoad): asked for, found in the own cache or
     by a marker, brought from the store, given to the engine, found and cheaper to compute."""
 
@@ -46,7 +46,7 @@ class Counters:
     handoffs: int = 0
     jobs: int = 0
 
-    def count(self, tally: Tally) -> None:
+    def count(self, tally: BlockCounts) -> None:
         """Once per request."""
         self.queried_blocks += tally.queried
         self.matched_blocks += tally.matched

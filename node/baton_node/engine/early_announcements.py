@@ -16,7 +16,7 @@ MAX_ENTRIES = 8192
 KEEP_S = 30.0
 
 
-class Stash:
+class EarlyAnnouncements:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._entries: OrderedDict[JobKey, tuple[float, list[InboxEntry]]] = OrderedDict()

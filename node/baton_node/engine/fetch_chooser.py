@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from baton_node.engine.fetch_policy import Decision, Prices, decide
+from baton_node.engine.fetch_policy import FetchCosts, FetchDecision, decide
 from baton_node.engine.job import Job
 from baton_node.engine.speeds import SpeedMeter
 from baton_node.settings import FetchPolicy
@@ -24,7 +24,7 @@ SAMPLE_EVERY_S = 10.0
 NOBODY = RequestId("")  # whose chunk a sample is
 
 
-class Weigher:
+class FetchChooser:
     """Owned by the step loop's thread."""
 
     def __init__(
@@ -42,10 +42,10 @@ class Weigher:
         self._clock = clock
         self._sampled: dict[int, float] = {}  # data server -> when
 
-    def weigh(self, job: Job) -> Decision:
+    def weigh(self, job: Job) -> FetchDecision:
         """Which of the chunks that have a marker this job should fetch."""
         speed = self._speeds.speeds().prefill_tokens_per_s
-        prices = Prices(self._layout, speed, self._connector.instances())
+        prices = FetchCosts(self._layout, speed, self._connector.instances())
         places = {chunk: marker.instance for chunk, marker in job.markers.items()}
         decision = decide(places, job.parked.cached_blocks, prices, self._policy)
         if self._policy == "auto":

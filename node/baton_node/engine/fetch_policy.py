@@ -26,7 +26,7 @@ from baton_protocol.store import DataInstance
 
 
 @dataclass(frozen=True, slots=True)
-class Prices:
+class FetchCosts:
     """What this node measured; 0 is not measured."""
 
     layout: KVLayout
@@ -35,7 +35,7 @@ class Prices:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class FetchDecision:
     """Chunks as bit sets; `declined` ones exist and are cheaper to compute. The times are those of
     all that was weighed, had it all been fetched or all been computed; 0 where not measured."""
 
@@ -48,9 +48,9 @@ class Decision:
 def decide(
     chunks: Mapping[int, int],
     cached_blocks: int,
-    prices: Prices,
+    prices: FetchCosts,
     policy: FetchPolicy = "auto",
-) -> Decision:
+) -> FetchDecision:
     """`chunks` maps those that exist to the number of their data server; the first `cached_blocks`
     blocks of the chain are here already."""
     size = prices.layout.chunk_blocks
@@ -72,7 +72,7 @@ def decide(
             declined |= bits
         fetch_s += to_fetch
         compute_s += to_compute
-    return Decision(fetch, declined, fetch_s * 1e3, compute_s * 1e3)
+    return FetchDecision(fetch, declined, fetch_s * 1e3, compute_s * 1e3)
 
 
 def _pays(fetch_s: float, compute_s: float) -> bool:
@@ -80,7 +80,7 @@ def _pays(fetch_s: float, compute_s: float) -> bool:
     return not (fetch_s and compute_s) or fetch_s < compute_s
 
 
-def _fetch_s(instances: Sequence[int], prices: Prices) -> float:
+def _fetch_s(instances: Sequence[int], prices: FetchCosts) -> float:
     """Seconds to fetch one chunk from each of `instances`, which work side by side; 0.0 where one
     was not measured."""
     slowest = 0.0
@@ -93,13 +93,13 @@ def _fetch_s(instances: Sequence[int], prices: Prices) -> float:
     return slowest
 
 
-def _compute_s(blocks: int, prices: Prices) -> float:
+def _compute_s(blocks: int, prices: FetchCosts) -> float:
     if prices.prefill_tokens_per_s <= 0.0:
         return 0.0
     return blocks * prices.layout.block_size / prices.prefill_tokens_per_s
 
 
-def _seen(prices: Prices, instance: int) -> DataInstance:
+def _seen(prices: FetchCosts, instance: int) -> DataInstance:
     known = 0 <= instance < len(prices.instances)
     return prices.instances[instance] if known else DataInstance()
 

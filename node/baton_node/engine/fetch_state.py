@@ -120,7 +120,7 @@ Action = Fetch | Admit | Release | Forget
 
 
 @dataclass(frozen=True, slots=True)
-class Parked:
+class FetchState:
     """One request's state. `cached_blocks`, the leading ones that this node's cache holds, is a
     hint until the reservation says it for sure."""
 
@@ -168,24 +168,24 @@ class Parked:
         return coming
 
 
-def park(chunks: int, chunk_blocks: int, *, await_first: bool, cached: int = 0) -> Parked:
+def park(chunks: int, chunk_blocks: int, *, await_first: bool, cached: int = 0) -> FetchState:
     """A new request with `chunks` full chunks, of whose blocks `cached` are in the own cache."""
-    return Parked(chunks, chunk_blocks, awaits_first=await_first, cached_blocks=cached)
+    return FetchState(chunks, chunk_blocks, awaits_first=await_first, cached_blocks=cached)
 
 
-def start(state: Parked) -> tuple[Parked, list[Action]]:
+def start(state: FetchState) -> tuple[FetchState, list[Action]]:
     """What a new request can do before any event."""
     return _advance(state)
 
 
-def step(state: Parked, event: Event) -> tuple[Parked, list[Action]]:
+def step(state: FetchState, event: Event) -> tuple[FetchState, list[Action]]:
     """The next state and what to do now. Events that come too late change nothing."""
     if state.over:
         return state, []
     return _advance(_absorb(state, event))
 
 
-def _absorb(state: Parked, event: Event) -> Parked:
+def _absorb(state: FetchState, event: Event) -> FetchState:
     match event:
         case Announced(chunks):
             known = chunks & _ones(state.chunks)
@@ -211,7 +211,7 @@ def _absorb(state: Parked, event: Event) -> Parked:
             return replace(state, aborted=True)
 
 
-def _settled(state: Parked, bit: int, landed: bool) -> Parked:
+def _settled(state: FetchState, bit: int, landed: bool) -> FetchState:
     bit &= state.flying
     if landed:
         state = replace(state, landed=state.landed | bit)
@@ -220,7 +220,7 @@ def _settled(state: Parked, bit: int, landed: bool) -> Parked:
     return replace(state, flying=state.flying & ~bit, renewed=state.renewed & ~bit)
 
 
-def _advance(state: Parked) -> tuple[Parked, list[Action]]:
+def _advance(state: FetchState) -> tuple[FetchState, list[Action]]:
     actions: list[Action] = []
     if state.aborted:
         if not state.flying:
@@ -243,7 +243,7 @@ def _advance(state: Parked) -> tuple[Parked, list[Action]]:
     return state, actions
 
 
-def _fetch_more(state: Parked, actions: list[Action]) -> Parked:
+def _fetch_more(state: FetchState, actions: list[Action]) -> FetchState:
     """Start fetches in chunk order, at most WINDOW in flight."""
     room = WINDOW - state.flying.bit_count()
     left = state.fetchable
@@ -256,13 +256,13 @@ def _fetch_more(state: Parked, actions: list[Action]) -> Parked:
     return state
 
 
-def _may_run(state: Parked) -> bool:
+def _may_run(state: FetchState) -> bool:
     if state.awaits_first or state.flying:
         return False
     return state.expired or not state.missing
 
 
-def _admission(state: Parked) -> Admit:
+def _admission(state: FetchState) -> Admit:
     """Of a chunk that is partly cached only the rest counts. Without blocks nothing has landed."""
     runs: list[tuple[int, int]] = []
     size, left = state.chunk_blocks, state.landed

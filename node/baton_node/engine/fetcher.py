@@ -24,7 +24,7 @@ from baton_protocol.errors import BatonError
 
 
 @dataclass(frozen=True, slots=True)
-class Waits:
+class FetchWaits:
     """How long a parked request waits for each thing, in seconds."""
 
     lookup_s: float
@@ -36,7 +36,7 @@ class Waits:
 SLOW_BYTES_PER_S = 50e6
 
 
-class Lot:
+class Fetcher:
     """Owned by the step loop's thread."""
 
     def __init__(
@@ -44,7 +44,7 @@ class Lot:
         engine: Engine,
         connector: Connector,
         counters: Counters,
-        waits: Waits,
+        waits: FetchWaits,
         admit: Callable[[Job, fetch_state.Admit], None],
         fail: Callable[[Job, BatonError], None],
         clock: Callable[[], float],

@@ -13,10 +13,10 @@ from typing import Literal
 import msgspec
 
 from baton_engine.interface import EngineInfo, PromptUse, Reservation
-from baton_node.engine.counters import Tally
-from baton_node.engine.fetch_policy import Decision
-from baton_node.engine.fetch_state import Admit, Parked
-from baton_node.engine.publish_state import Ledger
+from baton_node.engine.counters import BlockCounts
+from baton_node.engine.fetch_policy import FetchDecision
+from baton_node.engine.fetch_state import Admit, FetchState
+from baton_node.engine.publish_state import PublishState
 from baton_node.store.base import PADDING, ChunkRef
 from baton_protocol.errors import InvalidRequest
 from baton_protocol.ids import BlockHash, BlockId, RequestId
@@ -102,17 +102,17 @@ class Job:
     chunk_blocks: int
     full_blocks: int
     block_size: int
-    parked: Parked
+    parked: FetchState
     times: Times
     priority: Priority  # of its fetches
     inbox: tuple[str, str] | None = None
-    ledger: Ledger | None = None
+    ledger: PublishState | None = None
     looking: bool = False  # a lookup is unanswered
     handed_off: bool = False  # the router's First arrived
     markers: dict[int, Marker] = field(default_factory=dict)
-    decision: Decision = field(default_factory=Decision)  # about what the lookup found
+    decision: FetchDecision = field(default_factory=FetchDecision)  # about what the lookup found
     brought: int = 0  # chunks that were fetched, as a bit set
-    tally: Tally = field(default_factory=Tally)  # since it left the parking lot
+    tally: BlockCounts = field(default_factory=BlockCounts)  # since it left the parking lot
     reservation: Reservation | None = None
     finished: frozenset[int] = frozenset()  # choices that ended elsewhere
     open_choices: set[int] = field(default_factory=set)
@@ -166,9 +166,9 @@ class Job:
         cached = self.reservation.cached
         return tuple(PADDING if first + i < cached else block for i, block in enumerate(blocks))
 
-    def count(self, admitted: Admit | None) -> Tally:
+    def count(self, admitted: Admit | None) -> BlockCounts:
         """What became of its full blocks. One call, when it leaves the parking lot."""
-        self.tally = Tally(
+        self.tally = BlockCounts(
             queried=self.full_blocks,
             matched=self.parked.cached_blocks + self._blocks_of(self.markers),
             fetched=self._blocks_of(_bits(self.brought)),

@@ -23,15 +23,15 @@ import msgspec
 from baton_engine.interface import Engine
 from baton_node.engine import fetch_state
 from baton_node.engine.counters import Counters
-from baton_node.engine.early_announcements import Stash
-from baton_node.engine.fetch_chooser import Weigher
-from baton_node.engine.fetcher import Lot, Waits
+from baton_node.engine.early_announcements import EarlyAnnouncements
+from baton_node.engine.fetch_chooser import FetchChooser
+from baton_node.engine.fetcher import Fetcher, FetchWaits
 from baton_node.engine.job import Job, JobKey, Times, check_request
 from baton_node.engine.publisher import Publisher
 from baton_node.engine.reporter import Reporter
-from baton_node.engine.running import Batch
+from baton_node.engine.running import RunningBatch
 from baton_node.engine.speeds import SpeedMeter
-from baton_node.ipc.engine_socket import Port
+from baton_node.ipc.engine_socket import EngineSocket
 from baton_node.ipc.messages import Drain, Drained, FinishChoice, Saved, Start, ToEngine, Undrain
 from baton_node.settings import FetchPolicy
 from baton_node.store.base import Connector, ConnectorEvent, Copied, Fetched, LookedUp, Published
@@ -52,7 +52,7 @@ EXPIRE_EVERY_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeskOptions:
+class LoopOptions:
     epoch: Epoch
     lookup_wait_s: float = 0.1
     first_wait_s: float = 2.0
@@ -63,15 +63,15 @@ class DeskOptions:
     speeds: Speeds = field(default_factory=Speeds)
 
 
-class Desk:
+class EngineLoop:
     """Owned by one thread."""
 
     def __init__(
         self,
         engine: Engine,
         connector: Connector,
-        port: Port,
-        options: DeskOptions,
+        port: EngineSocket,
+        options: LoopOptions,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
@@ -80,15 +80,15 @@ class Desk:
         self._clock = clock
         self._chunk_blocks = engine.info.layout.chunk_blocks
         self.counters = Counters()
-        waits = Waits(options.lookup_wait_s, options.first_wait_s, options.blocks_wait_s)
+        waits = FetchWaits(options.lookup_wait_s, options.first_wait_s, options.blocks_wait_s)
         speeds = SpeedMeter(options.speeds)
         self._publisher = Publisher(engine, connector, self.counters, clock)
-        self._batch = Batch(engine, port, self._publisher, self.counters, speeds, clock)
+        self._batch = RunningBatch(engine, port, self._publisher, self.counters, speeds, clock)
         batch = self._batch
-        self._lot = Lot(engine, connector, self.counters, waits, batch.admit, batch.fail, clock)
+        self._lot = Fetcher(engine, connector, self.counters, waits, batch.admit, batch.fail, clock)
         layout = engine.info.layout
-        self._weigher = Weigher(layout, connector, speeds, options.fetch, clock)
-        self._stash = Stash(clock)
+        self._weigher = FetchChooser(layout, connector, speeds, options.fetch, clock)
+        self._stash = EarlyAnnouncements(clock)
         self._reporter = Reporter(
             engine,
             self.counters,

@@ -20,7 +20,7 @@ MAX_HELD_SHARE = 2
 STILL_S = 1.0
 
 
-class Puts:
+class OutgoingBlocks:
     """`copying` chunks hold their blocks now."""
 
     def __init__(self, engine: Engine, connector: Connector, clock: Callable[[], float]) -> None:

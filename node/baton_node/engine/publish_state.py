@@ -73,7 +73,7 @@ Action = Publish | Announce | End
 
 
 @dataclass(frozen=True, slots=True)
-class Ledger:
+class PublishState:
     """One prefill job's chunks, as bit sets. `computed` is a count."""
 
     chunks: int
@@ -86,7 +86,7 @@ class Ledger:
     ended: bool = False
 
 
-def step(state: Ledger, event: Event) -> tuple[Ledger, list[Action]]:
+def step(state: PublishState, event: Event) -> tuple[PublishState, list[Action]]:
     """The next state and what to do now. After End nothing comes any more."""
     if state.ended:
         return state, []
@@ -110,7 +110,7 @@ def step(state: Ledger, event: Event) -> tuple[Ledger, list[Action]]:
     return _advance(state, actions)
 
 
-def _advance(state: Ledger, actions: list[Action]) -> tuple[Ledger, list[Action]]:
+def _advance(state: PublishState, actions: list[Action]) -> tuple[PublishState, list[Action]]:
     if state.looked_up and not state.failed and not state.closed:
         due = _ones(state.computed) & ~state.exists & ~state.flying
         actions.extend(Publish(chunk) for chunk in _bits(due))

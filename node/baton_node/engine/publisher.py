@@ -16,7 +16,7 @@ from baton_engine.interface import Engine, Filled, Progress
 from baton_node.engine import publish_state
 from baton_node.engine.counters import Counters
 from baton_node.engine.job import Job, JobKey
-from baton_node.engine.outgoing_blocks import Puts
+from baton_node.engine.outgoing_blocks import OutgoingBlocks
 from baton_node.engine.write_behind import WriteBehind
 from baton_node.store.base import Connector, Copied, LookedUp, Published
 from baton_protocol.ids import BlockHash, BlockId
@@ -40,7 +40,7 @@ class Publisher:
         self._connector = connector
         self._counters = counters
         self._jobs: dict[JobKey, Job] = {}
-        self._puts = Puts(engine, connector, clock)
+        self._puts = OutgoingBlocks(engine, connector, clock)
         self._behind = WriteBehind(engine, connector, self._puts, counters)
         self._refused = False  # the last chunk was
 
@@ -62,7 +62,7 @@ class Publisher:
     def open(self, job: Job) -> None:
         """A prefill job arrived. One without a full chunk ends here."""
         self._jobs[job.key] = job
-        job.ledger = publish_state.Ledger(len(job.chunks))
+        job.ledger = publish_state.PublishState(len(job.chunks))
         if not job.chunks:
             self._tell(job, publish_state.LookedUp(0))
 

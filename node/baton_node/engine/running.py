@@ -15,21 +15,21 @@ from baton_node.engine.counters import Counters
 from baton_node.engine.job import Job, JobKey
 from baton_node.engine.publisher import Publisher
 from baton_node.engine.speeds import SpeedMeter
-from baton_node.ipc.engine_socket import Port
+from baton_node.ipc.engine_socket import EngineSocket
 from baton_node.ipc.messages import FinishChoice, Prompted, Step, Token
 from baton_protocol.errors import BatonError
 from baton_protocol.ids import RequestId
 from baton_protocol.link import JobFailed
 
 
-class Batch:
+class RunningBatch:
     """`ended` counts requests that have given their blocks back, `prompted` those whose prompt was
     computed."""
 
     def __init__(
         self,
         engine: Engine,
-        port: Port,
+        port: EngineSocket,
         publisher: Publisher,
         counters: Counters,
         speeds: SpeedMeter,

@@ -27,7 +27,7 @@ class PortClosed(Exception):
     """Nobody is at the other end any more."""
 
 
-class Port(Protocol):
+class EngineSocket(Protocol):
     """What the desk needs of it."""
 
     def fileno(self) -> int: ...
@@ -39,7 +39,7 @@ class Port(Protocol):
     def send(self, record: ToServer) -> None: ...
 
 
-class SocketPort:
+class StreamEngineSocket:
     """Port over a connected stream socket, which it owns."""
 
     def __init__(self, sock: socket.socket) -> None:

@@ -41,9 +41,9 @@ from baton_node.server.identity import (
     model_made,
     new_epoch,
 )
-from baton_node.server.links import Link
+from baton_node.server.links import RouterLink
 from baton_node.server.metrics import NodeMetrics
-from baton_node.server.node import Service
+from baton_node.server.node import Node
 from baton_node.server.role import NodeRole
 from baton_node.server.spans import NodeSpans
 from baton_node.server.transfer_summary import chunk_line
@@ -86,7 +86,7 @@ class NodeServer:
         digests = digests_of(artifacts)
         self._by_digest = {digests[name]: data for name, data in artifacts.items()}
         self.metrics = NodeMetrics(NodeId(settings.node), self._figures)
-        self.service: Service | None = None
+        self.service: Node | None = None
         told = urlsplit(settings.address).hostname
         named = (told,) if told is not None and is_loopback(settings.host) else ()
         self._hosts = Hosts(settings.host, named)
@@ -166,7 +166,7 @@ class NodeServer:
             heartbeat=PING_S, max_msg_size=MAX_FRAME_BYTES, compress=False
         )
         await socket.prepare(request)
-        link = Link(socket, str(request.remote), request.headers.get(ROUTER_HEADER, ""))
+        link = RouterLink(socket, str(request.remote), request.headers.get(ROUTER_HEADER, ""))
         codec = to_node_codec()
         writer = asyncio.create_task(link.write())
         service.joined(link)
@@ -235,7 +235,7 @@ async def _serve(
         digests, made = digests_of(artifacts), model_made(settings)
         identity = Identity(settings, epoch, ready, address, digests, made)
         spans = NodeSpans(sink, NodeId(settings.node)) if sink is not None else None
-        service = Service(identity, engine, tokenizer, role, server.metrics, spans)
+        service = Node(identity, engine, tokenizer, role, server.metrics, spans)
         server.service = service
         stack.callback(service.lose_links)
         following = _background(stack, service.follow_engine())
@@ -294,7 +294,7 @@ async def _listen(
     return site, runner.addresses[0][1]
 
 
-def _register(settings: NodeSettings, service: Service, stack: AsyncExitStack) -> None:
+def _register(settings: NodeSettings, service: Node, stack: AsyncExitStack) -> None:
     """Until the stack ends; then the node leaves, once nothing registers it any more."""
     registry = Registry(settings.index_url, settings.pool)
     stack.push_async_callback(registry.close)

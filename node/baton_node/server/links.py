@@ -20,7 +20,7 @@ MAX_QUEUED_BYTES = 64 << 20
 CLOSE_S = 2.0
 
 
-class Link:
+class RouterLink:
     """One router's connection. `router` is what that router says of itself with each of them (see
     `baton_protocol.link.link_headers`); a secret, and never logged."""
 
@@ -87,7 +87,7 @@ class Link:
             logger.info("link to %s did not close in time", self.peer)
 
 
-def broadcast(links: Iterable[Link], record: ToRouter) -> None:
+def broadcast(links: Iterable[RouterLink], record: ToRouter) -> None:
     """One frame to all, encoded once."""
     data = to_router_codec().encode(record)
     for link in links:

@@ -16,12 +16,12 @@ from baton_node.ipc.engine_process import EngineProcess
 from baton_node.ipc.messages import Drained, Saved, Step, ToEngine, ToServer
 from baton_node.server.draining import Draining, EndWaits
 from baton_node.server.identity import Identity
-from baton_node.server.links import Link, broadcast
+from baton_node.server.links import RouterLink, broadcast
 from baton_node.server.metrics import NodeMetrics
-from baton_node.server.request_table import Table
+from baton_node.server.request_table import RequestTable
 from baton_node.server.role import NodeRole, saturated
 from baton_node.server.spans import NodeSpans
-from baton_node.server.unacknowledged_jobs import Soon, Untaken
+from baton_node.server.unacknowledged_jobs import Soon, UnacknowledgedJobs
 from baton_protocol.errors import ErrorRecord
 from baton_protocol.ids import BlockHash, Epoch
 from baton_protocol.link import (
@@ -68,7 +68,7 @@ HANDED_BACK = ErrorRecord(
 )
 
 
-class Service:
+class Node:
     """Lives in the server's event loop."""
 
     def __init__(
@@ -85,10 +85,10 @@ class Service:
         self._engine = engine
         self._role = role
         grace_s = identity.settings.link_grace_s
-        self._table = Table(tokenizer, self._send, metrics, grace_s, spans=spans)
-        self._untaken = Untaken()
+        self._table = RequestTable(tokenizer, self._send, metrics, grace_s, spans=spans)
+        self._untaken = UnacknowledgedJobs()
         self._soon = Soon(self._say_load)
-        self._links: set[Link] = set()
+        self._links: set[RouterLink] = set()
         self._chunks: set[BlockHash] = set(identity.ready.chunks)
         self._events = 0  # frames of cache events so far
         self._drained = asyncio.Event()
@@ -129,25 +129,25 @@ class Service:
 
     # --- routers --------------------------------------------------------------------------------
 
-    def joined(self, link: Link) -> None:
+    def joined(self, link: RouterLink) -> None:
         """A link opens with who we are and what we hold."""
         link.send(Hello(self.report()))
         self._list_chunks(link)
         link.send(self.load)
         self._links.add(link)
 
-    def _list_chunks(self, link: Link) -> None:
+    def _list_chunks(self, link: RouterLink) -> None:
         chunks, seq = tuple(self._chunks), self._events
         link.send(CacheEvents(self.epoch, stored=chunks, reset=True, seq=seq))
 
-    def left(self, link: Link) -> None:
+    def left(self, link: RouterLink) -> None:
         """A link is gone; its requests have `link_grace_s` to be claimed."""
         self._links.discard(link)
         if self._table.orphan(link):
             grace = self._identity.settings.link_grace_s
             asyncio.get_running_loop().call_later(grace, self._table.tidy)
 
-    def heard(self, link: Link, frame: ToNode) -> None:
+    def heard(self, link: RouterLink, frame: ToNode) -> None:
         """A router's frame."""
         match frame:
             case PrefillJob() | RunJob():
@@ -165,7 +165,7 @@ class Service:
             case Resync():
                 self._list_chunks(link)
 
-    def _job(self, link: Link, job: PrefillJob | RunJob) -> None:
+    def _job(self, link: RouterLink, job: PrefillJob | RunJob) -> None:
         request, attempt = job.request.id, job.request.attempt
         taken = self._table.is_anothers(request, link.router)
         if not taken and self._table.goes_on(job, link):
@@ -250,7 +250,7 @@ class Service:
         """All at once: a router that does not read keeps no other from hearing of it."""
         await asyncio.gather(*(self._close(link) for link in list(self._links)))
 
-    async def _close(self, link: Link) -> None:
+    async def _close(self, link: RouterLink) -> None:
         await link.flush()
         await link.close()
 

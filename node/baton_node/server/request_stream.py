@@ -12,8 +12,8 @@ import msgspec
 
 from baton_node.ipc.messages import Token
 from baton_node.server.detokenize import ChoiceText, context
-from baton_node.server.links import Link
-from baton_node.server.unacked_deltas import History, size_of
+from baton_node.server.links import RouterLink
+from baton_node.server.unacked_deltas import UnackedDeltas, size_of
 from baton_protocol.ids import RequestId
 from baton_protocol.link import Delta, JobFailed, PrefillDone, PrefillJob, RequestStats, RunJob
 from baton_protocol.request import PositionLogprobs, Request
@@ -23,7 +23,7 @@ Outputs = tuple[tuple[int, ...], ...]
 
 
 @dataclass(slots=True, eq=False)
-class Live:
+class RequestStream:
     """Made by open_live().
 
     `link` is None while its router is away. `until` (the table's clock) says when a request without
@@ -34,12 +34,12 @@ class Live:
     request: Request
     prefill: bool
     router: str
-    link: Link | None
+    link: RouterLink | None
     awaits_first: bool
     open_choices: set[int]
     opened: float
     texts: list[ChoiceText] = field(default_factory=list)
-    histories: list[History] = field(default_factory=list)
+    histories: list[UnackedDeltas] = field(default_factory=list)
     firsts: dict[int, Delta] = field(default_factory=dict)  # of a prefill job
     stats: RequestStats | None = None
     prompt_logprobs: tuple[PositionLogprobs, ...] = ()  # not sent yet
@@ -70,7 +70,7 @@ class Live:
         known = outputs or ((),) * self.request.params.n
         before = context(tokenizer, self.request)
         self.texts = [ChoiceText(tokenizer, self.request, ids, before) for ids in known]
-        self.histories = [History(len(ids)) for ids in known]
+        self.histories = [UnackedDeltas(len(ids)) for ids in known]
 
     def take(self, token: Token, limit: int) -> Delta:
         """The delta of one token of an open choice. It closes the choice that it ends; the last of
@@ -114,13 +114,15 @@ class Live:
         return missed
 
 
-def open_live(job: PrefillJob | RunJob, link: Link, tokenizer: Tokenizer, clock_s: float) -> Live:
+def open_live(
+    job: PrefillJob | RunJob, link: RouterLink, tokenizer: Tokenizer, clock_s: float
+) -> RequestStream:
     """A request that begins, here and now."""
     request = job.request
     finished, awaits_first = (
         (job.finished, job.await_first) if isinstance(job, RunJob) else ((), False)
     )
-    live = Live(
+    live = RequestStream(
         request=request,
         prefill=isinstance(job, PrefillJob),
         router=link.router,

@@ -20,9 +20,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from baton_node.ipc.messages import FinishChoice, Step, ToEngine
-from baton_node.server.links import Link
+from baton_node.server.links import RouterLink
 from baton_node.server.metrics import NodeMetrics
-from baton_node.server.request_stream import Live, open_live
+from baton_node.server.request_stream import RequestStream, open_live
 from baton_node.server.spans import NodeSpans
 from baton_protocol.errors import ErrorRecord
 from baton_protocol.ids import RequestId
@@ -60,7 +60,7 @@ class Bounds:
     aborted: int = 4096  # aborts whose job may still come
 
 
-class Table:
+class RequestTable:
     """`send` gives a frame to the engine; `spans` hears of what is over."""
 
     def __init__(
@@ -80,8 +80,8 @@ class Table:
         self._clock = clock
         self._spans = spans
         self._bounds = bounds or Bounds()
-        self._live: dict[RequestId, Live] = {}
-        self._ended: OrderedDict[RequestId, Live] = OrderedDict()  # the oldest first
+        self._live: dict[RequestId, RequestStream] = {}
+        self._ended: OrderedDict[RequestId, RequestStream] = OrderedDict()  # the oldest first
         self._ended_bytes = 0
         # By router and request, the newest such attempt.
         self._aborted: OrderedDict[tuple[str, RequestId], int] = OrderedDict()
@@ -100,7 +100,7 @@ class Table:
         logger.warning("a router was refused what is another's", extra=live.about)
         return True
 
-    def goes_on(self, job: PrefillJob | RunJob, link: Link) -> bool:
+    def goes_on(self, job: PrefillJob | RunJob, link: RouterLink) -> bool:
         """True for a job that is here already, that is older than what is here, or whose Abort was
         faster. One that is here goes out on this link from now on, what was missed first."""
         request = job.request
@@ -116,7 +116,7 @@ class Table:
             self._catch_up(live, job, link)
         return True
 
-    def open(self, job: PrefillJob | RunJob, link: Link) -> None:
+    def open(self, job: PrefillJob | RunJob, link: RouterLink) -> None:
         """A new request, or a newer attempt of one."""
         live = open_live(job, link, self._tokenizer, self._clock())
         if (older := self._live.get(live.id)) is not None:
@@ -170,7 +170,7 @@ class Table:
                 self._metrics.prompted(prompted.stats)
         bounds = self._bounds
         share = min(bounds.request_bytes, bounds.history_bytes // max(1, len(self._live)))
-        frames: dict[Link, list[Delta]] = {}
+        frames: dict[RouterLink, list[Delta]] = {}
         for token in step.tokens:
             live = self._get(token.request, token.attempt)
             if live is None or token.choice not in live.open_choices:
@@ -196,18 +196,18 @@ class Table:
         live.last = frame
         self._say_last(live)
 
-    def _answer(self, live: Live) -> None:
+    def _answer(self, live: RequestStream) -> None:
         live.last = live.prefill_done()
         self._say_last(live)
 
-    def _say_last(self, live: Live) -> None:
+    def _say_last(self, live: RequestStream) -> None:
         self._end(live)
         if live.link is not None and live.last is not None:
             live.link.send(live.last)
 
     # --- links that are lost --------------------------------------------------------------------
 
-    def orphan(self, link: Link) -> bool:
+    def orphan(self, link: RouterLink) -> bool:
         """A link is gone: True if tidy() is due in `grace_s`."""
         live = [each for each in self._live.values() if each.link is link]
         ended = [each for each in self._ended.values() if each.link is link]
@@ -224,7 +224,7 @@ class Table:
                 self._give_up(live)
         self._forget_ended(now)
 
-    def _catch_up(self, live: Live, job: PrefillJob | RunJob, link: Link) -> None:
+    def _catch_up(self, live: RequestStream, job: PrefillJob | RunJob, link: RouterLink) -> None:
         """The router's job, sent again, says what it has."""
         if live.last is not None:
             link.send(live.last)
@@ -241,7 +241,7 @@ class Table:
             none = NoFirst(live.id, live.attempt, "the router has no first token")
             self.no_first(none, live.router)
 
-    def _send_missed(self, live: Live, job: RunJob, link: Link) -> None:
+    def _send_missed(self, live: RequestStream, job: RunJob, link: RouterLink) -> None:
         missed = live.missed(job)
         if missed is None:
             logger.warning("what its router missed is not kept any more", extra=live.about)
@@ -262,21 +262,21 @@ class Table:
 
     # --- helpers --------------------------------------------------------------------------------
 
-    def _get(self, request: RequestId, attempt: int) -> Live | None:
+    def _get(self, request: RequestId, attempt: int) -> RequestStream | None:
         live = self._live.get(request)
         return live if live is not None and live.attempt == attempt else None
 
-    def _awaiting(self, request: RequestId, attempt: int, router: str) -> Live | None:
+    def _awaiting(self, request: RequestId, attempt: int, router: str) -> RequestStream | None:
         live = self._get(request, attempt)
         if live is None or not live.awaits_first or self.is_anothers(request, router):
             return None
         return live
 
-    def _stop_waiting(self, live: Live) -> None:
+    def _stop_waiting(self, live: RequestStream) -> None:
         live.awaits_first = False
         self._metrics.handed_off(self._clock() - live.opened)
 
-    def _end(self, live: Live) -> None:
+    def _end(self, live: RequestStream) -> None:
         """Nothing more will come of it; what did is kept for a while."""
         now = self._clock()
         if self._spans is not None:
@@ -296,7 +296,7 @@ class Table:
                 return
             self._forget(oldest.id)
 
-    def _give_up(self, live: Live) -> None:
+    def _give_up(self, live: RequestStream) -> None:
         """Forget it, here and in the engine."""
         if self._live.pop(live.id, None) is not None and self._spans is not None:
             self._spans.ended(live, aborted=True)

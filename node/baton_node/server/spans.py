@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from baton_node.server.request_stream import Live
+from baton_node.server.request_stream import RequestStream
 from baton_protocol.ids import NodeId
 from baton_protocol.link import JobFailed
 from baton_protocol.traces import Attribute, Sink, Span, begin
@@ -29,7 +29,7 @@ class NodeSpans:
         self._clock = clock
         self._wall = wall
 
-    def ended(self, live: Live, *, aborted: bool = False) -> None:
+    def ended(self, live: RequestStream, *, aborted: bool = False) -> None:
         """No effect for a request that is not traced. `aborted`: its router wanted no more of it,
         which is no error of the node's."""
         if not live.request.traceparent:
@@ -52,7 +52,7 @@ class NodeSpans:
             )
         )
 
-    def _told(self, live: Live, aborted: bool) -> dict[str, Attribute]:
+    def _told(self, live: RequestStream, aborted: bool) -> dict[str, Attribute]:
         told: dict[str, Attribute] = {
             "baton.request": live.id,
             "baton.attempt": live.attempt,

@@ -26,7 +26,7 @@ def size_of(delta: Delta) -> int:
     return DELTA_BYTES + CANDIDATE_BYTES * candidates
 
 
-class History:
+class UnackedDeltas:
     """Starts behind the `first` ids that the router had when the request came."""
 
     def __init__(self, first: int) -> None:

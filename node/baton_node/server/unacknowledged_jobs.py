@@ -21,7 +21,7 @@ from baton_protocol.store import NodeLoad
 SAY_EVERY_S = 0.02
 
 
-class Untaken:
+class UnacknowledgedJobs:
     """An engine counts every job that it is given: the n-th load's count says which these are."""
 
     def __init__(self) -> None:

@@ -17,8 +17,8 @@ import msgspec
 
 from baton_engine.core.engine_core import EngineCore
 from baton_kvstore.errors import StoreError
-from baton_node.engine.loop import Desk, DeskOptions
-from baton_node.ipc.engine_socket import PortClosed, SocketPort
+from baton_node.engine.loop import EngineLoop, LoopOptions
+from baton_node.ipc.engine_socket import PortClosed, StreamEngineSocket
 from baton_node.ipc.messages import Ready, SetupFailed, Start
 from baton_node.ipc.parent_death import die_with
 from baton_node.settings import NodeSettings, SetupError
@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
     # Ctrl-C reaches the whole process group; the server decides when this process ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    port = SocketPort(socket.socket(fileno=fd))
+    port = StreamEngineSocket(socket.socket(fileno=fd))
     try:
         start = port.wait()[0]
         if not isinstance(start, Start):
@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> int:
         port.close()
 
 
-def _serve(port: SocketPort, start: Start) -> int:
+def _serve(port: StreamEngineSocket, start: Start) -> int:
     settings, epoch = start.settings, start.epoch
     handler = logging.StreamHandler()
     handler.setFormatter(formatter(settings.json_logs))
@@ -126,10 +126,10 @@ def _desk(
     epoch: Epoch,
     engine: EngineCore,
     connector: StoreConnector | NoStore,
-    port: SocketPort,
+    port: StreamEngineSocket,
     speeds: Speeds,
-) -> Desk:
-    options = DeskOptions(
+) -> EngineLoop:
+    options = LoopOptions(
         epoch=epoch,
         lookup_wait_s=settings.lookup_wait_s,
         first_wait_s=settings.first_wait_s,
@@ -139,7 +139,7 @@ def _desk(
         fetch=settings.fetch,
         speeds=speeds,
     )
-    return Desk(engine, connector, port, options)
+    return EngineLoop(engine, connector, port, options)
 
 
 if __name__ == "__main__":

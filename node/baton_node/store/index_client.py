@@ -24,7 +24,7 @@ from baton_node.settings import StoreCare
 from baton_node.store.base import ChunkRef, ConnectorEvent, LookedUp, Published
 from baton_node.store.index_health import IndexWatch
 from baton_node.store.loop_thread import ControlThread
-from baton_node.store.write_batcher import Gathered
+from baton_node.store.write_batcher import WriteBatcher
 from baton_protocol.ids import BlockHash, Epoch, Fingerprint, NodeId, RequestId
 from baton_protocol.store import InboxEntry, Marker
 
@@ -61,7 +61,7 @@ class Stored:
     inbox: tuple[str, str] | None = None  # who waits for it
 
 
-class Indexing:
+class IndexClient:
     """`runs` gives per data server its run id, "" where it is not known yet, None where it is
     away. `connect` makes an index from its URL and the pool's name. Public methods may be called
     from any thread."""
@@ -81,9 +81,9 @@ class Indexing:
         self._index: Index | None = None
         self._watch = IndexWatch(self._probe)
         begin = self._control.begin
-        self._markers = Gathered[None, Stored](begin, self._mark, MAX_PENDING_MARKERS)
-        self._fetched = Gathered[None, ChunkRef](begin, self._refresh, MAX_PENDING_MARKERS)
-        self._outboxes = Gathered[tuple[str, str], InboxEntry](
+        self._markers = WriteBatcher[None, Stored](begin, self._mark, MAX_PENDING_MARKERS)
+        self._fetched = WriteBatcher[None, ChunkRef](begin, self._refresh, MAX_PENDING_MARKERS)
+        self._outboxes = WriteBatcher[tuple[str, str], InboxEntry](
             begin, self._send, MAX_PENDING_ENTRIES
         )
 

@@ -24,7 +24,7 @@ from baton_kvstore.data.data_plane import DataPlane
 from baton_kvstore.data.transfers import GetResult, PutResult
 from baton_kvstore.index.markers import Index
 from baton_node.store.base import PADDING, ChunkRef, ConnectorEvent, Copied, Fetched, Published
-from baton_node.store.index_client import Indexing, StoreAddress, Stored
+from baton_node.store.index_client import IndexClient, StoreAddress, Stored
 from baton_protocol.ids import BlockHash, BlockId, RequestId
 from baton_protocol.layout import KVLayout
 from baton_protocol.store import DataInstance, InboxEntry, Marker, Priority, StoreHealth
@@ -53,7 +53,7 @@ class StoreConnector:
             write_behind_bandwidth=address.write_behind_bandwidth,
             settings=address.settings,
         )
-        self._index = Indexing(address, self._emit, self._runs, connect)
+        self._index = IndexClient(address, self._emit, self._runs, connect)
         self._closed = False
 
     @property

@@ -15,7 +15,7 @@ K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 
-class Gathered(Generic[K, T]):
+class WriteBatcher(Generic[K, T]):
     """`begin` starts a task; `write` handles its own errors. At most `most` items wait per key."""
 
     def __init__(

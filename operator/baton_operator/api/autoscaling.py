@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo
 
 from msgspec import Meta, field
 
-from baton_operator.api.cel_rules import Rule, matches, quoted, ruled
+from baton_operator.api.cel_rules import CelRule, matches, quoted, ruled
 from baton_operator.api.quantity import check_quantity
 from baton_operator.api.record import Record
 from baton_operator.api.values import Quantity
@@ -28,7 +28,7 @@ _DECIMAL = r"[0-9]{1,4}(\.[0-9]{1,3})?"
 Decimal = Annotated[
     int | Annotated[str, Meta(max_length=8)],
     ruled(
-        Rule(
+        CelRule(
             f"string(self).matches({quoted(f'^{_DECIMAL}$')})",
             'not a decimal; write a number as a text, such as "0.5" or "2"',
         )
@@ -37,7 +37,7 @@ Decimal = Annotated[
 Clock = Annotated[
     str,
     ruled(
-        Rule(
+        CelRule(
             matches("([01][0-9]|2[0-3]):[0-5][0-9]"),
             'not a time of day; write "00:00" to "23:59"',
         ),
@@ -47,7 +47,7 @@ Clock = Annotated[
 TimeZone = Annotated[
     str,
     ruled(
-        Rule(
+        CelRule(
             matches("[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+)*"),
             "not a time zone; write one of the tz database, such as Europe/Berlin or UTC",
         ),
@@ -91,8 +91,8 @@ class TargetsSpec(Record, frozen=True, kw_only=True):
 class RoleBounds(Record, frozen=True, kw_only=True):
     """How many nodes a role may have."""
 
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
+    rules: ClassVar[tuple[CelRule, ...]] = (
+        CelRule(
             "!has(self.max) || self.min <= self.max",
             "over max; write a min that is at most max",
             field=".min",
@@ -119,13 +119,13 @@ class RoleBounds(Record, frozen=True, kw_only=True):
 class RatioSpec(Record, frozen=True, kw_only=True):
     """Prefill nodes per decode node."""
 
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
+    rules: ClassVar[tuple[CelRule, ...]] = (
+        CelRule(
             f"!has(self.max) || {_number('max')} > 0.0",
             "0 allows no prefill node; write a number above it",
             field=".max",
         ),
-        Rule(
+        CelRule(
             f"!has(self.min) || !has(self.max) || {_number('min')} <= {_number('max')}",
             "over max; write a min that is at most max",
             field=".min",
@@ -143,8 +143,8 @@ class RatioSpec(Record, frozen=True, kw_only=True):
 class ScaleUpSpec(Record, frozen=True, kw_only=True):
     """How fast nodes are added."""
 
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
+    rules: ClassVar[tuple[CelRule, ...]] = (
+        CelRule(
             # It is there by default, but not yet where that default itself is checked.
             f"!has(self.factor) || {_number('factor')} > 1.0",
             "adds nothing; write a number above 1",
@@ -175,8 +175,8 @@ class ScaleDownSpec(Record, frozen=True, kw_only=True):
 class ScheduleBounds(Record, frozen=True, kw_only=True):
     """A role's bounds while a schedule holds."""
 
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
+    rules: ClassVar[tuple[CelRule, ...]] = (
+        CelRule(
             "!has(self.min) || !has(self.max) || self.min <= self.max",
             "over max; write a min that is at most max",
             field=".min",
@@ -218,9 +218,9 @@ class ScheduleSpec(Record, frozen=True, kw_only=True):
 class AutoscalingSpec(Record, frozen=True, kw_only=True):
     """How many nodes there are, by what users feel or by somebody else's word."""
 
-    rules: ClassVar[tuple[Rule, ...]] = (
+    rules: ClassVar[tuple[CelRule, ...]] = (
         *(
-            Rule(
+            CelRule(
                 f"self.mode == 'external' || (has(self.{role}) && (has(self.{role}.mode)"
                 f" || has(self.{role}.max)))",
                 f"nobody says how many nodes there may be; write {role}.max, or {role}.mode:"
@@ -229,13 +229,13 @@ class AutoscalingSpec(Record, frozen=True, kw_only=True):
             )
             for role in ROLES
         ),
-        Rule(
+        CelRule(
             "!has(self.decode) || self.decode.min >= 1",
             "0: nobody could answer; write at least 1, and for a pool that may sleep"
             " scaleToZeroAfterSeconds",
             field=".decode",
         ),
-        Rule(
+        CelRule(
             "!has(self.scaleToZeroAfterSeconds) || (self.mode != 'external'"
             " && !(has(self.prefill) && has(self.prefill.mode))"
             " && !(has(self.decode) && has(self.decode.mode)))",

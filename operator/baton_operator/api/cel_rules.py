@@ -15,7 +15,7 @@ from msgspec import Meta
 RULES = "rules"
 
 
-class Rule(msgspec.Struct, frozen=True):
+class CelRule(msgspec.Struct, frozen=True):
     """`cel` sees the value as `self` and is true where all is well. `field` (".name") is the one
     below it that the message speaks of; "" for the value itself."""
 
@@ -24,7 +24,7 @@ class Rule(msgspec.Struct, frozen=True):
     field: str = ""
 
 
-def ruled(*rules: Rule, **more: Any) -> Meta:
+def ruled(*rules: CelRule, **more: Any) -> Meta:
     """A value's Meta with rules."""
     return Meta(extra={RULES: rules}, **more)
 
@@ -36,10 +36,10 @@ def given(path: str) -> str:
     return f"({' && '.join(known)} && self.{path} != '')"
 
 
-def both(first: str, second: str) -> Rule:
+def both(first: str, second: str) -> CelRule:
     """Two optional objects of which one at most is wanted."""
     cel = f"!has(self.{first}) || !has(self.{second})"
-    return Rule(cel, f"given beside {first}; write one of the two", field=f".{second}")
+    return CelRule(cel, f"given beside {first}; write one of the two", field=f".{second}")
 
 
 def quoted(text: str) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from baton_operator.api.cel_rules import Rule, matches
+from baton_operator.api.cel_rules import CelRule, matches
 from baton_operator.api.pool_spec import PoolSpec
 from baton_operator.api.scaler import ScalerSpec, ScalerStatus
 from baton_operator.api.schema import Schema, schema_of, validations
@@ -40,12 +40,12 @@ WIDE = {"Routers"}  # shown by `kubectl get --output wide` only
 SCALER_COLUMNS = {"Desired": ".spec.replicas", "Current": ".status.replicas"}
 _RULES = (
     # Not `required`: that would not say what to write.
-    Rule(
+    CelRule(
         "has(self.spec)",
         "missing; write at least model.path, model.uri or engine.kind: sim",
         ".spec",
     ),
-    Rule(
+    CelRule(
         matches(POOL_NAME.pattern, "metadata.name")
         + f" && self.metadata.name.size() <= {LONGEST_POOL_NAME}",
         "cannot begin the names of services; write at most"

@@ -1,8 +1,8 @@
 """What a user may write in an InferencePool's `spec`: only fields that something obeys.
 
 Keys are camelCase in YAML, snake_case here. The CRD is generated from these records (see `crd`),
-defaults and descriptions included. What needs more than a type is a `Rule`, of a value (`values`)
-or of a record: the API server refuses by it. `__post_init__` repeats only what nothing could be
+defaults and descriptions included. What needs more than a type is a `CelRule`, of a value
+(`values`) or of a record: the API server refuses by it. `__post_init__` repeats only what nothing could be
 built from, since a pool may have been stored before a rule was.
 """
 
@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, Literal
 from msgspec import Meta, field
 
 from baton_operator.api.autoscaling import AutoscalingSpec
-from baton_operator.api.cel_rules import Rule, both, given
+from baton_operator.api.cel_rules import CelRule, both, given
 from baton_operator.api.quantity import check_quantity
 from baton_operator.api.record import Record, Resources, SecretFile, SecretRef
 from baton_operator.api.rollout import RolloutSpec
@@ -50,8 +50,8 @@ ServiceType = Literal["ClusterIP", "NodePort", "LoadBalancer"]
 class ModelCache(Record, frozen=True, kw_only=True):
     """Where a fetched model is kept."""
 
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
+    rules: ClassVar[tuple[CelRule, ...]] = (
+        CelRule(
             f"{given('claimName')} != {given('hostPath')}",
             "says no place, or two; write one of claimName and hostPath, or leave cache out: then"
             " each pod fetches its own",
@@ -74,23 +74,23 @@ class ModelSpec(Record, frozen=True, kw_only=True):
     """The model that all nodes serve."""
 
     _fetched: ClassVar[str] = "(has(self.uri) && self.uri.startsWith('hf://'))"
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
+    rules: ClassVar[tuple[CelRule, ...]] = (
+        CelRule(
             f"!{given('path')} || !{given('uri')}",
             "given beside path; write one of the two",
             field=".uri",
         ),
-        Rule(
+        CelRule(
             f"!has(self.secretRef) || {_fetched}",
             "only a model from a hub needs a login; write uri: hf://ORG/NAME, or leave it out",
             field=".secretRef",
         ),
-        Rule(
+        CelRule(
             f"!has(self.cache) || {_fetched}",
             "only a model from a hub is fetched; write uri: hf://ORG/NAME, or leave it out",
             field=".cache",
         ),
-        Rule(
+        CelRule(
             f"!has(self.storage) || ({_fetched} && !has(self.cache))",
             "only a model that each pod fetches for itself takes the pod's storage; write uri:"
             " hf://ORG/NAME without cache, or leave it out",
@@ -255,7 +255,7 @@ class HTTPRouteSpec(Record, frozen=True, kw_only=True):
 class RouterSpec(Record, frozen=True, kw_only=True):
     """The gateway that clients talk to."""
 
-    rules: ClassVar[tuple[Rule, ...]] = (both("ingress", "httpRoute"),)
+    rules: ClassVar[tuple[CelRule, ...]] = (both("ingress", "httpRoute"),)
 
     replicas: Annotated[int, Meta(ge=1, description="routers")] = 1
     workers: Annotated[
@@ -318,18 +318,18 @@ class NetworkPolicySpec(Record, frozen=True, kw_only=True):
 class PoolSpec(Record, frozen=True, kw_only=True):
     """A whole pool: model, nodes, router and KV store."""
 
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
+    rules: ClassVar[tuple[CelRule, ...]] = (
+        CelRule(
             f"self.engine.kind != 'torch' || {given('model.path')} || {given('model.uri')}",
             "says no model; write path or uri, or engine.kind: sim",
             field=".model",
         ),
-        Rule(
+        CelRule(
             "self.prefill.replicas + self.decode.replicas > 0",
             "0, and prefill.replicas too: nobody could answer; write at least 1 in one of them",
             field=".decode.replicas",
         ),
-        Rule(
+        CelRule(
             "self.missingRolePolicy == 'aggregate' || (self.decode.replicas > 0"
             " && (self.handoff == 'never' || self.prefill.replicas > 0))",
             "requests would wait or fail for ever: a role that they need has 0 replicas; write"
@@ -337,7 +337,7 @@ class PoolSpec(Record, frozen=True, kw_only=True):
             " prefill.replicas",
             field=".missingRolePolicy",
         ),
-        Rule(
+        CelRule(
             "self.missingRolePolicy == 'aggregate' || self.handoff == 'never'"
             " || !has(self.autoscaling) || !has(self.autoscaling.prefill)"
             " || self.autoscaling.prefill.min > 0",
@@ -345,7 +345,7 @@ class PoolSpec(Record, frozen=True, kw_only=True):
             " missingRolePolicy: aggregate",
             field=".autoscaling.prefill",
         ),
-        Rule(
+        CelRule(
             "self.kvStore.sharing == 'pool' || has(self.router.apiKeysSecret)",
             "nothing tells tenants apart; write router.apiKeysSecret, or sharing: pool",
             field=".kvStore.sharing",

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 import msgspec
 from msgspec import Meta, field
 
-from baton_operator.api.cel_rules import Rule
+from baton_operator.api.cel_rules import CelRule
 from baton_operator.api.quantity import check_quantity
 from baton_operator.api.values import Name, Quantities, SecretKey, check_name
 
@@ -17,7 +17,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     are passed over: the definition may be newer than the operator, and typos are refused by it.
     `whole`: of several appliers one has all of its fields, as half of each would be neither's."""
 
-    rules: ClassVar[tuple[Rule, ...]] = ()
+    rules: ClassVar[tuple[CelRule, ...]] = ()
     whole: ClassVar[bool] = False
 
 
@@ -45,8 +45,8 @@ class Resources(Record, frozen=True, kw_only=True):
     """Kubernetes' own: quantities by resource name. A resource that is named in neither list has
     its default, where there is one."""
 
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
+    rules: ClassVar[tuple[CelRule, ...]] = (
+        CelRule(
             "!has(self.requests) || !has(self.limits) || self.requests.all(name,"
             " !(name in self.limits)"
             " || !isQuantity(string(self.requests[name]))"

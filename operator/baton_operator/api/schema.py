@@ -1,7 +1,7 @@
 """From records to a structural schema as CustomResourceDefinitions want it.
 
-In: a msgspec record, its Metas and `Rule`s. Out: OpenAPI v3 without references and null: what may
-be left out is not required, an int or str is Kubernetes' int-or-string, and objects that hold
+In: a msgspec record, its Metas and `CelRule`s. Out: OpenAPI v3 without references and null: what
+may be left out is not required, an int or str is Kubernetes' int-or-string, and objects that hold
 defaults default to {} so that these appear in what is stored.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect as types
 
-from baton_operator.api.cel_rules import RULES, Rule
+from baton_operator.api.cel_rules import RULES, CelRule
 
 Schema = dict[str, Any]
 
@@ -26,7 +26,7 @@ def schema_of(record: type[msgspec.Struct], defaults: bool) -> Schema:
     return _object(found, defaults)
 
 
-def validations(rules: Iterable[Rule]) -> Schema:
+def validations(rules: Iterable[CelRule]) -> Schema:
     """As a part of a schema; empty without rules."""
     found = []
     for rule in rules:

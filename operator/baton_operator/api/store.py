@@ -14,7 +14,7 @@ from baton_kvstore.connection.endpoint import parse_endpoint
 from baton_kvstore.embedded.servers import INDEX_MEMORY
 from baton_kvstore.errors import StoreMisconfigured
 from baton_kvstore.settings import StoreSettings
-from baton_operator.api.cel_rules import Rule, both
+from baton_operator.api.cel_rules import CelRule, both
 from baton_operator.api.quantity import check_quantity, quantity_bytes
 from baton_operator.api.record import Record, Resources, SecretRef
 from baton_operator.api.values import PodTemplate, Quantity, RedisUrl
@@ -24,11 +24,11 @@ Sharing = Literal["pool", "tenant"]
 _LOGIN = "given with a login, which all could read; leave it out and write secretRef instead"
 
 
-def _more_memory(field: str, values: str, words: str) -> Rule:
+def _more_memory(field: str, values: str, words: str) -> CelRule:
     """A server's limit, where the user names one, is above what its values may take: CEL and words.
     What is no quantity is refused by that value's own rule."""
     limit = f"self.{field}.limits['memory']"
-    return Rule(
+    return CelRule(
         f"!has(self.{field}) || !has(self.{field}.limits) || !('memory' in self.{field}.limits)"
         f" || !isQuantity(string({limit})) || !isQuantity({values})"
         f" || quantity(string({limit})).compareTo(quantity({values})) > 0",
@@ -41,8 +41,8 @@ def _more_memory(field: str, values: str, words: str) -> Rule:
 class ManagedStore(Record, frozen=True, kw_only=True):
     """Redis servers that belong to the pool: one index and `dataInstances` for KV bytes."""
 
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule(
+    rules: ClassVar[tuple[CelRule, ...]] = (
+        CelRule(
             "!isQuantity(string(self.memory))"
             " || quantity(string(self.memory)).compareTo(quantity('64Mi')) >= 0",
             "too small to hold KV; write at least 64Mi",
@@ -85,22 +85,22 @@ class ManagedStore(Record, frozen=True, kw_only=True):
 class ExternalStore(Record, frozen=True, kw_only=True):
     """Somebody else's Redis."""
 
-    rules: ClassVar[tuple[Rule, ...]] = (
-        Rule("!self.indexUrl.contains('@')", _LOGIN, field=".indexUrl"),
-        Rule("self.dataUrls.all(url, !url.contains('@'))", _LOGIN, field=".dataUrls"),
-        Rule(
+    rules: ClassVar[tuple[CelRule, ...]] = (
+        CelRule("!self.indexUrl.contains('@')", _LOGIN, field=".indexUrl"),
+        CelRule("self.dataUrls.all(url, !url.contains('@'))", _LOGIN, field=".dataUrls"),
+        CelRule(
             # An address without its database. The default port is the record's to see.
             "self.dataUrls.all(url, url.find('//[^/]*') != self.indexUrl.find('//[^/]*'))",
             "the index's server is among them: one must not evict and the other must, which a"
             " server does for all its databases; write another server",
             field=".dataUrls",
         ),
-        Rule(
+        CelRule(
             "self.dataUrls.all(url, self.dataUrls.exists_one(other, other == url))",
             "an instance is given twice; write each once",
             field=".dataUrls",
         ),
-        Rule(
+        CelRule(
             "!has(self.caSecretRef) || self.indexUrl.startsWith('rediss://')"
             " || self.dataUrls.exists(url, url.startsWith('rediss://'))",
             "no server is reached by TLS; write rediss://... URLs, or leave it out",
@@ -138,7 +138,7 @@ class ExternalStore(Record, frozen=True, kw_only=True):
 class KVStoreSpec(Record, frozen=True, kw_only=True):
     """Where KV is exchanged: servers of the pool's own unless others are named."""
 
-    rules: ClassVar[tuple[Rule, ...]] = (both("managed", "external"),)
+    rules: ClassVar[tuple[CelRule, ...]] = (both("managed", "external"),)
 
     sharing: Annotated[
         Sharing,

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from baton_operator.api.cel_rules import Rule, matches, quoted, ruled
+from baton_operator.api.cel_rules import CelRule, matches, quoted, ruled
 from baton_operator.api.reserved_flags import NODE_FLAGS, ROUTER_FLAGS
 
 LONGEST_NAME = 253
@@ -28,7 +28,7 @@ _CLAIM = r"pvc://[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?(/([^/\pC\pZ]| )+)*/*"
 
 def _names(pattern: str, message: str, longest: int, optional: bool = False) -> Meta:
     cel = f"self == '' || {matches(pattern)}" if optional else matches(pattern)
-    return ruled(Rule(cel, message), max_length=longest)
+    return ruled(CelRule(cel, message), max_length=longest)
 
 
 def check_name(field: str, name: str) -> None:
@@ -42,7 +42,9 @@ MaybeName = Annotated[str, _names(_SUBDOMAIN, _NOT_A_NAME, LONGEST_NAME, optiona
 SecretKey = Annotated[
     str,
     ruled(
-        Rule(f"{matches('[-._a-zA-Z0-9]+')} && !self.startsWith('..') && self != '.'", _NOT_A_KEY),
+        CelRule(
+            f"{matches('[-._a-zA-Z0-9]+')} && !self.startsWith('..') && self != '.'", _NOT_A_KEY
+        ),
         max_length=253,
     ),
 ]
@@ -51,7 +53,7 @@ HostName = Annotated[str, _names(rf"(\*\.)?{_SUBDOMAIN}", _NOT_A_HOST, 253)]
 Folder = Annotated[
     str,
     ruled(
-        Rule(
+        CelRule(
             "self == '' || self.startsWith('/')",
             "not an absolute path; write one that begins with '/', such as /models/NAME",
         ),
@@ -61,17 +63,17 @@ Folder = Annotated[
 ModelUri = Annotated[
     str,
     ruled(
-        Rule(
+        CelRule(
             "self == '' || self.startsWith('hf://') || self.startsWith('pvc://')",
             "not a known source; write hf://ORG/NAME[@REVISION] or pvc://CLAIM/FOLDER",
         ),
-        Rule(
+        CelRule(
             f"!self.startsWith('hf://') || ({matches(_HUB)} && !self.contains('--')"
             f" && !self.contains('..') && {matches('hf://[^@]{1,96}(@.*)?')})",
             "not a repository of a hub; write hf://ORG/NAME[@REVISION], such as"
             " hf://Qwen/Qwen3-0.6B",
         ),
-        Rule(
+        CelRule(
             f"!self.startsWith('pvc://') || ({matches(_CLAIM)}"
             rf" && !self.matches({quoted(r'/[.]{1,2}(/|$)')}))",
             "not a folder of a PersistentVolumeClaim; write pvc://CLAIM/FOLDER, without empty, '.'"
@@ -83,7 +85,7 @@ ModelUri = Annotated[
 ModelName = Annotated[
     str,
     ruled(
-        Rule(
+        CelRule(
             f"self == '' || {matches('[A-Za-z0-9][A-Za-z0-9._:/@+-]*')}",
             "not one word; write letters, digits and any of . _ : / @ + -, such as org/model",
         ),
@@ -93,7 +95,7 @@ ModelName = Annotated[
 RedisUrl = Annotated[
     str,
     ruled(
-        Rule(
+        CelRule(
             # One with a login is refused by the record: here its text would be repeated.
             "self.contains('@') || "
             + matches(
@@ -111,11 +113,11 @@ RedisUrl = Annotated[
 def _flag(taken: tuple[str, ...]) -> Meta:
     names = "|".join(taken)
     return ruled(
-        Rule(
+        CelRule(
             f"self.matches({quoted('^--[a-z][a-z0-9-]*(=|$)')})",
             "not a flag in one word; write --NAME=VALUE or --NAME",
         ),
-        Rule(
+        CelRule(
             f"!self.matches({quoted(f'^--(no-)?({names})(=|$)')})",
             "a flag that the operator sets; leave it out and write the spec's own field instead",
         ),
@@ -162,12 +164,12 @@ PodTemplate = Annotated[
 Peer = Annotated[
     dict[str, Any],
     ruled(
-        Rule(
+        CelRule(
             "has(self.podSelector) || has(self.namespaceSelector) || has(self.ipBlock)",
             "selects nothing; write podSelector, namespaceSelector or ipBlock, as in a"
             " NetworkPolicy",
         ),
-        Rule(
+        CelRule(
             "!has(self.ipBlock) || (!has(self.podSelector) && !has(self.namespaceSelector))",
             "given beside a selector; write two peers, one with ipBlock and one with the selectors",
             field=".ipBlock",
@@ -179,7 +181,7 @@ Peer = Annotated[
 Quantity = Annotated[
     int | Annotated[str, Meta(max_length=24)],
     ruled(
-        Rule(
+        CelRule(
             "isQuantity(string(self)) && quantity(string(self)).compareTo(quantity('0')) >= 0",
             "not a quantity of Kubernetes; write a number with or without a unit, such as 2, 500m,"
             " 512Mi or 16Gi",

@@ -17,7 +17,7 @@ from baton_operator.builders.pool import Pool
 from baton_operator.builders.scalers import build_scaler, scaled_roles, seeded, selector_of
 from baton_operator.kube.client import Api, Refused, ServerFailed
 from baton_operator.kube.kinds import POOL_SCALER, ChildKey, key_of
-from baton_operator.state.cache import Cache, Child, PoolKey, read_child
+from baton_operator.state.cache import Cache, CachedChild, PoolKey, read_child
 from baton_protocol.store import Role
 
 logger = logging.getLogger(__name__)
@@ -48,8 +48,8 @@ class Scalers:
         return with_replicas(pool, counts)
 
     async def _make(
-        self, pool: Pool, role: Role, place: ChildKey, children: Mapping[ChildKey, Child]
-    ) -> Child | None:
+        self, pool: Pool, role: Role, place: ChildKey, children: Mapping[ChildKey, CachedChild]
+    ) -> CachedChild | None:
         found = await self._api.get(place)
         if found is not None:
             return read_child(found)  # the watch will show it
@@ -61,7 +61,7 @@ class Scalers:
             return None
 
     async def _tell(
-        self, pool: Pool, role: Role, child: Child, children: Mapping[ChildKey, Child]
+        self, pool: Pool, role: Role, child: CachedChild, children: Mapping[ChildKey, CachedChild]
     ) -> None:
         status = {"replicas": nodes_of(role, children), "selector": selector_of(pool, role)}
         said = child.scaler
@@ -92,7 +92,7 @@ def with_replicas(pool: Pool, counts: Mapping[Role, int]) -> Pool:
     return msgspec.structs.replace(pool, spec=msgspec.structs.replace(pool.spec, **changed))
 
 
-def seed_of(pool: Pool, role: Role, children: Mapping[ChildKey, Child]) -> int:
+def seed_of(pool: Pool, role: Role, children: Mapping[ChildKey, CachedChild]) -> int:
     """As many as there are now: whoever takes over begins there. In a new pool what the spec
     says."""
     known = [
@@ -103,7 +103,7 @@ def seed_of(pool: Pool, role: Role, children: Mapping[ChildKey, Child]) -> int:
     return max(known, default=role_spec(pool, role).replicas)
 
 
-def nodes_of(role: Role, children: Mapping[ChildKey, Child]) -> int:
+def nodes_of(role: Role, children: Mapping[ChildKey, CachedChild]) -> int:
     """Without those that drain or end: an autoscaler shall not count on them."""
     pods = (child.pod for child in children.values())
     return sum(

@@ -26,7 +26,7 @@ from baton_operator.names import (
 Manifest = dict[str, Any]
 
 
-class Child(msgspec.Struct, frozen=True):
+class ChildIdentity(msgspec.Struct, frozen=True):
     """Nodes have a revision; the servers of which a component has several that are not alike, an
     instance."""
 

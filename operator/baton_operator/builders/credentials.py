@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from baton_operator.builders.child import Child, Manifest
+from baton_operator.builders.child import ChildIdentity, Manifest
 from baton_operator.builders.pool import Credentials, Pool
 
 PASSWORD_KEY = "redis-password"
@@ -63,7 +63,7 @@ def build_secret(pool: Pool) -> Manifest:
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": Child(pool, "auth").metadata(),
+        "metadata": ChildIdentity(pool, "auth").metadata(),
         "type": "Opaque",
         "data": {key: base64.b64encode(text.encode()).decode() for key, text in values.items()},
     }
@@ -87,12 +87,12 @@ def secret_variable(
 
 def link_token_variable(pool: Pool) -> dict[str, Any]:
     """What routers and nodes know each other by."""
-    return secret_variable("BATON_LINK_TOKEN", Child(pool, "auth").name, TOKEN_KEY)
+    return secret_variable("BATON_LINK_TOKEN", ChildIdentity(pool, "auth").name, TOKEN_KEY)
 
 
 def tenant_secret_variable(pool: Pool) -> dict[str, Any]:
     """What routers derive tenants' salts from."""
-    return secret_variable("BATON_TENANT_SECRET", Child(pool, "auth").name, TENANT_KEY)
+    return secret_variable("BATON_TENANT_SECRET", ChildIdentity(pool, "auth").name, TENANT_KEY)
 
 
 def _secret_text(encoded: Any) -> str | None:

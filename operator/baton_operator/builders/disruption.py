@@ -12,7 +12,7 @@ its servers is the only one of its kind, and does its work again from nothing.
 
 from __future__ import annotations
 
-from baton_operator.builders.child import Child, Manifest
+from baton_operator.builders.child import ChildIdentity, Manifest
 from baton_operator.builders.pool import Pool
 from baton_operator.names import Component
 from baton_protocol.store import Role
@@ -35,7 +35,7 @@ def _least(pool: Pool, role: Role) -> int:
 
 
 def _budget(pool: Pool, component: Component, replicas: int, least: int = 1) -> Manifest:
-    child = Child(pool, component)
+    child = ChildIdentity(pool, component)
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from baton_kvstore.connection.endpoint import DEFAULT_PORT
-from baton_operator.builders.child import Child, Manifest
+from baton_operator.builders.child import ChildIdentity, Manifest
 from baton_operator.builders.nodes import PORT as NODE_PORT
 from baton_operator.builders.overrides import copied
 from baton_operator.builders.pool import Pool
@@ -44,7 +44,7 @@ def build_network_policies(pool: Pool) -> tuple[Manifest, ...]:
 
 
 def _policy(pool: Pool, component: Component, port: int, callers: Sequence[Manifest]) -> Manifest:
-    child = Child(pool, component)
+    child = ChildIdentity(pool, component)
     rule = {
         **({"from": copied(callers)} if callers else {}),
         "ports": [{"protocol": "TCP", "port": port}],

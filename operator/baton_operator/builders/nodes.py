@@ -14,7 +14,7 @@ import json
 from baton_operator.api.pool_spec import RoleSpec
 from baton_operator.api.quantity import quantity_bytes
 from baton_operator.api.record import Resources
-from baton_operator.builders.child import Child, Manifest
+from baton_operator.builders.child import ChildIdentity, Manifest
 from baton_operator.builders.credentials import link_token_variable
 from baton_operator.builders.gpus import gpus_of
 from baton_operator.builders.model import fetch_s, model_place, storage_mi
@@ -68,7 +68,7 @@ def revision_of(pool: Pool) -> str:
 def build_nodes(pool: Pool, role: Role) -> Manifest:
     """The role's Deployment in the current revision, also with no replicas."""
     revision = revision_of(pool)
-    child = Child(pool, role, revision)
+    child = ChildIdentity(pool, role, revision)
     template = _template(pool, role, revision)
     return child.deployment(
         template,
@@ -89,7 +89,7 @@ def role_spec(pool: Pool, role: Role) -> RoleSpec:
 def _template(pool: Pool, role: Role, revision: str) -> Manifest:
     spec = role_spec(pool, role)
     wanted, start_s = _resources(pool, spec.resources), _start_s(pool, spec.resources)
-    child = Child(pool, role, revision)
+    child = ChildIdentity(pool, role, revision)
     token = link_token_variable(pool)
     place = model_place(pool, wanted)
     mounts = place.mounts + store_certificate(pool)

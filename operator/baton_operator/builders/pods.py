@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from baton_operator.api.record import Resources
-from baton_operator.builders.child import Child, Manifest
+from baton_operator.builders.child import ChildIdentity, Manifest
 from baton_operator.builders.overrides import merged
 from baton_operator.builders.pool import Pool
 from baton_operator.names import CREDENTIALS_ANNOTATION
@@ -63,7 +63,7 @@ MOST_LITTLE_STORAGE = "1Gi"
 
 
 def pod_template(
-    child: Child,
+    child: ChildIdentity,
     containers: Sequence[Manifest],
     override: Manifest,
     *,

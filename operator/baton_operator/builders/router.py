@@ -7,7 +7,7 @@ pool: the Service has no endpoint while nobody could answer. It alone knows API 
 from __future__ import annotations
 
 from baton_operator.api.record import Resources
-from baton_operator.builders.child import Child, Manifest
+from baton_operator.builders.child import ChildIdentity, Manifest
 from baton_operator.builders.credentials import link_token_variable, tenant_secret_variable
 from baton_operator.builders.model import model_name
 from baton_operator.builders.nodes import ready_s
@@ -48,7 +48,7 @@ KEYS_FOLDER = "/etc/baton/api-keys"
 
 
 def build_router(pool: Pool) -> Manifest:
-    child, spec = Child(pool, "router"), pool.spec.router
+    child, spec = ChildIdentity(pool, "router"), pool.spec.router
     mounts = store_certificate(pool) + _api_keys(pool)
     salted = pool.spec.kv_store.sharing == "tenant"
     tenants = (tenant_secret_variable(pool),) if salted else ()
@@ -98,7 +98,7 @@ def _default_resources(workers: int) -> Resources:
 
 def build_router_service(pool: Pool) -> Manifest:
     spec = pool.spec.router.service
-    child = Child(pool, "router")
+    child = ChildIdentity(pool, "router")
     return child.service("http", spec.port, spec.annotations, type=spec.type)
 
 

@@ -6,7 +6,7 @@ In: a pool. Out: manifests that lead to the router's Service; nothing where the 
 from __future__ import annotations
 
 from baton_operator.api.pool_spec import ParentRef
-from baton_operator.builders.child import Child, Manifest
+from baton_operator.builders.child import ChildIdentity, Manifest
 from baton_operator.builders.pool import Pool
 
 INGRESS_API = "networking.k8s.io/v1"
@@ -21,7 +21,7 @@ def build_routes(pool: Pool) -> tuple[Manifest, ...]:
 
 
 def _ingress(pool: Pool) -> Manifest:
-    child, spec = Child(pool, "router"), pool.spec.router.ingress
+    child, spec = ChildIdentity(pool, "router"), pool.spec.router.ingress
     assert spec is not None
     service = {"name": child.name, "port": {"name": "http"}}
     path = {"path": "/", "pathType": "Prefix", "backend": {"service": service}}
@@ -39,7 +39,7 @@ def _ingress(pool: Pool) -> Manifest:
 
 
 def _http_route(pool: Pool) -> Manifest:
-    child, spec = Child(pool, "router"), pool.spec.router.http_route
+    child, spec = ChildIdentity(pool, "router"), pool.spec.router.http_route
     assert spec is not None
     backend = {"name": child.name, "port": pool.spec.router.service.port}
     return {

@@ -6,7 +6,7 @@ made from, as the count must not be missing.
 
 from __future__ import annotations
 
-from baton_operator.builders.child import Child, Manifest
+from baton_operator.builders.child import ChildIdentity, Manifest
 from baton_operator.builders.pool import Pool
 from baton_operator.names import API_VERSION, SCALER_KIND
 from baton_protocol.store import ROLES, Role
@@ -23,7 +23,7 @@ def build_scalers(pool: Pool) -> tuple[Manifest, ...]:
 
 
 def build_scaler(pool: Pool, role: Role) -> Manifest:
-    metadata = Child(pool, role).metadata()
+    metadata = ChildIdentity(pool, role).metadata()
     return {"apiVersion": API_VERSION, "kind": SCALER_KIND, "metadata": metadata}
 
 
@@ -33,4 +33,6 @@ def seeded(scaler: Manifest, replicas: int) -> Manifest:
 
 def selector_of(pool: Pool, role: Role) -> str:
     """Of the role's pods, as /scale gives it to an autoscaler."""
-    return ",".join(f"{label}={value}" for label, value in Child(pool, role).selector().items())
+    return ",".join(
+        f"{label}={value}" for label, value in ChildIdentity(pool, role).selector().items()
+    )

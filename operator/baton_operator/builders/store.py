@@ -10,7 +10,7 @@ from __future__ import annotations
 from baton_kvstore.connection.endpoint import DEFAULT_PORT
 from baton_kvstore.embedded.servers import INDEX_MEMORY, optional_settings
 from baton_operator.api.record import Resources
-from baton_operator.builders.child import Child, Manifest
+from baton_operator.builders.child import ChildIdentity, Manifest
 from baton_operator.builders.credentials import ACL_KEY
 from baton_operator.builders.pods import (
     EPHEMERAL,
@@ -47,7 +47,7 @@ def build_store(pool: Pool) -> tuple[Manifest, ...]:
     managed = managed_store(pool)
     if managed is None:
         return ()
-    index, override = Child(pool, "kv-index"), managed.pod_template
+    index, override = ChildIdentity(pool, "kv-index"), managed.pod_template
     servers = [
         _one_server(index, INDEX_MEMORY, "noeviction", managed.index_resources, override),
         *(
@@ -61,7 +61,7 @@ def build_store(pool: Pool) -> tuple[Manifest, ...]:
 
 
 def _one_server(
-    child: Child, maxmemory: int, policy: str, wanted: Resources, override: Manifest
+    child: ChildIdentity, maxmemory: int, policy: str, wanted: Resources, override: Manifest
 ) -> tuple[Manifest, Manifest]:
     users, pool = _users(child.pool), child.pool
     given = resources(wanted, _default_resources(maxmemory))
@@ -82,9 +82,9 @@ def _one_server(
     )
 
 
-def _spread(child: Child) -> Manifest:
+def _spread(child: ChildIdentity) -> Manifest:
     """Data servers: one lost cluster node does not take all of them. There is one index."""
-    alike = Child(child.pool, child.component)
+    alike = ChildIdentity(child.pool, child.component)
     return {"affinity": apart(alike.selector())} if child.instance else {}
 
 
@@ -132,7 +132,7 @@ def _words(value: str) -> list[str]:
 def _users(pool: Pool) -> Mounts:
     """The file of Redis' users, and nothing else of the Secret."""
     items = [{"key": ACL_KEY, "path": ACL_KEY}]
-    secret = {"secretName": Child(pool, "auth").name, "items": items}
+    secret = {"secretName": ChildIdentity(pool, "auth").name, "items": items}
     return Mounts(
         ({"name": "users", "secret": secret},),
         ({"name": "users", "mountPath": ACL_FOLDER, "readOnly": True},),

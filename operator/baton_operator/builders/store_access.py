@@ -9,7 +9,7 @@ from __future__ import annotations
 from baton_kvstore.connection.endpoint import DEFAULT_PORT
 from baton_kvstore.settings import StoreSettings
 from baton_operator.api.pool_spec import ManagedStore
-from baton_operator.builders.child import Child, Manifest
+from baton_operator.builders.child import ChildIdentity, Manifest
 from baton_operator.builders.credentials import PASSWORD_KEY, secret_variable
 from baton_operator.builders.pods import Mounts
 from baton_operator.builders.pool import Pool
@@ -24,10 +24,10 @@ def managed_store(pool: Pool) -> ManagedStore | None:
     return None if store.external is not None else store.managed or ManagedStore()
 
 
-def data_servers(pool: Pool, managed: ManagedStore) -> list[Child]:
+def data_servers(pool: Pool, managed: ManagedStore) -> list[ChildIdentity]:
     """The pool's own servers for KV bytes: instance 0 first."""
     numbers = range(managed.data_instances)
-    return [Child(pool, "kv-data", instance=str(number)) for number in numbers]
+    return [ChildIdentity(pool, "kv-data", instance=str(number)) for number in numbers]
 
 
 def store_settings(pool: Pool) -> StoreSettings:
@@ -40,7 +40,7 @@ def store_settings(pool: Pool) -> StoreSettings:
         )
         return StoreSettings(index_url=index_url, data_urls=tuple(data_urls), pool=pool.key)
     assert managed is not None
-    index, *data = Child(pool, "kv-index"), *data_servers(pool, managed)
+    index, *data = ChildIdentity(pool, "kv-index"), *data_servers(pool, managed)
     return StoreSettings(
         index_url=f"redis://{index.host}:{DEFAULT_PORT}",
         data_urls=tuple(f"redis://{server.host}:{DEFAULT_PORT}" for server in data),
@@ -52,7 +52,7 @@ def store_login(pool: Pool) -> tuple[Manifest, ...]:
     """Variables; flags would show the login to whoever may read pods."""
     external = pool.spec.kv_store.external
     if external is None:
-        secret = Child(pool, "auth").name
+        secret = ChildIdentity(pool, "auth").name
         return (secret_variable("BATON_REDIS_PASSWORD", secret, PASSWORD_KEY),)
     if external.secret_ref is None:
         return ()

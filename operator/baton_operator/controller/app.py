@@ -24,7 +24,7 @@ from baton_operator.controller.index_asker import IndexAsker
 from baton_operator.controller.queue import WorkQueue
 from baton_operator.controller.reconcile import Reconciler
 from baton_operator.controller.settings import OperatorSettings
-from baton_operator.controller.status_writer import Reporter
+from baton_operator.controller.status_writer import StatusWriter
 from baton_operator.controller.workers import Workers
 from baton_operator.drain.drainer import Drainer
 from baton_operator.drain.routers import Routers
@@ -115,7 +115,7 @@ class _Life:
         reader = IndexReader(clock, networks=self._settings.index_networks)
         asker = IndexAsker(api, reader, WorkQueue(clock), queue.add)
         events = PodEvents(api, clock, queue.add)
-        reporter = Reporter(api, cache, events, _now, self._settings.identity)
+        reporter = StatusWriter(api, cache, events, _now, self._settings.identity)
         routers = Routers()
         drainer = Drainer(api, cache, routers, reporter.tell, _now)
         reconciler = Reconciler(

@@ -18,7 +18,7 @@ from baton_operator.builders import Manifest
 from baton_operator.kube.kinds import ChildKey, key_of, kind_of
 from baton_operator.names import REVISION_LABEL, STORE
 from baton_operator.rollout.records import Lower
-from baton_operator.state.cache import Child, has_served, pods_of
+from baton_operator.state.cache import CachedChild, has_served, pods_of
 from baton_operator.state.observed import ObservedPod
 
 
@@ -57,7 +57,7 @@ Act = Apply | Lower | Delete | Foreign
 def plan(
     uid: str,
     desired: Sequence[Manifest],
-    known: Mapping[ChildKey, Child],
+    known: Mapping[ChildKey, CachedChild],
     applied: Mapping[ChildKey, Applied],
     lowers: Sequence[Lower] = (),
 ) -> list[Act]:
@@ -82,7 +82,7 @@ def plan(
     return [*acts, *lowers, *deletions]
 
 
-def spared(desired: Sequence[Manifest], known: Mapping[ChildKey, Child]) -> set[ChildKey]:
+def spared(desired: Sequence[Manifest], known: Mapping[ChildKey, CachedChild]) -> set[ChildKey]:
     """Nodes of older revisions to the end of their last pod, with the store that they were told of.
     Those that never served have no use: they would only hold what the current ones need."""
     current = {key_of(one) for one in desired if _revision(one)}
@@ -97,7 +97,7 @@ def spared(desired: Sequence[Manifest], known: Mapping[ChildKey, Child]) -> set[
     return serving | store if serving else set()
 
 
-def _is_left(child: Child, pods: Sequence[ObservedPod]) -> bool:
+def _is_left(child: CachedChild, pods: Sequence[ObservedPod]) -> bool:
     wanted = child.workload.desired if child.workload is not None else 0
     return has_served(child, pods) and bool(wanted or pods)
 

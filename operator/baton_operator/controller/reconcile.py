@@ -24,8 +24,8 @@ from baton_operator.builders import build_pool, credentials_of, new_credentials
 from baton_operator.builders.pool import Credentials, Installation, Pool, read_pool
 from baton_operator.controller.diff import Act, Applied, Apply, Delete, Foreign, plan
 from baton_operator.controller.index_asker import IndexAsker
-from baton_operator.controller.status_writer import Reporter
-from baton_operator.drain.drainer import Drainer, Step
+from baton_operator.controller.status_writer import StatusWriter
+from baton_operator.drain.drainer import Drainer, DrainStep
 from baton_operator.kube.client import (
     FIELD_MANAGER,
     Api,
@@ -39,7 +39,7 @@ from baton_operator.kube.kinds import NETWORK_POLICY, POOL, SECRET, ChildKey, ki
 from baton_operator.metrics import Metrics
 from baton_operator.names import child_name
 from baton_operator.rollout.records import Lower
-from baton_operator.state.cache import Body, Cache, Child, PoolKey, read_child
+from baton_operator.state.cache import Body, Cache, CachedChild, PoolKey, read_child
 from baton_operator.state.index_reader import LOOK_S, Answer
 from baton_operator.state.observed import Observed, Planned, Refusal, Roll
 from baton_operator.status.messages import refusal_words
@@ -73,7 +73,7 @@ class _Memory(msgspec.Struct, kw_only=True):
 
     uid: str
     applied: dict[ChildKey, Applied] = {}
-    secret: Child | None = None
+    secret: CachedChild | None = None
     secret_at: float = -math.inf
     credentials: Credentials | None = None
 
@@ -89,7 +89,7 @@ class Reconciler:
         scalers: Scalers,
         autoscaler: Autoscaler,
         drainer: Drainer,
-        reporter: Reporter,
+        reporter: StatusWriter,
         installation: Installation,
         metrics: Metrics,
         clock: Callable[[], float],
@@ -136,7 +136,7 @@ class Reconciler:
             generation = resource["metadata"].get("generation", 0)
             await self._reporter.report(key, generation, error, self._observed(key, (), None))
             return None
-        step = Step(desired)
+        step = DrainStep(desired)
         if not refusals and not pool.spec.paused:
             seen = msgspec.structs.replace(seen, planned=planned)
             if planned is not None and self._is_news(key, planned):
@@ -200,7 +200,7 @@ class Reconciler:
         return memory.credentials
 
     async def _converge(
-        self, key: PoolKey, pool: Pool, step: Step, memory: _Memory
+        self, key: PoolKey, pool: Pool, step: DrainStep, memory: _Memory
     ) -> tuple[Refusal, ...]:
         """Apply and delete what differs; returns what the API server would not take."""
         known = self._cache.children(key)
@@ -246,7 +246,7 @@ class Reconciler:
                 self._metrics.wrote("apply", kind)
                 logger.info("pool %s: applied %s %s", key, kind, act.key.name)
 
-    def _applied(self, memory: _Memory, answer: Body) -> Child:
+    def _applied(self, memory: _Memory, answer: Body) -> CachedChild:
         """The answer, not what the cache may know of it since: that may be somebody's edit."""
         if answer["kind"] != SECRET.kind:
             return self._cache.see_child(answer, ours=True)
@@ -272,7 +272,7 @@ class Reconciler:
         body = await self._api.get(child)
         if body is None:
             return
-        found: Child = read_child(body)
+        found: CachedChild = read_child(body)
         if found.owner != uid and (found.owner or not _ours(body)):
             raise _foreign(found.owner_name, key)
 
@@ -283,7 +283,7 @@ class Reconciler:
         answer: Answer | None,
         *,
         silent: bool = False,
-        step: Step | None = None,
+        step: DrainStep | None = None,
         planned: Planned | None = None,
     ) -> Observed:
         children = [child for _, child in sorted(self._cache.children(key).items())]
@@ -317,7 +317,7 @@ def _ours(body: Body) -> bool:
     return any(one.get("manager") == FIELD_MANAGER for one in managers)
 
 
-def _version_of(secret: Child | None) -> tuple[str, int]:
+def _version_of(secret: CachedChild | None) -> tuple[str, int]:
     return ("", 0) if secret is None else (secret.uid, secret.version)
 
 

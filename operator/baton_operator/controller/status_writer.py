@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 LONGEST_NOTE = 1024  # the API's own limit
 
 
-class Reporter:
+class StatusWriter:
     """`now` is the time of day, in UTC; `instance` names this process in events."""
 
     def __init__(

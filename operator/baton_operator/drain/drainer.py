@@ -18,22 +18,29 @@ import msgspec
 
 from baton_operator.builders import Manifest
 from baton_operator.builders.pool import Pool
-from baton_operator.drain.marks import Leave, leave_of, mark, unmark
+from baton_operator.drain.marks import LeaveTerms, leave_of, mark, unmark
 from baton_operator.drain.routers import Routers
-from baton_operator.drain.steps import Wait, allowed_replicas, leavers, wait_of
+from baton_operator.drain.steps import DrainWait, allowed_replicas, leavers, wait_of
 from baton_operator.drain.victims import Victim, choose_victims, is_served
-from baton_operator.drain.view import Look, Nodes, current_nodes, leave_for, look_at, old_nodes
+from baton_operator.drain.view import (
+    DeploymentNodes,
+    DrainView,
+    current_nodes,
+    leave_for,
+    look_at,
+    old_nodes,
+)
 from baton_operator.kube.client import Api, Refused, ServerFailed
 from baton_operator.rollout.goal import goal_of
 from baton_operator.rollout.records import Lower
-from baton_operator.state.cache import Cache, Child, PoolKey
+from baton_operator.state.cache import Cache, CachedChild, PoolKey
 from baton_operator.state.observed import Departure, Observed, ObservedPod, Roll
 from baton_operator.status.events import PoolEvent, drain_begun, drain_ended, drain_undone
 
 Tell = Callable[[PoolKey, str, PoolEvent], Awaitable[None]]
 
 
-class Step(msgspec.Struct, frozen=True):
+class DrainStep(msgspec.Struct, frozen=True):
     """`lowers` are Deployments of older revisions. `ends` are to be told once all is applied."""
 
     desired: Sequence[Manifest]
@@ -65,7 +72,7 @@ class Drainer:
 
     async def step(
         self, key: PoolKey, pool: Pool, desired: Sequence[Manifest], observed: Observed
-    ) -> Step:
+    ) -> DrainStep:
         """Raise Conflict where a pod is another one by now, Unavailable without an answer."""
         children, now_s = self._cache.children(key), self._cache.now_s()
         look = look_at(key, pool, children, observed, self._now(), now_s)
@@ -84,7 +91,7 @@ class Drainer:
                 done.append(await self._deployment(look, nodes))
                 if done[-1].replicas < nodes.current:
                     lowers.append(_lower(old.child, done[-1].replicas))
-        return Step(
+        return DrainStep(
             manifests,
             tuple(lowers),
             tuple(each for one in done for each in one.departures),
@@ -92,7 +99,7 @@ class Drainer:
             goal.roll,
         )
 
-    async def _deployment(self, look: Look, nodes: Nodes) -> _Done:
+    async def _deployment(self, look: DrainView, nodes: DeploymentNodes) -> _Done:
         surplus = len(nodes.pods) - nodes.wanted
         lowers = nodes.current > nodes.wanted
         # Whether a new node can go on with its requests nobody knows before all have said theirs.
@@ -122,7 +129,7 @@ class Drainer:
         return _Done(replicas, held, _ends(nodes, replicas, leaving))
 
     async def _resume(
-        self, look: Look, nodes: Nodes, pods: Sequence[ObservedPod]
+        self, look: DrainView, nodes: DeploymentNodes, pods: Sequence[ObservedPod]
     ) -> tuple[Departure, ...]:
         """They are wanted again. A node that no router knows starts anew, as any other."""
         token = look.pool.credentials.link_token
@@ -140,7 +147,9 @@ class Drainer:
                 await self._tell(look.key, look.pool.uid, drain_undone(nodes.role, pod.name))
         return tuple(held)
 
-    async def _drain(self, look: Look, nodes: Nodes, victims: Sequence[Victim]) -> dict[str, Wait]:
+    async def _drain(
+        self, look: DrainView, nodes: DeploymentNodes, victims: Sequence[Victim]
+    ) -> dict[str, DrainWait]:
         """Who has to wait, by name. All are told at once: one that does not answer delays none."""
         going = {victim.pod.name for victim in victims}
         served = [victim for victim in victims if is_served(victim.pod)]
@@ -170,16 +179,18 @@ class Drainer:
             waits[pod.name] = wait_of(pod, answer, look.reports, drained_s, leave.seconds)
         return refused | {name: wait for name, wait in waits.items() if wait is not None}
 
-    async def _mark(self, look: Look, nodes: Nodes, victim: Victim, leave: Leave) -> Wait | None:
+    async def _mark(
+        self, look: DrainView, nodes: DeploymentNodes, victim: Victim, leave: LeaveTerms
+    ) -> DrainWait | None:
         child = _pod_child(look, victim.pod)
         words = await self._annotate(mark(child.key, child.uid, look.now, victim.why, leave))
         if words:
-            return Wait(words)
+            return DrainWait(words)
         event = drain_begun(nodes.role, victim.pod.name, victim.why, leave.replaced_by)
         await self._tell(look.key, look.pool.uid, event)
         return None
 
-    async def _unmark(self, look: Look, pod: ObservedPod) -> str:
+    async def _unmark(self, look: DrainView, pod: ObservedPod) -> str:
         child = _pod_child(look, pod)
         return await self._annotate(unmark(child.key, child.uid))
 
@@ -192,22 +203,24 @@ class Drainer:
         return ""
 
 
-def _lower(child: Child, replicas: int) -> Lower:
+def _lower(child: CachedChild, replicas: int) -> Lower:
     return Lower(key=child.key, uid=child.uid, version=child.version, replicas=replicas)
 
 
-def _pod_child(look: Look, pod: ObservedPod) -> Child:
+def _pod_child(look: DrainView, pod: ObservedPod) -> CachedChild:
     return next(child for child in look.children.values() if child.pod == pod)
 
 
-def _unchosen(look: Look, nodes: Nodes, count: int) -> Departure:
+def _unchosen(look: DrainView, nodes: DeploymentNodes, count: int) -> Departure:
     words = look.unasked or "the index is asked"
     if nodes.replaced_by and look.reports is not None and look.unheard:
         words = f"nothing is heard yet of {', '.join(look.unheard)}"
     return Departure(nodes.role, f"{count} too many: {words}", held=bool(look.unasked))
 
 
-def _ends(nodes: Nodes, replicas: int, leaving: Sequence[Victim]) -> tuple[PoolEvent, ...]:
+def _ends(
+    nodes: DeploymentNodes, replicas: int, leaving: Sequence[Victim]
+) -> tuple[PoolEvent, ...]:
     names = [victim.pod.name for victim in leaving if is_served(victim.pod)]
     if replicas == nodes.current or not names:
         return ()

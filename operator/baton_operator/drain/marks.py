@@ -27,7 +27,7 @@ COST_ANNOTATION = "controller.kubernetes.io/pod-deletion-cost"
 LOWEST_COST = str(-(2**31))
 
 
-class Leave(msgspec.Struct, frozen=True):
+class LeaveTerms(msgspec.Struct, frozen=True):
     """How a node is to go: its requests may take `seconds`; `replaced_by` is the revision that
     takes its place in a roll-out, "" where it is one too many."""
 
@@ -35,7 +35,7 @@ class Leave(msgspec.Struct, frozen=True):
     replaced_by: str = ""
 
 
-def mark(pod: ChildKey, uid: str, now: datetime, why: str, leave: Leave) -> dict[str, Any]:
+def mark(pod: ChildKey, uid: str, now: datetime, why: str, leave: LeaveTerms) -> dict[str, Any]:
     notes = {
         COST_ANNOTATION: LOWEST_COST,
         DRAIN_SINCE_ANNOTATION: stamp(now),
@@ -51,11 +51,11 @@ def unmark(pod: ChildKey, uid: str) -> dict[str, Any]:
     return _body(pod, uid, {})
 
 
-def leave_of(pod: ObservedPod) -> Leave:
+def leave_of(pod: ObservedPod) -> LeaveTerms:
     """As it was marked; without a number, or with one that is none, as for a scale-down."""
     written = pod.drain_seconds
     seconds = int(written) if written.isascii() and written.isdecimal() else DRAIN_S
-    return Leave(seconds, pod.replaced_by)
+    return LeaveTerms(seconds, pod.replaced_by)
 
 
 def _body(pod: ChildKey, uid: str, notes: dict[str, str]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Tells a pool's routers to drain one of its nodes, or to use it again.
 
-In: addresses of router pods, the pool's link token. Out: one `Told` of all their answers. Telling
-one is enough, as the node itself tells the others; all are told, since one may have no link to it.
+In: addresses of router pods, the pool's link token. Out: one `DrainAnswer` of all their answers.
+Telling one is enough, as the node itself tells the others; all are told, since one may have no link to it.
 Saying the same again changes nothing, so nobody has to remember whether it was said: the deadline
 counts from when the node first heard it.
 
@@ -19,8 +19,8 @@ from typing import Any
 import aiohttp
 
 from baton_operator.builders.router import PORT
-from baton_operator.drain.marks import Leave
-from baton_operator.drain.steps import Outcome, Told
+from baton_operator.drain.marks import LeaveTerms
+from baton_operator.drain.steps import DrainAnswer, Outcome
 
 # A router answers when the node has done it, or after 2 s.
 CONNECT_S = 2.0
@@ -55,27 +55,31 @@ class Routers:
     async def close(self) -> None:
         await self._session.close()
 
-    async def drain(self, addresses: Sequence[str], token: str, node: str, leave: Leave) -> Told:
+    async def drain(
+        self, addresses: Sequence[str], token: str, node: str, leave: LeaveTerms
+    ) -> DrainAnswer:
         """What runs there longer than `leave` says moves to others."""
         words = {"deadline_s": leave.seconds, "reason": "scale-down"}
         if leave.replaced_by:
             words |= {"reason": "roll-out", "replaced_by": leave.replaced_by}
         return await self._tell(addresses, token, f"/nodes/{node}/drain", words)
 
-    async def resume(self, addresses: Sequence[str], token: str, node: str) -> Told:
+    async def resume(self, addresses: Sequence[str], token: str, node: str) -> DrainAnswer:
         return await self._tell(addresses, token, f"/nodes/{node}/resume", {})
 
     async def _tell(
         self, addresses: Sequence[str], token: str, path: str, words: Mapping[str, Any]
-    ) -> Told:
+    ) -> DrainAnswer:
         if not addresses:
-            return Told("failed", "no router is ready to be told")
+            return DrainAnswer("failed", "no router is ready to be told")
         answers = await asyncio.gather(
             *(self._ask(address, token, path, words) for address in addresses)
         )
         return min(answers, key=lambda answer: _RANK.index(answer.outcome))
 
-    async def _ask(self, address: str, token: str, path: str, words: Mapping[str, Any]) -> Told:
+    async def _ask(
+        self, address: str, token: str, path: str, words: Mapping[str, Any]
+    ) -> DrainAnswer:
         host = f"[{address}]" if ":" in address else address
         where = f"the router at {host}:{self._port}"
         body: dict[str, Any] = {"json": words} if words else {}
@@ -88,11 +92,11 @@ class Routers:
             ) as answer:
                 outcome: Outcome = _OUTCOMES.get(answer.status, "failed")
                 said = _words(await _beginning(answer))
-                return Told(outcome, f"{where} answered {answer.status}: {said}")
+                return DrainAnswer(outcome, f"{where} answered {answer.status}: {said}")
         except TimeoutError:
-            return Told("failed", f"{where} did not answer within {self._answer_s:g} s")
+            return DrainAnswer("failed", f"{where} did not answer within {self._answer_s:g} s")
         except (aiohttp.ClientError, OSError) as error:
-            return Told("failed", f"{where}: {error}")
+            return DrainAnswer("failed", f"{where}: {error}")
 
 
 async def _beginning(answer: aiohttp.ClientResponse) -> str:

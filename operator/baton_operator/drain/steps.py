@@ -25,7 +25,7 @@ from baton_operator.state.observed import ObservedPod
 Outcome = Literal["taken", "unknown", "unable", "failed"]
 
 
-class Told(msgspec.Struct, frozen=True):
+class DrainAnswer(msgspec.Struct, frozen=True):
     """What came of telling all ready routers about one node. taken: it has heard it. unknown: no
     router has such a node, or only one that is too old to be told. unable: they have no way to it
     now. failed: no router could be told; `words` say why, in this case and the one before."""
@@ -34,7 +34,7 @@ class Told(msgspec.Struct, frozen=True):
     words: str = ""
 
 
-class Wait(msgspec.Struct, frozen=True):
+class DrainWait(msgspec.Struct, frozen=True):
     """`words`: what is in the way, "" where it is only the node's requests."""
 
     words: str = ""
@@ -42,11 +42,11 @@ class Wait(msgspec.Struct, frozen=True):
 
 def wait_of(
     pod: ObservedPod,
-    told: Told,
+    told: DrainAnswer,
     reports: Reports | None,
     drained_s: float,
     limit_s: float = DRAIN_S,
-) -> Wait | None:
+) -> DrainWait | None:
     """None: it may go now. `drained_s` is for how long it has been marked, `limit_s` for how long
     its requests may take. A node that no router has can have none but those of routers that end."""
     report = (reports or {}).get(pod.name)
@@ -56,11 +56,11 @@ def wait_of(
     if not is_served(pod) or (gone and not pod.ready):
         return None
     if told.outcome == "failed":
-        return Wait(told.words)
+        return DrainWait(told.words)
     if told.outcome == "unknown":
         limit_s = min(limit_s, DRAIN_S)
     # What it has not ended by now it has handed back, or will when its process is told to end.
-    return None if drained_s >= limit_s else Wait()
+    return None if drained_s >= limit_s else DrainWait()
 
 
 def leavers(victims: Sequence[Victim], waiting: Collection[str]) -> list[Victim]:

@@ -16,17 +16,17 @@ from baton_operator.builders.nodes import revision_of
 from baton_operator.builders.pods import DRAIN_S
 from baton_operator.builders.pool import Pool
 from baton_operator.builders.store_access import managed_store
-from baton_operator.drain.marks import Leave
+from baton_operator.drain.marks import LeaveTerms
 from baton_operator.drain.victims import Reports
 from baton_operator.kube.kinds import ChildKey, key_of
 from baton_operator.names import COMPONENT_LABEL, REVISION_LABEL
 from baton_operator.rollout.goal import OldGoal
-from baton_operator.state.cache import Child, PoolKey, pods_of
+from baton_operator.state.cache import CachedChild, PoolKey, pods_of
 from baton_operator.state.observed import Observed, ObservedPod
 from baton_protocol.store import ROLES, Kind, Role, kind_of
 
 
-class Look(msgspec.Struct, frozen=True, kw_only=True):
+class DrainView(msgspec.Struct, frozen=True, kw_only=True):
     """Of one pool at one moment, `now` by the time of day and `now_s` by the clock of `Seen`.
     `unasked`: why nobody says what nodes have to lose, "" while the answer is on its way. `kinds`:
     of the nodes of `revision`, the current one; `unheard` are ready ones that have said none."""
@@ -34,7 +34,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     key: PoolKey
     pool: Pool
     revision: str
-    children: Mapping[ChildKey, Child]
+    children: Mapping[ChildKey, CachedChild]
     reports: Reports | None
     unasked: str
     routers: tuple[str, ...]
@@ -44,12 +44,12 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     unheard: tuple[str, ...]
 
 
-class Nodes(msgspec.Struct, frozen=True, kw_only=True):
+class DeploymentNodes(msgspec.Struct, frozen=True, kw_only=True):
     """One Deployment's; `pods` are those that Kubernetes counts. `replaced_by` names the current
     revision where they are of an older one."""
 
     role: Role
-    child: Child
+    child: CachedChild
     current: int
     wanted: int
     pods: tuple[ObservedPod, ...]
@@ -67,14 +67,14 @@ class Nodes(msgspec.Struct, frozen=True, kw_only=True):
 def look_at(
     key: PoolKey,
     pool: Pool,
-    children: Mapping[ChildKey, Child],
+    children: Mapping[ChildKey, CachedChild],
     observed: Observed,
     now: datetime,
     now_s: float,
-) -> Look:
+) -> DrainView:
     told, revision = observed.nodes, revision_of(pool)
     names = {report.node for report in told or ()}
-    return Look(
+    return DrainView(
         key=key,
         pool=pool,
         revision=revision,
@@ -97,7 +97,7 @@ def look_at(
     )
 
 
-def current_nodes(look: Look, manifest: Manifest) -> Nodes | None:
+def current_nodes(look: DrainView, manifest: Manifest) -> DeploymentNodes | None:
     """None where there is nothing to do but to apply the manifest."""
     labels = manifest["metadata"]["labels"]
     child = look.children.get(key_of(manifest)) if REVISION_LABEL in labels else None
@@ -107,34 +107,40 @@ def current_nodes(look: Look, manifest: Manifest) -> Nodes | None:
     return _nodes(look, child, role, manifest["spec"]["replicas"])
 
 
-def old_nodes(look: Look, goal: OldGoal) -> Nodes | None:
+def old_nodes(look: DrainView, goal: OldGoal) -> DeploymentNodes | None:
     """None where there is nothing to do."""
     return _nodes(look, goal.child, goal.role, goal.replicas, look.revision)
 
 
-def leave_for(look: Look, nodes: Nodes, pod: ObservedPod, going: Collection[str]) -> Leave:
+def leave_for(
+    look: DrainView, nodes: DeploymentNodes, pod: ObservedPod, going: Collection[str]
+) -> LeaveTerms:
     """Where another node can go on with them, a new one or an old one that is not among `going`,
     requests move after as long as in a scale-down."""
     if not nodes.replaced_by:
-        return Leave()
+        return LeaveTerms()
     told = look.pool.spec.rollout.max_drain_seconds
     longest_s = told or longest_request_s(look.pool.spec.router.extra_args)
     known = look.reports or {}
     stay = [one.name for one in nodes.pods if one.ready and one.name not in going]
     takers = look.kinds | {kind_of(known[name]) for name in stay if name in known}
     if pod.name in known and kind_of(known[pod.name]) in takers:
-        return Leave(min(DRAIN_S, longest_s), nodes.replaced_by)
-    return Leave(longest_s, nodes.replaced_by)
+        return LeaveTerms(min(DRAIN_S, longest_s), nodes.replaced_by)
+    return LeaveTerms(longest_s, nodes.replaced_by)
 
 
-def _nodes(look: Look, child: Child, role: Role, wanted: int, new: str = "") -> Nodes | None:
+def _nodes(
+    look: DrainView, child: CachedChild, role: Role, wanted: int, new: str = ""
+) -> DeploymentNodes | None:
     if child.workload is None:
         return None
     pods = tuple(pod for pod in pods_of(look.children, role, child.revision) if not pod.terminating)
     current = child.workload.desired
     if current <= wanted and not any(pod.drain_since for pod in pods):
         return None
-    return Nodes(role=role, child=child, current=current, wanted=wanted, pods=pods, replaced_by=new)
+    return DeploymentNodes(
+        role=role, child=child, current=current, wanted=wanted, pods=pods, replaced_by=new
+    )
 
 
 def _unasked(pool: Pool, observed: Observed) -> str:

@@ -24,7 +24,7 @@ import aiohttp
 import msgspec
 from kubernetes.aio.client import ApiClient, Configuration
 
-from baton_operator.kube.kinds import ChildKey, Kind, kind_of
+from baton_operator.kube.kinds import ChildKey, ObjectKind, kind_of
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ class Api:
         self._client: Any = ApiClient(configuration)  # half typed
         self._client.user_agent = FIELD_MANAGER
         self._count = count
-        self.missing: set[Kind] = set()
+        self.missing: set[ObjectKind] = set()
         self._timeout_s = timeout_s
 
     async def close(self) -> None:
@@ -164,7 +164,7 @@ class Api:
                 raise
 
     async def list_metadata(
-        self, kind: Kind, namespace: str | None, selector: str = ""
+        self, kind: ObjectKind, namespace: str | None, selector: str = ""
     ) -> list[Body]:
         """Each object's `metadata` only; none where the kind is `missing`, as is kept there."""
         query = {"labelSelector": selector} if selector else {}
@@ -181,7 +181,9 @@ class Api:
         # An empty list comes as null.
         return [item["metadata"] for item in found["items"] or ()]
 
-    async def list_where(self, kind: Kind, namespace: str, fields: Mapping[str, str]) -> list[Body]:
+    async def list_where(
+        self, kind: ObjectKind, namespace: str, fields: Mapping[str, str]
+    ) -> list[Body]:
         """Whole objects, those with these values of these fields."""
         selector = ",".join(f"{name}={value}" for name, value in fields.items())
         found = await self._send("list", kind.path(namespace), query={"fieldSelector": selector})

@@ -12,7 +12,7 @@ import msgspec
 from baton_operator.names import API_VERSION, POOL_KIND, SCALER_KIND
 
 
-class Kind(msgspec.Struct, frozen=True, kw_only=True):
+class ObjectKind(msgspec.Struct, frozen=True, kw_only=True):
     """All are namespaced. `made`: the operator makes such objects; others it only looks at.
     `watched`: the operator lists and watches them; others it only reads by name. `optional`: a
     cluster may lack the kind."""
@@ -39,36 +39,38 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
         return f"{root}{where}/{self.plural}" + (f"/{name}" if name else "")
 
 
-POOL = Kind(api_version=API_VERSION, kind=POOL_KIND, plural="inferencepools", made=False)
-POOL_SCALER = Kind(api_version=API_VERSION, kind=SCALER_KIND, plural="poolscalers", optional=True)
+POOL = ObjectKind(api_version=API_VERSION, kind=POOL_KIND, plural="inferencepools", made=False)
+POOL_SCALER = ObjectKind(
+    api_version=API_VERSION, kind=SCALER_KIND, plural="poolscalers", optional=True
+)
 # The right to list or watch Secrets is the right to read all of them: RBAC knows no labels, and no
 # right to metadata alone.
-SECRET = Kind(api_version="v1", kind="Secret", plural="secrets", watched=False)
-POD = Kind(api_version="v1", kind="Pod", plural="pods", made=False)
-NETWORK_POLICY = Kind(
+SECRET = ObjectKind(api_version="v1", kind="Secret", plural="secrets", watched=False)
+POD = ObjectKind(api_version="v1", kind="Pod", plural="pods", made=False)
+NETWORK_POLICY = ObjectKind(
     api_version="networking.k8s.io/v1", kind="NetworkPolicy", plural="networkpolicies"
 )
-HTTP_ROUTE = Kind(
+HTTP_ROUTE = ObjectKind(
     api_version="gateway.networking.k8s.io/v1", kind="HTTPRoute", plural="httproutes", optional=True
 )
 CHILDREN = (
     SECRET,
-    Kind(api_version="v1", kind="Service", plural="services"),
-    Kind(api_version="apps/v1", kind="Deployment", plural="deployments"),
+    ObjectKind(api_version="v1", kind="Service", plural="services"),
+    ObjectKind(api_version="apps/v1", kind="Deployment", plural="deployments"),
     NETWORK_POLICY,
-    Kind(api_version="networking.k8s.io/v1", kind="Ingress", plural="ingresses"),
+    ObjectKind(api_version="networking.k8s.io/v1", kind="Ingress", plural="ingresses"),
     HTTP_ROUTE,
     POOL_SCALER,
-    Kind(api_version="policy/v1", kind="PodDisruptionBudget", plural="poddisruptionbudgets"),
+    ObjectKind(api_version="policy/v1", kind="PodDisruptionBudget", plural="poddisruptionbudgets"),
     POD,
 )
 WATCHED = tuple(kind for kind in CHILDREN if kind.watched)
-EVENT = Kind(api_version="events.k8s.io/v1", kind="Event", plural="events")
-LEASE = Kind(api_version="coordination.k8s.io/v1", kind="Lease", plural="leases")
+EVENT = ObjectKind(api_version="events.k8s.io/v1", kind="Event", plural="events")
+LEASE = ObjectKind(api_version="coordination.k8s.io/v1", kind="Lease", plural="leases")
 _BY_NAME = {(one.api_version, one.kind): one for one in (*CHILDREN, POOL, EVENT, LEASE)}
 
 
-def kind_of(body: Any) -> Kind:
+def kind_of(body: Any) -> ObjectKind:
     """That of a manifest, a live object or a ChildKey."""
     if isinstance(body, ChildKey):
         return _BY_NAME[body.api_version, body.kind]

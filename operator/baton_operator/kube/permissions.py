@@ -8,11 +8,20 @@ from __future__ import annotations
 
 import msgspec
 
-from baton_operator.kube.kinds import CHILDREN, EVENT, LEASE, POD, POOL, POOL_SCALER, SECRET, Kind
+from baton_operator.kube.kinds import (
+    CHILDREN,
+    EVENT,
+    LEASE,
+    POD,
+    POOL,
+    POOL_SCALER,
+    SECRET,
+    ObjectKind,
+)
 from baton_operator.kube.lease import NAME as LEASE_NAME
 
 
-class Rule(msgspec.Struct, frozen=True):
+class PermissionRule(msgspec.Struct, frozen=True):
     """`resource` may have a subresource, as "inferencepools/status". `names`: only of objects with
     these names; empty for all."""
 
@@ -31,7 +40,7 @@ READ_BY_NAME = ("get", "create", "patch")
 MARKED = (*WATCHED, "patch")
 
 
-def _verbs(kind: Kind) -> tuple[str, ...]:
+def _verbs(kind: ObjectKind) -> tuple[str, ...]:
     if kind == POD:
         return MARKED
     if kind == SECRET:
@@ -41,16 +50,18 @@ def _verbs(kind: Kind) -> tuple[str, ...]:
 
 # In every namespace with pools.
 POOL_RULES = (
-    Rule(POOL.group, POOL.plural, WATCHED),
-    Rule(POOL.group, f"{POOL.plural}/status", ("patch",)),
-    *(Rule(kind.group, kind.plural, _verbs(kind)) for kind in CHILDREN),
-    Rule(POOL_SCALER.group, f"{POOL_SCALER.plural}/status", ("patch",)),
-    Rule(EVENT.group, EVENT.plural, ("create", "list")),
+    PermissionRule(POOL.group, POOL.plural, WATCHED),
+    PermissionRule(POOL.group, f"{POOL.plural}/status", ("patch",)),
+    *(PermissionRule(kind.group, kind.plural, _verbs(kind)) for kind in CHILDREN),
+    PermissionRule(POOL_SCALER.group, f"{POOL_SCALER.plural}/status", ("patch",)),
+    PermissionRule(EVENT.group, EVENT.plural, ("create", "list")),
 )
 # Where all namespaces are served, to notice a kind that is installed later.
-CLUSTER_RULES = (Rule("apiextensions.k8s.io", "customresourcedefinitions", ("list", "watch")),)
+CLUSTER_RULES = (
+    PermissionRule("apiextensions.k8s.io", "customresourcedefinitions", ("list", "watch")),
+)
 # In the operator's own namespace, with leader election. RBAC cannot restrict create to a name.
 LEASE_RULES = (
-    Rule(LEASE.group, LEASE.plural, ("create",)),
-    Rule(LEASE.group, LEASE.plural, ("get", "update"), (LEASE_NAME,)),
+    PermissionRule(LEASE.group, LEASE.plural, ("create",)),
+    PermissionRule(LEASE.group, LEASE.plural, ("get", "update"), (LEASE_NAME,)),
 )

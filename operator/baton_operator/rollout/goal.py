@@ -19,20 +19,20 @@ from baton_operator.kube.kinds import ChildKey
 from baton_operator.names import COMPONENT_LABEL, REVISION_LABEL
 from baton_operator.rollout.records import OldNodes, RoleNodes, Targets
 from baton_operator.rollout.targets import targets
-from baton_operator.state.cache import Child, has_served, pods_of
+from baton_operator.state.cache import CachedChild, has_served, pods_of
 from baton_operator.state.observed import ObservedPod, Roll
 from baton_protocol.store import ROLES, Role
 
 # An old node that is not ready for so long holds nothing any more: its GPUs are worth more.
 UNREADY_S = 60.0
 
-Children = Mapping[ChildKey, Child]
+Children = Mapping[ChildKey, CachedChild]
 
 
 class OldGoal(msgspec.Struct, frozen=True, kw_only=True):
     """A Deployment of an older revision and how many replicas it shall have."""
 
-    child: Child
+    child: CachedChild
     role: Role
     replicas: int
 
@@ -48,7 +48,7 @@ class _Group(msgspec.Struct, frozen=True, kw_only=True):
 
     role: Role
     revision: str
-    deployment: Child | None
+    deployment: CachedChild | None
     pods: tuple[ObservedPod, ...]
 
     @property

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from baton_operator.kube.kinds import POOL, ChildKey, Kind, key_of
+from baton_operator.kube.kinds import POOL, ChildKey, ObjectKind, key_of
 from baton_operator.names import COMPONENT_LABEL, POOL_LABEL, REVISION_LABEL, SCALER_KIND
 from baton_operator.state.observed import (
     ObservedPod,
@@ -47,7 +47,7 @@ class PoolKey(NamedTuple):
         return f"{self.namespace}/{self.name}"
 
 
-class Child(msgspec.Struct, frozen=True, kw_only=True):
+class CachedChild(msgspec.Struct, frozen=True, kw_only=True):
     """`owner` is the uid of the pool that controls it, "" without one, `owner_name` its name.
     `proven`: a Deployment all of whose pods were available at some time, be they so now or not."""
 
@@ -66,7 +66,7 @@ class Child(msgspec.Struct, frozen=True, kw_only=True):
     scaler: ObservedScaler | None = None
     address: str = ""
 
-    def differs(self, other: Child | None) -> bool:
+    def differs(self, other: CachedChild | None) -> bool:
         """Whether somebody may care: not where only the version is another one."""
         return other is None or msgspec.structs.replace(self, version=other.version) != other
 
@@ -78,7 +78,7 @@ class Cache:
         self._changed = changed
         self._clock = clock
         self._pools: dict[PoolKey, Body] = {}
-        self._children: dict[PoolKey, dict[ChildKey, Child]] = {}
+        self._children: dict[PoolKey, dict[ChildKey, CachedChild]] = {}
         # Our writes that no watch has shown yet, and since when.
         self._unseen: dict[ChildKey, tuple[int, float]] = {}
         # When the API server last gave no answer. Nobody knows how it was before this operator.
@@ -94,7 +94,7 @@ class Cache:
         """By the clock that says when a pod was first seen as it is."""
         return self._clock()
 
-    def children(self, key: PoolKey) -> dict[ChildKey, Child]:
+    def children(self, key: PoolKey) -> dict[ChildKey, CachedChild]:
         """Those with the pool's label, whoever owns them."""
         return dict(self._children.get(key, {}))
 
@@ -143,7 +143,7 @@ class Cache:
             del self._pools[key]
             self._changed(key)
 
-    def see_child(self, body: Body, *, listed: bool = False, ours: bool = False) -> Child:
+    def see_child(self, body: Body, *, listed: bool = False, ours: bool = False) -> CachedChild:
         """Returns what is known of it then. `ours`: the answer to a request of ours, which changes
         nothing that is to be acted on; returns what that answer said, newer or not."""
         child = read_child(body)
@@ -178,7 +178,7 @@ class Cache:
         self._changed(pool)
 
     def compare(
-        self, kind: Kind, listed: Iterable[Body], known: Mapping[ChildKey, Child]
+        self, kind: ObjectKind, listed: Iterable[Body], known: Mapping[ChildKey, CachedChild]
     ) -> list[ChildKey]:
         """Drop what a listing shows to be gone: a watch may miss that while it is down. Returns
         what is newer than known, to be read. `listed` holds metadata of all objects of `kind`,
@@ -198,7 +198,7 @@ class Cache:
             if key not in known or known[key].version < version
         ]
 
-    def of_kind(self, kind: Kind, namespace: str | None) -> dict[ChildKey, Child]:
+    def of_kind(self, kind: ObjectKind, namespace: str | None) -> dict[ChildKey, CachedChild]:
         return {
             key: child
             for children in self._children.values()
@@ -208,7 +208,7 @@ class Cache:
         }
 
 
-def keys_of(kind: Kind, listed: Iterable[Body]) -> dict[ChildKey, int]:
+def keys_of(kind: ObjectKind, listed: Iterable[Body]) -> dict[ChildKey, int]:
     """The versions in a listing of metadata."""
     return {
         ChildKey(kind.api_version, kind.kind, one["namespace"], one["name"]): int(
@@ -218,12 +218,12 @@ def keys_of(kind: Kind, listed: Iterable[Body]) -> dict[ChildKey, int]:
     }
 
 
-def read_child(body: Body) -> Child:
+def read_child(body: Body) -> CachedChild:
     metadata = body["metadata"]
     labels = metadata.get("labels", {})
     owner = _owner(metadata)
     kind = body["kind"]
-    return Child(
+    return CachedChild(
         key=key_of(body),
         uid=metadata["uid"],
         version=_version(body),
@@ -242,7 +242,7 @@ def read_child(body: Body) -> Child:
 
 
 def pods_of(
-    children: Mapping[ChildKey, Child], component: str, revision: str
+    children: Mapping[ChildKey, CachedChild], component: str, revision: str
 ) -> tuple[ObservedPod, ...]:
     """A Deployment's, but those that are over."""
     pods = (child.pod for child in children.values())
@@ -289,7 +289,7 @@ def _pool_of(body: Body) -> PoolKey:
     return PoolKey(metadata["namespace"], metadata.get("labels", {}).get(POOL_LABEL, ""))
 
 
-def has_served(child: Child, pods: Iterable[ObservedPod]) -> bool:
+def has_served(child: CachedChild, pods: Iterable[ObservedPod]) -> bool:
     """Whether a Deployment's nodes were ever ready."""
     ready = child.workload.ready if child.workload is not None else 0
     return child.proven or ready > 0 or any(pod.ready for pod in pods)

@@ -64,7 +64,7 @@ class ObservedWorkload(msgspec.Struct, frozen=True, kw_only=True):
         return self.current and self.pods == self.updated
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
+class FirstSeen(msgspec.Struct, frozen=True, kw_only=True):
     """When this operator first saw a pod as it is now, in seconds of its own monotonic clock.
 
     The moments that a pod's object holds are those of other machines' clocks: a kubelet's, the API
@@ -106,7 +106,7 @@ class ObservedPod(msgspec.Struct, frozen=True, kw_only=True):
     unready_since: str = ""
     ready_since: str = ""
     gpus: int = 0
-    seen: Seen = Seen()
+    seen: FirstSeen = FirstSeen()
 
     @property
     def ends(self) -> bool:
@@ -265,11 +265,11 @@ def read_pod(body: Body) -> ObservedPod:
 def seen_pod(pod: ObservedPod, before: ObservedPod | None, now_s: float) -> ObservedPod:
     """The pod with when it was first `seen`; `before` is how the same pod was known."""
     if before is None:
-        first = Seen(created=now_s, readiness=now_s, unprepared=now_s, drain=now_s)
+        first = FirstSeen(created=now_s, readiness=now_s, unprepared=now_s, drain=now_s)
         return msgspec.structs.replace(pod, seen=first)
     known = before.seen
     ready = pod.ready, pod.ready_since, pod.unready_since
-    seen = Seen(
+    seen = FirstSeen(
         created=known.created,
         readiness=known.readiness
         if ready == (before.ready, before.ready_since, before.unready_since)

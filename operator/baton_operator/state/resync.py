@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from baton_operator.kube.client import Api, ApiError, Body, Refused, TooManyRequests, Unavailable
-from baton_operator.kube.kinds import POOL, WATCHED, ChildKey, Kind
+from baton_operator.kube.kinds import POOL, WATCHED, ChildKey, ObjectKind
 from baton_operator.names import POOL_LABEL
 from baton_operator.state.cache import Cache, PoolKey, keys_of
 
@@ -52,14 +52,14 @@ class Resync:
         self._namespaces = tuple(namespaces) or (None,)
         self._clock = clock
         self._period_s = period_s
-        self._marked: set[Kind] = set()
+        self._marked: set[ObjectKind] = set()
         # Kinds that could not be compared, how often in a row, and when to try again.
-        self._failed: set[Kind] = set()
+        self._failed: set[ObjectKind] = set()
         self._failures = 0
         self._retry_at = math.inf
         self._woken = asyncio.Event()
 
-    def mark(self, kind: Kind) -> None:
+    def mark(self, kind: ObjectKind) -> None:
         """Objects of this kind were listed by a watch: some may be gone since it last did."""
         self._marked.add(kind)
         self._woken.set()
@@ -91,13 +91,13 @@ class Resync:
         found = [await self._lacking(kind) for kind in (*WATCHED, POOL)]
         return [words for words in found if words]
 
-    async def _lacking(self, kind: Kind) -> str:
+    async def _lacking(self, kind: ObjectKind) -> str:
         try:
             return kind.plural if await self._lacks(kind) else ""
         except Refused as error:
             return f"{kind.plural} ({error})"
 
-    async def _list(self, kind: Kind, namespace: str | None) -> list[Body]:
+    async def _list(self, kind: ObjectKind, namespace: str | None) -> list[Body]:
         was_missing = kind in self._api.missing
         selector = "" if kind == POOL else POOL_LABEL
         listed = await self._api.list_metadata(kind, namespace, selector)
@@ -105,7 +105,7 @@ class Resync:
             raise KindInstalled(f"{kind.plural} were missing, and are to be watched now")
         return listed
 
-    async def _lacks(self, kind: Kind) -> bool:
+    async def _lacks(self, kind: ObjectKind) -> bool:
         for namespace in self._namespaces:
             listed = await self._list(kind, namespace)
             if kind == POOL:
@@ -140,7 +140,7 @@ class Resync:
             self._woken.clear()
             await self._compare(marked)
 
-    async def _compare(self, kinds: set[Kind]) -> None:
+    async def _compare(self, kinds: set[ObjectKind]) -> None:
         unanswered: list[Unavailable] = []
         for kind in kinds:
             self._failed.discard(kind)
@@ -172,7 +172,7 @@ class Resync:
         asked = max(_asked_s(error) for error in unanswered)
         self._retry_at = self._clock() + max(pause, asked) * random.uniform(1.0, 1.25)
 
-    async def _compare_children(self, kind: Kind, namespace: str | None) -> None:
+    async def _compare_children(self, kind: ObjectKind, namespace: str | None) -> None:
         known = self._cache.of_kind(kind, namespace)
         listed = await self._list(kind, namespace)
         for key in self._cache.compare(kind, listed, known):

@@ -16,7 +16,7 @@ from typing import Any
 import kopf
 
 from baton_operator.kube.connection import login
-from baton_operator.kube.kinds import POOL, WATCHED, Kind, key_of
+from baton_operator.kube.kinds import POOL, WATCHED, ObjectKind, key_of
 from baton_operator.names import POOL_LABEL
 from baton_operator.state.cache import Cache, PoolKey
 
@@ -90,7 +90,7 @@ def watch_settings(
 
 
 def watch_registry(
-    cache: Cache, listed: Callable[[Kind], None], probes: dict[str, Callable[[], float]]
+    cache: Cache, listed: Callable[[ObjectKind], None], probes: dict[str, Callable[[], float]]
 ) -> kopf.OperatorRegistry:
     """`listed` is told the kind of each object that came in a listing. `probes` are asked when
     somebody asks for /healthz; one that raises makes it answer 500."""
@@ -109,7 +109,10 @@ def watch_registry(
 
 
 def _watch_children(
-    registry: kopf.OperatorRegistry, kind: Kind, cache: Cache, listed: Callable[[Kind], None]
+    registry: kopf.OperatorRegistry,
+    kind: ObjectKind,
+    cache: Cache,
+    listed: Callable[[ObjectKind], None],
 ) -> None:
     @kopf.on.event(*_selector(kind), registry=registry, id=f"event-{kind.plural}")
     async def event(event: kopf.RawEvent, **_: Any) -> None:
@@ -125,7 +128,7 @@ def _watch_children(
 
 
 def _watch_pools(
-    registry: kopf.OperatorRegistry, cache: Cache, listed: Callable[[Kind], None]
+    registry: kopf.OperatorRegistry, cache: Cache, listed: Callable[[ObjectKind], None]
 ) -> None:
     @kopf.on.event(*_selector(POOL), registry=registry, id="event-pools")
     async def event(event: kopf.RawEvent, **_: Any) -> None:
@@ -145,5 +148,5 @@ def _probe(registry: kopf.OperatorRegistry, name: str, probe: Callable[[], float
         return probe()
 
 
-def _selector(kind: Kind) -> tuple[str, str, str]:
+def _selector(kind: ObjectKind) -> tuple[str, str, str]:
     return kind.group, kind.version, kind.plural

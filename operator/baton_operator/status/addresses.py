@@ -6,13 +6,13 @@ clients, hence with /v1.
 
 from __future__ import annotations
 
-from baton_operator.builders.child import Child
+from baton_operator.builders.child import ChildIdentity
 from baton_operator.builders.pool import Pool
 
 
 def endpoint_of(pool: Pool) -> str:
     """Inside the cluster."""
-    return _base("http", Child(pool, "router").host, pool.spec.router.service.port)
+    return _base("http", ChildIdentity(pool, "router").host, pool.spec.router.service.port)
 
 
 def url_of(pool: Pool, address: str) -> str:

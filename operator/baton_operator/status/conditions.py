@@ -15,7 +15,7 @@ from baton_operator.status.reasons import unknown as _unknown
 from baton_operator.status.reasons import wait as _wait
 
 
-class Kind(msgspec.Struct, frozen=True, kw_only=True):
+class ConditionKind(msgspec.Struct, frozen=True, kw_only=True):
     """A condition's type. `source`: from what it is derived."""
 
     name: str
@@ -190,7 +190,7 @@ NO_DECODE_NODE = _false(
     "see DecodeReady, or set `missingRolePolicy: aggregate`",
 )
 
-READY = Kind(
+READY = ConditionKind(
     name=READY_TYPE,
     absent="never",
     says="the pool is as its spec says, and all of it works",
@@ -198,21 +198,21 @@ READY = Kind(
     " else what they wait for",
     reasons=(ALL_READY,),
 )
-VALID = Kind(
+VALID = ConditionKind(
     name="Valid",
     absent="never",
     says="the spec can be obeyed",
     source="the spec",
     reasons=(SPEC_VALID, SPEC_INVALID),
 )
-APPLIED = Kind(
+APPLIED = ConditionKind(
     name="Applied",
     absent="never",
     says="the API server has taken what the spec asks for",
     source="the API server's answers to the operator",
     reasons=(AS_SPECIFIED, PAUSED, NOTHING_APPLIED, APPLY_FORBIDDEN, KIND_MISSING, APPLY_REFUSED),
 )
-STORE_READY = Kind(
+STORE_READY = ConditionKind(
     name="StoreReady",
     says="the KV store is up and in use",
     source="the Redis pods of a managed store; the index itself, where the operator can ask it",
@@ -228,56 +228,56 @@ STORE_READY = Kind(
         *POD_PROBLEMS,
     ),
 )
-MODEL_READY = Kind(
+MODEL_READY = ConditionKind(
     name="ModelReady",
     says="the nodes that are needed have their model",
     source="the nodes' init containers; how far they are is on the index",
     reasons=(NOTHING_TO_FETCH, FETCHED, FETCHING, FETCH_NOT_BEGUN, ASLEEP, MODEL_FETCH_FAILING),
 )
-PREFILL_READY = Kind(
+PREFILL_READY = ConditionKind(
     name="PrefillReady",
     says="as many prefill nodes are ready as the spec says",
     source="the role's pods",
     reasons=(NODES_READY, NONE_WANTED, GPU_BUDGET_REACHED, STARTING, *POD_PROBLEMS),
 )
-DECODE_READY = Kind(
+DECODE_READY = ConditionKind(
     name="DecodeReady",
     says="as many decode nodes are ready as the spec says",
     source="the role's pods",
     reasons=(NODES_READY, NONE_WANTED, GPU_BUDGET_REACHED, STARTING, *POD_PROBLEMS),
 )
-ROUTER_READY = Kind(
+ROUTER_READY = ConditionKind(
     name="RouterReady",
     says="as many routers are ready as the spec says",
     source="the routers' pods",
     reasons=(ROUTERS_READY, WAITING_FOR_NODES, STARTING, *POD_PROBLEMS),
 )
-ROUTE_READY = Kind(
+ROUTE_READY = ConditionKind(
     name="RouteReady",
     says="nothing says that the way in from outside does not work",
     source="the status of Ingress and HTTPRoute",
     absent="while the pool has neither `router.ingress` nor `router.httpRoute`",
     reasons=(ROUTE_ACCEPTED, ROUTE_UNCONFIRMED, ROUTE_PENDING, ROUTE_REFUSED),
 )
-UPDATED = Kind(
+UPDATED = ConditionKind(
     name="Updated",
     says="no pod of an older spec is left",
     source="the revisions of the pods, and the router's and the store's workloads",
     reasons=(ONE_REVISION, ROLLING_OUT, *POD_PROBLEMS),
 )
-ROLLOUT_BLOCKED = Kind(
+ROLLOUT_BLOCKED = ConditionKind(
     name="RolloutBlocked",
     says="a roll-out has stopped, and the nodes of the older spec serve on",
     source="the nodes' pods, `gpuBudget`, and what routers and index answer the operator",
     reasons=(NOT_ROLLING, ROLLING, GPU_BUDGET_TOO_SMALL, NEW_NODES_FAILING, OLD_NODES_HELD),
 )
-SCALED = Kind(
+SCALED = ConditionKind(
     name="Scaled",
     says="no role has more nodes than the spec says",
     source="the marks of the nodes' pods, and what routers and index answer the operator",
     reasons=(NONE_TOO_MANY, DRAINING, DRAIN_HELD),
 )
-SERVING = Kind(
+SERVING = ConditionKind(
     name="Serving",
     says="clients get answers",
     source="the pods of routers and nodes, and `missingRolePolicy`",

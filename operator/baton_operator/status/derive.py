@@ -108,7 +108,7 @@ def _rank(reason: Reason) -> int:
 
 
 def _condition(
-    kind: c.Kind, finding: Finding, generation: int, before: PoolStatus, now: datetime
+    kind: c.ConditionKind, finding: Finding, generation: int, before: PoolStatus, now: datetime
 ) -> Condition:
     said = before.condition(kind.name)
     same = said is not None and said.status == finding.reason.status

@@ -68,19 +68,19 @@ def _normal(reason: str, message: str) -> PoolEvent:
     return PoolEvent(type="Normal", reason=reason, message=message)
 
 
-def _status(status: PoolStatus, kind: c.Kind) -> str:
+def _status(status: PoolStatus, kind: c.ConditionKind) -> str:
     found = status.condition(kind.name)
     return found.status if found is not None else ""
 
 
-def _became_true(before: PoolStatus, after: PoolStatus, kind: c.Kind) -> Condition | None:
+def _became_true(before: PoolStatus, after: PoolStatus, kind: c.ConditionKind) -> Condition | None:
     """Where it was said to be otherwise."""
     if _status(before, kind) in ("False", "Unknown") and _status(after, kind) == "True":
         return after.condition(kind.name)
     return None
 
 
-def _turned_false(before: PoolStatus, after: PoolStatus, kind: c.Kind) -> PoolEvent | None:
+def _turned_false(before: PoolStatus, after: PoolStatus, kind: c.ConditionKind) -> PoolEvent | None:
     """SpecInvalid, ApplyRefused and the like: the condition's own reason."""
     now = after.condition(kind.name)
     if now is None or now.status != "False" or _status(before, kind) == "False":

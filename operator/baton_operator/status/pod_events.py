@@ -15,7 +15,7 @@ from typing import Protocol
 import msgspec
 
 from baton_operator.kube.client import ApiError, Body, Unavailable
-from baton_operator.kube.kinds import EVENT, Kind
+from baton_operator.kube.kinds import EVENT, ObjectKind
 from baton_operator.state.cache import PoolKey
 from baton_operator.state.observed import ObservedPod
 from baton_operator.state.pod_problems import Problem, unprepared_problem
@@ -44,7 +44,7 @@ class Lister(Protocol):
     """`Api` is one."""
 
     async def list_where(
-        self, kind: Kind, namespace: str, fields: Mapping[str, str]
+        self, kind: ObjectKind, namespace: str, fields: Mapping[str, str]
     ) -> list[Body]: ...
 
 

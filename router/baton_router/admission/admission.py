@@ -20,11 +20,11 @@ from itertools import product
 
 from baton_protocol.errors import BatonError, QueueFull, QueueTimeout, Unavailable
 from baton_protocol.store import Kind
-from baton_router.admission.capacity import Load, Rule, has_room
+from baton_router.admission.capacity import AdmittedLoad, CapacityRule, has_room
 from baton_router.admission.fair_queue import FairQueue, Waiter
-from baton_router.admission.rate_limiter import Booking, Budgets
+from baton_router.admission.rate_limiter import BudgetBooking, Budgets
 from baton_router.admission.tenant_limits import Limits
-from baton_router.admission.usage_shares import Shares
+from baton_router.admission.usage_shares import UsageShares
 from baton_router.admission.waiting import KeepAlive, Waiting
 from baton_router.auth import Tenants
 from baton_router.metrics.admission_metrics import AdmissionMetrics
@@ -56,7 +56,7 @@ class Admission:
     ) -> None:
         self.limits = Limits()
         self._shared = False
-        rule = self._rule = Rule.of_settings(settings)
+        rule = self._rule = CapacityRule.of_settings(settings)
         self._shared_rules = {
             each: rule.shared(prompts=each[0], sequences=each[1])
             for each in product((False, True), repeat=2)
@@ -70,9 +70,9 @@ class Admission:
         self._clock = clock
         self._queue = FairQueue(settings.max_queued)
         self._turns: dict[Waiter, _Turn] = {}
-        self._pending = Load()
-        self._running = Shares(clock)  # sequences
-        self._computed = Shares(clock, LATELY_S)  # tokens of prompts
+        self._pending = AdmittedLoad()
+        self._running = UsageShares(clock)  # sequences
+        self._computed = UsageShares(clock, LATELY_S)  # tokens of prompts
         self._granted: deque[float] = deque(maxlen=RATE_OVER)
         self._looking: asyncio.Task[None] | None = None
         self._ending = False
@@ -96,7 +96,7 @@ class Admission:
         most = self.limits.of(tenant).max_call_sequences
         return self._most_sequences if most is None else most
 
-    async def charge(self, tenant: str, prepared: Sequence[Prepared]) -> Booking | None:
+    async def charge(self, tenant: str, prepared: Sequence[Prepared]) -> BudgetBooking | None:
         """Book what a call can cost. Raise RateLimited; InvalidRequest for one that costs more than
         the tenant's budget ever holds."""
         tokens = sum(map(_expected, prepared))
@@ -148,7 +148,7 @@ class Admission:
             await asyncio.gather(self._looking, return_exceptions=True)
         await self._budgets.close()
 
-    def left(self, tenant: str, usage: Usage | None, booking: Booking | None) -> None:
+    def left(self, tenant: str, usage: Usage | None, booking: BudgetBooking | None) -> None:
         """A call is over, and used so much; None: it never had a place."""
         if usage is not None:
             self._metrics.used(tenant, usage)
@@ -165,7 +165,7 @@ class Admission:
             free=partial(self._running.give_back, turn.tenant),
         )
 
-    def _arrived(self, load: Load) -> None:
+    def _arrived(self, load: AdmittedLoad) -> None:
         self._pending.sequences -= load.sequences
         self._pending.tokens -= load.tokens
         self._look()
@@ -247,7 +247,7 @@ class Admission:
         """The first for whom there is room: who has less than its share, or waits for other nodes,
         passes the others. Who may have no more than one before it waits with that one, also where
         it wants fewer sequences: else many choices would never find enough of them."""
-        full: list[tuple[Rule, tuple[Kind, bool]]] = []
+        full: list[tuple[CapacityRule, tuple[Kind, bool]]] = []
         for head in self._queue.heads():
             turn = self._turns[head]
             rule, nodes = self._rule_of(turn.tenant), (turn.kind, head.splits)
@@ -257,11 +257,11 @@ class Admission:
                 full.append((rule, nodes))
         return None
 
-    def _fits(self, turn: _Turn, rule: Rule) -> bool:
+    def _fits(self, turn: _Turn, rule: CapacityRule) -> bool:
         nodes, load = self._view.ready(turn.kind), turn.load
         return has_room(nodes, rule, self._pending, load.tokens, load.sequences)
 
-    def _rule_of(self, tenant: str) -> Rule:
+    def _rule_of(self, tenant: str) -> CapacityRule:
         if not self._shared:
             return self._rule
         weight = self.limits.of(tenant).weight
@@ -273,7 +273,7 @@ class Admission:
         cached = self._view.chunks.longest(item.chunks)
         chunk = item.serving.sample.layout.chunk_tokens
         tokens = max(1, len(item.request.prompt_ids) - cached * chunk)
-        return _Turn(tenant, Load(item.request.params.n, tokens), item.kind, prompts)
+        return _Turn(tenant, AdmittedLoad(item.request.params.n, tokens), item.kind, prompts)
 
     def _let_in(self, turn: _Turn) -> None:
         self._pending.sequences += turn.load.sequences
@@ -294,7 +294,7 @@ class Admission:
 class _Turn:
     """What a waiter waits for. `prompts` of its call wait, with this one."""
 
-    def __init__(self, tenant: str, load: Load, kind: Kind, prompts: int) -> None:
+    def __init__(self, tenant: str, load: AdmittedLoad, kind: Kind, prompts: int) -> None:
         self.tenant = tenant
         self.load = load
         self.kind = kind

@@ -30,7 +30,7 @@ KEPT_PART = 1 / 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class CapacityRule:
     """A node is full with `sequences` (0: as many as it says) less the part of them that is `kept`,
     or with prompts for `queue_ms` (0: no pool is ever full). What is handed over, and from how many
     tokens on, is the placement's policy."""
@@ -42,7 +42,7 @@ class Rule:
     kept: float = 0.0
 
     @classmethod
-    def of_settings(cls, settings: RouterSettings) -> Rule:
+    def of_settings(cls, settings: RouterSettings) -> CapacityRule:
         return cls(
             queue_ms=settings.admission_queue_ms,
             sequences=settings.max_inflight,
@@ -50,12 +50,12 @@ class Rule:
             handoff_tokens=settings.handoff_min_tokens,
         )
 
-    def shared(self, *, prompts: bool, sequences: bool) -> Rule:
+    def shared(self, *, prompts: bool, sequences: bool) -> CapacityRule:
         """Where there are other tenants, for one with more than its share of them."""
         part = MORE_PART if prompts else SHARED_PART
         return replace(self, queue_ms=part * self.queue_ms, kept=KEPT_PART if sequences else 0.0)
 
-    def within(self, other: Rule) -> bool:
+    def within(self, other: CapacityRule) -> bool:
         """Whether this one never has room where the other has none."""
         return self.queue_ms <= other.queue_ms and self.kept >= other.kept
 
@@ -65,7 +65,7 @@ class Rule:
 
 
 @dataclass(slots=True)
-class Load:
+class AdmittedLoad:
     """Sequences and prompt tokens."""
 
     sequences: int = 0
@@ -73,7 +73,11 @@ class Load:
 
 
 def has_room(
-    nodes: Iterable[NodeView], rule: Rule, pending: Load, tokens: int, sequences: int = 1
+    nodes: Iterable[NodeView],
+    rule: CapacityRule,
+    pending: AdmittedLoad,
+    tokens: int,
+    sequences: int = 1,
 ) -> bool:
     """Beyond what is `pending`, for a request of so many `sequences` with so many `tokens` to be
     computed. A pool without a ready node is not full: there requests wait for a node. Most often
@@ -107,16 +111,16 @@ def has_room(
     return not nodes
 
 
-def _most(node: NodeView, rule: Rule) -> int:
+def _most(node: NodeView, rule: CapacityRule) -> int:
     most = rule.sequences or node.report.max_num_seqs or USUAL_SEQUENCES
     return most - int(rule.kept * most)
 
 
-def _free(node: NodeView, rule: Rule) -> int:
+def _free(node: NodeView, rule: CapacityRule) -> int:
     return _most(node, rule) - node.sequences
 
 
-def _time(node: NodeView, rule: Rule) -> float:
+def _time(node: NodeView, rule: CapacityRule) -> float:
     """In prompt tokens, of which so many fill the node; one that has not measured itself is not
     filled."""
     if _free(node, rule) <= 0:

@@ -18,7 +18,7 @@ from baton_router.openai.endpoint import Call
 from baton_router.openai.sampling_params import check_alone
 
 
-class Waking:
+class ColdStart:
     """`wait_s` 0: nobody is held. `changed` is the event of the fleet's next change."""
 
     def __init__(

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from baton_kvstore.errors import StoreError
-from baton_kvstore.index.rate_limits import Draw, Drawn
+from baton_kvstore.index.rate_limits import Draw, DrawResult
 from baton_protocol.errors import InvalidRequest, RateLimited
 from baton_router.admission.tenant_limits import TenantLimits
 
@@ -30,13 +30,13 @@ logger = logging.getLogger(__name__)
 class BudgetIndex(Protocol):
     """The part of baton_kvstore.Budgets that the router uses."""
 
-    async def take(self, tenant: str, draws: Sequence[Draw]) -> Drawn: ...
+    async def take(self, tenant: str, draws: Sequence[Draw]) -> DrawResult: ...
 
     async def give(self, tenant: str, draws: Sequence[Draw]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Booking:
+class BudgetBooking:
     """Tokens that a request may use, of whose limits, and from which buckets."""
 
     tenant: str
@@ -59,7 +59,7 @@ class Budgets:
 
     async def book(
         self, tenant: str, limits: TenantLimits, requests: int, tokens: int
-    ) -> Booking | None:
+    ) -> BudgetBooking | None:
         """None for who has no budget. Raise RateLimited, InvalidRequest."""
         if not (limits.requests_per_minute or limits.tokens_per_minute):
             return None
@@ -69,12 +69,12 @@ class Budgets:
         shared = drawn is not None
         if drawn is None:
             own = self._own.take(tenant, _part(draws, self._routers), self._clock())
-            drawn = Drawn(own, self._routers)
+            drawn = DrawResult(own, self._routers)
         if drawn.wait_s > 0:
             raise RateLimited(_told(limits, drawn.wait_s), retry_after=drawn.wait_s)
-        return Booking(tenant, limits, tokens, shared)
+        return BudgetBooking(tenant, limits, tokens, shared)
 
-    def settle(self, booking: Booking, used: int) -> None:
+    def settle(self, booking: BudgetBooking, used: int) -> None:
         """The request is over and used so many tokens."""
         draws = draws_of(booking.limits, 0, booking.tokens - used)
         if booking.tokens == used or not booking.limits.tokens_per_minute:
@@ -90,7 +90,7 @@ class Budgets:
         """What is on its way arrives, or fails within the index's own deadline."""
         await asyncio.gather(*self._giving)
 
-    async def _shared(self, tenant: str, draws: Sequence[Draw]) -> Drawn | None:
+    async def _shared(self, tenant: str, draws: Sequence[Draw]) -> DrawResult | None:
         if self._index is None or (self._away and self._clock() < self._retry_at):
             return None
         try:

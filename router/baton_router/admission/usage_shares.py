@@ -19,7 +19,7 @@ class _Share:
     weight: float
 
 
-class Shares:
+class UsageShares:
     """An amount fades to 1/e in `fades_s` by `clock`; else it stays until it is given back."""
 
     def __init__(self, clock: Callable[[], float], fades_s: float = math.inf) -> None:

@@ -18,11 +18,11 @@ from aiohttp.typedefs import Handler, Middleware
 
 from baton_protocol.errors import BatonError, ErrorRecord, InternalError, openai_body
 from baton_router.errors import RequestFailed
-from baton_router.http.browser_guard import Pages, check_type
-from baton_router.http.drain import Drains
-from baton_router.http.handlers import ID_HEADER, OWN_ID_HEADER, PLACEMENT_HEADER, TRAIL, Api
+from baton_router.http.browser_guard import BrowserGuard, check_type
+from baton_router.http.drain import DrainRoutes
+from baton_router.http.handlers import ID_HEADER, OWN_ID_HEADER, PLACEMENT_HEADER, TRAIL, Handlers
 from baton_router.http.openapi import document
-from baton_router.observability.request_log import Trail, client_id
+from baton_router.observability.request_log import RequestLog, client_id
 
 GENERATION = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
 KEYED = ("/v1/", "/requests/")  # what is below wants an API key, where keys are configured
@@ -36,12 +36,12 @@ Failure = BatonError | RequestFailed | web.HTTPException
 logger = logging.getLogger(__name__)
 
 
-def build_app(api: Api, *inner: Middleware) -> web.Application:
+def build_app(api: Handlers, *inner: Middleware) -> web.Application:
     """`inner` run inside the middleware that checks requests and shapes errors."""
-    pages = Pages(api.settings)
+    pages = BrowserGuard(api.settings)
     app = web.Application(middlewares=[_shaped(api, pages), *inner])
     app.on_response_prepare.append(_headed(pages))
-    drains = Drains(api.fleet, api.bodies, api.clock, api.settings.bounds.drain_answer_s)
+    drains = DrainRoutes(api.fleet, api.bodies, api.clock, api.settings.bounds.drain_answer_s)
     described = web.get("/openapi.json", _openapi)
     app.add_routes([*api.routes(), *drains.routes(), described])
     return app
@@ -56,7 +56,7 @@ async def _openapi(request: web.Request) -> web.Response:
     return web.Response(body=_document(), content_type="application/json")
 
 
-def _headed(pages: Pages) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
+def _headed(pages: BrowserGuard) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
     async def headed(request: web.Request, response: web.StreamResponse) -> None:
         """What the headers of each answer say, as they are sent: which request it is, where that
         went, which pages may read it."""
@@ -72,13 +72,13 @@ def _headed(pages: Pages) -> Callable[[web.Request, web.StreamResponse], Awaitab
     return headed
 
 
-def _shaped(api: Api, pages: Pages) -> Middleware:
+def _shaped(api: Handlers, pages: BrowserGuard) -> Middleware:
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         # A browser's preflight asks for no generation.
         endpoint = GENERATION.get(request.path, "") if request.method != "OPTIONS" else ""
         said = client_id(request.headers.get(ID_HEADER))
-        request[TRAIL] = trail = Trail(api.new_id(), api.clock(), endpoint, said)
+        request[TRAIL] = trail = RequestLog(api.new_id(), api.clock(), endpoint, said)
         if endpoint:
             trail.trace = api.tracing.begin(request.headers.get("traceparent", ""))
             api.explanations.begin(trail)
@@ -98,7 +98,7 @@ def _shaped(api: Api, pages: Pages) -> Middleware:
     return middleware
 
 
-def _remember(api: Api, trail: Trail, code: int) -> None:
+def _remember(api: Handlers, trail: RequestLog, code: int) -> None:
     """What can be told of the call from now on. A bug of ours in that costs no answer."""
     try:
         api.explanations.end(trail, code)
@@ -108,7 +108,7 @@ def _remember(api: Api, trail: Trail, code: int) -> None:
 
 
 async def _answer(
-    api: Api, pages: Pages, request: web.Request, handler: Handler
+    api: Handlers, pages: BrowserGuard, request: web.Request, handler: Handler
 ) -> web.StreamResponse:
     try:
         preflight = pages.let_in(request)

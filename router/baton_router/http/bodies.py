@@ -34,7 +34,7 @@ _OWN_PAGES = 256 << 10  # bytes; what is larger goes back to the system when it 
 _ARENAS = 2
 
 
-class Bodies:
+class BodyLimits:
     """Of one router."""
 
     def __init__(self, settings: RouterSettings) -> None:
@@ -76,7 +76,7 @@ class Bodies:
 class Body:
     """One body. `data` is empty once it is parsed."""
 
-    def __init__(self, bodies: Bodies, tenant: str) -> None:
+    def __init__(self, bodies: BodyLimits, tenant: str) -> None:
         self.data = bytearray()
         self._bodies = bodies
         self._tenant = tenant

@@ -31,7 +31,7 @@ PREFLIGHT_S = 600  # for so long a browser need not ask again; none keeps it for
 _NAMES = re.compile(r"[\w!#$%&'*+.^`|~-]+(?: *, *[\w!#$%&'*+.^`|~-]+)*", re.ASCII)
 
 
-class Pages:
+class BrowserGuard:
     """Of one router."""
 
     def __init__(self, settings: RouterSettings) -> None:

@@ -21,7 +21,7 @@ from baton_protocol.errors import InvalidRequest, NotFound, Unavailable
 from baton_protocol.ids import NodeId
 from baton_protocol.link import DRAIN_SINCE, DrainNode, ResumeNode
 from baton_protocol.store import NodeState
-from baton_router.http.bodies import Bodies
+from baton_router.http.bodies import BodyLimits
 from baton_router.nodes.fleet import Fleet
 from baton_router.nodes.pool_view import NodeView, state_of
 from baton_router.openai.body_reader import Fields, wrong
@@ -36,11 +36,11 @@ REVISION = re.compile(r"[a-z0-9-]{0,63}")
 logger = logging.getLogger(__name__)
 
 
-class Drains:
+class DrainRoutes:
     """`answer_s`: an answer waits so long until others can serve, and the node has obeyed."""
 
     def __init__(
-        self, fleet: Fleet, bodies: Bodies, clock: Callable[[], float], answer_s: float
+        self, fleet: Fleet, bodies: BodyLimits, clock: Callable[[], float], answer_s: float
     ) -> None:
         self._fleet = fleet
         self._bodies = bodies

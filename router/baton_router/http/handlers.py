@@ -18,32 +18,32 @@ from aiohttp import web
 
 from baton_protocol.errors import BatonError, DeadlineExceeded, InvalidRequest, Unavailable
 from baton_router.admission.admission import Admission
-from baton_router.admission.cold_start import Waking
+from baton_router.admission.cold_start import ColdStart
 from baton_router.auth import Tenants
 from baton_router.errors import RequestFailed
-from baton_router.http.bodies import Bodies, Body
+from baton_router.http.bodies import Body, BodyLimits
 from baton_router.http.pool_status import pool_json
 from baton_router.http.readiness import about_all, not_ready, wants_all
 from baton_router.http.response import Answer, Stopwatch
-from baton_router.http.slow_client import ReadGuard
+from baton_router.http.slow_client import SlowClientGuard
 from baton_router.http.sse import EventStream
-from baton_router.http.start_prompts import Release
+from baton_router.http.start_prompts import PromptStarter
 from baton_router.metrics.router_metrics import RouterMetrics
 from baton_router.nodes.fleet import Fleet
-from baton_router.nodes.link import Link
+from baton_router.nodes.link import NodeLink
 from baton_router.observability.explanation import encoded
-from baton_router.observability.history import Explanations
-from baton_router.observability.request_log import Trail
+from baton_router.observability.history import ExplanationHistory
+from baton_router.observability.request_log import RequestLog
 from baton_router.observability.tracing import Tracing
 from baton_router.openai.chat import ChatCall
 from baton_router.openai.completions import CompletionCall
 from baton_router.openai.endpoint import Call, Head, Shape
 from baton_router.requests.dispatcher import Dispatcher
-from baton_router.requests.output_queue import Outbox
+from baton_router.requests.output_queue import OutputQueue
 from baton_router.requests.tokenize import prepare
 from baton_router.settings import RANKINGS, Ranking, RouterSettings
 
-TRAIL = web.RequestKey("trail", Trail)  # set by the middleware
+TRAIL = web.RequestKey("trail", RequestLog)  # set by the middleware
 PLACEMENT_HEADER = "x-baton-placement"
 POLICY_HEADER = "x-baton-policy"
 OWN_ID_HEADER = "x-baton-request-id"
@@ -54,7 +54,7 @@ ROUTER_DIGITS = 8
 
 
 @dataclass(slots=True)
-class Api:
+class Handlers:
     """`name` is the router's; its last digits begin the ids of its requests. `store_state` and
     `unreachable` (address: why) tell /pool about the store and about nodes without a link,
     `conflicts` about nodes whose names others have, `links` are all there are; `refused` counts
@@ -65,19 +65,19 @@ class Api:
     tenants: Tenants
     fleet: Fleet
     dispatcher: Dispatcher
-    waking: Waking
+    waking: ColdStart
     admission: Admission
     refused: Callable[[str], None]
     metrics: RouterMetrics
-    explanations: Explanations
-    bodies: Bodies
+    explanations: ExplanationHistory
+    bodies: BodyLimits
     tracing: Tracing
     rng: random.Random
     clock: Callable[[], float]
     store_state: Callable[[], dict[str, Any]]
     unreachable: Callable[[], dict[str, str]]
-    conflicts: Callable[[], Sequence[Link]]
-    links: Callable[[], Collection[Link]]
+    conflicts: Callable[[], Sequence[NodeLink]]
+    links: Callable[[], Collection[NodeLink]]
     draining: bool = False
     started: int = field(default_factory=lambda: int(time.time()))  # Unix seconds
     answering: int = 0  # calls that are held, placed, run or written
@@ -144,7 +144,7 @@ class Api:
 
     async def _answer(
         self,
-        trail: Trail,
+        trail: RequestLog,
         body: Body,
         call: Call,
         prefix: str,
@@ -173,9 +173,9 @@ class Api:
         call.forget_prompts()
         body.done()
         prompts, created = [item.request.prompt_ids for item in prepared], int(time.time())
-        release = Release(self.admission, self.dispatcher, trail, prepared, waits_until)
-        guard = ReadGuard(release.fail, events, trail, self.settings.bounds.cut_off_s)
-        outbox = Outbox(len(prepared), guard.most(prepared), guard.overflow)
+        release = PromptStarter(self.admission, self.dispatcher, trail, prepared, waits_until)
+        guard = SlowClientGuard(release.fail, events, trail, self.settings.bounds.cut_off_s)
+        outbox = OutputQueue(len(prepared), guard.most(prepared), guard.overflow)
         self.metrics.accepted(map(len, prompts))  # also what has to wait: it is demand
         await release.begin(outbox, events)
         flights = release.flights
@@ -210,7 +210,7 @@ class Api:
         self.answering += change
         self.metrics.running.set(self.answering)
 
-    def _too_late(self, guard: ReadGuard) -> None:
+    def _too_late(self, guard: SlowClientGuard) -> None:
         limit = self.settings.request_timeout_s
         guard.end(DeadlineExceeded(f"the request was not done after {limit:g} s").record())
 

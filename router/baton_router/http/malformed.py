@@ -33,7 +33,7 @@ _Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 logger = logging.getLogger(__name__)
 
 
-class ShapedRunner(web.AppRunner):
+class ErrorShapingRunner(web.AppRunner):
     """An AppRunner of ShapedHandlers. Headers have `header_timeout_s` to come; `new_id` names what
     is no request."""
 

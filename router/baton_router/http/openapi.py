@@ -119,7 +119,7 @@ _ADMIN: Errors = (*_KEYED, NotFound, BodyTimeout, TooLarge, Saturated, Unavailab
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Operation:
+class OpenAPIOperation:
     """One method of one route. `answers` are those with another shape than an error's, by status;
     `event` is what a stream's events hold; `body` is one of BODIES. It asks for a key if it knows
     the error of a wrong one; `query` has its parameters behind the question mark."""
@@ -190,7 +190,7 @@ class Operation:
 
 
 OPERATIONS = (
-    Operation(
+    OpenAPIOperation(
         method="POST",
         path="/v1/chat/completions",
         tag="generation",
@@ -203,7 +203,7 @@ OPERATIONS = (
         body="ChatRequest",
         event=ChatCompletionEvent,
     ),
-    Operation(
+    OpenAPIOperation(
         method="POST",
         path="/v1/completions",
         tag="generation",
@@ -216,7 +216,7 @@ OPERATIONS = (
         body="CompletionRequest",
         event=CompletionEvent,
     ),
-    Operation(
+    OpenAPIOperation(
         method="GET",
         path="/v1/models",
         tag="models",
@@ -226,7 +226,7 @@ OPERATIONS = (
         answers={200: ModelList},
         errors=_KEYED,
     ),
-    Operation(
+    OpenAPIOperation(
         method="GET",
         path="/v1/models/{model}",
         tag="models",
@@ -235,7 +235,7 @@ OPERATIONS = (
         answers={200: Model},
         errors=(*_KEYED, NotFound),
     ),
-    Operation(
+    OpenAPIOperation(
         method="GET",
         path="/health",
         tag="health",
@@ -243,7 +243,7 @@ OPERATIONS = (
         description="Answers 200 as long as the router's process runs.",
         answers={200: Health},
     ),
-    Operation(
+    OpenAPIOperation(
         method="GET",
         path="/ready",
         tag="health",
@@ -253,7 +253,7 @@ OPERATIONS = (
         answers={200: Readiness, 503: Readiness},
         query={"all": ALL_NODES},
     ),
-    Operation(
+    OpenAPIOperation(
         method="GET",
         path="/metrics",
         tag="operations",
@@ -262,7 +262,7 @@ OPERATIONS = (
         answers={200: None},
         errors=_KEYED,
     ),
-    Operation(
+    OpenAPIOperation(
         method="GET",
         path="/pool",
         tag="operations",
@@ -272,7 +272,7 @@ OPERATIONS = (
         answers={200: Pool},
         errors=_KEYED,
     ),
-    Operation(
+    OpenAPIOperation(
         method="GET",
         path="/requests/{id}",
         tag="requests",
@@ -283,7 +283,7 @@ OPERATIONS = (
         answers={200: Explanation},
         errors=(*_KEYED, NotFound),
     ),
-    Operation(
+    OpenAPIOperation(
         method="POST",
         path="/nodes/{node}/drain",
         tag="operations",
@@ -295,7 +295,7 @@ OPERATIONS = (
         body="DrainRequest",
         body_required=False,
     ),
-    Operation(
+    OpenAPIOperation(
         method="POST",
         path="/nodes/{node}/resume",
         tag="operations",
@@ -304,7 +304,7 @@ OPERATIONS = (
         answers={200: ToldNode},
         errors=_ADMIN,
     ),
-    Operation(
+    OpenAPIOperation(
         method="GET",
         path="/openapi.json",
         tag="health",
@@ -315,7 +315,7 @@ OPERATIONS = (
 )
 
 
-def document(operations: Sequence[Operation] = OPERATIONS) -> Json:
+def document(operations: Sequence[OpenAPIOperation] = OPERATIONS) -> Json:
     """The same for each router: whether a key is wanted is for its settings to say."""
     paths: dict[str, Json] = {}
     for one in operations:

@@ -12,7 +12,7 @@ import msgspec
 
 from baton_protocol.ids import NodeId
 from baton_protocol.store import DataInstance, Kind, differing
-from baton_router.nodes.link import Link
+from baton_router.nodes.link import NodeLink
 from baton_router.nodes.pool_view import LOAD_NUMBERS, NodeView, PoolView, state_of
 
 Json = dict[str, Any]
@@ -26,7 +26,7 @@ def pool_json(
     model: str | None,
     store: Json,
     unreachable: Mapping[str, str],
-    conflicts: Sequence[Link],
+    conflicts: Sequence[NodeLink],
     running: int,
 ) -> Json:
     """`router` is the name of the one that tells. `totals` sums the nodes' loads, and counts what

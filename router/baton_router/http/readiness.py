@@ -15,7 +15,7 @@ from typing import Any
 from aiohttp import web
 
 from baton_protocol.errors import InvalidRequest
-from baton_router.nodes.link import Link
+from baton_router.nodes.link import NodeLink
 from baton_router.nodes.pool_view import PoolView, state_of
 
 Json = dict[str, Any]
@@ -36,7 +36,7 @@ def wants_all(request: web.Request) -> bool:
     return _ANSWERS[said[0]]
 
 
-def not_ready(view: PoolView, links: Iterable[Link], expected: Sequence[str]) -> list[Json]:
+def not_ready(view: PoolView, links: Iterable[NodeLink], expected: Sequence[str]) -> list[Json]:
     """Known nodes first, then addresses without one, then those that nobody has seen yet."""
     nodes = sorted(view.nodes.values(), key=lambda node: node.report.node)
     late = [

@@ -17,9 +17,9 @@ from aiohttp import web
 from baton_protocol.link import Delta
 from baton_router.http.sse import WAITING, EventStream
 from baton_router.metrics.router_metrics import RouterMetrics
-from baton_router.openai.endpoint import DONE, Call, Gathered, Shape, Usage
-from baton_router.requests.dispatcher import Flight
-from baton_router.requests.output_queue import Batch, Outbox
+from baton_router.openai.endpoint import DONE, Call, ChoiceOutput, Shape, Usage
+from baton_router.requests.dispatcher import InFlightRequest
+from baton_router.requests.output_queue import Batch, OutputQueue
 from baton_router.requests.tokenize import LONG_PROMPT
 
 
@@ -63,9 +63,9 @@ class Answer:
         self,
         call: Call,
         shape: Callable[[], Shape],
-        flights: Sequence[Flight],
+        flights: Sequence[InFlightRequest],
         prompts: int,
-        outbox: Outbox,
+        outbox: OutputQueue,
         watch: Stopwatch,
     ) -> None:
         self._options = call.options
@@ -85,7 +85,7 @@ class Answer:
 
     async def whole(self) -> bytes:
         """The JSON of an answer in one piece. Raise RequestFailed."""
-        choices = [Gathered() for _ in range(self._n * self._prompts)]
+        choices = [ChoiceOutput() for _ in range(self._n * self._prompts)]
         while batch := await self._next(None):
             for slot, delta in batch:
                 choices[slot * self._n + delta.choice].add(delta)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from baton_protocol.errors import ErrorRecord, SlowClient
 from baton_router.http.sse import EventStream
-from baton_router.observability.request_log import Trail
+from baton_router.observability.request_log import RequestLog
 from baton_router.requests.in_flight import Prepared
 
 # Beyond what kernel and transport buffer, which is some MB. A token that waits takes about 0.3 kB.
@@ -19,7 +19,7 @@ UNREAD_TOKENS = 4096
 UNREAD_PER_CHOICE = 64  # all choices of a call come at once
 
 
-class ReadGuard:
+class SlowClientGuard:
     """Of one call, which ends with an error that `fail` is told; `events` None: it is answered in
     one piece, and nothing waits for its client. `cut_off_s`: from the error to the cut."""
 
@@ -27,7 +27,7 @@ class ReadGuard:
         self,
         fail: Callable[[ErrorRecord], None],
         events: EventStream | None,
-        trail: Trail,
+        trail: RequestLog,
         cut_off_s: float,
     ) -> None:
         self._fail = fail

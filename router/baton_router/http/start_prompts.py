@@ -14,18 +14,18 @@ from collections.abc import Sequence
 
 from baton_protocol.errors import BatonError, ErrorRecord, InternalError
 from baton_router.admission.admission import Admission
-from baton_router.admission.rate_limiter import Booking
+from baton_router.admission.rate_limiter import BudgetBooking
 from baton_router.http.sse import EventStream
-from baton_router.observability.request_log import Trail
+from baton_router.observability.request_log import RequestLog
 from baton_router.openai.endpoint import Usage
 from baton_router.requests.dispatcher import Dispatcher
-from baton_router.requests.in_flight import Flight, Prepared
-from baton_router.requests.output_queue import Outbox
+from baton_router.requests.in_flight import InFlightRequest, Prepared
+from baton_router.requests.output_queue import OutputQueue
 
 logger = logging.getLogger(__name__)
 
 
-class Release:
+class PromptStarter:
     """Of one call. `flights` grows until all of `prepared` have started. A prompt may wait for its
     first place `waits_until`, where that is said. Who has begun it ends it."""
 
@@ -33,21 +33,21 @@ class Release:
         self,
         admission: Admission,
         dispatcher: Dispatcher,
-        trail: Trail,
+        trail: RequestLog,
         prepared: Sequence[Prepared],
         waits_until: float | None,
     ) -> None:
-        self.flights: list[Flight] = []
+        self.flights: list[InFlightRequest] = []
         self._admission = admission
         self._dispatcher = dispatcher
         self._trail = trail
         self._prepared = prepared
         self._waits_until = waits_until
-        self._booking: Booking | None = None
+        self._booking: BudgetBooking | None = None
         self._task: asyncio.Task[None] | None = None
-        self._outbox: Outbox | None = None
+        self._outbox: OutputQueue | None = None
 
-    async def begin(self, outbox: Outbox, events: EventStream | None) -> None:
+    async def begin(self, outbox: OutputQueue, events: EventStream | None) -> None:
         """Raise RateLimited, InvalidRequest, QueueFull, QueueTimeout, Unavailable."""
         self._outbox = outbox
         self._booking = await self._admission.charge(self._trail.tenant_name, self._prepared)
@@ -74,7 +74,7 @@ class Release:
             self._dispatcher.cancel(flight)
         self._admission.left(self._trail.tenant_name, usage, self._booking)
 
-    async def _start(self, outbox: Outbox, events: EventStream | None) -> None:
+    async def _start(self, outbox: OutputQueue, events: EventStream | None) -> None:
         """The next prompt when its turn has come, and those that come in with it."""
         begun = len(self.flights)
         waiting = self._prepared[begun:]
@@ -82,7 +82,7 @@ class Release:
         entered = list(zip(waiting, tickets, strict=False))
         self.flights += await self._dispatcher.start(entered, outbox, begun, self._waits_until)
 
-    async def _start_others(self, outbox: Outbox) -> None:
+    async def _start_others(self, outbox: OutputQueue) -> None:
         try:
             while len(self.flights) < len(self._prepared):
                 await self._start(outbox, None)

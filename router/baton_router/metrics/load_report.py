@@ -29,7 +29,7 @@ class ReportSink(Protocol):
     async def withdraw_router(self, router: str) -> None: ...
 
 
-class Reporting:
+class LoadReporter:
     """`run()` until cancelled, then `withdraw()`."""
 
     def __init__(

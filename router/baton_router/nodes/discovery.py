@@ -14,7 +14,7 @@ from typing import Protocol
 
 from baton_kvstore.errors import StoreError
 from baton_protocol.store import NodeReport
-from baton_router.nodes.link import Link, LinkTable
+from baton_router.nodes.link import LinkTable, NodeLink
 
 # A pool that starts is not kept waiting: the registry is asked this often while no link is up, and
 # for so long after an address was new.
@@ -42,7 +42,7 @@ class Discovery:
         static: Sequence[str],
         *,
         interval_s: float,
-        forget: Callable[[Link], None],
+        forget: Callable[[NodeLink], None],
     ) -> None:
         self._table = table
         self._source = source

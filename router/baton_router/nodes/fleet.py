@@ -40,8 +40,8 @@ from baton_protocol.link import (
     ToRouter,
 )
 from baton_protocol.store import Kind, NodeReport, differing
-from baton_router.nodes.kv_events import Hearing
-from baton_router.nodes.link import LATE_S, Flaw, Link, Loss
+from baton_router.nodes.kv_events import KVEventListener
+from baton_router.nodes.link import LATE_S, Flaw, Loss, NodeLink
 from baton_router.nodes.model_artifacts import FetchError, ModelStore, PoolModel, TooLargeError
 from baton_router.nodes.pool_view import NodeView, PoolView
 from baton_text.artifacts import ArtifactError
@@ -122,7 +122,7 @@ class Fleet:
         self._retry_model_s = retry_model_s
         self._rng = rng
         self._clock = clock
-        self._links: dict[NodeId, Link] = {}
+        self._links: dict[NodeId, NodeLink] = {}
         self._broken: dict[NodeId, asyncio.TimerHandle] = {}
         self._kept: deque[tuple[NodeId, Epoch, Abort]] = deque(maxlen=KEPT_ABORTS)
         self._older: dict[NodeId, deque[Epoch]] = {}  # engines whose name a newer one has taken
@@ -131,11 +131,11 @@ class Fleet:
         self._known: deque[tuple[Sequence[NodeView], Serving]] = deque(maxlen=4)
         self._complaints: dict[str, str] = {}  # by address, what was logged last
         self.refused: Counter[str] = Counter()  # what nodes sent and was not taken, by reason
-        self.hearing = Hearing(view, clock)
+        self.hearing = KVEventListener(view, clock)
 
     # --- links ----------------------------------------------------------------------------------
 
-    def on_hello(self, link: Link, report: NodeReport) -> bool:
+    def on_hello(self, link: NodeLink, report: NodeReport) -> bool:
         node, rival = report.node, link.rival
         link.rival = ""
         self._renamed(link, node)
@@ -164,7 +164,7 @@ class Fleet:
         task.add_done_callback(self._admissions.discard)
         return True
 
-    def on_up(self, link: Link) -> None:
+    def on_up(self, link: NodeLink) -> None:
         assert link.report is not None
         node, epoch = link.report.node, link.report.epoch
         for name, of, abort in self._kept:
@@ -178,7 +178,7 @@ class Fleet:
             self.listener.on_resumed(node)
         self.listener.on_change()
 
-    def on_frame(self, link: Link, frame: ToRouter) -> None:
+    def on_frame(self, link: NodeLink, frame: ToRouter) -> None:
         node = self._node_of(link)
         if node is None:
             return
@@ -195,7 +195,7 @@ class Fleet:
         elif isinstance(frame, JobFailed):
             self.listener.on_failed(node, frame)
 
-    def on_broken(self, link: Link, *, silent: bool) -> None:
+    def on_broken(self, link: NodeLink, *, silent: bool) -> None:
         node = self._node_of(link)
         if node is None:
             return
@@ -208,12 +208,12 @@ class Fleet:
             loop = asyncio.get_running_loop()
             self._broken[node] = loop.call_later(self._patience_s, self._lose, node, "link")
 
-    def on_refused(self, link: Link) -> None:
+    def on_refused(self, link: NodeLink) -> None:
         node = self._node_of(link)
         if node is not None and node in self._broken:
             self._lose(node, "link")
 
-    def on_bad_frame(self, link: Link, flaw: Flaw, why: str) -> None:
+    def on_bad_frame(self, link: NodeLink, flaw: Flaw, why: str) -> None:
         """What was known of the node stays as it is. That its engine moves can be in such a frame
         too, so it is not taken for one that stands still."""
         self.refused[flaw] += 1
@@ -228,7 +228,7 @@ class Fleet:
                 extra={"node": node},
             )
 
-    def forget(self, link: Link) -> None:
+    def forget(self, link: NodeLink) -> None:
         """Discovery gave the address up."""
         self._complaints.pop(link.address, None)
         node = self._node_of(link)
@@ -365,7 +365,7 @@ class Fleet:
         """What the pool serves with is noted while it can be seen: requests may wait for it."""
         self._served = self.known()
 
-    async def _admit(self, link: Link, report: NodeReport) -> None:
+    async def _admit(self, link: NodeLink, report: NodeReport) -> None:
         """Once its tokenizer is here, a node may get requests."""
         while link.up and link.report is report:
             try:
@@ -413,18 +413,18 @@ class Fleet:
 
     # --- what links say of nodes ------------------------------------------------------------------
 
-    def _node_of(self, link: Link) -> NodeId | None:
+    def _node_of(self, link: NodeLink) -> NodeId | None:
         """The node that this link stands for, if it is still this one."""
         node = link.report.node if link.report is not None else None
         return node if node is not None and self._links.get(node) is link else None
 
-    def _renamed(self, link: Link, name: NodeId) -> None:
+    def _renamed(self, link: NodeLink, name: NodeId) -> None:
         """A node that ended, and whose address another one has now, does not come back."""
         for node, known in list(self._links.items()):
             if known is link and node != name:
                 self._forget(node, "restarted")
 
-    def _conflict(self, node: NodeId, link: Link, holder: Link) -> None:
+    def _conflict(self, node: NodeId, link: NodeLink, holder: NodeLink) -> None:
         """Two engines live under one name, and both would go on saying hello: the one that was
         replaced gets the name back only when the other is gone."""
         logger.error(

@@ -24,7 +24,7 @@ LISTINGS = 16
 logger = logging.getLogger(__name__)
 
 
-class Hearing:
+class KVEventListener:
     """`dropped` counts chunk events that were not taken."""
 
     def __init__(

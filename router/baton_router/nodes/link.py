@@ -62,35 +62,35 @@ Loss = Literal["link", "pings", "stalled", "restarted"]
 logger = logging.getLogger(__name__)
 
 
-class Misbehaved(WireError):
+class LinkViolation(WireError):
     """The node said what its link cannot go on after."""
 
 
 class LinkListener(Protocol):
-    def on_hello(self, link: Link, report: NodeReport) -> bool:
+    def on_hello(self, link: NodeLink, report: NodeReport) -> bool:
         """False refuses the link: another one to this node is up already, or `link.rival` is."""
         ...
 
-    def on_up(self, link: Link) -> None:
+    def on_up(self, link: NodeLink) -> None:
         """Frames may be sent."""
         ...
 
-    def on_frame(self, link: Link, frame: ToRouter) -> None: ...
+    def on_frame(self, link: NodeLink, frame: ToRouter) -> None: ...
 
-    def on_broken(self, link: Link, *, silent: bool) -> None:
+    def on_broken(self, link: NodeLink, *, silent: bool) -> None:
         """The link was up and is not any more. `silent`: its node did not answer pings."""
         ...
 
-    def on_refused(self, link: Link) -> None:
+    def on_refused(self, link: NodeLink) -> None:
         """Nobody listens at the address, or somebody whose link is not worth waiting for."""
         ...
 
-    def on_bad_frame(self, link: Link, flaw: Flaw, why: str) -> None:
+    def on_bad_frame(self, link: NodeLink, flaw: Flaw, why: str) -> None:
         """The node sent what is not taken. Said of each such frame."""
         ...
 
 
-class Link:
+class NodeLink:
     """The link to one address. `report` is the last hello's, `heard_at` (the clock) when the node
     last sent anything, `trouble` why the last attempt to connect failed. `rival` is set while the
     node is there and is not used: the address of a newer node of the same name."""
@@ -228,7 +228,7 @@ class Link:
             self._listener.on_up(self)
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             silent = done == {tasks[0]} and tasks[0].exception() is None
-            misbehaved = any(isinstance(task.exception(), Misbehaved) for task in done)
+            misbehaved = any(isinstance(task.exception(), LinkViolation) for task in done)
         finally:
             self.up = False
             self._outgoing.clear()
@@ -296,7 +296,7 @@ class Link:
             code = getattr(message.data, "code", None)
             flaw: Flaw = "too_large" if code == WSCloseCode.MESSAGE_TOO_BIG else "unreadable"
             self._listener.on_bad_frame(self, flaw, str(message.data))
-            raise Misbehaved(f"{self.address} sent a frame that is not taken: {message.data}")
+            raise LinkViolation(f"{self.address} sent a frame that is not taken: {message.data}")
         if message.type is not WSMsgType.BINARY:
             raise WireError(f"{self.address} sent {message.type.name} where frames were due")
         try:
@@ -306,7 +306,7 @@ class Link:
             try:
                 return rescued(message.data)
             except WireError as lost:
-                raise Misbehaved(f"{self.address} sent an {lost}") from lost
+                raise LinkViolation(f"{self.address} sent an {lost}") from lost
 
 
 async def _close(socket: aiohttp.ClientWebSocketResponse) -> None:
@@ -318,9 +318,9 @@ async def _close(socket: aiohttp.ClientWebSocketResponse) -> None:
 class LinkTable:
     """Links by address, from discovery; at most one link stands for a node."""
 
-    def __init__(self, dial: Callable[[str], Link]) -> None:
+    def __init__(self, dial: Callable[[str], NodeLink]) -> None:
         self._dial = dial
-        self.links: dict[str, Link] = {}
+        self.links: dict[str, NodeLink] = {}
 
     def ensure(self, address: str) -> None:
         address = address.rstrip("/")
@@ -333,8 +333,8 @@ class LinkTable:
         """Addresses that could not be connected to, and why."""
         return {address: link.trouble for address, link in self.links.items() if link.trouble}
 
-    def conflicts(self) -> list[Link]:
-        """Links to nodes whose names newer ones have: see `Link.rival`."""
+    def conflicts(self) -> list[NodeLink]:
+        """Links to nodes whose names newer ones have: see `NodeLink.rival`."""
         return [link for link in self.links.values() if link.rival]
 
     async def remove(self, address: str) -> None:

@@ -14,13 +14,13 @@ import numpy as np
 from baton_protocol.ids import NodeId
 from baton_protocol.store import NodeReport
 from baton_router.nodes.prefix_index import Lengths
-from baton_router.placement.cost import SPEEDS, Group, Ints
+from baton_router.placement.cost import SPEEDS, Ints, NodeGroup
 
 LOADS = ("queued_tokens", "sequences", "requests")
 FIRST_ROWS = 16
 
 
-class Roster:
+class NodeArrays:
     """Rows of nodes that have gone are used again."""
 
     def __init__(self) -> None:
@@ -61,10 +61,10 @@ class Roster:
         """Its bit in the chunk index."""
         self._slots[row] = slot
 
-    def group(self, nodes: Sequence[NodeId], rows: Ints, lengths: Lengths) -> Group:
+    def group(self, nodes: Sequence[NodeId], rows: Ints, lengths: Lengths) -> NodeGroup:
         """`nodes` are in `rows`; `lengths` is what each slot holds of the prompt."""
         figures = self._figures.take(rows, axis=1)
-        return Group(
+        return NodeGroup(
             nodes=nodes,
             cached_chunks=lengths[self._slots[rows]],
             store_up=self._store_up[rows],

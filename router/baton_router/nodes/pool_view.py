@@ -17,17 +17,17 @@ import numpy as np
 from baton_protocol.ids import BlockHash, NodeId, RequestId
 from baton_protocol.link import CacheEvents, Load
 from baton_protocol.store import ROLES, DataInstance, Kind, NodeLoad, NodeReport, Role
-from baton_router.nodes.node_arrays import Roster
+from baton_router.nodes.node_arrays import NodeArrays
 from baton_router.nodes.node_view import BOOKING_ARRIVES_S, Booking, NodeView, state_of
 from baton_router.nodes.prefix_index import ChunkIndex
-from baton_router.placement.cost import Group, Ints, only
+from baton_router.placement.cost import Ints, NodeGroup, only
 
 __all__ = ["BOOKING_ARRIVES_S", "LOAD_NUMBERS", "NodeView", "PoolView", "state_of"]
 
 # Kinds that a roll-out took away and that are remembered: requests of older ones are long over.
 MOST_ROLLED = 16
 
-NOBODY = Roster().group((), np.zeros(0, dtype=np.int64), np.zeros(1, dtype=np.int64))
+NOBODY = NodeArrays().group((), np.zeros(0, dtype=np.int64), np.zeros(1, dtype=np.int64))
 
 LOAD_NUMBERS = NodeLoad.__struct_fields__  # they can be summed and drawn
 
@@ -47,7 +47,7 @@ class PoolView:
         self._clock = clock
         self.chunks = ChunkIndex(max_chunks)
         self.nodes: dict[NodeId, NodeView] = {}
-        self._roster = Roster()
+        self._roster = NodeArrays()
         self._members: dict[Kind, _Members] | None = None  # None: who is ready has changed
         self._kind: Kind | None = None
         self._rolled: dict[Kind, str] = {}  # what the last forgotten node of a kind said
@@ -287,11 +287,11 @@ class PoolView:
 
     def groups(
         self, hashes: Sequence[BlockHash], kind: Kind, without: Container[NodeId] = ()
-    ) -> dict[Role, Group]:
+    ) -> dict[Role, NodeGroup]:
         """Ready nodes by role, with what they hold of the prompt whose chunks are `hashes`; none
         of those in `without`."""
         lengths = self.chunks.prefixes(hashes)
-        groups: dict[Role, Group] = {}
+        groups: dict[Role, NodeGroup] = {}
         members = self._by_kind().get(kind)
         for role in ROLES:
             if members is None or role not in members.roles:

@@ -14,9 +14,9 @@ import msgspec
 
 from baton_protocol.ids import NodeId
 from baton_protocol.link import RequestStats
-from baton_router.observability.request_log import Trail
-from baton_router.requests.in_flight import Flight
-from baton_router.requests.timeline import Attempt, Story
+from baton_router.observability.request_log import RequestLog
+from baton_router.requests.in_flight import InFlightRequest
+from baton_router.requests.timeline import Attempt, Timeline
 
 Json = dict[str, Any]
 
@@ -24,7 +24,7 @@ Json = dict[str, Any]
 MAX_PROMPTS = 64
 
 
-def explanation(trail: Trail, status: int | None, now: float) -> Json:
+def explanation(trail: RequestLog, status: int | None, now: float) -> Json:
     """`status` is None as long as the call runs."""
     answer = trail.answer
     flights = answer.flights if answer is not None else ()
@@ -63,7 +63,7 @@ def one_of(told: Json, request_id: str) -> Json | None:
     return told | {"requests": found} if found else None
 
 
-def _request(flight: Flight, started: float, now: float) -> Json:
+def _request(flight: InFlightRequest, started: float, now: float) -> Json:
     record, story = flight.record, flight.story
     return {
         "id": flight.id,
@@ -77,7 +77,7 @@ def _request(flight: Flight, started: float, now: float) -> Json:
     }
 
 
-def _waits(story: Story, started: float, now: float) -> list[Json]:
+def _waits(story: Timeline, started: float, now: float) -> list[Json]:
     return [
         {
             "at_ms": _since(started, wait.since),

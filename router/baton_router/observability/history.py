@@ -15,7 +15,7 @@ import msgspec
 from baton_protocol.errors import NotFound
 from baton_router.auth import Tenant
 from baton_router.observability.explanation import Json, encoded, explanation, one_of
-from baton_router.observability.request_log import Trail
+from baton_router.observability.request_log import RequestLog
 
 MAX_BYTES = 32 << 20
 # What OpenAI's fields put before the id of x-baton-request-id.
@@ -23,14 +23,14 @@ PREFIXES = ("chatcmpl-", "cmpl-")
 SHOWN = 64  # characters of an id that nobody knows
 
 
-class Explanations:
+class ExplanationHistory:
     """`most` calls that ended are kept, 0 none."""
 
     def __init__(self, most: int, clock: Callable[[], float], max_bytes: int = MAX_BYTES) -> None:
         self._most = most
         self._clock = clock
         self._max_bytes = max_bytes
-        self._running: dict[str, Trail] = {}
+        self._running: dict[str, RequestLog] = {}
         self._ended: OrderedDict[str, tuple[str, bytes]] = OrderedDict()
         self._bytes = 0
 
@@ -43,10 +43,10 @@ class Explanations:
         """What is kept of them."""
         return self._bytes
 
-    def begin(self, trail: Trail) -> None:
+    def begin(self, trail: RequestLog) -> None:
         self._running[trail.id] = trail
 
-    def end(self, trail: Trail, status: int) -> None:
+    def end(self, trail: RequestLog, status: int) -> None:
         """`status` is what the client saw, or would have seen."""
         self._running.pop(trail.id, None)
         if not self._most or trail.tenant is None:

@@ -18,7 +18,7 @@ from baton_protocol.errors import ErrorRecord
 from baton_protocol.traces import Place
 from baton_router.auth import Tenant
 from baton_router.openai.endpoint import Usage
-from baton_router.requests.in_flight import Flight
+from baton_router.requests.in_flight import InFlightRequest
 
 PLACEMENTS_SHOWN = 16
 # A client's x-request-id that is repeated to it, and in the log: printable ASCII.
@@ -34,7 +34,7 @@ class Answering(Protocol):
     """A call that has a place, as far as it is."""
 
     @property
-    def flights(self) -> Sequence[Flight]:
+    def flights(self) -> Sequence[InFlightRequest]:
         """Those of its prompts that run or ran."""
 
     @property
@@ -46,7 +46,7 @@ class Answering(Protocol):
 
 
 @dataclass(slots=True)
-class Trail:
+class RequestLog:
     """`id` is the router's own; `client_id` is the client's `x-request-id`, "" without one.
     `started` is the handler's clock, `came` the same in Unix seconds; `endpoint` is "" where
     nothing is generated; `trace` is its place in a trace, if it is in one. `tenant` is known before
@@ -131,7 +131,7 @@ def refused(error: ErrorRecord) -> str:
     return f"prefill=- decode=- reason=refused: {error.code}"
 
 
-def _prompts(flights: Sequence[Flight]) -> dict[str, float]:
+def _prompts(flights: Sequence[InFlightRequest]) -> dict[str, float]:
     """How their last nodes came to their prompts' KV, all prompts of a call together."""
     told = [flight.record.stats for flight in flights if flight.record.stats is not None]
     found = {name: sum(getattr(stats, name) for stats in told) for name in FOUND}
@@ -139,7 +139,7 @@ def _prompts(flights: Sequence[Flight]) -> dict[str, float]:
     return found | weighed
 
 
-def _placements(flights: Sequence[Flight]) -> str:
+def _placements(flights: Sequence[InFlightRequest]) -> str:
     """Of a call with many prompts the first few. Clients refuse headers of more than 8 KiB."""
     told = [flight.line() for flight in flights[:PLACEMENTS_SHOWN]]
     more = len(flights) - len(told)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from baton_protocol.traces import Attribute, Place, Sink, Span, begin, below
-from baton_router.observability.request_log import Trail
-from baton_router.requests.in_flight import Flight
+from baton_router.observability.request_log import RequestLog
+from baton_router.requests.in_flight import InFlightRequest
 from baton_router.requests.timeline import Attempt
 
 OPERATIONS = {"chat": "chat", "completions": "text_completion"}
@@ -26,7 +26,7 @@ class Tracing:
         """The call's place in a trace; None where it is not traced."""
         return begin(traceparent) if self._sink is not None else None
 
-    def end(self, trail: Trail, status: int) -> None:
+    def end(self, trail: RequestLog, status: int) -> None:
         if self._sink is None or trail.trace is None:
             return
         self._sink(_call(trail, trail.trace, status, self._clock()))
@@ -35,7 +35,7 @@ class Tracing:
                 self._sink(span)
 
 
-def _call(trail: Trail, place: Place, status: int, now: float) -> Span:
+def _call(trail: RequestLog, place: Place, status: int, now: float) -> Span:
     attributes: dict[str, Attribute] = {
         "baton.request": trail.id,
         "baton.tenant": trail.tenant_name,
@@ -69,7 +69,7 @@ def _call(trail: Trail, place: Place, status: int, now: float) -> Span:
     )
 
 
-def _placements(flight: Flight, trail: Trail, place: Place) -> Iterator[Span]:
+def _placements(flight: InFlightRequest, trail: RequestLog, place: Place) -> Iterator[Span]:
     """Each from when the request wanted a place to when it had one."""
     wanted_at = flight.story.began
     for attempt in flight.story.attempts:
@@ -83,7 +83,7 @@ def _placements(flight: Flight, trail: Trail, place: Place) -> Iterator[Span]:
         wanted_at = attempt.placed_at if attempt.ended_at is None else attempt.ended_at
 
 
-def _decided(flight: Flight, attempt: Attempt) -> dict[str, Attribute]:
+def _decided(flight: InFlightRequest, attempt: Attempt) -> dict[str, Attribute]:
     placement = attempt.placement
     told: dict[str, Attribute] = {
         "baton.request": flight.id,

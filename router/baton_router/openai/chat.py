@@ -21,8 +21,8 @@ from baton_protocol.sampling import MAX_LOGPROBS
 from baton_router.nodes.model_artifacts import PoolModel
 from baton_router.openai.body_reader import TRUE, Fields, members_schema, needs, wrong
 from baton_router.openai.endpoint import (
+    ChoiceOutput,
     EventWriter,
-    Gathered,
     Head,
     Json,
     Options,
@@ -186,7 +186,7 @@ class ChatShape:
     def usage_event(self, usage: Usage) -> bytes:
         return self._writer.usage_event(usage)
 
-    def answer(self, choices: Sequence[Gathered], usage: Usage) -> bytes:
+    def answer(self, choices: Sequence[ChoiceOutput], usage: Usage) -> bytes:
         body: Json = {
             "id": self._head.id,
             "object": "chat.completion",
@@ -203,7 +203,7 @@ class ChatShape:
             body["prompt_logprobs"] = prompt_logprobs(positions, self._prompt_logprobs)
         return msgspec.json.encode(body)
 
-    def _choice(self, index: int, choice: Gathered) -> Json:
+    def _choice(self, index: int, choice: ChoiceOutput) -> Json:
         told: Json = {
             "index": index,
             "message": {

@@ -21,8 +21,8 @@ from baton_protocol.link import Delta
 from baton_protocol.request import PositionLogprobs
 from baton_router.openai.echo import Echo
 from baton_router.openai.endpoint import (
+    ChoiceOutput,
     EventWriter,
-    Gathered,
     Head,
     Json,
     Options,
@@ -106,7 +106,7 @@ class CompletionShape:
     def usage_event(self, usage: Usage) -> bytes:
         return self._writer.usage_event(usage)
 
-    def answer(self, choices: Sequence[Gathered], usage: Usage) -> bytes:
+    def answer(self, choices: Sequence[ChoiceOutput], usage: Usage) -> bytes:
         told: list[Json] = []
         for start in range(0, len(choices), self._n):
             mine = choices[start : start + self._n]
@@ -123,7 +123,7 @@ class CompletionShape:
         }
         return msgspec.json.encode(body)
 
-    def _choice(self, index: int, choice: Gathered, scores: Positions) -> Json:
+    def _choice(self, index: int, choice: ChoiceOutput, scores: Positions) -> Json:
         echo = self._echo(index)
         text = choice.text if echo is None else echo.text + choice.text
         told: Json = {

@@ -101,7 +101,7 @@ class Usage:
 
 
 @dataclass(slots=True)
-class Gathered:
+class ChoiceOutput:
     """One choice, delta by delta."""
 
     ids: list[int] = field(default_factory=list)
@@ -124,7 +124,7 @@ class Gathered:
         return "".join(self.texts)
 
 
-def prompt_positions(choices: Sequence[Gathered]) -> tuple[PositionLogprobs, ...]:
+def prompt_positions(choices: Sequence[ChoiceOutput]) -> tuple[PositionLogprobs, ...]:
     """Of one request: they came with its first delta, whichever choice's that was."""
     return next((one.prompt_logprobs for one in choices if one.prompt_logprobs), ())
 
@@ -138,7 +138,7 @@ class Shape(Protocol):
 
     def usage_event(self, usage: Usage) -> bytes: ...
 
-    def answer(self, choices: Sequence[Gathered], usage: Usage) -> bytes: ...
+    def answer(self, choices: Sequence[ChoiceOutput], usage: Usage) -> bytes: ...
 
 
 class Call(Protocol):

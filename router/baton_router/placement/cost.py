@@ -36,7 +36,7 @@ JOIN_SHARE = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class RequestFacts:
     """The request. `stored[i]`: the store holds chunk i; its length is the number of full chunks.
     `store_up` False: nothing can be handed over. `prompt_tokens` of a request that is `resumed`
     are all it has, so what its client got counts as prompt."""
@@ -64,7 +64,7 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class NodeGroup:
     """Nodes of one role that may be chosen: entry i of each array is node i's. `cached_chunks`
     leading chunks of the prompt are in its cache; `requests` are what it has, prefill jobs too;
     `store_up`: it can publish and fetch. The rest are its speeds (baton_protocol.store.Speeds);
@@ -87,7 +87,7 @@ class Group:
         return len(self.nodes)
 
 
-class Prices:
+class NodeCosts:
     """One request's costs on each node of a group. Speeds must be above 0 (see with_fallbacks).
 
     fetchable     chunks that the store holds and the node does not; holes between are computed
@@ -102,7 +102,7 @@ class Prices:
     join_ms       what it adds then: these, and what the sequences that decode there lose
     """
 
-    def __init__(self, facts: Facts, group: Group) -> None:
+    def __init__(self, facts: RequestFacts, group: NodeGroup) -> None:
         self.facts, self.group = facts, group
         self._token_ms = token_ms = 1000 / group.prefill_tokens_per_s
         self.fetchable = _beyond(facts.stored_before, group)
@@ -152,14 +152,14 @@ class Prices:
         return np.array([row[nodes] for row in rows])
 
 
-class Pairs:
+class PairCosts:
     """Costs of the pairs of some prefill nodes (rows) with some decode nodes (columns).
 
     Chunks travel while later ones are computed: only what outlasts the prefill counts, and at least
     the last chunk does. So does what outlasts it all of the decode node's own queue.
     """
 
-    def __init__(self, prefills: Prices, decodes: Prices, some: Ints, others: Ints) -> None:
+    def __init__(self, prefills: NodeCosts, decodes: NodeCosts, some: Ints, others: Ints) -> None:
         self.prefills, self.decodes = prefills, decodes
         self._some, self._others = some, others
         facts, p, d = prefills.facts, prefills.group, decodes.group
@@ -193,7 +193,7 @@ class Pairs:
         )
 
 
-def _beyond(stored_before: Ints, group: Group) -> Ints:
+def _beyond(stored_before: Ints, group: NodeGroup) -> Ints:
     """Chunks in the store behind what each node holds, for nodes that reach it."""
     if not stored_before[-1]:
         return np.zeros(len(group), dtype=np.int64)
@@ -201,7 +201,7 @@ def _beyond(stored_before: Ints, group: Group) -> Ints:
     return beyond
 
 
-def with_fallbacks(groups: Sequence[Group]) -> list[Group]:
+def with_fallbacks(groups: Sequence[NodeGroup]) -> list[NodeGroup]:
     """Speeds a node has not measured are the median of all that have, else FALLBACK's."""
     if all(group.measured for group in groups):
         return list(groups)
@@ -224,7 +224,7 @@ def _usual(name: str, values: Floats) -> float:
     return float(np.median(known)) if len(known) else fallback
 
 
-def only(group: Group, chosen: Bools) -> Group:
+def only(group: NodeGroup, chosen: Bools) -> NodeGroup:
     """The nodes that are marked."""
     found: dict[str, Any] = {
         field.name: getattr(group, field.name)[chosen]
@@ -232,4 +232,4 @@ def only(group: Group, chosen: Bools) -> Group:
         if field.name not in ("nodes", "measured")
     }
     names = [node for node, kept in zip(group.nodes, chosen, strict=True) if kept]
-    return Group(nodes=names, measured=group.measured, **found)
+    return NodeGroup(nodes=names, measured=group.measured, **found)

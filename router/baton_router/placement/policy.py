@@ -17,12 +17,12 @@ import numpy as np
 from baton_protocol.ids import NodeId
 from baton_protocol.store import Role
 from baton_router.placement.cost import (
-    Facts,
     Floats,
-    Group,
     Ints,
-    Pairs,
-    Prices,
+    NodeCosts,
+    NodeGroup,
+    PairCosts,
+    RequestFacts,
     with_fallbacks,
 )
 from baton_router.settings import Handoff, MissingRole, Ranking
@@ -125,13 +125,13 @@ class _Way:
 
     cost: float
     at: int
-    pairs: Pairs | None = None
+    pairs: PairCosts | None = None
 
 
 def place(
-    facts: Facts,
-    prefills: Group,
-    decodes: Group,
+    facts: RequestFacts,
+    prefills: NodeGroup,
+    decodes: NodeGroup,
     policy: Policy,
     rng: random.Random,
     turn: int = 0,
@@ -142,7 +142,7 @@ def place(
     alone = decodes if len(decodes) else prefills
     if not len(alone) or (alone is prefills and policy.missing_role != "aggregate"):
         return Missing("decode", policy.missing_role)
-    chooser = _Chooser(Prices(facts, alone), policy, rng, turn)
+    chooser = _Chooser(NodeCosts(facts, alone), policy, rng, turn)
     whole = chooser.whole()
     if alone is prefills:
         return chooser.placed(whole, "no_decode", "no ready decode node")
@@ -155,7 +155,7 @@ def place(
     return _with_prefill(chooser, whole, prefills)
 
 
-def _with_prefill(chooser: _Chooser, whole: _Way, prefills: Group) -> Placement | Missing:
+def _with_prefill(chooser: _Chooser, whole: _Way, prefills: NodeGroup) -> Placement | Missing:
     """Of a request that may be split."""
     facts, policy = chooser.prices.facts, chooser.policy
     publishing = prefills.store_up.nonzero()[0]
@@ -172,7 +172,7 @@ def _with_prefill(chooser: _Chooser, whole: _Way, prefills: Group) -> Placement 
         return chooser.placed(whole, "store_down", "no two nodes that both reach the store")
     if not long:
         return chooser.placed(whole, "short", f"hand-off begins at {policy.min_tokens}")
-    split = chooser.split(Prices(facts, prefills), publishing, fetching)
+    split = chooser.split(NodeCosts(facts, prefills), publishing, fetching)
     if policy.handoff == "always":
         return chooser.placed(split, "always", "hand-off is always on")
     if split.cost <= whole.cost * (1 + policy.slack_share) + policy.slack_ms:
@@ -180,7 +180,7 @@ def _with_prefill(chooser: _Chooser, whole: _Way, prefills: Group) -> Placement 
     return chooser.placed(whole, "costly", f"hand-off {split.cost:.1f} ms")
 
 
-def rank(ranking: Ranking, prices: Prices, turn: int) -> Floats:
+def rank(ranking: Ranking, prices: NodeCosts, turn: int) -> Floats:
     """One number per node, the lowest is the best: predicted milliseconds; nothing (random); the
     way round from `turn`; requests; or how little of the prompt is cached."""
     group = prices.group
@@ -198,25 +198,25 @@ def rank(ranking: Ranking, prices: Prices, turn: int) -> Floats:
 class _Chooser:
     """`prices` are those of the nodes that decode."""
 
-    def __init__(self, prices: Prices, policy: Policy, rng: random.Random, turn: int) -> None:
+    def __init__(self, prices: NodeCosts, policy: Policy, rng: random.Random, turn: int) -> None:
         self.prices = prices
         self.policy = policy
         self._rng = rng
         self._turn = turn
-        self._pairs: Pairs | None = None
+        self._pairs: PairCosts | None = None
 
     def whole(self) -> _Way:
         node = self._best(self.prices, None)
         return _Way(float(self.prices.alone_ms[node]), node)
 
-    def split(self, prefills: Prices, publishing: Ints, fetching: Ints) -> _Way:
+    def split(self, prefills: NodeCosts, publishing: Ints, fetching: Ints) -> _Way:
         if self.policy.ranking == "cost":
             some = self._few(prefills.prefill_ms, publishing)
             others = self._few(self.prices.join_ms, fetching)
         else:
             some = np.array([self._best(prefills, publishing)])
             others = np.array([self._best(self.prices, fetching)])
-        self._pairs = Pairs(prefills, self.prices, some, others)
+        self._pairs = PairCosts(prefills, self.prices, some, others)
         costs = self._pairs.split_ms.ravel()
         pair = self._lowest(costs, _limit(costs))
         return _Way(float(costs[pair]), pair, self._pairs)
@@ -256,7 +256,7 @@ class _Chooser:
             told += _told_pairs(self._pairs, [at for _, at, pair in ways if pair])
         return tuple(sorted(told, key=lambda one: one.predicted_ms))
 
-    def _best(self, prices: Prices, among: Ints | None) -> int:
+    def _best(self, prices: NodeCosts, among: Ints | None) -> int:
         """The node that the ranking puts first, of all or of these."""
         ranking = self.policy.ranking
         ranks = rank(ranking, prices, self._turn)
@@ -293,7 +293,7 @@ def _cheapest(costs: Floats, count: int) -> Ints:
     return costs.argpartition(count - 1)[:count]
 
 
-def _told_nodes(prices: Prices, nodes: list[int]) -> list[Considered]:
+def _told_nodes(prices: NodeCosts, nodes: list[int]) -> list[Considered]:
     columns = prices.parts(np.array(nodes, dtype=np.int64)).T.tolist()
     return [
         _told(prices, node, prices.group.nodes[node], None, parts)
@@ -301,7 +301,7 @@ def _told_nodes(prices: Prices, nodes: list[int]) -> list[Considered]:
     ]
 
 
-def _told_pairs(pairs: Pairs, some: list[int]) -> list[Considered]:
+def _told_pairs(pairs: PairCosts, some: list[int]) -> list[Considered]:
     columns = pairs.parts(np.array(some, dtype=np.int64)).T.tolist()
     told = []
     for pair, parts in zip(some, columns, strict=True):
@@ -312,7 +312,7 @@ def _told_pairs(pairs: Pairs, some: list[int]) -> list[Considered]:
 
 
 def _told(
-    closes: Prices, node: int, decode: NodeId, prefill: NodeId | None, parts: list[float]
+    closes: NodeCosts, node: int, decode: NodeId, prefill: NodeId | None, parts: list[float]
 ) -> Considered:
     """`closes` and `node`: who computes the prompt."""
     queue_ms, compute_ms, fetch_ms, slowdown_ms = parts
@@ -329,7 +329,7 @@ def _told(
     )
 
 
-def _store(prices: Prices, node: int) -> str:
+def _store(prices: NodeCosts, node: int) -> str:
     """What the store has of the prompt, and both ways to it."""
     chunks = int(prices.fetchable[node])
     if not chunks:

@@ -51,19 +51,19 @@ from baton_router.requests.actions import (
     Replace,
     Send,
 )
-from baton_router.requests.in_flight import Flight, Prepared, Ticket, rolled_out
-from baton_router.requests.output_queue import Outbox
-from baton_router.requests.placer import Places, Stored
+from baton_router.requests.in_flight import InFlightRequest, Prepared, Ticket, rolled_out
+from baton_router.requests.output_queue import OutputQueue
+from baton_router.requests.placer import Placer, Stored
 from baton_router.requests.state import RequestRecord
-from baton_router.requests.timeline import End, Known, Story
+from baton_router.requests.timeline import End, PlacementBasis, Timeline
 from baton_router.requests.tokenize import fits, renamed
 
-__all__ = ["Dispatcher", "Flight", "Prepared"]
+__all__ = ["Dispatcher", "InFlightRequest", "Prepared"]
 
 logger = logging.getLogger(__name__)
 
 
-def _timed(frame: ToNode, flight: Flight, now: float) -> ToNode:
+def _timed(frame: ToNode, flight: InFlightRequest, now: float) -> ToNode:
     """A job says how much time is left as it is sent: each attempt has less."""
     deadline = flight.prepared.deadline
     if deadline is None or not isinstance(frame, PrefillJob | RunJob):
@@ -79,7 +79,7 @@ class Dispatcher:
     def __init__(
         self,
         fleet: Fleet,
-        places: Places,
+        places: Placer,
         metrics: RouterMetrics,
         *,
         unready_wait_s: float,
@@ -94,19 +94,19 @@ class Dispatcher:
         self._clock = clock
         self._change = asyncio.Event()
         self._suspect: RequestId | None = None  # whoever is on probation and has a place
-        self.flights: dict[RequestId, Flight] = {}
+        self.flights: dict[RequestId, InFlightRequest] = {}
 
     async def start(
         self,
         entered: Sequence[tuple[Prepared, Ticket]],
-        outbox: Outbox,
+        outbox: OutputQueue,
         first_slot: int = 0,
         waits_until: float | None = None,
-    ) -> list[Flight]:
+    ) -> list[InFlightRequest]:
         """Give each of these requests of one call a place, or let it wait for one, `waits_until` in
         any case where that is said. Their places in the outbox begin with `first_slot`. Raise
         Unavailable where a place is not to be waited for; then all tickets are over."""
-        flights: list[Flight] = []
+        flights: list[InFlightRequest] = []
         try:
             chunks = [name for item, _ in entered for name in item.chunks]
             stored = await self._places.stored(entered[0][0].kind, chunks)
@@ -117,8 +117,8 @@ class Dispatcher:
             for slot, (item, ticket) in enumerate(entered, first_slot):
                 held = stored[at : at + len(item.chunks)]
                 at += len(item.chunks)
-                record, story = RequestRecord(item.request), Story(self._clock())
-                flight = Flight(record, item, ticket, outbox, slot, waits_until, story)
+                record, story = RequestRecord(item.request), Timeline(self._clock())
+                flight = InFlightRequest(record, item, ticket, outbox, slot, waits_until, story)
                 flights.append(flight)
                 self._launch(flight, held)
                 ticket.placed()
@@ -130,7 +130,7 @@ class Dispatcher:
             raise
         return flights
 
-    def cancel(self, flight: Flight, error: ErrorRecord | None = None) -> None:
+    def cancel(self, flight: InFlightRequest, error: ErrorRecord | None = None) -> None:
         """End a request everywhere; no effect on one that is over."""
         self._apply(flight, flight.record.cancel(error))
         self._close(flight, "left")
@@ -202,7 +202,7 @@ class Dispatcher:
 
     # --- places -----------------------------------------------------------------------------------
 
-    def _launch(self, flight: Flight, stored: Stored) -> None:
+    def _launch(self, flight: InFlightRequest, stored: Stored) -> None:
         self.flights[flight.id] = flight
         if self._seat(flight, stored):
             return
@@ -211,7 +211,7 @@ class Dispatcher:
             raise self._unavailable(flight)
         self._spawn(flight, partial(self._wait, flight))
 
-    def _seat(self, flight: Flight, stored: Stored) -> bool:
+    def _seat(self, flight: InFlightRequest, stored: Stored) -> bool:
         """Place, book and send, or end the request. False where it has to wait."""
         record = flight.record
         verdict = record.judge(self._places.existing(flight, stored))
@@ -229,9 +229,9 @@ class Dispatcher:
         self._take(flight, found, stored)
         return True
 
-    def _take(self, flight: Flight, placement: Placement, stored: Stored) -> None:
+    def _take(self, flight: InFlightRequest, placement: Placement, stored: Stored) -> None:
         record = flight.record
-        known = Known(self._places.store_up, len(flight.prepared.chunks), sum(stored))
+        known = PlacementBasis(self._places.store_up, len(flight.prepared.chunks), sum(stored))
         epoch = self._places.take(flight, placement)
         if record.on_probation:
             self._suspect = flight.id
@@ -243,7 +243,7 @@ class Dispatcher:
         self._log(logging.DEBUG, flight, placement.decode, f"placed: {placement.line()}")
         self._apply(flight, actions)
 
-    async def _wait(self, flight: Flight) -> None:
+    async def _wait(self, flight: InFlightRequest) -> None:
         """Until the request has a place, or is over."""
         record = flight.record
         while record.phase == "waiting":
@@ -267,7 +267,7 @@ class Dispatcher:
             if record.attempt == 0 and self._clock() >= flight.give_up_at:
                 self.cancel(flight, self._unavailable(flight).record())
 
-    async def _inherited(self, flight: Flight) -> bool:
+    async def _inherited(self, flight: InFlightRequest) -> bool:
         """As long as its client has nothing, the kind that is served now may do it."""
         item, record = flight.prepared, flight.record
         fitting = partial(fits, item)
@@ -280,7 +280,7 @@ class Dispatcher:
         self._log(logging.INFO, flight, None, told)
         return True
 
-    async def _move(self, flight: Flight, leaving: NodeId) -> None:
+    async def _move(self, flight: InFlightRequest, leaving: NodeId) -> None:
         """To another node, with the tokens that its client has by then. Where none can take it, it
         goes on where it is: the node's next load asks again."""
         item = flight.prepared
@@ -291,7 +291,7 @@ class Dispatcher:
         self._lost(flight, Replace("drained", leaving))
         self._take(flight, found, stored)
 
-    async def _regroup(self, flight: Flight, lost: NodeId) -> None:
+    async def _regroup(self, flight: InFlightRequest, lost: NodeId) -> None:
         """Find another pair for a request whose prefill node is gone, or leave it to its decode
         node. Whatever else happens to the request meanwhile ends this task."""
         record, item = flight.record, flight.prepared
@@ -308,18 +308,18 @@ class Dispatcher:
         else:
             self._apply(flight, record.no_first(f"prefill node {lost} is gone"))
 
-    def _unavailable(self, flight: Flight) -> Unavailable:
+    def _unavailable(self, flight: InFlightRequest) -> Unavailable:
         return Unavailable(f"no request can be served now: {flight.waits}")
 
     # --- one request ------------------------------------------------------------------------------
 
-    def _on(self, node: NodeId) -> Iterator[Flight]:
+    def _on(self, node: NodeId) -> Iterator[InFlightRequest]:
         """The requests that this node serves."""
         for flight in list(self.flights.values()):
             if node in (flight.record.decode, flight.record.prefill):
                 yield flight
 
-    def _apply(self, flight: Flight, actions: Sequence[Action]) -> None:
+    def _apply(self, flight: InFlightRequest, actions: Sequence[Action]) -> None:
         now = self._clock()  # the jobs of one placement say the same time left
         for action in actions:
             match action:
@@ -353,7 +353,7 @@ class Dispatcher:
                     self._close(flight, "done")
                     flight.outbox.end()
 
-    def _emit(self, flight: Flight, delta: Delta) -> None:
+    def _emit(self, flight: InFlightRequest, delta: Delta) -> None:
         flight.outbox.put(flight.slot, delta)
         if delta.finish is not None and flight.record.open:  # else all of it is over next
             flight.ticket.ended(1)
@@ -374,7 +374,7 @@ class Dispatcher:
         flight.token_at = now
         self._acquit(flight)
 
-    def _lost(self, flight: Flight, lost: Replace | Regroup) -> None:
+    def _lost(self, flight: InFlightRequest, lost: Replace | Regroup) -> None:
         flight.cause = lost.cause
         flight.story.lost(lost.cause, self._clock(), lost.node)
         flight.first_at = None
@@ -386,7 +386,7 @@ class Dispatcher:
         level = logging.INFO if lost.cause == "drained" else logging.WARNING
         self._log(level, flight, lost.node, told)
 
-    def _acquit(self, flight: Flight) -> None:
+    def _acquit(self, flight: InFlightRequest) -> None:
         """It has no place, or is not on probation any more: the next one may have its turn."""
         if self._suspect != flight.id:
             return
@@ -395,28 +395,28 @@ class Dispatcher:
             self._suspect = None
             self.on_change()
 
-    def _spawn(self, flight: Flight, work: Callable[[], Awaitable[None]]) -> None:
+    def _spawn(self, flight: InFlightRequest, work: Callable[[], Awaitable[None]]) -> None:
         """In place of the task that the flight has."""
         self._cease(flight)
         flight.task = asyncio.create_task(self._guarded(flight, work))
 
-    async def _guarded(self, flight: Flight, work: Callable[[], Awaitable[None]]) -> None:
+    async def _guarded(self, flight: InFlightRequest, work: Callable[[], Awaitable[None]]) -> None:
         try:
             await work()
         except Exception:
             self._broke(flight)
 
-    def _broke(self, flight: Flight) -> None:
+    def _broke(self, flight: InFlightRequest) -> None:
         logger.exception("the request could not be placed", extra={"request": flight.id})
         told = InternalError(f"the router failed; its log says why, under {flight.id}")
         self.cancel(flight, told.record())
 
-    def _cease(self, flight: Flight) -> None:
+    def _cease(self, flight: InFlightRequest) -> None:
         if flight.task is not None and flight.task is not asyncio.current_task():
             flight.task.cancel()
         flight.task = None
 
-    def _close(self, flight: Flight, end: End) -> None:
+    def _close(self, flight: InFlightRequest, end: End) -> None:
         if self.flights.pop(flight.id, None) is None:
             return
         flight.story.over(end, self._clock())
@@ -426,6 +426,6 @@ class Dispatcher:
         self._acquit(flight)
         self._log(logging.DEBUG, flight, None, f"done with {flight.record.tokens} tokens")
 
-    def _log(self, level: int, flight: Flight, node: NodeId | None, told: str) -> None:
+    def _log(self, level: int, flight: InFlightRequest, node: NodeId | None, told: str) -> None:
         extra = {"request": flight.id, "attempt": flight.record.attempt, "node": node}
         logger.log(level, "%s: %s", node or "-", told, extra=extra)

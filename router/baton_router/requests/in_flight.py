@@ -17,9 +17,9 @@ from baton_router.nodes.fleet import Serving
 from baton_router.nodes.pool_view import PoolView
 from baton_router.placement.policy import Placement
 from baton_router.requests.actions import Cause
-from baton_router.requests.output_queue import Outbox
+from baton_router.requests.output_queue import OutputQueue
 from baton_router.requests.state import RequestRecord
-from baton_router.requests.timeline import Story
+from baton_router.requests.timeline import Timeline
 from baton_router.settings import Ranking
 
 
@@ -76,7 +76,7 @@ class Ticket:
 
 
 @dataclass(slots=True)
-class Flight:
+class InFlightRequest:
     """One request until it is over. `slot` is its place in the outbox; times are the dispatcher's.
 
     `placement` is that of the current attempt, or None while the request `waits` for a place:
@@ -87,10 +87,10 @@ class Flight:
     record: RequestRecord
     prepared: Prepared
     ticket: Ticket
-    outbox: Outbox
+    outbox: OutputQueue
     slot: int
     give_up_at: float
-    story: Story
+    story: Timeline
     placement: Placement | None = None
     waits: str = ""
     cause: Cause | None = None  # of the last loss
@@ -132,7 +132,7 @@ def rolled_out(revision: str) -> Unavailable:
     )
 
 
-def held_among(flights: Iterable[Flight], view: PoolView) -> int:
+def held_among(flights: Iterable[InFlightRequest], view: PoolView) -> int:
     """How many of them have no place since no node can take them: new ones that wait, and others
     with no ready node of their kind. One that just looks for its next place is not held."""
     served = {node.kind for node in view.nodes.values() if node.ready}

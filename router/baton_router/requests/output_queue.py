@@ -21,7 +21,7 @@ Batch = list[tuple[int, Delta]]
 Pour = Callable[[Batch], bool]
 
 
-class Outbox:
+class OutputQueue:
     """`open` counts the requests that have not ended. With more than `most` tokens unread (None:
     there is no bound) `overflow` is called, once. `pour` takes a batch, or says False, and then the
     reader is woken for it; ends and errors are the reader's."""

@@ -14,14 +14,14 @@ from baton_protocol.ids import BlockHash, Epoch, NodeId
 from baton_protocol.store import Kind
 from baton_router.nodes.pool_view import PoolView
 from baton_router.nodes.store_lookup import Markers
-from baton_router.placement.cost import Facts
+from baton_router.placement.cost import RequestFacts
 from baton_router.placement.policy import Missing, Placement, Policy, place
-from baton_router.requests.in_flight import Flight
+from baton_router.requests.in_flight import InFlightRequest
 
 Stored = Sequence[bool]
 
 
-class Places:
+class Placer:
     def __init__(
         self, view: PoolView, markers: Markers, policy: Policy, rng: random.Random
     ) -> None:
@@ -53,12 +53,12 @@ class Places:
         """The revision in whose favour all its nodes have gone; "" while one may come back."""
         return self.view.rolled_out(kind)
 
-    def existing(self, flight: Flight, stored: Stored) -> int:
+    def existing(self, flight: InFlightRequest, stored: Stored) -> int:
         """How many of the prompt's chunks exist somewhere."""
         held = self.view.chunks.longest(flight.prepared.chunks)
         return held + sum(stored[held:])
 
-    def find(self, flight: Flight, stored: Stored, now: float) -> Placement | Missing:
+    def find(self, flight: InFlightRequest, stored: Stored, now: float) -> Placement | Missing:
         """What was accepted is finished: once placed, any role may run it."""
         record, request = flight.record, flight.record.request
         policy = self._policy_of(flight)
@@ -67,7 +67,7 @@ class Places:
             return Missing("decode", policy.missing_role)
         # Whoever asks for the prompt's logprobs has all of it computed.
         chunks = () if record.asks_prompt_logprobs else flight.prepared.chunks
-        facts = Facts(
+        facts = RequestFacts(
             prompt_tokens=len(request.prompt_ids) + record.tokens,
             chunk_tokens=sample.report.layout.chunk_tokens,
             chunk_bytes=sample.report.layout.chunk_bytes,
@@ -82,13 +82,13 @@ class Places:
         self._turn += 1
         return place(facts, groups["prefill"], groups["decode"], policy, self._rng, self._turn)
 
-    def _policy_of(self, flight: Flight) -> Policy:
+    def _policy_of(self, flight: InFlightRequest) -> Policy:
         policy, own = self.policy, flight.prepared.ranking
         if flight.record.attempt > 0:
             policy = replace(policy, missing_role="aggregate")
         return replace(policy, ranking=own) if own is not None else policy
 
-    def take(self, flight: Flight, placement: Placement) -> Epoch:
+    def take(self, flight: InFlightRequest, placement: Placement) -> Epoch:
         """Book it, instead of the place it had. Return the decode node's epoch."""
         self.leave(flight)
         flight.placement, flight.waits = placement, ""
@@ -100,12 +100,12 @@ class Places:
             self.view.book(placement.decode, flight.id, placement.uncached, sequences)
         return self.view.nodes[placement.decode].report.epoch
 
-    def choice_ended(self, flight: Flight) -> None:
+    def choice_ended(self, flight: InFlightRequest) -> None:
         """Its other choices go on."""
         if flight.placement is not None:
             self.view.sequence_ended(flight.placement.decode, flight.id)
 
-    def leave(self, flight: Flight) -> None:
+    def leave(self, flight: InFlightRequest) -> None:
         """End its bookings."""
         if flight.placement is not None:
             self.view.release(flight.placement.decode, flight.id)

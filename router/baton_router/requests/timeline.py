@@ -24,7 +24,7 @@ MAX_WAITS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class PlacementBasis:
     """What a placement could rest on: the prompt's full chunks, and those with a marker."""
 
     store_up: bool
@@ -49,7 +49,7 @@ class Attempt:
 
     number: int
     placement: Placement
-    known: Known
+    known: PlacementBasis
     placed_at: float
     first_at: float | None = None
     decoding_at: float | None = None
@@ -78,7 +78,7 @@ class Attempt:
         return self.placement.predicted_ms - (chosen.slowdown_ms if chosen is not None else 0.0)
 
 
-class Story:
+class Timeline:
     """`silent`: the last attempt's decode node has not sent a token. `left_out` attempts were
     forgotten to keep others."""
 
@@ -101,7 +101,7 @@ class Story:
             del self.waits[1]
         self.waits.append(Wait(now, why))
 
-    def placed(self, number: int, placement: Placement, known: Known, now: float) -> None:
+    def placed(self, number: int, placement: Placement, known: PlacementBasis, now: float) -> None:
         self._waited(now)
         if len(self.attempts) == MAX_ATTEMPTS:
             del self.attempts[1]

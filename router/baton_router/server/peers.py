@@ -34,7 +34,7 @@ FORWARDED = ("Authorization",)
 logger = logging.getLogger(__name__)
 
 
-class Siblings:
+class Peers:
     """`path` is the own unix socket; its stem is the worker's name. The others have `answer_s`."""
 
     def __init__(self, path: Path, answer_s: float = ANSWER_S) -> None:
@@ -68,7 +68,7 @@ class Siblings:
             return None
 
 
-def gathering(siblings: Siblings) -> Middleware:
+def gathering(siblings: Peers) -> Middleware:
     """Answers for all workers, where the client cannot know that there are several."""
 
     @web.middleware
@@ -86,7 +86,7 @@ def gathering(siblings: Siblings) -> Middleware:
 
 
 async def _first_known(
-    siblings: Siblings, request: web.Request, handler: Handler
+    siblings: Peers, request: web.Request, handler: Handler
 ) -> web.StreamResponse:
     try:
         return await handler(request)
@@ -96,7 +96,7 @@ async def _first_known(
         raise
 
 
-async def _add(siblings: Siblings, request: web.Request, response: web.Response) -> None:
+async def _add(siblings: Peers, request: web.Request, response: web.Response) -> None:
     """The others' figures to this one's."""
     body = response.body
     if request.path == "/ready" and wants_all(request):

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 Stamp = tuple[int, ...] | None
 
 
-class Reload:
+class FileReloader:
     """Looks each `every_s`. `read` raises StartError for what cannot be used, and then has changed
     nothing."""
 

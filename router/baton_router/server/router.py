@@ -33,33 +33,33 @@ from baton_protocol.link import is_loopback, link_headers
 from baton_protocol.store import RouterReport
 from baton_protocol.traces import Sink
 from baton_router.admission.admission import Admission
-from baton_router.admission.cold_start import Waking
+from baton_router.admission.cold_start import ColdStart
 from baton_router.admission.rate_limiter import Budgets
 from baton_router.admission.tenant_limits import Limits, read_limits
 from baton_router.auth import Tenants
 from baton_router.errors import StartError
 from baton_router.http.app import build_app
-from baton_router.http.bodies import Bodies, settle_memory
-from baton_router.http.handlers import ROUTER_DIGITS, Api
-from baton_router.http.malformed import MAX_HEADERS, MAX_LINE, ShapedRunner
+from baton_router.http.bodies import BodyLimits, settle_memory
+from baton_router.http.handlers import ROUTER_DIGITS, Handlers
+from baton_router.http.malformed import MAX_HEADERS, MAX_LINE, ErrorShapingRunner
 from baton_router.metrics.admission_metrics import AdmissionMetrics
 from baton_router.metrics.demand import Demand
-from baton_router.metrics.load_report import Reporting
+from baton_router.metrics.load_report import LoadReporter
 from baton_router.metrics.router_metrics import RouterMetrics
 from baton_router.nodes.discovery import Discovery
 from baton_router.nodes.fleet import Fleet
-from baton_router.nodes.link import Link, LinkTable
+from baton_router.nodes.link import LinkTable, NodeLink
 from baton_router.nodes.model_artifacts import ModelStore
 from baton_router.nodes.pool_view import PoolView
 from baton_router.nodes.store_lookup import Markers
-from baton_router.observability.history import Explanations
+from baton_router.observability.history import ExplanationHistory
 from baton_router.observability.tracing import Tracing
 from baton_router.placement.policy import Policy
 from baton_router.requests.dispatcher import Dispatcher
 from baton_router.requests.in_flight import held_among
-from baton_router.requests.placer import Places
-from baton_router.server.peers import Siblings, gathering
-from baton_router.server.reload import Reload
+from baton_router.requests.placer import Placer
+from baton_router.server.peers import Peers, gathering
+from baton_router.server.reload import FileReloader
 from baton_router.server.workers import FIRST_WORKER
 from baton_router.settings import RouterSettings
 
@@ -96,11 +96,11 @@ class Router:
         self._clock = clock
         self._tasks: list[asyncio.Task[None]] = []
         self._runner: web.AppRunner | None = None
-        self._reporting: Reporting | None = None
+        self._reporting: LoadReporter | None = None
 
     async def __aenter__(self) -> Router:
         self._warn_if_open()
-        reload = Reload(
+        reload = FileReloader(
             (self.settings.api_keys, self.settings.tenants),
             self._read_tenants,
             self.settings.bounds.reload_every_s,
@@ -111,7 +111,7 @@ class Router:
         self._make_api(tenants, limits)
         work = [self._discovery.run(), self.fleet.watch(), reload.run()]
         if self._registry is not None:
-            self._reporting = Reporting(
+            self._reporting = LoadReporter(
                 self._registry,
                 self.report,
                 self._clock,
@@ -183,14 +183,14 @@ class Router:
         metrics.held.set_function(lambda: self.report().held)
         self.dispatcher = self.fleet.listener = Dispatcher(
             self.fleet,
-            Places(self.view, self._markers, _policy(settings), self._rng),
+            Placer(self.view, self._markers, _policy(settings), self._rng),
             metrics,
             # A pool that wakes may have a node, and none yet of the role that a request wants.
             unready_wait_s=max(settings.unready_wait_s, settings.wake_wait_s),
             refused_s=settings.bounds.refused_s,
             clock=clock,
         )
-        self._waking = Waking(
+        self._waking = ColdStart(
             self.fleet, self.dispatcher.change, wait_s=settings.wake_wait_s, clock=clock
         )
         admission_metrics = AdmissionMetrics(metrics.registry)
@@ -198,7 +198,7 @@ class Router:
             settings, self.view, Budgets(self._budgets, clock), admission_metrics, clock
         )
         self.admission.use(tenants, limits)
-        self.api = Api(
+        self.api = Handlers(
             name=name,
             settings=settings,
             tenants=tenants,
@@ -208,8 +208,8 @@ class Router:
             admission=self.admission,
             refused=admission_metrics.rejected,
             metrics=metrics,
-            explanations=Explanations(settings.explain_requests, clock),
-            bodies=Bodies(settings),
+            explanations=ExplanationHistory(settings.explain_requests, clock),
+            bodies=BodyLimits(settings),
             tracing=Tracing(self._spans, clock),
             rng=self._rng,
             clock=clock,
@@ -261,8 +261,8 @@ class Router:
         except StoreError as error:
             raise StartError(str(error)) from error
 
-    def _dial(self, address: str) -> Link:
-        return Link(
+    def _dial(self, address: str) -> NodeLink:
+        return NodeLink(
             address,
             self._session,
             self.fleet,
@@ -292,8 +292,8 @@ class Router:
     async def _listen(self) -> None:
         host, port = self.settings.host, self.settings.port
         own = self.settings.worker_socket
-        siblings = Siblings(Path(own)) if own else None
-        self._runner = ShapedRunner(
+        siblings = Peers(Path(own)) if own else None
+        self._runner = ErrorShapingRunner(
             build_app(self.api, *([gathering(siblings)] if siblings is not None else ())),
             self.settings.header_timeout_s,
             self.api.new_id,

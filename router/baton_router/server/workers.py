@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Crew:
+class WorkerPool:
     """`command` makes one worker's argv from its unix socket and the port, `environment` is what
     each is given. `port` 0 takes a free one."""
 
@@ -118,7 +118,7 @@ class Worker:
         self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
 
 
-async def serve_workers(crew: Crew) -> None:
+async def serve_workers(crew: WorkerPool) -> None:
     """Until a signal. Raise StartError if the port cannot be had, or a worker cannot start."""
     with (
         _reserve(crew.host, crew.port) as held,
@@ -139,7 +139,7 @@ async def serve_workers(crew: Crew) -> None:
 
 
 async def _say_ready(
-    crew: Crew, port: int, workers: Sequence[Worker], stopping: asyncio.Event
+    crew: WorkerPool, port: int, workers: Sequence[Worker], stopping: asyncio.Event
 ) -> None:
     """Once, when all listen."""
     while not all(worker.listens for worker in workers):

@@ -11,7 +11,7 @@ import pytest
 from baton_cli.bench.metrics import Spread, latency_of, setting_of, spread, throughput_of, waste_of
 from baton_cli.bench.options import LatencyOptions
 from baton_cli.bench.report import ProgressBar, latency_text, throughput_text
-from baton_cli.bench.run import LOOK_EVERY, Look, Trace, drive
+from baton_cli.bench.run import LOOK_EVERY, CacheUse, Trace, drive
 from baton_cli.bench.workload import Ask, Workload
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.sim.build import SimSettings, build_sim
@@ -54,19 +54,19 @@ def test_each_request_gets_all_its_tokens_and_steps_add_up() -> None:
 def test_a_look_counts_the_room_behind_the_last_token_of_each_request() -> None:
     engine, _ = scripted()  # blocks of 4
     trace = run(engine, work((5, 4), (8, 4)))
-    assert trace.looks == [Look(allocated=16, empty=3, steady=False)]
+    assert trace.looks == [CacheUse(allocated=16, empty=3, steady=False)]
 
 
 def test_a_look_counts_blocks_of_a_prompt_that_is_not_computed_yet() -> None:
     engine, _ = scripted(max_batched_tokens=4)
     trace = run(engine, work((10, 2)))
-    assert trace.looks[0] == Look(allocated=12, empty=8, steady=False)
+    assert trace.looks[0] == CacheUse(allocated=12, empty=8, steady=False)
 
 
 def test_a_look_counts_requests_that_end_in_its_step() -> None:
     engine, _ = scripted()
     trace = run(engine, work((5, 1)))
-    assert trace.looks == [Look(allocated=8, empty=3, steady=False)]
+    assert trace.looks == [CacheUse(allocated=8, empty=3, steady=False)]
 
 
 def test_blocks_that_requests_share_are_allocated_once() -> None:
@@ -76,14 +76,14 @@ def test_blocks_that_requests_share_are_allocated_once() -> None:
     assert trace.cached_tokens == 0  # both came at once
     again = run(engine, Workload("test", (same,)))
     assert again.cached_tokens == 8
-    assert again.looks[0] == Look(allocated=12, empty=3, steady=False)
+    assert again.looks[0] == CacheUse(allocated=12, empty=3, steady=False)
 
 
 def test_later_looks_see_tokens_that_were_generated() -> None:
     engine, _ = scripted()
     trace = run(engine, work((5, LOOK_EVERY + 1)))
     held = 5 + LOOK_EVERY  # the last token has no KV
-    assert trace.looks[1] == Look(allocated=20, empty=20 - held, steady=True)
+    assert trace.looks[1] == CacheUse(allocated=20, empty=20 - held, steady=True)
 
 
 def test_preemptions_are_those_of_this_run() -> None:
@@ -128,7 +128,7 @@ def test_percentiles_lie_between_the_nearest_values() -> None:
 
 
 def test_waste_is_weighted_by_what_was_allocated() -> None:
-    looks = [Look(100, 10, steady=True), Look(300, 0, steady=True)]
+    looks = [CacheUse(100, 10, steady=True), CacheUse(300, 0, steady=True)]
     assert waste_of(looks) == 0.025
     assert waste_of([]) is None
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from baton_cli.local_pool.children import Backoff, Child, ChildSpec, describe_end
+from baton_cli.local_pool.children import Backoff, ChildProcess, ChildSpec, describe_end
 
 pytestmark = pytest.mark.integration
 
@@ -31,14 +31,14 @@ class Events:
     def line(self, name: str, text: str) -> None:
         self.lines.append(f"{name}: {text}")
 
-    def end(self, child: Child, code: int) -> None:
+    def end(self, child: ChildProcess, code: int) -> None:
         self.ends.append(code)
         self.last_words.append(child.last_words())
 
 
-def make_child(script: str, events: Events, first_s: float = 0.01) -> Child:
+def make_child(script: str, events: Events, first_s: float = 0.01) -> ChildProcess:
     spec = ChildSpec("kid", "decode", (sys.executable, "-c", script))
-    return Child(spec, os.environ, events.line, events.end, Backoff(first_s=first_s))
+    return ChildProcess(spec, os.environ, events.line, events.end, Backoff(first_s=first_s))
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from baton_engine.core.engine_core import EngineCore
-from baton_engine.core.in_flight import Flights
+from baton_engine.core.in_flight import InFlightSteps
 from baton_engine.interface import Sample
 from baton_protocol.ids import RequestId
 from baton_protocol.request import Request
@@ -174,7 +174,7 @@ def many(**params: Any) -> list[Request]:
 def test_blocks_that_are_given_back_too_early_would_be_seen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Flights, "release", lambda flights, sequence, blocks: False)
+    monkeypatch.setattr(InFlightSteps, "release", lambda flights, sequence, blocks: False)
     engine, _ = watched_sim(overlap=True, eos_every=3, num_blocks=12, max_num_seqs=3)
     with pytest.raises(AssertionError, match="step"):
         run_all(engine, many())

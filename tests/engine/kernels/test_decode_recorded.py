@@ -10,7 +10,7 @@ import torch
 
 from baton_engine.attention.selector import attention_for
 from baton_engine.kv.kv_pool import TorchMemory
-from baton_engine.runner.cuda_graphs import DecodeSteps, EachTime, Graphs, decode_steps
+from baton_engine.runner.cuda_graphs import DecodeSteps, Graphs, NoGraphs, decode_steps
 from baton_engine.runner.input_buffers import Staging, staging_for
 from baton_engine.runner.model_runner import TorchRunner
 from tests.support.engines.decoding import Driver, alone, make_runner, spoiled_staging, streams
@@ -29,7 +29,7 @@ def make(folder: Path, staging: MakeStaging = spoiled_staging) -> TorchRunner:
         folder,
         kernels="triton",
         sizes=SIZES,
-        recorder=Graphs() if on_gpu else EachTime(),
+        recorder=Graphs() if on_gpu else NoGraphs(),
         make_staging=staging_for if on_gpu else staging,
         device=DEVICE,
     )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from baton_engine.interface import PromptAsk, Row, Sample, Seen
+from baton_engine.interface import PenaltyCounts, PromptAsk, Row, Sample
 from baton_engine.runner.batch_layout import after_of, plain_rows
 from baton_engine.runner.input_batch import LEAST_WIDTH, Batch, BatchArrays
 from baton_engine.sampling.metadata import KEY_A, MASS, TEMPERATURE, TOP_K, draws_of
@@ -151,7 +151,7 @@ def other_rows() -> dict[str, Row]:
         "several samples": replace(plain, samples=(sample, sample)),
         "a prompt's likelihood": replace(plain, prompt=PromptAsk((3,), 1)),
         "bans": replace(plain, samples=(replace(sample, banned=(4,)),)),
-        "penalties": replace(plain, samples=(replace(sample, seen=Seen((1,), {})),)),
+        "penalties": replace(plain, samples=(replace(sample, seen=PenaltyCounts((1,), {})),)),
         "logprobs": with_params(logprobs=0),
         "biases": with_params(logit_bias=((1, 1.0),)),
         "allowed ids": with_params(allowed_token_ids=(1,)),

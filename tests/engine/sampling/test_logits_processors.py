@@ -15,18 +15,18 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from baton_engine.interface import Listed, Sample, Seen
+from baton_engine.interface import ListedIds, PenaltyCounts, Sample
 from baton_engine.sampling.gumbel import gumbel, noise_keys
 from baton_engine.sampling.logits_processors import changed_logits
 from baton_engine.sampling.sampler import sample
-from baton_engine.scheduling.stop_conditions import Bans
+from baton_engine.scheduling.stop_conditions import BannedTokens
 from baton_protocol.sampling import SamplingParams
 
 INF = math.inf
 
 
-def seen(prompt: Sequence[int], outputs: Sequence[int]) -> Seen:
-    return Seen(array("q", sorted(set(prompt))), Counter(outputs))
+def seen(prompt: Sequence[int], outputs: Sequence[int]) -> PenaltyCounts:
+    return PenaltyCounts(array("q", sorted(set(prompt))), Counter(outputs))
 
 
 def changed(
@@ -165,7 +165,7 @@ def test_ids_that_stand_in_an_array_are_taken_as_they_are(monkeypatch: pytest.Mo
     params = SamplingParams(
         repetition_penalty=2.0, frequency_penalty=0.5, logit_bias=((0, 1.0),) * 9
     )
-    row = Sample(0, 400, params, seen=seen(range(300), [1, 2]), listed=Listed.of(params))
+    row = Sample(0, 400, params, seen=seen(range(300), [1, 2]), listed=ListedIds.of(params))
     changed_logits(torch.ones(1, 300), [row])
     assert set(read) == {2}
 
@@ -189,7 +189,7 @@ def test_a_repetition_penalty_is_that_of_transformers(penalty: float) -> None:
 def bans(outputs: list[int], prompt: list[int] | None = None, **params: Any) -> set[int]:
     tokens = [*(prompt or [7, 8]), *outputs]
     values = SamplingParams(max_tokens=50, **params)
-    return set(Bans(values).ids((99,), tokens, num_outputs=len(outputs), vocab_size=100))
+    return set(BannedTokens(values).ids((99,), tokens, num_outputs=len(outputs), vocab_size=100))
 
 
 def test_a_word_of_one_id_is_always_banned() -> None:
@@ -340,7 +340,7 @@ def test_a_batch_with_all_fields_on_gives_the_ids_of_a_slow_reference(
     for row, each in enumerate(params):
         prompt_len = data.draw(st.integers(1, len(tokens)))
         prompt, outputs = tokens[:prompt_len], tokens[prompt_len:]
-        banned = Bans(each).ids((), tokens, num_outputs=len(outputs), vocab_size=VOCAB)
+        banned = BannedTokens(each).ids((), tokens, num_outputs=len(outputs), vocab_size=VOCAB)
         known = seen(prompt, outputs) if each.penalized else None
         samples.append(Sample(row % 3, len(tokens), each, banned, known))
         id, margin = slow_sample(logits[row].tolist(), each, prompt, outputs, row % 3)

@@ -13,7 +13,7 @@ import pytest
 
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.errors import SettingsError
-from baton_engine.interface import Sample, Seen
+from baton_engine.interface import PenaltyCounts, Sample
 from baton_engine.sim.build import SimSettings, build_sim
 from baton_engine.sim.model import Vocabulary, _Logits
 from baton_protocol.sampling import SamplingParams
@@ -98,7 +98,7 @@ def test_of_a_large_vocabulary_only_the_likeliest_and_what_is_said_of_are_looked
 
     monkeypatch.setattr(_Logits, "of", counted)
     params = SamplingParams(temperature=0.0, frequency_penalty=-2.0, logit_bias=((7, 1.0),))
-    said = Sample(0, 9, params, seen=Seen((), {123: 100_000}))
+    said = Sample(0, 9, params, seen=PenaltyCounts((), {123: 100_000}))
     assert Vocabulary(first=0, end=150_000).says(5, said).id == 123  # unlikely before the penalty
     assert {7, 123} < set(looked)
     assert len(looked) < 50

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from baton_engine.sim.build import SimSettings
 from baton_kvstore.connection.client import OPERATION_TIMEOUT_S
 from baton_kvstore.data.data_plane import Tuning
-from baton_node.engine.loop import DeskOptions
+from baton_node.engine.loop import LoopOptions
 from baton_protocol.ids import Epoch
 from baton_protocol.layout import VALUE_HEADER_BYTES, KVLayout
 from baton_protocol.link import RunJob
@@ -29,7 +29,7 @@ Act = Callable[[Stage], None]
 PUBLISHED = 3  # chunks, at the moment "publishing"
 CONNECTIONS = 8  # more than a node has to one server
 TUNING = Tuning()
-DESK = DeskOptions(epoch=Epoch(""))
+DESK = LoopOptions(epoch=Epoch(""))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -133,7 +133,9 @@ def test_pages_given_back_before_their_fetch_has_settled_are_overwritten(
 ) -> None:
     advance = fetch_state._advance
 
-    def hasty(state: fetch_state.Parked) -> tuple[fetch_state.Parked, list[fetch_state.Action]]:
+    def hasty(
+        state: fetch_state.FetchState,
+    ) -> tuple[fetch_state.FetchState, list[fetch_state.Action]]:
         return advance(replace(state, flying=0) if state.aborted else state)
 
     monkeypatch.setattr(fetch_state, "_advance", hasty)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from baton_kvstore.data.circuit_breaker import Circuit
+from baton_kvstore.data.circuit_breaker import CircuitBreaker
 from baton_kvstore.data.transfer_rate import Average, RateMeter
 from tests.support.clock import Clock
 
 
 def test_a_closed_circuit_wants_no_probe() -> None:
-    circuit = Circuit(0.1, 2.0, Clock())
+    circuit = CircuitBreaker(0.1, 2.0, Clock())
     assert circuit.reason == ""
     assert circuit.wait_s() is None
     assert not circuit.claim_probe()
@@ -16,7 +16,7 @@ def test_a_closed_circuit_wants_no_probe() -> None:
 
 def test_after_a_failure_one_thread_probes_when_the_pause_is_over() -> None:
     clock = Clock()
-    circuit = Circuit(0.5, 2.0, clock)
+    circuit = CircuitBreaker(0.5, 2.0, clock)
     circuit.fail("gone", clock.now)
     assert circuit.reason == "gone"
     assert circuit.wait_s() == 0.5
@@ -32,7 +32,7 @@ def test_after_a_failure_one_thread_probes_when_the_pause_is_over() -> None:
 
 def test_the_pause_doubles_up_to_its_limit_and_starts_anew_after_success() -> None:
     clock = Clock()
-    circuit = Circuit(0.5, 2.0, clock)
+    circuit = CircuitBreaker(0.5, 2.0, clock)
     pauses = []
     for _ in range(5):
         circuit.fail("gone", clock.now)
@@ -48,7 +48,7 @@ def test_the_pause_doubles_up_to_its_limit_and_starts_anew_after_success() -> No
 
 def test_a_failure_that_began_before_a_success_opens_nothing() -> None:
     clock = Clock()
-    circuit = Circuit(0.5, 2.0, clock)
+    circuit = CircuitBreaker(0.5, 2.0, clock)
     clock.advance(1.0)
     circuit.succeed()
     assert not circuit.fail("late", clock.now - 0.5)
@@ -59,7 +59,7 @@ def test_a_failure_that_began_before_a_success_opens_nothing() -> None:
 
 def test_a_circuit_on_trial_pauses_longer_each_time_until_an_operation_has_worked() -> None:
     clock = Clock()
-    circuit = Circuit(0.5, 4.0, clock)
+    circuit = CircuitBreaker(0.5, 4.0, clock)
     pauses = []
     for turn in range(5):
         circuit.fail("full", clock.now)
@@ -76,7 +76,7 @@ def test_a_circuit_on_trial_pauses_longer_each_time_until_an_operation_has_worke
 
 
 def test_what_works_without_a_trial_proves_nothing() -> None:
-    circuit = Circuit(0.5, 4.0, Clock())
+    circuit = CircuitBreaker(0.5, 4.0, Clock())
     assert not circuit.prove()
     circuit.fail("gone", 100.0)
     circuit.succeed()

@@ -7,9 +7,9 @@ import random
 
 import pytest
 
-from baton_kvstore.data.circuit_breaker import Circuit
+from baton_kvstore.data.circuit_breaker import CircuitBreaker
 from baton_kvstore.data.transfer_rate import Average, RateMeter
-from baton_kvstore.data.write_behind_budget import BURST_S, TokenBucket, WriteBehind
+from baton_kvstore.data.write_behind_budget import BURST_S, TokenBucket, WriteBehindBudget
 from baton_kvstore.keys import ttl_ms
 from tests.support.clock import Clock
 from tests.support.growth import WEEK_S, YEAR_S, broken_numbers, grown, sizes
@@ -19,7 +19,7 @@ MIB = 1 << 20
 
 def test_a_server_that_is_away_for_a_year_is_probed_at_the_longest_pause_and_comes_back() -> None:
     clock = Clock()
-    circuit = Circuit(0.1, 5.0, clock)
+    circuit = CircuitBreaker(0.1, 5.0, clock)
     probes = 0
     began = clock.now
     while clock.now < began + WEEK_S:
@@ -73,7 +73,7 @@ def test_rates_of_a_week_stay_numbers_whatever_was_measured() -> None:
 
 def test_a_year_saves_up_no_more_than_a_second_of_writing_behind() -> None:
     clock = Clock()
-    bucket, behind = TokenBucket(clock), WriteBehind(None, clock)
+    bucket, behind = TokenBucket(clock), WriteBehindBudget(None, clock)
     clock.advance(YEAR_S)
     passed = 0
     while bucket.take(MIB, 10.0 * MIB):

@@ -16,7 +16,7 @@ from baton_kvstore.connection.endpoint import parse_endpoint
 from baton_kvstore.connection.resp import RespConnection
 from baton_kvstore.data.data_plane import Tuning
 from baton_kvstore.data.health import Health
-from baton_kvstore.data.maintenance import BUSY_CHECK_S, Chores, Shared
+from baton_kvstore.data.maintenance import BUSY_CHECK_S, Maintenance, Shared
 from baton_kvstore.data.staging import StagingPool
 from baton_kvstore.data.transfer_rate import RateMeter
 from baton_kvstore.embedded.servers import EmbeddedServers, EmbeddedStore, ServerSpec
@@ -131,7 +131,7 @@ def test_a_server_that_has_work_is_looked_at_less_often_and_nobody_spins_meanwhi
         settings=None,
     )
     clock = Clock()
-    chores = Chores([link], health, shared, clock)
+    chores = Maintenance([link], health, shared, clock)
     chores.reopen(link)
     first = chores.next(link, idle=False)
     assert first is not None

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from baton_kvstore.data.priority_queues import Lanes
+from baton_kvstore.data.priority_queues import PriorityQueues
 from baton_kvstore.data.transfers import Format, Get, Put
 from baton_protocol.store import Marker, Priority
 from tests.support.clock import Clock
@@ -29,20 +29,22 @@ def get(priority: Priority) -> Get:
     return Get(FORMAT, chunk_name(0), MARKER, 0, nothing, nothing, priority)
 
 
-def filled(lanes: Lanes, *priorities: Priority) -> Lanes:
+def filled(lanes: PriorityQueues, *priorities: Priority) -> PriorityQueues:
     for number, priority in enumerate(priorities):
         assert lanes.push(put(priority, number))
     return lanes
 
 
-def taken(lanes: Lanes) -> Priority | None:
+def taken(lanes: PriorityQueues) -> Priority | None:
     """At once."""
     operation = lanes.take(lanes.changes, 0.0)
     return None if operation is None else operation.priority
 
 
 def test_hand_off_goes_before_prefix_before_write_behind_and_each_in_its_order() -> None:
-    lanes = filled(Lanes(1, 30.0, Clock()), BEHIND, PREFIX, HANDOFF, BEHIND, PREFIX, HANDOFF)
+    lanes = filled(
+        PriorityQueues(1, 30.0, Clock()), BEHIND, PREFIX, HANDOFF, BEHIND, PREFIX, HANDOFF
+    )
     assert lanes.queued == 6
     order = []
     for _ in range(6):
@@ -60,7 +62,7 @@ def test_hand_off_goes_before_prefix_before_write_behind_and_each_in_its_order()
 
 @pytest.mark.parametrize(("threads", "most"), [(1, 1), (2, 1), (3, 2), (5, 4)])
 def test_write_behind_never_takes_the_last_free_thread(threads: int, most: int) -> None:
-    lanes = filled(Lanes(threads, 30.0, Clock()), *[BEHIND] * 9)
+    lanes = filled(PriorityQueues(threads, 30.0, Clock()), *[BEHIND] * 9)
     assert [taken(lanes) for _ in range(threads)].count(BEHIND) == most
     lanes.give_back()
     assert taken(lanes) is BEHIND
@@ -68,7 +70,7 @@ def test_write_behind_never_takes_the_last_free_thread(threads: int, most: int) 
 
 
 def test_write_behind_waits_while_the_other_thread_has_work_of_any_kind() -> None:
-    lanes = filled(Lanes(2, 30.0, Clock()), PREFIX, BEHIND)
+    lanes = filled(PriorityQueues(2, 30.0, Clock()), PREFIX, BEHIND)
     assert taken(lanes) is PREFIX
     assert taken(lanes) is None
     filled(lanes, HANDOFF)
@@ -81,14 +83,14 @@ def test_write_behind_waits_while_the_other_thread_has_work_of_any_kind() -> Non
 
 def test_what_waited_too_long_is_given_out_first_whatever_else_there_is() -> None:
     clock = Clock()
-    lanes = filled(Lanes(2, 30.0, clock), BEHIND, PREFIX)
+    lanes = filled(PriorityQueues(2, 30.0, clock), BEHIND, PREFIX)
     clock.advance(31.0)
     filled(lanes, HANDOFF, HANDOFF)
     assert [taken(lanes) for _ in range(4)] == [PREFIX, BEHIND, HANDOFF, HANDOFF]
 
 
 def test_puts_that_somebody_waits_for_are_counted_and_others_not() -> None:
-    lanes = filled(Lanes(2, 30.0, Clock()), BEHIND)
+    lanes = filled(PriorityQueues(2, 30.0, Clock()), BEHIND)
     lanes.push(get(HANDOFF))
     assert not lanes.puts_wait
     filled(lanes, PREFIX)
@@ -98,7 +100,7 @@ def test_puts_that_somebody_waits_for_are_counted_and_others_not() -> None:
 
 
 def test_once_closed_it_takes_nothing_and_gives_all_it_has() -> None:
-    lanes = filled(Lanes(2, 30.0, Clock()), BEHIND, BEHIND, BEHIND)
+    lanes = filled(PriorityQueues(2, 30.0, Clock()), BEHIND, BEHIND, BEHIND)
     lanes.close()
     assert not lanes.push(put(HANDOFF))
     assert [taken(lanes) for _ in range(4)] == [BEHIND, BEHIND, BEHIND, None]
@@ -106,7 +108,7 @@ def test_once_closed_it_takes_nothing_and_gives_all_it_has() -> None:
 
 @pytest.mark.parametrize("news", ["push", "wake", "close"])
 def test_a_taker_that_waits_learns_what_happens(news: str) -> None:
-    lanes = Lanes(2, 30.0)
+    lanes = PriorityQueues(2, 30.0)
     found: list[object] = []
     seen = lanes.changes
     taker = threading.Thread(target=lambda: found.append(lanes.take(seen, None)))
@@ -118,7 +120,7 @@ def test_a_taker_that_waits_learns_what_happens(news: str) -> None:
 
 
 def test_what_changed_before_a_taker_waits_is_not_missed() -> None:
-    lanes = Lanes(2, 30.0)
+    lanes = PriorityQueues(2, 30.0)
     seen = lanes.changes
     lanes.wake()
     assert lanes.take(seen, None) is None  # it would wait for ever

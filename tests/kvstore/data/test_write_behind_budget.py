@@ -12,7 +12,7 @@ from baton_kvstore.data.write_behind_budget import (
     SHARE,
     UNMEASURED_BYTES_PER_S,
     TokenBucket,
-    WriteBehind,
+    WriteBehindBudget,
 )
 from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_protocol.store import Priority
@@ -36,7 +36,7 @@ LOOKING = replace(PATIENT, idle_check_s=0.02)
 
 
 def asked(
-    behind: WriteBehind,
+    behind: WriteBehindBudget,
     put_bytes_per_s: float = 0.0,
     *,
     fullest: float = 0.0,
@@ -74,7 +74,7 @@ def test_a_rate_of_nothing_lets_nothing_through() -> None:
 
 def test_without_a_rate_it_is_a_tenth_of_what_puts_reach() -> None:
     clock = Clock()
-    behind = WriteBehind(None, clock)
+    behind = WriteBehindBudget(None, clock)
     moved = 0
     for _ in range(1000):
         clock.advance(0.1)
@@ -84,7 +84,7 @@ def test_without_a_rate_it_is_a_tenth_of_what_puts_reach() -> None:
 
 def test_until_a_put_has_measured_the_link_it_is_taken_for_a_slow_one() -> None:
     clock = Clock()
-    behind = WriteBehind(None, clock)
+    behind = WriteBehindBudget(None, clock)
     moved = 0
     for _ in range(1000):
         clock.advance(0.1)
@@ -94,7 +94,7 @@ def test_until_a_put_has_measured_the_link_it_is_taken_for_a_slow_one() -> None:
 
 def test_a_given_rate_needs_no_measurement_and_zero_is_off() -> None:
     clock = Clock()
-    given, off = WriteBehind(MIB, clock), WriteBehind(0, clock)
+    given, off = WriteBehindBudget(MIB, clock), WriteBehindBudget(0, clock)
     clock.advance(1.0)
     assert asked(given)
     assert not asked(off, put_bytes_per_s=1e9)
@@ -105,7 +105,7 @@ def test_nothing_goes_while_others_wait_or_the_fullest_server_is_over_half_full(
     fullest: float, others: bool
 ) -> None:
     clock = Clock()
-    behind = WriteBehind(MIB, clock)
+    behind = WriteBehindBudget(MIB, clock)
     clock.advance(1.0)
     assert not asked(behind, fullest=fullest, others=others)
     assert asked(behind, fullest=0.5)

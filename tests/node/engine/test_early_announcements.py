@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from baton_node.engine import early_announcements as module
-from baton_node.engine.early_announcements import Stash
+from baton_node.engine.early_announcements import EarlyAnnouncements
 from baton_protocol.ids import RequestId
 from baton_protocol.store import InboxEntry
 from tests.support.clock import Clock
@@ -14,7 +14,7 @@ def entry(name: str, attempt: int = 1, first: int = 0) -> InboxEntry:
 
 
 def test_entries_are_given_to_their_job_once_and_in_order() -> None:
-    stash = Stash(Clock())
+    stash = EarlyAnnouncements(Clock())
     for first in (2, 0, 1):
         stash.put(entry("r", first=first))
     stash.put(entry("other"))
@@ -24,14 +24,14 @@ def test_entries_are_given_to_their_job_once_and_in_order() -> None:
 
 
 def test_attempts_are_kept_apart() -> None:
-    stash = Stash(Clock())
+    stash = EarlyAnnouncements(Clock())
     stash.put(entry("r", attempt=1))
     assert stash.take((RequestId("r"), 2)) == []
 
 
 def test_old_entries_go_when_new_ones_come() -> None:
     clock = Clock()
-    stash = Stash(clock)
+    stash = EarlyAnnouncements(clock)
     stash.put(entry("old"))
     clock.advance(module.KEEP_S + 1)
     stash.put(entry("new"))
@@ -40,7 +40,7 @@ def test_old_entries_go_when_new_ones_come() -> None:
 
 
 def test_the_oldest_go_when_there_are_too_many() -> None:
-    stash = Stash(Clock())
+    stash = EarlyAnnouncements(Clock())
     for number in range(module.MAX_ENTRIES + 5):
         stash.put(entry(f"r{number}"))
     assert len(stash) == module.MAX_ENTRIES

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_node.engine.fetch_policy import Decision, Prices, decide
+from baton_node.engine.fetch_policy import FetchCosts, FetchDecision, decide
 from baton_protocol.layout import KVLayout
 from baton_protocol.store import DataInstance
 
@@ -25,9 +25,9 @@ UNKNOWN = DataInstance()
 BROKEN = msgspec.structs.replace(FAST, trouble="timed out")
 
 
-def prices(*instances: DataInstance, speed: float = 6400.0) -> Prices:
+def prices(*instances: DataInstance, speed: float = 6400.0) -> FetchCosts:
     """At 6,400 tokens/s a chunk is computed in 10 ms."""
-    return Prices(LAYOUT, speed, instances)
+    return FetchCosts(LAYOUT, speed, instances)
 
 
 def on(instance: int, *chunks: int) -> dict[int, int]:
@@ -60,7 +60,7 @@ def test_equal_times_are_computed() -> None:
 @pytest.mark.parametrize(
     "figures", [prices(UNKNOWN), prices(), prices(SLOW, speed=0.0), prices(FAST, UNKNOWN)]
 )
-def test_what_was_not_measured_is_fetched(figures: Prices) -> None:
+def test_what_was_not_measured_is_fetched(figures: FetchCosts) -> None:
     assert decide({0: 0, 1: 1}, 0, figures).fetch == 0b11
 
 
@@ -105,7 +105,7 @@ def test_what_a_full_server_holds_is_there() -> None:
 
 
 def test_nothing_found_is_no_decision() -> None:
-    assert decide({}, 0, prices(FAST)) == Decision()
+    assert decide({}, 0, prices(FAST)) == FetchDecision()
 
 
 def test_policies_decide_whatever_the_price_and_keep_the_numbers() -> None:

@@ -17,12 +17,12 @@ from baton_node.engine.fetch_state import (
     Announced,
     Ended,
     Fetch,
+    FetchState,
     FirstKnown,
     Forget,
     GiveBack,
     Landed,
     Lost,
-    Parked,
     Release,
     Reserved,
     Timeout,
@@ -39,7 +39,7 @@ class World:
     `puts` counts how often each chunk was announced, `begun` which of these a fetch was of, and
     `gone` up to which a chunk is known to be lost."""
 
-    state: Parked
+    state: FetchState
     cached: int = 0
     puts: Counter[int] = field(default_factory=Counter)
     begun: dict[int, int] = field(default_factory=dict)

@@ -13,17 +13,17 @@ from baton_node.engine.publish_state import (
     Closed,
     Computed,
     End,
-    Ledger,
     LookedUp,
     Missing,
     Publish,
+    PublishState,
     Settled,
 )
 
 
 @dataclass
 class World:
-    state: Ledger
+    state: PublishState
     computed: int = 0
     stored: set[int] = field(default_factory=set)
     flying: set[int] = field(default_factory=set)
@@ -67,7 +67,7 @@ class World:
 @given(st.data())
 def test_every_order_ends_once_with_all_that_exists_announced(data: st.DataObject) -> None:
     chunks = data.draw(st.integers(1, 12))
-    w = World(Ledger(chunks))
+    w = World(PublishState(chunks))
     looked_up = closed = False
     for _ in range(data.draw(st.integers(0, 40))):
         match data.draw(st.sampled_from(["lookup", "compute", "good", "bad", "missing", "close"])):
@@ -98,18 +98,18 @@ def test_every_order_ends_once_with_all_that_exists_announced(data: st.DataObjec
 
 
 def test_chunks_with_a_marker_are_announced_in_runs_before_anything_is_computed() -> None:
-    state, actions = publish_state.step(Ledger(6), LookedUp(0b101101))
+    state, actions = publish_state.step(PublishState(6), LookedUp(0b101101))
     assert actions == [Announce(0, 1), Announce(2, 2), Announce(5, 1)]
     _, actions = publish_state.step(state, Computed(6))
     assert actions == [Publish(1), Publish(4)]
 
 
 def test_a_prompt_without_a_full_chunk_ends_at_once() -> None:
-    assert publish_state.step(Ledger(0), LookedUp(0))[1] == [End()]
+    assert publish_state.step(PublishState(0), LookedUp(0))[1] == [End()]
 
 
 def test_a_failed_put_ends_the_job_when_the_others_have_settled() -> None:
-    w = World(Ledger(4))
+    w = World(PublishState(4))
     w.tell(LookedUp(0))
     w.tell(Computed(2))
     w.tell(Settled(0, False))
@@ -122,7 +122,7 @@ def test_a_failed_put_ends_the_job_when_the_others_have_settled() -> None:
 
 
 def test_a_chunk_that_was_not_there_after_all_is_put_again_and_announced_again() -> None:
-    w = World(Ledger(2))
+    w = World(PublishState(2))
     w.tell(LookedUp(0b11))
     w.tell(Missing(1))
     w.tell(Computed(2))
@@ -133,7 +133,7 @@ def test_a_chunk_that_was_not_there_after_all_is_put_again_and_announced_again()
 
 
 def test_an_aborted_job_ends_without_further_puts() -> None:
-    w = World(Ledger(3))
+    w = World(PublishState(3))
     w.tell(LookedUp(0))
     w.tell(Computed(1))
     w.tell(Closed())

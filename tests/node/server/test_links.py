@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from baton_node.server.app import PING_S
-from baton_node.server.links import MAX_QUEUED_BYTES, Link
+from baton_node.server.links import MAX_QUEUED_BYTES, RouterLink
 from baton_protocol.ids import Epoch
 from baton_protocol.link import CacheEvents, to_router_codec
 from tests.support.nodes.processes import free_port
@@ -20,14 +20,14 @@ pytestmark = pytest.mark.integration
 
 
 @asynccontextmanager
-async def pair() -> AsyncIterator[tuple[Link, aiohttp.ClientWebSocketResponse]]:
+async def pair() -> AsyncIterator[tuple[RouterLink, aiohttp.ClientWebSocketResponse]]:
     """The node's end and the router's end of one real WebSocket."""
-    made: asyncio.Queue[Link] = asyncio.Queue()
+    made: asyncio.Queue[RouterLink] = asyncio.Queue()
 
     async def handle(request: web.Request) -> web.WebSocketResponse:
         socket = web.WebSocketResponse(compress=False)
         await socket.prepare(request)
-        link = Link(socket, "test")
+        link = RouterLink(socket, "test")
         writer = asyncio.create_task(link.write())
         await made.put(link)
         async for _ in socket:

@@ -9,7 +9,7 @@ import pytest
 from baton_engine.sim.build import SimSettings
 from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_node.ipc.messages import Drain, Undrain
-from baton_node.server.unacknowledged_jobs import Untaken
+from baton_node.server.unacknowledged_jobs import UnacknowledgedJobs
 from baton_node.store.null_connector import NoStore
 from baton_protocol.errors import ErrorRecord
 from baton_protocol.ids import Epoch, NodeId
@@ -151,7 +151,7 @@ def test_of_requests_that_are_over_the_server_keeps_nothing() -> None:
 
 
 def test_what_the_engine_has_taken_is_not_counted_again_after_many_jobs() -> None:
-    untaken = Untaken()
+    untaken = UnacknowledgedJobs()
     job = RunJob(make_request("r", b"prompt"))
     for number in range(100_000):
         untaken.given(job)

@@ -16,7 +16,7 @@ from baton_node.ipc.messages import Drain, Drained, Ready, Saved, Step, ToEngine
 from baton_node.server.draining import EndWaits
 from baton_node.server.identity import Identity, model_made
 from baton_node.server.metrics import NodeMetrics
-from baton_node.server.node import MAX_UNREAD_BYTES, Service
+from baton_node.server.node import MAX_UNREAD_BYTES, Node
 from baton_node.settings import NodeSettings
 from baton_protocol.ids import Epoch, NodeId, RequestId
 from baton_protocol.link import (
@@ -60,16 +60,16 @@ def engine() -> Engine:
 
 
 @pytest.fixture
-def service(engine: Engine) -> Service:
+def service(engine: Engine) -> Node:
     return make_service(engine)
 
 
-def make_service(engine: Engine, waits: EndWaits | None = None, **settings: Any) -> Service:
+def make_service(engine: Engine, waits: EndWaits | None = None, **settings: Any) -> Node:
     ready = Ready("sim", FINGERPRINT, LAYOUT, 100, 259, (), Speeds(), NodeLoad(), store="down")
     told = NodeSettings(node="n", role="decode", **settings)
     identity = Identity(told, Epoch("e"), ready, "http://127.0.0.1:1", {})
     metrics = NodeMetrics(NodeId("n"), lambda: Load(Epoch("e"), "ready", Speeds(), NodeLoad()))
-    return Service(identity, engine, TOKENIZER, DecodeRole(), metrics, waits=waits)
+    return Node(identity, engine, TOKENIZER, DecodeRole(), metrics, waits=waits)
 
 
 def refusals(link: Pipe) -> list[tuple[str, bool]]:
@@ -77,7 +77,7 @@ def refusals(link: Pipe) -> list[tuple[str, bool]]:
     return [(each.error.code, each.error.retryable) for each in failed]
 
 
-def test_a_hello_and_the_first_load_say_how_the_store_is(service: Service) -> None:
+def test_a_hello_and_the_first_load_say_how_the_store_is(service: Node) -> None:
     link = Pipe()
     service.joined(link)
     hello, load = link.frames[0], link.frames[2]
@@ -87,7 +87,7 @@ def test_a_hello_and_the_first_load_say_how_the_store_is(service: Service) -> No
 
 
 def test_jobs_that_the_engine_does_not_read_pile_up_to_a_bound(
-    service: Service, engine: Engine
+    service: Node, engine: Engine
 ) -> None:
     link = Pipe()
     engine.unread = MAX_UNREAD_BYTES + 1
@@ -99,7 +99,7 @@ def test_jobs_that_the_engine_does_not_read_pile_up_to_a_bound(
 
 
 async def test_a_draining_node_refuses_what_is_new_and_knows_its_own(
-    service: Service, engine: Engine
+    service: Node, engine: Engine
 ) -> None:
     request = make_request("r", b"p", max_tokens=3)
     first, second = Pipe(), Pipe()
@@ -112,7 +112,7 @@ async def test_a_draining_node_refuses_what_is_new_and_knows_its_own(
     assert [delta.text for delta in second.deltas()] == ["a", "b", "c"]
 
 
-async def test_a_draining_node_says_so_why_and_what_is_left(service: Service) -> None:
+async def test_a_draining_node_says_so_why_and_what_is_left(service: Node) -> None:
     service.heard(Pipe(), RunJob(make_request("r", b"p")))
     service.heard(Pipe(), DrainNode(60.0, "scale-down"))
     for told in (service.load, service.report()):
@@ -120,7 +120,7 @@ async def test_a_draining_node_says_so_why_and_what_is_left(service: Service) ->
     assert not service.load.leaving
 
 
-async def test_a_draining_node_says_what_replaces_it_until_it_resumes(service: Service) -> None:
+async def test_a_draining_node_says_what_replaces_it_until_it_resumes(service: Node) -> None:
     service.heard(Pipe(), DrainNode(60.0, "roll-out", "r2"))
     assert (service.load.replaced_by, service.report().replaced_by) == ("r2", "r2")
     service.heard(Pipe(), DrainNode(60.0, "roll-out"))
@@ -131,7 +131,7 @@ async def test_a_draining_node_says_what_replaces_it_until_it_resumes(service: S
 
 
 async def test_a_draining_node_has_its_chunks_published_while_requests_still_run(
-    service: Service, engine: Engine
+    service: Node, engine: Engine
 ) -> None:
     service.heard(Pipe(), RunJob(make_request("r", b"p")))
     service.heard(Pipe(), DrainNode())
@@ -140,7 +140,7 @@ async def test_a_draining_node_has_its_chunks_published_while_requests_still_run
 
 
 async def test_the_same_words_again_change_nothing_and_others_count(
-    service: Service, engine: Engine
+    service: Node, engine: Engine
 ) -> None:
     for _ in range(2):
         service.heard(Pipe(), DrainNode(60.0, "roll-out"))
@@ -154,7 +154,7 @@ async def test_the_same_words_again_change_nothing_and_others_count(
 
 
 async def test_past_its_deadline_a_node_is_leaving_once_its_chunks_are_saved(
-    service: Service, engine: Engine
+    service: Node, engine: Engine
 ) -> None:
     service.heard(Pipe(), RunJob(make_request("r", b"p")))
     service.heard(Pipe(), DrainNode(0.0))
@@ -180,7 +180,7 @@ async def test_a_store_that_saves_nothing_does_not_keep_a_node(engine: Engine) -
 
 
 async def test_a_node_that_resumes_takes_requests_and_publishes_as_before(
-    service: Service, engine: Engine
+    service: Node, engine: Engine
 ) -> None:
     link = Pipe()
     service.heard(link, DrainNode(0.0, "by mistake"))
@@ -230,7 +230,7 @@ async def test_a_node_that_ends_has_no_longer_than_it_was_given_before(engine: E
 
 
 def test_a_refusal_is_logged_with_request_and_attempt(
-    service: Service, engine: Engine, caplog: pytest.LogCaptureFixture
+    service: Node, engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine.unread = MAX_UNREAD_BYTES + 1
     with caplog.at_level("INFO"):
@@ -257,7 +257,7 @@ FOREIGN: dict[str, ToNode] = {
 @pytest.mark.parametrize("word", FOREIGN.values(), ids=FOREIGN)
 @pytest.mark.parametrize("away", [False, True], ids=["linked", "its router is away"])
 async def test_what_one_router_says_changes_nothing_of_another_s_request(
-    service: Service, engine: Engine, word: ToNode, away: bool
+    service: Node, engine: Engine, word: ToNode, away: bool
 ) -> None:
     owner, other = Pipe("a"), Pipe("b")
     service.heard(owner, RunJob(REQUEST, await_first=True))
@@ -277,14 +277,14 @@ async def test_what_one_router_says_changes_nothing_of_another_s_request(
 
 
 def test_an_abort_that_comes_before_another_router_s_job_does_not_keep_it_away(
-    service: Service, engine: Engine
+    service: Node, engine: Engine
 ) -> None:
     service.heard(Pipe("b"), Abort(REQUEST.id, 1 << 40))
     service.heard(Pipe("a"), RunJob(REQUEST))
     assert engine.heard == [RunJob(REQUEST)]
 
 
-def test_a_router_ends_its_request_through_a_new_link(service: Service, engine: Engine) -> None:
+def test_a_router_ends_its_request_through_a_new_link(service: Node, engine: Engine) -> None:
     service.heard(Pipe("a"), RunJob(REQUEST))
     service.heard(Pipe("a"), Abort(REQUEST.id, 1))
     assert engine.heard == [RunJob(REQUEST), Abort(REQUEST.id, 1)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from baton_node.server.unacknowledged_jobs import SAY_EVERY_S, Soon, Untaken
+from baton_node.server.unacknowledged_jobs import SAY_EVERY_S, Soon, UnacknowledgedJobs
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import PrefillJob, RunJob
 from baton_protocol.store import NodeLoad
@@ -22,7 +22,7 @@ def run(prompt: int = 5, **job: Any) -> RunJob:
 
 def added(*jobs: RunJob | PrefillJob, taken: int = 0) -> tuple[int, int]:
     """Sequences and tokens beside those of the load."""
-    untaken = Untaken()
+    untaken = UnacknowledgedJobs()
     for job in jobs:
         untaken.given(job)
     untaken.taken(taken)
@@ -50,7 +50,7 @@ def test_what_a_partner_computes_is_the_partners() -> None:
 def test_what_the_engine_has_heard_of_is_in_its_own_load() -> None:
     jobs = [run(uncached=1), run(uncached=2), run(uncached=4)]
     assert [added(*jobs, taken=taken)[1] for taken in range(4)] == [7, 6, 4, 0]
-    untaken = Untaken()
+    untaken = UnacknowledgedJobs()
     for job in jobs:
         untaken.given(job)
     untaken.taken(3)

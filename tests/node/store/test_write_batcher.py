@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from baton_node.store.loop_thread import Work
-from baton_node.store.write_batcher import Gathered
+from baton_node.store.write_batcher import WriteBatcher
 from tests.support.waiting import until
 
 
@@ -31,7 +31,7 @@ class Server:
 
 async def test_what_comes_during_a_write_goes_together_and_in_order_in_the_next() -> None:
     server = Server()
-    gathered = Gathered[str, int](server.begin, server.write, most=100)
+    gathered = WriteBatcher[str, int](server.begin, server.write, most=100)
     gathered.add("a", 0)
     await until(lambda: len(server.writes) == 1)
     for item in range(1, 50):
@@ -42,7 +42,7 @@ async def test_what_comes_during_a_write_goes_together_and_in_order_in_the_next(
 
 async def test_one_key_does_not_wait_for_another() -> None:
     server = Server()
-    gathered = Gathered[str, int](server.begin, server.write, most=100)
+    gathered = WriteBatcher[str, int](server.begin, server.write, most=100)
     gathered.add("a", 1)
     gathered.add("b", 2)
     await until(lambda: len(server.writes) == 2)
@@ -51,7 +51,7 @@ async def test_one_key_does_not_wait_for_another() -> None:
 
 async def test_what_is_too_much_is_refused_and_after_the_write_there_is_room_again() -> None:
     server = Server()
-    gathered = Gathered[str, int](server.begin, server.write, most=2)
+    gathered = WriteBatcher[str, int](server.begin, server.write, most=2)
     gathered.add("a", 0)
     await until(lambda: len(server.writes) == 1)
     assert [gathered.add("a", item) for item in (1, 2, 3)] == [True, True, False]

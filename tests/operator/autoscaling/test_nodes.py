@@ -12,7 +12,7 @@ from baton_operator.autoscaling.node_metrics import BATCH, Gauge
 from baton_operator.autoscaling.node_views import Starts, nodes_of
 from baton_operator.autoscaling.planner.capability.learn import NodeSample
 from baton_operator.autoscaling.planner.records import NodeView, Phase
-from baton_operator.state.observed import ObservedPod, Seen, read_pod
+from baton_operator.state.observed import FirstSeen, ObservedPod, read_pod
 from baton_protocol.ids import Epoch
 from baton_protocol.store import NodeLoad, NodeReport, Role, Speeds
 from tests.support.kubernetes import pod_bodies as b
@@ -85,7 +85,7 @@ def test_a_node_without_a_report_says_nothing_and_not_zero() -> None:
 
 def test_a_phase_has_lasted_since_it_was_first_seen_whatever_the_clusters_clocks_say() -> None:
     hour_ahead = stamp(3600)
-    seen = Seen(created=5.0, readiness=10.0, drain=45.0)
+    seen = FirstSeen(created=5.0, readiness=10.0, drain=45.0)
     ready = pod("decode", 0, ready_since=hour_ahead, seen=seen)
     starting = pod("decode", 1, ready=False, unready_since=hour_ahead, seen=seen)
     draining = pod("decode", 2, drain_since=hour_ahead, ready_since=hour_ahead, seen=seen)
@@ -113,8 +113,8 @@ def test_in_a_roll_out_nobody_is_too_many() -> None:
 
 def test_a_start_lasts_from_the_pods_creation_to_its_readiness_and_is_told_once() -> None:
     starts = Starts()
-    assert starts.ended([pod("decode", ready=False, seen=Seen(created=10.0))]) == []
-    ready = pod("decode", seen=Seen(created=10.0, readiness=70.0))
+    assert starts.ended([pod("decode", ready=False, seen=FirstSeen(created=10.0))]) == []
+    ready = pod("decode", seen=FirstSeen(created=10.0, readiness=70.0))
     assert starts.ended([ready]) == [60.0]
     assert starts.ended([ready]) == []
 
@@ -127,9 +127,11 @@ def test_a_start_lasts_from_the_pods_creation_to_its_readiness_and_is_told_once(
 def test_a_node_that_was_away_for_a_moment_did_not_start_anew(problem: str, known: bool) -> None:
     """Else the operator would learn that a start takes a day."""
     starts = Starts()
-    served = pod("decode", seen=Seen(created=0.0, readiness=50.0))
-    away = pod("decode", ready=False, problem=problem, seen=Seen(created=0.0, readiness=86_000.0))
-    back = pod("decode", seen=Seen(created=0.0, readiness=86_400.0))
+    served = pod("decode", seen=FirstSeen(created=0.0, readiness=50.0))
+    away = pod(
+        "decode", ready=False, problem=problem, seen=FirstSeen(created=0.0, readiness=86_000.0)
+    )
+    back = pod("decode", seen=FirstSeen(created=0.0, readiness=86_400.0))
     if known:
         assert starts.ended([served]) == []
     assert starts.ended([away]) == []

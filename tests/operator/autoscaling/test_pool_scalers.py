@@ -11,7 +11,7 @@ from baton_operator.builders import build_pool
 from baton_operator.builders.nodes import revision_of
 from baton_operator.builders.scalers import build_scalers, seeded, selector_of
 from baton_operator.kube.kinds import ChildKey, key_of
-from baton_operator.state.cache import Child, read_child
+from baton_operator.state.cache import CachedChild, read_child
 from baton_operator.status.conditions import NONE_WANTED
 from tests.support.kubernetes import pod_bodies as b
 from tests.support.kubernetes.manifests import sample_pool
@@ -22,7 +22,7 @@ BOUNDS = {"min": 1, "max": 1}
 POOL = sample_pool("sim", autoscaling={"mode": "auto", "prefill": BOUNDS, "decode": EXTERNAL})
 
 
-def known(*bodies: b.Body) -> dict[ChildKey, Child]:
+def known(*bodies: b.Body) -> dict[ChildKey, CachedChild]:
     found = {}
     for number, body in enumerate(bodies):
         metadata = body["metadata"] | {"uid": "u", "resourceVersion": str(number)}

@@ -17,7 +17,7 @@ from baton_operator.controller.diff import (
 )
 from baton_operator.kube.kinds import ChildKey, key_of
 from baton_operator.rollout.records import Lower
-from baton_operator.state.cache import Child, read_child
+from baton_operator.state.cache import CachedChild, read_child
 from tests.support.kubernetes.manifests import sample_pool
 
 POOL = sample_pool("sim")
@@ -30,7 +30,7 @@ def live(manifest: Manifest, uid: str = "u", **status: Any) -> Manifest:
     return {**manifest, "metadata": metadata, "status": {"observedGeneration": 1, **status}}
 
 
-def known(*bodies: Manifest) -> dict[ChildKey, Child]:
+def known(*bodies: Manifest) -> dict[ChildKey, CachedChild]:
     return {key_of(body): read_child(body) for body in bodies}
 
 
@@ -42,7 +42,7 @@ def applied(*bodies: Manifest) -> dict[ChildKey, Applied]:
 
 
 def planned(
-    children: dict[ChildKey, Child], done: dict[ChildKey, Applied], pool: Pool = POOL
+    children: dict[ChildKey, CachedChild], done: dict[ChildKey, Applied], pool: Pool = POOL
 ) -> list[Act]:
     return plan(pool.uid, build_pool(pool), children, done)
 

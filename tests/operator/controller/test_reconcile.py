@@ -18,7 +18,7 @@ from baton_operator.builders import build_pool
 from baton_operator.controller.index_asker import IndexAsker
 from baton_operator.controller.queue import WorkQueue
 from baton_operator.controller.reconcile import SECRET_S, UNREADY_AGAIN_S, Incomplete, Reconciler
-from baton_operator.controller.status_writer import Reporter
+from baton_operator.controller.status_writer import StatusWriter
 from baton_operator.drain.drainer import Drainer
 from baton_operator.drain.routers import Routers
 from baton_operator.kube.client import Api, Conflict, Unavailable
@@ -58,7 +58,7 @@ class Stage:
         queue: WorkQueue[PoolKey] = WorkQueue(clock)
         self.cache = Cache(queue.add, clock)
         events = PodEvents(api, clock, queue.add)
-        reporter = Reporter(api, self.cache, events, lambda: NOW, "test")
+        reporter = StatusWriter(api, self.cache, events, lambda: NOW, "test")
         self.routers = Routers()
         self.reconciler = Reconciler(
             api,

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import pytest
 from aiohttp import web
 
-from baton_operator.drain.marks import Leave
+from baton_operator.drain.marks import LeaveTerms
 from baton_operator.drain.routers import Routers
-from baton_operator.drain.steps import Outcome, Told
+from baton_operator.drain.steps import DrainAnswer, Outcome
 
 pytestmark = pytest.mark.integration
 
@@ -65,14 +65,14 @@ async def standing(*hosts: str) -> AsyncIterator[tuple[Stand, Routers]]:
 async def test_every_router_is_told_with_the_link_token_and_the_deadline() -> None:
     hosts = ("127.0.0.1", "127.0.0.2")
     async with standing(*hosts) as (stand, routers):
-        assert (await routers.drain(hosts, TOKEN, "node-1", Leave())).outcome == "taken"
+        assert (await routers.drain(hosts, TOKEN, "node-1", LeaveTerms())).outcome == "taken"
     words = {"deadline_s": 60, "reason": "scale-down"}
     assert stand.heard == [Heard("/nodes/node-1/drain", f"Bearer {TOKEN}", words)] * 2
 
 
 async def test_an_old_node_is_told_what_takes_its_place() -> None:
     async with standing("127.0.0.1") as (stand, routers):
-        await routers.drain(["127.0.0.1"], TOKEN, "node-1", Leave(600, "0a1b2c"))
+        await routers.drain(["127.0.0.1"], TOKEN, "node-1", LeaveTerms(600, "0a1b2c"))
     words = {"deadline_s": 600, "reason": "roll-out", "replaced_by": "0a1b2c"}
     assert stand.heard == [Heard("/nodes/node-1/drain", f"Bearer {TOKEN}", words)]
 
@@ -102,7 +102,7 @@ async def test_of_several_answers_the_best_counts(
     async with standing("127.0.0.1", "127.0.0.2") as (stand, routers):
         stand.statuses = {"127.0.0.1": first, "127.0.0.2": second}
         told = [
-            await routers.drain(["127.0.0.1", "127.0.0.2"], TOKEN, "node-1", Leave()),
+            await routers.drain(["127.0.0.1", "127.0.0.2"], TOKEN, "node-1", LeaveTerms()),
             await routers.resume(["127.0.0.1", "127.0.0.2"], TOKEN, "node-1"),
         ]
     assert [one.outcome for one in told] == [outcome, outcome]
@@ -111,14 +111,14 @@ async def test_of_several_answers_the_best_counts(
 async def test_a_refusal_is_told_in_the_routers_words_and_in_one_line() -> None:
     async with standing("127.0.0.1") as (stand, routers):
         stand.statuses = {"127.0.0.1": 403}
-        told = await routers.drain(["127.0.0.1"], TOKEN, "node-1", Leave())
+        told = await routers.drain(["127.0.0.1"], TOKEN, "node-1", LeaveTerms())
     assert told.words.startswith("the router at 127.0.0.1:")
     assert told.words.endswith("answered 403: words of it")
 
 
 async def test_without_a_router_nobody_is_told() -> None:
     routers = Routers()
-    assert await routers.drain([], TOKEN, "node-1", Leave()) == Told(
+    assert await routers.drain([], TOKEN, "node-1", LeaveTerms()) == DrainAnswer(
         "failed", "no router is ready to be told"
     )
     await routers.close()
@@ -128,16 +128,18 @@ async def test_a_router_that_is_silent_is_not_waited_for() -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
         port = int(mute.getsockname()[1])
         routers = Routers(port, answer_s=0.2)
-        told = await routers.drain(["127.0.0.1"], TOKEN, "node-1", Leave())
+        told = await routers.drain(["127.0.0.1"], TOKEN, "node-1", LeaveTerms())
         await routers.close()
-    assert told == Told("failed", f"the router at 127.0.0.1:{port} did not answer within 0.2 s")
+    assert told == DrainAnswer(
+        "failed", f"the router at 127.0.0.1:{port} did not answer within 0.2 s"
+    )
 
 
 async def test_a_router_that_is_gone_is_told_of_by_its_address() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = int(free.getsockname()[1])
     routers = Routers(port)
-    told = await routers.drain(["127.0.0.1"], TOKEN, "node-1", Leave())
+    told = await routers.drain(["127.0.0.1"], TOKEN, "node-1", LeaveTerms())
     await routers.close()
     assert told.outcome == "failed"
     assert told.words.startswith(f"the router at 127.0.0.1:{port}: ")
@@ -162,10 +164,10 @@ async def raw(answer: bytes, endless: bytes = b"") -> AsyncIterator[tuple[int, l
         yield server.sockets[0].getsockname()[1], heard
 
 
-async def drained(port: int) -> Told:
+async def drained(port: int) -> DrainAnswer:
     routers = Routers(port, answer_s=60.0)
     try:
-        return await routers.drain(["127.0.0.1"], TOKEN, "node-1", Leave())
+        return await routers.drain(["127.0.0.1"], TOKEN, "node-1", LeaveTerms())
     finally:
         await routers.close()
 

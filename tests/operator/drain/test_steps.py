@@ -8,8 +8,15 @@ from typing import Any
 import pytest
 
 from baton_operator.builders.pods import DRAIN_S
-from baton_operator.drain.marks import LOWEST_COST, Leave, leave_of, mark, unmark
-from baton_operator.drain.steps import Outcome, Told, Wait, allowed_replicas, leavers, wait_of
+from baton_operator.drain.marks import LOWEST_COST, LeaveTerms, leave_of, mark, unmark
+from baton_operator.drain.steps import (
+    DrainAnswer,
+    DrainWait,
+    Outcome,
+    allowed_replicas,
+    leavers,
+    wait_of,
+)
 from baton_operator.drain.victims import Victim
 from baton_operator.kube.kinds import ChildKey
 from baton_operator.state.observed import ObservedPod
@@ -26,22 +33,22 @@ POD = ChildKey("v1", "Pod", "serving", "a")
     ("pod", "outcome", "reports", "drained_s", "wait"),
     [
         (READY, "taken", (load("a", state="draining"),), 1, GOES),
-        (READY, "taken", (load("a", 2, state="draining"),), 1, Wait()),
-        (READY, "taken", (load("a"),), 1, Wait()),
-        (READY, "taken", None, 1, Wait()),
+        (READY, "taken", (load("a", 2, state="draining"),), 1, DrainWait()),
+        (READY, "taken", (load("a"),), 1, DrainWait()),
+        (READY, "taken", None, 1, DrainWait()),
         (READY, "taken", (load("a", 2, state="draining"),), DRAIN_S, GOES),
         (READY, "taken", None, DRAIN_S, GOES),
-        (READY, "failed", None, DRAIN_S, Wait("why")),
-        (READY, "failed", (load("a"),), DRAIN_S, Wait("why")),
+        (READY, "failed", None, DRAIN_S, DrainWait("why")),
+        (READY, "failed", (load("a"),), DRAIN_S, DrainWait("why")),
         (READY, "failed", (load("a", state="draining"),), 1, GOES),
-        (READY, "unknown", (), 1, Wait()),
+        (READY, "unknown", (), 1, DrainWait()),
         (READY, "unknown", (), DRAIN_S, GOES),
-        (READY, "unable", (load("a", 2),), 1, Wait()),
+        (READY, "unable", (load("a", 2),), 1, DrainWait()),
         (READY, "unable", (load("a", 2),), DRAIN_S, GOES),
         (UNREADY, "unknown", None, 1, GOES),
         (UNREADY, "failed", (), 1, GOES),
-        (UNREADY, "failed", None, 1, Wait("why")),
-        (UNREADY, "taken", (load("a", 2),), 1, Wait()),
+        (UNREADY, "failed", None, 1, DrainWait("why")),
+        (UNREADY, "taken", (load("a", 2),), 1, DrainWait()),
         (node("a", ready=False, stage="pending"), "failed", None, 0, GOES),
     ],
     ids=[
@@ -70,10 +77,10 @@ def test_when_a_node_may_go(
     outcome: Outcome,
     reports: tuple[NodeReport, ...] | None,
     drained_s: float,
-    wait: Wait | None,
+    wait: DrainWait | None,
 ) -> None:
     by_name = {str(one.node): one for one in reports} if reports is not None else None
-    assert wait_of(pod, Told(outcome, "why"), by_name, drained_s) == wait
+    assert wait_of(pod, DrainAnswer(outcome, "why"), by_name, drained_s) == wait
 
 
 def victims(*pods: ObservedPod) -> list[Victim]:
@@ -136,7 +143,7 @@ def notes(body: dict[str, Any]) -> dict[str, str]:
 
 
 def test_a_mark_says_since_when_and_why_and_makes_kubernetes_take_the_pod_first() -> None:
-    body = mark(POD, "uid", NOW, "it is idle", Leave())
+    body = mark(POD, "uid", NOW, "it is idle", LeaveTerms())
     assert notes(body) == {
         "controller.kubernetes.io/pod-deletion-cost": LOWEST_COST,
         "baton.dev/drain-since": "2026-05-04T12:00:00Z",
@@ -147,32 +154,32 @@ def test_a_mark_says_since_when_and_why_and_makes_kubernetes_take_the_pod_first(
 
 
 def test_the_mark_of_an_old_node_says_what_takes_its_place_and_for_how_long_it_may_go_on() -> None:
-    written = notes(mark(POD, "uid", NOW, "why", Leave(600, "0a1b")))
+    written = notes(mark(POD, "uid", NOW, "why", LeaveTerms(600, "0a1b")))
     assert written["baton.dev/drain-seconds"] == "600"
     assert written["baton.dev/replaced-by"] == "0a1b"
-    assert leave_of(node("a", drain_seconds="600", replaced_by="0a1b")) == Leave(600, "0a1b")
+    assert leave_of(node("a", drain_seconds="600", replaced_by="0a1b")) == LeaveTerms(600, "0a1b")
 
 
 @pytest.mark.parametrize("seconds", ["", "soon", "-5", "1.5", "\N{SUPERSCRIPT TWO}"])
 def test_a_mark_without_a_number_of_seconds_is_as_in_a_scale_down(seconds: str) -> None:
-    assert leave_of(node("a", drain_seconds=seconds)) == Leave(DRAIN_S, "")
+    assert leave_of(node("a", drain_seconds=seconds)) == LeaveTerms(DRAIN_S, "")
 
 
 @pytest.mark.parametrize(
     ("outcome", "drained_s", "wait"),
     [
-        ("taken", DRAIN_S, Wait()),
+        ("taken", DRAIN_S, DrainWait()),
         ("taken", 600, GOES),
-        ("unable", 599, Wait()),
+        ("unable", 599, DrainWait()),
         ("unknown", DRAIN_S, GOES),
     ],
 )
 def test_an_old_node_whose_requests_cannot_move_has_longer(
-    outcome: Outcome, drained_s: float, wait: Wait | None
+    outcome: Outcome, drained_s: float, wait: DrainWait | None
 ) -> None:
-    assert wait_of(READY, Told(outcome), {"a": load("a", 2)}, drained_s, 600) == wait
+    assert wait_of(READY, DrainAnswer(outcome), {"a": load("a", 2)}, drained_s, 600) == wait
 
 
 def test_a_mark_is_read_as_it_was_written() -> None:
-    written = notes(mark(POD, "uid", NOW, "", Leave()))["baton.dev/drain-since"]
+    written = notes(mark(POD, "uid", NOW, "", LeaveTerms()))["baton.dev/drain-since"]
     assert written == "2026-05-04T12:00:00Z"

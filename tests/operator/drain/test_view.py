@@ -11,10 +11,10 @@ from baton_operator.api.rollout import RolloutSpec
 from baton_operator.builders.nodes import revision_of
 from baton_operator.builders.pods import DRAIN_S
 from baton_operator.builders.pool import Pool
-from baton_operator.drain.marks import Leave
-from baton_operator.drain.view import Look, Nodes, leave_for, look_at
+from baton_operator.drain.marks import LeaveTerms
+from baton_operator.drain.view import DeploymentNodes, DrainView, leave_for, look_at
 from baton_operator.kube.kinds import ChildKey
-from baton_operator.state.cache import Child, PoolKey
+from baton_operator.state.cache import CachedChild, PoolKey
 from baton_protocol.ids import Fingerprint
 from baton_protocol.store import NodeReport
 from tests.support.planner import observations as o
@@ -37,17 +37,17 @@ def fresh(fingerprint: Fingerprint) -> tuple[NodeReport, ...]:
     return o.reports(DEMO, fingerprint=fingerprint)
 
 
-def look(*reports: NodeReport, pool: Pool = DEMO, asked: bool = True) -> Look:
+def look(*reports: NodeReport, pool: Pool = DEMO, asked: bool = True) -> DrainView:
     seen = o.observed(nodes=reports if asked else None)
     return look_at(KEY, pool, {}, seen, NOW, 0.0)
 
 
-def nodes(*pods: Any, wanted: int = 0, replaced_by: str = NEW) -> Nodes:
+def nodes(*pods: Any, wanted: int = 0, replaced_by: str = NEW) -> DeploymentNodes:
     key = ChildKey("apps/v1", "Deployment", "serving", "demo-decode-old")
-    child = Child(
+    child = CachedChild(
         key=key, uid="u", version=1, owner="o", component="decode", revision=o.OLD, digest=""
     )
-    return Nodes(
+    return DeploymentNodes(
         role="decode",
         child=child,
         current=len(pods),
@@ -57,7 +57,7 @@ def nodes(*pods: Any, wanted: int = 0, replaced_by: str = NEW) -> Nodes:
     )
 
 
-def leaves(*reports: NodeReport, pool: Pool = DEMO, asked: bool = True) -> Leave:
+def leaves(*reports: NodeReport, pool: Pool = DEMO, asked: bool = True) -> LeaveTerms:
     """The last old decode node does."""
     seen = look(*reports, pool=pool, asked=asked)
     return leave_for(seen, nodes(OLD_POD), OLD_POD, {OLD_POD.name})
@@ -69,7 +69,7 @@ def with_rollout(seconds: int) -> Pool:
 
 
 def test_where_a_new_node_can_take_them_over_it_is_as_in_a_scale_down() -> None:
-    assert leaves(report(0, SAME), *fresh(SAME)) == Leave(DRAIN_S, NEW)
+    assert leaves(report(0, SAME), *fresh(SAME)) == LeaveTerms(DRAIN_S, NEW)
 
 
 @pytest.mark.parametrize(
@@ -78,29 +78,29 @@ def test_where_a_new_node_can_take_them_over_it_is_as_in_a_scale_down() -> None:
     ids=["another fingerprint", "its own is not known", "no new one is known"],
 )
 def test_where_none_can_it_is_as_long_as_a_request_may_take(told: tuple[NodeReport, ...]) -> None:
-    assert leaves(*told) == Leave(600, NEW)
-    assert leaves(*told, pool=with_rollout(900)) == Leave(900, NEW)
+    assert leaves(*told) == LeaveTerms(600, NEW)
+    assert leaves(*told, pool=with_rollout(900)) == LeaveTerms(900, NEW)
 
 
 def test_without_an_answer_it_is_not_taken_for_the_same() -> None:
-    assert leaves(asked=False) == Leave(600, NEW)
+    assert leaves(asked=False) == LeaveTerms(600, NEW)
 
 
 def test_an_old_node_that_stays_can_take_them_over() -> None:
     seen = look(report(0, OTHER), report(1, OTHER), *fresh(SAME))
     both = nodes(OLD_POD, OLD_PEER, wanted=1)
-    assert leave_for(seen, both, OLD_POD, {OLD_POD.name}) == Leave(DRAIN_S, NEW)
+    assert leave_for(seen, both, OLD_POD, {OLD_POD.name}) == LeaveTerms(DRAIN_S, NEW)
     going = {OLD_POD.name, OLD_PEER.name}
-    assert leave_for(seen, both, OLD_POD, going) == Leave(600, NEW)
+    assert leave_for(seen, both, OLD_POD, going) == LeaveTerms(600, NEW)
 
 
 def test_no_drain_of_a_roll_out_is_longer_than_the_spec_says() -> None:
-    assert leaves(report(0, SAME), *fresh(SAME), pool=with_rollout(5)) == Leave(5, NEW)
+    assert leaves(report(0, SAME), *fresh(SAME), pool=with_rollout(5)) == LeaveTerms(5, NEW)
 
 
 def test_one_that_is_too_many_is_replaced_by_none() -> None:
     seen = look(report(0, SAME), *fresh(SAME))
-    assert leave_for(seen, nodes(OLD_POD, replaced_by=""), OLD_POD, ()) == Leave()
+    assert leave_for(seen, nodes(OLD_POD, replaced_by=""), OLD_POD, ()) == LeaveTerms()
 
 
 def test_ready_new_nodes_of_which_nothing_is_heard_are_named() -> None:

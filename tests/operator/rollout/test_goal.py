@@ -13,7 +13,7 @@ from baton_operator.builders.pool import Pool
 from baton_operator.kube.kinds import ChildKey, key_of
 from baton_operator.names import COMPONENT_LABEL, REVISION_LABEL
 from baton_operator.rollout.goal import Goal, goal_of
-from baton_operator.state.cache import Child, read_child
+from baton_operator.state.cache import CachedChild, read_child
 from tests.operator.controller.test_diff import PROVEN, live, old_nodes
 from tests.support.kubernetes.manifests import sample_pool
 
@@ -22,7 +22,7 @@ STAMP = "2026-05-04T11:50:00Z"
 LONG_S, MOMENT_S = 600.0, 30.0  # on the operator's clock, which stood at 0 when all was first seen
 POOL = sample_pool("sim")
 DESIRED = build_pool(POOL)
-Known = dict[ChildKey, Child]
+Known = dict[ChildKey, CachedChild]
 
 
 def known(*bodies: Manifest) -> Known:

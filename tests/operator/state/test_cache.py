@@ -8,7 +8,7 @@ import pytest
 
 from baton_operator.kube.kinds import CHILDREN, key_of, kind_of
 from baton_operator.state.cache import Cache, PoolKey, digest_of
-from baton_operator.state.observed import Seen
+from baton_operator.state.observed import FirstSeen
 from baton_operator.state.watch import Backoffs
 from tests.support.clock import Clock
 from tests.support.kubernetes.pod_bodies import RUNNING, THEN, container
@@ -72,23 +72,27 @@ def pod(version: int, *, ready: bool, uid: str = "p", **notes: str) -> dict[str,
 def test_how_long_a_pod_is_as_it_is_counts_from_when_it_was_first_seen_so(
     cache: Cache, clock: Clock
 ) -> None:
-    def seen(body: dict[str, Any], **how: bool) -> Seen:
+    def seen(body: dict[str, Any], **how: bool) -> FirstSeen:
         found = cache.see_child(body, **how).pod
         assert found is not None
         return found.seen
 
     clock.now = 100
     cache.see_pool(pool(1))
-    assert seen(pod(1, ready=False)) == Seen(created=100, readiness=100, unprepared=100, drain=100)
+    assert seen(pod(1, ready=False)) == FirstSeen(
+        created=100, readiness=100, unprepared=100, drain=100
+    )
     clock.advance(5)
     assert seen(pod(2, ready=False)).readiness == 100
     clock.advance(5)
-    assert seen(pod(3, ready=True)) == Seen(created=100, readiness=110, unprepared=100, drain=100)
+    assert seen(pod(3, ready=True)) == FirstSeen(
+        created=100, readiness=110, unprepared=100, drain=100
+    )
     clock.advance(5)
     marked = {"baton.dev/drain-since": "2999-01-01T00:00:00Z"}
     assert seen(pod(4, ready=True, **marked), ours=True).drain == 115
     clock.advance(5)
-    assert seen(pod(5, ready=True, **marked)) == Seen(
+    assert seen(pod(5, ready=True, **marked)) == FirstSeen(
         created=100, readiness=110, unprepared=100, drain=115
     )
     assert seen(pod(6, ready=True, uid="another", **marked)).drain == 120

@@ -11,7 +11,7 @@ import msgspec
 from baton_operator.api.status import PoolStatus
 from baton_operator.state import pod_problems
 from baton_operator.status import events
-from baton_operator.status.conditions import KINDS, PARTS, READY, Kind
+from baton_operator.status.conditions import KINDS, PARTS, READY, ConditionKind
 from baton_operator.status.reasons import POD_PROBLEMS, Reason
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -31,7 +31,7 @@ def rows(title: str) -> list[str]:
     return ROW.findall(section(title))
 
 
-def kind_row(kind: Kind) -> str:
+def kind_row(kind: ConditionKind) -> str:
     return f"| `{kind.name}` | {kind.says} | {kind.source} | {kind.absent} |"
 
 

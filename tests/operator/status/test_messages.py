@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from baton_operator.builders.pool import Pool
-from baton_operator.state.observed import Observed, ObservedRoute, Seen
+from baton_operator.state.observed import FirstSeen, Observed, ObservedRoute
 from baton_protocol.ids import Fingerprint
 from tests.support.kubernetes.manifests import sample_pool
 from tests.support.planner import observations as o
@@ -24,7 +24,7 @@ INGRESS = sample_pool("sim", router={"ingress": {"host": "a.example"}})
 ROUTE = sample_pool("sim", router={"httpRoute": {"parentRefs": [{"name": "public"}]}})
 # The node's clock is an hour ahead: for how long is for the operator's own to say.
 AHEAD = "2026-05-04T13:00:00Z"
-LONG_AGO, JUST_NOW = Seen(unprepared=-61.0), Seen(unprepared=-30.0)
+LONG_AGO, JUST_NOW = FirstSeen(unprepared=-61.0), FirstSeen(unprepared=-30.0)
 ROUTER, INDEX, DATA = o.shared_pods(DEMO)
 
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from baton_operator.kube.client import Refused, Unavailable
-from baton_operator.kube.kinds import Kind
+from baton_operator.kube.kinds import ObjectKind
 from baton_operator.state.cache import PoolKey
-from baton_operator.state.observed import ObservedPod, Seen
+from baton_operator.state.observed import FirstSeen, ObservedPod
 from baton_operator.status.pod_events import PodEvents
 from tests.support.planner.observations import pod
 
@@ -29,7 +29,7 @@ class Events:
         self.reader = PodEvents(self, lambda: self.now, lambda _, s: self.again.append(s))
 
     async def list_where(
-        self, kind: Kind, namespace: str, fields: Mapping[str, str]
+        self, kind: ObjectKind, namespace: str, fields: Mapping[str, str]
     ) -> list[dict[str, Any]]:
         assert (kind.plural, namespace) == ("events", "serving")
         assert {"type": "Warning", "regarding.kind": "Pod"}.items() <= fields.items()
@@ -59,7 +59,7 @@ def unprepared(component: str = "decode", number: int = 0, since: float = 1000.0
         number,
         ready=False,
         unprepared_since="2026-05-04T10:00:00Z",
-        seen=Seen(unprepared=since),
+        seen=FirstSeen(unprepared=since),
     )
 
 

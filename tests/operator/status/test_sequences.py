@@ -14,11 +14,11 @@ from baton_operator.api.status import PoolStatus
 from baton_operator.builders.nodes import revision_of
 from baton_operator.builders.pool import Pool
 from baton_operator.state.observed import (
+    FirstSeen,
     Observed,
     ObservedPod,
     ObservedRoute,
     ObservedWorkload,
-    Seen,
 )
 from baton_operator.status.conditions import KINDS, PARTS
 from baton_operator.status.derive import derive
@@ -67,7 +67,7 @@ def pods(draw: st.DrawFn) -> ObservedPod:
         message=problem and "words",
         fetch=draw(st.sampled_from(["", "waiting", "running", "done"])),
         unprepared_since="" if ready or problem else draw(st.sampled_from(["", o.stamp(-90)])),
-        seen=Seen(unprepared=-90.0),
+        seen=FirstSeen(unprepared=-90.0),
     )
 
 

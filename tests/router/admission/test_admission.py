@@ -12,7 +12,7 @@ import pytest
 
 from baton_protocol.link import PrefillJob, RunJob
 from baton_protocol.store import Speeds
-from baton_router.admission.capacity import Load
+from baton_router.admission.capacity import AdmittedLoad
 from baton_text.tokenizer import LONG_TEXT, Tokenizer
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.waiting import WAIT_S, until, until_is
@@ -118,7 +118,7 @@ async def test_a_burst_is_let_in_no_faster_than_it_is_booked(
             await asyncio.sleep(0)
         assert [status for status, _, _ in burst.result()] == [200] * 40
         assert most == 4
-        assert client.router.admission._pending == Load()
+        assert client.router.admission._pending == AdmittedLoad()
 
 
 async def test_a_long_text_is_tokenized_beside_the_short_ones(

@@ -11,9 +11,9 @@ import pytest
 from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_kvstore.errors import LinkBroken
 from baton_kvstore.index.rate_limits import Budgets as SharedBudgets
-from baton_kvstore.index.rate_limits import Draw, Drawn
+from baton_kvstore.index.rate_limits import Draw, DrawResult
 from baton_protocol.errors import RateLimited
-from baton_router.admission.rate_limiter import Booking, Budgets
+from baton_router.admission.rate_limiter import BudgetBooking, Budgets
 from baton_router.admission.tenant_limits import TenantLimits
 from tests.support.clock import Clock
 
@@ -30,11 +30,11 @@ class Index:
         self.calls = 0
         self.routers = routers
 
-    async def take(self, tenant: str, draws: Sequence[Draw]) -> Drawn:
+    async def take(self, tenant: str, draws: Sequence[Draw]) -> DrawResult:
         self.calls += 1
         if self.away:
             raise LinkBroken("no")
-        return Drawn(0.0, self.routers)
+        return DrawResult(0.0, self.routers)
 
     async def give(self, tenant: str, draws: Sequence[Draw]) -> None:
         await self.take(tenant, draws)
@@ -46,7 +46,7 @@ def store() -> Iterator[EmbeddedStore]:
         yield running
 
 
-async def passes(budgets: Budgets, limits: TenantLimits, tokens: int = 10) -> Booking | None:
+async def passes(budgets: Budgets, limits: TenantLimits, tokens: int = 10) -> BudgetBooking | None:
     try:
         return await budgets.book("acme", limits, 1, tokens)
     except RateLimited:

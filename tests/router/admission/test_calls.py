@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from baton_protocol.link import Delta, Deltas, RunJob
-from baton_router.admission.capacity import Load
+from baton_router.admission.capacity import AdmittedLoad
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.waiting import until, until_is
 
@@ -75,7 +75,7 @@ async def settled(client: Any) -> None:
     admission = client.router.admission
     await until_is(client.unfinished, 0)
     await until_is(client.queued, 0)
-    assert admission._pending == Load()
+    assert admission._pending == AdmittedLoad()
     assert len(admission._running) == 0
     assert all(not node.sequences for node in client.router.view.nodes.values())
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from baton_protocol.store import Role, Speeds
-from baton_router.admission.capacity import USUAL_SEQUENCES, Load, Rule, has_room
+from baton_router.admission.capacity import USUAL_SEQUENCES, AdmittedLoad, CapacityRule, has_room
 from baton_router.nodes.node_view import NodeView
 from tests.support.nodes.fake_node import make_report
 
-RULE = Rule(queue_ms=1000.0)
+RULE = CapacityRule(queue_ms=1000.0)
 LONG = 100  # tokens of a prompt: 100 ms of any node
 
 
@@ -28,33 +28,37 @@ def node(role: Role = "decode", sequences: int = 0, tokens: int = 0, **report: A
     [(0, 0, True), (3, 999, True), (4, 0, False), (3, 1000, False), (9, 9999, False)],
 )
 def test_a_node_is_full_of_sequences_or_of_prompts(sequences: int, tokens: int, room: bool) -> None:
-    assert has_room([node(sequences=sequences, tokens=tokens)], RULE, Load(), LONG) is room
+    assert has_room([node(sequences=sequences, tokens=tokens)], RULE, AdmittedLoad(), LONG) is room
 
 
 def test_one_node_with_room_is_enough() -> None:
-    assert has_room([node(sequences=4), node(tokens=5000), node(sequences=3)], RULE, Load(), LONG)
-    assert not has_room([node(sequences=4), node(tokens=5000)], RULE, Load(), LONG)
+    assert has_room(
+        [node(sequences=4), node(tokens=5000), node(sequences=3)], RULE, AdmittedLoad(), LONG
+    )
+    assert not has_room([node(sequences=4), node(tokens=5000)], RULE, AdmittedLoad(), LONG)
 
 
 def test_what_was_let_in_and_is_not_booked_yet_counts() -> None:
     nodes = [node(sequences=3), node(sequences=3)]
-    assert has_room(nodes, RULE, Load(sequences=1, tokens=1999), LONG)
-    assert not has_room(nodes, RULE, Load(sequences=2), LONG)
-    assert not has_room(nodes, RULE, Load(tokens=2000), LONG)
+    assert has_room(nodes, RULE, AdmittedLoad(sequences=1, tokens=1999), LONG)
+    assert not has_room(nodes, RULE, AdmittedLoad(sequences=2), LONG)
+    assert not has_room(nodes, RULE, AdmittedLoad(tokens=2000), LONG)
 
 
 def test_a_booking_fills_a_node_before_its_report_says_so() -> None:
     full = node(sequences=3)
     full.booked_sequences = 1
-    assert not has_room([full], RULE, Load(), LONG)
+    assert not has_room([full], RULE, AdmittedLoad(), LONG)
 
 
 def test_prefill_nodes_compute_prompts_and_take_no_sequences() -> None:
     decode, prefill = node(tokens=5000), node("prefill")
-    assert has_room([decode, prefill], RULE, Load(), LONG)
-    assert not has_room([decode, prefill], Rule(queue_ms=1000.0, handoff="never"), Load(), LONG)
-    assert not has_room([node(sequences=4), prefill], RULE, Load(), LONG)
-    assert not has_room([decode, node("prefill", tokens=1000)], RULE, Load(), LONG)
+    assert has_room([decode, prefill], RULE, AdmittedLoad(), LONG)
+    assert not has_room(
+        [decode, prefill], CapacityRule(queue_ms=1000.0, handoff="never"), AdmittedLoad(), LONG
+    )
+    assert not has_room([node(sequences=4), prefill], RULE, AdmittedLoad(), LONG)
+    assert not has_room([decode, node("prefill", tokens=1000)], RULE, AdmittedLoad(), LONG)
 
 
 @pytest.mark.parametrize("first", ["decode", "prefill"])
@@ -69,36 +73,36 @@ def test_behind_full_prefill_nodes_decode_nodes_compute_what_burdens_them_less_t
     nodes = [node(sequences=sequences), node("prefill", tokens=queued)]
     if first == "prefill":
         nodes.reverse()
-    rule = Rule(queue_ms=100.0)
-    assert has_room(nodes, rule, Load(), LONG) is room
-    assert has_room([*nodes, node("prefill", tokens=99)], rule, Load(), LONG)
+    rule = CapacityRule(queue_ms=100.0)
+    assert has_room(nodes, rule, AdmittedLoad(), LONG) is room
+    assert has_room([*nodes, node("prefill", tokens=99)], rule, AdmittedLoad(), LONG)
 
 
 def test_what_is_never_or_always_handed_over_finds_room_with_one_role_alone() -> None:
     full, free = node("prefill", tokens=1000), node("prefill")
-    always = Rule(queue_ms=1000.0, handoff="always", handoff_tokens=128)
-    assert not has_room([node(), full], always, Load(), LONG)
-    assert has_room([node(tokens=1000), free], always, Load(), LONG)
-    assert has_room([node()], always, Load(), LONG)
-    short = Rule(queue_ms=1000.0, handoff_tokens=128)
+    always = CapacityRule(queue_ms=1000.0, handoff="always", handoff_tokens=128)
+    assert not has_room([node(), full], always, AdmittedLoad(), LONG)
+    assert has_room([node(tokens=1000), free], always, AdmittedLoad(), LONG)
+    assert has_room([node()], always, AdmittedLoad(), LONG)
+    short = CapacityRule(queue_ms=1000.0, handoff_tokens=128)
     busy = node(sequences=3, tokens=900)
-    assert has_room([busy, full], short, Load(), 127)
-    assert not has_room([node(tokens=1000), free], short, Load(), 127)
-    assert has_room([node(tokens=1000), free], short, Load(), 128)
+    assert has_room([busy, full], short, AdmittedLoad(), 127)
+    assert not has_room([node(tokens=1000), free], short, AdmittedLoad(), 127)
+    assert has_room([node(tokens=1000), free], short, AdmittedLoad(), 128)
 
 
 def test_where_tenants_share_a_pool_queues_are_short_and_shorter_for_who_has_more() -> None:
     for prompts, most in ((False, 250), (True, 50)):
         rule = RULE.shared(prompts=prompts, sequences=False)
-        assert has_room([node(sequences=3, tokens=most - 1)], rule, Load(), LONG)
-        assert not has_room([node(tokens=most)], rule, Load(), LONG)
+        assert has_room([node(sequences=3, tokens=most - 1)], rule, AdmittedLoad(), LONG)
+        assert not has_room([node(tokens=most)], rule, AdmittedLoad(), LONG)
 
 
 def test_who_runs_more_than_its_share_leaves_sequences_free() -> None:
     rule, most = RULE.shared(prompts=False, sequences=True), 64 - 8
-    assert has_room([node(sequences=most - 1, max_num_seqs=64)], rule, Load(), LONG)
-    assert not has_room([node(sequences=most, max_num_seqs=64)], rule, Load(), LONG)
-    assert has_room([node(max_num_seqs=1)], rule, Load(), LONG)
+    assert has_room([node(sequences=most - 1, max_num_seqs=64)], rule, AdmittedLoad(), LONG)
+    assert not has_room([node(sequences=most, max_num_seqs=64)], rule, AdmittedLoad(), LONG)
+    assert has_room([node(max_num_seqs=1)], rule, AdmittedLoad(), LONG)
 
 
 @pytest.mark.parametrize(
@@ -109,36 +113,40 @@ def test_all_choices_of_a_request_need_room_or_half_of_a_node_where_they_are_mor
     running: int, choices: int, room: bool
 ) -> None:
     nodes = [node(sequences=running), node(sequences=3)]
-    assert has_room(nodes, RULE, Load(), LONG, choices) is room
+    assert has_room(nodes, RULE, AdmittedLoad(), LONG, choices) is room
 
 
 def test_choices_need_room_beside_what_is_pending() -> None:
     nodes = [node(), node(sequences=2)]
-    assert has_room(nodes, RULE, Load(sequences=4), LONG, 2)
-    assert not has_room(nodes, RULE, Load(sequences=5), LONG, 2)
+    assert has_room(nodes, RULE, AdmittedLoad(sequences=4), LONG, 2)
+    assert not has_room(nodes, RULE, AdmittedLoad(sequences=5), LONG, 2)
 
 
 def test_prefill_nodes_alone_run_whole_requests() -> None:
-    assert has_room([node("prefill", sequences=3)], RULE, Load(), LONG)
-    assert not has_room([node("prefill", sequences=4)], RULE, Load(), LONG)
+    assert has_room([node("prefill", sequences=3)], RULE, AdmittedLoad(), LONG)
+    assert not has_room([node("prefill", sequences=4)], RULE, AdmittedLoad(), LONG)
 
 
 def test_a_pool_without_a_ready_node_is_not_full() -> None:
-    assert has_room([], RULE, Load(sequences=9, tokens=9999), LONG)
+    assert has_room([], RULE, AdmittedLoad(sequences=9, tokens=9999), LONG)
 
 
 def test_a_node_that_has_measured_nothing_and_says_nothing_is_full_of_sequences_only() -> None:
     unknown: dict[str, Any] = {"max_num_seqs": 0, "speeds": Speeds()}
-    assert has_room([node(tokens=10**9, **unknown)], RULE, Load(), LONG)
-    assert not has_room([node(sequences=USUAL_SEQUENCES, **unknown)], RULE, Load(), LONG)
+    assert has_room([node(tokens=10**9, **unknown)], RULE, AdmittedLoad(), LONG)
+    assert not has_room([node(sequences=USUAL_SEQUENCES, **unknown)], RULE, AdmittedLoad(), LONG)
 
 
 def test_the_rule_may_name_sequences_and_may_be_off() -> None:
-    assert not has_room([node(sequences=2)], Rule(queue_ms=1000.0, sequences=2), Load(), LONG)
-    assert has_room([node(sequences=99, tokens=10**9)], Rule(queue_ms=0.0), Load(), LONG)
+    assert not has_room(
+        [node(sequences=2)], CapacityRule(queue_ms=1000.0, sequences=2), AdmittedLoad(), LONG
+    )
+    assert has_room(
+        [node(sequences=99, tokens=10**9)], CapacityRule(queue_ms=0.0), AdmittedLoad(), LONG
+    )
 
 
 def test_a_slow_node_takes_one_prompt_at_least() -> None:
     slow: dict[str, Any] = {"speeds": Speeds(prefill_tokens_per_s=0.1)}
-    assert has_room([node(**slow)], RULE, Load(), LONG)
-    assert not has_room([node(tokens=1, **slow)], RULE, Load(), LONG)
+    assert has_room([node(**slow)], RULE, AdmittedLoad(), LONG)
+    assert not has_room([node(tokens=1, **slow)], RULE, AdmittedLoad(), LONG)

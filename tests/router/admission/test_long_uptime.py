@@ -21,8 +21,8 @@ from baton_protocol.store import NodeLoad, Role, Speeds
 from baton_router.admission.fair_queue import FairQueue, Waiter
 from baton_router.admission.rate_limiter import OwnBuckets, draws_of
 from baton_router.admission.tenant_limits import TenantLimits
-from baton_router.admission.usage_shares import Shares
-from baton_router.nodes.kv_events import Hearing
+from baton_router.admission.usage_shares import UsageShares
+from baton_router.nodes.kv_events import KVEventListener
 from baton_router.nodes.pool_view import PoolView
 from baton_router.server.router import Router
 from baton_router.settings import RouterSettings
@@ -142,7 +142,7 @@ async def test_a_router_that_runs_for_a_week_keeps_nothing_of_it(
 # --- nodes that come and go -----------------------------------------------------------------------
 
 
-def a_days_nodes(view: PoolView, hearing: Hearing, clock: Clock, day: int) -> None:
+def a_days_nodes(view: PoolView, hearing: KVEventListener, clock: Clock, day: int) -> None:
     """Each day another revision, of another fingerprint and with names of its own, replaces the
     nodes of the one before, which has had requests, restarted once, and missed events."""
     for number in range(4):
@@ -174,7 +174,7 @@ def a_days_nodes(view: PoolView, hearing: Hearing, clock: Clock, day: int) -> No
 def test_of_nodes_that_have_gone_nothing_is_kept(days: int) -> None:
     clock = Clock()
     view = PoolView(clock, max_chunks=1000)
-    hearing = Hearing(view, clock)
+    hearing = KVEventListener(view, clock)
     looks = []
     for day in range(days):
         a_days_nodes(view, hearing, clock, day)
@@ -190,8 +190,8 @@ def test_of_nodes_that_have_gone_nothing_is_kept(days: int) -> None:
 def test_of_tenants_that_have_gone_nothing_is_kept() -> None:
     """Each hour another one, which keys make: it waits, is served, uses its budget, and is gone."""
     clock = Clock()
-    shares, buckets, queue = Shares(clock, 30.0), OwnBuckets(), FairQueue(100)
-    running = Shares(clock)
+    shares, buckets, queue = UsageShares(clock, 30.0), OwnBuckets(), FairQueue(100)
+    running = UsageShares(clock)
     limits = TenantLimits(tokens_per_minute=6000, requests_per_minute=60)
     looks = []
     for hour in range(HOURS):

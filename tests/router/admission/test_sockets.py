@@ -13,7 +13,7 @@ import pytest
 from baton_protocol.errors import ErrorRecord
 from baton_protocol.ids import RequestId
 from baton_protocol.link import Abort, Delta
-from baton_router.requests.output_queue import Outbox
+from baton_router.requests.output_queue import OutputQueue
 from tests.support.clients.raw_http import JSON_TYPE, raw_request
 from tests.support.nodes.fake_node import FakeNode, Script
 from tests.support.waiting import until, until_is
@@ -90,7 +90,7 @@ async def test_a_client_that_reads_nothing_at_all_is_cut_off(
 
 def test_an_outbox_says_once_that_too_much_is_unread() -> None:
     told: list[int] = []
-    outbox = Outbox(1, most=10, overflow=lambda: told.append(1))
+    outbox = OutputQueue(1, most=10, overflow=lambda: told.append(1))
     for offset in range(30):
         outbox.put(0, Delta(RequestId("r"), 1, 0, offset, ids=(7,)))
         assert len(told) == (offset >= 10)
@@ -98,7 +98,7 @@ def test_an_outbox_says_once_that_too_much_is_unread() -> None:
 
 async def test_an_outbox_that_is_read_never_overflows() -> None:
     told: list[int] = []
-    outbox = Outbox(1, most=2, overflow=lambda: told.append(1))
+    outbox = OutputQueue(1, most=2, overflow=lambda: told.append(1))
     for offset in range(30):
         outbox.put(0, Delta(RequestId("r"), 1, 0, offset, ids=(7, 8)))
         assert len(await outbox.next()) == 1

@@ -9,7 +9,7 @@ import pytest
 
 from baton_protocol.ids import BlockHash, Epoch, NodeId
 from baton_protocol.link import CacheEvents, Resync
-from baton_router.nodes.kv_events import LISTINGS, Hearing
+from baton_router.nodes.kv_events import LISTINGS, KVEventListener
 from baton_router.nodes.pool_view import PoolView
 from tests.support.clock import Clock
 from tests.support.nodes.fake_node import FakeNode, make_report
@@ -19,11 +19,13 @@ EPOCH, NODE = Epoch("epoch-1"), NodeId("decode-0")
 NAMES = tuple(BlockHash(n.to_bytes(16, "big")) for n in range(1000))
 
 
-def a_hearing(clock: Clock, *nodes: str, events_per_s: int = 100) -> tuple[Hearing, PoolView]:
+def a_hearing(
+    clock: Clock, *nodes: str, events_per_s: int = 100
+) -> tuple[KVEventListener, PoolView]:
     view = PoolView(clock, max_chunks=10_000)
     for name in nodes or (NODE,):
         view.hello(make_report(name, "decode"))
-    return Hearing(view, clock, events_per_s), view
+    return KVEventListener(view, clock, events_per_s), view
 
 
 def events(seq: int, count: int = 1, **more: Any) -> CacheEvents:

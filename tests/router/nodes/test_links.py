@@ -20,7 +20,7 @@ from baton_protocol.link import Abort, RunJob
 from baton_protocol.store import Marker, NodeReport
 from baton_router.errors import StartError
 from baton_router.nodes.discovery import MISSES, Discovery
-from baton_router.nodes.link import MISSED_PINGS, Link, LinkTable
+from baton_router.nodes.link import MISSED_PINGS, LinkTable, NodeLink
 from baton_router.nodes.model_artifacts import KEPT_UNUSED, FetchError, ModelStore
 from baton_router.nodes.store_lookup import FAILURES, RETRY_S, Markers
 from baton_router.server.router import Router
@@ -118,7 +118,7 @@ async def test_pings_that_the_router_itself_was_late_for_do_not_count() -> None:
 
     async def silent_after(clock: Iterator[float], pings: int) -> bool:
         """Whether the link gives its node up within so many pings."""
-        link = Link(
+        link = NodeLink(
             "http://a:1",
             None,  # type: ignore[arg-type]
             None,  # type: ignore[arg-type]
@@ -271,8 +271,8 @@ class Discovering:
         )
 
     @staticmethod
-    def _dial(address: str) -> Link:
-        link = Link.__new__(Link)
+    def _dial(address: str) -> NodeLink:
+        link = NodeLink.__new__(NodeLink)
         link.address, link.up, link.rival, link._task = address, False, "", None
         link.start = lambda: None  # type: ignore[method-assign]
         return link

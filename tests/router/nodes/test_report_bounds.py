@@ -35,7 +35,7 @@ from baton_router.metrics.demand import Demand
 from baton_router.metrics.router_metrics import RouterMetrics
 from baton_router.nodes.model_artifacts import FetchError
 from baton_router.nodes.pool_view import PoolView
-from baton_router.placement.cost import Facts
+from baton_router.placement.cost import RequestFacts
 from baton_router.placement.policy import Placement, Policy, place
 from tests.support.nodes.fake_node import LAYOUT, SPEEDS, FakeNode, make_report
 from tests.support.pools.failing_pool import (
@@ -340,7 +340,7 @@ def check_served(told: list[dict[str, Any]]) -> None:
     for kind in {node.kind for node in view.nodes.values()}:
         for sample in view.ready(kind):
             layout = sample.report.layout
-            facts = Facts(
+            facts = RequestFacts(
                 prompt_tokens=100_000,
                 chunk_tokens=layout.chunk_tokens,
                 chunk_bytes=layout.chunk_bytes,

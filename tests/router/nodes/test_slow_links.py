@@ -14,7 +14,7 @@ from aiohttp import web
 from baton_protocol.ids import RequestId
 from baton_protocol.link import Abort, Hello, to_router_codec
 from baton_protocol.store import NodeReport
-from baton_router.nodes.link import Flaw, Link
+from baton_router.nodes.link import Flaw, NodeLink
 from baton_router.settings import Bounds
 from tests.support.nodes.fake_node import make_report
 from tests.support.nodes.processes import free_port
@@ -30,20 +30,20 @@ class Notes:
         self.hellos = 0
         self.broken: list[bool] = []
 
-    def on_hello(self, link: Link, report: NodeReport) -> bool:
+    def on_hello(self, link: NodeLink, report: NodeReport) -> bool:
         self.hellos += 1
         return True
 
-    def on_up(self, link: Link) -> None: ...
+    def on_up(self, link: NodeLink) -> None: ...
 
-    def on_frame(self, link: Link, frame: object) -> None: ...
+    def on_frame(self, link: NodeLink, frame: object) -> None: ...
 
-    def on_broken(self, link: Link, *, silent: bool) -> None:
+    def on_broken(self, link: NodeLink, *, silent: bool) -> None:
         self.broken.append(silent)
 
-    def on_refused(self, link: Link) -> None: ...
+    def on_refused(self, link: NodeLink) -> None: ...
 
-    def on_bad_frame(self, link: Link, flaw: Flaw, why: str) -> None: ...
+    def on_bad_frame(self, link: NodeLink, flaw: Flaw, why: str) -> None: ...
 
 
 class Peer:
@@ -66,7 +66,7 @@ class Peer:
 
 
 @asynccontextmanager
-async def linked(peer: Peer, notes: Notes, choked_s: float) -> AsyncIterator[Link]:
+async def linked(peer: Peer, notes: Notes, choked_s: float) -> AsyncIterator[NodeLink]:
     app = web.Application()
     app.router.add_get("/link", peer.link)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
@@ -77,7 +77,7 @@ async def linked(peer: Peer, notes: Notes, choked_s: float) -> AsyncIterator[Lin
         url, rng = f"http://127.0.0.1:{port}", random.Random(1)
         # No link ends here because its node is silent.
         bounds = Bounds(max_unsent_bytes=1 << 20, choked_s=choked_s, ping_s=600.0)
-        link = Link(url, session, notes, pause_max_s=0.1, rng=rng, bounds=bounds)
+        link = NodeLink(url, session, notes, pause_max_s=0.1, rng=rng, bounds=bounds)
         link.start()
         try:
             await until(lambda: link.up)

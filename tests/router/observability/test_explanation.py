@@ -14,8 +14,8 @@ from baton_protocol.errors import NotFound
 from baton_protocol.link import JobFailed, RequestStats, RunJob
 from baton_router.auth import Tenant
 from baton_router.observability.explanation import encoded
-from baton_router.observability.history import Explanations
-from baton_router.observability.request_log import Trail
+from baton_router.observability.history import ExplanationHistory
+from baton_router.observability.request_log import RequestLog
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.pools.failing_pool import REPLY, completing, figure, join, text
 from tests.support.waiting import until, until_is
@@ -238,12 +238,12 @@ async def test_a_tenant_reads_its_own_requests_only(
         assert body["error"]["code"] == "invalid_api_key"
 
 
-def kept(most: int, max_bytes: int = 1 << 20) -> Explanations:
-    return Explanations(most, lambda: 2.0, max_bytes)
+def kept(most: int, max_bytes: int = 1 << 20) -> ExplanationHistory:
+    return ExplanationHistory(most, lambda: 2.0, max_bytes)
 
 
-def trail(name: str, tenant: str | None = "") -> Trail:
-    return Trail(name, 1.0, "chat", tenant=Tenant(tenant) if tenant is not None else None)
+def trail(name: str, tenant: str | None = "") -> RequestLog:
+    return RequestLog(name, 1.0, "chat", tenant=Tenant(tenant) if tenant is not None else None)
 
 
 def test_an_admin_reads_every_tenant_s() -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from baton_protocol.errors import BodiesFull, BodyTimeout, TooLarge
 from baton_protocol.link import RunJob
-from baton_router.http.bodies import SMALL, Bodies
+from baton_router.http.bodies import SMALL, BodyLimits
 from baton_router.openai.body_reader import SHOWN, show
 from baton_router.openai.large_json import MAX_VALUES, check_size, decode
 from baton_router.settings import RouterSettings
@@ -207,7 +207,7 @@ def sent(length: int | None, *pieces: bytes, **headers: str) -> Any:
     return request
 
 
-async def hold(bodies: Bodies, tenant: str, size: int) -> asyncio.Task[None]:
+async def hold(bodies: BodyLimits, tenant: str, size: int) -> asyncio.Task[None]:
     """A body under way, until the task is cancelled."""
 
     async def read() -> None:
@@ -227,7 +227,7 @@ async def drop(*tasks: asyncio.Task[None]) -> None:
 
 
 async def test_room_goes_to_tenants_in_turns_and_all_of_it_comes_back() -> None:
-    bodies = Bodies(RouterSettings(max_bodies_bytes=4 * LARGE, queue_timeout_s=600.0))
+    bodies = BodyLimits(RouterSettings(max_bodies_bytes=4 * LARGE, queue_timeout_s=600.0))
     began: list[str] = []
 
     async def read(tenant: str) -> None:
@@ -247,7 +247,7 @@ async def test_room_goes_to_tenants_in_turns_and_all_of_it_comes_back() -> None:
     await drop(holding[1])
     whole = [await hold(bodies, tenant, 2 * LARGE) for tenant in ("d", "e")]
     waits = await hold(bodies, "f", LARGE)
-    impatient = Bodies(RouterSettings(max_bodies_bytes=LARGE, queue_timeout_s=0.01))
+    impatient = BodyLimits(RouterSettings(max_bodies_bytes=LARGE, queue_timeout_s=0.01))
     await drop(waits, *whole)
     first = await hold(impatient, "g", LARGE)
     with pytest.raises(BodiesFull):
@@ -258,7 +258,7 @@ async def test_room_goes_to_tenants_in_turns_and_all_of_it_comes_back() -> None:
 
 
 async def test_a_body_of_unknown_length_has_the_room_of_the_largest() -> None:
-    bodies = Bodies(
+    bodies = BodyLimits(
         RouterSettings(max_body_bytes=LARGE, max_bodies_bytes=2 * LARGE, queue_timeout_s=0.01)
     )
     holding = await hold(bodies, "", SMALL + 1)
@@ -278,7 +278,7 @@ async def test_a_body_of_unknown_length_has_the_room_of_the_largest() -> None:
 
 
 async def test_waiting_for_room_takes_no_time_from_a_body() -> None:
-    bodies = Bodies(RouterSettings(max_bodies_bytes=LARGE, body_timeout_s=0.2))
+    bodies = BodyLimits(RouterSettings(max_bodies_bytes=LARGE, body_timeout_s=0.2))
     holding = await hold(bodies, "acme", LARGE)
     request = sent(None, b"x" * (SMALL + 1))
     reading = asyncio.create_task(bodies.read(request))

@@ -13,7 +13,7 @@ from baton_protocol.ids import RequestId
 from baton_protocol.link import Delta, FinishReason
 from baton_router.errors import RequestFailed
 from baton_router.openai.endpoint import EventWriter, Head, Options, finish_members
-from baton_router.requests.output_queue import Batch, Outbox
+from baton_router.requests.output_queue import Batch, OutputQueue
 from tests.support.clients.raw_http import JSON_TYPE, raw_request
 from tests.support.nodes.fake_node import FakeNode
 
@@ -71,7 +71,7 @@ def test_an_event_of_text_alone_reads_as_any_other(one: Delta, usage: bool) -> N
 
 
 async def test_an_outbox_is_over_when_nothing_is_left_to_take() -> None:
-    outbox = Outbox(2)
+    outbox = OutputQueue(2)
     outbox.put(0, delta("a"))
     outbox.end()
     await outbox.next()
@@ -85,7 +85,7 @@ async def test_an_outbox_is_over_when_nothing_is_left_to_take() -> None:
 
 
 async def test_an_outbox_that_failed_is_not_over_but_raises() -> None:
-    outbox = Outbox(1)
+    outbox = OutputQueue(1)
     outbox.fail(Unavailable("gone").record())
     outbox.end()
     assert not outbox.over
@@ -96,7 +96,7 @@ async def test_an_outbox_that_failed_is_not_over_but_raises() -> None:
 class Pour:
     """Takes what is poured, or not."""
 
-    def __init__(self, outbox: Outbox) -> None:
+    def __init__(self, outbox: OutputQueue) -> None:
         self.got: list[str] = []
         self.takes = True
         outbox.pour = self
@@ -107,12 +107,12 @@ class Pour:
         return self.takes
 
 
-async def read(outbox: Outbox, patience_s: float | None = None) -> list[str]:
+async def read(outbox: OutputQueue, patience_s: float | None = None) -> list[str]:
     return [delta.text for _, delta in await outbox.next(patience_s)]
 
 
 async def test_what_comes_while_the_reader_waits_is_poured_and_its_end_is_read() -> None:
-    outbox = Outbox(1)
+    outbox = OutputQueue(1)
     pour = Pour(outbox)
     reader = asyncio.create_task(read(outbox))
     await asyncio.sleep(0)
@@ -128,7 +128,7 @@ async def test_what_comes_while_the_reader_waits_is_poured_and_its_end_is_read()
 
 
 async def test_what_is_not_taken_is_read() -> None:
-    outbox = Outbox(1)
+    outbox = OutputQueue(1)
     pour = Pour(outbox)
     pour.takes = False
     reader = asyncio.create_task(read(outbox))
@@ -143,7 +143,7 @@ async def test_what_is_not_taken_is_read() -> None:
 
 
 async def test_what_cannot_be_poured_fails_the_reader() -> None:
-    outbox = Outbox(1)
+    outbox = OutputQueue(1)
 
     def breaks(batch: Batch) -> bool:
         raise ZeroDivisionError
@@ -157,7 +157,7 @@ async def test_what_cannot_be_poured_fails_the_reader() -> None:
 
 
 async def test_an_error_is_read_behind_what_came_before_it() -> None:
-    outbox = Outbox(1)
+    outbox = OutputQueue(1)
     pour = Pour(outbox)
     reader = asyncio.create_task(read(outbox))
     await asyncio.sleep(0)
@@ -170,7 +170,7 @@ async def test_an_error_is_read_behind_what_came_before_it() -> None:
 
 
 async def test_patience_begins_anew_with_what_is_poured() -> None:
-    loop, outbox = asyncio.get_running_loop(), Outbox(1)
+    loop, outbox = asyncio.get_running_loop(), OutputQueue(1)
     pour = Pour(outbox)
     reader = asyncio.create_task(read(outbox, 0.2))
     await asyncio.sleep(0.15)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from baton_protocol.ids import NodeId
 from baton_protocol.store import Role, Speeds
-from baton_router.placement.cost import FALLBACK, Facts, Pairs, Prices, with_fallbacks
+from baton_router.placement.cost import FALLBACK, NodeCosts, PairCosts, RequestFacts, with_fallbacks
 from baton_router.placement.policy import PAIRED, TIE_MS, TIE_SHARE, Missing, Placement, Policy
 from tests.support.nodes.candidates import Candidate, candidates_of, group_of, place_among
 
@@ -32,35 +32,37 @@ def node(name: str, role: Role, **more: Any) -> Candidate:
     return Candidate(node=NodeId(name), role=role, **({"speeds": SPEEDS} | more))
 
 
-def prompt(tokens: int, stored: int = 0, **more: Any) -> Facts:
+def prompt(tokens: int, stored: int = 0, **more: Any) -> RequestFacts:
     chunks = tokens // CHUNK
     held = tuple(index < stored for index in range(chunks))
-    return Facts(prompt_tokens=tokens, chunk_tokens=CHUNK, chunk_bytes=1 << 20, stored=held, **more)
+    return RequestFacts(
+        prompt_tokens=tokens, chunk_tokens=CHUNK, chunk_bytes=1 << 20, stored=held, **more
+    )
 
 
-def chosen(facts: Facts, nodes: list[Candidate], seed: int = 0, **policy: Any) -> Placement:
+def chosen(facts: RequestFacts, nodes: list[Candidate], seed: int = 0, **policy: Any) -> Placement:
     placement = place_among(facts, nodes, Policy(**policy), random.Random(seed))
     assert isinstance(placement, Placement)
     return placement
 
 
-def missing(facts: Facts, nodes: list[Candidate], **policy: Any) -> Missing:
+def missing(facts: RequestFacts, nodes: list[Candidate], **policy: Any) -> Missing:
     found = place_among(facts, nodes, Policy(**policy), random.Random(0))
     assert isinstance(found, Missing)
     return found
 
 
-def price(facts: Facts, *nodes: Candidate) -> Prices:
-    return Prices(facts, group_of(nodes))
+def price(facts: RequestFacts, *nodes: Candidate) -> NodeCosts:
+    return NodeCosts(facts, group_of(nodes))
 
 
-def pairs_ms(facts: Facts, prefills: list[Candidate], decodes: list[Candidate]) -> Any:
+def pairs_ms(facts: RequestFacts, prefills: list[Candidate], decodes: list[Candidate]) -> Any:
     """The price of each pair."""
     every = np.arange(len(prefills)), np.arange(len(decodes))
-    return Pairs(price(facts, *prefills), price(facts, *decodes), *every).split_ms
+    return PairCosts(price(facts, *prefills), price(facts, *decodes), *every).split_ms
 
 
-def pair_ms(facts: Facts, prefill: Candidate, decode: Candidate) -> float:
+def pair_ms(facts: RequestFacts, prefill: Candidate, decode: Candidate) -> float:
     return float(pairs_ms(facts, [prefill], [decode])[0, 0])
 
 
@@ -262,7 +264,7 @@ def test_what_the_store_holds_is_explained_with_both_ways_to_it() -> None:
     ],
 )
 def test_where_there_is_nothing_to_fetch_nothing_is_said_of_the_store(
-    facts: Facts, here: Candidate
+    facts: RequestFacts, here: Candidate
 ) -> None:
     assert "store" not in chosen(facts, [here], handoff="never").explanation
 
@@ -294,10 +296,10 @@ speeds = st.builds(
 
 
 @st.composite
-def situations(draw: st.DrawFn) -> tuple[Facts, list[Candidate]]:
+def situations(draw: st.DrawFn) -> tuple[RequestFacts, list[Candidate]]:
     tokens = draw(st.integers(1, 700))
     chunks = tokens // CHUNK
-    facts = Facts(
+    facts = RequestFacts(
         prompt_tokens=tokens,
         chunk_tokens=CHUNK,
         chunk_bytes=draw(st.sampled_from([1 << 10, 1 << 20])),
@@ -323,7 +325,7 @@ def situations(draw: st.DrawFn) -> tuple[Facts, list[Candidate]]:
 
 @given(situation=situations(), handoff=st.sampled_from(["auto", "always", "never"]))
 def test_no_choice_of_the_same_kind_is_cheaper_than_the_one_made(
-    situation: tuple[Facts, list[Candidate]], handoff: Any
+    situation: tuple[RequestFacts, list[Candidate]], handoff: Any
 ) -> None:
     facts, nodes = situation
     placement = chosen(facts, nodes, handoff=handoff)
@@ -346,7 +348,9 @@ def test_no_choice_of_the_same_kind_is_cheaper_than_the_one_made(
 
 
 @given(situation=situations())
-def test_costs_are_finite_and_never_negative(situation: tuple[Facts, list[Candidate]]) -> None:
+def test_costs_are_finite_and_never_negative(
+    situation: tuple[RequestFacts, list[Candidate]],
+) -> None:
     facts, nodes = situation
     every = filled(nodes)
     costs = [*price(facts, *every).alone_ms, *pairs_ms(facts, every, every).ravel()]
@@ -355,7 +359,7 @@ def test_costs_are_finite_and_never_negative(situation: tuple[Facts, list[Candid
 
 @given(situation=situations(), more=st.integers(1, 5000))
 def test_a_longer_queue_never_makes_a_node_cheaper(
-    situation: tuple[Facts, list[Candidate]], more: int
+    situation: tuple[RequestFacts, list[Candidate]], more: int
 ) -> None:
     facts, nodes = situation
     first = filled(nodes)[0]

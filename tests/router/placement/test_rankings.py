@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from baton_protocol.ids import NodeId
-from baton_router.placement.cost import Facts
+from baton_router.placement.cost import RequestFacts
 from baton_router.placement.policy import PAIRED, TOLD, Placement, Policy
 from baton_router.settings import RANKINGS
 from tests.support.nodes.candidates import Candidate, place_among
@@ -20,9 +20,9 @@ PREFILLS = [Candidate(node=NodeId(f"p{n}"), role="prefill") for n in range(4)]
 DECODES = [Candidate(node=NodeId(f"d{n}"), role="decode") for n in range(4)]
 
 
-def prompt(tokens: int = 512, **more: Any) -> Facts:
+def prompt(tokens: int = 512, **more: Any) -> RequestFacts:
     stored = more.pop("stored", (False,) * (tokens // CHUNK))
-    return Facts(
+    return RequestFacts(
         prompt_tokens=tokens, chunk_tokens=CHUNK, chunk_bytes=1 << 20, stored=stored, **more
     )
 

@@ -13,7 +13,7 @@ from baton_protocol.link import CacheEvents, Load
 from baton_protocol.store import NodeLoad, Role, Speeds
 from baton_router.nodes.pool_view import PoolView
 from baton_router.placement.policy import TIE_MS, TIE_SHARE, Placement, Policy
-from baton_router.requests.placer import Places
+from baton_router.requests.placer import Placer
 from benchmarks.support.router.placement_pool import flight, kind, layout, no_store, report
 
 SHAPE = layout(8)
@@ -53,7 +53,7 @@ def burst(
     view: PoolView, policy: Policy, stored: list[bool], count: int = BURST
 ) -> Iterator[Placement]:
     """Equal prompts at once: each is placed and booked before the next is looked at."""
-    places = Places(view, no_store(), policy, random.Random(3))
+    places = Placer(view, no_store(), policy, random.Random(3))
     for number in range(count):
         one = flight(f"r{number}", PROMPT, CHUNKS, kind(SHAPE))
         found = places.find(one, stored, 0.0)

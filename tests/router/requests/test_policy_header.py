@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from baton_router.requests.dispatcher import Dispatcher, Flight
+from baton_router.requests.dispatcher import Dispatcher, InFlightRequest
 from tests.support.nodes.fake_node import FakeNode
 
 pytestmark = pytest.mark.integration
@@ -20,7 +20,7 @@ async def rankings(client: Any, monkeypatch: Any, headers: dict[str, str]) -> tu
     seen: list[Any] = []
     launch = Dispatcher._launch
 
-    def noted(self: Dispatcher, flight: Flight, stored: Any) -> None:
+    def noted(self: Dispatcher, flight: InFlightRequest, stored: Any) -> None:
         seen.append(self._places._policy_of(flight).ranking)
         launch(self, flight, stored)
 

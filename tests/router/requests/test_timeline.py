@@ -8,9 +8,9 @@ from baton_protocol.ids import NodeId
 from baton_protocol.link import RequestStats
 from baton_router.metrics.router_metrics import Miss
 from baton_router.placement.policy import Considered, Placement
-from baton_router.requests.timeline import MAX_ATTEMPTS, MAX_WAITS, Known, Story
+from baton_router.requests.timeline import MAX_ATTEMPTS, MAX_WAITS, PlacementBasis, Timeline
 
-KNOWN = Known(store_up=True, chunks=4, stored_chunks=2)
+KNOWN = PlacementBasis(store_up=True, chunks=4, stored_chunks=2)
 DECODE, PREFILL = NodeId("decode-0"), NodeId("prefill-0")
 
 
@@ -39,14 +39,14 @@ def placement(prefill: NodeId | None = None, **changes: Any) -> Placement:
 
 
 def test_one_node_s_prediction_is_measured_at_its_first_token() -> None:
-    story = Story(0.0)
+    story = Timeline(0.0)
     story.placed(1, placement(), KNOWN, 10.0)
     assert story.spoke(10.05, handed=False) == Miss("whole", 0.04, 10.05 - 10.0)
     assert not story.silent
 
 
 def test_a_pair_s_prediction_is_measured_at_the_decode_node_s_own_token() -> None:
-    story = Story(0.0)
+    story = Timeline(0.0)
     story.placed(1, placement(PREFILL), KNOWN, 10.0)
     assert story.spoke(10.5, handed=False) is None
     assert story.silent
@@ -57,14 +57,14 @@ def test_a_pair_s_prediction_is_measured_at_the_decode_node_s_own_token() -> Non
 
 def test_what_a_way_costs_others_is_not_expected_of_the_request_itself() -> None:
     weighed = (way(PREFILL, 30.0, compute_ms=30.0), way(None, 40.0, slowdown_ms=15.0))
-    story = Story(0.0)
+    story = Timeline(0.0)
     story.placed(1, placement(considered=weighed), KNOWN, 0.0)
     assert story.attempts[0].chosen == weighed[1]
     assert story.spoke(1.0, handed=False) == Miss("whole", 0.025, 1.0)
 
 
 def test_a_pair_that_lost_its_prefill_node_proves_no_prediction_wrong() -> None:
-    story = Story(0.0)
+    story = Timeline(0.0)
     story.placed(1, placement(PREFILL), KNOWN, 0.0)
     story.lost("link", 1.0, PREFILL)
     story.alone(2.0)
@@ -77,7 +77,7 @@ def test_a_pair_that_lost_its_prefill_node_proves_no_prediction_wrong() -> None:
 
 
 def test_a_wait_lasts_until_a_place_is_found_or_its_reason_changes() -> None:
-    story = Story(0.0)
+    story = Timeline(0.0)
     for now, why in ((1.0, "nobody"), (2.0, "nobody"), (3.0, "its turn")):
         story.waiting(why, now)
     story.placed(1, placement(), KNOWN, 5.0)
@@ -88,7 +88,7 @@ def test_a_wait_lasts_until_a_place_is_found_or_its_reason_changes() -> None:
 
 
 def test_an_end_without_a_place_ends_the_wait() -> None:
-    story = Story(0.0)
+    story = Timeline(0.0)
     story.waiting("nobody", 1.0)
     story.over("failed", 4.0)
     assert (story.waits[0].until, story.attempts, story.end) == (4.0, [], "failed")
@@ -96,7 +96,7 @@ def test_an_end_without_a_place_ends_the_wait() -> None:
 
 def test_figures_are_the_prefill_node_s_and_then_the_decode_node_s() -> None:
     first, second = RequestStats(computed_tokens=8), RequestStats(computed_tokens=1)
-    story = Story(0.0)
+    story = Timeline(0.0)
     story.placed(1, placement(PREFILL), KNOWN, 0.0)
     story.told(first)
     story.told(second)
@@ -107,7 +107,7 @@ def test_figures_are_the_prefill_node_s_and_then_the_decode_node_s() -> None:
 
 
 def test_many_attempts_and_waits_take_bounded_room_and_the_first_ones_stay() -> None:
-    story = Story(0.0)
+    story = Timeline(0.0)
     for number in range(1, 101):
         story.waiting(f"wait {number}", number)
         story.placed(number, placement(), KNOWN, number + 0.5)

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from baton_protocol.errors import NotFound
-from baton_router.server.peers import Siblings, gathering
+from baton_router.server.peers import Peers, gathering
 from tests.support.nodes.processes import free_port
 from tests.support.waiting import WAIT_S
 
@@ -32,7 +32,7 @@ class Worker:
         self._answer_s = answer_s
 
     async def start(self) -> web.AppRunner:
-        app = web.Application(middlewares=[gathering(Siblings(self._path, self._answer_s))])
+        app = web.Application(middlewares=[gathering(Peers(self._path, self._answer_s))])
         app.router.add_get("/requests/{id}", self.request)
         app.router.add_get("/health", self.health)
         app.router.add_get("/ready", self.ready)

@@ -15,13 +15,13 @@ from baton_engine.interface import (
     EngineInfo,
     Filled,
     KVMemory,
+    PenaltyCounts,
     Progress,
     PromptUse,
     Row,
     RowResult,
     Sample,
     Sampled,
-    Seen,
     StepResult,
     TokenOut,
 )
@@ -105,7 +105,9 @@ class ScriptedStep:
 def _copy(row: Row, said: Sequence[int]) -> Row:
     """What the engine goes on changing is copied."""
     samples = tuple(
-        msgspec.structs.replace(each, seen=Seen(tuple(each.seen.prompt), dict(each.seen.outputs)))
+        msgspec.structs.replace(
+            each, seen=PenaltyCounts(tuple(each.seen.prompt), dict(each.seen.outputs))
+        )
         if each.seen
         else each
         for each in row.samples

@@ -11,7 +11,7 @@ import numpy as np
 
 from baton_protocol.ids import NodeId
 from baton_protocol.store import Role, Speeds
-from baton_router.placement.cost import FALLBACK, SPEEDS, Facts, Group
+from baton_router.placement.cost import FALLBACK, SPEEDS, NodeGroup, RequestFacts
 from baton_router.placement.policy import Missing, Placement, Policy, place
 
 
@@ -29,7 +29,7 @@ class Candidate:
     store: str = "up"
 
 
-def group_of(nodes: Sequence[Candidate]) -> Group:
+def group_of(nodes: Sequence[Candidate]) -> NodeGroup:
     def column(name: str) -> Any:
         return np.array([getattr(node, name) for node in nodes], dtype=np.float64)
 
@@ -37,7 +37,7 @@ def group_of(nodes: Sequence[Candidate]) -> Group:
         name: np.array([getattr(node.speeds, name) for node in nodes], dtype=np.float64)
         for name in SPEEDS
     }
-    return Group(
+    return NodeGroup(
         nodes=[node.node for node in nodes],
         queued_tokens=column("queued_tokens"),
         sequences=column("sequences"),
@@ -48,7 +48,7 @@ def group_of(nodes: Sequence[Candidate]) -> Group:
     )
 
 
-def candidates_of(group: Group, role: Role) -> list[Candidate]:
+def candidates_of(group: NodeGroup, role: Role) -> list[Candidate]:
     return [
         Candidate(
             node=name,
@@ -65,7 +65,7 @@ def candidates_of(group: Group, role: Role) -> list[Candidate]:
 
 
 def place_among(
-    facts: Facts,
+    facts: RequestFacts,
     nodes: Sequence[Candidate],
     policy: Policy,
     rng: random.Random,

@@ -13,9 +13,9 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from baton_node.ipc.messages import Step, ToEngine, Token
-from baton_node.server.links import Link
+from baton_node.server.links import RouterLink
 from baton_node.server.metrics import NodeMetrics
-from baton_node.server.request_table import Bounds, Table
+from baton_node.server.request_table import Bounds, RequestTable
 from baton_node.server.spans import NodeSpans
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import Delta, Deltas, Load, PrefillJob, RunJob, ToRouter
@@ -31,7 +31,7 @@ GRACE_S = 5.0
 EPOCH_S = 1_000_000.0  # when the clock of a TableNode was 0, in Unix seconds
 
 
-class Pipe(Link):
+class Pipe(RouterLink):
     """A link whose frames a test reads. `broken`: they go nowhere."""
 
     def __init__(self, router: str = "") -> None:
@@ -58,7 +58,7 @@ class TableNode:
         self.metrics = NodeMetrics(
             NodeId("n"), lambda: Load(Epoch("e"), "ready", Speeds(), NodeLoad())
         )
-        self.table = Table(
+        self.table = RequestTable(
             TOKENIZER,
             self.sent.append,
             self.metrics,
@@ -70,7 +70,7 @@ class TableNode:
             bounds=bounds,
         )
 
-    def take(self, job: RunJob, link: Link) -> None:
+    def take(self, job: RunJob, link: RouterLink) -> None:
         """What the service does with a job that no role refuses."""
         if not self.table.goes_on(job, link):
             self.table.open(job, link)

@@ -14,7 +14,7 @@ from typing import Any
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.sim.build import SimSettings, build_sim
 from baton_kvstore.embedded.servers import EmbeddedStore
-from baton_node.engine.loop import Desk, DeskOptions
+from baton_node.engine.loop import EngineLoop, LoopOptions
 from baton_node.ipc.messages import Prompted, Step, ToEngine, Token, ToServer
 from baton_node.store.base import Connector
 from baton_node.store.null_connector import NoStore
@@ -63,11 +63,11 @@ class DeskNode:
         self.connector = connect(self.engine)
         self.port = FakePort()
         self.ahead = 0.0
-        self.desk = Desk(
+        self.desk = EngineLoop(
             self.engine,
             self.connector,
             self.port,
-            DeskOptions(epoch=self.epoch, **{"fetch": "always", **options}),
+            LoopOptions(epoch=self.epoch, **{"fetch": "always", **options}),
             clock=lambda: time.monotonic() + self.ahead,
         )
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from baton_operator.autoscaling.planner.decision.plan import plan
-from baton_operator.autoscaling.planner.memory import Memory, Wished
+from baton_operator.autoscaling.planner.memory import Memory, WantedNodes
 from baton_operator.autoscaling.planner.records import (
     Bounds,
     Capability,
@@ -117,7 +117,7 @@ def look(prefill: int = 2, decode: int = 2, requests: float = 10.0, **changes: A
 def watched(prefill: int = 0, decode: int = 0, seconds: float = 3_600.0) -> Memory:
     """Of an operator that has watched so long, and wished for so many all the time."""
     wishes = tuple(
-        Wished(at_s=NOW - before, prefill=prefill, decode=decode)
+        WantedNodes(at_s=NOW - before, prefill=prefill, decode=decode)
         for before in range(600, 0, -15)
         if before <= seconds
     )

@@ -15,7 +15,7 @@ MOST_ENTRIES = 1024  # a look each 5 s for the longest window, and some more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class DemandSample:
     """Demand as it was observed at one time: rates per second, and requests that are answered or
     wait to be."""
 
@@ -27,7 +27,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wished:
+class WantedNodes:
     """What the load asked for at one time, before any window or limit."""
 
     at_s: float
@@ -39,7 +39,7 @@ class Wished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Miss:
+class TargetMiss:
     """A role missed its target under so many tokens per second and node."""
 
     at_s: float
@@ -50,9 +50,9 @@ class Miss:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
     since_s: float | None = None  # of the first look
-    seen: tuple[Seen, ...] = ()
-    wished: tuple[Wished, ...] = ()
-    misses: tuple[Miss, ...] = ()  # the newest of each role
+    seen: tuple[DemandSample, ...] = ()
+    wished: tuple[WantedNodes, ...] = ()
+    misses: tuple[TargetMiss, ...] = ()  # the newest of each role
 
     def at(self, now_s: float, keep_s: float) -> Memory:
         """What is before `now_s` and at most `keep_s` old; all is forgotten where the clock went
@@ -66,24 +66,24 @@ class Memory:
             misses=tuple(one for one in self.misses if _within(one.at_s, now_s, keep_s)),
         )
 
-    def with_seen(self, seen: Seen) -> Memory:
+    def with_seen(self, seen: DemandSample) -> Memory:
         """Once, though several looks may find the same observation."""
         before = tuple(one for one in self.seen if one.at_s < seen.at_s)
         return replace(self, seen=(*before, seen)[-MOST_ENTRIES:])
 
     def points(self, name: str) -> list[tuple[float, float]]:
-        """(time, value) of what was known of a field of `Seen`."""
+        """(time, value) of what was known of a field of `DemandSample`."""
         values = ((one.at_s, getattr(one, name)) for one in self.seen)
         return [(at_s, value) for at_s, value in values if value is not None]
 
-    def with_wished(self, wished: Wished) -> Memory:
+    def with_wished(self, wished: WantedNodes) -> Memory:
         return replace(self, wished=(*self.wished, wished)[-MOST_ENTRIES:])
 
-    def with_miss(self, miss: Miss) -> Memory:
+    def with_miss(self, miss: TargetMiss) -> Memory:
         others = tuple(one for one in self.misses if one.role != miss.role)
         return replace(self, misses=(*others, miss))
 
-    def miss(self, role: Role) -> Miss | None:
+    def miss(self, role: Role) -> TargetMiss | None:
         return next((one for one in self.misses if one.role == role), None)
 
 

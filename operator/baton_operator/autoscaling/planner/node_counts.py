@@ -10,7 +10,7 @@ from baton_protocol.store import Role
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fleet:
+class RoleCounts:
     role: Role
     desired: int
     ready: tuple[NodeView, ...]
@@ -51,9 +51,9 @@ def _total(values: Iterable[float | None]) -> float | None:
     return total
 
 
-def fleet_of(role: Role, situation: Situation, stale_after_s: float) -> Fleet:
+def fleet_of(role: Role, situation: Situation, stale_after_s: float) -> RoleCounts:
     nodes = [node for node in situation.nodes if node.role == role]
-    return Fleet(
+    return RoleCounts(
         role=role,
         desired=situation.desired.get(role, 0),
         ready=tuple(node for node in nodes if node.phase == Phase.READY),

@@ -9,7 +9,7 @@ import pytest
 
 from baton_operator.autoscaling.planner.demand.forecast import Outlook, jump_of, outlook
 from baton_operator.autoscaling.planner.demand.trend import grown, slope_of
-from baton_operator.autoscaling.planner.memory import Memory, Seen
+from baton_operator.autoscaling.planner.memory import DemandSample, Memory
 from baton_operator.autoscaling.planner.node_counts import fleet_of
 from baton_operator.autoscaling.planner.records import Demand, Situation
 from tests.support.planner.looks import NODE, NOW, demand, look
@@ -21,7 +21,7 @@ def seen(requests: list[float], output: float = 200.0) -> Memory:
     """The newest is as of NOW."""
     first_s = NOW - TICK_S * (len(requests) - 1)
     looks = (
-        Seen(
+        DemandSample(
             at_s=first_s + TICK_S * turn,
             requests=rate,
             prompt=900.0 * rate,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from baton_operator.autoscaling.planner.decision.plan import plan
 from baton_operator.autoscaling.planner.limits.schedule import problems, ranges
-from baton_operator.autoscaling.planner.memory import Memory, Miss, Wished
+from baton_operator.autoscaling.planner.memory import Memory, TargetMiss, WantedNodes
 from baton_operator.autoscaling.planner.records import (
     Bounds,
     Capability,
@@ -110,7 +110,7 @@ MEMORIES = st.builds(
     since_s=st.sampled_from([NOW - 5_000.0, NOW - 100.0, NOW]),
     wished=st.lists(
         st.builds(
-            Wished,
+            WantedNodes,
             at_s=st.sampled_from([NOW - 400.0, NOW - 50.0, NOW - 5.0]),
             prefill=COUNTS,
             decode=COUNTS,
@@ -119,7 +119,7 @@ MEMORIES = st.builds(
     ).map(tuple),
     misses=st.lists(
         st.builds(
-            Miss, at_s=st.just(NOW - 60.0), role=st.sampled_from(ROLES), load=st.just(5_000.0)
+            TargetMiss, at_s=st.just(NOW - 60.0), role=st.sampled_from(ROLES), load=st.just(5_000.0)
         ),
         max_size=1,
     ).map(tuple),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from baton_operator.autoscaling.planner.decision.plan import plan
-from baton_operator.autoscaling.planner.memory import Memory, Seen, Wished
+from baton_operator.autoscaling.planner.memory import DemandSample, Memory, WantedNodes
 from baton_operator.autoscaling.planner.reasons import REASONS
 from baton_operator.autoscaling.planner.records import Phase, Policy, Reason, Schedule, Situation
 from tests.support.planner.looks import (
@@ -41,7 +41,7 @@ class Case:
 def growing() -> Memory:
     """Demand that rose from 9 to 17 requests per second in the last two minutes."""
     seen = tuple(
-        Seen(
+        DemandSample(
             at_s=NOW - 15.0 * back,
             requests=17.0 - back,
             prompt=900.0 * (17.0 - back),
@@ -363,4 +363,4 @@ def test_the_memory_of_a_table_is_what_a_watching_operator_has() -> None:
     for back in range(240, 0, -1):
         _, memory = plan(replace(look(1, 1, 1.0), at_s=NOW - 15.0 * back), POLICY, memory)
     assert memory.since_s == watched().since_s
-    assert Wished(at_s=NOW - 15.0, prefill=1, decode=1) in memory.wished
+    assert WantedNodes(at_s=NOW - 15.0, prefill=1, decode=1) in memory.wished

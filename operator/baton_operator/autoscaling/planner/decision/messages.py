@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from baton_operator.autoscaling.planner.demand.need import Course, Look
+from baton_operator.autoscaling.planner.demand.need import Course, PlannerView
 from baton_operator.autoscaling.planner.limits.bounds import Courses
 from baton_operator.autoscaling.planner.limits.schedule import Range
-from baton_operator.autoscaling.planner.node_counts import Fleet
+from baton_operator.autoscaling.planner.node_counts import RoleCounts
 from baton_operator.autoscaling.planner.records import Decision, Policy, Reason
 from baton_protocol.store import ROLES, Role
 
@@ -41,8 +41,8 @@ QUIET = frozenset({Reason.AT_MINIMUM, Reason.SCHEDULE_MINIMUM})
 
 def decision(
     courses: Courses,
-    fleets: Mapping[Role, Fleet],
-    look: Look,
+    fleets: Mapping[Role, RoleCounts],
+    look: PlannerView,
     policy: Policy,
     bounds: Mapping[Role, Range],
 ) -> Decision:
@@ -62,7 +62,7 @@ def decision(
 
 
 def at_zero(
-    said: tuple[Reason, str], fleets: Mapping[Role, Fleet], numbers: Mapping[str, float]
+    said: tuple[Reason, str], fleets: Mapping[Role, RoleCounts], numbers: Mapping[str, float]
 ) -> Decision:
     reason, text = said
     return Decision(
@@ -97,8 +97,8 @@ def _sentence(course: Course) -> str:
 
 def numbers(
     courses: Courses | tuple[()],
-    fleets: Mapping[Role, Fleet],
-    look: Look,
+    fleets: Mapping[Role, RoleCounts],
+    look: PlannerView,
     policy: Policy,
     bounds: Mapping[Role, Range],
 ) -> dict[str, float]:

@@ -23,14 +23,14 @@ from collections.abc import Callable
 from baton_operator.autoscaling.planner.decision.messages import at_zero, decision, numbers
 from baton_operator.autoscaling.planner.demand.forecast import LOOKBACK_S, live_of, outlook
 from baton_operator.autoscaling.planner.demand.measured import corrected, reading_bound
-from baton_operator.autoscaling.planner.demand.need import Course, Look, why_unknown, wish
+from baton_operator.autoscaling.planner.demand.need import Course, PlannerView, why_unknown, wish
 from baton_operator.autoscaling.planner.limits.bounds import Courses, allowed, clamped
 from baton_operator.autoscaling.planner.limits.scale_to_zero import rest
 from baton_operator.autoscaling.planner.limits.scaling_rate import stepped
 from baton_operator.autoscaling.planner.limits.schedule import Range, ranges
 from baton_operator.autoscaling.planner.limits.stabilization import stabilised
-from baton_operator.autoscaling.planner.memory import Memory, Seen, Wished
-from baton_operator.autoscaling.planner.node_counts import Fleet, fleet_of
+from baton_operator.autoscaling.planner.memory import DemandSample, Memory, WantedNodes
+from baton_operator.autoscaling.planner.node_counts import RoleCounts, fleet_of
 from baton_operator.autoscaling.planner.records import Decision, Policy, Situation
 from baton_protocol.store import ROLES, Role
 
@@ -48,7 +48,7 @@ def plan(situation: Situation, policy: Policy, memory: Memory) -> tuple[Decision
     look, memory = _look(situation, policy, fleets, memory)
     asleep = rest(situation, policy, bounds, fleets)
     if asleep is not None:
-        memory = memory.with_wished(Wished(at_s=at_s, prefill=0, decode=0))
+        memory = memory.with_wished(WantedNodes(at_s=at_s, prefill=0, decode=0))
         return at_zero(asleep, fleets, numbers((), fleets, look, policy, bounds)), memory
     courses, memory = _wishes(look, policy, fleets, bounds, memory, at_s)
     courses = _each(courses, lambda course: stabilised(course, memory, policy, at_s))
@@ -63,14 +63,14 @@ def _keep_s(policy: Policy) -> float:
 
 
 def _look(
-    situation: Situation, policy: Policy, fleets: dict[Role, Fleet], memory: Memory
-) -> tuple[Look, Memory]:
+    situation: Situation, policy: Policy, fleets: dict[Role, RoleCounts], memory: Memory
+) -> tuple[PlannerView, Memory]:
     unknown = why_unknown(situation, policy)
     demand, capability = situation.demand, situation.capability
     if unknown is not None or demand is None or capability is None:
-        return Look(unknown=unknown), memory
+        return PlannerView(unknown=unknown), memory
     memory = memory.with_seen(
-        Seen(
+        DemandSample(
             at_s=round(situation.at_s - demand.age_s, 3),
             requests=demand.requests,
             prompt=demand.uncached_prompt_tokens,
@@ -79,13 +79,13 @@ def _look(
         )
     )
     view = outlook(demand, fleets["prefill"], fleets["decode"], memory, capability.start_s)
-    return Look(demand=demand, capability=capability, view=view), memory
+    return PlannerView(demand=demand, capability=capability, view=view), memory
 
 
 def _wishes(
-    look: Look,
+    look: PlannerView,
     policy: Policy,
-    fleets: dict[Role, Fleet],
+    fleets: dict[Role, RoleCounts],
     bounds: dict[Role, Range],
     memory: Memory,
     at_s: float,
@@ -99,7 +99,7 @@ def _wishes(
             memory = memory.with_miss(miss)
         found.append(clamped(reading_bound(course, look, policy), bounds[role]))
     prefill, decode = found
-    wished = Wished(at_s=at_s, prefill=prefill.value, decode=decode.value)
+    wished = WantedNodes(at_s=at_s, prefill=prefill.value, decode=decode.value)
     return (prefill, decode), memory.with_wished(wished)
 
 

@@ -22,12 +22,12 @@ from math import ceil
 from baton_operator.autoscaling.planner.demand.forecast import Outlook
 from baton_operator.autoscaling.planner.demand.prefill_need import PATIENCE, Need
 from baton_operator.autoscaling.planner.demand.queueing import MOST
-from baton_operator.autoscaling.planner.node_counts import Fleet
+from baton_operator.autoscaling.planner.node_counts import RoleCounts
 from baton_operator.autoscaling.planner.records import Capability, Policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class DecodeStep:
     """A decode step of requests with the same context. `target_s` is the ITL target, or what can
     be had: a batch of one and a bit."""
 
@@ -52,11 +52,11 @@ class Step:
         return (self.target_s - self.base_s) / self.each_s
 
 
-def step_of(view: Outlook, capability: Capability, policy: Policy) -> Step:
+def step_of(view: Outlook, capability: Capability, policy: Policy) -> DecodeStep:
     context = view.context or 0.0
     each = capability.step_per_seq_s + context * capability.step_per_kv_token_s
     alone = capability.step_base_s + each
-    return Step(
+    return DecodeStep(
         base_s=capability.step_base_s,
         each_s=each,
         context=context,
@@ -65,7 +65,7 @@ def step_of(view: Outlook, capability: Capability, policy: Policy) -> Step:
     )
 
 
-def decode_need(view: Outlook, prefill: Fleet, capability: Capability, policy: Policy) -> Need:
+def decode_need(view: Outlook, prefill: RoleCounts, capability: Capability, policy: Policy) -> Need:
     """`view.output` or `view.live` is known."""
     step = step_of(view, capability, policy)
     now, ahead = view.output or 0.0, view.output_ahead or 0.0
@@ -92,7 +92,7 @@ def decode_need(view: Outlook, prefill: Fleet, capability: Capability, policy: P
     )
 
 
-def _nodes(tokens_per_s: float, live: float, step: Step, free: float) -> int:
+def _nodes(tokens_per_s: float, live: float, step: DecodeStep, free: float) -> int:
     """The smallest n that holds for the rate, for the live requests, and for their KV."""
     share = 1.0 - free
     n = max(
@@ -105,7 +105,7 @@ def _nodes(tokens_per_s: float, live: float, step: Step, free: float) -> int:
     return min(MOST, ceil(n - 1e-9)) if tokens_per_s > 0.0 or live > 0.0 else 0
 
 
-def _sent(view: Outlook, prefill: Fleet, capability: Capability, step: Step) -> float:
+def _sent(view: Outlook, prefill: RoleCounts, capability: Capability, step: DecodeStep) -> float:
     """Of the requests that wait for a prefill node when new nodes serve, those that come while the
     live ones last."""
     if not view.prompt_mean:
@@ -118,7 +118,7 @@ def _sent(view: Outlook, prefill: Fleet, capability: Capability, step: Step) -> 
     return min(waiting, max(0.0, at_once - (view.live or 0.0)))
 
 
-def _by_kv(tokens_per_s: float, step: Step, share: float) -> float:
+def _by_kv(tokens_per_s: float, step: DecodeStep, share: float) -> float:
     """From b context <= share capacity, solved for r = tokens_per_s / n."""
     most_live = share * (step.capacity or 0.0) / step.context if step.context > 0.0 else 0.0
     if most_live <= 0.0:
@@ -128,7 +128,7 @@ def _by_kv(tokens_per_s: float, step: Step, share: float) -> float:
 
 def _text(
     view: Outlook,
-    step: Step,
+    step: DecodeStep,
     capability: Capability,
     policy: Policy,
     good: int,

@@ -15,7 +15,7 @@ from statistics import median
 
 from baton_operator.autoscaling.planner.demand.trend import grown
 from baton_operator.autoscaling.planner.memory import Memory
-from baton_operator.autoscaling.planner.node_counts import Fleet
+from baton_operator.autoscaling.planner.node_counts import RoleCounts
 from baton_operator.autoscaling.planner.records import Demand
 
 LOOKBACK_S = 600.0  # of answers' length
@@ -43,7 +43,7 @@ class Outlook:
 
 
 def outlook(
-    demand: Demand, prefill: Fleet, decode: Fleet, memory: Memory, start_s: float
+    demand: Demand, prefill: RoleCounts, decode: RoleCounts, memory: Memory, start_s: float
 ) -> Outlook:
     """`memory` has this look too."""
     jump = jump_of(memory, demand.window_s)
@@ -114,7 +114,7 @@ def _usual_answer(memory: Memory) -> float:
     return median(lengths) if lengths else 0.0
 
 
-def live_of(demand: Demand, decode: Fleet) -> float | None:
+def live_of(demand: Demand, decode: RoleCounts) -> float | None:
     """Requests that generate or wait for room to; not all count those that wait."""
     running = decode.total(lambda node: node.running)
     waiting = decode.total(lambda node: node.waiting) or 0.0
@@ -124,7 +124,7 @@ def live_of(demand: Demand, decode: Fleet) -> float | None:
     return max(known) if known else None
 
 
-def _context(demand: Demand, decode: Fleet) -> float | None:
+def _context(demand: Demand, decode: RoleCounts) -> float | None:
     """Mean KV tokens of a request that runs; else what the middle of an answer would have."""
     running = decode.total(lambda node: node.running)
     kv = decode.total(lambda node: node.kv_tokens)

@@ -8,9 +8,9 @@ only for the role that is busy: more nodes help nobody who does not wait for one
 
 from __future__ import annotations
 
-from baton_operator.autoscaling.planner.demand.need import Course, Look
-from baton_operator.autoscaling.planner.memory import Miss
-from baton_operator.autoscaling.planner.node_counts import Fleet
+from baton_operator.autoscaling.planner.demand.need import Course, PlannerView
+from baton_operator.autoscaling.planner.memory import TargetMiss
+from baton_operator.autoscaling.planner.node_counts import RoleCounts
 from baton_operator.autoscaling.planner.records import Demand, Policy, Reason
 
 BUSY = 0.5  # of its time a prefill node computes: only then a wait is for nodes
@@ -18,20 +18,25 @@ SHARED = 2.0  # requests in a decode node's batch: one alone gains nothing from 
 
 
 def corrected(
-    course: Course, look: Look, fleet: Fleet, decode: Fleet, policy: Policy, at_s: float
-) -> tuple[Course, Miss | None]:
+    course: Course,
+    look: PlannerView,
+    fleet: RoleCounts,
+    decode: RoleCounts,
+    policy: Policy,
+    at_s: float,
+) -> tuple[Course, TargetMiss | None]:
     if look.demand is None or course.need is None or not course.need.reachable:
         return course, None
     text = _missed(course, look.demand, fleet, decode, policy)
     if text is None:
         return course, None
-    miss = Miss(at_s=at_s, role=course.role, load=load_of(course, look) / len(fleet.ready))
+    miss = TargetMiss(at_s=at_s, role=course.role, load=load_of(course, look) / len(fleet.ready))
     if course.value > course.now:
         return course, miss
     return course.to(course.now + 1, Reason.TARGET_MISSED, text), miss
 
 
-def load_of(course: Course, look: Look) -> float:
+def load_of(course: Course, look: PlannerView) -> float:
     """Tokens per second that the role works on."""
     if look.view is None:
         return 0.0
@@ -40,7 +45,7 @@ def load_of(course: Course, look: Look) -> float:
 
 
 def _missed(
-    course: Course, demand: Demand, fleet: Fleet, decode: Fleet, policy: Policy
+    course: Course, demand: Demand, fleet: RoleCounts, decode: RoleCounts, policy: Policy
 ) -> str | None:
     settled = all(node.since_s >= demand.window_s for node in fleet.ready)
     if fleet.coming or not fleet.ready or not settled:
@@ -59,18 +64,18 @@ def _missed(
     return None
 
 
-def _busy(fleet: Fleet) -> bool:
+def _busy(fleet: RoleCounts) -> bool:
     busy = fleet.total(lambda node: node.busy)
     return busy is not None and busy >= BUSY * len(fleet.ready)
 
 
-def _waits(decode: Fleet) -> bool:
+def _waits(decode: RoleCounts) -> bool:
     """At least one request per node waits for room."""
     waiting = decode.total(lambda node: node.waiting)
     return waiting is not None and bool(decode.ready) and waiting >= len(decode.ready)
 
 
-def reading_bound(course: Course, look: Look, policy: Policy) -> Course:
+def reading_bound(course: Course, look: PlannerView, policy: Policy) -> Course:
     """Prompts wait for their KV from the store, and more prefill nodes would wait with them."""
     if look.demand is None or look.capability is None or course.role != "prefill":
         return course

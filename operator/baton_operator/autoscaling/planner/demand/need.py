@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from baton_operator.autoscaling.planner.demand.decode_need import decode_need
 from baton_operator.autoscaling.planner.demand.forecast import Outlook
 from baton_operator.autoscaling.planner.demand.prefill_need import Need, prefill_need
-from baton_operator.autoscaling.planner.node_counts import Fleet
+from baton_operator.autoscaling.planner.node_counts import RoleCounts
 from baton_operator.autoscaling.planner.records import Capability, Demand, Policy, Reason, Situation
 from baton_protocol.store import Role
 
@@ -38,7 +38,7 @@ class Course:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class PlannerView:
     """What is known now. `unknown` says why nothing is, for both roles."""
 
     demand: Demand | None = None
@@ -62,7 +62,7 @@ def why_unknown(situation: Situation, policy: Policy) -> tuple[Reason, str] | No
     return None
 
 
-def wish(fleet: Fleet, prefill: Fleet, look: Look, policy: Policy) -> Course:
+def wish(fleet: RoleCounts, prefill: RoleCounts, look: PlannerView, policy: Policy) -> Course:
     """Before any window and limit."""
     if look.unknown is not None:
         return _stay(fleet, *look.unknown)
@@ -88,7 +88,7 @@ def wish(fleet: Fleet, prefill: Fleet, look: Look, policy: Policy) -> Course:
     return course
 
 
-def _stay(fleet: Fleet, reason: Reason, text: str) -> Course:
+def _stay(fleet: RoleCounts, reason: Reason, text: str) -> Course:
     return Course(role=fleet.role, now=fleet.desired, value=fleet.desired, reason=reason, text=text)
 
 
@@ -100,7 +100,7 @@ def _no_less(course: Course, reason: Reason, text: str) -> Course:
     return replace(course, value=course.now, reason=reason, bounds=(text,))
 
 
-def _from_need(fleet: Fleet, need: Need) -> Course:
+def _from_need(fleet: RoleCounts, need: Need) -> Course:
     now = fleet.desired
     value, reason = now, Reason.STEADY
     if need.least > now:

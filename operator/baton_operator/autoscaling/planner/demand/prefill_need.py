@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from baton_operator.autoscaling.planner.demand.forecast import Outlook
 from baton_operator.autoscaling.planner.demand.queueing import servers_for
-from baton_operator.autoscaling.planner.node_counts import Fleet
+from baton_operator.autoscaling.planner.node_counts import RoleCounts
 from baton_operator.autoscaling.planner.records import Capability, Policy
 
 # Where a prompt alone takes longer than the target, the wait is kept to this share of the target.
@@ -36,7 +36,7 @@ class Need:
     numbers: dict[str, float]
 
 
-def prefill_need(view: Outlook, fleet: Fleet, capability: Capability, policy: Policy) -> Need:
+def prefill_need(view: Outlook, fleet: RoleCounts, capability: Capability, policy: Policy) -> Need:
     """`view.prompt` is known."""
     speed = capability.prefill_tokens
     now, ahead = view.prompt or 0.0, view.prompt_ahead or 0.0
@@ -68,7 +68,7 @@ def prefill_need(view: Outlook, fleet: Fleet, capability: Capability, policy: Po
     )
 
 
-def backlog(view: Outlook, fleet: Fleet, capability: Capability) -> float:
+def backlog(view: Outlook, fleet: RoleCounts, capability: Capability) -> float:
     """Prompt tokens that would still wait when a node asked for now serves; what serves until then
     are the ready nodes, and those on their way once they are up."""
     horizon = capability.start_s

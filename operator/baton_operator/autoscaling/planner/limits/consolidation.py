@@ -9,9 +9,9 @@ what the nodes hold and what clients measured. Both must agree before anybody go
 from __future__ import annotations
 
 from baton_operator.autoscaling.planner.demand.measured import load_of
-from baton_operator.autoscaling.planner.demand.need import Course, Look
+from baton_operator.autoscaling.planner.demand.need import Course, PlannerView
 from baton_operator.autoscaling.planner.memory import Memory
-from baton_operator.autoscaling.planner.node_counts import Fleet
+from baton_operator.autoscaling.planner.node_counts import RoleCounts
 from baton_operator.autoscaling.planner.records import Capability, Demand, Policy
 
 # Of the load under which a target was missed, survivors may have less than this share.
@@ -19,7 +19,7 @@ NEAR_MISS = 0.95
 
 
 def refusal(
-    course: Course, left: int, fleet: Fleet, look: Look, policy: Policy, memory: Memory
+    course: Course, left: int, fleet: RoleCounts, look: PlannerView, policy: Policy, memory: Memory
 ) -> str | None:
     """Why `left` nodes are too few, in words."""
     if look.demand is None or look.capability is None or left >= len(fleet.ready) or left <= 0:
@@ -37,7 +37,7 @@ def refusal(
 
 
 def _prefill(
-    fleet: Fleet, left: int, demand: Demand, capability: Capability, policy: Policy
+    fleet: RoleCounts, left: int, demand: Demand, capability: Capability, policy: Policy
 ) -> str | None:
     if demand.ttft_s is not None and demand.ttft_s > policy.ttft_s:
         return f"TTFT {demand.ttft_s:.2f} s is over {policy.ttft_s:g} s now"
@@ -53,7 +53,7 @@ def _prefill(
     return None
 
 
-def _decode(fleet: Fleet, left: int, look: Look, policy: Policy) -> str | None:
+def _decode(fleet: RoleCounts, left: int, look: PlannerView, policy: Policy) -> str | None:
     demand, capability, view = look.demand, look.capability, look.view
     assert demand is not None
     assert capability is not None

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from baton_operator.autoscaling.planner.limits.schedule import Range
-from baton_operator.autoscaling.planner.node_counts import Fleet
+from baton_operator.autoscaling.planner.node_counts import RoleCounts
 from baton_operator.autoscaling.planner.records import Demand, Policy, Reason, Situation
 from baton_protocol.store import ROLES, Role
 
@@ -20,7 +20,7 @@ def rest(
     situation: Situation,
     policy: Policy,
     bounds: Mapping[Role, Range],
-    fleets: Mapping[Role, Fleet],
+    fleets: Mapping[Role, RoleCounts],
 ) -> tuple[Reason, str] | None:
     after = policy.scale_to_zero_after_s
     if after is None or any(bounds[role].keeps_awake for role in ROLES):
@@ -49,7 +49,7 @@ def _asleep(demand: Demand | None, after: float) -> tuple[Reason, str] | None:
     return Reason.ASLEEP, "the pool sleeps until a request comes"
 
 
-def _quiet(demand: Demand, fleets: Mapping[Role, Fleet]) -> bool:
+def _quiet(demand: Demand, fleets: Mapping[Role, RoleCounts]) -> bool:
     """Nothing waits and nothing runs, as far as routers and nodes say; they must say."""
     if demand.held != 0:
         return False

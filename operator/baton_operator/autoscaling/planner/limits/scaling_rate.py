@@ -14,13 +14,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import ceil
 
-from baton_operator.autoscaling.planner.demand.need import Course, Look
+from baton_operator.autoscaling.planner.demand.need import Course, PlannerView
 from baton_operator.autoscaling.planner.limits.bounds import Courses, box_of, rules_of
 from baton_operator.autoscaling.planner.limits.consolidation import refusal
 from baton_operator.autoscaling.planner.limits.replica_fit import Pair, Rules, fit
 from baton_operator.autoscaling.planner.limits.schedule import Range
 from baton_operator.autoscaling.planner.memory import Memory
-from baton_operator.autoscaling.planner.node_counts import Fleet
+from baton_operator.autoscaling.planner.node_counts import RoleCounts
 from baton_operator.autoscaling.planner.records import Policy, Reason
 from baton_protocol.store import Role
 
@@ -51,9 +51,9 @@ class Spans:
 
 def stepped(
     courses: Courses,
-    fleets: Mapping[Role, Fleet],
+    fleets: Mapping[Role, RoleCounts],
     bounds: Mapping[Role, Range],
-    look: Look,
+    look: PlannerView,
     policy: Policy,
     memory: Memory,
     rolling: bool,
@@ -89,11 +89,11 @@ def _within(pair: Pair, low: Pair, high: Pair) -> Pair:
     return max(low[0], min(high[0], pair[0])), max(low[1], min(high[1], pair[1]))
 
 
-def _there(fleet: Fleet) -> int:
+def _there(fleet: RoleCounts) -> int:
     return max(fleet.desired, fleet.alive)
 
 
-def _low(course: Course, fleet: Fleet, policy: Policy, rolling: bool) -> Bound:
+def _low(course: Course, fleet: RoleCounts, policy: Policy, rolling: bool) -> Bound:
     """The fewest that may be set now, whatever the survivors hold, and what keeps it from being
     fewer."""
     if rolling:
@@ -108,7 +108,7 @@ def _low(course: Course, fleet: Fleet, policy: Policy, rolling: bool) -> Bound:
 
 
 def _floor(
-    course: Course, low: Bound, fleet: Fleet, look: Look, policy: Policy, memory: Memory
+    course: Course, low: Bound, fleet: RoleCounts, look: PlannerView, policy: Policy, memory: Memory
 ) -> Bound:
     """The same for a role whose load fell: only if the survivors would do."""
     if course.value >= course.now or low[0] == course.now:
@@ -121,7 +121,7 @@ def _floor(
     return left, low[1], low[2]
 
 
-def _top(course: Course, fleet: Fleet, policy: Policy) -> int:
+def _top(course: Course, fleet: RoleCounts, policy: Policy) -> int:
     there = max(1, fleet.alive)
     most = max(there + 1, ceil(there * policy.up_step - 1e-9))
     return min(course.value, max(course.now, most)) if course.value > course.now else course.now
