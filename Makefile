@@ -119,6 +119,10 @@ check: $(INSTALLED) ## format, lint, types, who may import whom, what is declare
 
 BENCHMARKS = $(filter-out benchmarks/support/%,$(wildcard benchmarks/*/*.py))
 
+.PHONY: house
+house: $(INSTALLED) ## folders, import graph and sizes of each room
+	@$(BIN)/python -m tests.support.project.house
+
 .PHONY: bench
 bench: $(INSTALLED) ## every benchmark in its quick form; FULL=1 for the figures to quote
 	@failed=; for one in $(subst /,.,$(basename $(sort $(BENCHMARKS)))); do \

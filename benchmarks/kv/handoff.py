@@ -32,7 +32,7 @@ from baton_node.ipc.messages import Step, ToServer
 from baton_node.settings import NodeSettings, SimOptions
 from baton_node.store.redis_connector import StoreAddress
 from baton_protocol.ids import Epoch, NodeId, RequestId
-from baton_protocol.link import First, PrefillJob, RunJob
+from baton_protocol.link import FirstTokens, PrefillJob, RunJob
 from baton_protocol.request import Request
 from baton_protocol.sampling import SamplingParams
 from baton_protocol.store import Role
@@ -83,7 +83,7 @@ class Nodes:
         self.decode.send(RunJob(request, await_first=True))
         self.prefill.send(PrefillJob(request, self.decode.node, self.decode.epoch))
         first = _token(self.prefill, request.id)
-        self.decode.send(First(request.id, 1, ((first,),)))
+        self.decode.send(FirstTokens(request.id, 1, ((first,),)))
         _token(self.decode, request.id)
 
 

@@ -2,7 +2,7 @@
 
 Its work is a queue of prompt tokens, so its measure is how long that queue takes at the speed it
 measured. A job that would wait too long is better computed by the decode node itself: the refusal
-is retryable and the router answers it with NoFirst.
+is retryable and the router answers it with NoFirstTokens.
 
 In: a job, the node's load. Out: a refusal, or nothing.
 """

@@ -1,6 +1,7 @@
 """Frames of the WebSocket from router (client) to node (server).
 
-    router -> node   PrefillJob  RunJob  First  NoFirst  Abort  DrainNode  ResumeNode  Resync
+    router -> node   PrefillJob  RunJob  FirstTokens  NoFirstTokens  Abort  DrainNode  ResumeNode
+                     Resync
     node -> router   Hello (first frame)  Load  CacheEvents  Deltas  PrefillDone  JobFailed
 
 Every frame about a request carries (request, attempt); the receiver drops what is older than the
@@ -93,9 +94,9 @@ class PrefillJob(msgspec.Struct, frozen=True, tag="prefill"):
 
 class RunJob(msgspec.Struct, frozen=True, tag="run"):
     """Run the request to its end. With `await_first` a prefill partner is at work: fetch what its
-    inbox entries announce and generate only after First or NoFirst of this attempt. Choices in
-    `finished` have ended and are not to be run. `uncached` as in PrefillJob; with a partner the
-    booking is the partner's."""
+    inbox entries announce and generate only after FirstTokens or NoFirstTokens of this attempt.
+    Choices in `finished` have ended and are not to be run. `uncached` as in PrefillJob; with a
+    partner the booking is the partner's."""
 
     request: Request
     await_first: bool = False
@@ -103,7 +104,7 @@ class RunJob(msgspec.Struct, frozen=True, tag="run"):
     uncached: int | None = None
 
 
-class First(msgspec.Struct, frozen=True, tag="first"):
+class FirstTokens(msgspec.Struct, frozen=True, tag="first"):
     """The ids the prefill node sampled. `outputs[c]` is choice c's ids so far; choices named in
     `finished` ended there and are not to be run."""
 
@@ -113,7 +114,7 @@ class First(msgspec.Struct, frozen=True, tag="first"):
     finished: tuple[int, ...] = ()
 
 
-class NoFirst(msgspec.Struct, frozen=True, tag="no_first"):
+class NoFirstTokens(msgspec.Struct, frozen=True, tag="no_first"):
     """The prefill job was lost or refused: compute the rest and sample the first token yourself."""
 
     request: RequestId
@@ -248,7 +249,7 @@ class JobFailed(msgspec.Struct, frozen=True, tag="failed"):
     error: ErrorRecord
 
 
-ToNode = PrefillJob | RunJob | First | NoFirst | Abort | DrainNode | ResumeNode | Resync
+ToNode = PrefillJob | RunJob | FirstTokens | NoFirstTokens | Abort | DrainNode | ResumeNode | Resync
 ToRouter = Hello | Load | CacheEvents | Deltas | PrefillDone | JobFailed
 
 

@@ -6,7 +6,15 @@ import pytest
 from baton_protocol import PROTOCOL_VERSION
 from baton_protocol.errors import InvalidRequest, PromptTooLong, Unavailable, openai_body
 from baton_protocol.ids import RequestId
-from baton_protocol.link import Abort, Delta, Deltas, First, RunJob, to_node_codec, to_router_codec
+from baton_protocol.link import (
+    Abort,
+    Delta,
+    Deltas,
+    FirstTokens,
+    RunJob,
+    to_node_codec,
+    to_router_codec,
+)
 from baton_protocol.request import PositionLogprobs, Request, TokenLogprob
 from baton_protocol.sampling import SamplingParams
 from baton_protocol.store import FetchReport
@@ -24,7 +32,10 @@ REQUEST = Request(
 
 def test_a_job_survives_the_wire() -> None:
     codec = to_node_codec()
-    for frame in (RunJob(REQUEST, await_first=True), First(RequestId("r1"), 2, ((7,), (8,)), (1,))):
+    for frame in (
+        RunJob(REQUEST, await_first=True),
+        FirstTokens(RequestId("r1"), 2, ((7,), (8,)), (1,)),
+    ):
         assert codec.decode(codec.encode(frame)) == frame
 
 

@@ -65,12 +65,13 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class FirstKnown:
-    """The router's word for this attempt: First or NoFirst."""
+    """The router's word for this attempt: FirstTokens or NoFirstTokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timeout:
-    """Waited long enough for chunks. Ignored while First is awaited: only the router ends that."""
+    """Waited long enough for chunks. Ignored while FirstTokens is awaited: only the router ends
+    that."""
 
 
 @dataclass(frozen=True, slots=True)

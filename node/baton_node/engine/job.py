@@ -108,7 +108,7 @@ class Job:
     inbox: tuple[str, str] | None = None
     ledger: PublishState | None = None
     looking: bool = False  # a lookup is unanswered
-    handed_off: bool = False  # the router's First arrived
+    handed_off: bool = False  # the router's FirstTokens arrived
     markers: dict[int, Marker] = field(default_factory=dict)
     decision: FetchDecision = field(default_factory=FetchDecision)  # about what the lookup found
     brought: int = 0  # chunks that were fetched, as a bit set

@@ -4,8 +4,8 @@ One turn: the server's frames, the connector's events, timers, blocks for parked
 engine step, what the step means for the server and for the prefill jobs' chunks. With nothing to do
 it sleeps in select() on the server's socket and the connector's file descriptor.
 
-In: PrefillJob, RunJob, First, NoFirst, Abort, FinishChoice, Drain, Undrain; chunks and inbox
-entries. Out: Step, JobFailed, Load, CacheEvents, Saved, Drained; chunks and inbox entries.
+In: PrefillJob, RunJob, FirstTokens, NoFirstTokens, Abort, FinishChoice, Drain, Undrain; chunks and
+inbox entries. Out: Step, JobFailed, Load, CacheEvents, Saved, Drained; chunks and inbox entries.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from baton_node.store.base import Connector, ConnectorEvent, Copied, Fetched, Lo
 from baton_protocol.errors import BatonError, DeadlineExceeded, Unavailable
 from baton_protocol.hashing import chunk_hashes
 from baton_protocol.ids import BlockHash, Epoch, RequestId
-from baton_protocol.link import Abort, First, JobFailed, NoFirst, PrefillJob, RunJob
+from baton_protocol.link import Abort, FirstTokens, JobFailed, NoFirstTokens, PrefillJob, RunJob
 from baton_protocol.store import InboxEntry, Priority, Speeds
 
 logger = logging.getLogger(__name__)
@@ -193,9 +193,9 @@ class EngineLoop:
             case PrefillJob() | RunJob():
                 self.counters.jobs += 1
                 self._accept(frame)
-            case First():
+            case FirstTokens():
                 self._first(frame)
-            case NoFirst():
+            case NoFirstTokens():
                 job = self._lot.get((frame.request, frame.attempt))
                 if job is not None and job.kind == "run":
                     job.times.handed_off = self._clock()
@@ -294,7 +294,7 @@ class EngineLoop:
         for entry in self._stash.take(job.key):
             self._announced(entry)
 
-    def _first(self, frame: First) -> None:
+    def _first(self, frame: FirstTokens) -> None:
         job = self._lot.get((frame.request, frame.attempt))
         if job is None or job.kind != "run" or job.parked.aborted:
             return

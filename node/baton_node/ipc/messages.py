@@ -1,7 +1,7 @@
 """What a node's server process and its engine process say to each other over a socketpair.
 
-    server -> engine   Start (first)  PrefillJob  RunJob  First  NoFirst  Abort  FinishChoice
-                       Drain  Undrain
+    server -> engine   Start (first)  PrefillJob  RunJob  FirstTokens  NoFirstTokens  Abort
+                       FinishChoice  Drain  Undrain
     engine -> server   Ready or SetupFailed (first)  Step  JobFailed  Load  CacheEvents
                        Saved  Drained
 
@@ -24,10 +24,10 @@ from baton_protocol.layout import KVLayout
 from baton_protocol.link import (
     Abort,
     CacheEvents,
-    First,
+    FirstTokens,
     JobFailed,
     Load,
-    NoFirst,
+    NoFirstTokens,
     PrefillJob,
     RequestStats,
     RunJob,
@@ -128,7 +128,17 @@ class Step(msgspec.Struct, frozen=True, tag="step"):
     prompts: tuple[Prompted, ...] = ()
 
 
-ToEngine = Start | PrefillJob | RunJob | First | NoFirst | Abort | FinishChoice | Drain | Undrain
+ToEngine = (
+    Start
+    | PrefillJob
+    | RunJob
+    | FirstTokens
+    | NoFirstTokens
+    | Abort
+    | FinishChoice
+    | Drain
+    | Undrain
+)
 ToServer = Ready | SetupFailed | Step | JobFailed | Load | CacheEvents | Saved | Drained
 
 

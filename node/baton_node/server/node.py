@@ -29,11 +29,11 @@ from baton_protocol.link import (
     Abort,
     CacheEvents,
     DrainNode,
-    First,
+    FirstTokens,
     Hello,
     JobFailed,
     Load,
-    NoFirst,
+    NoFirstTokens,
     PrefillJob,
     ResumeNode,
     Resync,
@@ -152,9 +152,9 @@ class Node:
         match frame:
             case PrefillJob() | RunJob():
                 self._job(link, frame)
-            case First():
+            case FirstTokens():
                 self._table.first(frame, link.router)
-            case NoFirst():
+            case NoFirstTokens():
                 self._table.no_first(frame, link.router)
             case Abort():
                 self._table.abort(frame, link.router)

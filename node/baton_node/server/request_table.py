@@ -30,9 +30,9 @@ from baton_protocol.link import (
     Abort,
     Delta,
     Deltas,
-    First,
+    FirstTokens,
     JobFailed,
-    NoFirst,
+    NoFirstTokens,
     PrefillJob,
     RunJob,
 )
@@ -126,14 +126,16 @@ class RequestTable:
             self._live[live.id] = live
             self._send(job)
 
-    def first(self, word: First, router: str = "") -> None:
+    def first(self, word: FirstTokens, router: str = "") -> None:
         """The texts start behind what the prefill node has shown."""
         live = self._awaiting(word.request, word.attempt, router)
         if live is None:
             return
         if len(word.outputs) != live.request.params.n:
-            reason = f"First brought {len(word.outputs)} outputs for n={live.request.params.n}"
-            self.no_first(NoFirst(word.request, word.attempt, reason), router)
+            reason = (
+                f"FirstTokens brought {len(word.outputs)} outputs for n={live.request.params.n}"
+            )
+            self.no_first(NoFirstTokens(word.request, word.attempt, reason), router)
             return
         self._stop_waiting(live)
         live.start(self._tokenizer, word.outputs)
@@ -142,7 +144,7 @@ class RequestTable:
         if not live.open_choices:
             self._end(live)
 
-    def no_first(self, word: NoFirst, router: str = "") -> None:
+    def no_first(self, word: NoFirstTokens, router: str = "") -> None:
         live = self._awaiting(word.request, word.attempt, router)
         if live is not None:
             self._stop_waiting(live)
@@ -235,10 +237,10 @@ class RequestTable:
         elif job.await_first:
             return  # nothing was said yet
         elif any(job.request.outputs):
-            word = First(live.id, live.attempt, job.request.outputs, job.finished)
+            word = FirstTokens(live.id, live.attempt, job.request.outputs, job.finished)
             self.first(word, live.router)
         else:
-            none = NoFirst(live.id, live.attempt, "the router has no first token")
+            none = NoFirstTokens(live.id, live.attempt, "the router has no first token")
             self.no_first(none, live.router)
 
     def _send_missed(self, live: RequestStream, job: RunJob, link: RouterLink) -> None:

@@ -2,8 +2,8 @@
 
 Keys are camelCase in YAML, snake_case here. The CRD is generated from these records (see `crd`),
 defaults and descriptions included. What needs more than a type is a `CelRule`, of a value
-(`values`) or of a record: the API server refuses by it. `__post_init__` repeats only what nothing could be
-built from, since a pool may have been stored before a rule was.
+(`values`) or of a record: the API server refuses by it. `__post_init__` repeats only what nothing
+could be built from, since a pool may have been stored before a rule was.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Tells a pool's routers to drain one of its nodes, or to use it again.
 
 In: addresses of router pods, the pool's link token. Out: one `DrainAnswer` of all their answers.
-Telling one is enough, as the node itself tells the others; all are told, since one may have no link to it.
-Saying the same again changes nothing, so nobody has to remember whether it was said: the deadline
-counts from when the node first heard it.
+Telling one is enough, as the node itself tells the others; all are told, since one may have no link
+to it. Saying the same again changes nothing, so nobody has to remember whether it was said: the
+deadline counts from when the node first heard it.
 
 What runs in a pool's pods is its author's choice: of an answer little is read, no redirect is
 followed, and nothing is unpacked.

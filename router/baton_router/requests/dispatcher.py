@@ -29,9 +29,9 @@ from baton_protocol.ids import NodeId, RequestId
 from baton_protocol.link import (
     Delta,
     Deltas,
-    First,
+    FirstTokens,
     JobFailed,
-    NoFirst,
+    NoFirstTokens,
     PrefillDone,
     PrefillJob,
     RunJob,
@@ -327,9 +327,9 @@ class Dispatcher:
                     self._emit(flight, action.delta)
                 case Send():
                     self._fleet.send(action.node, _timed(action.frame, flight, now))
-                    if isinstance(action.frame, First):
+                    if isinstance(action.frame, FirstTokens):
                         flight.first_at = self._clock()
-                    elif isinstance(action.frame, NoFirst):
+                    elif isinstance(action.frame, NoFirstTokens):
                         flight.story.alone(self._clock())
                 case Measured():
                     self._metrics.measured(action.stats, action.attempt, opening=action.opening)

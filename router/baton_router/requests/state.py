@@ -5,7 +5,7 @@
     out    actions: Emit to the client, Send to a node, Replace or Regroup (find a place), Measured,
            and Failed or Ended (one of them, once)
 
-    waiting --placed--> handoff --First or NoFirst--> running --> over
+    waiting --placed--> handoff --FirstTokens or NoFirstTokens--> running --> over
        ^                   |                             |
        `----- Replace -----+-----------------------------'
 
@@ -34,9 +34,9 @@ from baton_protocol.link import (
     DRAINED,
     Abort,
     Delta,
-    First,
+    FirstTokens,
     JobFailed,
-    NoFirst,
+    NoFirstTokens,
     PrefillDone,
     PrefillJob,
     RequestStats,
@@ -138,7 +138,7 @@ class RequestRecord:
         assert self.decode is not None
         self.phase, self.prefill = "running", None
         self._undisturbed = False
-        return [Send(self.decode, NoFirst(self.request.id, self.attempt, reason))]
+        return [Send(self.decode, NoFirstTokens(self.request.id, self.attempt, reason))]
 
     # --- what nodes say ---------------------------------------------------------------------------
 
@@ -164,7 +164,7 @@ class RequestRecord:
         return True
 
     def on_delta(self, node: NodeId, delta: Delta) -> list[Action]:
-        """Tokens from the decode node. Before its First or NoFirst it has no business sending."""
+        """Tokens from the decode node. It may send none before its FirstTokens or NoFirstTokens."""
         if self.phase != "running" or node != self.decode or delta.attempt != self.attempt:
             return []
         return self._accept(node, delta)
@@ -182,7 +182,7 @@ class RequestRecord:
             actions += self._accept(node, delta)
         if not self.open:  # nothing is left for the decode node, which has the request parked
             return [*actions, Send(self.decode, self._abort())]
-        first = First(self.request.id, self.attempt, self._ids(), self._finished())
+        first = FirstTokens(self.request.id, self.attempt, self._ids(), self._finished())
         return [*actions, Send(self.decode, first)]
 
     def on_failed(self, node: NodeId, failed: JobFailed) -> list[Action]:

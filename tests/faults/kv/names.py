@@ -18,7 +18,7 @@ from baton_kvstore.data.chunk_format import chunk_spec, epoch_digest, fingerprin
 from baton_kvstore.keys import chunk_key, inbox_key, marker_key
 from baton_protocol.ids import BlockId, Epoch, Fingerprint, NodeId
 from baton_protocol.layout import VALUE_HEADER_BYTES
-from baton_protocol.link import First, PrefillJob, RunJob
+from baton_protocol.link import FirstTokens, PrefillJob, RunJob
 from baton_protocol.request import Request
 from baton_protocol.store import InboxEntry
 from tests.faults.kv.cells import (
@@ -130,7 +130,7 @@ def former_attempt(stage: Stage) -> None:
     def strike(stage: Stage) -> None:
         stage.node("p0").take(PrefillJob(old, decode.name, decode.epoch))
         wrong = tuple(33 for _ in range(3))
-        decode.take(First(old.id, 1, (wrong,)))
+        decode.take(FirstTokens(old.id, 1, (wrong,)))
         stage.spin(
             lambda: any(isinstance(e, InboxEntry) and e.kind == "end" for e in decode.events),
             "the old attempt's inbox",

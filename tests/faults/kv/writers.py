@@ -17,7 +17,7 @@ import msgspec
 from baton_kvstore.keys import marker_key
 from baton_node.store.base import Fetched
 from baton_protocol.layout import VALUE_HEADER_BYTES
-from baton_protocol.link import NoFirst, PrefillJob, RunJob
+from baton_protocol.link import NoFirstTokens, PrefillJob, RunJob
 from tests.faults.kv.cells import CONNECTIONS, Act, Cell, Deadline, Fault
 from tests.faults.kv.values import HIT, SHARDED
 from tests.faults.kv.writer_process import Writing
@@ -97,7 +97,7 @@ def killed(step: Step, *, shards: int, marked: bool, told: bool, placed_again: b
         if placed_again:
             place_again(stage, before)
         else:
-            decode.take(NoFirst(stage.request.id, stage.request.attempt, "its node was lost"))
+            decode.take(NoFirstTokens(stage.request.id, stage.request.attempt, "its node was lost"))
             stage.finish("d0", stage.request)
             assert (HIT in fetched(stage)) == told
             assert set(fetched(stage)) <= {i for i, there in enumerate(before) if there}

@@ -14,7 +14,7 @@ from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_node.ipc.messages import Drain, Drained, FinishChoice, Saved
 from baton_node.store.null_connector import NoStore
 from baton_protocol.ids import Epoch, NodeId
-from baton_protocol.link import Abort, CacheEvents, First, Load, PrefillJob, RunJob
+from baton_protocol.link import Abort, CacheEvents, FirstTokens, Load, PrefillJob, RunJob
 from tests.support.nodes.processes import make_request
 from tests.support.nodes.step_loops import DeskNode, alone, hand_off, settle, spin, store_node
 
@@ -60,7 +60,7 @@ def test_a_request_with_impossible_ids_is_refused_and_the_node_lives(
 
 def test_a_first_word_with_impossible_ids_fails_its_request_alone(node: DeskNode) -> None:
     request = make_request("r", PROMPT)
-    node.take(RunJob(request, await_first=True), First(request.id, 1, ((-5,),)))
+    node.take(RunJob(request, await_first=True), FirstTokens(request.id, 1, ((-5,),)))
     spin([node], lambda: bool(node.failures()), "the refusal")
     assert alone(node, make_request("other", PROMPT))
 
@@ -103,7 +103,7 @@ def test_a_finished_choice_gives_no_more_tokens(node: DeskNode) -> None:
 def test_a_first_word_that_ends_every_choice_leaves_nothing_to_run(node: DeskNode) -> None:
     request = make_request("r", PROMPT)
     node.take(RunJob(request, await_first=True))
-    node.take(First(request.id, 1, ((65,),), finished=(0,)))
+    node.take(FirstTokens(request.id, 1, ((65,),), finished=(0,)))
     settle([node])
     assert not node.tokens("r")
 
@@ -111,7 +111,7 @@ def test_a_first_word_that_ends_every_choice_leaves_nothing_to_run(node: DeskNod
 def test_a_choice_that_ended_at_the_prefill_node_is_not_run(node: DeskNode) -> None:
     request = make_request("r", PROMPT, n=2, seed=3, temperature=1.0)
     node.take(RunJob(request, await_first=True))
-    node.take(First(request.id, 1, ((65,), (66,)), finished=(0,)))
+    node.take(FirstTokens(request.id, 1, ((65,), (66,)), finished=(0,)))
     spin([node], lambda: len(node.ids("r", 1)) == 7, "the other choice")
     assert not node.ids("r", 0)
     assert node.tokens("r")[0].offset == 1
@@ -143,11 +143,11 @@ def test_a_choice_that_came_with_all_its_tokens_only_ends(node: DeskNode) -> Non
 def test_words_for_another_attempt_are_not_heard(node: DeskNode) -> None:
     request = make_request("r", PROMPT, attempt=2)
     node.take(RunJob(request, await_first=True))
-    node.take(First(request.id, 1, ((65,),)), Abort(request.id, 1))
+    node.take(FirstTokens(request.id, 1, ((65,),)), Abort(request.id, 1))
     for _ in range(5):
         node.desk.turn()
     assert not node.tokens("r")
-    node.take(First(request.id, 2, ((65,),)))
+    node.take(FirstTokens(request.id, 2, ((65,),)))
     spin([node], lambda: len(node.ids("r")) == 7, "the end")
 
 
@@ -187,7 +187,7 @@ def test_a_parked_request_gives_its_blocks_to_the_running_batch(store: EmbeddedS
         running = make_request("running", b"x" + PROMPT[:40], max_tokens=150)
         decode.take(RunJob(running))
         spin(both, lambda: len(decode.ids("running")) == 150, "the running one's end")
-        decode.take(First(parked.id, 1, (tuple(prefill.ids("parked")),)))
+        decode.take(FirstTokens(parked.id, 1, (tuple(prefill.ids("parked")),)))
         spin(both, lambda: len(decode.ids("parked")) == 3, "the parked one's end")
         assert decode.desk.counters.fetched_chunks == 16
         assert decode.desk.counters.reused_chunks == 8

@@ -15,7 +15,7 @@ from baton_engine.sim.build import SimSettings
 from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_node.store.null_connector import NoStore
 from baton_protocol.ids import RequestId
-from baton_protocol.link import Abort, First, NoFirst, PrefillJob, RunJob
+from baton_protocol.link import Abort, FirstTokens, NoFirstTokens, PrefillJob, RunJob
 from baton_protocol.request import Request
 from tests.support.nodes.processes import make_request
 from tests.support.nodes.step_loops import DeskNode, alone, settle, spin, store_node
@@ -74,8 +74,8 @@ class Router:
     def say(self, request: Request, first: int | None) -> None:
         del self.waiting[request.id]
         self.running[request.id] = request
-        word = First(request.id, 1, ((first,),)) if first is not None else None
-        self.decode.take(word or NoFirst(request.id, 1, "lost"))
+        word = FirstTokens(request.id, 1, ((first,),)) if first is not None else None
+        self.decode.take(word or NoFirstTokens(request.id, 1, "lost"))
 
     def abort(self, request: Request) -> None:
         del self.waiting[request.id]

@@ -10,7 +10,7 @@ import pytest
 from baton_engine.sim.build import SimSettings
 from baton_node.store.null_connector import NoStore
 from baton_protocol.ids import Epoch, NodeId
-from baton_protocol.link import Abort, NoFirst, PrefillJob, RunJob
+from baton_protocol.link import Abort, NoFirstTokens, PrefillJob, RunJob
 from baton_protocol.request import Request
 from tests.support.nodes.processes import make_request
 from tests.support.nodes.step_loops import DeskNode, alone, settle, spin
@@ -81,7 +81,7 @@ def test_an_abort_of_a_job_that_waits_for_its_first_token_forgets_it(node: DeskN
     request = make_request("r", PROMPT)
     node.take(RunJob(request, await_first=True))
     node.desk.turn()
-    node.take(Abort(request.id, 1), NoFirst(request.id, 1, "late"))
+    node.take(Abort(request.id, 1), NoFirstTokens(request.id, 1, "late"))
     node.desk.turn()
     assert node.desk.idle
     assert not node.engine.has_work()

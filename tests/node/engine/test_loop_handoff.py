@@ -10,7 +10,7 @@ import pytest
 
 from baton_engine.sim.build import SimSettings
 from baton_kvstore.embedded.servers import EmbeddedStore
-from baton_protocol.link import Abort, First, NoFirst, PrefillJob, RunJob
+from baton_protocol.link import Abort, FirstTokens, NoFirstTokens, PrefillJob, RunJob
 from baton_protocol.request import Request
 from tests.support.nodes.processes import make_request
 from tests.support.nodes.step_loops import (
@@ -69,7 +69,7 @@ def test_a_handed_over_request_has_the_ids_of_one_node_alone(
     assert (stats.fetched_tokens, stats.computed_tokens) == (192, 13)
 
 
-@pytest.mark.parametrize("first", [True, False], ids=["First", "NoFirst"])
+@pytest.mark.parametrize("first", [True, False], ids=["FirstTokens", "NoFirstTokens"])
 def test_waiting_for_the_prefill_node_is_told_apart_from_waiting_in_the_queue(
     pair: tuple[DeskNode, DeskNode], first: bool
 ) -> None:
@@ -79,7 +79,7 @@ def test_waiting_for_the_prefill_node_is_told_apart_from_waiting_in_the_queue(
     spin(pair, lambda: decode.desk.counters.fetched_chunks == 6, "the prompt's chunks")
     decode.ahead += 1000
     outputs = (tuple(prefill.ids("r")),)
-    decode.take(First("r", 1, outputs) if first else NoFirst("r", 1, "it is gone"))  # type: ignore[arg-type]
+    decode.take(FirstTokens("r", 1, outputs) if first else NoFirstTokens("r", 1, "it is gone"))  # type: ignore[arg-type]
     finish(pair, request)
     stats = decode.prompted("r").stats
     assert stats.handoff_ms >= 1e6
@@ -149,7 +149,7 @@ def test_announcements_that_come_before_the_job_are_not_lost(
     spin(pair, lambda: bool(prefill.tokens("r")) and prefill.desk.idle, "the prefill job")
     spin(pair, lambda: decode.desk.stashed >= 7, "six chunks and the end in the stash")
     decode.take(RunJob(request, await_first=True))
-    decode.take(First(request.id, 1, (tuple(prefill.ids("r")),)))
+    decode.take(FirstTokens(request.id, 1, (tuple(prefill.ids("r")),)))
     assert finish(pair, request) == undisturbed(request, CHUNK2)
     assert decode.desk.counters.reused_chunks == 6
 
@@ -159,7 +159,7 @@ def test_without_a_first_token_the_decode_node_samples_it_itself(
 ) -> None:
     request = make_request("r", PROMPT[:192])  # chunks cover the prompt: one token is left
     hand_off(*pair, request, say_first=False)
-    pair[1].take(NoFirst(request.id, 1, "the prefill node went away"))
+    pair[1].take(NoFirstTokens(request.id, 1, "the prefill node went away"))
     spin(pair, lambda: len(pair[1].ids("r")) == 8, "the request's end")
     settle(pair)
     assert [pair[1].ids("r")] == undisturbed(request, CHUNK2)
@@ -171,7 +171,7 @@ def test_a_prefill_node_that_never_answers_costs_the_wait_and_no_token(
 ) -> None:
     with closing(store_node("d0", store, CHUNK2, first_wait_s=0.05)) as decode:
         request = make_request("r", PROMPT)
-        decode.take(RunJob(request, await_first=True), NoFirst(request.id, 1, "lost"))
+        decode.take(RunJob(request, await_first=True), NoFirstTokens(request.id, 1, "lost"))
         spin([decode], lambda: len(decode.ids("r")) == 8, "the request's end")
         settle([decode])
         assert [decode.ids("r")] == undisturbed(request, CHUNK2)
@@ -282,7 +282,7 @@ def test_many_requests_at_once_through_a_pool_too_small_for_them(store: Embedded
             for request in requests:
                 if request.id not in known and prefill.tokens(request.id):
                     known.add(request.id)
-                    decode.take(First(request.id, 1, (tuple(prefill.ids(request.id)),)))
+                    decode.take(FirstTokens(request.id, 1, (tuple(prefill.ids(request.id)),)))
             return all(len(decode.ids(request.id)) == 39 for request in requests)
 
         spin(both, over, "all requests")

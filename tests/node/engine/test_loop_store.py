@@ -15,7 +15,7 @@ from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_node.engine.outgoing_blocks import STILL_S
 from baton_node.store.null_connector import NoStore
 from baton_protocol.ids import BlockHash, Epoch, NodeId, RequestId
-from baton_protocol.link import Abort, Load, NoFirst, PrefillJob, RunJob
+from baton_protocol.link import Abort, Load, NoFirstTokens, PrefillJob, RunJob
 from baton_protocol.store import StoreHealth
 from tests.support.nodes.processes import make_request
 from tests.support.nodes.step_loops import DeskNode, alone, hand_off, settle, spin, store_node
@@ -102,7 +102,7 @@ def test_a_store_that_stands_still_is_reported_and_so_is_its_return(
 def test_chunks_of_a_store_in_trouble_are_not_waited_for() -> None:
     node, _ = moody(well=False, first_wait_s=HOUR_S)
     request = make_request("r", PROMPT)
-    node.take(RunJob(request, await_first=True), NoFirst(request.id, 1, "lost"))
+    node.take(RunJob(request, await_first=True), NoFirstTokens(request.id, 1, "lost"))
     spin([node], lambda: len(node.ids("r")) == 8, "the request's end")
     settle([node])
     node.close()

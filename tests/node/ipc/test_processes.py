@@ -26,7 +26,7 @@ from baton_protocol.link import (
     Abort,
     CacheEvents,
     DrainNode,
-    First,
+    FirstTokens,
     JobFailed,
     Load,
     PrefillDone,
@@ -127,7 +127,7 @@ async def test_a_pair_of_nodes_hands_a_request_over_with_the_tokens_of_one(
         done = await lp.prefilled("r")
         assert isinstance(done, PrefillDone)
         assert [choice.choice for choice in done.choices] == [0, 1]
-        await ld.send(First(request.id, 1, tuple(choice.ids for choice in done.choices)))
+        await ld.send(FirstTokens(request.id, 1, tuple(choice.ids for choice in done.choices)))
         deltas = await ld.finished("r", 2)
         assert deltas[-1].stats is not None
         assert deltas[-1].stats.fetched_tokens == 288

@@ -13,7 +13,7 @@ from baton_node.server.unacknowledged_jobs import UnacknowledgedJobs
 from baton_node.store.null_connector import NoStore
 from baton_protocol.errors import ErrorRecord
 from baton_protocol.ids import Epoch, NodeId
-from baton_protocol.link import Abort, JobFailed, Load, NoFirst, PrefillJob, RunJob
+from baton_protocol.link import Abort, JobFailed, Load, NoFirstTokens, PrefillJob, RunJob
 from baton_protocol.store import NodeLoad
 from tests.support.growth import HOUR_S, YEAR_S, broken_numbers, grown, sizes
 from tests.support.nodes.processes import make_request
@@ -40,7 +40,7 @@ def ways(node: DeskNode, hour: int) -> None:
     waits = make_request(f"{name}-waits", prompt(hour + 2))
     node.take(RunJob(waits, await_first=True))
     node.desk.turn()
-    node.take(NoFirst(waits.id, 1, "it is gone"))
+    node.take(NoFirstTokens(waits.id, 1, "it is gone"))
     settle([node])
     node.take(
         PrefillJob(make_request(f"{name}-prefill", prompt(hour + 3)), NodeId("d"), Epoch("e"))

@@ -22,11 +22,11 @@ from baton_protocol.ids import Epoch, NodeId, RequestId
 from baton_protocol.link import (
     Abort,
     DrainNode,
-    First,
+    FirstTokens,
     Hello,
     JobFailed,
     Load,
-    NoFirst,
+    NoFirstTokens,
     PrefillJob,
     ResumeNode,
     RunJob,
@@ -245,9 +245,9 @@ REQUEST = make_request("r", b"p", max_tokens=3)
 FOREIGN: dict[str, ToNode] = {
     "an abort": Abort(REQUEST.id, 1),
     "an abort of any attempt": Abort(REQUEST.id, 1 << 40),
-    "the first token": First(REQUEST.id, 1, ((120,),)),
-    "the end of the request": First(REQUEST.id, 1, ((120,),), finished=(0,)),
-    "that there is none": NoFirst(REQUEST.id, 1, "b says so"),
+    "the first token": FirstTokens(REQUEST.id, 1, ((120,),)),
+    "the end of the request": FirstTokens(REQUEST.id, 1, ((120,),), finished=(0,)),
+    "that there is none": NoFirstTokens(REQUEST.id, 1, "b says so"),
     "the same job": RunJob(REQUEST, await_first=True),
     "a newer attempt": RunJob(msgspec.structs.replace(REQUEST, attempt=2)),
     "a prefill job": PrefillJob(REQUEST, NodeId("d"), Epoch("e")),
@@ -267,10 +267,10 @@ async def test_what_one_router_says_changes_nothing_of_another_s_request(
     if away:
         owner = Pipe("a")
         service.heard(owner, RunJob(REQUEST, await_first=True))
-    service.heard(owner, First(REQUEST.id, 1, ((97,),)))
+    service.heard(owner, FirstTokens(REQUEST.id, 1, ((97,),)))
     service.said(Step(tuple(tokens_of(REQUEST, 0, b"abc"))[1:]))
     assert [delta.text for delta in owner.deltas()] == ["b", "c"]
-    assert engine.heard == [RunJob(REQUEST, await_first=True), First(REQUEST.id, 1, ((97,),))]
+    assert engine.heard == [RunJob(REQUEST, await_first=True), FirstTokens(REQUEST.id, 1, ((97,),))]
     assert other.deltas() == []
     jobs = isinstance(word, RunJob | PrefillJob)
     assert refusals(other) == ([("request_taken", False)] if jobs else [])

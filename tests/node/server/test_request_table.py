@@ -13,9 +13,9 @@ from baton_protocol.errors import DeadlineExceeded
 from baton_protocol.link import (
     Abort,
     Deltas,
-    First,
+    FirstTokens,
     JobFailed,
-    NoFirst,
+    NoFirstTokens,
     PrefillDone,
     RequestStats,
     RunJob,
@@ -109,8 +109,8 @@ def test_an_aborted_request_says_no_more(node: TableNode) -> None:
 def test_words_about_another_attempt_are_not_heard(node: TableNode) -> None:
     request = make_request("r", b"p", attempt=2)
     begin(node, RunJob(request, await_first=True))
-    node.table.first(First(request.id, 1, ((97,),)))
-    node.table.no_first(NoFirst(request.id, 3, "early"))
+    node.table.first(FirstTokens(request.id, 1, ((97,),)))
+    node.table.no_first(NoFirstTokens(request.id, 3, "early"))
     node.table.abort(Abort(request.id, 1))
     assert len(node.sent) == 1
 
@@ -196,7 +196,7 @@ async def test_waits_become_histograms(node: TableNode) -> None:
     request = make_request("r", b"p")
     begin(node, RunJob(request, await_first=True))
     node.clock.advance(0.3)
-    node.table.no_first(NoFirst(request.id, 1, "lost"))
+    node.table.no_first(NoFirstTokens(request.id, 1, "lost"))
     node.table.stepped(prompted(request))
     values = values_of(node.metrics.page())
     assert values["baton_handoff_wait_seconds_sum"] == pytest.approx(0.3)

@@ -9,9 +9,9 @@ from baton_node.server.request_table import Bounds
 from baton_protocol.errors import DeadlineExceeded
 from baton_protocol.link import (
     Abort,
-    First,
+    FirstTokens,
     JobFailed,
-    NoFirst,
+    NoFirstTokens,
     PrefillDone,
     RunJob,
 )
@@ -204,7 +204,7 @@ def test_a_job_sent_again_with_outputs_brings_the_first_token(node: TableNode) -
     lose(node, link)
     had = msgspec.structs.replace(request, outputs=((97,), (120,)))
     back = come_back(node, RunJob(had, finished=(1,)))
-    assert node.sent[-1] == First(request.id, 1, ((97,), (120,)), (1,))
+    assert node.sent[-1] == FirstTokens(request.id, 1, ((97,), (120,)), (1,))
     node.say(*tokens_of(request, 0, b"abc")[1:])
     assert [delta.text for delta in back.deltas()] == ["b", "c"]
     assert back.deltas()[-1].finish == "length"
@@ -217,7 +217,7 @@ def test_a_job_sent_again_without_outputs_brings_the_word_that_there_are_none(
     link = begin(node, RunJob(request, await_first=True))
     lose(node, link)
     come_back(node, RunJob(request))
-    assert isinstance(node.sent[-1], NoFirst)
+    assert isinstance(node.sent[-1], NoFirstTokens)
 
 
 def test_a_job_sent_again_that_still_awaits_its_first_token_goes_on_waiting(
@@ -232,11 +232,11 @@ def test_a_job_sent_again_that_still_awaits_its_first_token_goes_on_waiting(
 def test_a_first_word_that_comes_twice_is_heard_once(node: TableNode) -> None:
     request = make_request("r", b"p")
     link = begin(node, RunJob(request, await_first=True))
-    first = First(request.id, 1, ((0xC3,),))
+    first = FirstTokens(request.id, 1, ((0xC3,),))
     node.table.first(first)
     node.say(*tokens_of(request, 0, "é!".encode(), None)[1:2])
     node.table.first(first)
-    node.table.no_first(NoFirst(request.id, 1, "late"))
+    node.table.no_first(NoFirstTokens(request.id, 1, "late"))
     assert len(node.sent) == 2
     node.say(*tokens_of(request, 0, "é!".encode(), None)[2:])
     assert "".join(delta.text for delta in link.deltas()) == "é!"
@@ -245,12 +245,12 @@ def test_a_first_word_that_comes_twice_is_heard_once(node: TableNode) -> None:
 def test_a_first_word_of_the_wrong_width_is_no_first_word(node: TableNode) -> None:
     request = make_request("r", b"p", n=2)
     begin(node, RunJob(request, await_first=True))
-    node.table.first(First(request.id, 1, ((97,),)))
-    assert isinstance(node.sent[-1], NoFirst)
+    node.table.first(FirstTokens(request.id, 1, ((97,),)))
+    assert isinstance(node.sent[-1], NoFirstTokens)
 
 
 def test_a_first_word_that_ends_every_choice_ends_the_request(node: TableNode) -> None:
     request = make_request("r", b"p")
     begin(node, RunJob(request, await_first=True))
-    node.table.first(First(request.id, 1, ((97,),), finished=(0,)))
+    node.table.first(FirstTokens(request.id, 1, ((97,),), finished=(0,)))
     assert len(node.table) == 0

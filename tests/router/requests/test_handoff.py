@@ -11,7 +11,7 @@ import pytest
 
 from baton_protocol.errors import ErrorRecord
 from baton_protocol.ids import Fingerprint
-from baton_protocol.link import Abort, First, NoFirst, PrefillJob, RunJob
+from baton_protocol.link import Abort, FirstTokens, NoFirstTokens, PrefillJob, RunJob
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.waiting import until, until_is
 
@@ -61,7 +61,7 @@ async def test_a_split_request_is_one_answer(
         assert run.request == job.request
         assert run.request.params.seed is not None
         assert run.request.id == headers["x-baton-request-id"]
-        (first,) = decode.got_of(First)
+        (first,) = decode.got_of(FirstTokens)
         assert first.outputs == ((ord("H"),),)
 
 
@@ -75,7 +75,7 @@ async def test_every_choice_is_handed_over_and_told_apart(
         prompts = [bytes(choice["prompt_token_ids"]) for choice in body["choices"]]
         assert prompts == [b"ab"] * 3 + [b"cd"] * 3
         assert body["usage"]["completion_tokens"] == 18
-        assert len(decode.got_of(First)) == 2
+        assert len(decode.got_of(FirstTokens)) == 2
 
 
 async def test_a_request_that_ends_with_its_first_token_frees_the_decode_node(
@@ -85,7 +85,7 @@ async def test_a_request_that_ends_with_its_first_token_frees_the_decode_node(
         body = (await completion(client, max_tokens=1))[1]
         assert (body["choices"][0]["text"], body["choices"][0]["finish_reason"]) == ("H", "length")
         await until(lambda: decode.got_of(Abort))
-        assert decode.got_of(First) == []
+        assert decode.got_of(FirstTokens) == []
 
 
 @pytest.mark.parametrize("bad_day", ["fail", "vanish"])
@@ -100,7 +100,7 @@ async def test_a_prefill_node_that_fails_costs_nothing_but_time(
             await prefill.stop()
         status, body, _ = await answer
         assert (status, body["choices"][0]["text"]) == (200, "Hello, world!")
-        assert len(decode.got_of(NoFirst)) == 1
+        assert len(decode.got_of(NoFirstTokens)) == 1
 
 
 async def test_a_final_failure_of_the_decode_node_is_the_clients_error(

@@ -15,9 +15,9 @@ from baton_protocol.link import (
     DRAINED,
     Abort,
     Delta,
-    First,
+    FirstTokens,
     JobFailed,
-    NoFirst,
+    NoFirstTokens,
     PrefillDone,
     PrefillJob,
     RequestStats,
@@ -101,7 +101,7 @@ def test_first_tokens_go_to_the_client_and_to_the_decode_node() -> None:
     firsts = (delta(0, 0, 7, text="x"), delta(1, 0, 8, text="y", finish="stop"))
     actions = rec.on_prefill_done(PREFILL, done(*firsts))
     assert emitted(actions) == list(firsts)
-    assert frames(actions, First) == [(DECODE, First(RID, 1, ((7,), (8,)), (1,)))]
+    assert frames(actions, FirstTokens) == [(DECODE, FirstTokens(RID, 1, ((7,), (8,)), (1,)))]
     assert rec.cached_tokens == 1
 
 
@@ -119,7 +119,7 @@ def test_a_prefill_answer_that_is_none_costs_time_only(choices: list[Delta]) -> 
     rec = record()
     actions = rec.on_prefill_done(PREFILL, done(*choices))
     assert [type(action) for action in actions] == [Send]
-    assert [node for node, _ in frames(actions, NoFirst)] == [DECODE]
+    assert [node for node, _ in frames(actions, NoFirstTokens)] == [DECODE]
     assert emitted(rec.on_delta(DECODE, delta(0, 0, 5))) == [delta(0, 0, 5)]
 
 
@@ -127,7 +127,7 @@ def test_a_prefill_answer_that_is_none_costs_time_only(choices: list[Delta]) -> 
 def test_a_failed_prefill_job_costs_time_only(told: ErrorRecord) -> None:
     rec = record()
     actions = rec.on_failed(PREFILL, JobFailed(RID, 1, told))
-    assert actions == [Send(DECODE, NoFirst(RID, 1, told.message))]
+    assert actions == [Send(DECODE, NoFirstTokens(RID, 1, told.message))]
     assert emitted(rec.on_delta(DECODE, delta(0, 0, 5))) == [delta(0, 0, 5)]
 
 
@@ -239,7 +239,7 @@ def test_a_lost_prefill_node_leaves_the_request_parked_until_its_owner_decides()
     assert actions == [Send(PREFILL, Abort(RID, 1)), Regroup("link", PREFILL)]
     assert rec.on_prefill_done(PREFILL, done(delta(0, 0, 7))) == []
     assert rec.on_delta(DECODE, delta(0, 0, 5)) == []
-    assert rec.no_first("it is gone") == [Send(DECODE, NoFirst(RID, 1, "it is gone"))]
+    assert rec.no_first("it is gone") == [Send(DECODE, NoFirstTokens(RID, 1, "it is gone"))]
     assert emitted(rec.on_delta(DECODE, delta(0, 0, 5))) == [delta(0, 0, 5)]
 
 

@@ -23,9 +23,9 @@ from baton_protocol.link import (
     Abort,
     Delta,
     DrainNode,
-    First,
+    FirstTokens,
     JobFailed,
-    NoFirst,
+    NoFirstTokens,
     PrefillDone,
     PrefillJob,
     RequestStats,
@@ -118,7 +118,7 @@ class ModelNode:
                 self.job = None
                 return
             self.job.awaits_first = False
-            if isinstance(frame, First):
+            if isinstance(frame, FirstTokens):
                 self.job.have = [len(ids) for ids in frame.outputs]
                 self.job.open -= set(frame.finished)
 
@@ -414,9 +414,9 @@ class Pool(RuleBasedStateMachine):
             assert frame.request.attempt == attempt
             assert [list(ids) for ids in frame.request.outputs] == self.told
         else:
-            assert isinstance(frame, First | NoFirst)
+            assert isinstance(frame, FirstTokens | NoFirstTokens)
             assert frame.attempt == attempt
-            assert not (isinstance(frame, NoFirst) and any(self.told))
+            assert not (isinstance(frame, NoFirstTokens) and any(self.told))
         assert send.node in self.serving[attempt]
 
     # --- what always holds ------------------------------------------------------------------------

@@ -12,7 +12,15 @@ from typing import Any, Literal
 import pytest
 
 from baton_protocol.ids import Fingerprint
-from baton_protocol.link import Abort, DrainNode, First, NoFirst, PrefillJob, RunJob, ToNode
+from baton_protocol.link import (
+    Abort,
+    DrainNode,
+    FirstTokens,
+    NoFirstTokens,
+    PrefillJob,
+    RunJob,
+    ToNode,
+)
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.pools.failing_pool import REPLY, join, text
 from tests.support.waiting import until
@@ -243,7 +251,9 @@ def words(frames: Iterable[ToNode]) -> list[str]:
         elif isinstance(frame, Abort):
             said.append(f"abort {frame.attempt}")
         else:
-            said.append({First: "first", NoFirst: "no first", DrainNode: "drain"}[type(frame)])
+            said.append(
+                {FirstTokens: "first", NoFirstTokens: "no first", DrainNode: "drain"}[type(frame)]
+            )
     return said
 
 

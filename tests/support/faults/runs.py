@@ -15,7 +15,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from baton_kvstore.keys import marker_key
 from baton_protocol.hashing import chunk_hashes, extend_hashes, root_hash
 from baton_protocol.ids import Fingerprint
-from baton_protocol.link import Deltas, First, PrefillDone, PrefillJob, RunJob, ToNode, ToRouter
+from baton_protocol.link import (
+    Deltas,
+    FirstTokens,
+    PrefillDone,
+    PrefillJob,
+    RunJob,
+    ToNode,
+    ToRouter,
+)
 from tests.support.clients.http import exchange
 from tests.support.clients.streams import Told, ask
 from tests.support.faults.cases import PATH, SIZES, Case, Sizes, make_cases
@@ -79,7 +87,7 @@ class FaultRun:
             "job sent": (self._is_job(PrefillJob), True),
             "parked": (self._is_job(RunJob), True),
             "first computed": (self._is_first(PrefillDone), False),
-            "first told": (self._is_first(First), False),
+            "first told": (self._is_first(FirstTokens), False),
             "mid-stream": (self._reaches(self._target.middle), True),
             "one left": (self._reaches(self._target.tokens - 1), True),
             "last lost": (self._reaches(self._target.tokens), False),
@@ -95,7 +103,9 @@ class FaultRun:
         prompt = tuple(self._target.prompt)
         return lambda frame: isinstance(frame, kind) and frame.request.prompt_ids == prompt
 
-    def _is_first(self, kind: type[PrefillDone | First]) -> Callable[[ToNode | ToRouter], bool]:
+    def _is_first(
+        self, kind: type[PrefillDone | FirstTokens]
+    ) -> Callable[[ToNode | ToRouter], bool]:
         return lambda frame: isinstance(frame, kind) and frame.request == self._id()
 
     def _reaches(self, tokens: int) -> Callable[[ToNode | ToRouter], bool]:

@@ -24,7 +24,7 @@ from baton_node.store.null_connector import NoStore
 from baton_node.store.redis_connector import StoreAddress
 from baton_protocol.hashing import chunk_hashes
 from baton_protocol.ids import BlockHash, Epoch, NodeId, RequestId
-from baton_protocol.link import First, PrefillJob, RunJob
+from baton_protocol.link import FirstTokens, PrefillJob, RunJob
 from baton_protocol.request import Request
 from baton_protocol.store import Marker
 from baton_protocol.wire import Codec
@@ -293,7 +293,7 @@ class Stage:
         request, node = request or self.request, self.node(prefill)
         self.spin(lambda: bool(node.tokens(request.id)), "the first token", self._left())
         first = (tuple(node.ids(request.id)),)
-        self.node(decode).take(First(request.id, request.attempt, first))
+        self.node(decode).take(FirstTokens(request.id, request.attempt, first))
         self.finish(decode, request, first=len(first[0]))
 
     def strike(self, act: Callable[[Stage], None]) -> None:

@@ -26,11 +26,11 @@ from baton_protocol.link import (
     Delta,
     Deltas,
     DrainNode,
-    First,
+    FirstTokens,
     Hello,
     JobFailed,
     Load,
-    NoFirst,
+    NoFirstTokens,
     PrefillDone,
     PrefillJob,
     RequestStats,
@@ -130,7 +130,7 @@ class FakeNode:
         self._awake.set()
         self._decoder, self._encoder = to_node_codec(), to_router_codec()
         self._jobs: dict[RequestId, asyncio.Task[None]] = {}
-        self._firsts: dict[RequestId, asyncio.Future[First | NoFirst]] = {}
+        self._firsts: dict[RequestId, asyncio.Future[FirstTokens | NoFirstTokens]] = {}
         self._runner: web.AppRunner | None = None
 
     def rename(self, name: str) -> None:
@@ -324,7 +324,7 @@ class FakeNode:
             return
         if job.await_first:
             word = await self._firsts[request.id]
-            if isinstance(word, First):
+            if isinstance(word, FirstTokens):
                 outputs, ended = word.outputs, set(word.finished)
         length = self._length(request)
         until = length // 2 if self.script.run == "half" else length

@@ -20,7 +20,7 @@ from baton_node.store.base import Connector
 from baton_node.store.null_connector import NoStore
 from baton_node.store.redis_connector import StoreAddress, StoreConnector
 from baton_protocol.ids import Epoch, NodeId
-from baton_protocol.link import First, JobFailed, PrefillJob, RunJob
+from baton_protocol.link import FirstTokens, JobFailed, PrefillJob, RunJob
 from baton_protocol.request import Request
 
 PATIENCE_S = 120.0
@@ -160,7 +160,7 @@ def hand_off(
     spin(both, lambda: len(prefill.tokens(request.id)) == len(choices), "the first tokens")
     if say_first:
         outputs = tuple(tuple(prefill.ids(request.id, choice)) for choice in choices)
-        decode.take(First(request.id, request.attempt, outputs))
+        decode.take(FirstTokens(request.id, request.attempt, outputs))
 
 
 def alone(node: DeskNode, request: Request) -> list[list[int]]:
