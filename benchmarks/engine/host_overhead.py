@@ -30,7 +30,8 @@ from unittest.mock import patch
 
 import torch
 
-from baton_engine.attention.torch_backend import StepAttention, TorchAttention
+from baton_engine.attention.interface import StepAttention
+from baton_engine.attention.torch_backend import TorchAttention
 from baton_engine.config.model_config import ModelConfig, RopeConfig
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.interface import EngineInfo, KVMemory, Ready, Row, RowResult, Runner, Sampled

@@ -22,7 +22,12 @@ FILES = {
     "text/baton_text/__init__.py": "",
     "text/baton_text/bytes.py": "import os\n",
     "text/baton_text/pieces/__init__.py": "",
-    "text/baton_text/pieces/cut.py": "from baton_text import bytes\n\n\ndef cut(a, *, b=1):\n    pass\n",
+    "text/baton_text/pieces/cut.py": """
+from baton_text import bytes
+
+def cut(a, *, b=1):
+    pass
+""",
     "text/baton_text/pieces/join.py": """
 class Join:
     async def late(self, a, b, /):

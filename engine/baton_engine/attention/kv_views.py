@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from baton_engine.kv.kv_pool import TorchMemory, stage
+from baton_engine.kv.kv_pool import TorchMemory
+from baton_engine.kv.staging import stage
 
 Positions = npt.NDArray[np.int64]
 Table = npt.NDArray[np.int64]

@@ -11,7 +11,8 @@ from typing import Literal
 
 import torch
 
-from baton_engine.attention.torch_backend import AttentionBackend, TorchAttention
+from baton_engine.attention.interface import AttentionBackend
+from baton_engine.attention.torch_backend import TorchAttention
 from baton_engine.config.model_config import ModelConfig
 from baton_engine.errors import SettingsError
 from baton_engine.kv.kv_pool import TorchMemory

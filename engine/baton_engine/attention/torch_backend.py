@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -24,6 +23,7 @@ import torch.nn.functional as F
 
 from baton_engine.attention.cascade import PrefixedRows, row_blocks, shared_prefixes
 from baton_engine.attention.cpu_bf16 import multiplies_bf16, prompt_attention
+from baton_engine.attention.interface import KVSlots
 from baton_engine.attention.kv_views import TUNED, PagedKV, Positions, Table, Tuning, Visible
 from baton_engine.attention.torch_decode import (
     DecodeRows,
@@ -34,49 +34,14 @@ from baton_engine.attention.torch_decode import (
     rows_in_place,
 )
 from baton_engine.interface import Row
-from baton_engine.kv.kv_pool import TorchMemory, stage
+from baton_engine.kv.kv_pool import TorchMemory
+from baton_engine.kv.staging import stage
 
 # Blocks that one padded group may gather: bounds the workspace (8192 blocks of 16 tokens, 8 kv
 # heads of 128 in bf16 are 512 MiB), not the length of a single row.
 MAX_GROUP_BLOCKS = 8192
 # Below this many blocks a row joins any group: padding costs less than another call.
 SMALL_ROW_BLOCKS = 16
-
-
-@dataclass(frozen=True, slots=True)
-class KVSlots:
-    """Where a step's tokens have their KV: token t at pool[s // B, layer, K or V, :, s % B], with
-    s = slots_T[t]; a negative slot has no place, and nothing is stored."""
-
-    pool: torch.Tensor  # [P, L, 2, K, B, H]
-    slots_T: torch.Tensor  # int64
-
-
-class StepAttention(Protocol):
-    """Attention of one step, called by each layer in turn."""
-
-    def slots(self) -> KVSlots:
-        """For a kernel that stores K and V itself."""
-        ...
-
-    def attend(
-        self,
-        layer: int,
-        q_TNH: torch.Tensor,
-        k_TKH: torch.Tensor,
-        v_TKH: torch.Tensor,
-        *,
-        stored: bool = False,
-    ) -> torch.Tensor:
-        """Store K and V, unless a kernel has `stored` them already, then attend; [T, N, H]."""
-        ...
-
-
-class AttentionBackend(Protocol):
-    def begin(self, rows: Sequence[Row]) -> StepAttention:
-        """Prepare a step whose tokens are the rows' tokens one after another. One-token rows that
-        stand together are computed together."""
-        ...
 
 
 class TorchAttention:

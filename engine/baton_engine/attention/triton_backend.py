@@ -15,11 +15,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from baton_engine.attention.torch_backend import KVSlots
+from baton_engine.attention.interface import KVSlots
 from baton_engine.attention.triton_paged_attention import PagedRows, paged_attention, splits_for
 from baton_engine.attention.triton_store_kv import store_kv
 from baton_engine.interface import Row
-from baton_engine.kv.kv_pool import TorchMemory, stage
+from baton_engine.kv.kv_pool import TorchMemory
+from baton_engine.kv.staging import stage
 
 # Parts of the staged buffer begin at multiples of this many int32 (128 bytes): triton compiles a
 # kernel anew for a pointer that is not a multiple of 16 bytes.

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from baton_engine.attention.torch_backend import KVSlots
+from baton_engine.attention.interface import KVSlots
 
 
 def store_kv(slots: KVSlots, layer: int, k_TKH: torch.Tensor, v_TKH: torch.Tensor) -> None:

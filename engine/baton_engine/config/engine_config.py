@@ -12,6 +12,10 @@ from pathlib import Path
 
 from baton_engine.errors import SettingsError
 
+# In bf16 on a CPU a prompt's scores are computed some at a time, 4 MB: more leave the cache between
+# two passes over them. Each is there as two products, in float32 twice, and as a weight.
+SCORES_AT_ONCE = 1 << 20
+
 DTYPE_CHOICES = ("auto", "float32", "bfloat16")
 DEVICE_CHOICES = ("cpu", "cuda", "cuda:N")
 DEVICES = re.compile(r"cpu|cuda(:\d+)?", re.ASCII)

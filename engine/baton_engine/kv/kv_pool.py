@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +23,7 @@ import torch
 
 from baton_engine.errors import SettingsError
 from baton_engine.kv.cpu_offload import no_memory
+from baton_engine.kv.staging import stage
 from baton_protocol.ids import BlockId
 from baton_protocol.layout import KVLayout
 
@@ -35,15 +35,6 @@ TORCH_DTYPES = {
 STAGING_BYTES = 8 << 20
 
 Bytes = npt.NDArray[np.uint8]
-
-
-def stage(array: np.ndarray[Any, Any], device: torch.device) -> torch.Tensor:
-    """A host array on the device. On CUDA through pinned memory, so that the copy overlaps; the
-    caching host allocator keeps the staging alive until the copy is done."""
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
-    if device.type == "cpu":
-        return tensor
-    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 class TorchMemory:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from baton_engine.attention.torch_backend import StepAttention
+from baton_engine.attention.interface import StepAttention
 from baton_engine.config.model_config import ModelConfig
 from baton_engine.layers.linear_method import packed_product, plain_product
 from baton_engine.layers.parameter import WeightSlots

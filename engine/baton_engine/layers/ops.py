@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from baton_engine.attention.cpu_bf16 import rms_norm
-from baton_engine.attention.torch_backend import StepAttention
+from baton_engine.attention.interface import StepAttention
 from baton_engine.layers.rotary import HeadNorm, RopeTables, rotate
 from baton_engine.sampling.metadata import Draws
 from baton_engine.sampling.sampler import draw

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from baton_engine.attention.torch_backend import StepAttention
+from baton_engine.attention.interface import StepAttention
 from baton_engine.layers.rotary import HeadNorm, RopeTables
 from baton_engine.layers.triton_norm import add_norm
 from baton_engine.layers.triton_rope_store import rotate_store

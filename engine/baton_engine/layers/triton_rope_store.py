@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from baton_engine.attention.torch_backend import KVSlots
+from baton_engine.attention.interface import KVSlots
 from baton_engine.layers.rotary import HeadNorm, RopeTables
 
 # Heads that one program takes at most: 16 of 128 are 2,048 numbers, enough for 4 warps.

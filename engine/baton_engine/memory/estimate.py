@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from baton_engine.config.engine_config import SCORES_AT_ONCE
 from baton_engine.config.model_config import ModelConfig
 from baton_protocol.layout import ITEM_BYTES, KVLayout
 
@@ -31,9 +32,6 @@ SAMPLING_BYTES = {"triton": 12, "torch": 32}
 # Without kernels rows that decode are computed in groups that see no more.
 GROUP_BLOCKS = 8192
 SCORE_BYTES = 20  # its place, and three times the score
-# In bf16 on a CPU a prompt's scores are computed some at a time, 4 MB: more leave the cache between
-# two passes over them. Each is there as two products, in float32 twice, and as a weight.
-SCORES_AT_ONCE = 1 << 20
 PRODUCT_BYTES = 14
 # Libraries' workspaces, small tensors, what the allocator cannot use again.
 SPARE_BYTES = {"cpu": 64 << 20, "cuda": 384 << 20}

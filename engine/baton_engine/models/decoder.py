@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from baton_engine.attention.torch_backend import StepAttention
+from baton_engine.attention.interface import StepAttention
 from baton_engine.config.model_config import ModelConfig
 from baton_engine.layers.decoder_layers import Attention, GatedMLP, RMSNorm
 from baton_engine.layers.linear_method import Product, head_product

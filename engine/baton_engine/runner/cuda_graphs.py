@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from baton_engine.attention.torch_backend import AttentionBackend, KVSlots, StepAttention
+from baton_engine.attention.interface import AttentionBackend, KVSlots, StepAttention
 from baton_engine.interface import Row
 from baton_engine.kv.kv_pool import TorchMemory
 from baton_engine.models.decoder import Decoder

@@ -19,9 +19,10 @@ from itertools import islice
 import numpy as np
 import torch
 
-from baton_engine.attention.torch_backend import AttentionBackend
+from baton_engine.attention.interface import AttentionBackend
 from baton_engine.interface import Launched, PromptAsk, Row, RowResult
-from baton_engine.kv.kv_pool import TorchMemory, stage
+from baton_engine.kv.kv_pool import TorchMemory
+from baton_engine.kv.staging import stage
 from baton_engine.models.decoder import Decoder
 from baton_engine.runner.batch_layout import Ints, Layout, after_of, launched, plain_results
 from baton_engine.runner.cuda_graphs import DecodeSteps

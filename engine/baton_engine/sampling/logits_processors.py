@@ -25,7 +25,7 @@ import numpy.typing as npt
 import torch
 
 from baton_engine.interface import ListedIds, PenaltyCounts, Sample
-from baton_engine.kv.kv_pool import stage
+from baton_engine.kv.staging import stage
 from baton_protocol.sampling import SamplingParams
 
 Pairs = tuple[torch.Tensor, torch.Tensor]  # rows [N] and ids [N]

@@ -24,7 +24,7 @@ import numpy.typing as npt
 import torch
 
 from baton_engine.interface import Sample
-from baton_engine.kv.kv_pool import stage
+from baton_engine.kv.staging import stage
 from baton_engine.sampling.gumbel import MASK_64, keys_at, noise_stream
 from baton_protocol.sampling import SamplingParams
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from baton_engine.interface import Sample, Sampled
-from baton_engine.kv.kv_pool import stage
+from baton_engine.kv.staging import stage
 from baton_engine.sampling.gumbel import gumbel
 from baton_engine.sampling.logits_processors import changed_logits
 from baton_engine.sampling.logprobs import Logprobs, logprobs_of

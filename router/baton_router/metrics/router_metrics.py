@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -19,7 +17,7 @@ from baton_protocol.link import RequestStats
 from baton_router.metrics.demand import Demand
 from baton_router.metrics.histograms import Timings
 from baton_router.nodes.pool_view import LOAD_NUMBERS, NodeView, PoolView, state_of
-from baton_router.placement.policy import Placement
+from baton_router.placement.policy import Placement, PredictionError
 
 _SECONDS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10, 30, 60, 120)
 _RATIOS = (0.1, 0.25, 0.5, 0.75, 0.9, 1.1, 1.25, 1.5, 2, 4, 10, 100)
@@ -61,18 +59,6 @@ _PUBLIC = {
     "host_bytes": "baton_kv_host_bytes_held",
     "host_total_blocks": "baton_kv_host_blocks",
 }
-
-
-Way = Literal["split", "whole"]
-
-
-@dataclass(frozen=True, slots=True)
-class Miss:
-    """A prediction and what it came to, in seconds."""
-
-    way: Way
-    predicted_s: float
-    measured_s: float
 
 
 class RouterMetrics:
@@ -198,7 +184,7 @@ class RouterMetrics:
         if attempt > 1:
             self._recomputed.inc(stats.computed_tokens)
 
-    def missed(self, miss: Miss) -> None:
+    def missed(self, miss: PredictionError) -> None:
         """How far a prediction was from what came."""
         self._error.labels(miss.way).observe(abs(miss.measured_s - miss.predicted_s))
         if miss.predicted_s > COUNTED_S:

@@ -21,7 +21,7 @@ import logging
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 import aiohttp
@@ -42,7 +42,12 @@ from baton_protocol.link import (
 from baton_protocol.store import Kind, NodeReport, differing
 from baton_router.nodes.kv_events import KVEventListener
 from baton_router.nodes.link import LATE_S, Flaw, Loss, NodeLink
-from baton_router.nodes.model_artifacts import FetchError, ModelStore, PoolModel, TooLargeError
+from baton_router.nodes.model_artifacts import (
+    FetchError,
+    ModelStore,
+    Serving,
+    TooLargeError,
+)
 from baton_router.nodes.pool_view import NodeView, PoolView
 from baton_text.artifacts import ArtifactError
 
@@ -78,23 +83,6 @@ class RequestListener(Protocol):
     def on_change(self) -> None:
         """A request that found no place may find one now."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Serving:
-    """One kind that the pool serves: a model, its limits, and one of its nodes. Of new requests it
-    gets a share by its `weight`, and answers them under `name`, one of its `names`. `made` is when
-    the files of its model were written, in Unix seconds; 0 where no node says it."""
-
-    kind: Kind
-    model: PoolModel
-    names: tuple[str, ...]
-    name: str
-    max_model_len: int
-    vocab_size: int
-    sample: NodeReport
-    weight: int
-    made: int = 0
 
 
 class Fleet:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import aiohttp
 
 from baton_protocol.link import ARTIFACTS_PATH
-from baton_protocol.store import NodeReport
+from baton_protocol.store import Kind, NodeReport
 from baton_router.settings import Bounds
 from baton_text.chat import ChatTemplate
 from baton_text.defaults import generation_defaults
@@ -161,3 +161,20 @@ def _assemble(artifacts: dict[str, bytes]) -> PoolModel:
         template=ChatTemplate.from_artifacts(artifacts),
         defaults=generation_defaults(artifacts),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """One kind that the pool serves: a model, its limits, and one of its nodes. Of new requests it
+    gets a share by its `weight`, and answers them under `name`, one of its `names`. `made` is when
+    the files of its model were written, in Unix seconds; 0 where no node says it."""
+
+    kind: Kind
+    model: PoolModel
+    names: tuple[str, ...]
+    name: str
+    max_model_len: int
+    vocab_size: int
+    sample: NodeReport
+    weight: int
+    made: int = 0

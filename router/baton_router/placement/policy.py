@@ -27,6 +27,8 @@ from baton_router.placement.cost import (
 )
 from baton_router.settings import Handoff, MissingRole, Ranking
 
+Way = Literal["split", "whole"]
+
 Reason = Literal[
     "split",
     "always",
@@ -336,3 +338,12 @@ def _store(prices: NodeCosts, node: int) -> str:
         return ""
     ways = f"fetch {prices.store_ms[node]:.1f} ms, compute {prices.store_compute_ms[node]:.1f} ms"
     return f"; store has {chunks} {'chunk' if chunks == 1 else 'chunks'}: {ways}"
+
+
+@dataclass(frozen=True, slots=True)
+class PredictionError:
+    """A prediction and what it came to, in seconds."""
+
+    way: Way
+    predicted_s: float
+    measured_s: float

@@ -13,7 +13,7 @@ from baton_protocol.errors import Unavailable
 from baton_protocol.ids import BlockHash, NodeId, RequestId
 from baton_protocol.request import Request
 from baton_protocol.store import Kind
-from baton_router.nodes.fleet import Serving
+from baton_router.nodes.model_artifacts import Serving
 from baton_router.nodes.pool_view import PoolView
 from baton_router.placement.policy import Placement
 from baton_router.requests.actions import Cause

@@ -12,8 +12,7 @@ from typing import Literal
 
 from baton_protocol.ids import NodeId
 from baton_protocol.link import RequestStats
-from baton_router.metrics.router_metrics import Miss, Way
-from baton_router.placement.policy import Considered, Placement
+from baton_router.placement.policy import Considered, Placement, PredictionError, Way
 from baton_router.requests.actions import Cause
 
 # How a request ended: with its last token, with an error, without its client.
@@ -109,7 +108,7 @@ class Timeline:
         self.attempts.append(Attempt(number, placement, known, now))
         self.silent = True
 
-    def spoke(self, now: float, *, handed: bool) -> Miss | None:
+    def spoke(self, now: float, *, handed: bool) -> PredictionError | None:
         """New tokens of a `silent` attempt. `handed`: the decode node has its prefill node's
         word. Return what its prediction came to, if it has by this."""
         attempt = self.attempts[-1]
@@ -121,7 +120,7 @@ class Timeline:
         attempt.decoding_at = now
         if attempt.alone_at is not None:
             return None
-        return Miss(attempt.way, attempt.expected_ms / 1000, now - attempt.placed_at)
+        return PredictionError(attempt.way, attempt.expected_ms / 1000, now - attempt.placed_at)
 
     def alone(self, now: float) -> None:
         """The decode node is to compute the prompt, also where the attempt seemed to be over."""

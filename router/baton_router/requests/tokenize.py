@@ -21,7 +21,7 @@ from baton_protocol.ids import BlockHash, RequestId
 from baton_protocol.request import Request
 from baton_protocol.store import NodeReport
 from baton_router.auth import Tenant
-from baton_router.nodes.fleet import Serving
+from baton_router.nodes.model_artifacts import Serving
 from baton_router.openai.endpoint import Call, Prompt, TextPrompt, Truncation
 from baton_router.openai.sampling_params import check_scores, complete
 from baton_router.requests.in_flight import Prepared

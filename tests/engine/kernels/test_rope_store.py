@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from baton_engine.attention.torch_backend import KVSlots
+from baton_engine.attention.interface import KVSlots
 from baton_engine.config.model_config import RopeConfig
 from baton_engine.layers.ops import TORCH_OPS
 from baton_engine.layers.rotary import HeadNorm, Rope, RopeTables

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from baton_engine.attention.torch_backend import KVSlots
+from baton_engine.attention.interface import KVSlots
 from baton_engine.attention.triton_store_kv import store_kv
 from tests.support.engines.kernels import DEVICE, DTYPES, can_compute, noise
 

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from baton_engine.attention.torch_backend import StepAttention, TorchAttention
+from baton_engine.attention.interface import StepAttention
+from baton_engine.attention.torch_backend import TorchAttention
 from baton_engine.attention.triton_backend import TritonAttention
 from baton_engine.interface import Row
 from baton_engine.kv.kv_pool import TorchMemory

@@ -6,8 +6,7 @@ from typing import Any
 
 from baton_protocol.ids import NodeId
 from baton_protocol.link import RequestStats
-from baton_router.metrics.router_metrics import Miss
-from baton_router.placement.policy import Considered, Placement
+from baton_router.placement.policy import Considered, Placement, PredictionError
 from baton_router.requests.timeline import MAX_ATTEMPTS, MAX_WAITS, PlacementBasis, Timeline
 
 KNOWN = PlacementBasis(store_up=True, chunks=4, stored_chunks=2)
@@ -41,7 +40,7 @@ def placement(prefill: NodeId | None = None, **changes: Any) -> Placement:
 def test_one_node_s_prediction_is_measured_at_its_first_token() -> None:
     story = Timeline(0.0)
     story.placed(1, placement(), KNOWN, 10.0)
-    assert story.spoke(10.05, handed=False) == Miss("whole", 0.04, 10.05 - 10.0)
+    assert story.spoke(10.05, handed=False) == PredictionError("whole", 0.04, 10.05 - 10.0)
     assert not story.silent
 
 
@@ -50,7 +49,7 @@ def test_a_pair_s_prediction_is_measured_at_the_decode_node_s_own_token() -> Non
     story.placed(1, placement(PREFILL), KNOWN, 10.0)
     assert story.spoke(10.5, handed=False) is None
     assert story.silent
-    assert story.spoke(11.0, handed=True) == Miss("split", 0.04, 1.0)
+    assert story.spoke(11.0, handed=True) == PredictionError("split", 0.04, 1.0)
     (attempt,) = story.attempts
     assert (attempt.first_at, attempt.decoding_at) == (10.5, 11.0)
 
@@ -60,7 +59,7 @@ def test_what_a_way_costs_others_is_not_expected_of_the_request_itself() -> None
     story = Timeline(0.0)
     story.placed(1, placement(considered=weighed), KNOWN, 0.0)
     assert story.attempts[0].chosen == weighed[1]
-    assert story.spoke(1.0, handed=False) == Miss("whole", 0.025, 1.0)
+    assert story.spoke(1.0, handed=False) == PredictionError("whole", 0.025, 1.0)
 
 
 def test_a_pair_that_lost_its_prefill_node_proves_no_prediction_wrong() -> None:
