@@ -1,6 +1,6 @@
 """Puts a torch engine together: settings and a model folder in, an EngineCore out.
 
-What can be wrong is found, in one line, before the weights are read (see `torch_plan`). Then: read
+What can be wrong is found, in one line, before the weights are read (see `runner.plan`). Then: read
 them, on CUDA see what the largest step takes and size the KV pool by it, warm steps of all sizes.
 """
 

@@ -1,7 +1,7 @@
 """What the engine is to the rest of a node; imports no torch.
 
     Engine        (EngineCore, in `core`) one scheduler and one block manager over a Runner
-    Runner        computes a step: `torch_runner` on real weights, `sim` on a timing model
+    Runner        computes a step: `runner` on real weights, `sim` on a timing model
     KVMemory      the paged pool as bytes, for transfers
 
 All of Engine is called by one thread, the step loop. KVMemory may be used by transfer threads,

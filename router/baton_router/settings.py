@@ -76,8 +76,8 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     request is closed after `idle_timeout_s`: longer than what is before a router keeps it, or that
     may send a request into a connection that is just being closed.
 
-    `api_keys` is a file (see `tenants`), "" asks nobody for a key; `tenants` is one of what each
-    tenant may (see `limits`); both are read again when they change. `admin_key` opens /pool,
+    `api_keys` is a file (see `auth`), "" asks nobody for a key; `tenants` is one of what each
+    tenant may (see `tenant_limits`); both are read again when they change. `admin_key` opens /pool,
     /metrics and the routes that drain nodes, beside the admins' keys of the file. With `sharing`
     "tenant" no tenant's KV serves another; their names' salts are derived from `tenant_secret`,
     which all routers of a pool share.
@@ -85,7 +85,7 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     `expect_nodes` are names of nodes that `/ready?all=1` waits for, beside those that are found.
 
     `allowed_hosts` are names that it answers to, beside those of this machine where it listens on
-    a loopback address, and pages of `cors_origins` may use it (see `pages`).
+    a loopback address, and pages of `cors_origins` may use it (see `browser_guard`).
 
     `worker_socket` is the unix socket of one worker among several on the same port, beside those of
     its siblings (see `workers`); "" listens alone.

@@ -110,7 +110,8 @@ def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
 @pytest.mark.integration
 def test_settings_and_configs_are_read_without_torch() -> None:
     """Flags are checked by processes that never load it."""
-    names = ("config", "torch_settings", "digest", "demand", "fit", "machine_memory")
-    modules = ", ".join(f"baton_engine.{name}" for name in names)
+    config = ("config.engine_config", "config.model_config", "weights.digest")
+    memory = ("memory.estimate", "memory.fit", "memory.host_memory", "memory.requirements")
+    modules = ", ".join(f"baton_engine.{name}" for name in (*config, *memory))
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=240)

@@ -7,7 +7,7 @@ many at a time as a long prompt has, between memory of a real engine's kind and 
 when the step loop comes by. The step loop, the transfer threads and the index thread are the
 node's own.
 
-In: what engine_main takes; bytes asked for on the meter. Out: bytes moved; turns.notes.
+In: what baton_node.startup.main takes; bytes asked for on the meter. Out: bytes moved; turns.notes.
 """
 
 from __future__ import annotations

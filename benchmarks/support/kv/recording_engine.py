@@ -4,8 +4,8 @@
 
 It is `baton_node.startup.main`; its port and its connector look at the clock besides.
 
-In: what engine_main takes, requests called "handoff-<number>". Out: tokens.notes and fetched.notes,
-(time, number) each.
+In: what baton_node.startup.main takes, requests called "handoff-<number>". Out: tokens.notes and
+fetched.notes, (time, number) each.
 """
 
 from __future__ import annotations
@@ -76,6 +76,6 @@ class NotingPort(StreamEngineSocket):
 
 if __name__ == "__main__":
     connector = patch.object(main, "StoreConnector", NotingConnector)
-    port = patch.object(main, "SocketPort", NotingPort)
+    port = patch.object(main, "StreamEngineSocket", NotingPort)
     with connector, port:
         sys.exit(main.main(sys.argv[1:]))

@@ -32,7 +32,7 @@ CHOICES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchSettings:
-    """None means: decided from the model and the machine (see `torch_plan`). Memory in bytes."""
+    """None means: decided from the model and the machine (see `runner.plan`). Memory in bytes."""
 
     model: Path
     name: str = ""  # as reported in EngineInfo; "" is the folder's last component

@@ -1,8 +1,8 @@
 """Whether an engine fits its device; and where it does not, what would.
 
-In: a Demand and a Room (see `sizing`). Out: how many KV blocks there is room for and how long a
-sequence may be, or a SettingsError with the numbers and with changes each of which is enough alone.
-Pure: the numbers were read elsewhere, and a remedy is only told after it was tried here.
+In: a Demand and a MemoryRoom (see `estimate`). Out: how many KV blocks there is room for and how
+long a sequence may be, or a SettingsError with the numbers and with changes each of which is enough
+alone. Pure: the numbers were read elsewhere, and a remedy is only told after it was tried here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """From settings and a model's config to what an engine is to hold; imports no torch.
 
 In: TorchSettings, the config, and where it computes. Out: the layout of its KV, and a Demand, whose
-bytes `sizing` counts.
+bytes `estimate` counts.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 In: a batch by line. Out: ids on the device, where the next step may begin with them.
 
-On CUDA with kernels that read their inputs where they always lie (`step_inputs`), a step is padded
-to one of a few sizes, and each size is recorded once as a graph and replayed: hundreds of launches
-become one. Elsewhere steps run as they are.
+On CUDA with kernels that read their inputs where they always lie (`input_buffers`), a step is
+padded to one of a few sizes, and each size is recorded once as a graph and replayed: hundreds of
+launches become one. Elsewhere steps run as they are.
 
 Shapes: P lines with padding, R of them real, M blocks that a line may have at most.
 """

@@ -1,8 +1,8 @@
 """TorchRunner: computes one step of mixed rows on real weights (api.Runner).
 
 In: rows of tokens with their blocks. Out: samples, and how likely prompts are where that is asked;
-the rows' KV stands in the pool. A plain decode step goes by persistent arrays (`batch_arrays`,
-`decode_steps`); all others are laid out anew. Results come in the order of the call.
+the rows' KV stands in the pool. A plain decode step goes by persistent arrays (`input_batch`,
+`cuda_graphs`); all others are laid out anew. Results come in the order of the call.
 
 On CUDA a launch waits for nothing: ids stay on the device, for rows of the next step that begin
 with them, and what is to be read is copied behind the step.

@@ -6,7 +6,7 @@ In: sampling parameters, choices, positions. Out: six columns, 32 bits a number:
     min_p         float32, its ln; -inf keeps all
     top_p         float32, the mass that is wanted; 2 is all
     top_k         0 is all
-    a, b          the noise's two keys (see `noise`)
+    a, b          the noise's two keys (see `gumbel`)
 
 The first four and the noise's stream depend on the request alone: they are laid out once for as
 long as a line of the batch is the same request's.

@@ -2,9 +2,9 @@
 
 In: logits of the sampled rows in float32, and the requests' parameters. Out: one Sampled per
 sample; ids and likelihoods stay on the device until somebody reads them.
-Order: logprobs of the raw logits; what the request says about logits (see `logit_changes`); then
-greedy rows take the largest logit, and the others temperature, min-p, top-k, top-p and Gumbel noise
-(see `noise`), and take the largest.
+Order: logprobs of the raw logits; what the request says about logits (see `logits_processors`);
+then greedy rows take the largest logit, and the others temperature, min-p, top-k, top-p and Gumbel
+noise (see `gumbel`), and take the largest.
 A sample depends on its own logits row alone, never on its neighbours.
 
 Shapes: R logits rows, S samples (several choices may share a row), Q random samples among them,

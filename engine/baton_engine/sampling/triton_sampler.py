@@ -1,12 +1,12 @@
 """Sampling in three launches: shape, draw, pick; torch twin: `sampling.draw`.
 
-In: logits in float32, and what each sample says of them (see `draws`). Out: token ids, which never
-leave the device.
+In: logits in float32, and what each sample says of them (see `metadata`). Out: token ids, which
+never leave the device.
 
     shape   if any sample filters, per such sample: which values stay after temperature, min-p,
-            top-k and top-p, as two numbers (see `nucleus`)
+            top-k and top-p, as two numbers (see `triton_topk_topp`)
     draw    per sample and tile of the vocabulary: the best of logit / temperature + noise (see
-            `noise`) among what stays; of a greedy sample the largest logit
+            `gumbel`) among what stays; of a greedy sample the largest logit
     pick    per sample: the best of its tiles; of equals the lowest id
 
 A sample depends on its own row alone. What samples say reaches the launches as numbers on the

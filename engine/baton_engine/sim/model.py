@@ -4,9 +4,9 @@ In: the digest of all KV up to a token (see sim_runner) and a Sample. Out: a Sam
 
 The logits are few and simple: the ids that it says stand in a circle; the likeliest is a hash of
 (digest, position), and each next one around the circle is half a unit less likely. Some logits are
-positive and most negative, so that every way of changing logits (see `logit_changes`, whose order
-is kept here) changes ids. Greedy takes the likeliest; else a hash of (seed, choice) draws one of
-the likeliest few.
+positive and most negative, so that every way of changing logits (see `logits_processors`, whose
+order is kept here) changes ids. Greedy takes the likeliest; else a hash of (seed, choice) draws one
+of the likeliest few.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def optional_settings(maxmemory: int, policy: str) -> dict[str, str]:
     value_bytes = 0 if policy == "noeviction" else CHUNK_MOST_BYTES  # an index holds no chunks
     return {
         # Else clients that do not read their replies make the server evict everybody's data. For
-        # larger values than most a node raises both (`care`): only it knows their size.
+        # larger values than most a node raises both (`server_settings`): only it knows their size.
         "client-output-buffer-limit": f"normal {REPLIES_BYTES} 0 0",
         "maxmemory-clients": clients_limit(maxmemory, value_bytes),
         "maxmemory-samples": "10",

@@ -90,7 +90,7 @@ class Index(ClosesItself):
         return info["run_id"]
 
     async def tend(self, mode: CareMode) -> None:
-        """See to the server's settings (see `care`): to be called once per run id."""
+        """See to the server's settings (see `server_settings`): to be called once per run id."""
         talk = care("index", mode, self._client.label)
         answer: Reply | ServerRefused = None
         try:

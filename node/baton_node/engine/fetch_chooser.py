@@ -1,4 +1,4 @@
-"""Applies `economy` to what a lookup found, and keeps its figures true.
+"""Applies `fetch_policy` to what a lookup found, and keeps its figures true.
 
 Where everything is declined nothing is fetched, and a rate measured in a bad moment would be
 believed for ever. So of what was declined one chunk per data server is read now and then, behind

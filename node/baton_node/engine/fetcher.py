@@ -1,6 +1,6 @@
 """The parking lot: requests that close their gap from the store before they run.
 
-Feeds each parked request's state machine (`parking`) with what happens, and does what it says:
+Feeds each parked request's state machine (`fetch_state`) with what happens, and does what it says:
 reserves and releases blocks, starts fetches, admits, fails what can never run. Parked requests cost
 the running batch nothing: a turn of the loop looks only at requests something happened to, at the
 oldest one that wants blocks and at due timers.

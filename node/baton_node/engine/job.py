@@ -1,6 +1,6 @@
 """What the step loop remembers about one request in one attempt.
 
-In: a job frame. Out: `Job`, which the parking lot, the publisher and the desk share, and what it
+In: a job frame. Out: `Job`, which the fetcher, the publisher and the loop share, and what it
 tells about itself in the end. Only the step loop's thread touches it.
 """
 

@@ -1,7 +1,7 @@
 """Chunks on their way into the store: those of hand-offs, and those written behind.
 
 Of prefill jobs it does what their ledgers say: puts chunks, announces them, ends the hand-off. What
-whole requests fill goes to `behind`.
+whole requests fill goes to `write_behind`.
 
 In: lookups' answers, what the step that just ran has filled, how puts went. Out: puts, and
 KVConnector.announce of what was there and of ends. Only the step loop's thread calls it.

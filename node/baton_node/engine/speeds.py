@@ -1,7 +1,7 @@
 """How fast this node is, as moving averages over its steps.
 
 In: each step's duration and what it computed. Out: Speeds, which placement predicts with. The
-start values come from the self-benchmark (engine_main).
+start values come from the self-benchmark (`startup`).
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ class PortClosed(Exception):
 
 
 class EngineSocket(Protocol):
-    """What the desk needs of it."""
+    """What the step loop needs of it."""
 
     def fileno(self) -> int: ...
 

@@ -1,9 +1,9 @@
 """main of the engine process: python -m baton_node.startup.main FD PARENT_PID
 
 Its server started it with one end of a socketpair and sends Start. It builds the engine, measures
-it, says Ready and turns the desk until the socket closes: it never outlives its server.
+it, says Ready and runs the step loop until the socket closes: it never outlives its server.
 
-In: Start and jobs. Out: Ready or SetupFailed, then what the desk says. Its log goes to stderr.
+In: Start and jobs. Out: Ready or SetupFailed, then what the loop says. Its log goes to stderr.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     chunks      DataPlane's threads send from and receive into KVMemory, where it has views, and
                 copy between it and their staging buffers where it has none
-    the index   `indexing`, an asyncio loop of its own: lookups, markers, inboxes
+    the index   `index_client`, an asyncio loop of its own: lookups, markers, inboxes
     the caller  the step loop; it never blocks here. Results wait in a deque, an eventfd wakes it
 
 In: calls of the step loop. Out: ConnectorEvents through poll(), each call settled exactly once:

@@ -1,7 +1,7 @@
 """The kinds of values in a spec that are more than a text or a number.
 
-In: nothing. Out: annotated types for `records`. Bounds are wide: they are there because the API
-server wants to know beforehand what checking a rule may cost.
+In: nothing. Out: annotated types for `record` and the specs. Bounds are wide: they are there
+because the API server wants to know beforehand what checking a rule may cost.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 In: pools that were just looked at. Out: answers, each handed out once, after its pool was marked to
 be looked at again; it is marked too when its index has fallen silent. Who is asked when is
-`index`'s to say. One pool of a namespace is asked at a time: one whose indexes never
+`index_reader`'s to say. One pool of a namespace is asked at a time: one whose indexes never
 answer keeps no other namespace waiting.
 """
 

@@ -27,7 +27,7 @@ from baton_protocol.store import ROLES, Kind, Role, kind_of
 
 
 class DrainView(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one pool at one moment, `now` by the time of day and `now_s` by the clock of `Seen`.
+    """Of one pool at one moment, `now` by the time of day and `now_s` by the clock of `FirstSeen`.
     `unasked`: why nobody says what nodes have to lose, "" while the answer is on its way. `kinds`:
     of the nodes of `revision`, the current one; `unheard` are ready ones that have said none."""
 

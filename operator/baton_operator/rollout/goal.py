@@ -3,7 +3,7 @@
 In: the manifests of the current revision, with as many replicas as are wanted in the end; the
 children as last seen. Out: a `Goal`: the same manifests with as many as there shall be now, the
 older Deployments with theirs, and what a roll-out lacks. Level-triggered: an operator that knows
-nothing but the cluster comes to the same goal. `now_s` is the clock of `Seen`.
+nothing but the cluster comes to the same goal. `now_s` is the clock of `FirstSeen`.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def derive(
     now_s: float,
 ) -> PoolStatus:
     """`generation` is that of the spec which `pool` was read from; `now` has a time zone,
-    `now_s` is the clock of `Seen`."""
+    `now_s` is the clock of `FirstSeen`."""
     valid, last = pool if isinstance(pool, Pool) else None, before or PoolStatus()
     revision = revision_now(valid, observed, last)
     view = View(pool=valid, observed=observed, before=last, now=now, now_s=now_s, revision=revision)

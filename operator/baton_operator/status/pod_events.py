@@ -49,8 +49,8 @@ class Lister(Protocol):
 
 
 class PodEvents:
-    """One event loop's. `clock` is that of `Seen`; `again` is told in how many seconds a pool is to
-    be looked at again."""
+    """One event loop's. `clock` is that of `FirstSeen`; `again` is told in how many seconds a pool
+    is to be looked at again."""
 
     def __init__(
         self, api: Lister, clock: Callable[[], float], again: Callable[[PoolKey, float], None]

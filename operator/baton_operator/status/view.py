@@ -32,8 +32,8 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
-    """`now` is the time of day, `now_s` the clock of `Seen`. `revision` is the nodes' current one,
-    "" while nothing was made."""
+    """`now` is the time of day, `now_s` the clock of `FirstSeen`. `revision` is the nodes' current
+    one, "" while nothing was made."""
 
     pool: Pool | None
     observed: Observed

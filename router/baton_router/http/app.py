@@ -1,5 +1,5 @@
 """The aiohttp application: routes, and one middleware that refuses what a browser may not send (see
-`pages`), asks for the API key and shapes every error as OpenAI does.
+`browser_guard`), asks for the API key and shapes every error as OpenAI does.
 
 In: the Api. Out: an application whose answers all carry x-request-id and x-baton-request-id, and
 whose generation answers carry x-baton-placement, errors and streams included.
@@ -62,7 +62,7 @@ def _headed(pages: BrowserGuard) -> Callable[[web.Request, web.StreamResponse], 
         went, which pages may read it."""
         trail = request.get(TRAIL)
         if trail is None:
-            return  # no request that the application has met: `http_server` has named its answer
+            return  # no request that the application has met: `malformed` has named its answer
         headers = response.headers
         headers[ID_HEADER], headers[OWN_ID_HEADER] = trail.shown_id, trail.id
         if trail.endpoint and (placement := trail.placement()) is not None:

@@ -1,7 +1,7 @@
 """GET /openapi.json: an OpenAPI 3.1 document of each route, made of what the router itself reads.
 
-In: the parsers, asked which fields they take within which bounds (`openapi_fields`); the shapes of
-answers (`openapi_answers`); the error vocabulary. Out: the document. A route of the application
+In: the parsers, asked which fields they take within which bounds (`body_schema`); the shapes of
+answers (`protocol`); the error vocabulary. Out: the document. A route of the application
 has a row in OPERATIONS, and the tests say so.
 """
 

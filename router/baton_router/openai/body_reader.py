@@ -2,7 +2,7 @@
 
 A typed decoder would be shorter and answers "Expected `int` - at `$.max_tokens`", which tells a
 client neither what it sent nor what it may send. Null counts as absent, as OpenAI has it. What a
-reader is told to allow is also what the served document says (`openapi_fields`), so each bound is
+reader is told to allow is also what the served document says (`body_schema`), so each bound is
 given here and nowhere else.
 """
 

@@ -1,9 +1,10 @@
 """Every field that a request body may hold, with what this server does about it and why.
 
 In: nothing. Out: rows, from which three things follow: the names that a body may hold, at each
-level (any other is refused by name); which values of an unsupported field are refused (`unserved`);
-and the table of docs/api.md, with the text of GET /openapi.json (`field_docs`, `openapi_fields`).
-A field's bounds are not here: they stand where the field is read (see `fields`).
+level (any other is refused by name); which values of an unsupported field are refused
+(`unsupported`); and the table of docs/api.md, with the text of GET /openapi.json (`field_docs`,
+`body_schema`). A field's bounds are not here: they stand where the field is read (see
+`body_reader`).
 
 A row's name is its path: `stream_options.include_usage`, `messages[].content[].text`.
 """

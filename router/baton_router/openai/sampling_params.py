@@ -158,7 +158,7 @@ def _detokenize(fields: Fields) -> bool:
 
 
 def _prompt_logprobs(fields: Fields) -> int | None:
-    """The rule about streams is with those that `calls` has about them."""
+    """The rule about streams is with those that `endpoint` has about them."""
     wanted = fields.integer("prompt_logprobs", 0, MAX_LOGPROBS)
     if wanted is not None and fields.boolean("stream", False):
         raise wrong("prompt_logprobs", wanted, "a stream does not have them; leave out one of both")

@@ -1,6 +1,6 @@
 """Where a request runs: a pure function from its facts and two groups of nodes to a Placement.
 
-A cost is predicted milliseconds (see `prices`). The lowest wins; costs within measuring noise are a
+A cost is predicted milliseconds (see `cost`). The lowest wins; costs within measuring noise are a
 tie, and ties are broken at random, so that idle nodes share the work. Other policies rank nodes by
 something else (see `rank`) and obey the same rules of hand-off. Every placement says why. Where
 nobody may run it, what is Missing says so: its owner waits, or refuses.

@@ -10,7 +10,7 @@ A request stays with its kind of nodes once its client has anything of it; befor
 the kind that is served, where its own is no more. What cannot, and whose kind a roll-out has taken
 away for good, ends with the error `rolled_out`.
 
-A request that may be killing its nodes (see `ownership`) is on probation: of these only one has
+A request that may be killing its nodes (see `state`) is on probation: of these only one has
 a place at a time, so that the guilty one takes none of the others with it.
 """
 

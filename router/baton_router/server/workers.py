@@ -2,7 +2,7 @@
 
 In: how many, the command of one, signals. Out: processes that listen on the same port (the kernel
 shares connections out, SO_REUSEPORT) and, each, on a unix socket in a private folder, for its
-siblings (see `siblings`). Each is a router of its own: what one dies with is its own requests. Who
+siblings (see `peers`). Each is a router of its own: what one dies with is its own requests. Who
 ends without being told is started again, with growing pauses. The first signal drains all of them,
 the second ends them at once; the parent ends when all have.
 """

@@ -157,4 +157,4 @@ def test_what_the_engine_has_taken_is_not_counted_again_after_many_jobs() -> Non
         untaken.given(job)
         untaken.taken(number)
     assert untaken.added_to(NodeLoad()).waiting == 1
-    assert sizes(untaken)["Untaken._waiting"] == 1
+    assert sizes(untaken)["UnacknowledgedJobs._waiting"] == 1

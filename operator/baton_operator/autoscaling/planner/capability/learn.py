@@ -4,7 +4,7 @@ In: samples, one per node and look, beside a prior (the self-benchmark of a node
 `Learnt`, and from it a `Capability`.
 
 Speeds and start-up times are moving means of their logarithms; a decode step's time is fitted by
-`steps`, older samples counting less. The prior is worth a few samples. A sample that is further
+`step_time`, older samples counting less. The prior is worth a few samples. A sample that is further
 from what is expected than three times what samples usually are is taken to be that far: one outlier
 moves nothing, a change that stays does. What is no sane positive number is not a sample.
 """

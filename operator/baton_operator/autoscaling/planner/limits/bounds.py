@@ -1,7 +1,7 @@
 """What of a wish the owner allows: bounds, the ratio of the roles, the GPU budget.
 
 In: both courses. Out: the same, at a pair that could be had if nothing took time; how much of the
-way is gone now is `step`'s. The budget comes before the bounds, and both before the ratio.
+way is gone now is `scaling_rate`'s. The budget comes before the bounds, and both before the ratio.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 In: what the nodes of a role themselves report, and how many are to stay. Out: None, or why not. The
 survivors take over N/(N-1) of queue, batch and KV; half of the headroom may be used up. It is
-another look at the same question as `wish`: that one works from rates and a model, this one from
+another look at the same question as `need`: that one works from rates and a model, this one from
 what the nodes hold and what clients measured. Both must agree before anybody goes.
 """
 
