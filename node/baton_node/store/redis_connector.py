@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 
 from baton_engine.interface import KVMemory
 from baton_kvstore.data.data_plane import DataPlane
+from baton_kvstore.data.maintenance import Tuning
 from baton_kvstore.data.transfers import GetResult, PutResult
 from baton_kvstore.index.markers import Index
 from baton_node.store.base import PADDING, ChunkRef, ConnectorEvent, Copied, Fetched, Published
@@ -40,6 +41,7 @@ class StoreConnector:
         address: StoreAddress,
         memory: KVMemory,
         connect: Callable[[str, str], Index] = Index,
+        tuning: Tuning | None = None,
     ) -> None:
         self._memory = memory
         self._layout: KVLayout = memory.layout
@@ -52,6 +54,7 @@ class StoreConnector:
             address.epoch,
             write_behind_bandwidth=address.write_behind_bandwidth,
             settings=address.settings,
+            tuning=tuning,
         )
         self._index = IndexClient(address, self._emit, self._runs, connect)
         self._closed = False

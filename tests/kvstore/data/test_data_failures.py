@@ -200,7 +200,8 @@ def test_a_frozen_server_costs_its_deadline_and_no_more(
 def test_closing_does_not_wait_for_a_frozen_server(
     single: EmbeddedStore, make_transfers: MakeTransfers
 ) -> None:
-    transfers = make_transfers(single.data_urls, tuning=Tuning(deadline_base_s=200.0))
+    patient = Tuning(deadline_base_s=200.0, connect_timeout_s=200.0, idle_check_s=200.0)
+    transfers = make_transfers(single.data_urls, tuning=patient)
     marker = transfers.stored(ONE)
     with plain_client(single.data_urls[0]) as client:
         wait_until(lambda: _greeted(client) == 2, "both threads to be connected")

@@ -89,7 +89,7 @@ def test_a_node_without_a_store_says_so() -> None:
 def test_a_store_that_stands_still_is_reported_and_so_is_its_return(
     store: EmbeddedStore,
 ) -> None:
-    with closing(store_node("n0", store)) as node:
+    with closing(store_node("n0", store, patient=False)) as node:
         spin([node], lambda: told(node)[-1:] == ["up"], "a store that is well")
         with frozen(store.pid("index")):
             spin([node], lambda: told(node)[-1] == "down", "a store that is not")
@@ -236,7 +236,7 @@ def test_a_store_that_stands_still_for_long_holds_no_more_than_half_the_pool(
 
 @pytest.mark.integration
 def test_a_prefill_job_ends_also_where_nothing_can_be_published(store: EmbeddedStore) -> None:
-    node = store_node("p0", store)
+    node = store_node("p0", store, patient=False)
     with closing(node), frozen(store.pid("index"), store.pid("data0"), store.pid("data1")):
         node.take(PrefillJob(make_request("r", PROMPT), *NOBODY))
         spin([node], lambda: bool(node.tokens("r")), "the first token")

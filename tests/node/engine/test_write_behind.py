@@ -10,13 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton_engine.interface import KVMemory
 from baton_engine.sim.build import SimSettings
 from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_node.engine.job import STOP_LAG
 from baton_node.ipc.messages import Drain, Drained, FinishChoice, Saved, Undrain
 from baton_node.store.base import ChunkRef
-from baton_node.store.redis_connector import StoreAddress, StoreConnector
+from baton_node.store.redis_connector import StoreConnector
 from baton_protocol.ids import BlockId, RequestId
 from baton_protocol.link import RunJob
 from baton_protocol.request import Request
@@ -42,7 +41,7 @@ CHUNK = 32  # tokens
 OF_PROMPT = len(PROMPT) // CHUNK
 FULL = (len(PROMPT) + ANSWER - 1) // CHUNK  # the KV of the last token is never computed
 PLENTY = 1 << 30
-HELD_S = 1.0  # less than a node waits for a server that stands still: 2 s
+HELD_S = 1.0  # less than a node waits for a server that stands still
 
 Make = Callable[..., DeskNode]
 
@@ -138,8 +137,8 @@ def test_what_the_store_is_known_to_hold_is_computed_and_not_written_again(make:
 class Noting(StoreConnector):
     """Keeps the priority of each put."""
 
-    def __init__(self, address: StoreAddress, memory: KVMemory) -> None:
-        super().__init__(address, memory)
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
         self.priorities: list[Priority] = []
 
     def publish(

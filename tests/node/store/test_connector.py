@@ -18,14 +18,14 @@ from baton_node.store.base import PADDING, Copied, LookedUp, Published
 from baton_protocol.ids import BlockId, Epoch, NodeId, RequestId
 from baton_protocol.store import InboxEntry, Marker, Priority
 from tests.support.nodes.connectors import PATIENCE_S, Harness, ref
-from tests.support.stores.kvstore import frozen, plain_client, wait_until
+from tests.support.stores.kvstore import PATIENT, frozen, patient_index, plain_client, wait_until
 
 pytestmark = pytest.mark.integration
 
 
 @pytest.fixture
 def harness(store: EmbeddedStore) -> Iterator[Harness]:
-    made = Harness(store)
+    made = Harness(store, connect=patient_index, tuning=PATIENT)
     yield made
     made.connector.close()
 

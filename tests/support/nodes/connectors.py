@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from baton_engine.sim.build import SimSettings, build_sim
+from baton_kvstore.data.maintenance import Tuning
 from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_kvstore.index.markers import Index
 from baton_node.settings import StoreCare
@@ -34,6 +35,7 @@ class Harness:
         *,
         care: StoreCare = "apply",
         connect: Callable[[str, str], Index] = Index,
+        tuning: Tuning | None = None,
     ) -> None:
         self.engine = build_sim(settings)
         self.memory = self.engine.memory
@@ -50,6 +52,7 @@ class Harness:
             ),
             self.memory,
             connect,
+            tuning,
         )
         self.connector.start()
         self.events: list[ConnectorEvent] = []

@@ -14,6 +14,7 @@ from typing import Any
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.sim.build import SimSettings, build_sim
 from baton_kvstore.embedded.servers import EmbeddedStore
+from baton_kvstore.index.markers import Index
 from baton_node.engine.loop import EngineLoop, LoopOptions
 from baton_node.ipc.messages import Prompted, Step, ToEngine, Token, ToServer
 from baton_node.store.base import Connector
@@ -22,6 +23,7 @@ from baton_node.store.redis_connector import StoreAddress, StoreConnector
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import FirstTokens, JobFailed, PrefillJob, RunJob
 from baton_protocol.request import Request
+from tests.support.stores.kvstore import PATIENT, patient_index
 
 PATIENCE_S = 120.0
 
@@ -107,10 +109,12 @@ def store_node(
     *,
     write_behind: int = 0,
     kind: type[StoreConnector] = StoreConnector,
+    patient: bool = True,
     **options: Any,
 ) -> DeskNode:
     """A node on a real store; the test closes it. It writes nothing behind unless it is given a
-    bandwidth. `kind` of connector: one that takes notes."""
+    bandwidth. `kind` of connector: one that takes notes. A `patient` one takes no server that is
+    slow on a busy machine for one that is gone."""
 
     def connect(engine: EngineCore) -> StoreConnector:
         connector = kind(
@@ -124,13 +128,15 @@ def store_node(
                 write_behind_bandwidth=write_behind,
             ),
             engine.memory,
+            patient_index if patient else Index,
+            PATIENT if patient else None,
         )
         connector.start()
+        assert connector.plane.wait_connected(PATIENCE_S)
         return connector
 
     # A busy machine is no reason to compute what the store holds.
-    patient = {"lookup_wait_s": PATIENCE_S}
-    return DeskNode(name, connect, settings, **{**patient, **options})
+    return DeskNode(name, connect, settings, **{"lookup_wait_s": PATIENCE_S, **options})
 
 
 def spin(nodes: Sequence[DeskNode], condition: Callable[[], bool], what: str) -> None:

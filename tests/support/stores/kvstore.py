@@ -20,6 +20,7 @@ from baton_kvstore.data.data_plane import DataPlane, Tuning
 from baton_kvstore.data.transfers import GetResult, PutResult
 from baton_kvstore.embedded.servers import EmbeddedServers, EmbeddedStore
 from baton_kvstore.errors import StoreError
+from baton_kvstore.index.markers import Index
 from baton_kvstore.settings import check_reachable
 from baton_protocol.ids import BlockHash, Epoch, Fingerprint, NodeId
 from baton_protocol.layout import KVLayout
@@ -30,6 +31,13 @@ EPOCH = Epoch("epoch-1")
 PATIENCE_S = 120.0
 # Of planes whose servers answer: a busy machine is no reason to give up.
 PATIENT = Tuning(deadline_base_s=PATIENCE_S, connect_timeout_s=PATIENCE_S)
+
+
+def patient_index(url: str, pool: str) -> Index:
+    """An index that no busy machine makes seem lost."""
+    return Index(url, pool, timeout_s=PATIENCE_S)
+
+
 # 64 KiB per chunk: big enough to need many packets, small enough for thousands.
 LAYOUT = KVLayout(
     num_layers=4, num_kv_heads=4, head_dim=32, block_size=16, dtype="float32", chunk_blocks=1
