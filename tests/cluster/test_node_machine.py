@@ -164,7 +164,7 @@ def test_the_checkouts_own_environment_gives_a_pod_torch(
     model = tiny_model("llama-gqa1")
     shell = f"""
 baton --help > /dev/null && head -c 1 {model}/config.json
-python3 -c 'import baton, torch; print(torch.ones(2).sum().item())'
+python3 -c 'import baton_cli, torch; print(torch.ones(2).sum().item())'
 """
     spec = pod_spec("sh", "-c", shell, name="node")
     overrides = torch_pod_overrides(model)["spec"]
