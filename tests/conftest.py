@@ -39,7 +39,7 @@ hypothesis.settings.load_profile("any speed")
 
 @pytest.fixture(scope="session")
 def tiny_model() -> Callable[[str], Path]:
-    """Name of a random tiny model -> its folder (see tests/support/tiny_models)."""
+    """Name of a random tiny model -> its folder (see tests/support/engines/tiny_models)."""
     return make_tiny_model
 
 

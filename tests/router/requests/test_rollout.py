@@ -24,6 +24,7 @@ from tests.support.pools.failing_pool import (
     only,
     ready,
     records,
+    replace,
     text,
 )
 from tests.support.waiting import until
@@ -43,15 +44,6 @@ async def new() -> AsyncIterator[FakeNode]:
     """A decode node of another kind."""
     async with FakeNode("decode-n", "decode", fingerprint=NEW, revision="r2") as node:
         yield node
-
-
-async def replace(client: Any, *nodes: FakeNode, leaving: bool = True) -> None:
-    """Tell the nodes to drain, since r2 takes their place; their deadline is over at once."""
-    for node in nodes:
-        words = {"deadline_s": 0, "replaced_by": "r2"}
-        assert (await client.post(f"/nodes/{node.report.node}/drain", words))[0] == 200
-        if leaving:
-            await node.say_load("draining", leaving=True)
 
 
 async def replaced(client: Any, node: FakeNode, *, leaving: bool = True) -> None:

@@ -1,6 +1,6 @@
 """A node that works on a request goes: which nodes finish it, one row for each case of drain,
 roll-out and failover that ends with the whole reply. What needs a script of its own is in
-test_router_drain, test_router_roll and test_router_failover."""
+test_drain, test_rollout and test_failover."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from baton_protocol.link import (
     ToNode,
 )
 from tests.support.nodes.fake_node import FakeNode
-from tests.support.pools.failing_pool import REPLY, join, text
+from tests.support.pools.failing_pool import REPLY, join, replace, text
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.integration
@@ -44,9 +44,7 @@ async def leaves(client: Any, node: FakeNode) -> None:
 
 async def is_replaced(client: Any, node: FakeNode) -> None:
     """The same, told by the operator that rolls out r2."""
-    words = {"deadline_s": 0, "replaced_by": "r2"}
-    assert (await client.post(f"/nodes/{node.report.node}/drain", words))[0] == 200
-    await node.say_load("draining", leaving=True)
+    await replace(client, node)
 
 
 async def dies(client: Any, node: FakeNode) -> None:

@@ -58,7 +58,7 @@ class Harness:
         self.events: list[ConnectorEvent] = []
 
     def until(self, condition: Callable[[], bool]) -> None:
-        """Sleep on the file descriptor, as the desk does."""
+        """Sleep on the file descriptor, as the step loop does."""
         deadline = time.monotonic() + PATIENCE_S
         while not condition():
             left = deadline - time.monotonic()

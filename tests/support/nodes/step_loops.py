@@ -29,14 +29,14 @@ PATIENCE_S = 120.0
 
 
 class FakePort:
-    """The server's side of a desk: frames to take, frames it said."""
+    """The server's side of a step loop: frames to take, frames it sent."""
 
     def __init__(self) -> None:
         self.incoming: list[ToEngine] = []
         self.said: list[ToServer] = []
 
     def fileno(self) -> int:
-        raise AssertionError("a desk turned by hand does not sleep")
+        raise AssertionError("a loop turned by hand does not sleep")
 
     def receive(self) -> list[ToEngine]:
         frames, self.incoming = self.incoming, []

@@ -75,3 +75,12 @@ async def figure(client: Any, name: str) -> float:
 async def join(client: Any, node: FakeNode) -> None:
     client.dial(node.address)
     await until(lambda: ready(client, node))
+
+
+async def replace(client: Any, *nodes: FakeNode, leaving: bool = True) -> None:
+    """Tell the nodes to drain, since r2 takes their place; their deadline is over at once."""
+    for node in nodes:
+        words = {"deadline_s": 0, "replaced_by": "r2"}
+        assert (await client.post(f"/nodes/{node.report.node}/drain", words))[0] == 200
+        if leaving:
+            await node.say_load("draining", leaving=True)
