@@ -11,6 +11,8 @@ import msgspec
 
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.interface import KVMemory
+from baton_kvstore.data.maintenance import Tuning
+from baton_kvstore.index.markers import Index
 from baton_node.store.base import ConnectorEvent, Fetched, Published
 from baton_node.store.redis_connector import StoreAddress, StoreConnector
 from baton_protocol.ids import BlockHash, BlockId, RequestId
@@ -24,8 +26,14 @@ Wrap = Callable[[KVMemory], KVMemory]
 class Watched(StoreConnector):
     """Keeps what it told the step loop."""
 
-    def __init__(self, address: StoreAddress, memory: KVMemory) -> None:
-        super().__init__(address, memory)
+    def __init__(
+        self,
+        address: StoreAddress,
+        memory: KVMemory,
+        connect: Callable[[str, str], Index] = Index,
+        tuning: Tuning | None = None,
+    ) -> None:
+        super().__init__(address, memory, connect, tuning)
         self.seen: list[ConnectorEvent] = []
 
     def poll(self) -> list[ConnectorEvent]:

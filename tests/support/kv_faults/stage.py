@@ -19,6 +19,7 @@ import redis
 
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.sim.build import SimSettings
+from baton_kvstore.index.markers import Index
 from baton_kvstore.keys import chunk_key, marker_key
 from baton_node.store.null_connector import NoStore
 from baton_node.store.redis_connector import StoreAddress
@@ -32,7 +33,7 @@ from tests.support.kv_faults.nodes import Pages, StageNode, Watched, Wrap, pages
 from tests.support.kv_faults.store_servers import KVServers
 from tests.support.nodes.processes import make_request
 from tests.support.nodes.step_loops import DeskNode, alone
-from tests.support.stores.kvstore import wait_until
+from tests.support.stores.kvstore import PATIENT, patient_index, wait_until
 from tests.support.wires.link_proxy import LinkProxy, Mishap
 from tests.support.wires.wire import WireLoop
 
@@ -50,6 +51,7 @@ PATIENCE_S = 120.0
 TRIES = 3  # to store a prompt while nothing is hurt
 # Longer than a small command may take: else a busy machine makes a node compute what is there.
 LOOKUP_S = 2.0
+PATIENT_LOOKUP_S = 60.0
 TURN_S = 0.001  # between two looks at a condition, where no node has anything to do
 
 
@@ -59,7 +61,8 @@ def prompt_of(seed: int) -> bytes:
 
 
 class Stage:
-    """`limit_s` is what the fault may cost beside the machine's own time."""
+    """`limit_s` is what the fault may cost beside the machine's own time. Nodes made while
+    `patient` is set do not take a server that is slow on a busy machine for one that is gone."""
 
     def __init__(
         self,
@@ -74,6 +77,7 @@ class Stage:
         self.limit_s = limit_s
         self.nodes: dict[str, StageNode] = {}
         self.struck_at = 0.0
+        self.patient = False
         self._loop = WireLoop()
         self._links: dict[tuple[str, str], LinkProxy] = {}
         calm = msgspec.structs.replace(settings, num_blocks=SMALL.num_blocks)
@@ -113,7 +117,7 @@ class Stage:
                 lambda engine: self._connect(name, engine, wrap),
                 settings or self.settings,
                 fetch="always",
-                lookup_wait_s=LOOKUP_S,
+                lookup_wait_s=PATIENT_LOOKUP_S if self.patient else LOOKUP_S,
             )
             plane = self.nodes[name].connector.plane
             wait_until(lambda: all(plane.run_ids), "connections to all data servers")
@@ -149,6 +153,8 @@ class Stage:
                 write_behind_bandwidth=0,
             ),
             wrap(engine.memory),
+            patient_index if self.patient else Index,
+            PATIENT if self.patient else None,
         )
         connector.start()
         return connector
