@@ -284,9 +284,9 @@ class FakeNode:
         elif isinstance(frame, RunJob):
             if frame.await_first:
                 self._firsts[frame.request.id] = asyncio.get_running_loop().create_future()
-            self._start(frame.request.id, self._run(frame))
+            self._start(frame.request.id, self._run(frame, self.script.run))
         elif isinstance(frame, PrefillJob):
-            self._start(frame.request.id, self._prefill(frame.request))
+            self._start(frame.request.id, self._prefill(frame.request, self.script.prefill))
         elif isinstance(frame, Abort):
             if frame.request in self._jobs:
                 self._jobs.pop(frame.request).cancel()
@@ -307,27 +307,28 @@ class FakeNode:
             self._jobs[request].cancel()
         self._jobs[request] = asyncio.create_task(work)
 
-    async def _prefill(self, request: Request) -> None:
-        if self.script.prefill == "fail":
+    async def _prefill(self, request: Request, doing: Doing) -> None:
+        if doing == "fail":
             await self.say(JobFailed(request.id, request.attempt, self.script.failure))
-        if self.script.prefill != "answer":
+        if doing != "answer":
             return
         firsts = tuple(self._delta(request, choice, 0) for choice in range(request.params.n))
         stats = RequestStats(prompt_tokens=len(request.prompt_ids), cached_tokens=8)
         await self.say(PrefillDone(request.id, request.attempt, firsts, self.script.stats or stats))
 
-    async def _run(self, job: RunJob) -> None:
+    async def _run(self, job: RunJob, doing: Doing) -> None:
+        """`doing` is what the script says when the job arrives."""
         request, outputs, ended = job.request, job.request.outputs, set(job.finished)
-        if self.script.run == "fail":
+        if doing == "fail":
             await self.say(JobFailed(request.id, request.attempt, self.script.failure))
-        if self.script.run in ("fail", "silent"):
+        if doing in ("fail", "silent"):
             return
         if job.await_first:
             word = await self._firsts[request.id]
             if isinstance(word, FirstTokens):
                 outputs, ended = word.outputs, set(word.finished)
         length = self._length(request)
-        until = length // 2 if self.script.run == "half" else length
+        until = length // 2 if doing == "half" else length
         for offset in range(min(map(len, outputs)), until):
             await asyncio.sleep(self.script.token_s)
             choices = [c for c, ids in enumerate(outputs) if c not in ended and len(ids) <= offset]
