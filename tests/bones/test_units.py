@@ -42,6 +42,8 @@ def test_another_thread():
     thread = threading.Thread(target=act)
     thread.start()
     thread.join()
+def test_the_loader():
+    subprocess.run(["/sbin/ldconfig", "--version"], stdout=subprocess.DEVNULL)
 def test_nothing(): pass
 """
 
