@@ -206,17 +206,3 @@ SECTIONS: Mapping[str, str] = {
     "queue_full": "operations.md#admission",
     "saturated": "operations.md#admission",
 }
-
-
-def openai_body(error: ErrorRecord) -> dict[str, dict[str, str | None]]:
-    """OpenAI's error shape, {"error": {message, type, param, code}}, and a link to the documents as
-    `doc` where the client can do something about it."""
-    told = {
-        "message": error.message,
-        "type": error.type,
-        "param": error.param,
-        "code": error.code,
-    }
-    if error.code in SECTIONS:
-        told["doc"] = DOCS + SECTIONS[error.code]
-    return {"error": told}

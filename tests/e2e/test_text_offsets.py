@@ -21,8 +21,9 @@ from baton_protocol.ids import RequestId
 from baton_protocol.link import Delta
 from baton_protocol.request import PositionLogprobs, Request, TokenLogprob
 from baton_protocol.sampling import SamplingParams
+from baton_router.openai.answers import CommonFields, Usage
 from baton_router.openai.completions import CompletionCall
-from baton_router.openai.endpoint import ChoiceOutput, Head, Usage
+from baton_router.openai.endpoint import ChoiceOutput
 from baton_text.artifacts import read_artifacts
 from baton_text.detokenizer import TextReader
 from baton_text.logprobs import named
@@ -30,8 +31,8 @@ from baton_text.tokenizer import Tokenizer
 from tests.support.engines.text_models import FAMILIES
 
 TOKENIZERS = {name: Tokenizer.from_artifacts(make()) for name, make in FAMILIES.items()}
-HEAD = Head(id="cmpl-1", created=1, model="m", fingerprint="f")
-USAGE = Usage(prompt=1, completion=1, cached=0)
+COMMON = CommonFields(id="cmpl-1", created=1, model="m", system_fingerprint="f")
+USAGE = Usage.of(1, 1, cached=0)
 WORDS = st.sampled_from(["stop", " the", "\n", "  ", "a", "日本", "ü", "e\u0301", "😀", "</s>"])
 TEXTS = st.lists(WORDS | st.text(max_size=4), max_size=6).map("".join)
 Ids = tuple[int, ...]
@@ -96,8 +97,8 @@ def ask(body: Any, tokenizer: Tokenizer, answers: list[Ids], moves_at: int) -> t
     gathered = [ChoiceOutput() for _ in answers]
     for delta in sent:
         gathered[delta.choice].add(delta)
-    whole = json.loads(call.shape(HEAD, [ids], tokenizer).answer(gathered, USAGE))["choices"]
-    shape = call.shape(HEAD, [ids], tokenizer)
+    whole = json.loads(call.shape(COMMON, [ids], tokenizer).answer(gathered, USAGE))["choices"]
+    shape = call.shape(COMMON, [ids], tokenizer)
     events = [shape.event(delta.choice, delta) for delta in sent]
     streamed: list[Any] = [{"text": "", "tokens": [], "text_offset": []} for _ in answers]
     for event in filter(None, events):

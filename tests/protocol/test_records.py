@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from baton_protocol import PROTOCOL_VERSION
-from baton_protocol.errors import InvalidRequest, PromptTooLong, Unavailable, openai_body
+from baton_protocol.errors import InvalidRequest, Unavailable
 from baton_protocol.ids import RequestId
 from baton_protocol.link import (
     Abort,
@@ -107,21 +107,6 @@ def test_a_bad_sampling_value_is_named(field: str, value: object) -> None:
 
 def test_the_defaults_are_good() -> None:
     SamplingParams().check()
-
-
-def test_an_error_has_openais_shape() -> None:
-    record = PromptTooLong("9 tokens; at most 8", param="prompt").record()
-    assert record.status == 400
-    assert openai_body(record) == {
-        "error": {
-            "message": "9 tokens; at most 8",
-            "type": "invalid_request_error",
-            "param": "prompt",
-            "code": "context_length_exceeded",
-            "doc": "https://baton.dev/docs/api.md#long-prompts",
-        }
-    }
-    assert "doc" not in openai_body(Unavailable("nobody can serve it").record())["error"]
 
 
 def test_retryable_is_a_type() -> None:

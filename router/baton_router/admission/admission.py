@@ -29,7 +29,7 @@ from baton_router.admission.waiting import KeepAlive, Waiting
 from baton_router.auth import Tenants
 from baton_router.metrics.admission_metrics import AdmissionMetrics
 from baton_router.nodes.pool_view import PoolView
-from baton_router.openai.endpoint import Usage
+from baton_router.openai.answers import Usage
 from baton_router.requests.in_flight import Prepared, Ticket
 from baton_router.settings import RouterSettings
 
@@ -153,7 +153,7 @@ class Admission:
         if usage is not None:
             self._metrics.used(tenant, usage)
         if booking is not None:
-            used = usage.prompt + usage.completion if usage is not None else 0
+            used = usage.total_tokens if usage is not None else 0
             self._budgets.settle(booking, used)
 
     # --- tickets ----------------------------------------------------------------------------------

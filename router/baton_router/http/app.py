@@ -16,13 +16,14 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from baton_protocol.errors import BatonError, ErrorRecord, InternalError, openai_body
+from baton_protocol.errors import BatonError, ErrorRecord, InternalError
 from baton_router.errors import RequestFailed
 from baton_router.http.browser_guard import BrowserGuard, check_type
 from baton_router.http.drain import DrainRoutes
 from baton_router.http.handlers import ID_HEADER, OWN_ID_HEADER, PLACEMENT_HEADER, TRAIL, Handlers
 from baton_router.http.openapi import document
 from baton_router.observability.request_log import RequestLog, client_id
+from baton_router.openai.answers import ErrorAnswer
 
 GENERATION = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
 KEYED = ("/v1/", "/requests/")  # what is below wants an API key, where keys are configured
@@ -164,7 +165,7 @@ def _record(request: web.Request, error: Failure) -> ErrorRecord:
 
 def _error_response(request: web.Request, error: ErrorRecord) -> web.Response:
     response = web.Response(
-        body=msgspec.json.encode(openai_body(error)),
+        body=msgspec.json.encode(ErrorAnswer.of(error)),
         status=error.status,
         content_type="application/json",
     )

@@ -13,6 +13,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable
+from typing import Literal
 
 import msgspec
 from aiohttp import web
@@ -20,13 +21,14 @@ from aiohttp import web
 from baton_protocol.errors import InvalidRequest, NotFound, Unavailable
 from baton_protocol.ids import NodeId
 from baton_protocol.link import DRAIN_SINCE, DrainNode, ResumeNode
-from baton_protocol.store import NodeState
 from baton_router.http.bodies import BodyLimits
 from baton_router.nodes.fleet import Fleet
 from baton_router.nodes.pool_view import NodeView, state_of
+from baton_router.openai.answers import Closed
 from baton_router.openai.body_reader import Fields, wrong
 from baton_router.openai.request_fields import MEMBERS
 
+DrainState = Literal["draining", "ready"]
 POLL_S = 0.01
 MAX_REASON = 200
 # One line: no control characters, nor what ends a line in Unicode.
@@ -34,6 +36,14 @@ REASON = re.compile(rf"[^\x00-\x1f\x7f-\x9f\u2028\u2029]{{0,{MAX_REASON}}}")
 REVISION = re.compile(r"[a-z0-9-]{0,63}")
 
 logger = logging.getLogger(__name__)
+
+
+class NodeDrain(Closed):
+    """What a node does once it was told to drain, or to take requests again."""
+
+    node: str
+    state: DrainState
+    requests: int
 
 
 class DrainRoutes:
@@ -56,15 +66,15 @@ class DrainRoutes:
 
     async def drain(self, request: web.Request) -> web.Response:
         node = self._node(request)
-        words = drain_words(await self._bodies.read(request))
-        logger.info("%s is told to drain: %s", node, words.reason or "no reason given")
+        drain = parse_drain(await self._bodies.read(request))
+        logger.info("%s is told to drain: %s", node, drain.reason or "no reason given")
         until = self._clock() + self._answer_s
-        if not words.replaced_by:
-            return await self._tell(node, words, "draining", until)
+        if not drain.replaced_by:
+            return await self._tell(node, drain, "draining", until)
         self._replaced.add(node)
         try:
             await self._spared(node, until)
-            return await self._tell(node, words, "draining", until)
+            return await self._tell(node, drain, "draining", until)
         finally:
             self._replaced.discard(node)
 
@@ -100,7 +110,7 @@ class DrainRoutes:
             await asyncio.sleep(POLL_S)
 
     async def _tell(
-        self, node: NodeId, frame: DrainNode | ResumeNode, wanted: NodeState, until: float
+        self, node: NodeId, frame: DrainNode | ResumeNode, wanted: DrainState, until: float
     ) -> web.Response:
         self._fleet.send(node, frame)
         view = self._view(node)
@@ -112,8 +122,8 @@ class DrainRoutes:
                 )
             await asyncio.sleep(POLL_S)
             view = self._view(node)
-        told = {"node": node, "state": wanted, "requests": view.report.load.requests}
-        return web.Response(body=msgspec.json.encode(told), content_type="application/json")
+        answer = NodeDrain(node=node, state=wanted, requests=view.report.load.requests)
+        return web.Response(body=msgspec.json.encode(answer), content_type="application/json")
 
     def _view(self, node: NodeId) -> NodeView:
         view = self._fleet.view.nodes.get(node)
@@ -122,7 +132,7 @@ class DrainRoutes:
         return view
 
 
-def drain_words(body: bytes) -> DrainNode:
+def parse_drain(body: bytes) -> DrainNode:
     """An empty body asks for the node's own deadline. Raise InvalidRequest, MalformedBody."""
     return read_drain(_fields(body))
 

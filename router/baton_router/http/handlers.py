@@ -23,7 +23,7 @@ from baton_router.auth import Tenants
 from baton_router.errors import RequestFailed
 from baton_router.http.bodies import Body, BodyLimits
 from baton_router.http.pool_status import pool_json
-from baton_router.http.readiness import about_all, not_ready, wants_all
+from baton_router.http.readiness import Health, Readiness, about_all, not_ready, wants_all
 from baton_router.http.response import Answer, Stopwatch
 from baton_router.http.slow_client import SlowClientGuard
 from baton_router.http.sse import EventStream
@@ -35,9 +35,10 @@ from baton_router.observability.explanation import encoded
 from baton_router.observability.history import ExplanationHistory
 from baton_router.observability.request_log import RequestLog
 from baton_router.observability.tracing import Tracing
+from baton_router.openai.answers import CommonFields, Model, ModelList
 from baton_router.openai.chat import ChatCall
 from baton_router.openai.completions import CompletionCall
-from baton_router.openai.endpoint import Call, Head, Shape
+from baton_router.openai.endpoint import Call, Shape
 from baton_router.requests.dispatcher import Dispatcher
 from baton_router.requests.output_queue import OutputQueue
 from baton_router.requests.tokenize import prepare
@@ -186,13 +187,13 @@ class Handlers:
 
         def shape() -> Shape:
             served = flights[0].prepared.serving
-            head = Head(
+            common = CommonFields(
                 id=prefix + trail.id,
                 created=created,
                 model=served.name,
-                fingerprint=served.kind.fingerprint,
+                system_fingerprint=served.kind.fingerprint,
             )
-            return call.shape(head, prompts, served.model.tokenizer)
+            return call.shape(common, prompts, served.model.tokenizer)
 
         watch = Stopwatch(self.metrics, self.clock, trail.started)
         trail.answer = answer = Answer(call, shape, flights, len(prepared), outbox, watch)
@@ -218,7 +219,7 @@ class Handlers:
 
     async def models(self, request: web.Request) -> web.Response:
         data = [self._model(name) for name in self.fleet.names()]
-        return _json({"object": "list", "data": data})
+        return _json(ModelList(object="list", data=data))
 
     async def model(self, request: web.Request) -> web.Response:
         name = request.match_info["model"]
@@ -227,15 +228,15 @@ class Handlers:
         return _json(self._model(name))
 
     async def health(self, request: web.Request) -> web.Response:
-        return _json({"status": "ok"})
+        return _json(Health(status="ok"))
 
     async def ready(self, request: web.Request) -> web.Response:
         reason, every = self._unready(), wants_all(request)
-        answer = {"ready": reason is None, "reason": reason or ""}
+        answer = Readiness(ready=reason is None, reason=reason or "")
         if every:
             late = not_ready(self.fleet.view, self.links(), self.settings.expect_nodes)
             answer = about_all(reason, late)
-        return _json(answer, status=200 if answer["ready"] else 503)
+        return _json(answer, status=200 if answer.ready else 503)
 
     async def metrics_page(self, request: web.Request) -> web.Response:
         return web.Response(body=self.metrics.page(), headers={"Content-Type": METRICS_TYPE})
@@ -269,12 +270,17 @@ class Handlers:
             return "the router is shutting down"
         return None if self.waking.on else self.fleet.why_unready()
 
-    def _model(self, name: str) -> dict[str, Any]:
+    def _model(self, name: str) -> Model:
         lengths = [one.max_model_len for one in self.fleet.offered() if name in one.names]
         made = [one.made for one in self.fleet.known() if name in one.names and one.made]
-        told = {"id": name, "object": "model", "created": min(made, default=self.started)}
-        return told | {"owned_by": "baton", "max_model_len": min(lengths, default=None)}
+        return Model(
+            id=name,
+            object="model",
+            created=min(made, default=self.started),
+            owned_by="baton",
+            max_model_len=min(lengths, default=None),
+        )
 
 
-def _json(body: dict[str, Any], status: int = 200) -> web.Response:
+def _json(body: msgspec.Struct | dict[str, Any], status: int = 200) -> web.Response:
     return web.Response(body=msgspec.json.encode(body), status=status, content_type=JSON_TYPE)

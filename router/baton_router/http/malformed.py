@@ -18,9 +18,10 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 from aiohttp.web_protocol import _ErrInfo
 
-from baton_protocol.errors import ErrorRecord, InternalError, openai_body
+from baton_protocol.errors import ErrorRecord, InternalError
 from baton_router.http.handlers import ID_HEADER, OWN_ID_HEADER, PLACEMENT_HEADER
 from baton_router.observability.request_log import refused
+from baton_router.openai.answers import ErrorAnswer
 
 # What aiohttp takes: of a request line, of one header, and how many headers.
 MAX_LINE = 8190
@@ -160,7 +161,7 @@ def _answer(error: ErrorRecord, request_id: str) -> web.Response:
     """The answer to what no handler sees. Which route it was for is not known: it has the headers
     that any of them may have."""
     return web.Response(
-        body=msgspec.json.encode(openai_body(error)),
+        body=msgspec.json.encode(ErrorAnswer.of(error)),
         status=error.status,
         content_type="application/json",
         headers={

@@ -1,7 +1,8 @@
-"""GET /openapi.json: an OpenAPI 3.1 document of each route, made of what the router itself reads.
+"""GET /openapi.json: an OpenAPI 3.1 document of each route, made of what the router itself reads
+and writes.
 
-In: the parsers, asked which fields they take within which bounds (`body_schema`); the shapes of
-answers (`protocol`); the error vocabulary. Out: the document. A route of the application
+In: the parsers, asked which fields they take within which bounds (`body_schema`); the records that
+answers are encoded from; the error vocabulary. Out: the document. Each route of the application
 has a row in OPERATIONS, and the tests say so.
 """
 
@@ -12,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any, Literal
+
+import msgspec
 
 from baton_protocol.errors import (
     BatonError,
@@ -26,29 +29,26 @@ from baton_protocol.errors import (
     Unauthorized,
     Unavailable,
 )
-from baton_router.http.drain import read_drain
+from baton_router.http.drain import NodeDrain, read_drain
+from baton_router.http.pool_status import Pool
+from baton_router.http.readiness import Health, Readiness
+from baton_router.observability.explanation import Explanation
+from baton_router.openai.answers import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    Completion,
+    CompletionChunk,
+    ErrorAnswer,
+    Model,
+    ModelList,
+)
 from baton_router.openai.body_schema import body_schema
 from baton_router.openai.chat import ChatCall
 from baton_router.openai.completions import CompletionCall
-from baton_router.openai.protocol import (
-    ChatCompletion,
-    ChatCompletionEvent,
-    Completion,
-    CompletionEvent,
-    ErrorAnswer,
-    Explanation,
-    Health,
-    Model,
-    ModelList,
-    Pool,
-    Readiness,
-    ToldNode,
-    ref,
-    schemas,
-)
 
 Json = dict[str, Any]
 OPENAPI = "3.1.0"
+REF = "#/components/schemas/{name}"
 JSON_TYPE, EVENTS_TYPE, TEXT_TYPE = "application/json", "text/event-stream", "text/plain"
 
 # Past each reader of the parsers: a stream has its options, and the newer name of max_tokens
@@ -137,7 +137,7 @@ class OpenAPIOperation:
     query: Mapping[str, Json] = field(default_factory=dict)
 
     def json(self) -> Json:
-        told: Json = {
+        operation: Json = {
             "operationId": self.name,
             "tags": [self.tag],
             "summary": self.summary,
@@ -145,19 +145,19 @@ class OpenAPIOperation:
             # {}: a router without keys asks for none.
             "security": [{"key": []}, {}] if Unauthorized in self.errors else [],
         }
-        told["parameters"] = [
+        operation["parameters"] = [
             *(_path_parameter(name) for name in re.findall(r"{(\w+)}", self.path)),
-            *({"name": name, "in": "query", **said} for name, said in self.query.items()),
+            *({"name": name, "in": "query", **schema} for name, schema in self.query.items()),
             {"$ref": "#/components/parameters/RequestId"},
         ]
         if self.body is not None:
-            schema = {"$ref": f"#/components/schemas/{self.body}"}
-            told["requestBody"] = {
+            schema = {"$ref": REF.format(name=self.body)}
+            operation["requestBody"] = {
                 "required": self.body_required,
                 "content": {JSON_TYPE: {"schema": schema}},
             }
-        told["responses"] = self._responses()
-        return told
+        operation["responses"] = self._responses()
+        return operation
 
     @property
     def name(self) -> str:
@@ -165,7 +165,7 @@ class OpenAPIOperation:
         return "_".join([self.method.lower(), *words])
 
     def _responses(self) -> Json:
-        told = {
+        responses = {
             str(status): {
                 "description": "as asked" if status == 200 else "not now; the answer says why",
                 "headers": _headers(generation=self.event is not None),
@@ -175,18 +175,18 @@ class OpenAPIOperation:
         }
         for error in sorted(self.errors, key=lambda error: error.status):
             if error.status not in self.answers:
-                told[str(error.status)] = _failure(error, generation=self.event is not None)
-        return told
+                responses[str(error.status)] = _failure(error, generation=self.event is not None)
+        return responses
 
     def _content(self, answer: type | None) -> Json:
         if answer is dict:
             return {JSON_TYPE: {"schema": {"type": "object"}}}
         if answer is None:
             return {TEXT_TYPE: {"schema": {"type": "string"}}}
-        told: Json = {JSON_TYPE: {"schema": ref(answer)}}
+        content: Json = {JSON_TYPE: {"schema": _ref(answer)}}
         if self.event is not None:
-            told[EVENTS_TYPE] = {"schema": _event(self.event)}
-        return told
+            content[EVENTS_TYPE] = {"schema": _event(self.event)}
+        return content
 
 
 OPERATIONS = (
@@ -201,7 +201,7 @@ OPERATIONS = (
         answers={200: ChatCompletion},
         errors=_GENERATION,
         body="ChatRequest",
-        event=ChatCompletionEvent,
+        event=ChatCompletionChunk,
     ),
     OpenAPIOperation(
         method="POST",
@@ -214,7 +214,7 @@ OPERATIONS = (
         answers={200: Completion},
         errors=_GENERATION,
         body="CompletionRequest",
-        event=CompletionEvent,
+        event=CompletionChunk,
     ),
     OpenAPIOperation(
         method="GET",
@@ -290,7 +290,7 @@ OPERATIONS = (
         summary="Tell a node to take nothing new",
         description="The node takes no new requests; those that run there end there or move to "
         "another node. The answer comes once the node does so.",
-        answers={200: ToldNode},
+        answers={200: NodeDrain},
         errors=_ADMIN,
         body="DrainRequest",
         body_required=False,
@@ -301,7 +301,7 @@ OPERATIONS = (
         tag="operations",
         summary="Tell a node to take requests again",
         description="Undoes a drain. The answer comes once the node takes requests again.",
-        answers={200: ToldNode},
+        answers={200: NodeDrain},
         errors=_ADMIN,
     ),
     OpenAPIOperation(
@@ -325,21 +325,40 @@ def document(operations: Sequence[OpenAPIOperation] = OPERATIONS) -> Json:
         "info": INFO,
         # Relative: the router that serves the document.
         "servers": [{"url": "/"}],
-        "tags": [{"name": name, "description": said} for name, said in TAGS.items()],
+        "tags": [{"name": name, "description": text} for name, text in TAGS.items()],
         "paths": paths,
         "components": {
-            "schemas": {**BODIES, **schemas()},
+            "schemas": {**BODIES, **_schemas(operations)},
             "parameters": {"RequestId": REQUEST_ID},
             "securitySchemes": SECURITY,
         },
     }
 
 
+def _ref(answer: type) -> Json:
+    return {"$ref": REF.format(name=answer.__name__)}
+
+
+def _schemas(operations: Sequence[OpenAPIOperation]) -> dict[str, Json]:
+    """Of the answers of all operations and of all that they hold, for `components/schemas`."""
+    answers: list[type | None] = [ErrorAnswer]
+    for one in operations:
+        answers += [*one.answers.values(), one.event]
+    records = dict.fromkeys(answer for answer in answers if answer not in (None, dict))
+    _, components = msgspec.json.schema_components(records, ref_template=REF)
+    for component in components.values():
+        for field_schema in component.get("properties", {}).values():
+            if "pattern" in field_schema:
+                # Python's end of a text; in a schema's regular expressions `$` is that.
+                field_schema["pattern"] = field_schema["pattern"].replace(r"\Z", "$")
+    return components
+
+
 def _event(event: type) -> Json:
     """One event of a stream: 3.1 has no word for the sequence."""
-    shapes = {"anyOf": [ref(event), ref(ErrorAnswer)]}
-    told = {"type": "string", "contentMediaType": JSON_TYPE, "contentSchema": shapes}
-    data = {"anyOf": [{"const": "[DONE]"}, told]}
+    shapes = {"anyOf": [_ref(event), _ref(ErrorAnswer)]}
+    encoded = {"type": "string", "contentMediaType": JSON_TYPE, "contentSchema": shapes}
+    data = {"anyOf": [{"const": "[DONE]"}, encoded]}
     return {"type": "object", "properties": {"data": data}, "required": ["data"]}
 
 
@@ -360,18 +379,18 @@ def _failure(error: type[BatonError], *, generation: bool) -> Json:
     return {
         "description": error.type,
         "headers": headers,
-        "content": {JSON_TYPE: {"schema": ref(ErrorAnswer)}},
+        "content": {JSON_TYPE: {"schema": _ref(ErrorAnswer)}},
     }
 
 
 def _headers(*, generation: bool) -> Json:
-    told = {
+    headers = {
         "x-request-id": _header("the client's own x-request-id, or else x-baton-request-id"),
         "x-baton-request-id": _header("names the request in the log"),
     }
     if generation:
-        told["x-baton-placement"] = _header("where it went, and why")
-    return told
+        headers["x-baton-placement"] = _header("where it went, and why")
+    return headers
 
 
 def _header(description: str, schema: Json | None = None) -> Json:

@@ -1,6 +1,7 @@
 """GET /pool: the pool as one JSON object, for people, the supervisor's table and tests.
 
-In: the view and the router's other parts. Out: plain JSON values; nothing that is secret.
+In: the view and the router's other parts. Out: plain JSON values; nothing that is secret. The
+records here document it for `openapi`: a pool may say more than they do.
 """
 
 from __future__ import annotations
@@ -11,11 +12,58 @@ from typing import Any
 import msgspec
 
 from baton_protocol.ids import NodeId
-from baton_protocol.store import DataInstance, Kind, differing
+from baton_protocol.layout import KVLayout
+from baton_protocol.store import DataInstance, Kind, NodeLoad, Speeds, differing
 from baton_router.nodes.link import NodeLink
 from baton_router.nodes.pool_view import LOAD_NUMBERS, NodeView, PoolView, state_of
 
 Json = dict[str, Any]
+
+
+class PoolNode(msgspec.Struct, kw_only=True):
+    id: str
+    role: str
+    address: str
+    state: str
+    reason: str
+    in_use: bool
+    differs: list[str]
+    model: str
+    engine: str
+    fingerprint: str
+    max_model_len: int
+    layout: KVLayout
+    speeds: Speeds
+    load: NodeLoad
+    instances: list[DataInstance]
+    cache: dict[str, int]
+    booked: dict[str, int]
+
+
+class Unreachable(msgspec.Struct):
+    address: str
+    reason: str
+
+
+class Conflict(msgspec.Struct):
+    """The node at `address` is not used: the one at `held_by` has its name and is newer."""
+
+    node: str
+    address: str
+    held_by: str
+
+
+class Pool(msgspec.Struct, kw_only=True):
+    """The pool as this router sees it."""
+
+    pool: str
+    model: str | None
+    fingerprint: str | None
+    nodes: list[PoolNode]
+    unreachable: list[Unreachable]
+    conflicts: list[Conflict]
+    store: dict[str, Any]
+    totals: dict[str, float]
 
 
 def pool_json(

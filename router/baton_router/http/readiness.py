@@ -10,17 +10,39 @@ of it who was not told.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Literal
 
 from aiohttp import web
+from msgspec import UNSET, UnsetType
 
 from baton_protocol.errors import InvalidRequest
 from baton_router.nodes.link import NodeLink
 from baton_router.nodes.pool_view import PoolView, state_of
-
-Json = dict[str, Any]
+from baton_router.openai.answers import Closed
 
 _ANSWERS = {"1": True, "true": True, "0": False, "false": False}
+
+
+class Health(Closed):
+    status: Literal["ok"]
+
+
+class LateNode(Closed):
+    """A node that is not ready: without its address where nobody has seen it, without its name
+    where nothing but its address is known."""
+
+    node: str | None
+    address: str | None
+    state: str
+    reason: str
+
+
+class Readiness(Closed):
+    """`reason` is empty where it is ready; `not_ready` is there where `all` asks for it."""
+
+    ready: bool
+    reason: str
+    not_ready: list[LateNode] | UnsetType = UNSET
 
 
 def wants_all(request: web.Request) -> bool:
@@ -36,7 +58,7 @@ def wants_all(request: web.Request) -> bool:
     return _ANSWERS[said[0]]
 
 
-def not_ready(view: PoolView, links: Iterable[NodeLink], expected: Sequence[str]) -> list[Json]:
+def not_ready(view: PoolView, links: Iterable[NodeLink], expected: Sequence[str]) -> list[LateNode]:
     """Known nodes first, then addresses without one, then those that nobody has seen yet."""
     nodes = sorted(view.nodes.values(), key=lambda node: node.report.node)
     late = [
@@ -55,13 +77,13 @@ def not_ready(view: PoolView, links: Iterable[NodeLink], expected: Sequence[str]
     return late + [_late(name, None, "missing", "it has not registered yet") for name in missing]
 
 
-def about_all(reason: str | None, late: Sequence[Json]) -> Json:
+def about_all(reason: str | None, late: list[LateNode]) -> Readiness:
     """The answer about all nodes; `reason` is why no request would be served, None where one is."""
     if reason is None and late:
-        names = ", ".join(f"{one['node'] or one['address']} ({one['state']})" for one in late)
+        names = ", ".join(f"{one.node or one.address} ({one.state})" for one in late)
         reason = f"not ready: {names}"
-    return {"ready": reason is None, "reason": reason or "", "not_ready": list(late)}
+    return Readiness(ready=reason is None, reason=reason or "", not_ready=late)
 
 
-def _late(node: str | None, address: str | None, state: str, reason: str) -> Json:
-    return {"node": node, "address": address, "state": state, "reason": reason}
+def _late(node: str | None, address: str | None, state: str, reason: str) -> LateNode:
+    return LateNode(node=node, address=address, state=state, reason=reason)

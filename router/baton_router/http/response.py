@@ -17,7 +17,8 @@ from aiohttp import web
 from baton_protocol.link import Delta
 from baton_router.http.sse import WAITING, EventStream
 from baton_router.metrics.router_metrics import RouterMetrics
-from baton_router.openai.endpoint import DONE, Call, ChoiceOutput, Shape, Usage
+from baton_router.openai.answers import DONE, Usage
+from baton_router.openai.endpoint import Call, ChoiceOutput, Shape
 from baton_router.requests.dispatcher import InFlightRequest
 from baton_router.requests.output_queue import Batch, OutputQueue
 from baton_router.requests.tokenize import LONG_PROMPT
@@ -120,7 +121,7 @@ class Answer:
         """So far; at the end, of the whole call."""
         records = [flight.record for flight in self.flights]
         generated = sum(len(ids) for record in records for ids in record.outputs)
-        return Usage(
+        return Usage.of(
             prompt=sum(len(record.request.prompt_ids) for record in records),
             completion=generated if self._options.generates else 0,
             cached=sum(record.cached_tokens for record in records),

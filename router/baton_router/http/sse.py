@@ -6,10 +6,10 @@ wrong before is an HTTP status that clients understand, and after it an event wi
 
 from __future__ import annotations
 
-import msgspec
 from aiohttp import web
 
-from baton_protocol.errors import ErrorRecord, openai_body
+from baton_protocol.errors import ErrorRecord
+from baton_router.openai.answers import ErrorAnswer, event
 
 STREAM_HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -67,7 +67,7 @@ class EventStream:
 
     async def fail(self, error: ErrorRecord) -> web.StreamResponse:
         """The last event; there is no [DONE] after it."""
-        await self.write(b"data: " + msgspec.json.encode(openai_body(error)) + b"\n\n")
+        await self.write(event(ErrorAnswer.of(error)))
         return await self.end()
 
     async def end(self, data: bytes = b"") -> web.StreamResponse:

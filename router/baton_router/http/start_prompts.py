@@ -17,7 +17,7 @@ from baton_router.admission.admission import Admission
 from baton_router.admission.rate_limiter import BudgetBooking
 from baton_router.http.sse import EventStream
 from baton_router.observability.request_log import RequestLog
-from baton_router.openai.endpoint import Usage
+from baton_router.openai.answers import Usage
 from baton_router.requests.dispatcher import Dispatcher
 from baton_router.requests.in_flight import InFlightRequest, Prepared
 from baton_router.requests.output_queue import OutputQueue

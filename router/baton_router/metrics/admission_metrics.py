@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from baton_router.openai.endpoint import Usage
+from baton_router.openai.answers import Usage
 
 MAX_TENANTS = 1000
 OTHER = "other"
@@ -52,8 +52,8 @@ class AdmissionMetrics:
         if tenant not in self._tenants and len(self._tenants) < MAX_TENANTS:
             self._tenants.add(tenant)
         label = tenant if tenant in self._tenants else OTHER
-        self._tokens.labels(label, "prompt").inc(usage.prompt)
-        self._tokens.labels(label, "completion").inc(usage.completion)
+        self._tokens.labels(label, "prompt").inc(usage.prompt_tokens)
+        self._tokens.labels(label, "completion").inc(usage.completion_tokens)
 
     def lengths(self, by_priority: Mapping[int, int]) -> None:
         for priority, length in by_priority.items():

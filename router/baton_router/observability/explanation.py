@@ -24,6 +24,14 @@ Json = dict[str, Any]
 MAX_PROMPTS = 64
 
 
+class Explanation(msgspec.Struct, kw_only=True):
+    """What `openapi` documents of an explanation: docs/api.md says what each request has."""
+
+    id: str
+    state: str
+    requests: list[dict[str, Any]]
+
+
 def explanation(trail: RequestLog, status: int | None, now: float) -> Json:
     """`status` is None as long as the call runs."""
     answer = trail.answer
@@ -44,9 +52,9 @@ def explanation(trail: RequestLog, status: int | None, now: float) -> Json:
         "prepared_ms": _since(trail.started, flights[0].story.began if flights else None),
         "first_token_ms": _ms(ttft_s),
         "total_ms": _since(trail.started, now),
-        "prompt_tokens": usage.prompt if usage is not None else 0,
-        "cached_tokens": usage.cached if usage is not None else 0,
-        "completion_tokens": usage.completion if usage is not None else 0,
+        "prompt_tokens": usage.prompt_tokens if usage is not None else 0,
+        "cached_tokens": usage.cached_tokens if usage is not None else 0,
+        "completion_tokens": usage.completion_tokens if usage is not None else 0,
         "requests": [_request(flight, trail.started, now) for flight in flights[:MAX_PROMPTS]],
         "requests_left_out": max(0, len(flights) - MAX_PROMPTS),
     }

@@ -17,7 +17,7 @@ from typing import Protocol
 from baton_protocol.errors import ErrorRecord
 from baton_protocol.traces import Place
 from baton_router.auth import Tenant
-from baton_router.openai.endpoint import Usage
+from baton_router.openai.answers import Usage
 from baton_router.requests.in_flight import InFlightRequest
 
 PLACEMENTS_SHOWN = 16
@@ -97,7 +97,7 @@ class RequestLog:
         prompt, completion, attempts, ttft_ms = 0, 0, 0, None
         if self.answer is not None:
             usage, ttft_s = self.answer.usage(), self.answer.ttft_s
-            prompt, completion = usage.prompt, usage.completion
+            prompt, completion = usage.prompt_tokens, usage.completion_tokens
             attempts = max(flight.record.attempt for flight in self.answer.flights)
             ttft_ms = None if ttft_s is None else round(ttft_s * 1000, 1)
         total_ms = round((now - self.started) * 1000, 1)

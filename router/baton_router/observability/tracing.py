@@ -49,10 +49,10 @@ def _call(trail: RequestLog, place: Place, status: int, now: float) -> Span:
         flight = trail.answer.flights[0]
         attributes |= {
             "baton.attempts": max(one.record.attempt for one in trail.answer.flights),
-            "baton.cached_tokens": usage.cached,
+            "baton.cached_tokens": usage.cached_tokens,
             "gen_ai.response.model": flight.prepared.serving.name,
-            "gen_ai.usage.input_tokens": usage.prompt,
-            "gen_ai.usage.output_tokens": usage.completion,
+            "gen_ai.usage.input_tokens": usage.prompt_tokens,
+            "gen_ai.usage.output_tokens": usage.completion_tokens,
         }
         if flight.story.attempts:
             attributes["baton.placement.reason"] = flight.story.attempts[-1].placement.reason

@@ -13,25 +13,35 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from baton_protocol.errors import InvalidRequest
 from baton_protocol.link import Delta
 from baton_protocol.request import PositionLogprobs
 from baton_protocol.sampling import MAX_LOGPROBS
 from baton_router.nodes.model_artifacts import PoolModel
+from baton_router.openai.answers import (
+    ChatChoice,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatDelta,
+    ChatLogprobs,
+    ChatMessage,
+    CommonFields,
+    Usage,
+    event,
+)
 from baton_router.openai.body_reader import TRUE, Fields, members_schema, needs, wrong
 from baton_router.openai.endpoint import (
     ChoiceOutput,
-    EventWriter,
-    Head,
     Json,
     Options,
     Prompt,
     PromptIds,
+    StreamUsage,
     TextPrompt,
     Truncation,
-    Usage,
-    finish_members,
     prompt_positions,
 )
 from baton_router.openai.logprobs import chat_logprobs, prompt_logprobs
@@ -140,15 +150,15 @@ class ChatCall:
         )
         return [TextPrompt(text, self.add_special_tokens)]
 
-    def shape(self, head: Head, prompts: PromptIds, tokenizer: Tokenizer) -> ChatShape:
-        return ChatShape(self, head, prompts[0])
+    def shape(self, common: CommonFields, prompts: PromptIds, tokenizer: Tokenizer) -> ChatShape:
+        return ChatShape(self, common, prompts[0])
 
 
 class ChatShape:
     """One answer's JSON; remembers which choices have begun."""
 
-    def __init__(self, call: ChatCall, head: Head, prompt_ids: Sequence[int]) -> None:
-        self._head = head
+    def __init__(self, call: ChatCall, common: CommonFields, prompt_ids: Sequence[int]) -> None:
+        self._common = common
         self._ids = call.options.return_token_ids
         self._names_are_ids = call.options.token_id_names
         self._echoed = call.echoed
@@ -157,71 +167,77 @@ class ChatShape:
         self._prompt_ids = prompt_ids
         self._begun: set[int] = set()
         counts = [len(prompt_ids)] * int(call.sampling.get("n", 1))
-        self._writer = EventWriter(head, "chat.completion.chunk", call.options, counts)
+        self._usage = StreamUsage(call.options, counts)
+        # Each event fills it again: most of its fields stay.
+        self._chunk = ChatCompletionChunk(
+            id=common.id,
+            object="chat.completion.chunk",
+            created=common.created,
+            model=common.model,
+            system_fingerprint=common.system_fingerprint,
+            choices=[],
+        )
 
     def event(self, index: int, delta: Delta) -> bytes:
-        self._writer.count(index, delta)
+        self._usage.count(index, delta)
         if not (delta.text or delta.finish or self._ids or self._logprobs is not None):
             return b""
-        more = b""
-        role = b""
-        text = delta.text
+        chunk = self._chunk
+        chunk.prompt_token_ids = UNSET
+        content = ChatDelta(content=delta.text)
         if index not in self._begun:
-            prompt = self._prompt_ids if self._ids and not self._begun else None
-            more = b',"prompt_token_ids":' + msgspec.json.encode(prompt)
-            role = b'"role":"assistant",'
-            text = self._echoed + text
+            chunk.prompt_token_ids = self._prompt_ids if self._ids and not self._begun else None
+            content = ChatDelta(content=self._echoed + delta.text, role="assistant")
             self._begun.add(index)
-        parts = [b'{"index":%d,"delta":{' % index, role, b'"content":']
-        parts += [msgspec.json.encode(text), b'},"logprobs":']
-        if self._logprobs is None:
-            parts.append(b"null")
-        else:
-            parts.append(msgspec.json.encode(self._told(delta.logprobs, self._logprobs)))
-        ids = msgspec.json.encode(delta.ids) if self._ids else b"null"
-        parts += [b',"token_ids":', ids]
-        parts.append(finish_members(delta))
-        return self._writer.event(index, b"".join(parts), more)
+        choice = ChatChunkChoice(
+            index=index,
+            delta=content,
+            logprobs=self._scores(delta.logprobs),
+            finish_reason=delta.finish,
+            token_ids=delta.ids if self._ids else None,
+            stop_reason=UNSET if delta.finish is None else delta.stop,
+        )
+        chunk.choices = [choice]
+        chunk.usage = self._usage.so_far(index)
+        return event(chunk)
 
     def usage_event(self, usage: Usage) -> bytes:
-        return self._writer.usage_event(usage)
+        chunk = self._chunk
+        chunk.choices, chunk.usage, chunk.prompt_token_ids = [], usage, UNSET
+        return event(chunk)
 
     def answer(self, choices: Sequence[ChoiceOutput], usage: Usage) -> bytes:
-        body: Json = {
-            "id": self._head.id,
-            "object": "chat.completion",
-            "created": self._head.created,
-            "model": self._head.model,
-            "choices": [self._choice(index, choice) for index, choice in enumerate(choices)],
-            "usage": usage.json(),
-            "system_fingerprint": self._head.fingerprint,
-            "prompt_logprobs": None,
-            "prompt_token_ids": self._prompt_ids if self._ids else None,
-        }
+        scores = None
         if self._prompt_logprobs is not None:
-            positions = prompt_positions(choices)
-            body["prompt_logprobs"] = prompt_logprobs(positions, self._prompt_logprobs)
-        return msgspec.json.encode(body)
+            scores = prompt_logprobs(prompt_positions(choices), self._prompt_logprobs)
+        answer = ChatCompletion(
+            id=self._common.id,
+            object="chat.completion",
+            created=self._common.created,
+            model=self._common.model,
+            system_fingerprint=self._common.system_fingerprint,
+            choices=[self._choice(index, choice) for index, choice in enumerate(choices)],
+            usage=usage,
+            prompt_token_ids=self._prompt_ids if self._ids else None,
+            prompt_logprobs=scores,
+        )
+        return msgspec.json.encode(answer)
 
-    def _choice(self, index: int, choice: ChoiceOutput) -> Json:
-        told: Json = {
-            "index": index,
-            "message": {
-                "role": "assistant",
-                "content": self._echoed + choice.text,
-                "refusal": None,
-            },
-            "logprobs": None,
-            "finish_reason": choice.finish,
-            "stop_reason": choice.stop,
-            "token_ids": choice.ids if self._ids else None,
-        }
-        if self._logprobs is not None:
-            told["logprobs"] = self._told(choice.logprobs, self._logprobs)
-        return told
+    def _choice(self, index: int, choice: ChoiceOutput) -> ChatChoice:
+        content = self._echoed + choice.text
+        return ChatChoice(
+            index=index,
+            message=ChatMessage(role="assistant", content=content, refusal=None),
+            logprobs=self._scores(choice.logprobs),
+            finish_reason=choice.finish_reason,
+            stop_reason=choice.stop,
+            token_ids=choice.ids if self._ids else None,
+        )
 
-    def _told(self, positions: Sequence[PositionLogprobs], top: int) -> Json:
-        return chat_logprobs(positions, top, self._names_are_ids)
+    def _scores(self, positions: Sequence[PositionLogprobs]) -> ChatLogprobs | None:
+        if self._logprobs is None:
+            return None
+        return chat_logprobs(positions, self._logprobs, self._names_are_ids)
 
 
 def _end_of_prompt(fields: Fields) -> tuple[bool, bool]:

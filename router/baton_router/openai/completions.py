@@ -1,31 +1,55 @@
-"""POST /v1/completions: the body's fields.
+"""POST /v1/completions: the body's fields, and the JSON of its answers.
 
 In: a JSON body whose prompt is a text, a list of texts, token ids or a list of those; each prompt
-is a request of its own, and choices are numbered prompt * n + choice. Out: the call, which makes
-the `CompletionShape` of its answers.
+is a request of its own, and choices are numbered prompt * n + choice. Out: `text_completion`
+objects. With `echo` a choice's text (in a stream, its first chunk's) begins with the prompt, and
+its logprobs with the prompt's. With `return_token_ids` each choice (in a stream, its first chunk)
+has the `prompt_token_ids`, and each choice or chunk its `token_ids`; with `prompt_logprobs` each
+choice has those. All three are null where nobody asked for them, as in vLLM.
+
+A token's `text_offset` follows from the ids alone, as the text does, whichever nodes they came from
+in which deltas. Text behind a stop string is cut off: an answer in one piece has the tokens there
+at its end; a stream, which has sent them before, where they would have been.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+from msgspec import UNSET
+
 from baton_protocol.errors import InvalidRequest
+from baton_protocol.link import Delta
+from baton_protocol.request import PositionLogprobs
 from baton_protocol.sampling import MAX_LOGPROBS
 from baton_router.nodes.model_artifacts import PoolModel
+from baton_router.openai.answers import (
+    CommonFields,
+    Completion,
+    CompletionChoice,
+    CompletionChunk,
+    CompletionChunkChoice,
+    CompletionLogprobs,
+    Usage,
+    event,
+)
 from baton_router.openai.body_reader import TRUE, Fields, integers, needs, wrong
-from baton_router.openai.completion_response import CompletionShape
 from baton_router.openai.echo import Echo
 from baton_router.openai.endpoint import (
-    Head,
+    ChoiceOutput,
     Json,
     Options,
     Prompt,
     PromptIds,
+    StreamUsage,
     TextPrompt,
     Truncation,
+    prompt_positions,
 )
+from baton_router.openai.logprobs import completion_logprobs, prompt_logprobs
 from baton_router.openai.sampling_params import (
     MAX_TOKENS_NAMES,
     bad_words,
@@ -33,8 +57,11 @@ from baton_router.openai.sampling_params import (
     sampling_fields,
 )
 from baton_router.openai.unsupported import check_unserved
+from baton_text.detokenizer import context_of
+from baton_text.offsets import TextOffsets
 from baton_text.tokenizer import Tokenizer
 
+Positions = Sequence[PositionLogprobs]
 DEFAULT_MAX_TOKENS = 16
 MAX_PROMPTS = 1024
 _IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
@@ -112,7 +139,9 @@ class CompletionCall:
     def prompts(self, model: PoolModel) -> list[Prompt]:
         return list(self.given)
 
-    def shape(self, head: Head, prompts: PromptIds, tokenizer: Tokenizer) -> CompletionShape:
+    def shape(
+        self, common: CommonFields, prompts: PromptIds, tokenizer: Tokenizer
+    ) -> CompletionShape:
         echoes = None
         if self.echo:
             answered = self.options.generates
@@ -121,18 +150,154 @@ class CompletionCall:
                 Echo(ids if self._may_be_cut(ids) else given, ids, tokenizer, answered=answered)
                 for given, ids in pairs
             ]
-        return CompletionShape(
-            head,
-            self.options,
-            self.sampling,
-            prompts,
-            tokenizer,
-            echoes=echoes,
-            prompt_logprobs=self.prompt_logprobs,
-        )
+        return CompletionShape(self, common, prompts, tokenizer, echoes)
 
     def _may_be_cut(self, ids: tuple[int, ...]) -> bool:
         return self.truncation is not None and self.truncation.may_have_cut(ids)
+
+
+class CompletionShape:
+    """One answer's JSON. `echoes` are the prompts as they are shown, None where they are not.
+    Remembers which choices have begun, and how much text there is of those whose tokens are sent
+    with their offsets."""
+
+    def __init__(
+        self,
+        call: CompletionCall,
+        common: CommonFields,
+        prompts: PromptIds,
+        tokenizer: Tokenizer,
+        echoes: Sequence[Echo] | None,
+    ) -> None:
+        options, sampling = call.options, call.sampling
+        self._common = common
+        self._n: int = sampling.get("n", 1)
+        self._logprobs: int | None = sampling.get("logprobs")
+        self._prompt_logprobs = call.prompt_logprobs
+        self._skip_special: bool = sampling["skip_special_tokens"]
+        self._has_text: bool = sampling["detokenize"]
+        self._ids = options.return_token_ids
+        self._names_are_ids = options.token_id_names
+        self._prompts = prompts
+        self._tokenizer = tokenizer
+        self._echoes = echoes
+        self._scores: dict[int, Positions] = {}  # by prompt
+        self._begun: set[int] = set()
+        self._contexts: dict[int, tuple[int, ...]] = {}  # by prompt
+        self._offsets: dict[int, TextOffsets] = {}
+        self._usage = StreamUsage(options, [len(ids) for ids in prompts for _ in range(self._n)])
+        # Each event fills it again: most of its fields stay.
+        self._chunk = CompletionChunk(
+            id=common.id,
+            object="text_completion",
+            created=common.created,
+            model=common.model,
+            system_fingerprint=common.system_fingerprint,
+            choices=[],
+        )
+
+    def event(self, index: int, delta: Delta) -> bytes:
+        self._usage.count(index, delta)
+        begins = index not in self._begun
+        self._begun.add(index)
+        if delta.prompt_logprobs:
+            self._scores[index // self._n] = delta.prompt_logprobs
+        echo = self._echo(index) if begins else None
+        if not (delta.text or delta.finish or echo or self._ids or self._logprobs is not None):
+            return b""
+        choice = CompletionChunkChoice(
+            index=index,
+            text=delta.text if echo is None else echo.text + delta.text,
+            logprobs=self._event_logprobs(index, delta, echo, begins),
+            finish_reason=delta.finish,
+            prompt_token_ids=self._prompts[index // self._n] if self._ids and begins else None,
+            token_ids=delta.ids if self._ids else None,
+            stop_reason=UNSET if delta.finish is None else delta.stop,
+        )
+        self._chunk.choices, self._chunk.usage = [choice], self._usage.so_far(index)
+        return event(self._chunk)
+
+    def usage_event(self, usage: Usage) -> bytes:
+        self._chunk.choices, self._chunk.usage = [], usage
+        return event(self._chunk)
+
+    def answer(self, choices: Sequence[ChoiceOutput], usage: Usage) -> bytes:
+        shown: list[CompletionChoice] = []
+        for start in range(0, len(choices), self._n):
+            mine = choices[start : start + self._n]
+            scores = prompt_positions(mine)
+            shown += [self._choice(start + i, choice, scores) for i, choice in enumerate(mine)]
+        answer = Completion(
+            id=self._common.id,
+            object="text_completion",
+            created=self._common.created,
+            model=self._common.model,
+            system_fingerprint=self._common.system_fingerprint,
+            choices=shown,
+            usage=usage,
+        )
+        return msgspec.json.encode(answer)
+
+    def _choice(self, index: int, choice: ChoiceOutput, scores: Positions) -> CompletionChoice:
+        echo = self._echo(index)
+        text = choice.text if echo is None else echo.text + choice.text
+        logprobs = None
+        if self._logprobs is not None:
+            offsets = self._answer_offsets(index)
+            logprobs = self._shown_logprobs(echo, scores, choice.logprobs, self._logprobs, offsets)
+            logprobs.text_offset = [min(offset, len(text)) for offset in logprobs.text_offset]
+        asked = self._prompt_logprobs
+        return CompletionChoice(
+            index=index,
+            text=text,
+            logprobs=logprobs,
+            finish_reason=choice.finish_reason,
+            stop_reason=choice.stop,
+            prompt_logprobs=None if asked is None else prompt_logprobs(scores, asked),
+            prompt_token_ids=self._prompts[index // self._n] if self._ids else None,
+            token_ids=choice.ids if self._ids else None,
+        )
+
+    def _echo(self, index: int) -> Echo | None:
+        return self._echoes[index // self._n] if self._echoes is not None else None
+
+    def _event_logprobs(
+        self, index: int, delta: Delta, echo: Echo | None, begins: bool
+    ) -> CompletionLogprobs | None:
+        if self._logprobs is None:
+            return None
+        if begins:
+            self._offsets[index] = self._answer_offsets(index)
+        scores = self._scores.get(index // self._n, ())
+        offsets = self._offsets[index]
+        return self._shown_logprobs(echo, scores, delta.logprobs, self._logprobs, offsets)
+
+    def _answer_offsets(self, index: int) -> TextOffsets:
+        """Of the tokens behind the prompt, before the first of them."""
+        echo, prompt = self._echo(index), index // self._n
+        if prompt not in self._contexts:  # a long prompt of special ids is looked through whole
+            ids = self._prompts[prompt]
+            self._contexts[prompt] = context_of(self._tokenizer, ids, self._skip_special)
+        before = 0 if echo is None else len(echo.text)
+        return TextOffsets(self._tokenizer, self._skip_special, self._contexts[prompt], before)
+
+    def _shown_logprobs(
+        self,
+        echo: Echo | None,
+        scores: Positions,
+        positions: Positions,
+        top: int,
+        offsets: TextOffsets,
+    ) -> CompletionLogprobs:
+        if self._has_text:
+            own = [offsets.push(position.sampled.id) for position in positions]
+        else:
+            own = [offsets.length] * len(positions)
+        as_ids = self._names_are_ids
+        if echo is None:
+            return completion_logprobs(positions, top, own, as_id=as_ids)
+        whole, all_offsets = [*scores, *positions], [*echo.offsets, *own]
+        return completion_logprobs(whole, top, all_offsets, echo.first, as_ids)
 
 
 def _prompts(value: Any, special: bool) -> list[Prompt]:

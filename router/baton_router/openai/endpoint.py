@@ -1,8 +1,9 @@
 """What the two endpoints have in common, so that one handler serves both.
 
-Call     a parsed body: which prompts, which sampling fields, how to answer
-Shape    turns deltas into the endpoint's JSON: events of a stream, or one answer
-Gathered what a choice has come to when it is answered in one piece
+Call         a parsed body: which prompts, which sampling fields, how to answer
+Shape        turns deltas into the endpoint's JSON: events of a stream, or one answer
+ChoiceOutput what a choice has come to when it is answered in one piece
+StreamUsage  what each event of a stream says of usage
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import msgspec
+from msgspec import UNSET, UnsetType
 
 from baton_protocol.errors import InvalidRequest
-from baton_protocol.link import Delta
+from baton_protocol.link import Delta, FinishReason
 from baton_protocol.request import PositionLogprobs
 from baton_router.nodes.model_artifacts import PoolModel
+from baton_router.openai.answers import CommonFields, Usage
 from baton_router.openai.body_reader import TRUE, Fields, Schema, wrong
 from baton_router.openai.request_fields import MEMBERS
 from baton_router.openai.unsupported import only_accepted
@@ -37,8 +39,6 @@ _STREAMS: Schema = {
 }
 SIDES = ("left", "right")
 AS_FITS = -1
-DONE = b"data: [DONE]\n\n"
-_UNFINISHED = b',"finish_reason":null}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,33 +73,6 @@ class Truncation:
         return self.tokens is None or len(ids) >= self.tokens
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
-    """What each JSON object of one answer repeats."""
-
-    id: str
-    created: int
-    model: str
-    fingerprint: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
-    """Tokens; summed over the prompts of one call."""
-
-    prompt: int
-    completion: int
-    cached: int
-
-    def json(self) -> Json:
-        return {
-            "prompt_tokens": self.prompt,
-            "completion_tokens": self.completion,
-            "total_tokens": self.prompt + self.completion,
-            "prompt_tokens_details": {"cached_tokens": self.cached},
-        }
-
-
 @dataclass(slots=True)
 class ChoiceOutput:
     """One choice, delta by delta."""
@@ -108,7 +81,7 @@ class ChoiceOutput:
     texts: list[str] = field(default_factory=list)
     logprobs: list[PositionLogprobs] = field(default_factory=list)
     prompt_logprobs: tuple[PositionLogprobs, ...] = ()
-    finish: str | None = None
+    finish: FinishReason | None = None
     stop: str | int | None = None
 
     def add(self, delta: Delta) -> None:
@@ -122,6 +95,11 @@ class ChoiceOutput:
     @property
     def text(self) -> str:
         return "".join(self.texts)
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        assert self.finish is not None, "an answer in one piece is written when its choices ended"
+        return self.finish
 
 
 def prompt_positions(choices: Sequence[ChoiceOutput]) -> tuple[PositionLogprobs, ...]:
@@ -183,7 +161,7 @@ class Call(Protocol):
         """They are ids now: let texts go that the answer does not repeat."""
         ...
 
-    def shape(self, head: Head, prompts: PromptIds, tokenizer: Tokenizer) -> Shape: ...
+    def shape(self, common: CommonFields, prompts: PromptIds, tokenizer: Tokenizer) -> Shape: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,64 +201,22 @@ class Options:
         )
 
 
-class EventWriter:
-    """Writes SSE events whose head and tail were encoded once; a token costs three joins.
-    `prompt_tokens` are those of each choice's prompt."""
+class StreamUsage:
+    """What each event of a stream says of usage. `prompt_tokens` are those of each choice's
+    prompt."""
 
-    def __init__(
-        self, head: Head, kind: str, options: Options, prompt_tokens: Sequence[int]
-    ) -> None:
-        common = {"id": head.id, "object": kind, "created": head.created, "model": head.model}
-        common["system_fingerprint"] = head.fingerprint
-        self._start = b"data: " + msgspec.json.encode(common)[:-1]
-        self._usage = b',"usage":null}\n\n' if options.include_usage else b"}\n\n"
+    def __init__(self, options: Options, prompt_tokens: Sequence[int]) -> None:
+        self._otherwise = None if options.include_usage else UNSET
         self._continuous = options.continuous_usage
         self._prompt_tokens = prompt_tokens
         self._generated = [0] * len(prompt_tokens)
 
     def count(self, index: int, delta: Delta) -> None:
-        """Told of each delta, also of one that makes no event."""
+        """Count each delta, also one that makes no event."""
         self._generated[index] += len(delta.ids)
 
-    def event(self, index: int, choice: bytes, more: bytes = b"") -> bytes:
-        """`more` is JSON of further top-level members, with its leading comma."""
-        end = self._usage_so_far(index) if self._continuous else self._usage
-        return b"".join((self._start, b',"choices":[', choice, b"]", more, end))
-
-    def text_event(self, index: int, delta: Delta, more: bytes = b"") -> bytes:
-        """event() of a completion of which nothing is asked but text, and `more` members of the
-        choice: most tokens of most calls. Empty where there is nothing to show yet."""
-        if not (delta.text or delta.finish or more):
-            return b""
-        parts = (
-            self._start,
-            b',"choices":[{"index":%d,"text":' % index,
-            msgspec.json.encode(delta.text),
-            b',"logprobs":null',
-            more,
-            _UNFINISHED if delta.finish is None else finish_members(delta),
-            b"]",
-            self._usage_so_far(index) if self._continuous else self._usage,
-        )
-        return b"".join(parts)
-
-    def usage_event(self, usage: Usage) -> bytes:
-        told = msgspec.json.encode(usage.json())
-        return b"".join((self._start, b',"choices":[],"usage":', told, b"}\n\n"))
-
-    def _usage_so_far(self, index: int) -> bytes:
-        prompt, generated = self._prompt_tokens[index], self._generated[index]
-        told = {
-            "prompt_tokens": prompt,
-            "completion_tokens": generated,
-            "total_tokens": prompt + generated,
-        }
-        return b',"usage":' + msgspec.json.encode(told) + b"}\n\n"
-
-
-def finish_members(delta: Delta) -> bytes:
-    """The end of a choice's JSON: `stop_reason` is the stop string or id, as in vLLM."""
-    if delta.finish is None:
-        return _UNFINISHED
-    finish, stop = msgspec.json.encode(delta.finish), msgspec.json.encode(delta.stop)
-    return b"".join((b',"finish_reason":', finish, b',"stop_reason":', stop, b"}"))
+    def so_far(self, index: int) -> Usage | UnsetType | None:
+        """Of this choice, where the client asked for usage in every event."""
+        if self._continuous:
+            return Usage.of(self._prompt_tokens[index], self._generated[index])
+        return self._otherwise

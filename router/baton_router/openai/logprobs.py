@@ -1,16 +1,23 @@
-"""Log-probabilities in the endpoints' different shapes.
+"""Log-probabilities in the endpoints' different forms.
 
-In: PositionLogprobs as nodes send them (natural log, texts filled). Out: JSON values. JSON has no
-minus infinity; -9999 stands for it, as in vLLM. Nothing comes before a prompt's first token, so it
-has no probability: its place holds null.
+In: PositionLogprobs as nodes send them (natural log, texts filled). Out: records of `answers`. JSON
+has no minus infinity; -9999 stands for it, as in vLLM. Nothing comes before a prompt's first token,
+so it has no probability: its place holds null.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from baton_protocol.request import PositionLogprobs, TokenLogprob
+from baton_router.openai.answers import (
+    ChatLogprobs,
+    ChatPosition,
+    ChatToken,
+    CompletionLogprobs,
+    PromptLogprobs,
+    RankedToken,
+)
 
 FLOOR = -9999.0
 
@@ -20,7 +27,7 @@ def _value(token: TokenLogprob) -> float:
 
 
 def token_name(token: TokenLogprob, as_id: bool = False) -> str:
-    """A token's text. Bytes that are no text by themselves, such as half a character, are told as
+    """A token's text. Bytes that are no text by themselves, such as half a character, are shown as
     `bytes:\\xe2\\x82`; a token without any bytes as `token_id:7`, and with `as_id` each."""
     if as_id or not token.text:
         return f"token_id:{token.id}"
@@ -32,21 +39,29 @@ def token_name(token: TokenLogprob, as_id: bool = False) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.raw)
 
 
-def _chat_token(token: TokenLogprob, as_id: bool) -> dict[str, Any]:
-    raw = token.raw or token.text.encode()
-    return {"token": token_name(token, as_id), "logprob": _value(token), "bytes": list(raw)}
-
-
 def chat_logprobs(
     positions: Sequence[PositionLogprobs], top: int, as_id: bool = False
-) -> dict[str, Any]:
+) -> ChatLogprobs:
     """`choices[].logprobs` of a chat completion, with `top` alternatives per position."""
     content = [
-        _chat_token(position.sampled, as_id)
-        | {"top_logprobs": [_chat_token(token, as_id) for token in position.top[:top]]}
+        ChatPosition(
+            token=token_name(position.sampled, as_id),
+            logprob=_value(position.sampled),
+            bytes=_bytes(position.sampled),
+            top_logprobs=[
+                ChatToken(
+                    token=token_name(token, as_id), logprob=_value(token), bytes=_bytes(token)
+                )
+                for token in position.top[:top]
+            ],
+        )
         for position in positions
     ]
-    return {"content": content, "refusal": None}
+    return ChatLogprobs(content=content, refusal=None)
+
+
+def _bytes(token: TokenLogprob) -> list[int]:
+    return list(token.raw or token.text.encode())
 
 
 def completion_logprobs(
@@ -55,38 +70,38 @@ def completion_logprobs(
     offsets: Sequence[int],
     first: TokenLogprob | None = None,
     as_id: bool = False,
-) -> dict[str, Any]:
+) -> CompletionLogprobs:
     """`choices[].logprobs` of a completion. The sampled token is always among `top_logprobs`.
     `first` is a prompt's first token, where the positions are those behind it. `offsets` are the
     text offsets of all these tokens."""
     alone = [] if first is None else [token_name(first, as_id)]
     unknown = [None for _ in alone]
-    return {
-        "tokens": [*alone, *(token_name(position.sampled, as_id) for position in positions)],
-        "token_logprobs": [*unknown, *(_value(position.sampled) for position in positions)],
-        "top_logprobs": [*unknown, *(_by_name(each, top, as_id) for each in positions)],
-        "text_offset": offsets,
-    }
+    return CompletionLogprobs(
+        tokens=[*alone, *(token_name(position.sampled, as_id) for position in positions)],
+        token_logprobs=[*unknown, *(_value(position.sampled) for position in positions)],
+        top_logprobs=[*unknown, *(_by_name(each, top, as_id) for each in positions)],
+        text_offset=offsets,
+    )
 
 
 def _by_name(position: PositionLogprobs, top: int, as_id: bool) -> dict[str, float]:
     """The candidates by name. Several ids may have the same text: the sampled one keeps it, else
     the likeliest, and the others are named by their ids."""
-    sampled, told = position.sampled, dict[str, float]()
+    sampled, by_name = position.sampled, dict[str, float]()
     own = token_name(sampled, as_id)
     for token in position.top[:top]:
         if token.id == sampled.id:
-            told[own] = _value(sampled)
+            by_name[own] = _value(sampled)
             continue
         name = token_name(token, as_id)
-        if name == own or name in told:
+        if name == own or name in by_name:
             name = token_name(token, as_id=True)
-        told[name] = _value(token)
-    told.setdefault(own, _value(sampled))
-    return told
+        by_name[name] = _value(token)
+    by_name.setdefault(own, _value(sampled))
+    return by_name
 
 
-def prompt_logprobs(positions: Sequence[PositionLogprobs], top: int) -> list[Any]:
+def prompt_logprobs(positions: Sequence[PositionLogprobs], top: int) -> PromptLogprobs:
     """vLLM's `prompt_logprobs`: per token of the prompt, the token itself and the `top` likeliest
     by id; `positions` begin at the second."""
     return [
@@ -98,5 +113,5 @@ def prompt_logprobs(positions: Sequence[PositionLogprobs], top: int) -> list[Any
     ]
 
 
-def _ranked(token: TokenLogprob) -> dict[str, Any]:
-    return {"logprob": _value(token), "rank": token.rank, "decoded_token": token.text}
+def _ranked(token: TokenLogprob) -> RankedToken:
+    return RankedToken(logprob=_value(token), rank=token.rank, decoded_token=token.text)

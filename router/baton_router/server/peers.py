@@ -105,7 +105,7 @@ async def _add(siblings: Peers, request: web.Request, response: web.Response) ->
             names = ", ".join(sorted(behind))
             response.set_status(503)
             response.body = msgspec.json.encode(
-                about_all(f"not ready at all workers: {names} of this router", ())
+                about_all(f"not ready at all workers: {names} of this router", [])
             )
         return
     if request.path not in ("/metrics", "/pool") or not isinstance(body, bytes):

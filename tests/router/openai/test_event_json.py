@@ -12,7 +12,6 @@ from baton_protocol.errors import Unavailable
 from baton_protocol.ids import RequestId
 from baton_protocol.link import Delta, FinishReason
 from baton_router.errors import RequestFailed
-from baton_router.openai.endpoint import EventWriter, Head, Options, finish_members
 from baton_router.requests.output_queue import Batch, OutputQueue
 from tests.support.clients.raw_http import JSON_TYPE, raw_request
 from tests.support.nodes.fake_node import FakeNode
@@ -45,29 +44,6 @@ async def test_the_last_token_usage_and_done_are_one_write(running: Any, decode:
 
 def delta(text: str, finish: FinishReason | None = None, stop: str | None = None) -> Delta:
     return Delta(RequestId("r"), 1, 0, 0, ids=(7,), text=text, finish=finish, stop=stop)
-
-
-@pytest.mark.parametrize("usage", [False, True])
-@pytest.mark.parametrize("one", [delta('a"\n\u00e9'), delta("", "stop", "x"), delta("b", "length")])
-def test_an_event_of_text_alone_reads_as_any_other(one: Delta, usage: bool) -> None:
-    options = Options(
-        model=None,
-        stream=True,
-        include_usage=usage,
-        continuous_usage=usage,
-        return_token_ids=False,
-    )
-    head = Head(id="cmpl-1", created=5, model="m", fingerprint="f")
-    writer = EventWriter(head, "text_completion", options, [3, 4])
-    writer.count(1, one)
-    choice = b'{"index":1,"text":' + json.dumps(one.text).encode() + b',"logprobs":null'
-    generic = writer.event(1, choice + finish_members(one))
-    written = writer.text_event(1, one)
-    assert written.endswith(b"\n\n")
-    assert json.loads(written.removeprefix(b"data: ")) == json.loads(
-        generic.removeprefix(b"data: ")
-    )
-    assert writer.text_event(1, delta("")) == b""
 
 
 async def test_an_outbox_is_over_when_nothing_is_left_to_take() -> None:

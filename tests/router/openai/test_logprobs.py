@@ -9,12 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton_protocol.request import PositionLogprobs, TokenLogprob
+from baton_router.openai.answers import CompletionLogprobs
 from baton_router.openai.logprobs import chat_logprobs, completion_logprobs, token_name
 
 
 def candidate(id: int, raw: bytes, logprob: float = -1.0) -> TokenLogprob:
     """As nodes send it."""
     return TokenLogprob(id, logprob, text=raw.decode("utf-8", "replace"), raw=raw)
+
+
+def by_name_of(logprobs: CompletionLogprobs) -> dict[str, float]:
+    """The candidates of its only position."""
+    [by_name] = logprobs.top_logprobs
+    assert by_name is not None
+    return by_name
 
 
 @pytest.mark.parametrize(
@@ -32,18 +40,18 @@ def candidate(id: int, raw: bytes, logprob: float = -1.0) -> TokenLogprob:
 def test_a_token_is_named_by_its_text_or_its_bytes(raw: bytes, name: str) -> None:
     assert token_name(candidate(7, raw)) == name
     assert token_name(candidate(7, raw), as_id=True) == "token_id:7"
-    [told] = chat_logprobs([PositionLogprobs(candidate(7, raw))], 0)["content"]
-    assert (told["token"], told["bytes"]) == (name, list(raw))
+    [told] = chat_logprobs([PositionLogprobs(candidate(7, raw))], 0).content
+    assert (told.token, told.bytes) == (name, list(raw))
 
 
 def test_parts_of_characters_are_candidates_of_their_own() -> None:
     parts = tuple(candidate(id, bytes([0xE2, 0x80 + id]), -id) for id in range(1, 6))
     told = completion_logprobs([PositionLogprobs(parts[0], parts)], 5, [0])
-    assert told["tokens"] == [r"bytes:\xe2\x81"]
-    assert told["top_logprobs"] == [{rf"bytes:\xe2\x8{id}": -id for id in range(1, 6)}]
-    content = chat_logprobs([PositionLogprobs(parts[0], parts)], 5)["content"][0]
-    assert [one["bytes"] for one in content["top_logprobs"]] == [list(one.raw) for one in parts]
-    assert [one["token"] for one in content["top_logprobs"]] == [*told["top_logprobs"][0]]
+    assert told.tokens == [r"bytes:\xe2\x81"]
+    assert told.top_logprobs == [{rf"bytes:\xe2\x8{id}": -id for id in range(1, 6)}]
+    content = chat_logprobs([PositionLogprobs(parts[0], parts)], 5).content[0]
+    assert [one.bytes for one in content.top_logprobs] == [list(one.raw) for one in parts]
+    assert [one.token for one in content.top_logprobs] == [*by_name_of(told)]
 
 
 def test_of_ids_with_the_same_text_the_sampled_one_keeps_it() -> None:
@@ -55,8 +63,8 @@ def test_of_ids_with_the_same_text_the_sampled_one_keeps_it() -> None:
         (candidate(4, b"B", -0.4), ["A", "token_id:2", "token_id:3", "B"]),
     ]:
         told = completion_logprobs([PositionLogprobs(sampled, top)], 3, [0])
-        assert [*told["top_logprobs"][0]] == names
-        assert told["top_logprobs"][0][told["tokens"][0]] == sampled.logprob
+        assert [*by_name_of(told)] == names
+        assert by_name_of(told)[told.tokens[0]] == sampled.logprob
 
 
 PIECES = st.binary(max_size=3) | st.sampled_from([b"A", b"", b"\xe2", "\ufffd".encode()])
@@ -71,10 +79,10 @@ def test_no_candidate_is_lost_whatever_the_vocabulary_says(
     wanted = data.draw(st.integers(0, len(every)))
     for as_id in (False, True):
         told = completion_logprobs([PositionLogprobs(sampled, every)], wanted, [0], as_id=as_id)
-        [by_name] = told["top_logprobs"]
+        by_name = by_name_of(told)
         ids = {token.id for token in (*every[:wanted], sampled)}
         assert sorted(by_name.values()) == sorted(-float(id) for id in ids)
-        assert by_name[told["tokens"][0]] == sampled.logprob
+        assert by_name[told.tokens[0]] == sampled.logprob
         for name, logprob in by_name.items():
             raw = pieces[int(-logprob)]
             if name.startswith("bytes:"):

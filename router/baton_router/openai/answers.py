@@ -1,0 +1,221 @@
+"""The JSON of OpenAI's answers, as records: the endpoints encode them, `http/openapi` documents
+them, and tests read answers with them.
+
+A field that may be absent is UNSET; one that is null is None. A record without a default for a
+field has it in every answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from baton_protocol.errors import DOCS, SECTIONS, ErrorRecord
+from baton_protocol.link import FinishReason
+
+DONE = b"data: [DONE]\n\n"
+StopReason = str | int | None  # the stop string or the id that ended a choice, as in vLLM
+TokenIds = Sequence[int]
+
+
+class Closed(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A record that has these fields and no others."""
+
+
+class ErrorDetails(Closed):
+    """`doc` links to the documents, where the client can do something about the error."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+    doc: str | UnsetType = UNSET
+
+
+class ErrorAnswer(Closed):
+    error: ErrorDetails
+
+    @classmethod
+    def of(cls, error: ErrorRecord) -> ErrorAnswer:
+        section = SECTIONS.get(error.code)
+        return cls(
+            error=ErrorDetails(
+                message=error.message,
+                type=error.type,
+                param=error.param,
+                code=error.code,
+                doc=UNSET if section is None else DOCS + section,
+            )
+        )
+
+
+class PromptTokensDetails(Closed):
+    cached_tokens: int
+
+
+class Usage(Closed):
+    """Tokens, summed over the prompts of one call. In the middle of a stream nothing is said of
+    cached ones."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
+
+    @classmethod
+    def of(cls, prompt: int, completion: int, cached: int | None = None) -> Usage:
+        return cls(
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            total_tokens=prompt + completion,
+            prompt_tokens_details=(
+                UNSET if cached is None else PromptTokensDetails(cached_tokens=cached)
+            ),
+        )
+
+    @property
+    def cached_tokens(self) -> int:
+        details = self.prompt_tokens_details
+        return 0 if details is UNSET else details.cached_tokens
+
+
+class RankedToken(Closed):
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, RankedToken] | None]
+
+
+class CommonFields(Closed):
+    """What all of an answer's objects repeat."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+
+class ChatToken(Closed):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatPosition(ChatToken):
+    top_logprobs: list[ChatToken]
+
+
+class ChatLogprobs(Closed):
+    content: list[ChatPosition]
+    refusal: None
+
+
+class ChatMessage(Closed):
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+class ChatChoice(Closed):
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason
+    stop_reason: StopReason
+    token_ids: TokenIds | None
+
+
+class ChatCompletion(CommonFields):
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_token_ids: TokenIds | None
+    prompt_logprobs: PromptLogprobs | None
+
+
+class ChatDelta(Closed):
+    content: str
+    role: Literal["assistant"] | UnsetType = UNSET
+
+
+class ChatChunkChoice(Closed):
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+    token_ids: TokenIds | None
+    stop_reason: StopReason | UnsetType = UNSET
+
+
+class ChatCompletionChunk(CommonFields):
+    """An event of a chat's stream."""
+
+    object: Literal["chat.completion.chunk"]
+    choices: list[ChatChunkChoice]
+    usage: Usage | UnsetType | None = UNSET
+    prompt_token_ids: TokenIds | UnsetType | None = UNSET
+
+
+class CompletionLogprobs(Closed):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: Sequence[int]
+
+
+class CompletionChoice(Closed):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason
+    stop_reason: StopReason
+    prompt_logprobs: PromptLogprobs | None
+    prompt_token_ids: TokenIds | None
+    token_ids: TokenIds | None
+
+
+class Completion(CommonFields):
+    object: Literal["text_completion"]
+    choices: list[CompletionChoice]
+    usage: Usage
+
+
+class CompletionChunkChoice(Closed):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason | None
+    prompt_token_ids: TokenIds | None
+    token_ids: TokenIds | None
+    stop_reason: StopReason | UnsetType = UNSET
+
+
+class CompletionChunk(CommonFields):
+    """An event of a completion's stream."""
+
+    object: Literal["text_completion"]
+    choices: list[CompletionChunkChoice]
+    usage: Usage | UnsetType | None = UNSET
+
+
+class Model(Closed):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: int | None
+
+
+class ModelList(Closed):
+    object: Literal["list"]
+    data: list[Model]
+
+
+def event(answer: ChatCompletionChunk | CompletionChunk | ErrorAnswer) -> bytes:
+    """A server-sent event."""
+    return b"data: %b\n\n" % msgspec.json.encode(answer)

@@ -1,0 +1,111 @@
+"""The records of answers: what is encoded reads back as the record that the document shows."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec import UNSET
+
+from baton_protocol.errors import PromptTooLong, Unavailable
+from baton_protocol.ids import RequestId
+from baton_protocol.link import Delta, FinishReason
+from baton_router.openai.answers import (
+    ChatCompletionChunk,
+    CommonFields,
+    CompletionChunk,
+    CompletionChunkChoice,
+    ErrorAnswer,
+    Usage,
+)
+from baton_router.openai.body_reader import Fields
+from baton_router.openai.chat import ChatCall
+from baton_router.openai.completions import CompletionCall
+from baton_text.artifacts import byte_artifacts
+from baton_text.tokenizer import Tokenizer
+
+COMMON = CommonFields(id="cmpl-1", created=5, model="m", system_fingerprint="f")
+TOKENIZER = Tokenizer.from_artifacts(byte_artifacts())
+PROMPTS = [(1, 2, 3), (4, 5, 6, 7)]
+MESSAGES = [{"role": "user", "content": "x"}]
+
+
+def delta(text: str, finish: FinishReason | None = None, stop: str | None = None) -> Delta:
+    return Delta(RequestId("r"), 1, 0, 0, ids=(7,), text=text, finish=finish, stop=stop)
+
+
+def completion(**more: Any) -> Any:
+    call = CompletionCall.read(Fields({"prompt": ["a", "b"], "stream": True, **more}))
+    return call.shape(COMMON, PROMPTS, TOKENIZER)
+
+
+def chat(**more: Any) -> Any:
+    call = ChatCall.read(Fields({"messages": MESSAGES, "stream": True, **more}))
+    return call.shape(COMMON, PROMPTS[:1], TOKENIZER)
+
+
+def decoded(event: bytes, kind: type) -> Any:
+    assert event.endswith(b"\n\n")
+    return msgspec.json.decode(event.removeprefix(b"data: "), type=kind)
+
+
+@pytest.mark.parametrize("usage", [False, True])
+@pytest.mark.parametrize("one", [delta('a"\n\u00e9'), delta("", "stop", "x"), delta("b", "length")])
+def test_an_event_of_text_alone_is_the_record_of_a_chunk(one: Delta, usage: bool) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    shape = completion(**({"stream_options": options} if usage else {}))
+    choice = CompletionChunkChoice(
+        index=1,
+        text=one.text,
+        logprobs=None,
+        finish_reason=one.finish,
+        prompt_token_ids=None,
+        token_ids=None,
+        stop_reason=UNSET if one.finish is None else one.stop,
+    )
+    assert decoded(shape.event(1, one), CompletionChunk) == CompletionChunk(
+        id="cmpl-1",
+        object="text_completion",
+        created=5,
+        model="m",
+        system_fingerprint="f",
+        choices=[choice],
+        usage=Usage.of(4, 1) if usage else UNSET,
+    )
+    assert shape.event(1, delta("")) == b""
+
+
+def test_only_the_first_event_of_a_choice_has_its_role_and_the_prompt() -> None:
+    shape = chat(n=2, return_token_ids=True)
+    events = [decoded(shape.event(index, delta("a")), ChatCompletionChunk) for index in (0, 1, 1)]
+    assert [one.choices[0].delta.role for one in events] == ["assistant", "assistant", UNSET]
+    assert [one.prompt_token_ids for one in events] == [[1, 2, 3], None, UNSET]
+    assert [one.choices[0].token_ids for one in events] == [[7]] * 3
+
+
+def test_the_usage_event_has_no_choice_and_nothing_of_the_event_before_it() -> None:
+    for shape, kind in ((completion(), CompletionChunk), (chat(), ChatCompletionChunk)):
+        shape.event(0, delta("a"))
+        told = decoded(shape.usage_event(Usage.of(7, 2, cached=3)), kind)
+        assert (told.choices, told.usage.total_tokens, told.usage.cached_tokens) == ([], 9, 3)
+        assert "prompt_token_ids" not in msgspec.structs.asdict(told) or (
+            told.prompt_token_ids is UNSET
+        )
+
+
+def test_an_error_has_openais_shape() -> None:
+    record = PromptTooLong("9 tokens; at most 8", param="prompt").record()
+    assert record.status == 400
+    assert json.loads(msgspec.json.encode(ErrorAnswer.of(record))) == {
+        "error": {
+            "message": "9 tokens; at most 8",
+            "type": "invalid_request_error",
+            "param": "prompt",
+            "code": "context_length_exceeded",
+            "doc": "https://baton.dev/docs/api.md#long-prompts",
+        }
+    }
+    unavailable = ErrorAnswer.of(Unavailable("nobody can serve it").record())
+    assert b"doc" not in msgspec.json.encode(unavailable)
