@@ -63,7 +63,7 @@ def _headed(pages: BrowserGuard) -> Callable[[web.Request, web.StreamResponse], 
         went, which pages may read it."""
         trail = request.get(TRAIL)
         if trail is None:
-            return  # no request that the application has met: `malformed` has named its answer
+            return  # no request that the application has met: `connections` has named its answer
         headers = response.headers
         headers[ID_HEADER], headers[OWN_ID_HEADER] = trail.shown_id, trail.id
         if trail.endpoint and (placement := trail.placement()) is not None:

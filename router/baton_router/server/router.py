@@ -40,8 +40,8 @@ from baton_router.auth import Tenants
 from baton_router.errors import StartError
 from baton_router.http.app import build_app
 from baton_router.http.bodies import BodyLimits, settle_memory
+from baton_router.http.connections import ConnectionSettings, HttpServer
 from baton_router.http.handlers import ROUTER_DIGITS, Handlers
-from baton_router.http.malformed import MAX_HEADERS, MAX_LINE, ErrorShapingRunner
 from baton_router.metrics.admission_metrics import AdmissionMetrics
 from baton_router.metrics.demand import Demand
 from baton_router.metrics.load_report import LoadReporter
@@ -95,7 +95,7 @@ class Router:
         self._spans = spans
         self._clock = clock
         self._tasks: list[asyncio.Task[None]] = []
-        self._runner: web.AppRunner | None = None
+        self._server: HttpServer | None = None
         self._reporting: LoadReporter | None = None
 
     async def __aenter__(self) -> Router:
@@ -230,8 +230,8 @@ class Router:
     async def drain(self, hurry: asyncio.Event) -> None:
         """Stop accepting; let running answers finish until the deadline, or until `hurry`."""
         self.api.draining = True
-        if self._runner is not None:
-            for site in list(self._runner.sites):
+        if self._server is not None:
+            for site in list(self._server.runner.sites):
                 await site.stop()
         deadline = self._clock() + self.settings.shutdown_deadline_s
         while self.api.answering and not hurry.is_set() and self._clock() < deadline:
@@ -293,30 +293,27 @@ class Router:
         host, port = self.settings.host, self.settings.port
         own = self.settings.worker_socket
         siblings = Peers(Path(own)) if own else None
-        self._runner = ErrorShapingRunner(
+        server = HttpServer(
             build_app(self.api, *([gathering(siblings)] if siblings is not None else ())),
-            self.settings.header_timeout_s,
-            self.api.new_id,
-            handler_cancellation=True,
-            access_log=None,
-            shutdown_timeout=0.1,
-            max_line_size=MAX_LINE,
-            max_field_size=MAX_LINE,
-            max_headers=MAX_HEADERS,
-            keepalive_timeout=self.settings.idle_timeout_s,
+            ConnectionSettings(
+                header_timeout_s=self.settings.header_timeout_s,
+                idle_timeout_s=self.settings.idle_timeout_s,
+                new_id=self.api.new_id,
+            ),
         )
-        await self._runner.setup()
+        await server.setup()
+        self._server = server
         if siblings is not None and siblings.others():
             await self._know_nodes()
         try:
-            await web.TCPSite(self._runner, host, port, reuse_port=bool(own)).start()
+            await web.TCPSite(server.runner, host, port, reuse_port=bool(own)).start()
             if own:
-                await web.UnixSite(self._runner, own).start()
+                await web.UnixSite(server.runner, own).start()
         except OSError as error:
             raise StartError(
                 f"cannot listen on {host}:{port}: {error.strerror or error}"
             ) from error
-        self.port = self._runner.addresses[0][1]
+        self.port = server.runner.addresses[0][1]
         if siblings is not None:
             logger.info("worker %s serves", siblings.name)  # the parent says where
             return
@@ -334,8 +331,8 @@ class Router:
 
     async def _close(self) -> None:
         await self._end_running()
-        if self._runner is not None:
-            await self._runner.cleanup()
+        if self._server is not None:
+            await self._server.cleanup()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -99,7 +99,7 @@ async def test_while_the_router_waits_for_it_to_read(running: Any, decode: FakeN
     decode.script.run, decode.script.reply = "half", b"x" * 240
     async with running(decode) as client:
         async with connected(client, stream=True, n=128, max_tokens=240, logprobs=5):
-            [connection] = client.router._runner.server.connections
+            [connection] = client.router._server.runner.server.connections
             # Over asyncio's limit: the handler waits, with an answer half written.
             await until(lambda: connection.transport.get_write_buffer_size() > 1 << 16)
             assert await client.unfinished() == 1

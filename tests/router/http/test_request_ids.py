@@ -60,11 +60,11 @@ async def test_what_is_no_http_is_answered_with_the_headers_that_the_document_re
 async def test_chunks_that_are_none_are_answered_with_them_too_where_the_request_has_begun(
     running: Any, decode: FakeNode
 ) -> None:
-    async with running(decode) as client:
+    async with running(decode, body_timeout_s=0.3) as client:
         told = await exchange(client.router.port, LATE, then=b"this-is-no-size\r\n")
-        assert (told.status, told.code) == (400, "malformed_body")
+        assert (told.status, told.code) == (408, "body_timeout")
         assert told.headers["x-request-id"] == told.headers["x-baton-request-id"]
-        assert told.headers["x-baton-placement"].endswith("refused: malformed_body")
+        assert told.headers["x-baton-placement"].endswith("refused: body_timeout")
 
 
 @pytest.mark.parametrize(
