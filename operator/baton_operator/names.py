@@ -1,4 +1,4 @@
-"""How a pool's objects are named and labelled: spelled here and nowhere else.
+"""What several folders must spell alike: names, labels, ports of a pool's objects.
 
 In: nothing. Out: labels and annotations of our own domain, which no other tool sets, and names.
 Builders write them, the cache and the status read them back.
@@ -18,6 +18,12 @@ POOL_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?", re.ASCII)
 
 Component = Literal["auth", "prefill", "decode", "router", "kv-index", "kv-data"]
 STORE = ("kv-index", "kv-data")
+
+NODE_PORT = 9000
+ROUTER_PORT = 8000  # as on a laptop
+FETCH_CONTAINER = "fetch-model"  # a node's init container
+WAKE_WAIT_FLAG = "wake-wait"  # a router's: so long it holds a request while there is no node
+DRAIN_S = 60  # running answers after SIGTERM: 2,000 tokens at 30 ms each
 
 OWN_PREFIX = "baton.dev/"  # of labels and annotations
 POOL_LABEL = f"{OWN_PREFIX}pool"

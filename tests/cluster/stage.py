@@ -20,7 +20,7 @@ import psutil
 
 from baton_kvstore.connection.endpoint import with_login
 from baton_kvstore.index.registry import LONGEST_TTL_S, Registry
-from baton_operator.builders.router import PORT
+from baton_operator.names import ROUTER_PORT
 from baton_protocol.ids import Fingerprint
 from baton_protocol.store import NodeLoad, NodeState, Role
 from tests.cluster.operators import Body, Pool, until
@@ -76,7 +76,7 @@ def standing_router() -> Iterator[Router]:
         def log_message(self, format: str, *args: Any) -> None:
             pass
 
-    with ThreadingHTTPServer((router.address, PORT), Handler) as server:
+    with ThreadingHTTPServer((router.address, ROUTER_PORT), Handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield router

@@ -13,8 +13,8 @@ import msgspec
 import pytest
 import yaml
 
+from baton_operator.api.pool import read_pool
 from baton_operator.builders import build_pool
-from baton_operator.builders.pool import read_pool
 from tests.cluster.machine.checkers import Finding, built_checkers, checkov, kube_score, trivy
 from tests.cluster.machine.client import Kubernetes
 from tests.support.kubernetes.chart import MONITORING, SPREAD, Manifest, manifests, set_words

@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from baton_operator.api.crd import COLUMNS, DEFINITIONS, WIDE
-from baton_operator.api.quantity import quantity_bytes
-from baton_operator.api.read import read_spec
+from baton_operator.api.fields import quantity_bytes
+from baton_operator.api.pool import read_spec
 from baton_operator.api.status import Condition, ModelStatus, PoolStatus, RoleStatus
 from baton_operator.kube.kinds import POOL
 from baton_operator.names import API_VERSION, POOL_KIND

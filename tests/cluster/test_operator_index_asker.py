@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from baton_kvstore.connection.endpoint import with_login
-from baton_operator.builders.pool import Pool
+from baton_operator.api.pool import Pool
 from baton_operator.controller.index_asker import IndexAsker
 from baton_operator.controller.queue import WorkQueue
 from baton_operator.kube.client import Api

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from baton_operator.builders.pods import DRAIN_S
+from baton_operator.names import DRAIN_S
 from tests.cluster.fault_proxy import ANSWERED_RESET, RESET, Fault, FaultProxy
 from tests.cluster.operators import Operator, until
 from tests.cluster.stage import OTHER, Stage

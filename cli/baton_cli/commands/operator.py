@@ -15,7 +15,7 @@ from ipaddress import ip_network
 from baton_cli.commands.operator_options import OperatorOptions
 from baton_cli.errors import CommandError, UsageError
 from baton_cli.logs import configure
-from baton_operator.builders.pool import Images, Installation
+from baton_operator.api.pool import Images, Installation
 from baton_operator.controller.app import serve
 from baton_operator.controller.settings import OperatorSettings
 from baton_operator.kube.connection import ConnectionFailed

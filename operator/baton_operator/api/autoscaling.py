@@ -11,10 +11,15 @@ from zoneinfo import ZoneInfo
 
 from msgspec import Meta, field
 
-from baton_operator.api.cel_rules import CelRule, matches, quoted, ruled
-from baton_operator.api.quantity import check_quantity
-from baton_operator.api.record import Record
-from baton_operator.api.values import Quantity
+from baton_operator.api.fields import (
+    CelRule,
+    Quantity,
+    Record,
+    check_quantity,
+    matches,
+    quoted,
+    ruled,
+)
 from baton_protocol.store import ROLES, Role
 
 PlannedMode = Literal["auto", "advise"]

@@ -2,28 +2,23 @@
 
 Keys are camelCase in YAML, snake_case here. The CRD is generated from these records (see `crd`),
 defaults and descriptions included. What needs more than a type is a `CelRule`, of a value
-(`values`) or of a record: the API server refuses by it. `__post_init__` repeats only what nothing
+(`fields`) or of a record: the API server refuses by it. `__post_init__` repeats only what nothing
 could be built from, since a pool may have been stored before a rule was.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta, field
 
 from baton_operator.api.autoscaling import AutoscalingSpec
-from baton_operator.api.cel_rules import CelRule, both, given
-from baton_operator.api.quantity import check_quantity
-from baton_operator.api.record import Record, Resources, SecretFile, SecretRef
-from baton_operator.api.rollout import RolloutSpec
-from baton_operator.api.store import ExternalStore as ExternalStore
-from baton_operator.api.store import KVStoreSpec
-from baton_operator.api.store import ManagedStore as ManagedStore
-from baton_operator.api.values import (
+from baton_operator.api.fields import (
     KEY_DEFAULT,
     SET,
     Annotations,
+    CelRule,
     Folder,
     HostName,
     MaybeName,
@@ -34,10 +29,21 @@ from baton_operator.api.values import (
     Peer,
     PodTemplate,
     Quantity,
+    Record,
+    Resources,
     RouterFlag,
+    SecretFile,
+    SecretRef,
+    both,
+    check_quantity,
+    given,
     keyed,
 )
-from baton_protocol.model_source import parse_source
+from baton_operator.api.store import ExternalStore as ExternalStore
+from baton_operator.api.store import KVStoreSpec
+from baton_operator.api.store import ManagedStore as ManagedStore
+from baton_protocol.model_source import ModelSource, parse_source
+from baton_protocol.store import Role
 
 EngineKind = Literal["torch", "sim"]
 DType = Literal["auto", "float32", "bfloat16"]
@@ -45,6 +51,8 @@ Handoff = Literal["auto", "always", "never"]
 MissingRole = Literal["aggregate", "queue", "fail"]
 RouterPlacement = Literal["cost", "prefix", "least-request", "round-robin", "random"]
 ServiceType = Literal["ClusterIP", "NodePort", "LoadBalancer"]
+REQUEST_S = 600  # a router's own default
+_REQUEST_FLAG = "--request-timeout="
 
 
 class ModelCache(Record, frozen=True, kw_only=True):
@@ -138,6 +146,11 @@ class ModelSpec(Record, frozen=True, kw_only=True):
                 parse_source(self.uri)
             except ValueError as error:
                 raise ValueError(f"uri: {error}") from error
+
+    @property
+    def source(self) -> ModelSource | None:
+        """Where `uri` says the model is."""
+        return parse_source(self.uri) if self.uri else None
 
 
 class EngineSpec(Record, frozen=True, kw_only=True):
@@ -294,6 +307,21 @@ class RouterSpec(Record, frozen=True, kw_only=True):
         Meta(max_length=64, description="more flags of `baton router`: --NAME=VALUE"),
     ] = ()
 
+    @property
+    def request_s(self) -> int:
+        """For how long a request may go on, rounded up: the pool has no field of its own for it. Of
+        flags the last one counts, as for the router; one that is no number lets no router start."""
+        told = [
+            flag.removeprefix(_REQUEST_FLAG)
+            for flag in self.extra_args
+            if flag.startswith(_REQUEST_FLAG)
+        ]
+        try:
+            seconds = float(told[-1]) if told else float(REQUEST_S)
+        except ValueError:
+            return REQUEST_S
+        return math.ceil(seconds) if math.isfinite(seconds) and seconds > 0 else REQUEST_S
+
 
 class NetworkPolicySpec(Record, frozen=True, kw_only=True):
     """Who may reach the pool's pods, where the network plugin obeys."""
@@ -313,6 +341,26 @@ class NetworkPolicySpec(Record, frozen=True, kw_only=True):
             description="NetworkPolicyPeers that may reach the nodes' and routers' /metrics",
         ),
     ] = ()
+
+
+class RolloutSpec(Record, frozen=True, kw_only=True):
+    """How nodes of an older spec give way to new ones."""
+
+    max_drain_seconds: (
+        Annotated[
+            int,
+            Meta(
+                ge=1,
+                description="for how long an old node's requests may go on where no new one can"
+                " take them over, as their KV is not interchangeable; default: the routers'"
+                " --request-timeout, 600",
+            ),
+        ]
+        | None
+    ) = None
+    surge: Annotated[
+        int, Meta(ge=1, description="nodes that a role may have meanwhile beyond its number")
+    ] = 1
 
 
 class PoolSpec(Record, frozen=True, kw_only=True):
@@ -399,3 +447,13 @@ class PoolSpec(Record, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.engine.kind == "torch" and not self.model.path and not self.model.uri:
             raise ValueError("model: says no model; write path or uri, or engine.kind: sim")
+
+    @property
+    def model_name(self) -> str:
+        """What clients call the model."""
+        source = self.model.source
+        last = source.name if source else self.model.path.rstrip("/").rsplit("/", 1)[-1]
+        return self.model.name or last or self.engine.kind
+
+    def role(self, role: Role) -> RoleSpec:
+        return {"prefill": self.prefill, "decode": self.decode}[role]

@@ -9,8 +9,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from baton_operator.api.record import Record
-from baton_operator.api.values import Count
+from baton_operator.api.fields import Count, Record
 
 
 class ScalerSpec(Record, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from baton_operator.api.autoscaling import PlannedMode
-from baton_operator.api.values import Count, keyed
+from baton_operator.api.fields import Count, keyed
 
 READY = "Ready"  # the condition that sums up the others
 

@@ -14,10 +14,18 @@ from baton_kvstore.connection.endpoint import parse_endpoint
 from baton_kvstore.embedded.servers import INDEX_MEMORY
 from baton_kvstore.errors import StoreMisconfigured
 from baton_kvstore.settings import StoreSettings
-from baton_operator.api.cel_rules import CelRule, both
-from baton_operator.api.quantity import check_quantity, quantity_bytes
-from baton_operator.api.record import Record, Resources, SecretRef
-from baton_operator.api.values import PodTemplate, Quantity, RedisUrl
+from baton_operator.api.fields import (
+    CelRule,
+    PodTemplate,
+    Quantity,
+    Record,
+    RedisUrl,
+    Resources,
+    SecretRef,
+    both,
+    check_quantity,
+    quantity_bytes,
+)
 
 Sharing = Literal["pool", "tenant"]
 
@@ -80,6 +88,11 @@ class ManagedStore(Record, frozen=True, kw_only=True):
     @property
     def memory_bytes(self) -> int:
         return quantity_bytes(self.memory)
+
+    @property
+    def instances(self) -> tuple[str, ...]:
+        """The names of its data servers: "0" first."""
+        return tuple(str(number) for number in range(self.data_instances))
 
 
 class ExternalStore(Record, frozen=True, kw_only=True):
@@ -149,6 +162,11 @@ class KVStoreSpec(Record, frozen=True, kw_only=True):
     ] = "pool"
     managed: ManagedStore | None = None
     external: ExternalStore | None = None
+
+    @property
+    def owned(self) -> ManagedStore | None:
+        """The servers that the pool shall own; None where it uses somebody else's."""
+        return None if self.external is not None else self.managed or ManagedStore()
 
 
 def _check_url(name: str, url: str) -> None:

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from baton_operator.api.autoscaling import AutoscalingSpec
-from baton_operator.api.quantity import quantity_bytes
+from baton_operator.api.fields import quantity_bytes
+from baton_operator.api.pool import Pool
 from baton_operator.api.status import PoolStatus, read_status
 from baton_operator.autoscaling import demand, node_metrics
 from baton_operator.autoscaling.desired import desired_now
@@ -31,8 +32,6 @@ from baton_operator.autoscaling.planner.memory import Memory
 from baton_operator.autoscaling.planner.records import Decision, Policy, Situation
 from baton_operator.autoscaling.policy import policy_of
 from baton_operator.autoscaling.pool_scalers import with_replicas
-from baton_operator.builders.nodes import revision_of
-from baton_operator.builders.pool import Pool
 from baton_operator.metrics import Metrics
 from baton_operator.state.cache import Cache, PoolKey
 from baton_operator.state.index_reader import LOOK_S, Answer
@@ -75,9 +74,10 @@ class Autoscaler:
         self._memories: dict[PoolKey, _Memory] = {}
 
     def follow(
-        self, key: PoolKey, pool: Pool, observed: Observed, answer: Answer | None
+        self, key: PoolKey, pool: Pool, revision: str, observed: Observed, answer: Answer | None
     ) -> tuple[Pool, Planned | None]:
-        """None where nobody plans. Raise SpecError for bounds that nothing obeys."""
+        """`revision` is the current one. None where nobody plans. Raise SpecError for bounds that
+        nothing obeys."""
         spec = pool.spec.autoscaling
         if spec is None or not spec.is_planned:
             self.forget(key)
@@ -90,7 +90,8 @@ class Autoscaler:
         self._learn(memory, observed, answer, pool.spec.router.workers)
         planned = memory.planned
         if planned is None or answer is not None or self._is_due(memory, pool):
-            planned = self._plan(key, pool, spec, desired, observed, memory)
+            rolling = _rolls(revision, observed)
+            planned = self._plan(key, pool, spec, desired, observed, memory, rolling)
         if spec.mode != "auto":
             return pool, planned
         counts: dict[Role, int] = {"prefill": planned.prefill, "decode": planned.decode}
@@ -145,9 +146,10 @@ class Autoscaler:
         desired: dict[Role, int],
         observed: Observed,
         memory: _Memory,
+        rolling: bool,
     ) -> Planned:
         policy = policy_of(pool, spec, self._now())
-        situation = self._situation(policy, _rolls(pool, observed), desired, observed, memory)
+        situation = self._situation(policy, rolling, desired, observed, memory)
         situation = replace(situation, holds=not spec.sleeps or _holds(observed))
         situation = _with_store(situation, spec, memory.gauges)
         decision, memory.planner = plan(situation, policy, memory.planner)
@@ -208,9 +210,8 @@ def _with_store(
     )
 
 
-def _rolls(pool: Pool, observed: Observed) -> bool:
+def _rolls(revision: str, observed: Observed) -> bool:
     """Nodes of an older revision are there, or would be made again."""
-    revision = revision_of(pool)
     made = {one.revision for one in observed.workloads if one.component in ROLES and one.desired}
     there = {
         pod.revision for pod in observed.pods if pod.component in ROLES and pod.stage != "over"

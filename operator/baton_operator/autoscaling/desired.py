@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from baton_operator.api.autoscaling import AutoscalingSpec
+from baton_operator.api.pool import Pool
 from baton_operator.api.status import AutoscalingStatus
-from baton_operator.builders.nodes import role_spec
-from baton_operator.builders.pool import Pool
 from baton_operator.state.observed import ObservedWorkload
 from baton_protocol.store import ROLES, Role
 
@@ -25,7 +24,7 @@ def desired_now(
 ) -> dict[Role, int]:
     """`spec` is the pool's own. Of a role that somebody else scales, and where the planner only
     advises, what the pool says."""
-    own = {role: role_spec(pool, role).replicas for role in ROLES}
+    own = {role: pool.spec.role(role).replicas for role in ROLES}
     if spec.mode != "auto":
         return own
     if said is not None and said.mode == "auto":

@@ -18,12 +18,10 @@ from baton_operator.api.autoscaling import (
     ScheduleSpec,
     minutes_of,
 )
-from baton_operator.api.read import SpecError
+from baton_operator.api.pool import Pool, SpecError
 from baton_operator.autoscaling.planner.limits.schedule import DAY, active, problems
 from baton_operator.autoscaling.planner.records import Bounds, Policy, Schedule
 from baton_operator.builders.gpus import gpus_of
-from baton_operator.builders.nodes import role_spec
-from baton_operator.builders.pool import Pool
 from baton_protocol.store import ROLES, Role
 
 _EACH_DAY = frozenset(range(len(DAYS)))
@@ -57,9 +55,9 @@ def policy_of(pool: Pool, spec: AutoscalingSpec, now: datetime) -> Policy:
 
 
 def _bounds(pool: Pool, spec: AutoscalingSpec, role: Role) -> Bounds:
-    gpus = gpus_of(role_spec(pool, role).resources.limits)
+    gpus = gpus_of(pool.spec.role(role).resources.limits)
     if spec.is_external(role):
-        count = role_spec(pool, role).replicas
+        count = pool.spec.role(role).replicas
         return Bounds(minimum=count, maximum=count, gpus=gpus)
     own = spec.bounds(role)
     return Bounds(minimum=own.min, maximum=own.max if own.max is not None else own.min, gpus=gpus)

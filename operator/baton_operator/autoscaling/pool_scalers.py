@@ -12,8 +12,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from baton_operator.builders.nodes import role_spec
-from baton_operator.builders.pool import Pool
+from baton_operator.api.pool import Pool
 from baton_operator.builders.scalers import build_scaler, scaled_roles, seeded, selector_of
 from baton_operator.kube.client import Api, Refused, ServerFailed
 from baton_operator.kube.kinds import POOL_SCALER, ChildKey, key_of
@@ -86,7 +85,7 @@ class Scalers:
 
 def with_replicas(pool: Pool, counts: Mapping[Role, int]) -> Pool:
     changed = {
-        role: msgspec.structs.replace(role_spec(pool, role), replicas=count)
+        role: msgspec.structs.replace(pool.spec.role(role), replicas=count)
         for role, count in counts.items()
     }
     return msgspec.structs.replace(pool, spec=msgspec.structs.replace(pool.spec, **changed))
@@ -100,7 +99,7 @@ def seed_of(pool: Pool, role: Role, children: Mapping[ChildKey, CachedChild]) ->
         for child in children.values()
         if child.workload is not None and child.workload.component == role
     ]
-    return max(known, default=role_spec(pool, role).replicas)
+    return max(known, default=pool.spec.role(role).replicas)
 
 
 def nodes_of(role: Role, children: Mapping[ChildKey, CachedChild]) -> int:

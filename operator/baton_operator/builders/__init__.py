@@ -17,30 +17,39 @@ scalers       PoolScalers of roles whose count somebody else says
 
 from __future__ import annotations
 
+from baton_operator.api.pool import Pool
 from baton_operator.builders.child import Manifest
 from baton_operator.builders.credentials import build_secret, credentials_of, new_credentials
 from baton_operator.builders.disruption import build_budgets
 from baton_operator.builders.network import build_network_policies
-from baton_operator.builders.nodes import build_nodes
-from baton_operator.builders.pool import Pool
+from baton_operator.builders.nodes import build_nodes, revision_of
 from baton_operator.builders.router import build_router, build_router_service
 from baton_operator.builders.routes import build_routes
 from baton_operator.builders.scalers import build_scalers
 from baton_operator.builders.store import build_store
 from baton_protocol.store import ROLES
 
-__all__ = ["Manifest", "build_pool", "build_secret", "credentials_of", "new_credentials"]
+__all__ = [
+    "Manifest",
+    "build_pool",
+    "build_secret",
+    "credentials_of",
+    "new_credentials",
+    "revision_of",
+]
 
 
 def build_pool(pool: Pool) -> tuple[Manifest, ...]:
     """Everything a pool owns in its current revision, in the order in which it is needed."""
+    nodes = [build_nodes(pool, role) for role in ROLES]
+    nodes_s = max(node["spec"]["progressDeadlineSeconds"] for node in nodes)
     return (
         build_secret(pool),
         *build_scalers(pool),
         *build_network_policies(pool),
         *build_store(pool),
-        *(build_nodes(pool, role) for role in ROLES),
-        build_router(pool),
+        *nodes,
+        build_router(pool, nodes_s),
         build_router_service(pool),
         *build_routes(pool),
         *build_budgets(pool),

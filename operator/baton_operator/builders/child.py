@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from baton_operator.builders.pool import Pool
+from baton_operator.api.pool import Pool
 from baton_operator.names import (
     API_VERSION,
     COMPONENT_LABEL,

@@ -13,8 +13,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from baton_operator.api.pool import Credentials, Pool
 from baton_operator.builders.child import ChildIdentity, Manifest
-from baton_operator.builders.pool import Credentials, Pool
 
 PASSWORD_KEY = "redis-password"
 ACL_KEY = "users.acl"

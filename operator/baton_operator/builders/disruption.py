@@ -12,8 +12,8 @@ its servers is the only one of its kind, and does its work again from nothing.
 
 from __future__ import annotations
 
+from baton_operator.api.pool import Pool
 from baton_operator.builders.child import ChildIdentity, Manifest
-from baton_operator.builders.pool import Pool
 from baton_operator.names import Component
 from baton_protocol.store import Role
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from baton_operator.api.quantity import quantity_bytes
+from baton_operator.api.fields import quantity_bytes
 
 
 def is_gpu(resource: str) -> bool:

@@ -6,15 +6,16 @@
                       folder of the cluster's node) is fetched once, the others wait for it; what
                       they do not is part of their ephemeral storage, as large as the spec says
 
-In: a pool. Out: the folder's name, volumes, the init container; and the model's name for clients.
+In: a pool. Out: the folder's name, volumes, the init container.
 """
 
 from __future__ import annotations
 
 import msgspec
 
+from baton_operator.api.fields import quantity_bytes
+from baton_operator.api.pool import Pool
 from baton_operator.api.pool_spec import ModelCache
-from baton_operator.api.quantity import quantity_bytes
 from baton_operator.builders.child import Manifest
 from baton_operator.builders.credentials import secret_variable
 from baton_operator.builders.pods import (
@@ -25,13 +26,12 @@ from baton_operator.builders.pods import (
     literal,
     variables,
 )
-from baton_operator.builders.pool import Pool
 from baton_operator.builders.store_access import store_certificate, store_login, store_settings
-from baton_protocol.model_source import HubModel, ModelSource, parse_source
+from baton_operator.names import FETCH_CONTAINER
+from baton_protocol.model_source import HubModel
 
 CLAIM_FOLDER = "/models/pvc"
 HUB_FOLDER = "/models/hub"
-FETCH = "fetch-model"
 # Of a model that each pod fetches for itself, where the spec says nothing of its size: one with 8
 # billion parameters in bfloat16 has 16 GB. A simulated engine fetches all but the weights.
 STORAGE = "20Gi"
@@ -50,22 +50,10 @@ class ModelPlace(msgspec.Struct, frozen=True):
     init: tuple[Manifest, ...] = ()
 
 
-def model_source(pool: Pool) -> ModelSource | None:
-    uri = pool.spec.model.uri
-    return parse_source(uri) if uri else None
-
-
-def model_name(pool: Pool) -> str:
-    """What clients call the model."""
-    model, source = pool.spec.model, model_source(pool)
-    last = source.name if source else model.path.rstrip("/").rsplit("/", 1)[-1]
-    return model.name or last or pool.spec.engine.kind
-
-
 def storage_mi(pool: Pool) -> int:
     """MiB of ephemeral storage that each node gives its model; 0 where that lies elsewhere."""
     cache = _cache(pool)
-    if not isinstance(model_source(pool), HubModel) or cache.claim_name or cache.host_path:
+    if not isinstance(pool.spec.model.source, HubModel) or cache.claim_name or cache.host_path:
         return 0
     default = SIM_STORAGE if pool.spec.engine.kind == "sim" else STORAGE
     told = pool.spec.model.storage
@@ -74,7 +62,7 @@ def storage_mi(pool: Pool) -> int:
 
 def fetch_s(pool: Pool) -> int:
     """For how long a node's pod may fetch its model."""
-    if not isinstance(model_source(pool), HubModel):
+    if not isinstance(pool.spec.model.source, HubModel):
         return 0
     own = storage_mi(pool)
     return -(-own // FETCH_MI_PER_S) if own else SHARED_FETCH_S
@@ -82,7 +70,7 @@ def fetch_s(pool: Pool) -> int:
 
 def model_place(pool: Pool, resources: Manifest) -> ModelPlace:
     """`resources` are the node's."""
-    source = model_source(pool)
+    source = pool.spec.model.source
     if source is None:
         return ModelPlace(pool.spec.model.path)
     if isinstance(source, HubModel):
@@ -129,7 +117,7 @@ def _fetch(pool: Pool, source: HubModel, resources: Manifest) -> Manifest:
         words.append(f"--room={own}MiB")
     built = container(
         pool,
-        FETCH,
+        FETCH_CONTAINER,
         pool.node_image,
         command=["baton"],
         args=[*words, "--node=$(POD_NAME)", *flags(settings)],

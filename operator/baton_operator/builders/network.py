@@ -13,13 +13,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from baton_kvstore.connection.endpoint import DEFAULT_PORT
+from baton_operator.api.pool import Pool
 from baton_operator.builders.child import ChildIdentity, Manifest
-from baton_operator.builders.nodes import PORT as NODE_PORT
 from baton_operator.builders.overrides import copied
-from baton_operator.builders.pool import Pool
-from baton_operator.builders.router import PORT as ROUTER_PORT
-from baton_operator.builders.store_access import managed_store
-from baton_operator.names import COMPONENT_LABEL, POOL_LABEL, Component
+from baton_operator.names import COMPONENT_LABEL, NODE_PORT, POOL_LABEL, ROUTER_PORT, Component
 from baton_protocol.store import ROLES
 
 OPERATOR_APP = "baton-operator"  # its pods' app.kubernetes.io/name
@@ -35,7 +32,7 @@ def build_network_policies(pool: Pool) -> tuple[Manifest, ...]:
     callers = [*spec.clients, *operator, *monitoring] if spec.clients else []
     policies = [_policy(pool, "router", ROUTER_PORT, callers)]
     policies += [_policy(pool, role, NODE_PORT, [router, *monitoring]) for role in ROLES]
-    if managed_store(pool) is not None:
+    if pool.spec.kv_store.owned is not None:
         policies += [
             _policy(pool, "kv-index", DEFAULT_PORT, [router, nodes, *operator]),
             _policy(pool, "kv-data", DEFAULT_PORT, [nodes]),

@@ -11,15 +11,13 @@ from __future__ import annotations
 import hashlib
 import json
 
-from baton_operator.api.pool_spec import RoleSpec
-from baton_operator.api.quantity import quantity_bytes
-from baton_operator.api.record import Resources
+from baton_operator.api.fields import Resources, quantity_bytes
+from baton_operator.api.pool import Pool
 from baton_operator.builders.child import ChildIdentity, Manifest
 from baton_operator.builders.credentials import link_token_variable
 from baton_operator.builders.gpus import gpus_of
 from baton_operator.builders.model import fetch_s, model_place, storage_mi
 from baton_operator.builders.pods import (
-    DRAIN_S,
     EPHEMERAL,
     POD_IP,
     POD_NAME,
@@ -36,11 +34,10 @@ from baton_operator.builders.pods import (
     startup_probe,
     variables,
 )
-from baton_operator.builders.pool import Pool
 from baton_operator.builders.store_access import store_certificate, store_login, store_settings
+from baton_operator.names import DRAIN_S, NODE_PORT
 from baton_protocol.store import ROLES, Role
 
-PORT = 9000
 REVISION_DIGITS = 10
 # To its first /ready: the process and its kernels, then the weights from a slow disk, twice.
 START_S = 120
@@ -73,21 +70,12 @@ def build_nodes(pool: Pool, role: Role) -> Manifest:
     return child.deployment(
         template,
         deadline_s=deadline_s(template, fetch_s(pool)),
-        replicas=role_spec(pool, role).replicas,
+        replicas=pool.spec.role(role).replicas,
     )
 
 
-def ready_s(pool: Pool, role: Role) -> int:
-    """Until a new node of the role should be ready, its model fetched and its images pulled."""
-    return deadline_s(_template(pool, role, ""), fetch_s(pool))
-
-
-def role_spec(pool: Pool, role: Role) -> RoleSpec:
-    return {"prefill": pool.spec.prefill, "decode": pool.spec.decode}[role]
-
-
 def _template(pool: Pool, role: Role, revision: str) -> Manifest:
-    spec = role_spec(pool, role)
+    spec = pool.spec.role(role)
     wanted, start_s = _resources(pool, spec.resources), _start_s(pool, spec.resources)
     child = ChildIdentity(pool, role, revision)
     token = link_token_variable(pool)
@@ -97,7 +85,7 @@ def _template(pool: Pool, role: Role, revision: str) -> Manifest:
         role,
         "--json-logs",
         "--node=$(POD_NAME)",
-        f"--address=http://$(POD_IP):{PORT}",
+        f"--address=http://$(POD_IP):{NODE_PORT}",
         *flags(_settings(pool, revision, place.folder)),
         *flags({"device": _device(pool, spec.resources), "start-timeout": start_s}),
         *literal(pool.spec.engine.extra_args),
@@ -107,7 +95,7 @@ def _template(pool: Pool, role: Role, revision: str) -> Manifest:
         "node",
         pool.node_image,
         words,
-        PORT,
+        NODE_PORT,
         env=variables(POD_NAME, POD_IP, *store_login(pool), token),
         resources=wanted,
         startupProbe=startup_probe(http_get("/ready"), start_s),
@@ -140,7 +128,7 @@ def _settings(pool: Pool, revision: str, folder: str) -> dict[str, str | int | N
     engine, store = pool.spec.engine, store_settings(pool)
     return {
         "host": "0.0.0.0",
-        "port": PORT,
+        "port": NODE_PORT,
         "pool": pool.key,
         "revision": revision,
         "redis-index": store.index_url,

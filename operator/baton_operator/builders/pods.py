@@ -11,14 +11,13 @@ from typing import Any
 
 import msgspec
 
-from baton_operator.api.record import Resources
+from baton_operator.api.fields import Resources
+from baton_operator.api.pool import Pool
 from baton_operator.builders.child import ChildIdentity, Manifest
 from baton_operator.builders.overrides import merged
-from baton_operator.builders.pool import Pool
 from baton_operator.names import CREDENTIALS_ANNOTATION
 
-DRAIN_S = 60  # running answers after SIGTERM: 2,000 tokens at 30 ms each
-STOP_S = 15  # then: leave the registry, end the engine, close links; normally 2 s
+STOP_S = 15  # after DRAIN_S: leave the registry, end the engine, close links; normally 2 s
 # A lost cluster node's pods are replaced after this; Kubernetes would take 5 minutes.
 UNREACHABLE_S = 30
 # A router or a Redis server listens after seconds. On a machine that is short of CPU it may take

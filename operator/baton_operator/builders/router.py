@@ -6,13 +6,11 @@ pool: the Service has no endpoint while nobody could answer. It alone knows API 
 
 from __future__ import annotations
 
-from baton_operator.api.record import Resources
+from baton_operator.api.fields import Resources
+from baton_operator.api.pool import Pool
 from baton_operator.builders.child import ChildIdentity, Manifest
 from baton_operator.builders.credentials import link_token_variable, tenant_secret_variable
-from baton_operator.builders.model import model_name
-from baton_operator.builders.nodes import ready_s
 from baton_operator.builders.pods import (
-    DRAIN_S,
     EPHEMERAL,
     LITTLE_STORAGE,
     MOST_LITTLE_STORAGE,
@@ -30,11 +28,9 @@ from baton_operator.builders.pods import (
     startup_probe,
     variables,
 )
-from baton_operator.builders.pool import Pool
 from baton_operator.builders.store_access import store_certificate, store_login, store_settings
-from baton_protocol.store import ROLES
+from baton_operator.names import DRAIN_S, ROUTER_PORT, WAKE_WAIT_FLAG
 
-PORT = 8000  # as on a laptop
 # Connections that were on their way when the pod left the Service still find it listening.
 LEAVE_S = 3
 # Of each worker, which computes on one core: half of one on a machine that is full, and the memory
@@ -43,11 +39,11 @@ WORKER_CPU_M = 500
 WORKER_MEMORY_MI = 512
 # Of a pool that sleeps: so long a request waits for its first node.
 WAKE_WAIT_S = 900
-WAKE_WAIT = "wake-wait"
 KEYS_FOLDER = "/etc/baton/api-keys"
 
 
-def build_router(pool: Pool) -> Manifest:
+def build_router(pool: Pool, nodes_s: int) -> Manifest:
+    """A router is ready only while a node is, and that may take `nodes_s`."""
     child, spec = ChildIdentity(pool, "router"), pool.spec.router
     mounts = store_certificate(pool) + _api_keys(pool)
     salted = pool.spec.kv_store.sharing == "tenant"
@@ -57,7 +53,7 @@ def build_router(pool: Pool) -> Manifest:
         "router",
         pool.installation.images.router,
         ["router", "--json-logs", *flags(_settings(pool)), *literal(spec.extra_args)],
-        PORT,
+        ROUTER_PORT,
         env=variables(*store_login(pool), link_token_variable(pool), *tenants),
         resources=resources(spec.resources, _default_resources(spec.workers)),
         # Not /ready, which waits for nodes.
@@ -77,8 +73,6 @@ def build_router(pool: Pool) -> Manifest:
         # roll-out replaces do not count, or all new ones could end on one cluster node.
         affinity=apart(child.selector(), "pod-template-hash"),
     )
-    # It is ready only while a node is.
-    nodes_s = max(ready_s(pool, role) for role in ROLES)
     return child.deployment(
         template, deadline_s=deadline_s(template, nodes_s), replicas=spec.replicas
     )
@@ -107,11 +101,11 @@ def _settings(pool: Pool) -> dict[str, str | int | None]:
     keys, scaling = spec.api_keys_secret, pool.spec.autoscaling
     return {
         "host": "0.0.0.0",
-        "port": PORT,
+        "port": ROUTER_PORT,
         "pool": pool.key,
         "redis-index": store_settings(pool).index_url,
         # Here and not at the nodes: another name is no reason to load the model again.
-        "served-model-name": model_name(pool),
+        "served-model-name": pool.spec.model_name,
         "handoff": pool.spec.handoff,
         "missing-role": pool.spec.missing_role_policy,
         "api-keys": f"{KEYS_FOLDER}/{keys.key}" if keys is not None else None,
@@ -120,7 +114,7 @@ def _settings(pool: Pool) -> dict[str, str | int | None]:
         "workers": spec.workers if spec.workers != 1 else None,
         "placement": spec.placement if spec.placement != "cost" else None,
         "drain-timeout": DRAIN_S,
-        WAKE_WAIT: WAKE_WAIT_S if scaling is not None and scaling.sleeps else None,
+        WAKE_WAIT_FLAG: WAKE_WAIT_S if scaling is not None and scaling.sleeps else None,
     }
 
 

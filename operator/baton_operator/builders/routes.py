@@ -5,9 +5,9 @@ In: a pool. Out: manifests that lead to the router's Service; nothing where the 
 
 from __future__ import annotations
 
+from baton_operator.api.pool import Pool
 from baton_operator.api.pool_spec import ParentRef
 from baton_operator.builders.child import ChildIdentity, Manifest
-from baton_operator.builders.pool import Pool
 
 INGRESS_API = "networking.k8s.io/v1"
 ROUTE_API = "gateway.networking.k8s.io/v1"

@@ -6,8 +6,8 @@ made from, as the count must not be missing.
 
 from __future__ import annotations
 
+from baton_operator.api.pool import Pool
 from baton_operator.builders.child import ChildIdentity, Manifest
-from baton_operator.builders.pool import Pool
 from baton_operator.names import API_VERSION, SCALER_KIND
 from baton_protocol.store import ROLES, Role
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from baton_kvstore.connection.endpoint import DEFAULT_PORT
 from baton_kvstore.embedded.servers import INDEX_MEMORY, optional_settings
-from baton_operator.api.record import Resources
+from baton_operator.api.fields import Resources
+from baton_operator.api.pool import Pool
 from baton_operator.builders.child import ChildIdentity, Manifest
 from baton_operator.builders.credentials import ACL_KEY
 from baton_operator.builders.pods import (
@@ -25,8 +26,7 @@ from baton_operator.builders.pods import (
     scratch_size,
     startup_probe,
 )
-from baton_operator.builders.pool import Pool
-from baton_operator.builders.store_access import data_servers, managed_store
+from baton_operator.builders.store_access import data_servers
 
 MIB = 1 << 20
 # A server computes on one core. The index takes 35 us of it per chunk that is handed over, so that
@@ -44,7 +44,7 @@ def build_store(pool: Pool) -> tuple[Manifest, ...]:
     """Services before the pods they name. Each data server is a Deployment of its own, with a name
     of its own, since a marker says on which instance its chunk is; and not a StatefulSet's pod,
     which a lost cluster node keeps until somebody removes the node."""
-    managed = managed_store(pool)
+    managed = pool.spec.kv_store.owned
     if managed is None:
         return ()
     index, override = ChildIdentity(pool, "kv-index"), managed.pod_template

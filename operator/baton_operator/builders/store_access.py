@@ -8,31 +8,24 @@ from __future__ import annotations
 
 from baton_kvstore.connection.endpoint import DEFAULT_PORT
 from baton_kvstore.settings import StoreSettings
+from baton_operator.api.pool import Pool
 from baton_operator.api.pool_spec import ManagedStore
 from baton_operator.builders.child import ChildIdentity, Manifest
 from baton_operator.builders.credentials import PASSWORD_KEY, secret_variable
 from baton_operator.builders.pods import Mounts
-from baton_operator.builders.pool import Pool
 
 CA_FOLDER = "/etc/baton/redis-ca"
 CA_FILE = "ca.crt"
 
 
-def managed_store(pool: Pool) -> ManagedStore | None:
-    """The servers that the pool shall own; None where it uses somebody else's."""
-    store = pool.spec.kv_store
-    return None if store.external is not None else store.managed or ManagedStore()
-
-
 def data_servers(pool: Pool, managed: ManagedStore) -> list[ChildIdentity]:
-    """The pool's own servers for KV bytes: instance 0 first."""
-    numbers = range(managed.data_instances)
-    return [ChildIdentity(pool, "kv-data", instance=str(number)) for number in numbers]
+    """The pool's own servers for KV bytes."""
+    return [ChildIdentity(pool, "kv-data", instance=name) for name in managed.instances]
 
 
 def store_settings(pool: Pool) -> StoreSettings:
     """URLs in the order that markers count on."""
-    external, managed = pool.spec.kv_store.external, managed_store(pool)
+    external, managed = pool.spec.kv_store.external, pool.spec.kv_store.owned
     if external is not None:
         signed = external.ca_secret_ref is not None
         index_url, *data_urls = (

@@ -130,7 +130,7 @@ class _Life:
             self._metrics,
             clock,
         )
-        workers = Workers(queue, reconciler, self._metrics, clock)
+        workers = Workers(queue, reconciler.reconcile, self._metrics, clock)
         resync = Resync(api, cache, queue.add, self._settings.namespaces, clock)
         self._metrics.observe(queue.depth, cache.unseen_s, lambda: _ready_states(cache))
         probes = {

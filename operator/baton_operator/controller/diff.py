@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from baton_operator.builders import Manifest
+from baton_operator.builders.child import Manifest
 from baton_operator.kube.kinds import ChildKey, key_of, kind_of
 from baton_operator.names import REVISION_LABEL, STORE
 from baton_operator.rollout.records import Lower

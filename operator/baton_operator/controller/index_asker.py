@@ -12,8 +12,8 @@ import base64
 import logging
 from collections.abc import Callable
 
+from baton_operator.api.pool import Pool
 from baton_operator.api.status import PoolStatus
-from baton_operator.builders.pool import Pool
 from baton_operator.controller.queue import WorkQueue
 from baton_operator.kube.client import Api, ApiError
 from baton_operator.kube.kinds import SECRET, ChildKey

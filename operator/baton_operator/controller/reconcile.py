@@ -13,18 +13,18 @@ import logging
 import math
 import os
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import msgspec
 
-from baton_operator.api.read import SpecError
+from baton_operator.api.pool import Credentials, Installation, Pool, SpecError, read_pool
 from baton_operator.api.status import PoolStatus, read_status
-from baton_operator.autoscaling.autoscaler import Autoscaler
 from baton_operator.autoscaling.pool_scalers import Scalers
-from baton_operator.builders import build_pool, credentials_of, new_credentials
-from baton_operator.builders.pool import Credentials, Installation, Pool, read_pool
+from baton_operator.builders import build_pool, credentials_of, new_credentials, revision_of
 from baton_operator.controller.diff import Act, Applied, Apply, Delete, Foreign, plan
 from baton_operator.controller.index_asker import IndexAsker
 from baton_operator.controller.status_writer import StatusWriter
+from baton_operator.controller.workers import Incomplete
 from baton_operator.drain.drainer import Drainer, DrainStep
 from baton_operator.kube.client import (
     FIELD_MANAGER,
@@ -63,8 +63,14 @@ SETTLING_AGAIN_S = 2.0
 SECRET_S = 30.0
 
 
-class Incomplete(Exception):
-    """Some children were refused; the pool is to be tried again."""
+class PoolPlanner(Protocol):
+    """Gives a pool the counts of nodes that are planned for it; `Autoscaler` does."""
+
+    def follow(
+        self, key: PoolKey, pool: Pool, revision: str, observed: Observed, answer: Answer | None
+    ) -> tuple[Pool, Planned | None]: ...
+
+    def forget(self, key: PoolKey) -> None: ...
 
 
 class _Memory(msgspec.Struct, kw_only=True):
@@ -87,7 +93,7 @@ class Reconciler:
         cache: Cache,
         index: IndexAsker,
         scalers: Scalers,
-        autoscaler: Autoscaler,
+        autoscaler: PoolPlanner,
         drainer: Drainer,
         reporter: StatusWriter,
         installation: Installation,
@@ -127,29 +133,30 @@ class Reconciler:
             pool = read_pool(resource, self._installation, credentials)
             if not refusals:
                 pool = await self._scalers.follow(key, pool)
+            revision = revision_of(pool)
             answer, silent = self._index.take_answer(key), self._index.silent(pool.uid)
             seen = self._observed(key, (), answer, silent=silent)
-            pool, planned = self._autoscaler.follow(key, pool, seen, answer)
+            pool, planned = self._autoscaler.follow(key, pool, revision, seen, answer)
             desired = build_pool(pool)
         except SpecError as error:
             # What was made from an earlier, valid spec goes on as it is.
             generation = resource["metadata"].get("generation", 0)
-            await self._reporter.report(key, generation, error, self._observed(key, (), None))
+            await self._reporter.report(key, generation, error, "", self._observed(key, (), None))
             return None
         step = DrainStep(desired)
         if not refusals and not pool.spec.paused:
             seen = msgspec.structs.replace(seen, planned=planned)
             if planned is not None and self._is_news(key, planned):
                 # Before anything is done: whoever is killed now is followed by one that knows it.
-                await self._reporter.report(key, pool.generation, pool, seen)
-            step = await self._drainer.step(key, pool, desired, seen)
+                await self._reporter.report(key, pool.generation, pool, revision, seen)
+            step = await self._drainer.step(key, pool, revision, desired, seen)
             refusals = await self._converge(key, pool, step, memory)
             for event in () if refusals else step.ends:
                 await self._reporter.tell(key, pool.uid, event)
         if self._cache.settles(key):
             return SETTLING_AGAIN_S  # since this look began
         observed = self._observed(key, refusals, answer, silent=silent, step=step, planned=planned)
-        status = await self._reporter.report(key, pool.generation, pool, observed)
+        status = await self._reporter.report(key, pool.generation, pool, revision, observed)
         self._index.follow(key, pool, observed, status)
         if refusals:
             raise _incomplete(refusals)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from baton_operator.builders.pool import Installation
+from baton_operator.api.pool import Installation
 from baton_operator.kube.egress import Network
 
 

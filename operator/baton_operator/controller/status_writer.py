@@ -14,9 +14,8 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from baton_operator.api.read import SpecError
+from baton_operator.api.pool import Pool, SpecError
 from baton_operator.api.status import PoolStatus, read_status
-from baton_operator.builders.pool import Pool
 from baton_operator.kube.client import FIELD_MANAGER, Api, ApiError, Body
 from baton_operator.kube.kinds import EVENT, POOL
 from baton_operator.state.cache import Cache, PoolKey
@@ -48,15 +47,22 @@ class StatusWriter:
         self._instance = instance
 
     async def report(
-        self, key: PoolKey, generation: int, pool: Pool | SpecError, observed: Observed
+        self,
+        key: PoolKey,
+        generation: int,
+        pool: Pool | SpecError,
+        revision: str,
+        observed: Observed,
     ) -> PoolStatus:
-        """`generation` is that of the spec in `pool`. Raise Conflict where somebody else wrote to
-        the pool since the cache saw it."""
+        """`generation` is that of the spec in `pool`, `revision` that of its templates. Raise
+        Conflict where somebody else wrote to the pool since the cache saw it."""
         pods = await self._pod_events.explained(key, observed.pods)
         observed = msgspec.structs.replace(observed, pods=pods)
         resource = self._cache.pool(key)
         before = read_status(resource) if resource is not None else None
-        after = derive(pool, generation, observed, before, self._now(), self._cache.now_s())
+        after = derive(
+            pool, revision, generation, observed, before, self._now(), self._cache.now_s()
+        )
         if resource is not None and after != before:
             await self._write(key, resource, after)
             for event in events_between(before, after):

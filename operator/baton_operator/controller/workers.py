@@ -1,17 +1,17 @@
 """The workers: take a pool, look at it, decide when to look again.
 
-In: a queue and a reconciler. Out: every outcome counted and logged once, the pool back in the queue
-where it is to be tried again. A refused child is tried more and more seldom, up to a minute; where
-only the server did not answer, every 10 s at least, so that nobody waits long after an outage.
+In: a queue, and what to do with a pool. Out: every outcome counted and logged once, the pool back
+in the queue where it is to be tried again. A refused child is tried more and more seldom, up to a
+minute; where only the server did not answer, every 10 s at least, so that nobody waits long after
+an outage.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from baton_operator.controller.queue import WorkQueue
-from baton_operator.controller.reconcile import Incomplete, Reconciler
 from baton_operator.kube.client import ApiError, Conflict, Refused, TooManyRequests, Unavailable
 from baton_operator.metrics import Metrics, Result
 from baton_operator.state.cache import PoolKey
@@ -21,18 +21,22 @@ logger = logging.getLogger(__name__)
 OUTAGE_RETRY_S = 10.0
 
 
+class Incomplete(Exception):
+    """Some children were refused; the pool is to be tried again."""
+
+
 class Workers:
     """Run `work` in as many tasks as pools may be looked at at a time."""
 
     def __init__(
         self,
         queue: WorkQueue[PoolKey],
-        reconciler: Reconciler,
+        reconcile: Callable[[PoolKey], Awaitable[float | None]],
         metrics: Metrics,
         clock: Callable[[], float],
     ) -> None:
         self._queue = queue
-        self._reconciler = reconciler
+        self._reconcile = reconcile
         self._metrics = metrics
         self._clock = clock
         self._begun: dict[PoolKey, float] = {}
@@ -54,7 +58,7 @@ class Workers:
 
     async def _look(self, key: PoolKey) -> Result:
         try:
-            again_s = await self._reconciler.reconcile(key)
+            again_s = await self._reconcile(key)
         except TooManyRequests as error:
             self._failed(key, error, least_s=error.retry_after_s)
             return "throttled"

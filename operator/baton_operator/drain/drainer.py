@@ -16,8 +16,8 @@ from datetime import datetime
 
 import msgspec
 
-from baton_operator.builders import Manifest
-from baton_operator.builders.pool import Pool
+from baton_operator.api.pool import Pool
+from baton_operator.builders.child import Manifest
 from baton_operator.drain.marks import LeaveTerms, leave_of, mark, unmark
 from baton_operator.drain.routers import Routers
 from baton_operator.drain.steps import DrainWait, allowed_replicas, leavers, wait_of
@@ -71,11 +71,17 @@ class Drainer:
         self._now = now
 
     async def step(
-        self, key: PoolKey, pool: Pool, desired: Sequence[Manifest], observed: Observed
+        self,
+        key: PoolKey,
+        pool: Pool,
+        revision: str,
+        desired: Sequence[Manifest],
+        observed: Observed,
     ) -> DrainStep:
-        """Raise Conflict where a pod is another one by now, Unavailable without an answer."""
+        """`revision` is the current one. Raise Conflict where a pod is another one by now,
+        Unavailable without an answer."""
         children, now_s = self._cache.children(key), self._cache.now_s()
-        look = look_at(key, pool, children, observed, self._now(), now_s)
+        look = look_at(key, pool, revision, children, observed, self._now(), now_s)
         goal = goal_of(pool, desired, children, now_s)
         done: list[_Done] = []
         manifests: list[Manifest] = []

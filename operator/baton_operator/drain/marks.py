@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 
-from baton_operator.builders.pods import DRAIN_S
 from baton_operator.kube.kinds import ChildKey
 from baton_operator.names import (
     DRAIN_REASON_ANNOTATION,
+    DRAIN_S,
     DRAIN_SECONDS_ANNOTATION,
     DRAIN_SINCE_ANNOTATION,
     REPLACED_BY_ANNOTATION,

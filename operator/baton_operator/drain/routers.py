@@ -18,9 +18,9 @@ from typing import Any
 
 import aiohttp
 
-from baton_operator.builders.router import PORT
 from baton_operator.drain.marks import LeaveTerms
 from baton_operator.drain.steps import DrainAnswer, Outcome
+from baton_operator.names import ROUTER_PORT
 
 # A router answers when the node has done it, or after 2 s.
 CONNECT_S = 2.0
@@ -41,7 +41,7 @@ _RANK = ("taken", "failed", "unable", "unknown")
 class Routers:
     """For one event loop; `close` it in the end."""
 
-    def __init__(self, port: int = PORT, answer_s: float = ANSWER_S) -> None:
+    def __init__(self, port: int = ROUTER_PORT, answer_s: float = ANSWER_S) -> None:
         timeout = aiohttp.ClientTimeout(total=answer_s, sock_connect=CONNECT_S)
         self._session = aiohttp.ClientSession(
             timeout=timeout,

@@ -12,7 +12,6 @@ from typing import Literal
 
 import msgspec
 
-from baton_operator.builders.pods import DRAIN_S
 from baton_operator.drain.victims import (
     Reports,
     Victim,
@@ -20,6 +19,7 @@ from baton_operator.drain.victims import (
     live_requests,
     removal_class,
 )
+from baton_operator.names import DRAIN_S
 from baton_operator.state.observed import ObservedPod
 
 Outcome = Literal["taken", "unknown", "unable", "failed"]

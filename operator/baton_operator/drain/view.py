@@ -10,16 +10,12 @@ from datetime import datetime
 
 import msgspec
 
-from baton_operator.builders import Manifest
-from baton_operator.builders.deadline import longest_request_s
-from baton_operator.builders.nodes import revision_of
-from baton_operator.builders.pods import DRAIN_S
-from baton_operator.builders.pool import Pool
-from baton_operator.builders.store_access import managed_store
+from baton_operator.api.pool import Pool
+from baton_operator.builders.child import Manifest
 from baton_operator.drain.marks import LeaveTerms
 from baton_operator.drain.victims import Reports
 from baton_operator.kube.kinds import ChildKey, key_of
-from baton_operator.names import COMPONENT_LABEL, REVISION_LABEL
+from baton_operator.names import COMPONENT_LABEL, DRAIN_S, REVISION_LABEL
 from baton_operator.rollout.goal import OldGoal
 from baton_operator.state.cache import CachedChild, PoolKey, pods_of
 from baton_operator.state.observed import Observed, ObservedPod
@@ -67,12 +63,13 @@ class DeploymentNodes(msgspec.Struct, frozen=True, kw_only=True):
 def look_at(
     key: PoolKey,
     pool: Pool,
+    revision: str,
     children: Mapping[ChildKey, CachedChild],
     observed: Observed,
     now: datetime,
     now_s: float,
 ) -> DrainView:
-    told, revision = observed.nodes, revision_of(pool)
+    told = observed.nodes
     names = {report.node for report in told or ()}
     return DrainView(
         key=key,
@@ -120,7 +117,7 @@ def leave_for(
     if not nodes.replaced_by:
         return LeaveTerms()
     told = look.pool.spec.rollout.max_drain_seconds
-    longest_s = told or longest_request_s(look.pool.spec.router.extra_args)
+    longest_s = told or look.pool.spec.router.request_s
     known = look.reports or {}
     stay = [one.name for one in nodes.pods if one.ready and one.name not in going]
     takers = look.kinds | {kind_of(known[name]) for name in stay if name in known}
@@ -145,6 +142,6 @@ def _nodes(
 
 def _unasked(pool: Pool, observed: Observed) -> str:
     index = any(pod.component == "kv-index" and pod.ready for pod in observed.pods)
-    if managed_store(pool) is not None and not index:
+    if pool.spec.kv_store.owned is not None and not index:
         return "no index is ready"
     return "the index does not answer the operator" if observed.silent else ""

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from baton_operator.builders import Manifest
+from baton_operator.api.pool import Pool
+from baton_operator.builders.child import Manifest
 from baton_operator.builders.gpus import gpus_of_pod
-from baton_operator.builders.pool import Pool
 from baton_operator.kube.kinds import ChildKey
 from baton_operator.names import COMPONENT_LABEL, REVISION_LABEL
 from baton_operator.rollout.records import OldNodes, RoleNodes, Targets

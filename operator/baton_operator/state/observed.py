@@ -14,17 +14,17 @@ import msgspec
 
 from baton_operator.api.autoscaling import PlannedMode
 from baton_operator.builders.gpus import gpus_of_pod
-from baton_operator.builders.model import FETCH
-from baton_operator.builders.router import WAKE_WAIT
 from baton_operator.kube.kinds import ChildKey
 from baton_operator.names import (
     COMPONENT_LABEL,
     DRAIN_REASON_ANNOTATION,
     DRAIN_SECONDS_ANNOTATION,
     DRAIN_SINCE_ANNOTATION,
+    FETCH_CONTAINER,
     INSTANCE_LABEL,
     REPLACED_BY_ANNOTATION,
     REVISION_LABEL,
+    WAKE_WAIT_FLAG,
 )
 from baton_operator.state.pod_problems import Body, condition, problem_of
 from baton_protocol.store import FetchReport, NodeReport, Role
@@ -318,7 +318,7 @@ def _annotation(metadata: Body, name: str) -> str:
 
 def _holds(pod: Body) -> bool:
     words = (word for one in pod.get("containers") or () for word in one.get("args") or ())
-    return any(word.startswith(f"--{WAKE_WAIT}") for word in words)
+    return any(word.startswith(f"--{WAKE_WAIT_FLAG}") for word in words)
 
 
 def _stage(body: Body) -> Stage:
@@ -339,11 +339,11 @@ def _address(status: Body) -> str:
 
 def _fetch(body: Body) -> Fetch:
     containers = body["spec"].get("initContainers") or ()
-    if not any(container["name"] == FETCH for container in containers):
+    if not any(container["name"] == FETCH_CONTAINER for container in containers):
         return ""
     statuses = (body.get("status") or {}).get("initContainerStatuses") or ()
     for status in statuses:
-        if status["name"] == FETCH:
+        if status["name"] == FETCH_CONTAINER:
             state: Mapping[str, Any] = status.get("state") or {}
             if "running" in state:
                 return "running"

@@ -33,7 +33,7 @@ from typing import Any
 
 import msgspec
 
-from baton_operator.builders.model import FETCH
+from baton_operator.names import FETCH_CONTAINER
 
 Body = Mapping[str, Any]
 LONGEST_MESSAGE = 400
@@ -175,11 +175,11 @@ def _ended(container: Body, spec: Body) -> Iterator[Problem]:
         return
     what = f"container {name} ended with {_exit(end)}"
     last = _last_words(end.get("message") or "")
-    reason = "ModelFetchFailing" if name == FETCH else "Crashing"
+    reason = "ModelFetchFailing" if name == FETCH_CONTAINER else "Crashing"
     if end.get("reason") in ("StartError", "ContainerCannotRun"):
         reason, what = "ContainerRefused", f"container {name} did not start"
     elif end["exitCode"] in _CONFIG_ERRORS and last:
-        reason = reason if name == FETCH else "ConfigInvalid"
+        reason = reason if name == FETCH_CONTAINER else "ConfigInvalid"
         what = f"container {name}"
     yield Problem(reason, f"{what}: {last}" if last else what)
 

@@ -6,8 +6,8 @@ clients, hence with /v1.
 
 from __future__ import annotations
 
+from baton_operator.api.pool import Pool
 from baton_operator.builders.child import ChildIdentity
-from baton_operator.builders.pool import Pool
 
 
 def endpoint_of(pool: Pool) -> str:

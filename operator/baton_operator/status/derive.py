@@ -12,9 +12,8 @@ from datetime import datetime
 
 import msgspec
 
-from baton_operator.api.read import SpecError
+from baton_operator.api.pool import Pool, SpecError
 from baton_operator.api.status import Condition, PoolStatus, RoleStatus
-from baton_operator.builders.pool import Pool
 from baton_operator.state.observed import Observed
 from baton_operator.status import conditions as c
 from baton_operator.status import messages
@@ -32,16 +31,17 @@ LONGEST_MESSAGE = 1000
 
 def derive(
     pool: Pool | SpecError,
+    revision: str,
     generation: int,
     observed: Observed,
     before: PoolStatus | None,
     now: datetime,
     now_s: float,
 ) -> PoolStatus:
-    """`generation` is that of the spec which `pool` was read from; `now` has a time zone,
-    `now_s` is the clock of `FirstSeen`."""
+    """`revision` is that of the pool's templates, "" without any; `generation` that of the spec
+    which `pool` was read from. `now` has a time zone, `now_s` is the clock of `FirstSeen`."""
     valid, last = pool if isinstance(pool, Pool) else None, before or PoolStatus()
-    revision = revision_now(valid, observed, last)
+    revision = revision_now(valid, revision, observed, last)
     view = View(pool=valid, observed=observed, before=last, now=now, now_s=now_s, revision=revision)
     view = msgspec.structs.replace(view, model=model_status(view))
     error = str(pool) if isinstance(pool, SpecError) else ""

@@ -5,8 +5,6 @@ In: a View. Out: a `Finding`, or None for a condition that does not apply.
 
 from __future__ import annotations
 
-from baton_operator.builders.model import model_source
-from baton_operator.builders.store_access import managed_store
 from baton_operator.names import STORE
 from baton_operator.state.observed import ObservedPod, Refusal
 from baton_operator.status import conditions as c
@@ -48,7 +46,7 @@ def store(view: View) -> Finding:
 def _is_managed(view: View) -> bool:
     if view.pool is None:
         return bool(view.workloads(*STORE))
-    return managed_store(view.pool) is not None
+    return view.pool.spec.kv_store.owned is not None
 
 
 def _managed_store(view: View) -> Finding:
@@ -110,7 +108,7 @@ def model(view: View) -> Finding:
 
 def _is_fetched(view: View, pods: list[ObservedPod]) -> bool:
     if view.pool is not None:
-        return isinstance(model_source(view.pool), HubModel)
+        return isinstance(view.pool.spec.model.source, HubModel)
     said = view.said(c.MODEL_READY.name)
     held = said is not None and said.reason != c.NOTHING_TO_FETCH.name
     return held or any(pod.fetch for pod in pods)

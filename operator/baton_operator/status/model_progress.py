@@ -9,7 +9,6 @@ from __future__ import annotations
 from msgspec import UNSET, UnsetType
 
 from baton_operator.api.status import ModelStatus
-from baton_operator.builders.model import model_name
 from baton_operator.state.observed import ObservedPod
 from baton_operator.status.view import View
 from baton_operator.timestamps import is_fresh, stamp
@@ -34,7 +33,7 @@ def _name(view: View) -> str:
     """What the spec says; while nothing is made from it what the nodes say, else what was said
     last."""
     if view.pool is not None and not view.pool.spec.paused:
-        return model_name(view.pool)
+        return view.pool.spec.model_name
     said = sorted({report.model for report in view.reports()})
     held = view.before.model.name
     return said[0] if said and held not in said else held

@@ -11,10 +11,8 @@ from datetime import datetime
 
 import msgspec
 
+from baton_operator.api.pool import Pool
 from baton_operator.api.status import Condition, ModelStatus, PoolStatus
-from baton_operator.builders.nodes import revision_of
-from baton_operator.builders.pool import Pool
-from baton_operator.builders.store_access import data_servers, managed_store
 from baton_operator.state.observed import Observed, ObservedPod, ObservedWorkload
 from baton_operator.status.reasons import NOT_PREPARED, POD_PROBLEMS, START_OVERDUE, Reason
 from baton_protocol.store import NodeReport
@@ -49,7 +47,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     def _desired(self, component: str) -> int:
         if self.pool is None:
             return sum(workload.desired for workload in self.workloads(component))
-        spec, managed = self.pool.spec, managed_store(self.pool)
+        spec, managed = self.pool.spec, self.pool.spec.kv_store.owned
         wanted = {
             "prefill": spec.prefill.replicas,
             "decode": spec.decode.replicas,
@@ -81,10 +79,10 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
     def _is_wanted(self, item: ObservedWorkload | ObservedPod) -> bool:
         """Of servers that are not alike, one too many does not stand in for another."""
-        managed = managed_store(self.pool) if self.pool is not None else None
+        managed = self.pool.spec.kv_store.owned if self.pool is not None else None
         if self.pool is None or managed is None or not item.instance:
             return True
-        return any(item.instance == server.instance for server in data_servers(self.pool, managed))
+        return item.instance in managed.instances
 
     def is_current(self, pod: ObservedPod) -> bool:
         return pod.revision in ("", self.revision)
@@ -140,7 +138,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         return Finding(NOT_PREPARED, f"{pod.name}: volumes, secrets or network are not there yet")
 
 
-def revision_now(pool: Pool | None, observed: Observed, before: PoolStatus) -> str:
-    """What nothing is made from does not become the current revision: nor without the Secret."""
+def revision_now(pool: Pool | None, revision: str, observed: Observed, before: PoolStatus) -> str:
+    """`revision` is that of the pool's templates. What nothing is made from does not become the
+    current revision: nor without the Secret."""
     refused = any(refusal.child.kind == "Secret" for refusal in observed.refusals)
-    return before.revision if pool is None or pool.spec.paused or refused else revision_of(pool)
+    return before.revision if pool is None or pool.spec.paused or refused else revision

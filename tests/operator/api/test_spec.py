@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton_operator.api.quantity import quantity_bytes
-from baton_operator.api.read import SpecError, read_spec
+from baton_operator.api.fields import quantity_bytes
+from baton_operator.api.pool import SpecError, read_pool, read_spec
+from baton_operator.api.pool_spec import RouterSpec
 from baton_operator.api.store import ManagedStore
-from baton_operator.builders.pool import read_pool
 from tests.support.kubernetes.manifests import CREDENTIALS, INSTALLATION, sample
 
 SIM: dict[str, Any] = {"engine": {"kind": "sim"}}
@@ -172,3 +172,20 @@ def test_a_name_that_no_service_could_have_is_refused(name: str) -> None:
     resource["metadata"]["name"] = name
     with pytest.raises(SpecError, match=r"metadata\.name: '"):
         read_pool(resource, INSTALLATION, CREDENTIALS)
+
+
+@pytest.mark.parametrize(
+    ("flags", "seconds"),
+    [
+        ((), 600),
+        (("--keepalive=5",), 600),
+        (("--request-timeout=90",), 90),
+        (("--request-timeout=90", "--request-timeout=0.5"), 1),
+        (("--request-timeout=soon",), 600),
+        (("--request-timeout=inf",), 600),
+    ],
+)
+def test_the_longest_request_is_as_long_as_the_routers_are_told(
+    flags: tuple[str, ...], seconds: int
+) -> None:
+    assert RouterSpec(extra_args=flags).request_s == seconds

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from baton_operator.api.pool import Pool
 from baton_operator.builders.disruption import build_budgets
-from baton_operator.builders.pool import Pool
 from baton_operator.builders.router import build_router
 from tests.support.kubernetes.manifests import sample_pool
 
@@ -21,7 +21,7 @@ def scaled(mode: str = "auto", replicas: int = 1, **autoscaling: Any) -> Pool:
 
 
 def router_args(pool: Pool) -> list[str]:
-    [container] = build_router(pool)["spec"]["template"]["spec"]["containers"]
+    [container] = build_router(pool, 600)["spec"]["template"]["spec"]["containers"]
     args: list[str] = container["args"]
     return [word for word in args if word.startswith("--wake-wait")]
 
@@ -40,7 +40,7 @@ def test_a_router_holds_requests_for_a_pool_that_may_sleep_and_for_no_other() ->
 
 
 def test_who_says_how_many_nodes_there_are_is_no_reason_for_other_routers() -> None:
-    assert build_router(scaled(replicas=3)) == build_router(sample_pool("sim"))
+    assert build_router(scaled(replicas=3), 600) == build_router(sample_pool("sim"), 600)
 
 
 @pytest.mark.parametrize(

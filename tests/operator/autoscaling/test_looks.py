@@ -10,12 +10,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton_operator.api.read import SpecError
+from baton_operator.api.pool import Pool, SpecError
 from baton_operator.api.status import AutoscalingStatus, PoolStatus
 from baton_operator.autoscaling.autoscaler import Autoscaler
 from baton_operator.autoscaling.desired import desired_now
 from baton_operator.builders.nodes import revision_of
-from baton_operator.builders.pool import Pool
 from baton_operator.metrics import Metrics
 from baton_operator.state.cache import Cache, PoolKey
 from baton_operator.state.index_reader import LOOK_S, Answer
@@ -99,11 +98,11 @@ class Operator:
             },
             listed=True,
         )
-        seen = msgspec.structs.replace(self.observed(), **changes)
-        pool, planned = self.autoscaler.follow(KEY, self.pool, seen, answer)
+        seen, revision = msgspec.structs.replace(self.observed(), **changes), revision_of(self.pool)
+        pool, planned = self.autoscaler.follow(KEY, self.pool, revision, seen, answer)
         said = msgspec.structs.replace(seen, planned=planned)
         now = NOW + timedelta(seconds=self.seconds)
-        self.status = derive(pool, 1, said, self.status, now, self.seconds)
+        self.status = derive(pool, revision, 1, said, self.status, now, self.seconds)
         return pool, planned
 
     def looks(self, count: int, rate: float = 0.0, **answer: Any) -> tuple[int, int]:

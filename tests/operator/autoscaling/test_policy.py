@@ -8,11 +8,10 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from baton_operator.api.read import SpecError
+from baton_operator.api.pool import Pool, SpecError
 from baton_operator.autoscaling.planner.limits.schedule import Range, ranges
 from baton_operator.autoscaling.planner.records import Bounds, Policy
 from baton_operator.autoscaling.policy import policy_of
-from baton_operator.builders.pool import Pool
 from baton_protocol.store import Role
 from tests.support.kubernetes.manifests import sample_pool
 

@@ -8,10 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton_operator.api.read import SpecError
+from baton_operator.api.pool import Installation, SpecError
 from baton_operator.builders import build_pool
 from baton_operator.builders.nodes import build_nodes, revision_of
-from baton_operator.builders.pool import Installation
 from baton_operator.builders.store_access import store_settings
 from baton_operator.names import LONGEST_POOL_NAME
 from tests.support.kubernetes.manifests import (

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 import yaml
 
+from baton_operator.api.pool import Credentials
 from baton_operator.builders import build_pool, build_secret, credentials_of, new_credentials
-from baton_operator.builders.pool import Credentials
 from tests.support.kubernetes.manifests import (
     CREDENTIALS,
     SAMPLES,

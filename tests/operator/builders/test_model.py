@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from baton_operator.builders import build_pool
-from baton_operator.builders.model import model_name
 from tests.support.kubernetes.manifests import sample_pool, templates
 
 
@@ -209,10 +208,10 @@ def test_a_gpu_of_one_role_is_not_the_other_s() -> None:
 )
 def test_clients_call_the_model_by_one_name(model: dict[str, str], name: str) -> None:
     pool = sample_pool("torch", model=model)
-    assert model_name(pool) == name
+    assert pool.spec.model_name == name
     [router] = templates(build_pool(pool))["qwen-router"]["spec"]["containers"]
     assert f"--served-model-name={name}" in router["args"]
 
 
 def test_a_simulated_pool_without_a_model_is_called_sim() -> None:
-    assert model_name(sample_pool("sim")) == "sim"
+    assert sample_pool("sim").spec.model_name == "sim"

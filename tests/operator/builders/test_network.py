@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from baton_operator.api.pool import Pool
 from baton_operator.builders import build_pool
-from baton_operator.builders.pool import Pool
 from tests.support.kubernetes.manifests import INSTALLATION, sample_pool, template_of
 from tests.support.kubernetes.network_policies import Place, may_connect
 

@@ -20,7 +20,6 @@ from baton_kvstore.connection.endpoint import parse_endpoint
 from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_kvstore.settings import StoreSettings
 from baton_operator.builders import build_pool
-from baton_operator.builders.model import model_name
 from baton_operator.builders.nodes import revision_of
 from baton_protocol.model_source import HubModel, parse_source
 from baton_protocol.store import Role
@@ -158,7 +157,7 @@ def test_the_router_is_told_where_nodes_register_and_when_to_split(name: str) ->
     assert (router.redis_index, router.pool) == (node.redis_index, node.pool)
     spec = sample_pool(name).spec
     assert (router.handoff, router.missing_role) == (spec.handoff, spec.missing_role_policy)
-    assert router.served_model_name == model_name(sample_pool(name))
+    assert router.served_model_name == sample_pool(name).spec.model_name
 
 
 def test_the_router_alone_is_told_who_the_tenants_are() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from baton_operator.api.pool import Pool
 from baton_operator.builders import Manifest, build_pool
-from baton_operator.builders.pool import Pool
 from baton_operator.controller.diff import (
     Act,
     Applied,

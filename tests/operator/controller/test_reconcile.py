@@ -17,8 +17,9 @@ from baton_operator.autoscaling.pool_scalers import Scalers
 from baton_operator.builders import build_pool
 from baton_operator.controller.index_asker import IndexAsker
 from baton_operator.controller.queue import WorkQueue
-from baton_operator.controller.reconcile import SECRET_S, UNREADY_AGAIN_S, Incomplete, Reconciler
+from baton_operator.controller.reconcile import SECRET_S, UNREADY_AGAIN_S, Reconciler
 from baton_operator.controller.status_writer import StatusWriter
+from baton_operator.controller.workers import Incomplete
 from baton_operator.drain.drainer import Drainer
 from baton_operator.drain.routers import Routers
 from baton_operator.kube.client import Api, Conflict, Unavailable

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from baton_operator.builders.pods import DRAIN_S
 from baton_operator.drain.marks import LOWEST_COST, LeaveTerms, leave_of, mark, unmark
 from baton_operator.drain.steps import (
     DrainAnswer,
@@ -19,6 +18,7 @@ from baton_operator.drain.steps import (
 )
 from baton_operator.drain.victims import Victim
 from baton_operator.kube.kinds import ChildKey
+from baton_operator.names import DRAIN_S
 from baton_operator.state.observed import ObservedPod
 from baton_protocol.store import NodeReport
 from tests.operator.drain.test_victims import load, node

@@ -7,13 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton_operator.api.rollout import RolloutSpec
+from baton_operator.api.pool import Pool
+from baton_operator.api.pool_spec import RolloutSpec
 from baton_operator.builders.nodes import revision_of
-from baton_operator.builders.pods import DRAIN_S
-from baton_operator.builders.pool import Pool
 from baton_operator.drain.marks import LeaveTerms
 from baton_operator.drain.view import DeploymentNodes, DrainView, leave_for, look_at
 from baton_operator.kube.kinds import ChildKey
+from baton_operator.names import DRAIN_S
 from baton_operator.state.cache import CachedChild, PoolKey
 from baton_protocol.ids import Fingerprint
 from baton_protocol.store import NodeReport
@@ -39,7 +39,7 @@ def fresh(fingerprint: Fingerprint) -> tuple[NodeReport, ...]:
 
 def look(*reports: NodeReport, pool: Pool = DEMO, asked: bool = True) -> DrainView:
     seen = o.observed(nodes=reports if asked else None)
-    return look_at(KEY, pool, {}, seen, NOW, 0.0)
+    return look_at(KEY, pool, NEW, {}, seen, NOW, 0.0)
 
 
 def nodes(*pods: Any, wanted: int = 0, replaced_by: str = NEW) -> DeploymentNodes:

@@ -19,8 +19,7 @@ import pytest
 from kubernetes.aio.client import Configuration
 
 from baton_kvstore.index import registry
-from baton_operator.api.read import SpecError
-from baton_operator.builders.pool import Pool
+from baton_operator.api.pool import Pool, SpecError
 from baton_operator.controller.app import INDEX_ASKERS
 from baton_operator.controller.index_asker import IndexAsker
 from baton_operator.controller.queue import WorkQueue

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
+from baton_operator.api.pool import Pool
 from baton_operator.builders import Manifest, build_pool
-from baton_operator.builders.deadline import longest_request_s
 from baton_operator.builders.gpus import gpus_of, gpus_of_pod
-from baton_operator.builders.pool import Pool
 from baton_operator.kube.kinds import ChildKey, key_of
 from baton_operator.names import COMPONENT_LABEL, REVISION_LABEL
 from baton_operator.rollout.goal import Goal, goal_of
@@ -167,20 +166,3 @@ def test_gpus_are_those_among_the_limits_of_all_containers() -> None:
     limits = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
     assert gpus_of_pod({"containers": [limits, {}, limits]}) == 2
     assert gpus_of_pod({}) == 0
-
-
-@pytest.mark.parametrize(
-    ("flags", "seconds"),
-    [
-        ((), 600),
-        (("--keepalive=5",), 600),
-        (("--request-timeout=90",), 90),
-        (("--request-timeout=90", "--request-timeout=0.5"), 1),
-        (("--request-timeout=soon",), 600),
-        (("--request-timeout=inf",), 600),
-    ],
-)
-def test_the_longest_request_is_as_long_as_the_routers_are_told(
-    flags: tuple[str, ...], seconds: int
-) -> None:
-    assert longest_request_s(flags) == seconds

@@ -7,9 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton_operator.api.read import SpecError
+from baton_operator.api.pool import Pool, SpecError
 from baton_operator.api.status import AutoscalingStatus, PoolStatus
-from baton_operator.builders.pool import Pool
 from baton_operator.state.observed import Planned
 from baton_operator.status.autoscaling import SAY_EVERY_S
 from baton_operator.status.events import events_between

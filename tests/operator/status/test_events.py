@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from baton_operator.api.read import SpecError
+from baton_operator.api.pool import Pool, SpecError
 from baton_operator.api.status import PoolStatus
-from baton_operator.builders.pool import Pool
 from baton_operator.state.observed import Observed, ObservedRoute
 from baton_operator.status.events import PoolEvent, events_between
 from baton_protocol.store import Role

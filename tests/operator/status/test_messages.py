@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton_operator.builders.pool import Pool
+from baton_operator.api.pool import Pool
 from baton_operator.state.observed import FirstSeen, Observed, ObservedRoute
 from baton_protocol.ids import Fingerprint
 from tests.support.kubernetes.manifests import sample_pool

@@ -9,10 +9,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton_operator.api.read import SpecError
+from baton_operator.api.pool import Pool, SpecError
 from baton_operator.api.status import PoolStatus
 from baton_operator.builders.nodes import revision_of
-from baton_operator.builders.pool import Pool
 from baton_operator.state.observed import (
     FirstSeen,
     Observed,
@@ -145,13 +144,14 @@ def test_any_sequence_keeps_the_status_well_formed(
     now = o.NOW
     for generation, (pool, seen, pause) in enumerate(steps):
         now += timedelta(seconds=pause)
-        after = derive(pool, generation, seen, before, now, 0.0)
+        revision = revision_of(pool) if isinstance(pool, Pool) else ""
+        after = derive(pool, revision, generation, seen, before, now, 0.0)
         check_form(after)
         check_ready(after)
         check_times(before, after, o.stamp((now - o.NOW).total_seconds()))
         check_events(before, after)
         # Nothing new to say is nothing to write.
-        assert derive(pool, generation, seen, after, now, 0.0) == after
+        assert derive(pool, revision, generation, seen, after, now, 0.0) == after
         before = after
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import yaml
 
+from baton_operator.api.pool import Credentials, Images, Installation, Pool, read_pool
 from baton_operator.builders import Manifest
-from baton_operator.builders.pool import Credentials, Images, Installation, Pool, read_pool
 
 GOLDEN = Path(__file__).resolve().parents[2] / "operator" / "golden"
 SAMPLES = sorted(path.name.removesuffix(".pool.yaml") for path in GOLDEN.glob("*.pool.yaml"))

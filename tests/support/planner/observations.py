@@ -10,11 +10,9 @@ from typing import Any
 
 import msgspec
 
-from baton_operator.api.read import SpecError
+from baton_operator.api.pool import Pool, SpecError
 from baton_operator.api.status import Condition, PoolStatus
 from baton_operator.builders.nodes import revision_of
-from baton_operator.builders.pool import Pool
-from baton_operator.builders.store_access import managed_store
 from baton_operator.kube.kinds import ChildKey
 from baton_operator.state.observed import Observed, ObservedPod, ObservedWorkload, Refusal
 from baton_operator.status.derive import derive
@@ -68,7 +66,7 @@ def shared_pods(pool: Pool) -> tuple[ObservedPod, ...]:
 
 def instances(pool: Pool) -> int:
     """Servers for KV bytes of the pool's own."""
-    managed = managed_store(pool)
+    managed = pool.spec.kv_store.owned
     return managed.data_instances if managed is not None else 0
 
 
@@ -118,7 +116,9 @@ def status_of(
     after_s: float = 0.0,
 ) -> PoolStatus:
     """The operator's own clock stands at 0 at NOW."""
-    return derive(pool, generation, seen, before, NOW + timedelta(seconds=after_s), after_s)
+    revision = revision_of(pool) if isinstance(pool, Pool) else ""
+    when = NOW + timedelta(seconds=after_s)
+    return derive(pool, revision, generation, seen, before, when, after_s)
 
 
 def said(status: PoolStatus, kind: str) -> Condition:

@@ -23,8 +23,8 @@ import redis
 
 from baton_cli.commands.up import reserve_port
 from baton_kvstore.embedded.redis_binary import find_redis_server
+from baton_operator.api.pool import Pool
 from baton_operator.builders import Manifest, build_pool
-from baton_operator.builders.pool import Pool
 from tests.support.clients.http import exchange
 from tests.support.kubernetes.manifests import (
     USER_SECRETS,

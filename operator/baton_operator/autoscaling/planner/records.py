@@ -184,6 +184,9 @@ class Reason(StrEnum):
     WOKEN = "Woken"
 
 
+MOVE = " -> "  # in a decision's message, between the counts of a role that changes
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """`numbers` are what the reason rests on, by name, for people to read: demand, what one node

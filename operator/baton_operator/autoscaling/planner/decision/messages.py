@@ -8,10 +8,9 @@ from baton_operator.autoscaling.planner.demand.need import Course, PlannerView
 from baton_operator.autoscaling.planner.limits.bounds import Courses
 from baton_operator.autoscaling.planner.limits.schedule import Range
 from baton_operator.autoscaling.planner.node_counts import RoleCounts
-from baton_operator.autoscaling.planner.records import Decision, Policy, Reason
+from baton_operator.autoscaling.planner.records import MOVE, Decision, Policy, Reason
 from baton_protocol.store import ROLES, Role
 
-MOVE = " -> "  # in the sentence of a role that changes
 # Of two roles that stay, the one of the earlier rank speaks: who does not know; who has too few;
 # who has too many; who has what it needs.
 BLIND = frozenset(

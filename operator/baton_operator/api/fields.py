@@ -1,18 +1,134 @@
-"""The kinds of values in a spec that are more than a text or a number.
+"""What a field of the API is: a type, bounds, and rules in CEL that the API server checks.
 
-In: nothing. Out: annotated types for `record` and the specs. Bounds are wide: they are there
-because the API server wants to know beforehand what checking a rule may cost.
+In: nothing. Out: annotated types and records for the specs; `crd` puts their rules into the schema.
+A rule's message says what to write instead; the API server writes the field's path before it, and
+the value behind the path. Bounds are wide: they are there because the API server wants to know
+beforehand what checking a rule may cost.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from typing import Annotated, Any
+from decimal import Decimal
+from typing import Annotated, Any, ClassVar
 
-from msgspec import Meta
+import msgspec
+from kubernetes.utils.quantity import parse_quantity
+from msgspec import Meta, field
 
-from baton_operator.api.cel_rules import CelRule, matches, quoted, ruled
-from baton_operator.api.reserved_flags import NODE_FLAGS, ROUTER_FLAGS
+# Where a Meta keeps the rules of its value.
+RULES = "rules"
+
+
+class CelRule(msgspec.Struct, frozen=True):
+    """`cel` sees the value as `self` and is true where all is well. `field` (".name") is the one
+    below it that the message speaks of; "" for the value itself."""
+
+    cel: str
+    message: str
+    field: str = ""
+
+
+def ruled(*rules: CelRule, **more: Any) -> Meta:
+    """A value's Meta with rules."""
+    return Meta(extra={RULES: rules}, **more)
+
+
+def given(path: str) -> str:
+    """CEL: there is a text at this path below `self`, and it is not empty."""
+    steps = path.split(".")
+    known = [f"has(self.{'.'.join(steps[:count])})" for count in range(1, len(steps) + 1)]
+    return f"({' && '.join(known)} && self.{path} != '')"
+
+
+def both(first: str, second: str) -> CelRule:
+    """Two optional objects of which one at most is wanted."""
+    cel = f"!has(self.{first}) || !has(self.{second})"
+    return CelRule(cel, f"given beside {first}; write one of the two", field=f".{second}")
+
+
+def quoted(text: str) -> str:
+    """A text, such as a pattern, as CEL spells it."""
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def matches(pattern: str, path: str = "") -> str:
+    """CEL: the whole text matches, `self` or what is below it at that path."""
+    text = f"self.{path}" if path else "self"
+    return f"{text}.matches({quoted(f'^(?:{pattern})$')})"
+
+
+# As the API server takes them. The client's parser alone would take 1_0, NaN and 1e999999999 too.
+_QUANTITY = re.compile(
+    r"\+?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]{1,2})?"
+)
+
+
+def quantity_bytes(quantity: int | str) -> int:
+    """Kubernetes' quantity as a number, rounded up; raise ValueError."""
+    if _QUANTITY.fullmatch(str(quantity)) is None:
+        raise ValueError(f"{quantity!r} is no quantity; write 1Gi, 512Mi or bytes")
+    number: Decimal = parse_quantity(quantity)  # type: ignore[no-untyped-call]
+    return math.ceil(number)
+
+
+def check_quantity(name: str, quantity: int | str) -> None:
+    """For a __post_init__."""
+    try:
+        quantity_bytes(quantity)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+
+
+# The flags of nodes and routers that the operator writes itself, so that `extraArgs` may not hold
+# them: of two equal flags the last one counts, and a pool whose nodes listen elsewhere than its
+# Services look is lost. So is one whose nodes do not agree about `kv-shards`, which is nobody's to
+# write. Not in them is `device`, though the operator writes it for a GPU among the limits: a GPU
+# may also come by the podTemplate or by a resource claim, and then only the user knows.
+#
+# Which of them say a secret: those come from the environment, as does a router's tenant-secret.
+_SECRET = ("redis-username", "redis-password", "link-token")
+_PROCESS = (
+    "host",
+    "port",
+    "pool",
+    "json-logs",
+    "drain-timeout",
+    "redis-index",
+    "served-model-name",
+)
+
+NODE_FLAGS = (
+    *_PROCESS,
+    *_SECRET,
+    "node",
+    "address",
+    "revision",
+    "redis-data",
+    "engine",
+    "model",
+    "dtype",
+    "block-size",
+    "chunk-blocks",
+    "kv-shards",
+    "max-model-len",
+    "start-timeout",
+)
+ROUTER_FLAGS = (
+    *_PROCESS,
+    *_SECRET,
+    "tenant-secret",
+    "handoff",
+    "missing-role",
+    "api-keys",
+    "sharing",
+    "wake-wait",
+    "workers",
+    "placement",
+)
+
 
 LONGEST_NAME = 253
 _LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
@@ -189,3 +305,63 @@ Quantity = Annotated[
     ),
 ]
 Quantities = Annotated[dict[str, Quantity], Meta(max_length=32)]
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A part of the spec. mypy wants `frozen` said again by each, msgspec does not. Unknown fields
+    are passed over: the definition may be newer than the operator, and typos are refused by it.
+    `whole`: of several appliers one has all of its fields, as half of each would be neither's."""
+
+    rules: ClassVar[tuple[CelRule, ...]] = ()
+    whole: ClassVar[bool] = False
+
+
+class SecretRef(Record, frozen=True, kw_only=True):
+    """A Secret in the pool's namespace. The operator reads some by this name."""
+
+    whole: ClassVar[bool] = True
+
+    name: Annotated[Name, Meta(description="the Secret's name")]
+
+    def __post_init__(self) -> None:
+        check_name("name", self.name)
+
+
+class SecretFile(Record, frozen=True, kw_only=True):
+    """One key of a Secret in the pool's namespace, read as a file."""
+
+    whole: ClassVar[bool] = True
+
+    name: Annotated[Name, Meta(description="the Secret's name")]
+    key: Annotated[SecretKey, Meta(description="which of its keys")]
+
+
+class Resources(Record, frozen=True, kw_only=True):
+    """Kubernetes' own: quantities by resource name. A resource that is named in neither list has
+    its default, where there is one."""
+
+    rules: ClassVar[tuple[CelRule, ...]] = (
+        CelRule(
+            "!has(self.requests) || !has(self.limits) || self.requests.all(name,"
+            " !(name in self.limits)"
+            " || !isQuantity(string(self.requests[name]))"
+            " || !isQuantity(string(self.limits[name]))"
+            " || quantity(string(self.requests[name]))"
+            ".compareTo(quantity(string(self.limits[name]))) <= 0)",
+            "more is requested than limits allows; write a request that is at most the limit of"
+            " the same name",
+            field=".requests",
+        ),
+    )
+
+    requests: Annotated[Quantities, Meta(description="what a pod is promised")] = field(
+        default_factory=dict
+    )
+    limits: Annotated[Quantities, Meta(description="what a pod may use at most")] = field(
+        default_factory=dict
+    )
+
+    def __post_init__(self) -> None:
+        for kind, quantities in (("requests", self.requests), ("limits", self.limits)):
+            for name, quantity in quantities.items():
+                check_quantity(f"{kind}.{name}", quantity)
