@@ -19,9 +19,7 @@ from baton_operator.status import conditions as c
 from baton_operator.status import messages
 from baton_operator.status.addresses import endpoint_of, url_of
 from baton_operator.status.autoscaling import autoscaling_status
-from baton_operator.status.model_progress import model_status
-from baton_operator.status.reasons import Reason
-from baton_operator.status.rollout import rollout_blocked
+from baton_operator.status.conditions import Reason
 from baton_operator.status.view import Finding, View, revision_now
 from baton_operator.timestamps import stamp
 from baton_protocol.store import ROLES
@@ -43,7 +41,7 @@ def derive(
     valid, last = pool if isinstance(pool, Pool) else None, before or PoolStatus()
     revision = revision_now(valid, revision, observed, last)
     view = View(pool=valid, observed=observed, before=last, now=now, now_s=now_s, revision=revision)
-    view = msgspec.structs.replace(view, model=model_status(view))
+    view = msgspec.structs.replace(view, model=messages.model_status(view))
     error = str(pool) if isinstance(pool, SpecError) else ""
     findings = _findings(view, error)
     return PoolStatus(
@@ -80,7 +78,7 @@ def _findings(view: View, error: str) -> dict[str, Finding]:
             c.ROUTER_READY.name: messages.router(view),
             c.ROUTE_READY.name: messages.route(view),
             c.UPDATED.name: messages.updated(view),
-            c.ROLLOUT_BLOCKED.name: rollout_blocked(view),
+            c.ROLLOUT_BLOCKED.name: messages.rollout_blocked(view),
             c.SCALED.name: messages.scaled(view),
             c.SERVING.name: messages.serving(view),
         }

@@ -1,20 +1,27 @@
 """What each condition is to say, from a `View`: one function per type, none that asks anybody.
 
-In: a View. Out: a `Finding`, or None for a condition that does not apply.
+In: a View. Out: a `Finding`, or None for a condition that does not apply; and the model's status,
+of which a condition speaks too.
 """
 
 from __future__ import annotations
 
+from msgspec import UNSET, UnsetType
+
+from baton_operator.api.status import ModelStatus
 from baton_operator.names import STORE
 from baton_operator.state.observed import ObservedPod, Refusal
 from baton_operator.status import conditions as c
-from baton_operator.status.model_progress import fetching_pods
-from baton_operator.status.reasons import MODEL_FETCH_FAILING, START_OVERDUE
+from baton_operator.status.conditions import MODEL_FETCH_FAILING, START_OVERDUE
 from baton_operator.status.view import Finding, View
+from baton_operator.timestamps import is_fresh, stamp
 from baton_protocol.model_source import HubModel
-from baton_protocol.store import ROLES, Role
+from baton_protocol.store import ROLES, FetchReport, Role
 
 OLD_NODES = "old nodes are left"
+# A download moves all the time, and each word of it costs a write.
+PROGRESS_EVERY_S = 5.0
+_UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 _REFUSED = {403: c.APPLY_FORBIDDEN, 404: c.KIND_MISSING}
 
 
@@ -101,7 +108,7 @@ def model(view: View) -> Finding:
     failing = [pod for pod in pods if pod.problem == MODEL_FETCH_FAILING.name]
     if failing:
         return Finding(MODEL_FETCH_FAILING, f"{failing[0].name}: {failing[0].message}")
-    if fetching_pods(view):
+    if _fetching_pods(view):
         return Finding(c.FETCHING, view.model.progress)
     return Finding(c.FETCHED if any(pod.fetch == "done" for pod in pods) else c.FETCH_NOT_BEGUN)
 
@@ -112,6 +119,58 @@ def _is_fetched(view: View, pods: list[ObservedPod]) -> bool:
     said = view.said(c.MODEL_READY.name)
     held = said is not None and said.reason != c.NOTHING_TO_FETCH.name
     return held or any(pod.fetch for pod in pods)
+
+
+def _fetching_pods(view: View) -> list[ObservedPod]:
+    """Those of the current revision whose init container is at it."""
+    pods = view.pods(*ROLES)
+    return [pod for pod in pods if pod.fetch == "running" and view.is_current(pod)]
+
+
+def model_status(view: View) -> ModelStatus:
+    progress, since = _progress(view)
+    return ModelStatus(name=_name(view), progress=progress, progress_time=since)
+
+
+def _name(view: View) -> str:
+    """What the spec says; while nothing is made from it what the nodes say, else what was said
+    last."""
+    if view.pool is not None and not view.pool.spec.paused:
+        return view.pool.spec.model_name
+    said = sorted({report.model for report in view.reports()})
+    held = view.before.model.name
+    return said[0] if said and held not in said else held
+
+
+def _progress(view: View) -> tuple[str, str | UnsetType]:
+    names = {pod.name for pod in _fetching_pods(view)}
+    none: tuple[str, str | UnsetType] = ("", UNSET)
+    # An operator of an older version wrote "" for no time.
+    held = view.before.model.progress, view.before.model.progress_time or UNSET
+    if not names:
+        return none
+    if view.observed.fetches is None or is_fresh(held[1] or "", view.now, PROGRESS_EVERY_S):
+        return held
+    reports = [report for report in view.observed.fetches if report.node in names]
+    if not reports:
+        return none
+    words = progress_words(min(reports, key=_share))
+    return held if words == held[0] else (words, stamp(view.now))
+
+
+def _share(report: FetchReport) -> float:
+    """0 while nobody knows how much it is."""
+    return report.done_bytes / report.total_bytes if report.total_bytes else 0.0
+
+
+def progress_words(report: FetchReport) -> str:
+    """3.1 of 16.4 GiB (19 %). Never 100 % before the last byte."""
+    size, unit = next((pair for pair in _UNITS if report.total_bytes >= pair[0]), _UNITS[-1])
+    done = f"{report.done_bytes / size:.1f}"
+    if not report.total_bytes:
+        return f"{report.done_bytes / _UNITS[1][0]:.1f} MiB so far"
+    percent = report.done_bytes * 100 // report.total_bytes
+    return f"{done} of {report.total_bytes / size:.1f} {unit} ({percent} %)"
 
 
 def role(view: View, name: Role) -> Finding:
@@ -190,6 +249,25 @@ def old_nodes(view: View) -> int:
         sum(not view.is_current(pod) for pod in pods),
         sum(item.desired for item in workloads if item.revision != view.revision),
     )
+
+
+def rollout_blocked(view: View) -> Finding:
+    """The first that is in the way. Who has to mend it comes before what the operator waits for."""
+    left = old_nodes(view)
+    if not left:
+        return Finding(c.NOT_ROLLING)
+    seen = view.observed
+    if seen.roll.no_room:
+        return Finding(c.GPU_BUDGET_TOO_SMALL, seen.roll.no_room)
+    new = [pod for pod in view.pods(*ROLES) if view.is_current(pod)]
+    trouble = view.trouble([pod for pod in new if not pod.ready], *ROLES)
+    if trouble is not None:
+        return Finding(c.NEW_NODES_FAILING, f"{trouble.reason.name}: {trouble.message}")
+    held = [f"{each.role}: {each.words}" for each in seen.departures if each.held]
+    if held:
+        return Finding(c.OLD_NODES_HELD, "; ".join(held))
+    ready = count_words(sum(pod.ready for pod in new), view.desired(*ROLES))
+    return Finding(c.ROLLING, f"{left} old nodes are left; {ready}")
 
 
 def _rolling(view: View) -> list[str]:

@@ -14,7 +14,7 @@ import msgspec
 from baton_operator.api.pool import Pool
 from baton_operator.api.status import Condition, ModelStatus, PoolStatus
 from baton_operator.state.observed import Observed, ObservedPod, ObservedWorkload
-from baton_operator.status.reasons import NOT_PREPARED, POD_PROBLEMS, START_OVERDUE, Reason
+from baton_operator.status.conditions import NOT_PREPARED, POD_PROBLEMS, START_OVERDUE, Reason
 from baton_protocol.store import NodeReport
 
 # Where no event says why it is not prepared; a volume of a cloud is attached in less.

@@ -11,8 +11,14 @@ import msgspec
 from baton_operator.api.status import PoolStatus
 from baton_operator.state import pod_problems
 from baton_operator.status import events
-from baton_operator.status.conditions import KINDS, PARTS, READY, ConditionKind
-from baton_operator.status.reasons import POD_PROBLEMS, Reason
+from baton_operator.status.conditions import (
+    KINDS,
+    PARTS,
+    POD_PROBLEMS,
+    READY,
+    ConditionKind,
+    Reason,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "conditions.md").read_text()
