@@ -1,6 +1,6 @@
 """The Kubernetes operator: from InferencePools to the objects that serve them.
 
-controller   the process: watches, the queue of pools, one reconcile of one pool
+controller   the process: a task per pool, one reconcile of one pool
 status       what is said of a pool: conditions, messages, events; pure
 drain        takes nodes out, one by one, when they have nothing left
 autoscaling  from what routers, nodes and the cluster report to counts of nodes; its `planner`

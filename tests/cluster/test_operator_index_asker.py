@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import NamedTuple
 
 import msgspec
 import pytest
@@ -14,7 +14,6 @@ import pytest
 from baton_kvstore.connection.endpoint import with_login
 from baton_operator.api.pool import Pool
 from baton_operator.controller.index_asker import IndexAsker
-from baton_operator.controller.queue import WorkQueue
 from baton_operator.kube.client import Api
 from baton_operator.kube.connection import load
 from baton_operator.state.cache import PoolKey
@@ -27,12 +26,29 @@ from tests.support.planner.observations import observed, status_of
 WAIT_S = 120.0
 
 
-class Desk(NamedTuple):
-    """`calls` are verbs and codes of the API's answers."""
+class Askers:
+    """One for each pool that is followed, each in a task of its own. `calls` are verbs and codes of
+    the API's answers, `answered` the pools that are to be looked at again."""
 
-    asker: IndexAsker
-    answered: asyncio.Queue[PoolKey]
-    calls: list[tuple[str, str]]
+    def __init__(self, api: Api, calls: list[tuple[str, str]]) -> None:
+        self.api = api
+        self.calls = calls
+        self.answered: asyncio.Queue[PoolKey] = asyncio.Queue()
+        self.tasks: dict[PoolKey, asyncio.Task[None]] = {}
+
+    def follow(self, key: PoolKey, pool: Pool) -> IndexAsker:
+        answered = partial(self.answered.put_nowait, key)
+        reader = IndexReader(monotonic, networks=LOCAL)
+        asker = IndexAsker(key, self.api, reader, answered, monotonic)
+        asker.follow(pool, observed(pool), status_of(observed(pool), pool))
+        self.tasks[key] = asyncio.create_task(asker.run())
+        return asker
+
+    async def close(self) -> None:
+        for task in self.tasks.values():
+            task.cancel()
+        await asyncio.wait(self.tasks.values())
+        await self.api.close()
 
 
 @pytest.fixture
@@ -42,19 +58,12 @@ def url(tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.fixture
-async def desk(control_plane: Kubernetes) -> AsyncIterator[Desk]:
+async def askers(control_plane: Kubernetes) -> AsyncIterator[Askers]:
     config = await load({"KUBECONFIG": str(control_plane.kubeconfig)})
     calls: list[tuple[str, str]] = []
-    api = Api(config, lambda verb, code: calls.append((verb, code)), 60.0)
-    answered: asyncio.Queue[PoolKey] = asyncio.Queue()
-    asker = IndexAsker(
-        api, IndexReader(monotonic, networks=LOCAL), WorkQueue(monotonic), answered.put_nowait
-    )
-    running = asyncio.create_task(asker.run())
-    yield Desk(asker, answered, calls)
-    running.cancel()
-    await asyncio.wait([running])
-    await api.close()
+    askers = Askers(Api(config, lambda verb, code: calls.append((verb, code)), 60.0), calls)
+    yield askers
+    await askers.close()
 
 
 def pool_with_login(url: str, namespace: str) -> Pool:
@@ -68,47 +77,47 @@ def give_login(control_plane: Kubernetes, namespace: str) -> None:
 
 
 async def test_the_index_is_asked_with_the_secrets_login_and_answers_once(
-    desk: Desk, control_plane: Kubernetes, namespace: str, url: str
+    askers: Askers, control_plane: Kubernetes, namespace: str, url: str
 ) -> None:
     pool, key = pool_with_login(url, namespace), PoolKey(namespace, "demo")
     await register(with_login(url, "", PASSWORD), pool)
     give_login(control_plane, namespace)
-    desk.asker.follow(key, pool, observed(pool), status_of(observed(pool), pool))
+    asker = askers.follow(key, pool)
     async with asyncio.timeout(WAIT_S):
-        assert await desk.answered.get() == key
-    answer = desk.asker.take_answer(key)
+        assert await askers.answered.get() == key
+    answer = asker.take_answer()
     assert answer is not None
     assert answer.nodes == (o.report(pool, "decode"),)
-    assert desk.asker.take_answer(key) is None
+    assert asker.take_answer() is None
 
 
 async def test_a_secret_that_comes_later_is_read_then(
-    desk: Desk, control_plane: Kubernetes, namespace: str, url: str
+    askers: Askers, control_plane: Kubernetes, namespace: str, url: str
 ) -> None:
     pool, key = pool_with_login(url, namespace), PoolKey(namespace, "demo")
     await register(with_login(url, "", PASSWORD), pool)
-    desk.asker.follow(key, pool, observed(pool), status_of(observed(pool), pool))
+    asker = askers.follow(key, pool)
     async with asyncio.timeout(WAIT_S):
-        while ("get", "404") not in desk.calls:
+        while ("get", "404") not in askers.calls:
             await asyncio.sleep(0.05)
-    assert desk.asker.take_answer(key) is None
+    assert asker.take_answer() is None
     give_login(control_plane, namespace)
     async with asyncio.timeout(WAIT_S):
-        assert await desk.answered.get() == key
+        assert await askers.answered.get() == key
 
 
 async def test_a_pool_that_is_gone_is_not_asked(
-    desk: Desk, control_plane: Kubernetes, namespace: str, url: str
+    askers: Askers, control_plane: Kubernetes, namespace: str, url: str
 ) -> None:
     pool = pool_with_login(url, namespace)
     gone, other = PoolKey(namespace, "gone"), PoolKey(namespace, "demo")
     await register(with_login(url, "", PASSWORD), pool)
     give_login(control_plane, namespace)
-    desk.asker.follow(gone, pool, observed(pool), status_of(observed(pool), pool))
-    desk.asker.forget(gone)
+    asker = askers.follow(gone, pool)
+    askers.tasks[gone].cancel()  # as the pool's task does in the end
     # It would be asked before this one.
-    desk.asker.follow(other, pool, observed(pool), status_of(observed(pool), pool))
+    askers.follow(other, pool)
     async with asyncio.timeout(WAIT_S):
-        assert await desk.answered.get() == other
-    assert desk.answered.empty()
-    assert desk.asker.take_answer(gone) is None
+        assert await askers.answered.get() == other
+    assert askers.answered.empty()
+    assert asker.take_answer() is None

@@ -43,10 +43,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(kw_only=True)
 class _Memory:
-    """Of one pool. `planned` is the last decision, made at `looked_s` of that generation of the
-    spec."""
+    """`planned` is the last decision, made at `looked_s` of that generation of the spec."""
 
-    uid: str
     history: demand.History = field(default_factory=demand.History)
     gauges: node_metrics.Gauges = field(default_factory=dict)
     learnt: Learnt | None = None
@@ -58,56 +56,53 @@ class _Memory:
 
 
 class Autoscaler:
-    """One event loop's. `clock` tells seconds and never goes back, `now` is the time of day."""
+    """One pool's. `clock` tells seconds and never goes back, `now` is the time of day."""
 
     def __init__(
         self,
+        key: PoolKey,
         cache: Cache,
         metrics: Metrics,
         clock: Callable[[], float],
         now: Callable[[], datetime],
     ) -> None:
+        self._key = key
         self._cache = cache
         self._metrics = metrics
         self._clock = clock
         self._now = now
-        self._memories: dict[PoolKey, _Memory] = {}
+        self._memory: _Memory | None = None
 
     def follow(
-        self, key: PoolKey, pool: Pool, revision: str, observed: Observed, answer: Answer | None
+        self, pool: Pool, revision: str, observed: Observed, answer: Answer | None
     ) -> tuple[Pool, Planned | None]:
         """`revision` is the current one. None where nobody plans. Raise SpecError for bounds that
         nothing obeys."""
         spec = pool.spec.autoscaling
         if spec is None or not spec.is_planned:
-            self.forget(key)
+            self.forget()
             return pool, None
-        status = read_status(self._cache.pool(key) or {}) or PoolStatus()
+        status = read_status(self._cache.pool(self._key) or {}) or PoolStatus()
         desired = desired_now(pool, spec, status.autoscaling, observed.workloads)
         if pool.spec.paused:
             return with_replicas(pool, desired), None
-        memory = self._memory(key, pool.uid)
+        memory = self._memory = self._memory or _Memory()
         self._learn(memory, observed, answer, pool.spec.router.workers)
         planned = memory.planned
         if planned is None or answer is not None or self._is_due(memory, pool):
             rolling = _rolls(revision, observed)
-            planned = self._plan(key, pool, spec, desired, observed, memory, rolling)
+            planned = self._plan(pool, spec, desired, observed, memory, rolling)
         if spec.mode != "auto":
             return pool, planned
         counts: dict[Role, int] = {"prefill": planned.prefill, "decode": planned.decode}
         own = {role: count for role, count in counts.items() if not spec.is_external(role)}
         return with_replicas(pool, own), planned
 
-    def forget(self, key: PoolKey) -> None:
-        """Nobody plans for it any more."""
-        if self._memories.pop(key, None) is not None:
-            self._metrics.undecided(str(key))
-
-    def _memory(self, key: PoolKey, uid: str) -> _Memory:
-        memory = self._memories.get(key)
-        if memory is None or memory.uid != uid:
-            memory = self._memories[key] = _Memory(uid=uid)
-        return memory
+    def forget(self) -> None:
+        """Nobody plans for the pool any more."""
+        if self._memory is not None:
+            self._metrics.undecided(str(self._key))
+        self._memory = None
 
     def _is_due(self, memory: _Memory, pool: Pool) -> bool:
         late = self._clock() - memory.looked_s >= LOOK_S
@@ -140,7 +135,6 @@ class Autoscaler:
 
     def _plan(
         self,
-        key: PoolKey,
         pool: Pool,
         spec: AutoscalingSpec,
         desired: dict[Role, int],
@@ -154,10 +148,10 @@ class Autoscaler:
         situation = _with_store(situation, spec, memory.gauges)
         decision, memory.planner = plan(situation, policy, memory.planner)
         planned = _planned(spec, decision)
-        self._metrics.decided(str(key), planned.prefill, planned.decode, planned.reason)
+        self._metrics.decided(str(self._key), planned.prefill, planned.decode, planned.reason)
         before = memory.planned
         if before is None or not planned.like(before):
-            logger.info("pool %s: %s: %s", key, planned.reason, planned.message)
+            logger.info("pool %s: %s: %s", self._key, planned.reason, planned.message)
         memory.planned = planned
         memory.looked_s, memory.generation = situation.at_s, pool.generation
         return planned

@@ -1,7 +1,7 @@
 """The operator as a process: composes everything, lives until SIGTERM.
 
-In: settings. Out: pools that are what their resources say. One life is one run of kopf with caches,
-queue and workers of its own. What ends a life before its time (a watch that kopf gives up, a lost
+In: settings. Out: pools that are what their resources say. One life is one run of kopf with a cache
+and tasks of its own. What ends a life before its time (a watch that kopf gives up, a lost
 lease, a bug) ends all of it, and the next one begins: nothing in memory is worth to be kept.
 """
 
@@ -13,6 +13,7 @@ import signal
 import time
 from collections.abc import Collection, Coroutine, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import kopf
@@ -21,11 +22,10 @@ from baton_operator.api.status import read_status
 from baton_operator.autoscaling.autoscaler import Autoscaler
 from baton_operator.autoscaling.pool_scalers import Scalers
 from baton_operator.controller.index_asker import IndexAsker
-from baton_operator.controller.queue import WorkQueue
-from baton_operator.controller.reconcile import Reconciler
+from baton_operator.controller.pool_task import PoolTasks
+from baton_operator.controller.reconcile import PoolParts, Reconciler
 from baton_operator.controller.settings import OperatorSettings
 from baton_operator.controller.status_writer import StatusWriter
-from baton_operator.controller.workers import Workers
 from baton_operator.drain.drainer import Drainer
 from baton_operator.drain.routers import Routers
 from baton_operator.kube.client import TIMEOUT_S, UNANSWERED, Api, Verb
@@ -34,15 +34,14 @@ from baton_operator.kube.lease import Lease
 from baton_operator.logs import tame_kopf
 from baton_operator.metrics import Metrics
 from baton_operator.state.cache import Cache, PoolKey
-from baton_operator.state.index_reader import IndexReader
+from baton_operator.state.index_reader import IndexReader, Lookups
 from baton_operator.state.resync import Resync
 from baton_operator.state.watch import watch_registry, watch_settings
 from baton_operator.status.pod_events import PodEvents
 
 logger = logging.getLogger(__name__)
 
-INDEX_ASKERS = 4
-# Alive are event loop, workers and watches; what is older than this no longer is.
+# Alive are event loop, reconciles and watches; what is older than this no longer is.
 STUCK_S = 600.0
 STOP_S = 4.0
 FIRST_PAUSE_S = 1.0
@@ -103,8 +102,7 @@ class _Life:
     async def live(self) -> None:
         """Return when told to stop; raise what ended it before."""
         clock = time.monotonic
-        queue: WorkQueue[PoolKey] = WorkQueue(clock)
-        cache = Cache(queue.add, clock)
+        cache = Cache(lambda key: tasks.wake(key), clock)
 
         def requested(verb: Verb, code: str) -> None:
             self._metrics.requested(verb, code)
@@ -112,38 +110,40 @@ class _Life:
                 cache.unanswered()
 
         api = Api(await load(), requested, TIMEOUT_S)
-        reader = IndexReader(clock, networks=self._settings.index_networks)
-        asker = IndexAsker(api, reader, WorkQueue(clock), queue.add)
-        events = PodEvents(api, clock, queue.add)
-        reporter = StatusWriter(api, cache, events, _now, self._settings.identity)
-        routers = Routers()
-        drainer = Drainer(api, cache, routers, reporter.tell, _now)
-        reconciler = Reconciler(
-            api,
-            cache,
-            asker,
-            Scalers(api, cache),
-            Autoscaler(cache, self._metrics, clock, _now),
-            drainer,
-            reporter,
-            self._settings.installation,
-            self._metrics,
-            clock,
-        )
-        workers = Workers(queue, reconciler.reconcile, self._metrics, clock)
-        resync = Resync(api, cache, queue.add, self._settings.namespaces, clock)
-        self._metrics.observe(queue.depth, cache.unseen_s, lambda: _ready_states(cache))
+        lookups, routers = Lookups(), Routers()
+
+        def work_of(key: PoolKey) -> Reconciler | None:
+            uid = cache.pool_uid(key)
+            if not uid:
+                return None
+            wake = partial(tasks.wake, key)
+            reader = IndexReader(clock, networks=self._settings.index_networks, lookups=lookups)
+            events = PodEvents(key, api, clock, wake)
+            status = StatusWriter(key, api, cache, events, _now, self._settings.identity)
+            parts = PoolParts(
+                index=IndexAsker(key, api, reader, wake, clock),
+                scalers=Scalers(api, cache),
+                planner=Autoscaler(key, cache, self._metrics, clock, _now),
+                drainer=Drainer(api, cache, routers, status.tell, _now),
+                status=status,
+            )
+            installation = self._settings.installation
+            return Reconciler(key, uid, api, cache, parts, installation, self._metrics, clock)
+
+        tasks = PoolTasks(work_of, self._settings.workers, self._metrics, clock)
+        resync = Resync(api, cache, tasks.wake, self._settings.namespaces, clock)
+        self._metrics.observe(tasks.depth, cache.unseen_s, lambda: _ready_states(cache))
         probes = {
-            "reconcile_s": lambda: _fresh("a reconcile", workers.longest_s()),
+            "reconcile_s": lambda: _fresh("a reconcile", tasks.longest_s()),
             "watch_lag_s": lambda: _fresh("a watch", cache.unseen_s()),
         }
         registry = watch_registry(cache, resync.mark, probes)
         try:
-            acting = self._act(api, resync, workers, asker)
+            acting = self._act(api, resync, cache, tasks)
             kopf_settings = watch_settings(self._settings.namespaces, cache.unanswered)
             await self._until_stopped(registry, kopf_settings, acting, resync.run())
         finally:
-            reader.close()
+            lookups.close()
             await routers.close()
             await api.close()
 
@@ -170,7 +170,7 @@ class _Life:
             await asyncio.wait({watching}, timeout=STOP_S)
             watching.cancel()
             await asyncio.wait({watching}, timeout=STOP_S)
-        # What went wrong first: a failing kopf takes the workers with it.
+        # What went wrong first: a failing kopf takes the tasks with it.
         for task in (watching, *ours):
             if task.done() and not task.cancelled():
                 task.result()
@@ -198,21 +198,21 @@ class _Life:
             liveness_endpoint=health if settings.health_port else None,
             stop_flag=stop,
         )
-        # kopf has taken the signals, and would end while workers still write.
+        # kopf has taken the signals, and would end while reconciles still write.
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._stop.set)
         return roots
 
-    async def _act(self, api: Api, resync: Resync, workers: Workers, asker: IndexAsker) -> None:
+    async def _act(self, api: Api, resync: Resync, cache: Cache, tasks: PoolTasks) -> None:
         """Work, as long as it is this replica's turn."""
         await resync.first()
         if not self._settings.leader_elect:
-            await self._work(workers, asker)
+            await self._work(cache, tasks)
             return
         namespace = self._settings.installation.namespace
         lease = Lease(api, namespace, self._settings.identity, time.monotonic, _now)
         await lease.hold()
-        working = asyncio.create_task(self._work(workers, asker))
+        working = asyncio.create_task(self._work(cache, tasks))
         keeping = asyncio.create_task(lease.keep())
         try:
             ended, _ = await asyncio.wait({working, keeping}, return_when=asyncio.FIRST_COMPLETED)
@@ -225,14 +225,10 @@ class _Life:
             working.result()
         raise LeaseLost("another replica acts, or none could be asked")
 
-    async def _work(self, workers: Workers, asker: IndexAsker) -> None:
+    async def _work(self, cache: Cache, tasks: PoolTasks) -> None:
         self._metrics.leads(True)
         try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(self._settings.workers):
-                    group.create_task(workers.work())
-                for _ in range(INDEX_ASKERS):
-                    group.create_task(asker.run())
+            await tasks.run(cache.pools())
         finally:
             self._metrics.leads(False)
 

@@ -1,9 +1,8 @@
-"""Asks the pools' indexes beside the reconciling: an index that is silent shall delay no pool.
+"""Asks a pool's index beside its reconciling: an index that is silent shall not delay the pool.
 
-In: pools that were just looked at. Out: answers, each handed out once, after its pool was marked to
-be looked at again; it is marked too when its index has fallen silent. Who is asked when is
-`index_reader`'s to say. One pool of a namespace is asked at a time: one whose indexes never
-answer keeps no other namespace waiting.
+In: the pool as it was just looked at. Out: answers, each handed out once, after the pool was marked
+to be looked at again; it is marked too when its index has fallen silent. When it is asked is
+`index_reader`'s to say.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Callable
 
 from baton_operator.api.pool import Pool
 from baton_operator.api.status import PoolStatus
-from baton_operator.controller.queue import WorkQueue
+from baton_operator.controller.schedule import Schedule
 from baton_operator.kube.client import Api, ApiError
 from baton_operator.kube.kinds import SECRET, ChildKey
 from baton_operator.state.cache import PoolKey
@@ -22,94 +21,78 @@ from baton_operator.state.index_reader import Answer, IndexReader, Login
 from baton_operator.state.observed import Observed
 
 logger = logging.getLogger(__name__)
-TURN_S = 0.2  # until a pool is tried again while another one of its namespace is asked
 Subject = tuple[Pool, Observed, PoolStatus]
 
 
 class IndexAsker:
-    """One event loop's; `run` it in a few tasks."""
+    """One pool's, for one task that runs it. `answered` marks the pool."""
 
     def __init__(
         self,
+        key: PoolKey,
         api: Api,
         reader: IndexReader,
-        queue: WorkQueue[PoolKey],
-        answered: Callable[[PoolKey], None],
+        answered: Callable[[], None],
+        clock: Callable[[], float],
     ) -> None:
+        self._key = key
         self._api = api
         self._reader = reader
-        self._queue = queue
         self._answered = answered
-        self._subjects: dict[PoolKey, Subject] = {}
-        self._uids: dict[PoolKey, str] = {}  # whom the reader knows, whether it is asked now or not
-        self._answers: dict[PoolKey, Answer] = {}
-        self._asking: set[str] = set()
+        self._schedule = Schedule(clock)
+        self._subject: Subject | None = None
+        self._answer: Answer | None = None
 
-    def follow(self, key: PoolKey, pool: Pool, observed: Observed, status: PoolStatus) -> None:
+    @property
+    def silent(self) -> bool:
+        """The index has not answered several times in a row."""
+        return self._reader.silent
+
+    def follow(self, pool: Pool, observed: Observed, status: PoolStatus) -> None:
         """Ask when it is time to."""
-        if (before := self._uids.get(key, pool.uid)) != pool.uid:
-            self._reader.forget(before)  # another pool has its name now
-        self._uids[key] = pool.uid
         due_s = self._reader.due_in(pool, observed, status)
         if due_s is None:
-            self._subjects.pop(key, None)
+            self._subject = None
             return
-        self._subjects[key] = (pool, observed, status)
-        self._queue.add(key, due_s)
+        self._subject = (pool, observed, status)
+        self._schedule.add(due_s)
 
-    def take_answer(self, key: PoolKey) -> Answer | None:
+    def take_answer(self) -> Answer | None:
         """What came since the last look; None where nothing did."""
-        return self._answers.pop(key, None)
-
-    def silent(self, uid: str) -> bool:
-        """Whether that pool's index has not answered several times in a row."""
-        return self._reader.silent(uid)
-
-    def forget(self, key: PoolKey) -> None:
-        self._subjects.pop(key, None)
-        self._answers.pop(key, None)
-        if (uid := self._uids.pop(key, None)) is not None:
-            self._reader.forget(uid)
+        answer, self._answer = self._answer, None
+        return answer
 
     async def run(self) -> None:
         while True:
-            key = await self._queue.take()
-            if key.namespace in self._asking:
-                self._queue.done(key)
-                self._queue.add(key, TURN_S)
-                continue
-            self._asking.add(key.namespace)
+            await self._schedule.wait()
+            self._schedule.take()
             try:
-                await self._ask(key)
+                await self._ask()
             except ApiError as error:
-                logger.info("pool %s: no login for its index: %s", key, error)
-                self._queue.failed(key)
+                logger.info("pool %s: no login for its index: %s", self._key, error)
+                self._schedule.failed()
             except Exception:
-                logger.exception("index of pool %s", key)
-                self._queue.failed(key)
+                logger.exception("index of pool %s", self._key)
+                self._schedule.failed()
             else:
-                self._queue.done(key)
-            finally:
-                self._asking.discard(key.namespace)
+                self._schedule.done()
 
-    async def _ask(self, key: PoolKey) -> None:
-        subject = self._subjects.get(key)
-        if subject is None:
+    async def _ask(self) -> None:
+        if self._subject is None:
             return
-        pool, observed, status = subject
+        pool, observed, status = self._subject
         login = await self._login(pool)
-        was_silent = self._reader.silent(pool.uid)
+        was_silent = self._reader.silent
         answer = await self._reader.read(pool, observed, status, login)
-        newest = self._subjects.get(key)
-        if newest is None:
-            return  # forgotten meanwhile
+        if self._subject is None:
+            return  # nobody is to be asked any more
         if answer is not None:
-            self._answers[key] = answer
-            self._answered(key)
-        else:
-            if self._reader.silent(pool.uid) and not was_silent:
-                self._answered(key)  # that is to be said
-            self.follow(key, *newest)
+            self._answer = answer
+            self._answered()
+            return
+        if self._reader.silent and not was_silent:
+            self._answered()  # that is to be said
+        self.follow(*self._subject)
 
     async def _login(self, pool: Pool) -> Login | None:
         """Of an external store: as its nodes have it."""

@@ -1,6 +1,6 @@
 """One look at one pool: make its children what they should be, and say how it is.
 
-In: a pool's key; everything else is read from the cache and the API. Out: requests to the API, and
+In: the cache and the API. Out: requests to the API, and
 when to look again. Level-triggered: what happened before does not matter, so that an operator
 killed at any step is followed by one that finishes. Nothing in memory is truth: what was applied
 before only saves requests, and the Secret of credentials, which nothing watches, is read again
@@ -23,8 +23,8 @@ from baton_operator.autoscaling.pool_scalers import Scalers
 from baton_operator.builders import build_pool, credentials_of, new_credentials, revision_of
 from baton_operator.controller.diff import Act, Applied, Apply, Delete, Foreign, plan
 from baton_operator.controller.index_asker import IndexAsker
+from baton_operator.controller.pool_task import Incomplete, PoolGone
 from baton_operator.controller.status_writer import StatusWriter
-from baton_operator.controller.workers import Incomplete
 from baton_operator.drain.drainer import Drainer, DrainStep
 from baton_operator.kube.client import (
     FIELD_MANAGER,
@@ -67,175 +67,163 @@ class PoolPlanner(Protocol):
     """Gives a pool the counts of nodes that are planned for it; `Autoscaler` does."""
 
     def follow(
-        self, key: PoolKey, pool: Pool, revision: str, observed: Observed, answer: Answer | None
+        self, pool: Pool, revision: str, observed: Observed, answer: Answer | None
     ) -> tuple[Pool, Planned | None]: ...
 
-    def forget(self, key: PoolKey) -> None: ...
+    def forget(self) -> None: ...
 
 
-class _Memory(msgspec.Struct, kw_only=True):
-    """What is kept of one pool between two looks. `secret` is what was last read or applied, at
-    `secret_at`; None where it is missing."""
+class PoolParts(msgspec.Struct, frozen=True, kw_only=True):
+    """Who does what in a reconcile of one pool."""
 
-    uid: str
-    applied: dict[ChildKey, Applied] = {}
-    secret: CachedChild | None = None
-    secret_at: float = -math.inf
-    credentials: Credentials | None = None
+    index: IndexAsker
+    scalers: Scalers
+    planner: PoolPlanner
+    drainer: Drainer
+    status: StatusWriter
 
 
 class Reconciler:
-    """One event loop's; never asked about one pool twice at the same time."""
+    """One pool's, `uid`; not to be asked twice at the same time."""
 
     def __init__(
         self,
+        key: PoolKey,
+        uid: str,
         api: Api,
         cache: Cache,
-        index: IndexAsker,
-        scalers: Scalers,
-        autoscaler: PoolPlanner,
-        drainer: Drainer,
-        reporter: StatusWriter,
+        parts: PoolParts,
         installation: Installation,
         metrics: Metrics,
         clock: Callable[[], float],
     ) -> None:
+        self._key = key
+        self._uid = uid
         self._api = api
         self._cache = cache
-        self._index = index
-        self._scalers = scalers
-        self._autoscaler = autoscaler
-        self._drainer = drainer
-        self._reporter = reporter
+        self._parts = parts
         self._installation = installation
         self._metrics = metrics
         self._clock = clock
-        self._memories: dict[PoolKey, _Memory] = {}
+        self._applied: dict[ChildKey, Applied] = {}
+        # What was last read or applied of the pool's Secret, and when; None where it is missing.
+        self._secret: CachedChild | None = None
+        self._secret_at = -math.inf
+        self._credentials: Credentials | None = None
 
-    async def reconcile(self, key: PoolKey) -> float | None:
+    async def ask_index(self) -> None:
+        await self._parts.index.run()
+
+    def end(self) -> None:
+        self._parts.planner.forget()
+
+    async def reconcile(self) -> float | None:
         """Return in how many seconds to look again, None where a change will say so. Raise
-        Incomplete or ApiError where it is to be tried again."""
-        resource = self._cache.pool(key)
-        if resource is None or "deletionTimestamp" in resource["metadata"]:
-            # Its owner references delete the children.
-            self._memories.pop(key, None)
-            self._index.forget(key)
-            self._autoscaler.forget(key)
-            self._reporter.forget(key)
-            return None
-        if self._cache.settles(key):
+        PoolGone, and Incomplete or ApiError where it is to be tried again."""
+        resource = self._cache.pool(self._key)
+        if resource is None or self._cache.pool_uid(self._key) != self._uid:
+            raise PoolGone
+        if self._cache.settles(self._key):
             # Nobody knows what is there: nothing is said, scaled, drained or rolled until then.
-            logger.info("pool %s: nodes have not reported since the API server was away", key)
+            logger.info("pool %s: nodes have not reported since the API server was away", self._key)
             return SETTLING_AGAIN_S
-        memory = self._memory(key, resource["metadata"]["uid"])
-        credentials, refusals = await self._login(key, memory)
+        parts = self._parts
+        credentials, refusals = await self._login()
         try:
             pool = read_pool(resource, self._installation, credentials)
             if not refusals:
-                pool = await self._scalers.follow(key, pool)
+                pool = await parts.scalers.follow(self._key, pool)
             revision = revision_of(pool)
-            answer, silent = self._index.take_answer(key), self._index.silent(pool.uid)
-            seen = self._observed(key, (), answer, silent=silent)
-            pool, planned = self._autoscaler.follow(key, pool, revision, seen, answer)
+            answer, silent = parts.index.take_answer(), parts.index.silent
+            seen = self._observed((), answer, silent=silent)
+            pool, planned = parts.planner.follow(pool, revision, seen, answer)
             desired = build_pool(pool)
         except SpecError as error:
             # What was made from an earlier, valid spec goes on as it is.
             generation = resource["metadata"].get("generation", 0)
-            await self._reporter.report(key, generation, error, "", self._observed(key, (), None))
+            await parts.status.report(generation, error, "", self._observed((), None))
             return None
         step = DrainStep(desired)
         if not refusals and not pool.spec.paused:
             seen = msgspec.structs.replace(seen, planned=planned)
-            if planned is not None and self._is_news(key, planned):
+            if planned is not None and self._is_news(planned):
                 # Before anything is done: whoever is killed now is followed by one that knows it.
-                await self._reporter.report(key, pool.generation, pool, revision, seen)
-            step = await self._drainer.step(key, pool, revision, desired, seen)
-            refusals = await self._converge(key, pool, step, memory)
+                await parts.status.report(pool.generation, pool, revision, seen)
+            step = await parts.drainer.step(self._key, pool, revision, desired, seen)
+            refusals = await self._converge(pool, step)
             for event in () if refusals else step.ends:
-                await self._reporter.tell(key, pool.uid, event)
-        if self._cache.settles(key):
+                await parts.status.tell(pool.uid, event)
+        if self._cache.settles(self._key):
             return SETTLING_AGAIN_S  # since this look began
-        observed = self._observed(key, refusals, answer, silent=silent, step=step, planned=planned)
-        status = await self._reporter.report(key, pool.generation, pool, revision, observed)
-        self._index.follow(key, pool, observed, status)
+        observed = self._observed(refusals, answer, silent=silent, step=step, planned=planned)
+        status = await parts.status.report(pool.generation, pool, revision, observed)
+        parts.index.follow(pool, observed, status)
         if refusals:
             raise _incomplete(refusals)
         again_s = _again_s(observed, status)
         return again_s if planned is None else min(again_s or LOOK_S, LOOK_S)
 
-    def _is_news(self, key: PoolKey, planned: Planned) -> bool:
+    def _is_news(self, planned: Planned) -> bool:
         """Other counts than the status says, which are to be acted on."""
-        status = read_status(self._cache.pool(key) or {})
+        status = read_status(self._cache.pool(self._key) or {})
         said = status.autoscaling if status is not None else None
         counts = (planned.mode, planned.prefill, planned.decode)
         known = said and (said.mode, said.desired_prefill, said.desired_decode)
         return planned.mode == "auto" and counts != known
 
-    def _memory(self, key: PoolKey, uid: str) -> _Memory:
-        memory = self._memories.get(key)
-        if memory is None or memory.uid != uid:
-            memory = self._memories[key] = _Memory(uid=uid)
-        return memory
-
-    async def _login(
-        self, key: PoolKey, memory: _Memory
-    ) -> tuple[Credentials, tuple[Refusal, ...]]:
+    async def _login(self) -> tuple[Credentials, tuple[Refusal, ...]]:
         """Credentials, or why they may not be read: then nothing is made, and it is said."""
         try:
-            return await self._credentials(key, memory), ()
+            return await self._read_credentials(), ()
         except Refused as error:
-            refusal = Refusal(child=_secret(key), code=error.code, message=error.message)
-            logger.warning("pool %s: refused: %s", key, refusal_words(refusal))
+            refusal = Refusal(child=_secret(self._key), code=error.code, message=error.message)
+            logger.warning("pool %s: refused: %s", self._key, refusal_words(refusal))
             return Credentials(redis_password="", link_token="", tenant_secret=""), (refusal,)
 
-    async def _credentials(self, key: PoolKey, memory: _Memory) -> Credentials:
+    async def _read_credentials(self) -> Credentials:
         """Those in the pool's Secret. Where it is missing, those known from before, and new ones
         where none are or it is damaged; its manifest then brings them into the cluster before
         anything that uses them."""
-        now, secret = self._clock(), memory.secret
+        now, secret = self._clock(), self._secret
         # One that is missing, or an earlier pool's, is about to change.
-        known = secret is not None and secret.owner == memory.uid
-        if memory.credentials is not None and known and now - memory.secret_at < SECRET_S:
-            return memory.credentials
-        body = await self._api.get(_secret(key))
-        memory.secret, memory.secret_at = None if body is None else read_child(body), now
-        if memory.credentials is not None and _version_of(memory.secret) == _version_of(secret):
-            return memory.credentials  # maybe new ones that are not yet in the cluster
-        found = credentials_of(body, os.urandom, memory.credentials)
-        kept = memory.credentials if body is None else None
-        memory.credentials = found or kept or new_credentials(os.urandom)
-        return memory.credentials
+        known = secret is not None and secret.owner == self._uid
+        if self._credentials is not None and known and now - self._secret_at < SECRET_S:
+            return self._credentials
+        body = await self._api.get(_secret(self._key))
+        self._secret, self._secret_at = None if body is None else read_child(body), now
+        if self._credentials is not None and _version_of(self._secret) == _version_of(secret):
+            return self._credentials  # maybe new ones that are not yet in the cluster
+        found = credentials_of(body, os.urandom, self._credentials)
+        kept = self._credentials if body is None else None
+        self._credentials = found or kept or new_credentials(os.urandom)
+        return self._credentials
 
-    async def _converge(
-        self, key: PoolKey, pool: Pool, step: DrainStep, memory: _Memory
-    ) -> tuple[Refusal, ...]:
+    async def _converge(self, pool: Pool, step: DrainStep) -> tuple[Refusal, ...]:
         """Apply and delete what differs; returns what the API server would not take."""
-        known = self._cache.children(key)
-        if memory.secret is not None:
-            known[memory.secret.key] = memory.secret
-        memory.applied = {
-            child: memory.applied[child] for child in known if child in memory.applied
-        }
-        acts = plan(pool.uid, step.desired, known, memory.applied, step.lowers)
+        known = self._cache.children(self._key)
+        if self._secret is not None:
+            known[self._secret.key] = self._secret
+        self._applied = {child: self._applied[child] for child in known if child in self._applied}
+        acts = plan(pool.uid, step.desired, known, self._applied, step.lowers)
         if any(isinstance(act, Apply) and not act.seen for act in acts):
-            await self._check_pool(key, pool.uid)
+            await self._check_pool()
         refusals = []
         for act in acts:
             try:
-                await self._act(key, pool, memory, act)
+                await self._act(act)
             except (Refused, ServerFailed) as error:
                 refusals.append(Refusal(child=act.key, code=error.code, message=error.message))
                 if act.key.kind in _FIRST and not isinstance(act, Delete):
                     break
         for refusal in refusals:
-            logger.warning("pool %s: refused: %s", key, refusal_words(refusal))
+            logger.warning("pool %s: refused: %s", self._key, refusal_words(refusal))
         return tuple(refusals)
 
-    async def _act(self, key: PoolKey, pool: Pool, memory: _Memory, act: Act) -> None:
-        kind = kind_of(act.key).kind
+    async def _act(self, act: Act) -> None:
+        key, kind = self._key, kind_of(act.key).kind
         match act:
             case Foreign():
-                raise _foreign(act.owner, key)
+                raise _foreign(act.owner, self._key)
             case Lower():
                 body = await self._api.set_replicas(act.key, act.uid, act.version, act.replicas)
                 self._cache.see_child(body, ours=True)
@@ -247,45 +235,45 @@ class Reconciler:
                 logger.info("pool %s: deleted %s %s", key, kind, act.key.name)
             case Apply():
                 if not act.seen or kind == SECRET.kind:  # what was seen of a Secret may be old
-                    await self._check_owner(act.key, key, pool.uid)
-                child = self._applied(memory, await self._api.apply(act.manifest))
-                memory.applied[act.key] = Applied(act.digest, child.uid, child.digest)
+                    await self._check_owner(act.key)
+                child = self._see_applied(await self._api.apply(act.manifest))
+                self._applied[act.key] = Applied(act.digest, child.uid, child.digest)
                 self._metrics.wrote("apply", kind)
                 logger.info("pool %s: applied %s %s", key, kind, act.key.name)
 
-    def _applied(self, memory: _Memory, answer: Body) -> CachedChild:
+    def _see_applied(self, answer: Body) -> CachedChild:
         """The answer, not what the cache may know of it since: that may be somebody's edit."""
         if answer["kind"] != SECRET.kind:
             return self._cache.see_child(answer, ours=True)
-        memory.secret, memory.secret_at = read_child(answer), self._clock()
-        return memory.secret
+        self._secret, self._secret_at = read_child(answer), self._clock()
+        return self._secret
 
-    async def _check_pool(self, key: PoolKey, uid: str) -> None:
+    async def _check_pool(self) -> None:
         """Raise Conflict rather than make children of a pool that is gone. One that nothing was
         ever said of has just come."""
+        key = self._key
         if not (self._cache.pool(key) or {}).get("status"):
             return
         body = await self._api.get(ChildKey(POOL.api_version, POOL.kind, key.namespace, key.name))
         metadata = body["metadata"] if body is not None else {}
-        if metadata.get("uid") == uid and "deletionTimestamp" not in metadata:
+        if metadata.get("uid") == self._uid and "deletionTimestamp" not in metadata:
             return
-        self._cache.lose_pool(key, uid)
+        self._cache.lose_pool(key, self._uid)
         if body is not None:
             self._cache.see_pool(body)
         raise Conflict(f"pool {key} is gone, or another one")
 
-    async def _check_owner(self, child: ChildKey, key: PoolKey, uid: str) -> None:
+    async def _check_owner(self, child: ChildKey) -> None:
         """Raise Refused rather than take over what somebody else made."""
         body = await self._api.get(child)
         if body is None:
             return
         found: CachedChild = read_child(body)
-        if found.owner != uid and (found.owner or not _ours(body)):
-            raise _foreign(found.owner_name, key)
+        if found.owner != self._uid and (found.owner or not _ours(body)):
+            raise _foreign(found.owner_name, self._key)
 
     def _observed(
         self,
-        key: PoolKey,
         refusals: tuple[Refusal, ...],
         answer: Answer | None,
         *,
@@ -293,7 +281,7 @@ class Reconciler:
         step: DrainStep | None = None,
         planned: Planned | None = None,
     ) -> Observed:
-        children = [child for _, child in sorted(self._cache.children(key).items())]
+        children = [child for _, child in sorted(self._cache.children(self._key).items())]
         return Observed(
             workloads=tuple(child.workload for child in children if child.workload is not None),
             pods=tuple(child.pod for child in children if child.pod is not None),

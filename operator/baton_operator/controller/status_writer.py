@@ -30,16 +30,18 @@ LONGEST_NOTE = 1024  # the API's own limit
 
 
 class StatusWriter:
-    """`now` is the time of day, in UTC; `instance` names this process in events."""
+    """One pool's. `now` is the time of day, in UTC; `instance` names this process in events."""
 
     def __init__(
         self,
+        key: PoolKey,
         api: Api,
         cache: Cache,
         pod_events: PodEvents,
         now: Callable[[], datetime],
         instance: str,
     ) -> None:
+        self._key = key
         self._api = api
         self._cache = cache
         self._pod_events = pod_events
@@ -48,7 +50,6 @@ class StatusWriter:
 
     async def report(
         self,
-        key: PoolKey,
         generation: int,
         pool: Pool | SpecError,
         revision: str,
@@ -56,28 +57,24 @@ class StatusWriter:
     ) -> PoolStatus:
         """`generation` is that of the spec in `pool`, `revision` that of its templates. Raise
         Conflict where somebody else wrote to the pool since the cache saw it."""
-        pods = await self._pod_events.explained(key, observed.pods)
+        pods = await self._pod_events.explained(observed.pods)
         observed = msgspec.structs.replace(observed, pods=pods)
-        resource = self._cache.pool(key)
+        resource = self._cache.pool(self._key)
         before = read_status(resource) if resource is not None else None
         after = derive(
             pool, revision, generation, observed, before, self._now(), self._cache.now_s()
         )
         if resource is not None and after != before:
-            await self._write(key, resource, after)
+            await self._write(resource, after)
             for event in events_between(before, after):
-                await self.tell(key, resource["metadata"]["uid"], event)
+                await self.tell(resource["metadata"]["uid"], event)
         return after
 
-    def forget(self, key: PoolKey) -> None:
-        """The pool is gone."""
-        self._pod_events.forget(key)
-
-    async def _write(self, key: PoolKey, resource: Body, status: PoolStatus) -> None:
+    async def _write(self, resource: Body, status: PoolStatus) -> None:
         # Whichever version it is derived from, no other one gets it.
         metadata = {
-            "name": key.name,
-            "namespace": key.namespace,
+            "name": self._key.name,
+            "namespace": self._key.namespace,
             "uid": resource["metadata"]["uid"],
             "resourceVersion": resource["metadata"]["resourceVersion"],
         }
@@ -89,8 +86,9 @@ class StatusWriter:
         }
         self._cache.see_pool(await self._api.apply_status(body), ours=True)
 
-    async def tell(self, key: PoolKey, uid: str, event: PoolEvent) -> None:
+    async def tell(self, uid: str, event: PoolEvent) -> None:
         """News, hence without a second try. `uid` is the pool's."""
+        key = self._key
         logger.info("pool %s: %s: %s", key, event.reason, event.message)
         body = {
             "apiVersion": EVENT.api_version,

@@ -37,7 +37,7 @@ from baton_operator.state.cache import Cache, CachedChild, PoolKey
 from baton_operator.state.observed import Departure, Observed, ObservedPod, Roll
 from baton_operator.status.events import PoolEvent, drain_begun, drain_ended, drain_undone
 
-Tell = Callable[[PoolKey, str, PoolEvent], Awaitable[None]]
+Tell = Callable[[str, PoolEvent], Awaitable[None]]
 
 
 class DrainStep(msgspec.Struct, frozen=True):
@@ -150,7 +150,7 @@ class Drainer:
                 again = f"{pod.name} is wanted again: {words}"
                 held.append(Departure(nodes.role, again, held=True))
             else:
-                await self._tell(look.key, look.pool.uid, drain_undone(nodes.role, pod.name))
+                await self._tell(look.pool.uid, drain_undone(nodes.role, pod.name))
         return tuple(held)
 
     async def _drain(
@@ -193,7 +193,7 @@ class Drainer:
         if words:
             return DrainWait(words)
         event = drain_begun(nodes.role, victim.pod.name, victim.why, leave.replaced_by)
-        await self._tell(look.key, look.pool.uid, event)
+        await self._tell(look.pool.uid, event)
         return None
 
     async def _unmark(self, look: DrainView, pod: ObservedPod) -> str:

@@ -19,7 +19,7 @@ from kubernetes.aio.client import Configuration
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# A pool's children are applied by one worker one after the other.
+# A pool's children are applied by its task one after the other.
 MOST_CONNECTIONS = 32
 
 

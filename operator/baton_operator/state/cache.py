@@ -90,6 +90,11 @@ class Cache:
     def pool(self, key: PoolKey) -> Body | None:
         return self._pools.get(key)
 
+    def pool_uid(self, key: PoolKey) -> str:
+        """Of the pool of that name, "" where there is none, or it is being deleted."""
+        metadata = self._pools.get(key, {}).get("metadata", {})
+        return "" if "deletionTimestamp" in metadata else metadata.get("uid", "")
+
     def now_s(self) -> float:
         """By the clock that says when a pod was first seen as it is."""
         return self._clock()

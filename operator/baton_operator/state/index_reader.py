@@ -16,10 +16,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from urllib.parse import parse_qsl, urlencode, urlsplit
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -112,26 +113,60 @@ def next_question(pause: float, asked: Asked | None, longest_s: float = LONGEST_
     return asked.at + min(longest_s, retry)
 
 
+class Lookups:
+    """Looks up names of hosts, for all pools of one event loop. `resolve` gives the addresses of a
+    host and may wait; it runs in a thread."""
+
+    def __init__(self, resolve: Callable[[str, int], tuple[Address, ...]] = look_up) -> None:
+        self._resolve = resolve
+        # Not the event loop's own threads: a slow DNS server would keep others from their lookups.
+        self._threads = ThreadPoolExecutor(LOOKUPS, "index-lookup")
+        self._running: dict[str, Future[tuple[Address, ...]]] = {}
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._slots = asyncio.Semaphore(LOOKUPS)
+
+    @asynccontextmanager
+    async def turn(self, namespace: str) -> AsyncIterator[None]:
+        """One index of a namespace is asked at a time, and no more at all than there are threads:
+        one whose indexes never answer keeps no other namespace waiting."""
+        turn = self._turns.setdefault(namespace, asyncio.Lock())
+        async with turn, self._slots:
+            yield
+
+    async def addresses(self, namespace: str, host: str, port: int) -> tuple[Address, ...]:
+        """One lookup of a namespace at a time: one cannot be ended, and its name's server may never
+        answer."""
+        running = self._running.get(namespace)
+        if running is not None and not running.done():
+            raise TimeoutError("an earlier lookup of this namespace has not ended")
+        running = self._threads.submit(self._resolve, host, port)
+        self._running[namespace] = running
+        found = await asyncio.wrap_future(running)
+        if self._running.get(namespace) is running:
+            del self._running[namespace]
+        return found
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
 class IndexReader:
-    """Asks the indexes of all pools, and remembers only when. For one event loop."""
+    """Asks one pool's index, and remembers only when. For one event loop."""
 
     def __init__(
         self,
         clock: Callable[[], float],
         answer_s: float = ANSWER_S,
         networks: Sequence[Network] = (),
-        resolve: Callable[[str, int], tuple[Address, ...]] = look_up,
+        lookups: Lookups | None = None,
     ) -> None:
         """`clock` tells seconds and never goes back. `networks`: where external indexes may be.
-        `resolve` gives the addresses of a host and may wait; it runs in a thread."""
+        `lookups` are those of all pools; without any it has its own."""
         self._clock = clock
         self._answer_s = answer_s
         self._networks = networks
-        self._resolve = resolve
-        # Not the event loop's own threads: a slow DNS server would keep others from their lookups.
-        self._lookups = ThreadPoolExecutor(LOOKUPS, "index-lookup")
-        self._looking: dict[str, Future[tuple[Address, ...]]] = {}
-        self._asked: dict[str, Asked] = {}
+        self._lookups = lookups or Lookups()
+        self._asked: Asked | None = None
 
     def due_in(self, pool: Pool, observed: Observed, status: PoolStatus | None) -> float | None:
         """In how many seconds `read` would ask; None: not before something else changes."""
@@ -139,7 +174,7 @@ class IndexReader:
         if pause is None:
             return None
         longest_s = FIRST_RETRY_S if _planned_s(pool) else LONGEST_RETRY_S
-        next_s = next_question(pause, self._asked.get(pool.uid), longest_s)
+        next_s = next_question(pause, self._asked, longest_s)
         return max(0.0, next_s - self._clock())
 
     async def read(
@@ -148,33 +183,25 @@ class IndexReader:
         """Ask if it is time to. `login` is for an external store alone."""
         if self.due_in(pool, observed, status) != 0.0:
             return None
-        before = self._asked.get(pool.uid)
-        before = before or Asked(0.0)
+        before = self._asked or Asked(0.0)
         # Said at once: two at a time would be one too many.
-        self._asked[pool.uid] = msgspec.structs.replace(before, at=self._clock())
+        self._asked = msgspec.structs.replace(before, at=self._clock())
         answer, refused = None, ""
         try:
-            answer = await self._ask(pool, login)
+            async with self._lookups.turn(pool.namespace):
+                answer = await self._ask(pool, login)
         except AddressRefused as error:
             refused = str(error)
             if refused != before.refused:
                 logger.warning("index of pool %s is not asked: %s", pool.key, refused)
-        if pool.uid not in self._asked:
-            return None  # forgotten meanwhile
         failures = 0 if answer else before.failures + 1
-        self._asked[pool.uid] = Asked(self._clock(), failures, refused)
+        self._asked = Asked(self._clock(), failures, refused)
         return answer
 
-    def silent(self, uid: str) -> bool:
-        asked = self._asked.get(uid)
-        return asked is not None and asked.failures >= SILENT
-
-    def forget(self, uid: str) -> None:
-        """The pool is gone."""
-        self._asked.pop(uid, None)
-
-    def close(self) -> None:
-        self._lookups.shutdown(wait=False, cancel_futures=True)
+    @property
+    def silent(self) -> bool:
+        """The index has not answered several times in a row."""
+        return self._asked is not None and self._asked.failures >= SILENT
 
     async def _ask(self, pool: Pool, login: Login | None) -> Answer | None:
         try:
@@ -190,17 +217,9 @@ class IndexReader:
         return Answer(nodes=tuple(nodes), fetches=tuple(fetches), routers=tuple(routers))
 
     async def _addresses(self, pool: Pool) -> list[str]:
-        """Of a managed index, too: who may edit its Service can make it another name's. One lookup
-        of a namespace at a time: one cannot be ended, and its name's server may never answer."""
+        """Of a managed index, too: who may edit its Service can make it another name's."""
         endpoint = parse_endpoint(store_settings(pool).index_url)
-        looking = self._looking.get(pool.namespace)
-        if looking is not None and not looking.done():
-            raise TimeoutError("an earlier lookup of this namespace has not ended")
-        looking = self._lookups.submit(self._resolve, endpoint.host, endpoint.port)
-        self._looking[pool.namespace] = looking
-        found = await asyncio.wrap_future(looking)
-        if self._looking.get(pool.namespace) is looking:
-            del self._looking[pool.namespace]
+        found = await self._lookups.addresses(pool.namespace, endpoint.host, endpoint.port)
         networks = self._networks if pool.spec.kv_store.external is not None else ()
         return allowed(endpoint.host, found, networks)
 

@@ -49,47 +49,50 @@ class Lister(Protocol):
 
 
 class PodEvents:
-    """One event loop's. `clock` is that of `FirstSeen`; `again` is told in how many seconds a pool
-    is to be looked at again."""
+    """One pool's. `clock` is that of `FirstSeen`; `again` is told in how many seconds the pool is
+    to be looked at again."""
 
     def __init__(
-        self, api: Lister, clock: Callable[[], float], again: Callable[[PoolKey, float], None]
+        self,
+        key: PoolKey,
+        api: Lister,
+        clock: Callable[[], float],
+        again: Callable[[float], None],
     ) -> None:
+        self._key = key
         self._api = api
         self._clock = clock
         self._again = again
-        self._asked: dict[PoolKey, dict[str, _Asked]] = {}
+        self._asked: dict[str, _Asked] = {}
         self._refused = False
 
-    def forget(self, key: PoolKey) -> None:
-        """The pool is gone."""
-        self._asked.pop(key, None)
-
-    async def explained(self, key: PoolKey, pods: Sequence[ObservedPod]) -> tuple[ObservedPod, ...]:
-        before, asked = self._asked.pop(key, {}), {}
+    async def explained(self, pods: Sequence[ObservedPod]) -> tuple[ObservedPod, ...]:
+        asked: dict[str, _Asked] = {}
         for pod in _first_unprepared(pods):
-            known = before.get(pod.name) or _Asked(pod.seen.unprepared)
+            known = self._asked.get(pod.name) or _Asked(pod.seen.unprepared)
             if self._clock() >= known.due:
-                known = _Asked(self._clock(), await self._ask(key, pod.name) or known.problem)
+                known = _Asked(self._clock(), await self._ask(pod.name) or known.problem)
             asked[pod.name] = known
+        self._asked = asked
         if asked:
-            self._asked[key] = asked
             due = min(one.due for one in asked.values())
-            self._again(key, max(0.0, due - self._clock()))
+            self._again(max(0.0, due - self._clock()))
         said = {name: one.problem for name, one in asked.items()}
         return tuple(_with_problem(pod, said.get(pod.name)) for pod in pods)
 
-    async def _ask(self, key: PoolKey, pod: str) -> Problem | None:
+    async def _ask(self, pod: str) -> Problem | None:
         """None also where nobody answers, or the operator may not list events: a condition says
         then that nothing more is known."""
         fields = {"type": "Warning", "regarding.kind": "Pod", "regarding.name": pod}
         try:
-            return unprepared_problem(await self._api.list_where(EVENT, key.namespace, fields))
+            return unprepared_problem(
+                await self._api.list_where(EVENT, self._key.namespace, fields)
+            )
         except Unavailable as error:
-            logger.info("events of pod %s/%s: %s", key.namespace, pod, error)
+            logger.info("events of pod %s/%s: %s", self._key.namespace, pod, error)
         except ApiError as error:
             if not self._refused:
-                logger.warning("events of pods are not read: %s", error)
+                logger.warning("pool %s: events of pods are not read: %s", self._key, error)
             self._refused = True
         return None
 

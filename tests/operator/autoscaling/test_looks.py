@@ -43,6 +43,7 @@ class Operator:
 
     def start(self) -> None:
         self.autoscaler = Autoscaler(
+            KEY,
             self.cache,
             Metrics(),
             lambda: self.seconds,
@@ -99,7 +100,7 @@ class Operator:
             listed=True,
         )
         seen, revision = msgspec.structs.replace(self.observed(), **changes), revision_of(self.pool)
-        pool, planned = self.autoscaler.follow(KEY, self.pool, revision, seen, answer)
+        pool, planned = self.autoscaler.follow(self.pool, revision, seen, answer)
         said = msgspec.structs.replace(seen, planned=planned)
         now = NOW + timedelta(seconds=self.seconds)
         self.status = derive(pool, revision, 1, said, self.status, now, self.seconds)

@@ -4,20 +4,24 @@ own. Pools come and go, their indexes fall silent, and nothing of what is over i
 
 from __future__ import annotations
 
+import asyncio
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from ipaddress import ip_address
 from random import Random
-from typing import Any
 
 import msgspec
 import pytest
 
 from baton_operator.autoscaling.planner.capability.learn import NodeSample, begin, capability, learn
 from baton_operator.autoscaling.planner.demand.queueing import MOST, servers_for
-from baton_operator.controller.index_asker import IndexAsker
-from baton_operator.controller.queue import LONGEST_RETRY_S, Schedule, WorkQueue
+from baton_operator.controller.pool_task import PoolGone, PoolTasks
+from baton_operator.controller.schedule import LONGEST_RETRY_S, Schedule
+from baton_operator.metrics import Metrics
 from baton_operator.state.cache import Cache, PoolKey
-from baton_operator.state.index_reader import LOOK_S, IndexReader
+from baton_operator.state.index_reader import LOOK_S, IndexReader, Lookups
 from tests.operator.autoscaling.planner.test_learn import PRIOR, sample
 from tests.operator.autoscaling.test_looks import HEAVY, Operator
 from tests.operator.state.test_cache import pod, pool
@@ -25,6 +29,7 @@ from tests.support.clock import Clock
 from tests.support.growth import WEEK_S, YEAR_S, broken_numbers, grown, sizes
 from tests.support.kubernetes.manifests import sample_pool
 from tests.support.planner.observations import observed, status_of
+from tests.support.waiting import until
 
 HOUR_LOOKS = int(3600 / LOOK_S)
 
@@ -93,65 +98,85 @@ def test_any_load_has_a_number_of_servers(load: float) -> None:
 # --- pools that come and go -----------------------------------------------------------------------
 
 
-def test_of_pools_that_are_gone_the_schedule_keeps_nothing() -> None:
-    schedule: Schedule[str] = Schedule(lambda: 0.5)
-    now, looks = 0.0, []
-    for number in range(4_000):
-        name = f"pool-{number}"
-        schedule.add(name, now)
-        for turn in range(5):
-            assert schedule.take(now) == name
-            if turn < 4:
-                delay = schedule.failed(name, now, 0.0, LONGEST_RETRY_S)
-                assert delay <= LONGEST_RETRY_S
-                now += delay
-            else:
-                schedule.done(name)
-        if number in (1_999, 3_999):
-            looks.append(sizes(schedule))
-    assert grown(*looks) == {}
+class Gone:
+    """A pool that is gone when it is reconciled the second time."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self.wake = wake
+        self.left = 1
+
+    async def reconcile(self) -> float | None:
+        if not self.left:
+            raise PoolGone
+        self.left -= 1
+        self.wake()
+        return None
+
+    async def ask_index(self) -> None:
+        await asyncio.Event().wait()
+
+    def end(self) -> None:
+        pass
+
+
+async def test_of_pools_that_are_gone_no_task_is_kept() -> None:
+    there: set[PoolKey] = set()
+
+    def work_of(key: PoolKey) -> Gone | None:
+        if key not in there:
+            return None
+        there.discard(key)
+        return Gone(partial(tasks.wake, key, 0.0))
+
+    tasks = PoolTasks(work_of, 4, Metrics(), asyncio.get_running_loop().time)
+    running = asyncio.create_task(tasks.run(()))
+    looks = []
+    for stretch in range(2):
+        for number in range(500):
+            key = PoolKey("serving", f"pool-{stretch}-{number}")
+            there.add(key)
+            tasks.wake(key, 0.0)
+            if number % 50 == 0:
+                await asyncio.sleep(0)
+        looks.append(sizes(tasks))
+        await until(lambda: not sizes(tasks)["PoolTasks._tasks"])
+        looks.append(sizes(tasks))
+    running.cancel()
+    await asyncio.wait([running])
+    assert looks[0]["PoolTasks._tasks"]
+    assert grown(looks[1], looks[3]) == {}
 
 
 def test_a_pool_that_fails_for_a_week_is_tried_each_minute() -> None:
-    schedule: Schedule[str] = Schedule(lambda: 0.0)
-    now, tries, kept = 0.0, 0, []
-    schedule.add("a", now)
-    while now < WEEK_S:
-        assert schedule.take(now) == "a"
-        now += schedule.failed("a", now, 0.0, LONGEST_RETRY_S) + 1e-6
+    clock = Clock(0.0)
+    schedule, tries, kept = Schedule(clock, lambda: 0.0), 0, []
+    while clock.now < WEEK_S:
+        schedule.take()
+        delay_s = schedule.failed()
+        schedule.add(2 * LONGEST_RETRY_S)  # and marked meanwhile
+        clock.advance(delay_s)
+        assert schedule.due_s == 0.0
         tries += 1
-        schedule.add("a", now + LONGEST_RETRY_S)  # and marked meanwhile
         if tries in (1_000, 10_000):
             kept.append(sizes(schedule))
     assert tries > WEEK_S / LONGEST_RETRY_S
     assert grown(*kept) == {}
 
 
-async def test_of_pools_that_are_gone_the_index_asker_keeps_nothing() -> None:
-    """Also of one whose index nobody was to be asked any more when it went, and of one that took
-    another's name."""
-    clock = Clock()
-    queue: WorkQueue[PoolKey] = WorkQueue(clock)
-    reader = IndexReader(clock, answer_s=0.01)
-    nobody: Any = None  # no login is read
-    asker = IndexAsker(nobody, reader, queue, lambda key: None)
-    looks = []
+async def test_of_names_that_were_looked_up_nothing_is_kept() -> None:
+    """An index asks ever again, for pools of namespaces that come and go."""
+    store = {"external": {"indexUrl": "redis://127.0.0.1:1", "dataUrls": ["redis://d"]}}
+    lookups, looks = Lookups(lambda host, port: (ip_address("127.0.0.1"),)), []
     for number in range(60):
-        for uid in (f"first-{number}", f"second-{number}"):
-            store = {"external": {"indexUrl": "redis://127.0.0.1:1", "dataUrls": ["redis://d"]}}
-            one = msgspec.structs.replace(sample_pool("sim", kvStore=store), uid=uid)
-            key = PoolKey(one.namespace, f"pool-{number}")
-            seen = observed(one)
-            asker.follow(key, one, seen, status_of(seen, one))
-            await reader.read(one, seen, status_of(seen, one))
-            without = observed(one, prefill=(), decode=())
-            asker.follow(key, one, without, status_of(without, one))
-        asker.forget(key)
+        namespace = f"team-{number}"
+        one = msgspec.structs.replace(sample_pool("sim", kvStore=store), namespace=namespace)
+        reader = IndexReader(Clock(), answer_s=0.5, lookups=lookups)
+        seen = observed(one)
+        await reader.read(one, seen, status_of(seen, one))
         if number in (29, 59):
-            looks.append(sizes(asker))
-    reader.close()
-    found = {path for path in grown(*looks) if "_queue" not in path}  # which workers empty
-    assert found == set()
+            looks.append(sizes(lookups))
+    lookups.close()
+    assert grown(*looks) == {}
 
 
 def test_of_pools_that_are_gone_the_cache_keeps_nothing() -> None:

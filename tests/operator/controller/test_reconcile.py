@@ -16,10 +16,14 @@ from baton_operator.autoscaling.autoscaler import Autoscaler
 from baton_operator.autoscaling.pool_scalers import Scalers
 from baton_operator.builders import build_pool
 from baton_operator.controller.index_asker import IndexAsker
-from baton_operator.controller.queue import WorkQueue
-from baton_operator.controller.reconcile import SECRET_S, UNREADY_AGAIN_S, Reconciler
+from baton_operator.controller.pool_task import Incomplete, PoolGone
+from baton_operator.controller.reconcile import (
+    SECRET_S,
+    UNREADY_AGAIN_S,
+    PoolParts,
+    Reconciler,
+)
 from baton_operator.controller.status_writer import StatusWriter
-from baton_operator.controller.workers import Incomplete
 from baton_operator.drain.drainer import Drainer
 from baton_operator.drain.routers import Routers
 from baton_operator.kube.client import Api, Conflict, Unavailable
@@ -55,24 +59,37 @@ class Stage:
 
     def start(self) -> None:
         """A new operator, which knows what the API server has."""
-        clock, api, metrics = self.clock, self.api, Metrics()
-        queue: WorkQueue[PoolKey] = WorkQueue(clock)
-        self.cache = Cache(queue.add, clock)
-        events = PodEvents(api, clock, queue.add)
-        reporter = StatusWriter(api, self.cache, events, lambda: NOW, "test")
+        self.cache = Cache(lambda key: None, self.clock)
         self.routers = Routers()
-        self.reconciler = Reconciler(
-            api,
-            self.cache,
-            IndexAsker(api, IndexReader(clock), WorkQueue(clock), queue.add),
-            Scalers(api, self.cache),
-            Autoscaler(self.cache, metrics, clock, lambda: NOW),
-            Drainer(api, self.cache, self.routers, reporter.tell, lambda: NOW),
-            reporter,
-            INSTALLATION,
-            metrics,
-            clock,
+        self.reconciler: Reconciler | None = None
+
+    def begin(self) -> Reconciler | None:
+        """As a pool's task begins."""
+        uid = self.cache.pool_uid(KEY)
+        if not uid:
+            return None
+        clock, api, metrics = self.clock, self.api, Metrics()
+        events = PodEvents(KEY, api, clock, lambda after_s: None)
+        status = StatusWriter(KEY, api, self.cache, events, lambda: NOW, "test")
+        parts = PoolParts(
+            index=IndexAsker(KEY, api, IndexReader(clock), lambda: None, clock),
+            scalers=Scalers(api, self.cache),
+            planner=Autoscaler(KEY, self.cache, metrics, clock, lambda: NOW),
+            drainer=Drainer(api, self.cache, self.routers, status.tell, lambda: NOW),
+            status=status,
         )
+        return Reconciler(KEY, uid, api, self.cache, parts, INSTALLATION, metrics, clock)
+
+    async def reconcile(self) -> float | None:
+        """As its task does it: a pool of another uid has a Reconciler of its own."""
+        while (reconciler := self.reconciler or self.begin()) is not None:
+            self.reconciler = reconciler
+            try:
+                return await reconciler.reconcile()
+            except PoolGone:
+                reconciler.end()
+                self.reconciler = None
+        return None
 
     async def restart(self) -> None:
         await self.routers.close()
@@ -98,7 +115,7 @@ class Stage:
         """One look; the writes to children that changed something, in order."""
         self.watch()
         self.server.writes.clear()
-        self.again_s = await self.reconciler.reconcile(KEY)
+        self.again_s = await self.reconcile()
         return self.writes()
 
     def writes(self) -> list[str]:
@@ -360,7 +377,7 @@ async def test_a_pool_that_no_watch_has_shown_to_be_gone_gets_no_new_children(
     serving.watch()
     delete("InferencePool", "demo")(serving)
     with pytest.raises(Conflict, match="is gone"):
-        await serving.reconciler.reconcile(KEY)
+        await serving.reconcile()
     assert serving.named("Service", "router") == []
 
 

@@ -20,13 +20,11 @@ from kubernetes.aio.client import Configuration
 
 from baton_kvstore.index import registry
 from baton_operator.api.pool import Pool, SpecError
-from baton_operator.controller.app import INDEX_ASKERS
 from baton_operator.controller.index_asker import IndexAsker
-from baton_operator.controller.queue import WorkQueue
 from baton_operator.kube.client import Api
 from baton_operator.kube.egress import Address, refusal
 from baton_operator.state.cache import PoolKey
-from baton_operator.state.index_reader import IndexReader
+from baton_operator.state.index_reader import LOOKUPS, IndexReader, Lookups
 from baton_protocol.store import FetchReport, NodeReport
 from baton_protocol.wire import Codec
 from tests.operator.state.test_index_reader import LOCAL, LOGIN, PATIENT_S, external
@@ -155,7 +153,7 @@ async def test_a_refusal_is_logged_once_and_counts_as_silence(
         assert await asked(pool, reader) is None
         clock.advance(1000.0)
     assert len(caplog.messages) == 1
-    assert reader.silent(pool.uid)
+    assert reader.silent
 
 
 @pytest.mark.parametrize(
@@ -221,7 +219,7 @@ async def test_the_connection_goes_to_the_address_that_was_checked() -> None:
     only = (ip_network("127.0.0.1/32"),)
     async with foe(says(*[listed()] * 3)) as server:
         pool = external(url(server, "rebinding.example"))
-        reader = IndexReader(Clock(), PATIENT_S, only, resolve)
+        reader = IndexReader(Clock(), PATIENT_S, only, Lookups(resolve))
         assert await asked(pool, reader) is not None
         assert server.connections == 1
     assert names == ["rebinding.example"]
@@ -232,7 +230,7 @@ async def test_of_several_addresses_those_that_are_allowed_are_tried_in_turn() -
     allowed = (ip_network("127.0.0.3/32"), ip_network("127.0.0.1/32"))
     async with foe(says(*[listed()] * 3)) as server:
         pool = external(url(server, "many.example"))
-        reader = IndexReader(Clock(), PATIENT_S, allowed, lambda host, port: found)
+        reader = IndexReader(Clock(), PATIENT_S, allowed, Lookups(lambda host, port: found))
         assert await asked(pool, reader) is not None
 
 
@@ -413,32 +411,42 @@ async def test_a_namespace_whose_names_nobody_resolves_keeps_no_other_waiting() 
             end.wait(3 * DEADLINE_S)
         return (ip_address("127.0.0.1"),)
 
-    answered: asyncio.Queue[PoolKey] = asyncio.Queue()
-    api = Api(Configuration(), lambda verb, code: None, 60.0)
-    reader = IndexReader(monotonic, 1.0, LOCAL, resolve)
-    asker = IndexAsker(api, reader, WorkQueue(monotonic), answered.put_nowait)
+    answered = asyncio.Event()
+    api, lookups = Api(Configuration(), lambda verb, code: None, 60.0), Lookups(resolve)
+
+    def asker_of(pool: Pool, reader: IndexReader, answered: Callable[[], None]) -> IndexAsker:
+        asker = IndexAsker(PoolKey(pool.namespace, pool.uid), api, reader, answered, monotonic)
+        seen = observed(pool)
+        asker.follow(pool, seen, status_of(seen, pool))
+        return asker
+
     async with foe(says(*[listed()] * 3)) as server:
         mute = [
             replaced(external(url(server, "never.example")), namespace="foes", uid=f"foe-{number}")
-            for number in range(3 * INDEX_ASKERS)
+            for number in range(3 * LOOKUPS)
         ]
-        for pool in mute:
-            seen = observed(pool)
-            asker.follow(PoolKey("foes", pool.uid), pool, seen, status_of(seen, pool))
-        running = [asyncio.create_task(asker.run()) for _ in range(INDEX_ASKERS)]
+        readers = [IndexReader(monotonic, 1.0, LOCAL, lookups) for _ in mute]
+        pairs = list(zip(mute, readers, strict=True))
+        running = [
+            asyncio.create_task(asker_of(pool, reader, lambda: None).run())
+            for pool, reader in pairs
+        ]
         # Each of them was asked, and no lookup has ended.
-        await until(lambda: all(reader.due_in(pool, observed(pool), None) for pool in mute))
+        await until(
+            lambda: all(reader.due_in(pool, observed(pool), None) for pool, reader in pairs)
+        )
         friend = replaced(external(url(server, "index.example")), namespace="friends", uid="friend")
-        seen, key = observed(friend), PoolKey("friends", "demo")
-        asker.follow(key, friend, seen, status_of(seen, friend))
+        asker = asker_of(friend, IndexReader(monotonic, 1.0, LOCAL, lookups), answered.set)
+        running.append(asyncio.create_task(asker.run()))
         try:
             async with asyncio.timeout(DEADLINE_S):
-                while await answered.get() != key:
-                    pass
+                await answered.wait()
         finally:
             end.set()
             for task in running:
                 task.cancel()
-            reader.close()
+            await asyncio.wait(running)
+            lookups.close()
             await api.close()
-    assert asker.take_answer(key) is not None
+    assert asker.take_answer() is not None
+    assert asker.take_answer() is None

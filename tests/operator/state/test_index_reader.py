@@ -233,20 +233,6 @@ def test_a_login_is_not_shown() -> None:
     assert "secret" not in repr(Login(username="secret", password="secret", certificate="secret"))
 
 
-async def test_a_pool_that_is_forgotten_while_it_is_asked_is_forgotten() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as mute:
-        mute.setblocking(False)
-        pool = external(f"redis://127.0.0.1:{mute.getsockname()[1]}")
-        seen = observed(pool)
-        reader = IndexReader(Clock(), PATIENT_S, LOCAL)
-        reading = asyncio.create_task(reader.read(pool, seen, status_of(seen, pool)))
-        connection, _ = await asyncio.get_running_loop().sock_accept(mute)
-        reader.forget(pool.uid)
-        connection.close()
-        assert await reading is None
-        assert reader.due_in(pool, seen, status_of(seen, pool)) == 0.0
-
-
 async def test_an_answer_is_good_for_a_while(url: str) -> None:
     clock, pool = Clock(), external(url)
     reader, settled = (
@@ -259,8 +245,6 @@ async def test_an_answer_is_good_for_a_while(url: str) -> None:
     assert await reader.read(pool, observed(pool), settled, LOGIN) is None
     clock.advance(60.0)
     assert await reader.read(pool, observed(pool), settled, LOGIN) is not None
-    reader.forget(pool.uid)
-    assert reader.due_in(pool, observed(pool), settled) == 0.0
 
 
 async def test_a_silent_index_is_asked_ever_more_seldom_and_an_answer_ends_that(url: str) -> None:

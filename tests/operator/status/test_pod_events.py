@@ -26,7 +26,7 @@ class Events:
         self.error: Exception | None = None
         self.asked: list[tuple[float, str]] = []
         self.again: list[float] = []
-        self.reader = PodEvents(self, lambda: self.now, lambda _, s: self.again.append(s))
+        self.reader = PodEvents(KEY, self, lambda: self.now, self.again.append)
 
     async def list_where(
         self, kind: ObjectKind, namespace: str, fields: Mapping[str, str]
@@ -40,7 +40,7 @@ class Events:
 
     def look(self, *pods: ObservedPod) -> list[tuple[str, str]]:
         """Reason and message of each pod."""
-        seen = asyncio.run(self.reader.explained(KEY, pods))
+        seen = asyncio.run(self.reader.explained(pods))
         return [(one.problem, one.message) for one in seen]
 
     def until(self, end: float, *pods: ObservedPod) -> list[tuple[str, str]]:

@@ -1,0 +1,260 @@
+"""Tasks of several pools: who is reconciled when, and what ends one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from time import monotonic
+
+import pytest
+
+from baton_operator.controller.pool_task import Incomplete, PoolGone, PoolTasks
+from baton_operator.kube.client import Conflict, Refused, ServerFailed, TooManyRequests, Unavailable
+from baton_operator.metrics import Metrics, Result
+from baton_operator.state.cache import PoolKey
+from tests.support.waiting import until
+
+DEADLINE_S = 60.0
+A, B, C = (PoolKey("serving", name) for name in "abc")
+
+
+class Work:
+    """What a test says is done for one pool. A reconcile ends when `go` is set."""
+
+    def __init__(self, errors: list[Exception] | None = None, again_s: float | None = None) -> None:
+        self.errors = errors or []
+        self.again_s = again_s
+        self.go = asyncio.Event()
+        self.go.set()
+        self.begun: list[float] = []
+        self.running = 0
+        self.most = 0
+        self.asked = False
+        self.ended = False
+
+    async def reconcile(self) -> float | None:
+        self.begun.append(monotonic())
+        self.running += 1
+        self.most = max(self.most, self.running)
+        try:
+            await self.go.wait()
+            if self.errors:
+                raise self.errors.pop(0)
+            return self.again_s
+        finally:
+            self.running -= 1
+
+    async def ask_index(self) -> None:
+        self.asked = True
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.asked = False
+
+    def end(self) -> None:
+        self.ended = True
+
+
+class Counted(Metrics):
+    """`results` of all reconciles."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.results: list[Result] = []
+
+    def reconciled(self, result: Result) -> None:
+        self.results.append(result)
+
+
+class Pools:
+    """`there` are the pools that the operator sees; each task gets the next of their works."""
+
+    def __init__(self, slots: int = 4) -> None:
+        self.there: dict[PoolKey, list[Work]] = {}
+        metrics = Counted()
+        self.results = metrics.results
+        self.tasks = PoolTasks(self.work_of, slots, metrics, monotonic)
+
+    def work_of(self, key: PoolKey) -> Work | None:
+        return self.there[key].pop(0) if self.there.get(key) else None
+
+    def add(self, key: PoolKey, *works: Work) -> None:
+        self.there[key] = list(works)
+
+    @asynccontextmanager
+    async def run(self) -> AsyncIterator[None]:
+        running = asyncio.create_task(self.tasks.run(list(self.there)))
+        await asyncio.sleep(0)
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                yield
+        finally:
+            running.cancel()
+            with suppress(asyncio.CancelledError):
+                await running
+
+
+def looks(work: Work, count: int) -> Callable[[], bool]:
+    return lambda: len(work.begun) == count and not work.running
+
+
+async def test_every_pool_that_is_there_is_reconciled_at_the_beginning() -> None:
+    pools, works = Pools(), [Work(), Work()]
+    for key, work in zip((A, B), works, strict=True):
+        pools.add(key, work)
+    async with pools.run():
+        for work in works:
+            await until(looks(work, 1))
+            assert work.asked
+
+
+async def test_a_pool_that_comes_later_gets_a_task_and_one_that_is_nowhere_none() -> None:
+    pools, work = Pools(), Work()
+    async with pools.run():
+        pools.tasks.wake(A)
+        pools.add(A, work)
+        pools.tasks.wake(A)
+        await until(looks(work, 1))
+
+
+async def test_nothing_happens_before_this_operator_acts() -> None:
+    pools, work = Pools(), Work()
+    pools.add(A, work)
+    pools.tasks.wake(A, 0.0)
+    await asyncio.sleep(0.05)
+    assert not work.begun
+    async with pools.run():
+        await until(looks(work, 1))
+
+
+async def test_a_burst_of_events_is_one_reconcile_and_what_comes_meanwhile_one_more() -> None:
+    pools, work = Pools(), Work()
+    work.go.clear()
+    pools.add(A, work)
+    async with pools.run():
+        for _ in range(10):
+            pools.tasks.wake(A)
+        await until(lambda: work.running == 1)
+        for _ in range(10):
+            pools.tasks.wake(A, 0.0)
+        await asyncio.sleep(0.05)
+        assert len(work.begun) == 1
+        work.go.set()
+        await until(looks(work, 2))
+        await asyncio.sleep(0.1)
+        assert (len(work.begun), work.most) == (2, 1)
+
+
+async def test_a_pool_that_takes_long_delays_no_other() -> None:
+    pools, slow, quick = Pools(slots=2), Work(), Work()
+    slow.go.clear()
+    pools.add(A, slow)
+    pools.add(B, quick)
+    async with pools.run():
+        await until(lambda: slow.running == 1)
+        for count in (1, 2, 3):
+            await until(looks(quick, count))
+            pools.tasks.wake(B, 0.0)
+        assert pools.tasks.longest_s() > 0.0
+
+
+async def test_as_many_reconcile_at_a_time_as_there_are_slots() -> None:
+    pools, works = Pools(slots=2), [Work() for _ in range(3)]
+    for key, work in zip((A, B, C), works, strict=True):
+        work.go.clear()
+        pools.add(key, work)
+    async with pools.run():
+        await until(lambda: pools.tasks.depth() == 1)
+        assert sum(work.running for work in works) == 2
+        for work in works:
+            work.go.set()
+        for work in works:
+            await until(looks(work, 1))
+        assert pools.tasks.depth() == 0
+
+
+async def test_who_waits_longest_gets_the_next_slot() -> None:
+    pools, slow, others = Pools(slots=1), Work(), {key: Work() for key in (B, C)}
+    slow.go.clear()
+    pools.add(A, slow)
+    async with pools.run():
+        await until(lambda: slow.running == 1)
+        for key, work in reversed(others.items()):
+            pools.add(key, work)
+            pools.tasks.wake(key, 0.0)
+            await until(lambda: pools.tasks.depth() == len(pools.there) - 1)
+        slow.go.set()
+        for work in others.values():
+            await until(looks(work, 1))
+        assert others[C].begun < others[B].begun
+
+
+async def test_a_pool_is_looked_at_again_when_its_reconcile_says_so() -> None:
+    pools, work = Pools(), Work(again_s=0.01)
+    pools.add(A, work)
+    async with pools.run():
+        await until(lambda: len(work.begun) > 3)
+
+
+@pytest.mark.parametrize(
+    ("error", "result"),
+    [
+        (Incomplete("one"), "refused"),
+        (Refused(422, "no"), "refused"),
+        (Conflict("changed"), "conflict"),
+        (Unavailable("away"), "unavailable"),
+        (ServerFailed("apply", 500, "hook"), "unavailable"),
+        (TooManyRequests("busy", 0.1), "throttled"),
+        (KeyError("a bug"), "error"),
+    ],
+)
+async def test_what_fails_is_counted_and_tried_again(error: Exception, result: str) -> None:
+    pools, work = Pools(), Work([error])
+    pools.add(A, work)
+    async with pools.run():
+        await until(lambda: pools.results == [result, "done"])
+    first, second = work.begun
+    assert second - first >= 0.1
+
+
+async def test_one_pool_that_fails_delays_no_other() -> None:
+    pools, broken, well = Pools(slots=1), Work([Conflict("again")] * 99), Work()
+    pools.add(A, broken)
+    pools.add(B, well)
+    async with pools.run():
+        for count in (1, 2, 3):
+            await until(looks(well, count))
+            pools.tasks.wake(B, 0.0)
+
+
+async def test_the_task_of_a_pool_that_is_gone_ends_and_so_does_asking_its_index() -> None:
+    pools, work = Pools(), Work([PoolGone()])
+    pools.add(A, work)
+    async with pools.run():
+        await until(lambda: work.ended)
+        assert not work.asked
+        assert pools.results == ["done"]
+        pools.tasks.wake(A, 0.0)
+        await asyncio.sleep(0.05)
+        assert len(work.begun) == 1
+
+
+async def test_a_pool_that_takes_the_name_of_one_that_is_gone_gets_a_task_of_its_own() -> None:
+    pools, first, second = Pools(), Work([PoolGone()]), Work()
+    pools.add(A, first, second)
+    async with pools.run():
+        await until(looks(second, 1))
+        assert first.ended
+        assert not second.ended
+
+
+async def test_all_tasks_end_with_the_operator() -> None:
+    pools, work = Pools(), Work()
+    work.go.clear()
+    pools.add(A, work)
+    async with pools.run():
+        await until(lambda: work.running == 1)
+    assert (work.running, work.asked, work.ended) == (0, False, True)
+    pools.tasks.wake(A)
+    assert pools.tasks.depth() == 0
