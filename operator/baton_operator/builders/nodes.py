@@ -15,7 +15,7 @@ from baton_operator.api.fields import Resources, quantity_bytes
 from baton_operator.api.pool import Pool
 from baton_operator.builders.child import ChildIdentity, Manifest
 from baton_operator.builders.credentials import link_token_variable
-from baton_operator.builders.gpus import gpus_of
+from baton_operator.builders.gpus import gpus_of, gpus_of_pod
 from baton_operator.builders.model import fetch_s, model_place, storage_mi
 from baton_operator.builders.pods import (
     EPHEMERAL,
@@ -62,15 +62,19 @@ def revision_of(pool: Pool) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:REVISION_DIGITS]
 
 
-def build_nodes(pool: Pool, role: Role) -> Manifest:
+def node_gpus(pool: Pool) -> dict[Role, int]:
+    """How many GPUs a node of each role takes, by its podTemplate too."""
+    return {role: gpus_of_pod(_template(pool, role, "")["spec"]) for role in ROLES}
+
+
+def build_nodes(pool: Pool, role: Role, revision: str, replicas: int) -> Manifest:
     """The role's Deployment in the current revision, also with no replicas."""
-    revision = revision_of(pool)
     child = ChildIdentity(pool, role, revision)
     template = _template(pool, role, revision)
     return child.deployment(
         template,
         deadline_s=deadline_s(template, fetch_s(pool)),
-        replicas=pool.spec.role(role).replicas,
+        replicas=replicas,
     )
 
 

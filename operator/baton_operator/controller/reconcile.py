@@ -20,7 +20,14 @@ import msgspec
 from baton_operator.api.pool import Credentials, Installation, Pool, SpecError, read_pool
 from baton_operator.api.status import PoolStatus, read_status
 from baton_operator.autoscaling.pool_scalers import Scalers
-from baton_operator.builders import build_pool, credentials_of, new_credentials, revision_of
+from baton_operator.builders import (
+    Manifest,
+    build_pool,
+    credentials_of,
+    new_credentials,
+    node_gpus,
+    revision_of,
+)
 from baton_operator.controller.diff import Act, Applied, Apply, Delete, Foreign, plan
 from baton_operator.controller.index_asker import IndexAsker
 from baton_operator.controller.pool_task import Incomplete, PoolGone
@@ -137,22 +144,15 @@ class Reconciler:
             answer, silent = parts.index.take_answer(), parts.index.silent
             seen = self._observed((), answer, silent=silent)
             pool, planned = parts.planner.follow(pool, revision, seen, answer)
-            desired = build_pool(pool)
         except SpecError as error:
             # What was made from an earlier, valid spec goes on as it is.
             generation = resource["metadata"].get("generation", 0)
             await parts.status.report(generation, error, "", self._observed((), None))
             return None
-        step = DrainStep(desired)
+        step = None
         if not refusals and not pool.spec.paused:
             seen = msgspec.structs.replace(seen, planned=planned)
-            if planned is not None and self._is_news(planned):
-                # Before anything is done: whoever is killed now is followed by one that knows it.
-                await parts.status.report(pool.generation, pool, revision, seen)
-            step = await parts.drainer.step(self._key, pool, revision, desired, seen)
-            refusals = await self._converge(pool, step)
-            for event in () if refusals else step.ends:
-                await parts.status.tell(pool.uid, event)
+            step, refusals = await self._change(pool, revision, seen)
         if self._cache.settles(self._key):
             return SETTLING_AGAIN_S  # since this look began
         observed = self._observed(refusals, answer, silent=silent, step=step, planned=planned)
@@ -162,6 +162,20 @@ class Reconciler:
             raise _incomplete(refusals)
         again_s = _again_s(observed, status)
         return again_s if planned is None else min(again_s or LOOK_S, LOOK_S)
+
+    async def _change(
+        self, pool: Pool, revision: str, seen: Observed
+    ) -> tuple[DrainStep, tuple[Refusal, ...]]:
+        """First how many nodes of which revision there may be now, then all manifests."""
+        parts = self._parts
+        if seen.planned is not None and self._is_news(seen.planned):
+            # Before anything is done: whoever is killed now is followed by one that knows it.
+            await parts.status.report(pool.generation, pool, revision, seen)
+        step = await parts.drainer.step(self._key, pool, revision, node_gpus(pool), seen)
+        refusals = await self._converge(build_pool(pool, step.replicas), step.lowers)
+        for event in () if refusals else step.ends:
+            await parts.status.tell(self._uid, event)
+        return step, refusals
 
     def _is_news(self, planned: Planned) -> bool:
         """Other counts than the status says, which are to be acted on."""
@@ -198,13 +212,15 @@ class Reconciler:
         self._credentials = found or kept or new_credentials(os.urandom)
         return self._credentials
 
-    async def _converge(self, pool: Pool, step: DrainStep) -> tuple[Refusal, ...]:
+    async def _converge(
+        self, desired: Sequence[Manifest], lowers: Sequence[Lower]
+    ) -> tuple[Refusal, ...]:
         """Apply and delete what differs; returns what the API server would not take."""
         known = self._cache.children(self._key)
         if self._secret is not None:
             known[self._secret.key] = self._secret
         self._applied = {child: self._applied[child] for child in known if child in self._applied}
-        acts = plan(pool.uid, step.desired, known, self._applied, step.lowers)
+        acts = plan(self._uid, desired, known, self._applied, lowers)
         if any(isinstance(act, Apply) and not act.seen for act in acts):
             await self._check_pool()
         refusals = []

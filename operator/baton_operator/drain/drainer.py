@@ -1,7 +1,7 @@
 """One look at the nodes of one pool that are to go: mark them, drain them, let them go.
 
-In: the manifests of the pool's current revision, what was observed. Out: the same manifests and the
-Deployments of older revisions, with as many replicas as may be asked for now; what is in the way.
+In: the pool's current revision, what was observed. Out: how many replicas the Deployments of this
+revision and of older ones may be asked for now, before anything is built; what is in the way.
 How many there shall be of which revision is `rollout`'s to say. Level-triggered: who is to go is at
 the pods (`marks`), how far they are is on the index, and routers are told at each look anew. So
 an operator that is killed anywhere is followed by one that goes on. A mark comes before its drain,
@@ -11,7 +11,7 @@ and goes after the node is used again: no node drains that nobody knows of.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
 
 import msgspec
@@ -36,14 +36,16 @@ from baton_operator.rollout.records import Lower
 from baton_operator.state.cache import Cache, CachedChild, PoolKey
 from baton_operator.state.observed import Departure, Observed, ObservedPod, Roll
 from baton_operator.status.events import PoolEvent, drain_begun, drain_ended, drain_undone
+from baton_protocol.store import Role
 
 Tell = Callable[[str, PoolEvent], Awaitable[None]]
 
 
 class DrainStep(msgspec.Struct, frozen=True):
-    """`lowers` are Deployments of older revisions. `ends` are to be told once all is applied."""
+    """`replicas` are those that nodes of the current revision may have now, `lowers` Deployments of
+    older ones. `ends` are to be told once all is applied."""
 
-    desired: Sequence[Manifest]
+    replicas: Mapping[Role, int]
     lowers: tuple[Lower, ...] = ()
     departures: tuple[Departure, ...] = ()
     ends: tuple[PoolEvent, ...] = ()
@@ -75,22 +77,20 @@ class Drainer:
         key: PoolKey,
         pool: Pool,
         revision: str,
-        desired: Sequence[Manifest],
+        gpus: Mapping[Role, int],
         observed: Observed,
     ) -> DrainStep:
-        """`revision` is the current one. Raise Conflict where a pod is another one by now,
-        Unavailable without an answer."""
+        """`revision` is the current one, `gpus` those of each of its nodes. Raise Conflict where a
+        pod is another one by now, Unavailable without an answer."""
         children, now_s = self._cache.children(key), self._cache.now_s()
         look = look_at(key, pool, revision, children, observed, self._now(), now_s)
-        goal = goal_of(pool, desired, children, now_s)
+        goal = goal_of(pool, revision, gpus, children, now_s)
         done: list[_Done] = []
-        manifests: list[Manifest] = []
-        for manifest in goal.desired:
-            if (nodes := current_nodes(look, manifest)) is not None:
+        replicas = dict(goal.replicas)
+        for role in replicas:
+            if (nodes := current_nodes(look, role, replicas[role])) is not None:
                 done.append(await self._deployment(look, nodes))
-                replicas = {"replicas": done[-1].replicas}
-                manifest = manifest | {"spec": manifest["spec"] | replicas}
-            manifests.append(manifest)
+                replicas[role] = done[-1].replicas
         lowers: list[Lower] = []
         for old in goal.old:
             if (nodes := old_nodes(look, old)) is not None:
@@ -98,7 +98,7 @@ class Drainer:
                 if done[-1].replicas < nodes.current:
                     lowers.append(_lower(old.child, done[-1].replicas))
         return DrainStep(
-            manifests,
+            replicas,
             tuple(lowers),
             tuple(each for one in done for each in one.departures),
             tuple(each for one in done for each in one.ends),

@@ -11,15 +11,14 @@ from datetime import datetime
 import msgspec
 
 from baton_operator.api.pool import Pool
-from baton_operator.builders.child import Manifest
 from baton_operator.drain.marks import LeaveTerms
 from baton_operator.drain.victims import Reports
-from baton_operator.kube.kinds import ChildKey, key_of
-from baton_operator.names import COMPONENT_LABEL, DRAIN_S, REVISION_LABEL
+from baton_operator.kube.kinds import ChildKey
+from baton_operator.names import DRAIN_S
 from baton_operator.rollout.goal import OldGoal
 from baton_operator.state.cache import CachedChild, PoolKey, pods_of
 from baton_operator.state.observed import Observed, ObservedPod
-from baton_protocol.store import ROLES, Kind, Role, kind_of
+from baton_protocol.store import Kind, Role, kind_of
 
 
 class DrainView(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,14 +93,13 @@ def look_at(
     )
 
 
-def current_nodes(look: DrainView, manifest: Manifest) -> DeploymentNodes | None:
-    """None where there is nothing to do but to apply the manifest."""
-    labels = manifest["metadata"]["labels"]
-    child = look.children.get(key_of(manifest)) if REVISION_LABEL in labels else None
-    role = next((role for role in ROLES if role == labels[COMPONENT_LABEL]), None)
-    if role is None or child is None or child.owner != look.pool.uid:
-        return None
-    return _nodes(look, child, role, manifest["spec"]["replicas"])
+def current_nodes(look: DrainView, role: Role, replicas: int) -> DeploymentNodes | None:
+    """Of the role's Deployment that is to have so many; None where none is to go."""
+    for child in look.children.values():
+        made = child.workload is not None and child.owner == look.pool.uid
+        if made and (child.component, child.revision) == (role, look.revision):
+            return _nodes(look, child, role, replicas)
+    return None
 
 
 def old_nodes(look: DrainView, goal: OldGoal) -> DeploymentNodes | None:

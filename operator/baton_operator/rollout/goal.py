@@ -1,8 +1,8 @@
-"""From a pool's children to what a roll-out is decided from, and from its numbers to manifests.
+"""How many replicas each Deployment of a pool shall have now, from its children. Pure.
 
-In: the manifests of the current revision, with as many replicas as are wanted in the end; the
-children as last seen. Out: a `Goal`: the same manifests with as many as there shall be now, the
-older Deployments with theirs, and what a roll-out lacks. Level-triggered: an operator that knows
+In: the pool, with as many nodes as are wanted in the end, and what its nodes are made from now; the
+children as last seen. Out: a `Goal`: how many there shall be now of the current revision and of
+older ones, and what a roll-out lacks. Level-triggered: an operator that knows
 nothing but the cluster comes to the same goal. `now_s` is the clock of `FirstSeen`.
 """
 
@@ -13,10 +13,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from baton_operator.api.pool import Pool
-from baton_operator.builders.child import Manifest
-from baton_operator.builders.gpus import gpus_of_pod
 from baton_operator.kube.kinds import ChildKey
-from baton_operator.names import COMPONENT_LABEL, REVISION_LABEL
 from baton_operator.rollout.records import OldNodes, RoleNodes, Targets
 from baton_operator.rollout.targets import targets
 from baton_operator.state.cache import CachedChild, has_served, pods_of
@@ -38,7 +35,9 @@ class OldGoal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Goal(msgspec.Struct, frozen=True, kw_only=True):
-    desired: Sequence[Manifest]
+    """`replicas` are those of the current revision."""
+
+    replicas: Mapping[Role, int]
     old: tuple[OldGoal, ...] = ()
     roll: Roll = Roll()
 
@@ -65,12 +64,18 @@ class _Group(msgspec.Struct, frozen=True, kw_only=True):
         return sum(pod.terminating for pod in self.pods)
 
 
-def goal_of(pool: Pool, desired: Sequence[Manifest], children: Children, now_s: float) -> Goal:
+def goal_of(
+    pool: Pool, revision: str, gpus: Mapping[Role, int], children: Children, now_s: float
+) -> Goal:
+    """`revision` is the current one, `gpus` those of each of its nodes."""
     groups = _groups(pool, children)
-    roles = [_role_nodes(manifest, groups, now_s) for manifest in desired if _is_nodes(manifest)]
+    roles = [
+        _role_nodes(role, pool.spec.role(role).replicas, gpus[role], revision, groups, now_s)
+        for role in ROLES
+    ]
     found = targets(roles, pool.spec.rollout.surge, pool.spec.gpu_budget)
     return Goal(
-        desired=[_with_replicas(one, found) if _is_nodes(one) else one for one in desired],
+        replicas=found.new,
         old=tuple(
             OldGoal(child=one.deployment, role=one.role, replicas=found.old[one.role, one.revision])
             for one in groups
@@ -104,28 +109,19 @@ def _groups(pool: Pool, children: Children) -> list[_Group]:
     ]
 
 
-def _is_nodes(manifest: Manifest) -> bool:
-    return REVISION_LABEL in manifest["metadata"]["labels"]
-
-
-def _with_replicas(manifest: Manifest, found: Targets) -> Manifest:
-    replicas = found.new[manifest["metadata"]["labels"][COMPONENT_LABEL]]
-    return manifest | {"spec": manifest["spec"] | {"replicas": replicas}}
-
-
-def _role_nodes(manifest: Manifest, groups: Sequence[_Group], now_s: float) -> RoleNodes:
-    labels = manifest["metadata"]["labels"]
-    role, revision = labels[COMPONENT_LABEL], labels[REVISION_LABEL]
+def _role_nodes(
+    role: Role, wanted: int, gpus: int, revision: str, groups: Sequence[_Group], now_s: float
+) -> RoleNodes:
     own = [one for one in groups if one.role == role]
     new = [one for one in own if one.revision == revision]
     return RoleNodes(
         role=role,
-        wanted=manifest["spec"]["replicas"],
+        wanted=wanted,
         desired=sum(one.desired for one in new),
         alive=sum(len(one.alive) for one in new),
         ending=sum(one.ending for one in new),
         ready=sum(pod.ready and not pod.ends for one in new for pod in one.pods),
-        gpus=gpus_of_pod(manifest["spec"]["template"]["spec"]),
+        gpus=gpus,
         old=tuple(_old_nodes(one, now_s) for one in own if one.revision != revision),
     )
 

@@ -44,7 +44,7 @@ def test_a_device_in_extra_args_comes_after_the_operator_s_own_and_wins() -> Non
     engine = {"kind": "torch", "extraArgs": ["--device=cpu"]}
     limits = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
     pool = sample_pool("torch", engine=engine, prefill=limits)
-    [node] = containers(template_of(build_nodes(pool, "prefill")))
+    [node] = containers(template_of(build_nodes(pool, "prefill", "r1", 1)))
     given = [word for word in node["args"] if word.startswith("--device=")]
     assert given == ["--device=cuda", "--device=cpu"]
     command, options = read_command(node["args"], {})

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton_operator.api.pool import Installation, SpecError
+from baton_operator.api.pool import Installation, Pool, SpecError
 from baton_operator.builders import build_pool
-from baton_operator.builders.nodes import build_nodes, revision_of
+from baton_operator.builders.nodes import revision_of
 from baton_operator.builders.store_access import store_settings
 from baton_operator.names import LONGEST_POOL_NAME
 from tests.support.kubernetes.manifests import (
@@ -47,6 +47,12 @@ OTHER: dict[str, dict[str, Any]] = {
 }
 
 
+def nodes(pool: Pool, role: str) -> dict[str, Any]:
+    """That role's Deployment."""
+    head = f"demo-{role}-"
+    return next(one for one in build_pool(pool) if one["metadata"]["name"].startswith(head))
+
+
 @pytest.mark.parametrize("name", SAMPLES)
 def test_the_same_pool_gives_the_same_manifests(name: str) -> None:
     assert build_pool(sample_pool(name)) == build_pool(sample_pool(name))
@@ -57,7 +63,7 @@ def test_what_no_pod_of_a_node_is_told_leaves_its_revision(changed: dict[str, An
     before, after = sample_pool("sim"), sample_pool("sim", **changed)
     assert revision_of(after) == revision_of(before)
     for role in ("prefill", "decode"):
-        old, new = build_nodes(before, role), build_nodes(after, role)
+        old, new = nodes(before, role), nodes(after, role)
         assert new["metadata"] == old["metadata"]
         assert new["spec"]["template"] == old["spec"]["template"]
 
@@ -67,7 +73,7 @@ def test_another_template_is_another_revision_beside_the_old(changed: dict[str, 
     before, after = sample_pool("sim"), sample_pool("sim", **changed)
     assert revision_of(after) != revision_of(before)
     for role in ("prefill", "decode"):
-        old, new = build_nodes(before, role), build_nodes(after, role)
+        old, new = nodes(before, role), nodes(after, role)
         assert new["metadata"]["name"] != old["metadata"]["name"]
         # Neither Deployment's selector takes the other's pods.
         labels = new["spec"]["template"]["metadata"]["labels"]
@@ -87,7 +93,7 @@ def test_another_node_image_is_another_revision_and_another_router_image_is_none
 
 def test_without_an_image_of_their_own_simulated_nodes_take_that_of_the_others() -> None:
     images = msgspec.structs.replace(IMAGES, sim="")
-    built = build_nodes(sample_pool("sim", Installation(images=images)), "decode")
+    built = nodes(sample_pool("sim", Installation(images=images)), "decode")
     assert [one["image"] for one in containers(built["spec"]["template"])] == [IMAGES.node]
 
 

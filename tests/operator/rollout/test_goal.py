@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 
 from baton_operator.api.pool import Pool
-from baton_operator.builders import Manifest, build_pool
+from baton_operator.builders import Manifest, build_pool, node_gpus, revision_of
 from baton_operator.builders.gpus import gpus_of, gpus_of_pod
 from baton_operator.kube.kinds import ChildKey, key_of
-from baton_operator.names import COMPONENT_LABEL, REVISION_LABEL
+from baton_operator.names import REVISION_LABEL
 from baton_operator.rollout.goal import Goal, goal_of
 from baton_operator.state.cache import CachedChild, read_child
+from baton_protocol.store import Role
 from tests.operator.controller.test_diff import PROVEN, live, old_nodes
 from tests.support.kubernetes.manifests import sample_pool
 
@@ -52,15 +53,11 @@ def unready(deployment: Manifest) -> Manifest:
 
 
 def goal(*bodies: Manifest, pool: Pool = POOL, now_s: float = LONG_S) -> Goal:
-    return goal_of(pool, build_pool(pool), known(*bodies), now_s)
+    return goal_of(pool, revision_of(pool), node_gpus(pool), known(*bodies), now_s)
 
 
-def new(found: Goal) -> dict[str, int]:
-    return {
-        one["metadata"]["labels"][COMPONENT_LABEL]: one["spec"]["replicas"]
-        for one in found.desired
-        if REVISION_LABEL in one["metadata"]["labels"]
-    }
+def new(found: Goal) -> dict[Role, int]:
+    return dict(found.replicas)
 
 
 def old(found: Goal) -> dict[str, int]:
@@ -69,7 +66,7 @@ def old(found: Goal) -> dict[str, int]:
 
 def test_a_new_pool_gets_what_it_wants_at_once() -> None:
     found = goal()
-    assert list(found.desired) == list(DESIRED)
+    assert new(found) == {"prefill": 1, "decode": 1}
     assert not found.old
     assert not found.roll.rolling
 
