@@ -26,7 +26,7 @@ import torch
 
 from baton_engine.attention.torch_backend import TorchAttention, TorchStep
 from baton_engine.build import build_torch
-from baton_engine.config.engine_config import TorchSettings
+from baton_engine.config.engine_config import DType, TorchSettings
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.interface import TokenOut
 from baton_engine.kv.kv_pool import TORCH_DTYPES
@@ -102,7 +102,7 @@ def clock() -> Clock:
 
 
 def make_engine(
-    folder: Path, shape: Shape, load: Load, dtype: str, steps: int
+    folder: Path, shape: Shape, load: Load, dtype: DType, steps: int
 ) -> tuple[EngineCore, int]:
     """An engine that has computed all prompts, what is common once, and can go `steps` on; and how
     many tokens its rows have generated meanwhile."""

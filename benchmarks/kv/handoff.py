@@ -27,9 +27,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from unittest.mock import patch
 
+from baton_engine.config.engine_config import SimConfig
 from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_node.ipc.messages import Step, ToServer
-from baton_node.settings import NodeSettings, SimOptions
+from baton_node.settings import NodeSettings
 from baton_node.store.redis_connector import StoreAddress
 from baton_protocol.ids import Epoch, NodeId, RequestId
 from baton_protocol.link import FirstTokens, PrefillJob, RunJob
@@ -114,7 +115,7 @@ def settings(name: Role, store: EmbeddedStore, step_tokens: int) -> NodeSettings
         index_url=store.index_url,
         data_urls=store.data_urls,
         write_behind_bandwidth=0,
-        sim=SimOptions(
+        sim=SimConfig(
             layers=28, kv_heads=4, head_dim=128, prefill_ms_per_token=PREFILL_MS_PER_TOKEN
         ),
     )

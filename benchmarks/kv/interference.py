@@ -26,8 +26,9 @@ from pathlib import Path
 import aiohttp
 import psutil
 
+from baton_engine.config.engine_config import SimConfig
 from baton_kvstore.embedded.servers import EmbeddedStore
-from baton_node.settings import NodeSettings, SimOptions
+from baton_node.settings import NodeSettings
 from baton_protocol.ids import RequestId
 from baton_protocol.link import Abort, RunJob, to_node_codec
 from baton_protocol.request import Request
@@ -68,7 +69,7 @@ def settings(store: EmbeddedStore, port: int) -> NodeSettings:
         index_url=store.index_url,
         data_urls=store.data_urls,
         write_behind_bandwidth=0,
-        sim=SimOptions(decode_ms=DECODE_MS, layers=8, kv_heads=4, head_dim=64),
+        sim=SimConfig(decode_ms=DECODE_MS, layers=8, kv_heads=4, head_dim=64),
     )
 
 

@@ -33,7 +33,8 @@ from pathlib import Path
 import aiohttp
 
 from baton_cli.models.demo_model import fetch_demo
-from baton_node.settings import NodeSettings, SimOptions
+from baton_engine.config.engine_config import SimConfig
+from baton_node.settings import NodeSettings
 from baton_router import RouterSettings
 from benchmarks.support import role_processes
 from benchmarks.support.figures import machine, percentile
@@ -167,7 +168,7 @@ def measure(kind: str, options: argparse.Namespace, model: Path) -> bool:
             model=str(model),
             kv_blocks=20_000,
             max_model_len=8192,
-            sim=SimOptions(prefill_ms_per_token=0.1, decode_ms=10.0),
+            sim=SimConfig(prefill_ms_per_token=0.1, decode_ms=10.0),
         )
         stack.enter_context(decode_node(settings))
         answer_of(f"http://{HOST}:{node}/ready")

@@ -25,7 +25,8 @@ from contextlib import AsyncExitStack
 
 import aiohttp
 
-from baton_node.settings import NodeSettings, SimOptions
+from baton_engine.config.engine_config import SimConfig
+from baton_node.settings import NodeSettings
 from baton_protocol.ids import NodeId
 from baton_router.server.router import Router
 from baton_router.settings import RouterSettings
@@ -86,7 +87,7 @@ def run(requests: int, step_ms: float) -> tuple[list[float], list[float]]:
         engine="sim",
         kv_blocks=100_000,
         max_model_len=2 * LONG,
-        sim=SimOptions(decode_ms=step_ms),
+        sim=SimConfig(decode_ms=step_ms),
     )
     url = f"http://{HOST}:{port}"
     with decode_node(node):

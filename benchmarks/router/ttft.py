@@ -26,8 +26,9 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, field
 
+from baton_engine.config.engine_config import SimConfig
 from baton_kvstore.embedded.servers import EmbeddedStore
-from baton_node.settings import NodeSettings, SimOptions
+from baton_node.settings import NodeSettings
 from baton_router import RouterSettings
 from benchmarks.support.figures import percentile
 from benchmarks.support.role_processes import answer_of, decode_node, model_of, router
@@ -90,7 +91,7 @@ def node(name: str, store: EmbeddedStore, port: int) -> NodeSettings:
         chunk_blocks=1,
         index_url=store.index_url,
         data_urls=store.data_urls,
-        sim=SimOptions(prefill_base_ms=20.0, decode_ms=5.0),
+        sim=SimConfig(prefill_base_ms=20.0, decode_ms=5.0),
     )
 
 

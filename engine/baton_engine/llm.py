@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -33,31 +33,6 @@ if TYPE_CHECKING:
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
 Named = Callable[[Sequence[PositionLogprobs]], Sequence[PositionLogprobs]]
-
-
-class LLMOptions(TypedDict, total=False):
-    """The fields of TorchSettings beside the folder."""
-
-    name: str
-    dtype: str
-    device: str
-    gpu_memory_utilization: float
-    kv_memory: int | None
-    kv_blocks: int | None
-    host_kv_memory: int
-    chunk_blocks: int | None
-    kv_shards: int
-    block_size: int
-    max_batched_tokens: int | None
-    max_num_seqs: int
-    max_model_len: int | None
-    threads: int | None
-    kernels: str
-    enforce_eager: bool
-    overlap: str
-    overcommit: bool
-    verify_weights: bool
-    load_format: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +74,10 @@ class LLM:
         model: str | Path,
         *,
         chat_template: Path | str | None = None,
-        **options: Unpack[LLMOptions],
+        **options: Any,
     ) -> None:
-        """`options` are TorchSettings' fields. Raise ModelError or SettingsError for what a user
-        can correct."""
+        """`options` are the fields of EngineConfig, and of TorchSettings. Raise TypeError for
+        another name, ModelError or SettingsError for what a user can correct."""
         settings = TorchSettings(model=Path(model), **options)
         self.engine: Engine = build_torch(settings)
         self._text = _read_text(settings.model, chat_template)

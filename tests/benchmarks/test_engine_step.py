@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from baton_engine.config.engine_config import DType
 from benchmarks.engine.cpu_step import (
     HOST,
     PARTS,
@@ -74,7 +75,7 @@ def test_a_part_is_not_counted_with_what_calls_it_even_if_it_raises() -> None:
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_parts_of_a_step_add_up_to_it(
-    dtype: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    dtype: DType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     engine, generated = make_engine(tmp_path, TINY, LOAD, dtype, STEPS * (PASSES + 2))
     assert generated == 3 + 2 + 1

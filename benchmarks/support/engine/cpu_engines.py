@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from baton_engine.build import build_torch
-from baton_engine.config.engine_config import TorchSettings
+from baton_engine.config.engine_config import DType, TorchSettings
 from baton_protocol.ids import RequestId
 from baton_protocol.request import Request
 from baton_protocol.sampling import SamplingParams
@@ -43,7 +43,7 @@ class Side(Protocol):
 
 class Baton:
     def __init__(
-        self, folder: Path, dtype: str, threads: int, max_batched_tokens: int | None
+        self, folder: Path, dtype: DType, threads: int, max_batched_tokens: int | None
     ) -> None:
         self.name = f"baton, {dtype}"
         self._threads = threads
@@ -118,7 +118,7 @@ class Transformers:
 class Vllm:
     """In a process of its own, idle while others have their turn."""
 
-    def __init__(self, folder: Path, dtype: str, threads: int) -> None:
+    def __init__(self, folder: Path, dtype: DType, threads: int) -> None:
         worker = Path(__file__).with_name("vllm_worker.py")
         cores = sorted(os.sched_getaffinity(0))[:threads]
         self._process = subprocess.Popen(

@@ -21,7 +21,8 @@ from tempfile import TemporaryDirectory
 
 import psutil
 
-from baton_node.settings import NodeSettings, SimOptions
+from baton_engine.config.engine_config import SimConfig
+from baton_node.settings import NodeSettings
 from baton_router import RouterSettings
 from benchmarks.support import role_processes
 from benchmarks.support.role_processes import answer_of, decode_node, model_of, process, tree
@@ -67,7 +68,7 @@ def sim_node(
         model=str(model),
         kv_blocks=KV_BLOCKS,
         max_batched_tokens=STEP_TOKENS,
-        sim=SimOptions(decode_ms=delay_ms),
+        sim=SimConfig(decode_ms=delay_ms),
     )
     server = stack.enter_context(decode_node(settings))
     url = f"http://{HOST}:{port}"

@@ -7,10 +7,8 @@ beside it, is imported when the engine of choice asks for it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection
-from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from baton_cli.bench.options import BenchOptions
 from baton_cli.errors import CommandError, UsageError
@@ -83,26 +81,25 @@ def _build(options: BenchOptions, folder: Path | None) -> EngineCore:
     from baton_engine.errors import EngineError
 
     assert folder is not None, "only sim does without a model"
-    names = {field.name for field in fields(TorchSettings)} - {"model"}
     try:
-        return build_torch(TorchSettings(model=folder, **_shared(options, names)))
+        return build_torch(TorchSettings.of(options, folder, load_format=options.load_format))
     except EngineError as error:
         raise CommandError(str(error)) from error
 
 
 def _build_sim(options: BenchOptions, folder: Path | None) -> EngineCore:
-    from baton_node.settings import NodeSettings, SetupError, SimOptions
+    from baton_node.settings import NodeSettings, SetupError
     from baton_node.startup.build_engine import build_engine
 
-    sim = {name: getattr(options, f"sim_{name}") for name in SimOptions.__struct_fields__}
-    values = _shared(options, NodeSettings.__struct_fields__)
-    values |= {"model": str(folder or ""), "sim": SimOptions(**sim), "chat_template": None}
+    settings = NodeSettings(
+        node="bench",
+        role="decode",
+        engine="sim",
+        model=str(folder or ""),
+        **options.engine_options(),
+        sim=options.sim,
+    )
     try:
-        return build_engine(NodeSettings(node="bench", role="decode", **values))
+        return build_engine(settings)
     except SetupError as error:
         raise CommandError(str(error)) from error
-
-
-def _shared(options: BenchOptions, names: Collection[str]) -> dict[str, Any]:
-    """An engine's settings bear the names of the flags, so that a new flag is obeyed here too."""
-    return {name: getattr(options, name) for name in names if hasattr(options, name)}

@@ -14,8 +14,8 @@ from typing import Literal
 from baton_cli.logs import LogLevel
 from baton_cli.options.flag import flag
 from baton_cli.options.records import EngineOptions
+from baton_engine.config.engine_config import LoadFormat
 
-LoadFormat = Literal["auto", "dummy"]
 Preset = Literal["nano-vllm"]
 Dataset = Literal["random", "sharegpt"]
 

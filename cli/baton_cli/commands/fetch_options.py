@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from baton_cli.options.flag import flag
 from baton_cli.options.records import CommonOptions, StoreLoginOptions
-from baton_cli.options.sizes import ByteSize
+from baton_engine.config.engine_config import ByteSize
 
 
 @dataclass(frozen=True, kw_only=True)

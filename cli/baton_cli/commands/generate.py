@@ -121,22 +121,7 @@ def _generate(
             f"the engine cannot be loaded ({error}); pip install 'baton-serve[node]'"
         ) from error
     try:
-        llm: LLM = LLM(
-            folder,
-            dtype=options.dtype,
-            device=options.device,
-            gpu_memory_utilization=options.gpu_memory_utilization,
-            kv_memory=options.kv_memory,
-            kv_blocks=options.kv_blocks,
-            max_batched_tokens=options.max_batched_tokens,
-            max_num_seqs=options.max_num_seqs,
-            max_model_len=options.max_model_len,
-            threads=options.threads,
-            kernels=options.kernels,
-            enforce_eager=options.enforce_eager,
-            overlap=options.overlap,
-            overcommit=options.overcommit,
-        )
+        llm: LLM = LLM(folder, **options.engine_options())
     except EngineError as error:
         raise CommandError(str(error)) from error
     params = sampling(options, llm.default_sampling_params())

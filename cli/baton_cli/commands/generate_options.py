@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 from baton_cli.logs import LogLevel
 from baton_cli.options.flag import flag
-from baton_cli.options.records import ComputeOptions
+from baton_cli.options.records import CommonOptions
+from baton_engine.config.engine_config import EngineConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerateOptions(ComputeOptions):
+class GenerateOptions(CommonOptions, EngineConfig):
     TITLE = "generate"
 
     log_level: LogLevel = flag("warning", "how much to log on stderr")

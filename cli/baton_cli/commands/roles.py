@@ -78,7 +78,7 @@ def router(options: RouterOptions) -> int:
 
 def node_settings(options: NodeOptions, role: Role) -> NodeSettings:
     """Flags as the node's record; raise CommandError where the model cannot be had."""
-    from baton_node.settings import NodeSettings, SimOptions
+    from baton_node.settings import NodeSettings
 
     index_url, *data_urls = logged_in(options, options.redis_index, *options.redis_data)
     folder, name = "", str(options.engine)
@@ -102,28 +102,9 @@ def node_settings(options: NodeOptions, role: Role) -> NodeSettings:
         engine=options.engine,
         model=folder,
         served_name=options.served_model_name or name,
-        dtype=options.dtype,
-        device=options.device,
-        gpu_memory_utilization=options.gpu_memory_utilization,
-        kv_memory=options.kv_memory,
-        kv_blocks=options.kv_blocks,
-        host_kv_memory=options.host_kv_memory,
-        block_size=options.block_size,
-        chunk_blocks=options.chunk_blocks,
-        kv_shards=options.kv_shards,
-        max_batched_tokens=options.max_batched_tokens,
-        max_num_seqs=options.max_num_seqs,
-        max_model_len=options.max_model_len,
-        threads=options.threads,
-        kernels=options.kernels,
-        enforce_eager=options.enforce_eager,
-        overlap=options.overlap,
-        overcommit=options.overcommit,
-        verify_weights=options.verify_weights,
+        **options.engine_options(),
+        sim=options.sim,
         chat_template=check_template(options.chat_template),
-        sim=SimOptions(
-            **{key: getattr(options, f"sim_{key}") for key in SimOptions.__struct_fields__}
-        ),
         start_wait_s=options.start_timeout,
         link_grace_s=options.link_grace,
         drain_s=options.drain_timeout,

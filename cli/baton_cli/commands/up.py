@@ -44,7 +44,6 @@ from baton_cli.options.records import (
     TraceOptions,
     UpOptions,
 )
-from baton_cli.options.sizes import ByteSize
 from baton_engine.memory.host_memory import free_memory
 from baton_node.ipc.parent_death import die_with
 
@@ -188,7 +187,7 @@ class NodeShare:
     """What one engine gets of this machine; `variables` choose its GPU."""
 
     threads: int
-    kv_memory: ByteSize | None
+    kv_memory: int | None
     variables: Mapping[str, str]
 
 

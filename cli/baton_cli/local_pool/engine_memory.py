@@ -7,14 +7,13 @@ all of it free, so it is divided here. Imports no torch.
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from baton_cli.errors import CommandError
 from baton_cli.options.devices import on_cuda
 from baton_cli.options.records import EngineOptions
-from baton_cli.options.sizes import ByteSize, about_size
+from baton_cli.options.sizes import about_size
 
 if TYPE_CHECKING:
     from baton_engine.memory.estimate import Demand
@@ -29,14 +28,12 @@ def demand_of(options: EngineOptions) -> Demand:
     from baton_engine.errors import EngineError
     from baton_engine.memory import requirements
 
-    names = {each.name for each in fields(TorchSettings)} & {each.name for each in fields(options)}
-    given: dict[str, Any] = {name: getattr(options, name) for name in names - {"model"}}
     device = "cuda" if on_cuda(options.device) else "cpu"
     kernels = options.kernels
     if kernels == "auto":
         kernels = "triton" if device == "cuda" else "torch"
     try:
-        settings = TorchSettings(model=Path(options.model), **given)
+        settings = TorchSettings.of(options, Path(options.model))
         settings.check()
         config = read_config(settings.model)
         layout = requirements.layout_of(settings, config)
@@ -103,16 +100,8 @@ def _asked_bytes(options: EngineOptions) -> tuple[int, int]:
 
     given = options.kv_memory is not None or options.kv_blocks is not None
     if options.engine == "sim":
-        sim = SimSettings(
-            layers=options.sim_layers,
-            kv_heads=options.sim_kv_heads,
-            head_dim=options.sim_head_dim,
-            block_size=options.block_size,
-            dtype="float32" if options.dtype == "auto" else options.dtype,
-        )
-        blocks = sim.num_blocks if options.kv_blocks is None else options.kv_blocks
-        default = blocks * sim.layout().block_bytes
-        return (default if options.kv_memory is None else options.kv_memory), 0
+        sim = SimSettings.of(options, options.sim, model="")
+        return sim.num_blocks * sim.layout().block_bytes, 0
     if on_cuda(options.device):
         return 0, 0
     demand = demand_of(options)
@@ -122,9 +111,7 @@ def _asked_bytes(options: EngineOptions) -> tuple[int, int]:
     return kv, estimate.fixed_bytes(demand, fit.least_length(demand))
 
 
-def share_memory(
-    options: EngineOptions, engines: int, others: int, free: int | None
-) -> ByteSize | None:
+def share_memory(options: EngineOptions, engines: int, others: int, free: int | None) -> int | None:
     """KV memory of each of several engines on this machine's CPU; None where `free` is enough for
     the default of each, or unknown. `others` is what the pool takes beside them. Raise CommandError
     where they do not fit."""
@@ -146,4 +133,4 @@ def share_memory(
     except SettingsError as error:
         raise CommandError(f"each of {engines} engines: {error}") from error
     kv_bytes = free_blocks(demand, room) * demand.layout.block_bytes
-    return ByteSize(kv_bytes) if kv_bytes < CPU_KV_BYTES else None
+    return kv_bytes if kv_bytes < CPU_KV_BYTES else None

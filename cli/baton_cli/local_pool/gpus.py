@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baton_cli.errors import CommandError
-from baton_cli.options.devices import Device, cuda_index
-from baton_cli.options.sizes import ByteSize, about_size
+from baton_cli.options.devices import cuda_index
+from baton_cli.options.sizes import about_size
 
 ASKED = "index,uuid,memory.free,memory.total"
 QUERY = ("nvidia-smi", f"--query-gpu={ASKED}", "--format=csv,noheader,nounits")
@@ -41,7 +41,7 @@ class Share:
     """One engine's GPU. `kv_memory` None: it has the GPU to itself and decides alone."""
 
     gpu: str
-    kv_memory: ByteSize | None
+    kv_memory: int | None
 
 
 def list_gpus(visible: str | None) -> list[Gpu]:
@@ -70,7 +70,7 @@ def parse_gpus(listing: str, visible: str | None) -> list[Gpu]:
     return order
 
 
-def choose_gpus(gpus: Sequence[Gpu], device: Device) -> list[Gpu]:
+def choose_gpus(gpus: Sequence[Gpu], device: str) -> list[Gpu]:
     """All of them for cuda, the Nth for cuda:N."""
     index = cuda_index(device)
     if index is None:
@@ -99,5 +99,5 @@ def share_gpus(gpus: Sequence[Gpu], engines: int, needed: int, share: float) -> 
                 " their KV; start fewer nodes, or raise --gpu-memory-utilization, or give"
                 " --kv-memory"
             )
-        shares.append(Share(gpu.name, ByteSize(kv_bytes)))
+        shares.append(Share(gpu.name, kv_bytes))
     return shares

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from baton_cli.options.devices import Device, on_cuda
-from baton_cli.options.records import DType
+from baton_cli.options.devices import on_cuda
+from baton_engine.config.engine_config import DType
 
 CPUINFO = Path("/proc/cpuinfo")
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
@@ -58,7 +58,7 @@ def cpu_flags() -> frozenset[str]:
 
 
 def decide_dtype(
-    asked: DType, device: Device, config: Mapping[str, Any], flags: frozenset[str]
+    asked: DType, device: str, config: Mapping[str, Any], flags: frozenset[str]
 ) -> DType:
     """Resolve `auto`. transformers 4 spells the config's key torch_dtype, 5 spells it dtype."""
     if asked != "auto":

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import re
-from typing import NewType
+from baton_engine.config.engine_config import DEVICE_CHOICES, is_device
 
-Device = NewType("Device", str)
-
-CPU, CUDA = Device("cpu"), Device("cuda")
-DEVICE_METAVAR = "cpu|cuda|cuda:N"
-_DEVICE = re.compile(r"cpu|cuda(:\d+)?", re.ASCII)
+CPU, CUDA = "cpu", "cuda"
+DEVICE_METAVAR = "|".join(DEVICE_CHOICES)
 
 
-def parse_device(text: str) -> Device:
+def parse_device(text: str) -> str:
     """Raise ValueError for what names no device; whether there is one is found out later."""
-    if not _DEVICE.fullmatch(text):
+    if not is_device(text):
         raise ValueError(f"{text!r} is no device; write cpu, cuda or cuda:N")
-    return Device(text)
+    return text
 
 
-def on_cuda(device: Device) -> bool:
+def on_cuda(device: str) -> bool:
     return device != CPU
 
 
-def cuda_index(device: Device) -> int | None:
+def cuda_index(device: str) -> int | None:
     """N of cuda:N; None where no certain GPU was asked for."""
     number = device.partition(":")[2]
     return int(number) if number else None

@@ -1,9 +1,10 @@
 """One frozen record per command says its flags; argparse, variables and argv follow from it.
 
-In: a dataclass whose fields were made with `flag()`. Out: flags in an argparse parser, the values
-given by command line and environment merged into a record, and a record turned back into argv and
-variables (how `baton up` tells its children what to do). A flag is `--field-name`, its variable
-BATON_FIELD_NAME.
+In: a dataclass whose fields were made with `flag()`, or with the engine's `option()`. Out: flags in
+an argparse parser, the values given by command line and environment merged into a record, and a
+record turned back into argv and variables (how `baton up` tells its children what to do). A flag is
+`--field-name`, its variable BATON_FIELD_NAME. A field that holds a record stands for that record's
+flags: layers of the record in `sim` is `--sim-layers`.
 """
 
 from __future__ import annotations
@@ -13,15 +14,16 @@ import inspect
 import math
 import types
 import typing
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from itertools import chain
 from typing import Any, Literal, TypeVar, Union
 
 from baton_cli.errors import UsageError
-from baton_cli.options.devices import DEVICE_METAVAR, Device, parse_device
+from baton_cli.options.devices import DEVICE_METAVAR, parse_device
 from baton_cli.options.environment import PREFIX
-from baton_cli.options.sizes import ByteSize, parse_size, show_size
+from baton_cli.options.sizes import parse_size, show_size
+from baton_engine.config.engine_config import ByteSize, Device
 
 R = TypeVar("R")
 
@@ -72,10 +74,16 @@ class Flag:
     least: float | None
     most: float | None
     excludes: str
-    hidden: bool
-    secret: bool
-    positional: bool
-    several: bool
+    hidden: bool = False
+    secret: bool = False
+    positional: bool = False
+    several: bool = False
+    record: str = ""  # the field whose record it is a field of
+
+    @property
+    def field(self) -> str:
+        """Its name in its record."""
+        return self.name.removeprefix(f"{self.record}_") if self.record else self.name
 
     @property
     def option(self) -> str:
@@ -102,9 +110,12 @@ class Flag:
             raise ValueError(f"{text} is too large; at most {self.most:g}")
         return value
 
+    def value_in(self, options: Any) -> Any:
+        return getattr(getattr(options, self.record) if self.record else options, self.field)
+
     def show(self, value: Any) -> str:
         """The text that parse() reads back as `value`."""
-        if self.hint is ByteSize:
+        if self.hint == ByteSize:
             return show_size(value)
         if isinstance(value, float):
             return f"{value:.12g}"
@@ -115,11 +126,17 @@ class Flag:
 
 def flags_of(record: type) -> tuple[Flag, ...]:
     """The record's flags, in order of definition, base classes first."""
-    hints = typing.get_type_hints(record)
-    found = []
+    hints = typing.get_type_hints(record, include_extras=True)
+    found: list[Flag] = []
     for item in fields(record):
-        assert item.metadata, f"{item.name} was not made by flag()"
         hint = _required(hints[item.name])
+        if is_dataclass(hint):
+            found += [
+                replace(each, name=f"{item.name}_{each.name}", record=item.name)
+                for each in flags_of(typing.cast(type, hint))
+            ]
+            continue
+        assert item.metadata, f"{item.name} was not made by flag()"
         found.append(Flag(name=item.name, hint=hint, default=item.default, **item.metadata))
     return tuple(found)
 
@@ -127,14 +144,27 @@ def flags_of(record: type) -> tuple[Flag, ...]:
 def add_flags(parser: argparse.ArgumentParser, record: type) -> None:
     """Give `parser` the record's flags, in one group per class; what is not given stays out of the
     namespace."""
-    known = {item.name: item for item in flags_of(record)}
+    flags = flags_of(record)
+    known = {item.name: item for item in flags if not item.record}
+    records: dict[str, Any] = {
+        item.name: item.default for item in fields(record) if is_dataclass(item.default)
+    }
     for owner in record.__mro__:
+        names = inspect.get_annotations(owner)
         # pop: a class may give an inherited flag another default, and then lists it as its own.
-        own = [known.pop(name) for name in inspect.get_annotations(owner) if name in known]
+        own = [known.pop(name) for name in names if name in known]
         if own:
-            group = parser.add_argument_group(owner.__dict__["TITLE"])
-            for item in own:
-                _add_flag(group, item)
+            _add_group(parser, owner.__dict__["TITLE"], own)
+        for name in names:
+            if name in records:
+                its = [item for item in flags if item.record == name]
+                _add_group(parser, records.pop(name).TITLE, its)
+
+
+def _add_group(parser: argparse.ArgumentParser, title: str, flags: Sequence[Flag]) -> None:
+    group = parser.add_argument_group(title)
+    for item in flags:
+        _add_flag(group, item)
 
 
 def _add_flag(group: argparse._ArgumentGroup, item: Flag) -> None:
@@ -184,16 +214,30 @@ def merge(record: type[R], given: Mapping[str, Any], variables: Mapping[str, str
         if item.excludes and item.name in values:
             from_environment.pop(item.excludes, None)
     _check_exclusive(known, from_environment, lambda item: item.variable)
-    return record(**values, **from_environment)
+    return make_record(record, values | from_environment)
+
+
+def make_record(record: type[R], values: Mapping[str, Any]) -> R:
+    """The record with `values` by the names of its flags."""
+    own: dict[str, Any] = {}
+    inner: dict[str, dict[str, Any]] = {}
+    for item in flags_of(record):
+        if item.name in values:
+            holder = inner.setdefault(item.record, {}) if item.record else own
+            holder[item.field] = values[item.name]
+    defaults = record()
+    for name, changes in inner.items():
+        own[name] = replace(getattr(defaults, name), **changes)
+    return record(**own)
 
 
 def to_variables(options: Any) -> dict[str, str]:
     """The variables that make what is secret in `options`: a command line is seen by everybody on
     the machine, a process's environment by its owner only."""
     return {
-        item.variable: item.show(getattr(options, item.name))
+        item.variable: item.show(item.value_in(options))
         for item in flags_of(type(options))
-        if item.secret and getattr(options, item.name) != item.default
+        if item.secret and item.value_in(options) != item.default
     }
 
 
@@ -201,7 +245,7 @@ def to_argv(options: Any) -> list[str]:
     """The flags that, with to_variables(), make `options`."""
     argv = []
     for item in flags_of(type(options)):
-        value = getattr(options, item.name)
+        value = item.value_in(options)
         if value == item.default or item.secret:
             continue
         if item.hint is bool:
@@ -222,9 +266,9 @@ def _required(hint: Any) -> Any:
 def _parse(hint: Any, text: str) -> Any:
     if hint is str:
         return text
-    if hint is ByteSize:
+    if hint == ByteSize:
         return parse_size(text)
-    if hint is Device:
+    if hint == Device:
         return parse_device(text)
     if hint is bool:
         return _parse_bool(text)
@@ -282,9 +326,9 @@ def _check_exclusive(
 def _metavar(item: Flag) -> str:
     if item.choices:
         return "|".join(item.choices)
-    if item.hint is ByteSize:
+    if item.hint == ByteSize:
         return "SIZE"
-    if item.hint is Device:
+    if item.hint == Device:
         return DEVICE_METAVAR
     return "N" if item.hint in (int, float) else item.name.upper()
 

@@ -1,12 +1,11 @@
 """One frozen record per command: its flags, their defaults, units and reasons.
 
 CommonOptions
-|-- ComputeOptions        on what an engine computes, and how much at a time
-|   |-- EngineOptions     what an engine is told beside it
-|   |   |-- NodeOptions   `baton prefill`, `baton decode`
-|   |   |-- UpOptions     `baton up`
-|   |   `-- BenchOptions  `baton bench` (see bench_options)
-|   `-- GenerateOptions   `baton generate` (see generate_options)
+|-- EngineOptions         a model and, from baton_engine's EngineConfig and SimConfig, an engine
+|   |-- NodeOptions       `baton prefill`, `baton decode`
+|   |-- UpOptions         `baton up`
+|   `-- BenchOptions      `baton bench` (see bench.options)
+|-- GenerateOptions       `baton generate`, on EngineConfig too (see commands.generate_options)
 |-- ExchangeOptions       what a node is told about the store
 |   |-- NodeOptions
 |   `-- UpOptions
@@ -38,14 +37,9 @@ from typing import ClassVar, Literal
 
 from baton_cli.logs import LogLevel
 from baton_cli.options.admission import AdmissionOptions
-from baton_cli.options.devices import CPU, Device
 from baton_cli.options.flag import flag
-from baton_cli.options.sizes import ByteSize
+from baton_engine.config.engine_config import ByteSize, EngineConfig, EngineKind, SimConfig
 
-Engine = Literal["torch", "sim"]
-DType = Literal["auto", "float32", "bfloat16"]
-Kernels = Literal["auto", "torch", "triton"]
-Overlap = Literal["auto", "on", "off"]
 Handoff = Literal["auto", "always", "never"]
 MissingRole = Literal["aggregate", "queue", "fail"]
 Ranking = Literal["cost", "random", "round-robin", "least-request", "prefix"]
@@ -94,111 +88,18 @@ class TraceOptions(CommonOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SimOptions(CommonOptions):
-    TITLE = "simulated engine (--engine sim); milliseconds"
-
-    sim_prefill_base_ms: float = flag(0.0, "cost of a step that holds prompt tokens", least=0)
-    sim_prefill_ms_per_token: float = flag(0.0, "cost of a prompt token", least=0)
-    sim_decode_ms: float = flag(0.0, "cost of a step", least=0)
-    sim_decode_ms_per_seq: float = flag(0.0, "cost of a generating sequence", least=0)
-    sim_layers: int = flag(2, "layers of KV", least=1)
-    sim_kv_heads: int = flag(2, "KV heads", least=1)
-    sim_head_dim: int = flag(16, "values per KV head", least=1)
-    sim_vocab_size: int = flag(0, "ids (default: those of a byte tokenizer)", least=0)
-    sim_eos_every: int = flag(0, "end an answer at each Nth position (default: never)", least=0)
-    sim_poison_token: int | None = flag(
-        None, "a prompt with this token id ends the engine process (default: none)", least=0
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ComputeOptions(CommonOptions):
-    TITLE = "computing"
-
-    dtype: DType = flag(
-        "auto", "auto: bfloat16 where the device computes in it and the model is not float32"
-    )
-    device: Device = flag(CPU, "where the engine computes; cuda is the first GPU")
-    gpu_memory_utilization: float = flag(
-        0.9,
-        "share of a GPU's memory that may be in use, by whomever: KV gets what weights and the"
-        " largest step leave of it",
-        metavar="SHARE",
-        least=0.01,
-        most=1,
-    )
-    kv_memory: ByteSize | None = flag(
-        None,
-        "memory for the KV cache of each engine (default: see --gpu-memory-utilization; on cpu 1GiB"
-        " or what is free)",
-    )
-    kv_blocks: int | None = flag(
-        None,
-        "size of the KV cache in blocks, instead of --kv-memory",
-        least=1,
-        excludes="kv_memory",
-    )
-    overcommit: bool = flag(
-        False,
-        "believe sizes that the memory of this machine or container cannot hold, such as"
-        " --kv-memory's",
-    )
-    max_batched_tokens: int | None = flag(
-        None, "tokens computed in one step (default: 256 on cpu, 2048 on cuda)", least=1
-    )
-    max_num_seqs: int = flag(256, "sequences computed in one step", least=1)
-    max_model_len: int | None = flag(
-        None,
-        "longest prompt + answer in tokens (default: the model's own, or what the KV cache holds)",
-        least=1,
-    )
-    threads: int | None = flag(
-        None, "CPU threads of each engine (default: the cores, divided among the engines)", least=1
-    )
-    kernels: Kernels = flag(
-        "auto",
-        "auto: triton on cuda, torch on cpu; triton on cpu is for tests, under TRITON_INTERPRET=1",
-    )
-    enforce_eager: bool = flag(
-        False, "record no CUDA graphs: a faster start, less memory, slower steps"
-    )
-    overlap: Overlap = flag(
-        "auto", "begin a step before the one before it is read: auto is on with cuda, else off"
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineOptions(ComputeOptions, SimOptions):
-    TITLE = "engine"
+class EngineOptions(CommonOptions, EngineConfig):
+    TITLE = "model"
 
     model: str = flag("", "a Hugging Face folder, or a hub id (HF_ENDPOINT is honoured)")
     served_model_name: str = flag(
         "", "the model's name for clients (default: the folder's last component)", metavar="NAME"
     )
-    engine: Engine = flag("torch", "the real engine, or `sim`: a timing model without torch")
-    host_kv_memory: ByteSize = flag(
-        ByteSize(0),
-        "host memory of each engine for KV blocks that its cache evicts; 0 keeps none",
-        least=0,
-    )
-    block_size: int = flag(16, "tokens per KV block", least=1)
-    chunk_blocks: int | None = flag(
-        None,
-        "KV blocks moved as one chunk (default: so many that a value has 1 to 4 MiB and Redis'"
-        " allocator wastes least)",
-        least=1,
-    )
-    kv_shards: int = flag(
-        1,
-        "values per chunk, split by KV heads, which it must divide; for readers of some heads",
-        least=1,
-    )
-    verify_weights: bool = flag(
-        False, "hash the weights again at the start, whatever .baton-digests.json says of them"
-    )
+    engine: EngineKind = flag("torch", "the real engine, or `sim`: a timing model without torch")
     chat_template: str = flag(
         "", "a Jinja file instead of the model's own template", metavar="FILE"
     )
+    sim: SimConfig = SimConfig()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -286,9 +187,9 @@ class ServingOptions(CommonOptions):
     link_patience: float = flag(
         1.0, "how long a node's broken link may take to come back", metavar="SECONDS", least=0
     )
-    max_body: ByteSize = flag(ByteSize(16 << 20), "a request's body, at most", least=1)
+    max_body: ByteSize = flag(16 << 20, "a request's body, at most", least=1)
     max_bodies: ByteSize = flag(
-        ByteSize(48 << 20),
+        48 << 20,
         "large bodies that are read, parsed or tokenized at a time: so many bytes together, half of"
         " it of one tenant",
         least=1,
@@ -300,7 +201,7 @@ class ServingOptions(CommonOptions):
         30.0, "how long a body may pause while it comes", metavar="SECONDS", least=0.1
     )
     body_rate: ByteSize = flag(
-        ByteSize(16 << 10), "bytes per second that a body has to come with, on average", least=1
+        16 << 10, "bytes per second that a body has to come with, on average", least=1
     )
     idle_timeout: float = flag(
         620.0,
@@ -402,9 +303,7 @@ class UpOptions(
     routers: int = flag(1, "router processes on the port", least=1, most=MAX_WORKERS)
     host: str = flag("127.0.0.1", "address the router listens on")
     port: int = flag(8000, "port the router listens on; 0 takes a free one", least=0, most=MAX_PORT)
-    store_memory: ByteSize = flag(
-        ByteSize(1 << 30), "memory of the embedded KV store", least=1 << 20
-    )
+    store_memory: ByteSize = flag(1 << 30, "memory of the embedded KV store", least=1 << 20)
     store_instances: int = flag(
         1, "data servers of the embedded KV store, which share its memory", least=1
     )

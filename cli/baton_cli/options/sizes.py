@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import NewType
-
-ByteSize = NewType("ByteSize", int)
 
 _UNITS = {
     "": 1,
@@ -22,13 +19,13 @@ _UNITS = {
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.IGNORECASE | re.ASCII)
 
 
-def parse_size(text: str) -> ByteSize:
+def parse_size(text: str) -> int:
     """Bytes; raise ValueError for what is no size."""
     match = _SIZE.fullmatch(text.strip())
     unit = _UNITS.get(match[2].lower()) if match else None
     if match is None or unit is None:
         raise ValueError(f"{text!r} is no size; write 1GiB, 512MiB, 2GB or a number of bytes")
-    return ByteSize(int(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit)
+    return int(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
 
 
 def show_size(size: int) -> str:

@@ -1,101 +1,220 @@
-"""What a user may set about the torch engine; imports no torch, so that flags can be checked first.
+"""Every option of an engine, declared once: type, default, help text and bounds. Imports no torch.
 
-In: flags. Out: TorchSettings, whose defaults are filled in by `torch_plan.make_plan`.
+    EngineConfig   what both engines are told: where to compute, sizes of the KV cache and of steps
+    SimConfig      what only the simulated engine is told: its geometry and its timing
+    TorchSettings  EngineConfig and a model folder
+
+The rest is derived from the fields: flags and environment variables of `baton` (see
+`baton_cli.options`), the settings of a node (`baton_node.settings`), and the keyword arguments of
+`LLM`. `runner.plan` decides what the user left open.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+import typing
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from baton_engine.errors import SettingsError
 
-# In bf16 on a CPU a prompt's scores are computed some at a time, 4 MB: more leave the cache between
-# two passes over them. Each is there as two products, in float32 twice, and as a weight.
-SCORES_AT_ONCE = 1 << 20
+# Marks an integer that people write as 1GiB or 512MiB, and a string that names a device.
+ByteSize = Annotated[int, "bytes"]
+Device = Annotated[str, "device"]
 
-DTYPE_CHOICES = ("auto", "float32", "bfloat16")
+EngineKind = Literal["torch", "sim"]
+DType = Literal["auto", "float32", "bfloat16"]
+Kernels = Literal["auto", "torch", "triton"]
+Overlap = Literal["auto", "on", "off"]
+LoadFormat = Literal["auto", "dummy"]
+
 DEVICE_CHOICES = ("cpu", "cuda", "cuda:N")
-DEVICES = re.compile(r"cpu|cuda(:\d+)?", re.ASCII)
-OVERLAP_CHOICES = ("auto", "on", "off")
-KERNEL_CHOICES = ("auto", "torch", "triton")
-LOAD_CHOICES = ("auto", "dummy")
-CHOICES = {
-    "dtype": DTYPE_CHOICES,
-    "load_format": LOAD_CHOICES,
-    "kernels": KERNEL_CHOICES,
-    "overlap": OVERLAP_CHOICES,
-}
+_DEVICE = re.compile(r"cpu|cuda(:\d+)?", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TorchSettings:
-    """None means: decided from the model and the machine (see `runner.plan`). Memory in bytes."""
+def option(
+    default: Any,
+    help: str,
+    *,
+    metavar: str = "",
+    least: float | None = None,
+    most: float | None = None,
+    excludes: str = "",
+) -> Any:
+    """A field that users set. `least` and `most` are allowed; `excludes` names an option that may
+    not be given beside this one; `metavar` stands for the value in --help."""
+    metadata = {"help": help, "metavar": metavar, "least": least, "most": most}
+    return field(default=default, metadata=metadata | {"excludes": excludes})
 
-    model: Path
-    name: str = ""  # as reported in EngineInfo; "" is the folder's last component
-    dtype: str = "auto"
-    device: str = "cpu"
-    gpu_memory_utilization: float = 0.9  # of the card's memory, whoever holds it
-    kv_memory: int | None = None
-    kv_blocks: int | None = None
-    host_kv_memory: int = 0  # for blocks that the cache evicts
-    chunk_blocks: int | None = None
-    kv_shards: int = 1  # stored values per chunk, each of its own KV heads
-    block_size: int = 16
-    max_batched_tokens: int | None = None
-    max_num_seqs: int = 256
-    max_model_len: int | None = None
-    threads: int | None = None
-    kernels: str = "auto"  # triton on cuda, torch on cpu
-    enforce_eager: bool = False  # no CUDA graphs
-    overlap: str = "auto"  # a step launched before the one before it is read: on cuda
-    overcommit: bool = False  # believe given sizes that this machine's memory cannot hold
-    verify_weights: bool = False  # hash them again, whatever the digest cache says
-    load_format: str = "auto"  # "dummy": random weights, from config.json alone
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """What both engines are told. None means: decided from the model and the machine."""
+
+    # The heading in --help.
+    TITLE: ClassVar[str] = "engine"
+
+    dtype: DType = option(
+        "auto", "auto: bfloat16 where the device computes in it and the model is not float32"
+    )
+    device: Device = option("cpu", "where the engine computes; cuda is the first GPU")
+    gpu_memory_utilization: float = option(
+        0.9,
+        "share of a GPU's memory that may be in use, by whomever: KV gets what weights and the"
+        " largest step leave of it",
+        metavar="SHARE",
+        least=0.01,
+        most=1,
+    )
+    kv_memory: ByteSize | None = option(
+        None,
+        "memory for the KV cache of each engine (default: see --gpu-memory-utilization; on cpu 1GiB"
+        " or what is free)",
+        least=1,
+    )
+    kv_blocks: int | None = option(
+        None,
+        "size of the KV cache in blocks, instead of --kv-memory",
+        least=1,
+        excludes="kv_memory",
+    )
+    host_kv_memory: ByteSize = option(
+        0,
+        "host memory of each engine for KV blocks that its cache evicts; 0 keeps none",
+        least=0,
+    )
+    block_size: int = option(16, "tokens per KV block", least=1)
+    chunk_blocks: int | None = option(
+        None,
+        "KV blocks moved as one chunk (default: so many that a value has 1 to 4 MiB and Redis'"
+        " allocator wastes least)",
+        least=1,
+    )
+    kv_shards: int = option(
+        1,
+        "values per chunk, split by KV heads, which it must divide; for readers of some heads",
+        least=1,
+    )
+    overcommit: bool = option(
+        False,
+        "believe sizes that the memory of this machine or container cannot hold, such as"
+        " --kv-memory's",
+    )
+    max_batched_tokens: int | None = option(
+        None, "tokens computed in one step (default: 256 on cpu, 2048 on cuda)", least=1
+    )
+    max_num_seqs: int = option(256, "sequences computed in one step", least=1)
+    max_model_len: int | None = option(
+        None,
+        "longest prompt + answer in tokens (default: the model's own, or what the KV cache holds)",
+        least=1,
+    )
+    threads: int | None = option(
+        None, "CPU threads of each engine (default: the cores, divided among the engines)", least=1
+    )
+    kernels: Kernels = option(
+        "auto",
+        "auto: triton on cuda, torch on cpu; triton on cpu is for tests, under TRITON_INTERPRET=1",
+    )
+    enforce_eager: bool = option(
+        False, "record no CUDA graphs: a faster start, less memory, slower steps"
+    )
+    overlap: Overlap = option(
+        "auto", "begin a step before the one before it is read: auto is on with cuda, else off"
+    )
+    verify_weights: bool = option(
+        False, "hash the weights again at the start, whatever .baton-digests.json says of them"
+    )
+
+    def engine_options(self) -> dict[str, Any]:
+        """These options of any record that has them, as keyword arguments for another one."""
+        return {each.name: getattr(self, each.name) for each in fields(EngineConfig)}
 
     def check(self) -> None:
-        """Raise SettingsError naming the flag and the value."""
-        for flag, choices in CHOICES.items():
-            value = getattr(self, flag)
-            if value not in choices:
-                raise _unknown(flag, value, choices)
-        if not DEVICES.fullmatch(self.device):
+        """Raise SettingsError naming the option and the value."""
+        check_choices(self)
+        check_bounds(self, EngineConfig)
+        if not is_device(self.device):
             raise _unknown("device", self.device, DEVICE_CHOICES)
-        if not 0 < self.gpu_memory_utilization <= 1:
-            raise SettingsError(
-                f"--gpu-memory-utilization is {self.gpu_memory_utilization:g}; it is a share of "
-                "the card's memory, above 0 and at most 1"
-            )
         if self.kv_memory is not None and self.kv_blocks is not None:
             raise SettingsError(
                 f"--kv-memory {self.kv_memory} and --kv-blocks {self.kv_blocks} exclude each other"
             )
-        if self.host_kv_memory < 0:
-            raise SettingsError(
-                f"--host-kv-memory is {self.host_kv_memory}; it must be at least 0 (no host tier)"
-            )
-        for flag in (
-            "kv_memory",
-            "kv_blocks",
-            "chunk_blocks",
-            "kv_shards",
-            "block_size",
-            "max_batched_tokens",
-            "max_num_seqs",
-            "max_model_len",
-            "threads",
-        ):
-            value = getattr(self, flag)
-            if value is not None and value < 1:
-                raise SettingsError(f"{_option(flag)} is {value}; it must be at least 1")
 
 
-def _unknown(flag: str, value: str, choices: Sequence[str]) -> SettingsError:
-    return SettingsError(f"{_option(flag)} {value} is unknown; use {', '.join(choices)}")
+@dataclass(frozen=True, kw_only=True)
+class SimConfig:
+    """Geometry and timing of the simulated engine; a model folder is not read for them.
+
+    A step takes prefill_base_ms (if it holds prompt tokens) + prompt tokens x prefill_ms_per_token
+    + decode_ms + generating sequences x decode_ms_per_seq.
+    """
+
+    TITLE: ClassVar[str] = "simulated engine (--engine sim); milliseconds"
+
+    prefill_base_ms: float = option(0.0, "cost of a step that holds prompt tokens", least=0)
+    prefill_ms_per_token: float = option(0.0, "cost of a prompt token", least=0)
+    decode_ms: float = option(0.0, "cost of a step", least=0)
+    decode_ms_per_seq: float = option(0.0, "cost of a generating sequence", least=0)
+    layers: int = option(2, "layers of KV", least=1)
+    kv_heads: int = option(2, "KV heads", least=1)
+    head_dim: int = option(16, "values per KV head", least=1)
+    vocab_size: int = option(0, "ids (default: those of a byte tokenizer)", least=0)
+    eos_every: int = option(0, "end an answer at each Nth position (default: never)", least=0)
+    # For tests of failover. No id that the simulated model generates.
+    poison_token: int | None = option(
+        None, "a prompt with this token id ends the engine process (default: none)", least=0
+    )
+
+    def sim_options(self) -> dict[str, Any]:
+        """These options of any record that has them, as keyword arguments for another one."""
+        return {each.name: getattr(self, each.name) for each in fields(SimConfig)}
 
 
-def _option(flag: str) -> str:
-    return "--" + flag.replace("_", "-")
+@dataclass(frozen=True, kw_only=True)
+class TorchSettings(EngineConfig):
+    """A torch engine for one model folder."""
+
+    model: Path
+    name: str = ""  # as reported in EngineInfo; "" is the folder's last component
+    load_format: LoadFormat = "auto"  # "dummy": random weights, from config.json alone
+
+    @classmethod
+    def of(cls, config: EngineConfig, model: Path, **more: Any) -> Self:
+        """The engine that `config`, a record with more fields perhaps, asks for."""
+        return cls(model=model, **config.engine_options(), **more)
+
+
+def is_device(name: str) -> bool:
+    """Whether it is cpu, cuda (the first GPU) or cuda:N; the machine need not have it."""
+    return _DEVICE.fullmatch(name) is not None
+
+
+def check_bounds(settings: object, declared_by: type, prefix: str = "--") -> None:
+    """Raise SettingsError for a number in `settings` outside the bounds that `declared_by`, an
+    option record, gives for its name. `prefix` begins the names of its flags."""
+    for each in fields(declared_by):
+        value = getattr(settings, each.name, None)
+        if value is None:
+            continue
+        least, most = each.metadata["least"], each.metadata["most"]
+        flag = prefix + each.name.replace("_", "-")
+        # "not >=": a NaN is out of bounds.
+        if least is not None and not value >= least:
+            raise SettingsError(f"{flag} is {value}; it must be at least {least:g}")
+        if most is not None and not value <= most:
+            raise SettingsError(f"{flag} is {value}; it must be at most {most:g}")
+
+
+def check_choices(settings: object) -> None:
+    """Raise SettingsError for a value that is none of its Literal type."""
+    for name, hint in typing.get_type_hints(type(settings)).items():
+        choices = typing.get_args(hint) if typing.get_origin(hint) is Literal else ()
+        if choices and getattr(settings, name) not in choices:
+            raise _unknown(name, getattr(settings, name), choices)
+
+
+def _unknown(name: str, value: object, choices: tuple[str, ...]) -> SettingsError:
+    option = "--" + name.replace("_", "-")
+    return SettingsError(f"{option} {value} is unknown; use {', '.join(choices)}")

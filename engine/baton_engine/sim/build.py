@@ -9,9 +9,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Self
 
 import msgspec
 
+from baton_engine.config.engine_config import EngineConfig, SimConfig, check_bounds
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.errors import SettingsError
 from baton_engine.interface import EngineInfo
@@ -25,6 +28,11 @@ from baton_protocol.layout import ITEM_BYTES, KVLayout, default_chunk_blocks
 
 # Enters the fingerprint: change it whenever the same tokens would get other bytes.
 FORMULA = "sim/1"
+# The built-in byte tokenizer's.
+BYTE_VOCAB_SIZE = 259
+BYTE_EOS_IDS = (257,)
+# Options that a user may leave open.
+OPEN_SIZES = ("chunk_blocks", "max_model_len", "max_batched_tokens")
 # Settings that cannot change KV: all others enter the fingerprint.
 NO_KV_SETTINGS = frozenset(
     {
@@ -41,31 +49,25 @@ NO_KV_SETTINGS = frozenset(
 )
 
 
-class SimSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A simulated model and machine.
+@dataclass(frozen=True, kw_only=True)
+class SimSettings(SimConfig):
+    """A simulated model and machine, with nothing left open.
 
     The defaults are a small geometry (512 bytes of KV per token) without any delay, and the
     built-in byte tokenizer: ids 0..255 are bytes, then BOS, EOS, PAD.
     """
 
     model: str = "sim"
-    # Geometry; enters the fingerprint. head_dim times the dtype's size must be a multiple of 8.
-    layers: int = 2
-    kv_heads: int = 2
-    head_dim: int = 16
+    # The rest of the geometry. head_dim times the dtype's size must be a multiple of 8.
     block_size: int = 16  # tokens
     dtype: str = "float32"
     chunk_blocks: int | None = None  # None: see layout.default_chunk_blocks
     kv_shards: int = 1  # stored values per chunk, each of its own heads
-    vocab_size: int = 259
-    eos_ids: tuple[int, ...] = (257,)
-    # What it says: ids in [first_id, end_id), printable ASCII by default.
+    vocab_size: int = BYTE_VOCAB_SIZE
+    eos_ids: tuple[int, ...] = BYTE_EOS_IDS
+    # It generates ids in [first_id, end_id), printable ASCII by default.
     first_id: int = 32
     end_id: int = 127
-    eos_every: int = 0  # an EOS about once in so many tokens; 0: never
-    # For tests of failover: the process ends at once, with status 70, when it is to compute a
-    # prompt token with this id. None that the model says itself.
-    poison_token: int | None = None
     # Size
     num_blocks: int = 2048
     host_kv_memory: int = 0  # bytes for blocks that the cache evicts
@@ -74,37 +76,49 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_num_seqs: int = 256
     overcommit: bool = False  # believe sizes that this machine's memory cannot hold
     overlap: bool = False  # a step is launched before the one before it is read
-    # Time of a step, milliseconds: both parts where it does both.
-    prefill_base_ms: float = 0.0  # per step that computes prompt tokens
-    prefill_ms_per_token: float = 0.0
-    decode_ms: float = 0.0  # per step that decodes
-    decode_ms_per_seq: float = 0.0
+
+    @classmethod
+    def of(
+        cls,
+        config: EngineConfig,
+        sim: SimConfig,
+        *,
+        model: str,
+        vocab_size: int = BYTE_VOCAB_SIZE,
+        eos_ids: tuple[int, ...] = BYTE_EOS_IDS,
+    ) -> Self:
+        """What `config` and `sim` ask for, with our defaults for what they leave open; the
+        vocabulary is that of a tokenizer. Raise SettingsError."""
+        asked = config.engine_options()
+        sizes = {name: asked[name] for name in OPEN_SIZES if asked[name] is not None}
+        settings = cls(
+            model=model,
+            **(sim.sim_options() | {"vocab_size": sim.vocab_size or vocab_size}),
+            eos_ids=eos_ids,
+            block_size=config.block_size,
+            kv_shards=config.kv_shards,
+            dtype="float32" if config.dtype == "auto" else config.dtype,
+            host_kv_memory=config.host_kv_memory,
+            max_num_seqs=config.max_num_seqs,
+            overcommit=config.overcommit,
+            overlap=config.overlap == "on",
+            **sizes,
+        )
+        if config.kv_blocks is not None:
+            return replace(settings, num_blocks=config.kv_blocks)
+        if config.kv_memory is not None:
+            settings.check()
+            return replace(settings, num_blocks=config.kv_memory // settings.layout().block_bytes)
+        return settings
 
     def check(self) -> None:
         """Raise SettingsError naming the field and the value."""
-        least = {
-            "layers": 1,
-            "kv_heads": 1,
-            "head_dim": 1,
-            "block_size": 1,
-            "kv_shards": 1,
-            "num_blocks": 1,
-            "host_kv_memory": 0,
-            "max_model_len": 2,
-            "max_batched_tokens": 1,
-            "max_num_seqs": 1,
-            "eos_every": 0,
-            "prefill_base_ms": 0,
-            "prefill_ms_per_token": 0,
-            "decode_ms": 0,
-            "decode_ms_per_seq": 0,
-        }
-        for field, low in least.items():
-            value = getattr(self, field)
-            if not value >= low:
-                raise SettingsError(f"sim {field} is {value}; it must be at least {low}")
-        if self.chunk_blocks is not None and self.chunk_blocks < 1:
-            raise SettingsError(f"sim chunk_blocks is {self.chunk_blocks}; it must be at least 1")
+        check_bounds(self, EngineConfig)
+        check_bounds(self, SimConfig, prefix="--sim-")
+        if self.num_blocks < 1:
+            raise SettingsError(f"sim num_blocks is {self.num_blocks}; it must be at least 1")
+        if self.max_model_len < 2:
+            raise SettingsError(f"--max-model-len is {self.max_model_len}; it must be at least 2")
         if self.kv_heads % self.kv_shards:
             raise SettingsError(
                 f"sim kv_shards is {self.kv_shards}; it must divide kv_heads, {self.kv_heads}"
@@ -147,7 +161,7 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         names and speeds."""
         shape = (self.vocab_size, self.layers, self.kv_heads, self.head_dim)
         tensor = TensorDigest(name="sim", shape=shape, dtype=self.dtype, digest=FORMULA)
-        settings = msgspec.structs.asdict(self)
+        settings = asdict(self)
         counted = {name: settings[name] for name in settings.keys() - NO_KV_SETTINGS}
         return fingerprint([tensor], self.layout(), json.dumps(counted, sort_keys=True))
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
-
-import msgspec
 
 from baton_engine.config.engine_config import TorchSettings
 from baton_engine.core.engine_core import EngineCore
@@ -65,71 +64,23 @@ def build_engine(settings: NodeSettings) -> EngineCore:
 
 
 def torch_settings(settings: NodeSettings) -> TorchSettings:
-    """What the torch engine is told of a node's settings."""
-    return TorchSettings(
-        model=Path(settings.model),
-        name=settings.name(),
-        dtype=settings.dtype,
-        device=settings.device,
-        gpu_memory_utilization=settings.gpu_memory_utilization,
-        kv_memory=settings.kv_memory if settings.kv_blocks is None else None,
-        kv_blocks=settings.kv_blocks,
-        host_kv_memory=settings.host_kv_memory,
-        chunk_blocks=settings.chunk_blocks,
-        kv_shards=settings.kv_shards,
-        block_size=settings.block_size,
-        max_batched_tokens=settings.max_batched_tokens,
-        max_num_seqs=settings.max_num_seqs,
-        max_model_len=settings.max_model_len,
-        threads=settings.threads,
-        kernels=settings.kernels,
-        enforce_eager=settings.enforce_eager,
-        overlap=settings.overlap,
-        overcommit=settings.overcommit,
-        verify_weights=settings.verify_weights,
-    )
+    """What the torch engine is told of a node's settings; kv_memory loses to kv_blocks."""
+    if settings.kv_blocks is not None:
+        settings = replace(settings, kv_memory=None)
+    return TorchSettings.of(settings, Path(settings.model), name=settings.name())
 
 
 def _sim_settings(settings: NodeSettings) -> SimSettings:
-    sim, base = settings.sim, SimSettings()
-    vocab_size, eos_ids = sim.vocab_size or base.vocab_size, base.eos_ids
-    if settings.model:
-        tokenizer = Tokenizer.from_artifacts(read_artifacts(Path(settings.model)))
-        vocab_size, eos_ids = sim.vocab_size or tokenizer.vocab_size, tokenizer.eos_ids
-    made = SimSettings(
-        model=settings.name(),
-        layers=sim.layers,
-        kv_heads=sim.kv_heads,
-        head_dim=sim.head_dim,
-        block_size=settings.block_size,
-        kv_shards=settings.kv_shards,
-        dtype="float32" if settings.dtype == "auto" else settings.dtype,
-        vocab_size=vocab_size,
-        eos_ids=eos_ids,
-        eos_every=sim.eos_every,
-        poison_token=sim.poison_token,
-        host_kv_memory=settings.host_kv_memory,
-        max_num_seqs=settings.max_num_seqs,
-        overcommit=settings.overcommit,
-        overlap=settings.overlap == "on",
-        prefill_base_ms=sim.prefill_base_ms,
-        prefill_ms_per_token=sim.prefill_ms_per_token,
-        decode_ms=sim.decode_ms,
-        decode_ms_per_seq=sim.decode_ms_per_seq,
+    name = settings.name()
+    if not settings.model:
+        return SimSettings.of(settings, settings.sim, model=name)
+    tokenizer = Tokenizer.from_artifacts(read_artifacts(Path(settings.model)))
+    return SimSettings.of(
+        *(settings, settings.sim),
+        model=name,
+        vocab_size=tokenizer.vocab_size,
+        eos_ids=tokenizer.eos_ids,
     )
-    optional = {
-        "chunk_blocks": settings.chunk_blocks,
-        "max_model_len": settings.max_model_len,
-        "max_batched_tokens": settings.max_batched_tokens,
-        "num_blocks": settings.kv_blocks,
-    }
-    given = {name: value for name, value in optional.items() if value is not None}
-    made = msgspec.structs.replace(made, **given)
-    if settings.kv_blocks is None and settings.kv_memory is not None:
-        made.check()
-        blocks = settings.kv_memory // made.layout().block_bytes
-        made = msgspec.structs.replace(made, num_blocks=blocks)
-    return made
 
 
 # --- the self-benchmark ----------------------------------------------------------------------

@@ -15,7 +15,8 @@ from baton_cli.bench.options import LatencyOptions, ThroughputOptions
 from baton_cli.bench.workload import random_prompts
 from baton_cli.commands.bench import check_room
 from baton_cli.errors import CommandError
-from baton_cli.options.records import EngineOptions, Overlap, SimOptions
+from baton_cli.options.records import CommonOptions, EngineOptions
+from baton_engine.config.engine_config import Overlap
 from tests.support.project.command import baton, baton_process, figures
 
 SIM = ("--engine", "sim", "--kv-blocks", "1000")
@@ -144,14 +145,12 @@ def test_flags_of_the_engine_reach_it() -> None:
     assert (info.max_batched_tokens, info.max_num_seqs) == (70, 9)
 
 
-def test_the_torch_engine_is_told_every_flag_that_has_a_setting() -> None:
-    from baton_engine.config.engine_config import TorchSettings
-
+def test_both_engines_are_told_every_flag_that_has_a_setting() -> None:
     asked = {field.name for field in fields(EngineOptions)} - {
-        field.name for field in fields(SimOptions)
+        field.name for field in fields(CommonOptions)
     }
-    of_servers = {"served_model_name", "engine", "chat_template"}
-    assert asked - of_servers <= {field.name for field in fields(TorchSettings)}
+    of_servers = {"model", "served_model_name", "engine", "chat_template", "sim"}
+    assert asked - of_servers == EngineOptions().engine_options().keys()
 
 
 @pytest.mark.parametrize(("asked", "overlaps"), [("auto", False), ("on", True), ("off", False)])

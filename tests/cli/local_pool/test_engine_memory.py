@@ -17,9 +17,9 @@ from baton_cli.errors import CommandError
 from baton_cli.local_pool.engine_memory import check_memory, demand_of, fixed_bytes, share_memory
 from baton_cli.local_pool.gpus import CONTEXT_BYTES, Gpu
 from baton_cli.local_pool.store import StoreUrls
-from baton_cli.options.devices import CUDA, Device
+from baton_cli.options.devices import CUDA
 from baton_cli.options.records import UpOptions
-from baton_cli.options.sizes import ByteSize, parse_size
+from baton_cli.options.sizes import parse_size
 
 pytestmark = pytest.mark.integration
 
@@ -41,9 +41,9 @@ def test_the_flags_make_the_demand(options: UpOptions) -> None:
     assert (demand.max_num_seqs, demand.max_batched_tokens) == (7, 99)
     assert (demand.layout.block_size, demand.layout.dtype) == (8, "float32")
     assert (demand.device, demand.kernels, demand.graphs) == ("cpu", "torch", False)
-    on_gpu = demand_of(replace(options, device=Device("cuda:1")))
+    on_gpu = demand_of(replace(options, device="cuda:1"))
     assert (on_gpu.device, on_gpu.kernels, on_gpu.graphs) == ("cuda", "triton", True)
-    assert not demand_of(replace(options, device=Device("cuda"), enforce_eager=True)).graphs
+    assert not demand_of(replace(options, device="cuda", enforce_eager=True)).graphs
 
 
 @pytest.mark.parametrize("free", [64 * GIB, None])
@@ -130,17 +130,17 @@ def test_a_store_that_leaves_engines_too_little_is_what_the_message_names(
     options: UpOptions,
 ) -> None:
     here = machine(GIB)
-    asked = replace(options, store_memory=ByteSize(950 * MIB))
+    asked = replace(options, store_memory=950 * MIB)
     with pytest.raises(
         CommandError, match=r"--store-memory 950 MiB .* do not fit: 922 MiB of the"
     ) as caught:
         share_machine(asked, {}, here)
     [most] = re.findall(r"enough: --store-memory (\d+)MiB", str(caught.value))
-    assert share_machine(replace(asked, store_memory=ByteSize(int(most) * MIB)), {}, here)
+    assert share_machine(replace(asked, store_memory=int(most) * MIB), {}, here)
 
 
 def test_nodes_of_a_pool_do_not_count_each_other_s_memory_as_gone(options: UpOptions) -> None:
-    asked, here = replace(options, kv_memory=ByteSize(GIB)), machine(20 * GIB)
+    asked, here = replace(options, kv_memory=GIB), machine(20 * GIB)
     plan = make_plan(asked, StoreUrls("i", ("d",)), {}, machine=here)
     assert all("--overcommit" in spec.argv for spec in plan.nodes)
 

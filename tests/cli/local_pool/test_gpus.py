@@ -6,7 +6,6 @@ import pytest
 
 from baton_cli.errors import CommandError
 from baton_cli.local_pool.gpus import CONTEXT_BYTES, Gpu, Share, choose_gpus, parse_gpus, share_gpus
-from baton_cli.options.devices import Device
 
 GIB = 1 << 30
 LISTING = "0, GPU-aa, 80000, 81559\n1, GPU-bb, 40000, 46068\n"
@@ -43,10 +42,10 @@ def test_what_others_hold_counts_against_the_share() -> None:
 
 def test_cuda_n_is_the_nth_of_those_it_may_use() -> None:
     gpus = [idle("4", 80), idle("7", 80)]
-    assert choose_gpus(gpus, Device("cuda")) == gpus
-    assert choose_gpus(gpus, Device("cuda:1")) == [gpus[1]]
+    assert choose_gpus(gpus, "cuda") == gpus
+    assert choose_gpus(gpus, "cuda:1") == [gpus[1]]
     with pytest.raises(CommandError, match="--device cuda:2: there is no such GPU"):
-        choose_gpus(gpus, Device("cuda:2"))
+        choose_gpus(gpus, "cuda:2")
 
 
 def test_an_engine_alone_on_its_gpu_decides_for_itself() -> None:

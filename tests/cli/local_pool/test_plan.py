@@ -19,11 +19,10 @@ from baton_cli.local_pool.router_client import Answer, RouterAddress
 from baton_cli.local_pool.store import StoreUrls
 from baton_cli.local_pool.supervisor import Plan
 from baton_cli.main import read_command
-from baton_cli.options.devices import CUDA, Device
+from baton_cli.options.devices import CUDA
 from baton_cli.options.records import CommonOptions, NodeOptions, RouterOptions, UpOptions
-from baton_cli.options.sizes import ByteSize
+from baton_engine.config.engine_config import SimConfig
 from baton_node.settings import NodeSettings
-from baton_node.settings import SimOptions as NodeSim
 from baton_router.settings import RouterSettings
 
 STORE = StoreUrls("unix:///s/index.sock", ("unix:///s/a.sock", "unix:///s/b.sock"))
@@ -66,13 +65,13 @@ def test_logins_are_on_no_child_s_command_line() -> None:
 
 
 def test_a_node_hears_of_store_pool_engine_and_its_supervisor() -> None:
-    options = replace(SIM, sim_decode_ms=2.5, kv_memory=ByteSize(1 << 30), chunk_blocks=2)
+    options = replace(SIM, sim=SimConfig(decode_ms=2.5), kv_memory=1 << 30, chunk_blocks=2)
     words, told = child_options(plan_of(options).nodes[1])
     assert words == "decode"
     assert isinstance(told, NodeOptions)
     assert (told.node, told.pool, told.port, told.host) == ("decode-0", "p", 0, "127.0.0.1")
     assert (told.redis_index, told.redis_data) == (STORE.index, STORE.data)
-    assert (told.engine, told.sim_decode_ms, told.kv_memory) == ("sim", 2.5, 1 << 30)
+    assert (told.engine, told.sim.decode_ms, told.kv_memory) == ("sim", 2.5, 1 << 30)
     assert (told.chunk_blocks, told.drain_timeout) == (2, 4)
     assert told.supervisor_pid == os.getpid()
 
@@ -82,7 +81,7 @@ def test_a_node_hears_how_its_kv_travels() -> None:
         SIM,
         kv_shards=2,
         fetch="always",
-        write_behind_bandwidth=ByteSize(5 * 10**7),
+        write_behind_bandwidth=5 * 10**7,
         store_settings="check",
     )
     _, told = child_options(plan_of(options).nodes[0])
@@ -112,7 +111,7 @@ def test_a_node_hears_on_what_and_how_it_computes() -> None:
 
 def test_a_node_on_a_gpu_sees_that_one_alone() -> None:
     gpus = [Gpu("0", 80 << 30, 80 << 30), Gpu("1", 80 << 30, 80 << 30)]
-    asked = UpOptions(model="m", device=Device("cuda:1"), kv_blocks=9, prefill=1, decode=1)
+    asked = UpOptions(model="m", device="cuda:1", kv_blocks=9, prefill=1, decode=1)
     for spec in plan_of(asked, Machine(gpus=lambda visible: gpus)).nodes:
         assert spec.variables["CUDA_VISIBLE_DEVICES"] == "1"
         _, told = child_options(spec)
@@ -212,10 +211,10 @@ def test_flags_become_the_node_s_own_settings(tiny_model: Callable[[str], Path])
 
 def test_the_simulated_engine_s_flags_reach_its_settings() -> None:
     options = NodeOptions(
-        engine="sim", sim_prefill_ms_per_token=0.5, sim_layers=3, sim_poison_token=9
+        engine="sim", sim=SimConfig(prefill_ms_per_token=0.5, layers=3, poison_token=9)
     )
     settings = node_settings(options, "decode")
-    assert settings.sim == NodeSim(prefill_ms_per_token=0.5, layers=3, poison_token=9)
+    assert settings.sim == SimConfig(prefill_ms_per_token=0.5, layers=3, poison_token=9)
     assert (settings.model, settings.name()) == ("", "sim")
 
 

@@ -11,7 +11,6 @@ import pytest
 
 from baton_cli.local_pool.store import OpenStore, StoreUrls, open_store
 from baton_cli.options.records import UpOptions
-from baton_cli.options.sizes import ByteSize
 from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_kvstore.errors import ServerMissing
 from tests.support.pools.baton_up import Pool
@@ -42,7 +41,7 @@ def open_embedded(store: EmbeddedStore) -> OpenStore:
 def test_the_embedded_store_has_as_many_data_servers_as_asked_and_they_share_its_memory(
     count: int,
 ) -> None:
-    options = UpOptions(store_memory=ByteSize(96 << 20), store_instances=count)
+    options = UpOptions(store_memory=96 << 20, store_instances=count)
     with open_store(options) as store:
         assert len(store.urls.data) == count
         limits = [store_limit(url) for url in store.urls.data]

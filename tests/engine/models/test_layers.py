@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from baton_engine.build import build_runner
-from baton_engine.config.engine_config import TorchSettings
+from baton_engine.config.engine_config import DType, TorchSettings
 from baton_engine.config.model_config import read_config
 from baton_engine.interface import PromptAsk, Row
 from baton_engine.layers.linear_method import HEAD_ROWS, head_product, widened_product
@@ -22,7 +22,7 @@ from tests.support.engines.torch_engines import ask
 TOP_20 = SamplingParams(temperature=0.0, logprobs=20)
 
 
-def top_logprobs(folder: Path, prompt: list[int], dtype: str) -> dict[int, float]:
+def top_logprobs(folder: Path, prompt: list[int], dtype: DType) -> dict[int, float]:
     settings = TorchSettings(model=folder, dtype=dtype, threads=1, kv_blocks=70)
     blocks = [BlockId(block) for block in range(1, 41)]
     row = Row(prompt, 0, blocks, ask(len(prompt), TOP_20))

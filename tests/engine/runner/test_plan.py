@@ -70,7 +70,10 @@ def test_a_device_that_is_not_there_is_refused(name: str, devices: int, problem:
         ({"device": "cuda:"}, "--device cuda: is unknown; use cpu, cuda, cuda:N"),
         ({"device": "cpu:1"}, "--device cpu:1 is unknown"),
         ({"overlap": "yes"}, "--overlap yes is unknown; use auto, on, off"),
-        ({"gpu_memory_utilization": 0.0}, "--gpu-memory-utilization is 0; it is a share"),
+        (
+            {"gpu_memory_utilization": 0.0},
+            "--gpu-memory-utilization is 0.0; it must be at least",
+        ),
         ({"gpu_memory_utilization": 1.5}, r"--gpu-memory-utilization is 1\.5"),
         ({"load_format": "gguf"}, "--load-format gguf is unknown; use auto, dummy"),
     ],

@@ -83,7 +83,7 @@ def test_the_same_shape_says_the_same_whatever_it_is_called(
 
 def test_a_format_that_is_unknown_is_said_by_its_flag(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="--load-format pickle is unknown; use auto, dummy"):
-        TorchSettings(model=tmp_path, load_format="pickle").check()
+        TorchSettings(model=tmp_path, load_format="pickle").check()  # type: ignore[arg-type]
 
 
 @pytest.mark.gpu

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -37,7 +38,7 @@ from tests.support.stores.kvstore import wait_until
 HIT = 5
 HOUR_S = 3600.0
 # The same bytes for the same tokens, and yet another model.
-OLD = msgspec.structs.replace(SMALL, vocab_size=260)
+OLD = replace(SMALL, vocab_size=260)
 QUICK = Deadline()
 
 

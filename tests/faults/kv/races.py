@@ -12,7 +12,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 import psutil
@@ -35,7 +35,7 @@ LATE_EVERY = 20  # rounds
 SPARE_BYTES = 16 << 20
 CHUNKS = 3
 # One request and its outputs fill the pool.
-TIGHT = msgspec.structs.replace(SMALL, num_blocks=CHUNKS + 1, max_batched_tokens=256)
+TIGHT = replace(SMALL, num_blocks=CHUNKS + 1, max_batched_tokens=256)
 OUTPUTS = 3
 PROMPTS = 8
 TURNS = 3  # at most, in which the other request wants the pages before the copy goes on

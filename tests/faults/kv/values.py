@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import msgspec
 
@@ -23,7 +24,7 @@ from tests.support.stores.kvstore import Transfers
 
 Change = Callable[[bytes], bytes]
 HIT = 5  # a chunk in mid-prefix
-SHARDED = msgspec.structs.replace(SMALL, kv_shards=2)
+SHARDED = replace(SMALL, kv_shards=2)
 QUICK = Deadline()
 # Offsets of the header's fields (kvstore/baton_kvstore/data/chunk_format.py).
 FIELDS = {

@@ -6,9 +6,9 @@ import os
 import random
 import signal
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
-import msgspec
 import pytest
 
 from baton_engine.sim.build import SimSettings
@@ -128,7 +128,7 @@ def test_random_requests_aborts_and_damage_leak_nothing(
     store: EmbeddedStore, seed: int, host_blocks: int
 ) -> None:
     room = host_blocks * SMALL.layout().block_bytes
-    settings = msgspec.structs.replace(SMALL, host_kv_memory=room)
+    settings = replace(SMALL, host_kv_memory=room)
     prefill = store_node("p0", store, settings, **WAITS)
     decode = store_node("d0", store, settings, **WAITS)
     router = Router(seed, prefill, decode)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -263,7 +264,7 @@ def test_into_a_store_over_half_full_nothing_is_written(make: Make) -> None:
 def test_a_store_that_stands_still_is_given_no_more_than_an_eighth_of_the_pool(
     make: Make, store: EmbeddedStore
 ) -> None:
-    settings = msgspec.structs.replace(SETTINGS, num_blocks=48)
+    settings = replace(SETTINGS, num_blocks=48)
     with closing(store_node("small", store, settings, write_behind=PLENTY)) as node:
         with frozen(store.pid("data0"), store.pid("data1")):
             alone(node, asked("r"))

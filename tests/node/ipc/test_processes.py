@@ -17,9 +17,10 @@ import pytest
 import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
+from baton_engine.config.engine_config import SimConfig
 from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_kvstore.index.registry import Registry
-from baton_node.settings import NodeSettings, SimOptions
+from baton_node.settings import NodeSettings
 from baton_protocol import PROTOCOL_VERSION
 from baton_protocol.ids import RequestId
 from baton_protocol.link import (
@@ -54,7 +55,7 @@ from tests.support.stores.kvstore import frozen
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.integration]
 
 PROMPT = bytes((i * 11) % 95 + 32 for i in range(300))
-SLOW = SimOptions(decode_ms=20.0)
+SLOW = SimConfig(decode_ms=20.0)
 LONGEST = 7000  # tokens of a request on a slow node
 
 

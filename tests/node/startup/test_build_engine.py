@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from baton_engine.config.engine_config import TorchSettings
+from baton_engine.config.engine_config import EngineConfig, SimConfig
 from baton_kvstore.data.data_plane import DataPlane
 from baton_kvstore.embedded.servers import EmbeddedStore
-from baton_node.settings import NodeSettings, SetupError, SimOptions
+from baton_node.settings import NodeSettings, SetupError
 from baton_node.startup.build_engine import (
     build_engine,
     measure_compute,
@@ -27,7 +27,7 @@ def settings(**more: object) -> NodeSettings:
 
 
 def test_the_simulated_engine_takes_its_geometry_from_the_settings() -> None:
-    options = SimOptions(layers=3, kv_heads=1, head_dim=8, prefill_ms_per_token=0.5)
+    options = SimConfig(layers=3, kv_heads=1, head_dim=8, prefill_ms_per_token=0.5)
     info = build_engine(settings(sim=options, kv_blocks=77, chunk_blocks=2, block_size=8)).info
     assert (info.layout.num_layers, info.layout.chunk_tokens, info.num_blocks) == (3, 16, 77)
 
@@ -72,8 +72,7 @@ def test_the_torch_engine_is_told_all_that_a_node_is_told_of_it() -> None:
     }
     found = torch_settings(NodeSettings(node="n", role="decode", model="/m", **given))
     assert {name: getattr(found, name) for name in given} == given
-    shared = {field.name for field in fields(TorchSettings)} & set(NodeSettings.__struct_fields__)
-    assert shared - set(given) == {"model", "kv_memory"}
+    assert {field.name for field in fields(EngineConfig)} - set(given) == {"kv_memory"}
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from baton_node.settings import NodeSettings, SimOptions
+from baton_engine.config.engine_config import SimConfig
+from baton_node.settings import NodeSettings
 from baton_protocol.ids import NodeId
 from baton_router.server.router import Router
 from baton_router.settings import RouterSettings
@@ -31,7 +32,7 @@ PATH = "/v1/completions"
 
 
 @asynccontextmanager
-async def two_routers(sim: SimOptions) -> AsyncIterator[tuple[Router, Router]]:
+async def two_routers(sim: SimConfig) -> AsyncIterator[tuple[Router, Router]]:
     node = NodeSettings(
         node=NODE, role="decode", port=free_port(), engine="sim", kv_blocks=400, sim=sim
     )
@@ -55,7 +56,7 @@ async def complete(router: Router, prompt: str, tokens: int) -> None:
 
 
 async def test_what_one_router_books_while_the_engine_is_in_a_step_the_other_counts() -> None:
-    async with two_routers(SimOptions(prefill_base_ms=5000.0)) as (first, second):
+    async with two_routers(SimConfig(prefill_base_ms=5000.0)) as (first, second):
         view = second.view.nodes[NODE]
         asked = asyncio.create_task(complete(first, "a" * 100, 1))
         await until(lambda: view.sequences == 1)
@@ -70,7 +71,7 @@ async def test_what_one_router_books_while_the_engine_is_in_a_step_the_other_cou
 
 
 async def test_a_router_does_not_take_its_own_booking_for_another_routers() -> None:
-    async with two_routers(SimOptions(prefill_base_ms=2000.0)) as (first, second):
+    async with two_routers(SimConfig(prefill_base_ms=2000.0)) as (first, second):
         view = first.view.nodes[NODE]
         asked = [asyncio.create_task(complete(first, c * 100, 1)) for c in "abc"]
         await until(lambda: second.view.nodes[NODE].sequences == 3)

@@ -12,6 +12,7 @@ import select
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import TracebackType
 
 import msgspec
@@ -44,7 +45,7 @@ OTHER = 1  # seed of another prompt
 OUTPUTS = 8
 SMALL = SimSettings(chunk_blocks=1, num_blocks=96, max_batched_tokens=2 * BLOCK)
 # 128 KiB per chunk: a transfer that takes time and many packets.
-LARGE = msgspec.structs.replace(SMALL, layers=8, kv_heads=4, head_dim=32)
+LARGE = replace(SMALL, layers=8, kv_heads=4, head_dim=32)
 NOBODY = (NodeId("nobody"), Epoch("never"))
 MACHINE_S = 30.0  # what a busy machine may need beside what the store may cost
 PATIENCE_S = 120.0
@@ -80,7 +81,7 @@ class Stage:
         self.patient = False
         self._loop = WireLoop()
         self._links: dict[tuple[str, str], LinkProxy] = {}
-        calm = msgspec.structs.replace(settings, num_blocks=SMALL.num_blocks)
+        calm = replace(settings, num_blocks=SMALL.num_blocks)
         self._calm = DeskNode("calm", lambda _: NoStore(), calm)
         self._truths: dict[tuple[tuple[int, ...], str], list[int]] = {}
         self._asked = 0
