@@ -15,7 +15,7 @@ from baton_node.engine.fetch_policy import FetchCosts, FetchDecision, decide
 from baton_node.engine.job import Job
 from baton_node.engine.speeds import SpeedMeter
 from baton_node.settings import FetchPolicy
-from baton_node.store.base import PADDING, ChunkRef, Connector
+from baton_node.store.base import PADDING, ChunkRef, KVConnector
 from baton_protocol.ids import RequestId
 from baton_protocol.layout import KVLayout
 from baton_protocol.store import Priority
@@ -30,7 +30,7 @@ class FetchChooser:
     def __init__(
         self,
         layout: KVLayout,
-        connector: Connector,
+        connector: KVConnector,
         speeds: SpeedMeter,
         policy: FetchPolicy,
         clock: Callable[[], float],

@@ -6,16 +6,14 @@ prompt when the first of them can be fetched, fetches, and is admitted with the 
 holes between them or not: the engine computes the holes. The same machine serves a hand-off
 (`await_first`), a whole request and a prefill job.
 
-In: events, in any order the world likes. Out: the next state and actions for the step loop.
-
-    Announced Ended Reserved Landed Lost FirstKnown Timeout GiveBack Abort
-      -> Fetch(chunk)  Admit(runs, chunks)  Release  Forget
+In: what happens, in any order, one method each. Out: the next state, and what the step loop does
+now.
 
 What holds whatever the order (tests/node/engine/test_fetch_state.py):
   - no fetch without blocks; blocks are released, and handed to the engine, only when no fetch is in
     flight into them, also on abort and timeout;
-  - Admit names landed chunks and no others, and comes at most once; after Forget or Admit comes
-    nothing;
+  - an admission names landed chunks and no others, and comes at most once; after it, and after
+    `forget`, comes nothing;
   - a lost chunk is a hole and no more: what lies behind it is fetched and used. Announced anew, it
     is fetched again. Nobody waits for it.
 
@@ -25,99 +23,34 @@ Sets of chunks are bit sets in ints: immutable, and 8,192 chunks are 1 KiB.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 # Fetches of one request in flight: enough to fill the transfer threads, few enough that an abort
 # settles soon and that requests share the link.
 WINDOW = 16
 
 
-# --- events -----------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
-class Announced:
-    """These chunks exist (a bit set). A lost chunk announced anew was put again."""
-
-    chunks: int
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """No more will be announced: the partner is through or dead, or the lookup was answered."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reserved:
-    """The request got blocks for all its tokens; the first `cached` hold KV already."""
-
-    cached: int
-
-
-@dataclass(frozen=True, slots=True)
-class Landed:
-    chunk: int
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    chunk: int
-
-
-@dataclass(frozen=True, slots=True)
-class FirstKnown:
-    """The router's word for this attempt: FirstTokens or NoFirstTokens."""
-
-
-@dataclass(frozen=True, slots=True)
-class Timeout:
-    """Waited long enough for chunks. Ignored while FirstTokens is awaited: only the router ends
-    that."""
-
-
-@dataclass(frozen=True, slots=True)
-class GiveBack:
-    """The running batch needs the blocks."""
-
-
-@dataclass(frozen=True, slots=True)
-class Abort:
-    pass
-
-
-Event = Announced | Ended | Reserved | Landed | Lost | FirstKnown | Timeout | GiveBack | Abort
-
-
-# --- actions ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Fetch:
-    chunk: int
-
-
-@dataclass(frozen=True, slots=True)
-class Admit:
-    """Run it. `chunks` fetched chunks have landed; `runs` are where: [start, end) in blocks behind
-    the cached ones, ascending and apart."""
+class Admission:
+    """Run the request. `chunks` fetched chunks have landed; `runs` are where: [start, end) in
+    blocks behind the cached ones, ascending and apart."""
 
     runs: tuple[tuple[int, int], ...] = ()
     chunks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
-    """Give the reservation back; nothing is in flight into it."""
+class FetchActions:
+    """What the step loop does now, in the order of the fields."""
+
+    release: bool = False  # give the reservation back; nothing is in flight into it
+    fetch: tuple[int, ...] = ()  # chunks, ascending
+    admit: Admission | None = None
+    forget: bool = False  # the request is gone
 
 
-@dataclass(frozen=True, slots=True)
-class Forget:
-    """The request is gone."""
-
-
-Action = Fetch | Admit | Release | Forget
-
-
-# --- the machine ------------------------------------------------------------------------------
+Outcome = tuple["FetchState", FetchActions]
+NOTHING = FetchActions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,111 +101,101 @@ class FetchState:
             coming |= _ones(self.chunks) & ~self.have & ~self.lost
         return coming
 
+    def start(self) -> Outcome:
+        """What a new request can do before anything happens."""
+        return self._become()
 
-def park(chunks: int, chunk_blocks: int, *, await_first: bool, cached: int = 0) -> FetchState:
-    """A new request with `chunks` full chunks, of whose blocks `cached` are in the own cache."""
-    return FetchState(chunks, chunk_blocks, awaits_first=await_first, cached_blocks=cached)
+    def announce(self, chunks: int) -> Outcome:
+        """These chunks exist (a bit set). A lost chunk announced anew was put again."""
+        known = chunks & _ones(self.chunks)
+        return self._become(
+            exists=self.exists | known,
+            lost=self.lost & ~known,
+            renewed=self.renewed | (known & self.flying),
+        )
 
+    def end(self) -> Outcome:
+        """No more will be announced: the partner is through or dead, or the lookup was answered."""
+        return self._become(ended=True)
 
-def start(state: FetchState) -> tuple[FetchState, list[Action]]:
-    """What a new request can do before any event."""
-    return _advance(state)
+    def reserve(self, cached: int) -> Outcome:
+        """The request got blocks for all its tokens; the first `cached` hold KV already."""
+        return self._become(held=True, cached_blocks=cached)
 
+    def land(self, chunk: int) -> Outcome:
+        """A fetch has brought the chunk."""
+        bit = self.flying & 1 << chunk
+        return self._become(
+            flying=self.flying & ~bit, renewed=self.renewed & ~bit, landed=self.landed | bit
+        )
 
-def step(state: FetchState, event: Event) -> tuple[FetchState, list[Action]]:
-    """The next state and what to do now. Events that come too late change nothing."""
-    if state.over:
-        return state, []
-    return _advance(_absorb(state, event))
+    def lose(self, chunk: int) -> Outcome:
+        """A fetch has failed. A chunk that was put again meanwhile can be fetched again."""
+        bit = self.flying & 1 << chunk
+        return self._become(
+            flying=self.flying & ~bit,
+            renewed=self.renewed & ~bit,
+            lost=self.lost | (bit & ~self.renewed),
+        )
 
+    def know_first(self) -> Outcome:
+        """The router sent FirstTokens or NoFirstTokens for this attempt."""
+        return self._become(awaits_first=False)
 
-def _absorb(state: FetchState, event: Event) -> FetchState:
-    match event:
-        case Announced(chunks):
-            known = chunks & _ones(state.chunks)
-            return replace(
-                state,
-                exists=state.exists | known,
-                lost=state.lost & ~known,
-                renewed=state.renewed | (known & state.flying),
-            )
-        case Ended():
-            return replace(state, ended=True)
-        case Reserved(cached):
-            return replace(state, held=True, cached_blocks=cached)
-        case Landed(chunk) | Lost(chunk):
-            return _settled(state, 1 << chunk, isinstance(event, Landed))
-        case FirstKnown():
-            return replace(state, awaits_first=False)
-        case Timeout():
-            return state if state.awaits_first else replace(state, expired=True)
-        case GiveBack():
-            return replace(state, returning=state.held)
-        case Abort():
-            return replace(state, aborted=True)
+    def time_out(self) -> Outcome:
+        """It waited long enough for chunks. Ignored while FirstTokens is awaited: only the router
+        ends that."""
+        return self._become(expired=self.expired or not self.awaits_first)
 
+    def give_back(self) -> Outcome:
+        """The running batch needs the blocks."""
+        return self._become(returning=self.held)
 
-def _settled(state: FetchState, bit: int, landed: bool) -> FetchState:
-    bit &= state.flying
-    if landed:
-        state = replace(state, landed=state.landed | bit)
-    elif not bit & state.renewed:  # else it was put again meanwhile, and can be fetched again
-        state = replace(state, lost=state.lost | bit)
-    return replace(state, flying=state.flying & ~bit, renewed=state.renewed & ~bit)
+    def abort(self) -> Outcome:
+        return self._become(aborted=True)
 
+    def _become(self, **changes: Any) -> Outcome:
+        """The state with these changes, and what to do now. What comes too late changes nothing."""
+        if self.over:
+            return self, NOTHING
+        return replace(self, **changes)._advance()
 
-def _advance(state: FetchState) -> tuple[FetchState, list[Action]]:
-    actions: list[Action] = []
-    if state.aborted:
-        if not state.flying:
-            if state.held:
-                actions.append(Release())
-            actions.append(Forget())
-            state = replace(state, held=False, over=True)
-        return state, actions
-    if state.returning:
-        if state.flying:
-            return state, actions
-        # The chunks still exist in the store; what had landed here is gone with the blocks.
-        state = replace(state, held=False, returning=False, landed=0)
-        actions.append(Release())
-    if state.held and not state.expired:
-        state = _fetch_more(state, actions)
-    if _may_run(state):
-        actions.append(_admission(state))
-        state = replace(state, over=True)
-    return state, actions
+    def _advance(self) -> Outcome:
+        if self.aborted:
+            if self.flying:
+                return self, NOTHING
+            gone = replace(self, held=False, over=True)
+            return gone, FetchActions(release=self.held, forget=True)
+        if self.returning and self.flying:
+            return self, NOTHING
+        state = self
+        fetch: tuple[int, ...] = ()
+        if self.returning:
+            # The chunks still exist in the store; what had landed here is gone with the blocks.
+            state = replace(self, held=False, returning=False, landed=0)
+        if state.held and not state.expired:
+            fetch = _lowest_ones(state.fetchable, WINDOW - state.flying.bit_count())
+            state = replace(state, flying=state.flying | sum(1 << chunk for chunk in fetch))
+        admission = state._admission() if state._may_run() else None
+        state = replace(state, over=admission is not None)
+        return state, FetchActions(self.returning, fetch, admission)
 
+    def _may_run(self) -> bool:
+        if self.awaits_first or self.flying:
+            return False
+        return self.expired or not self.missing
 
-def _fetch_more(state: FetchState, actions: list[Action]) -> FetchState:
-    """Start fetches in chunk order, at most WINDOW in flight."""
-    room = WINDOW - state.flying.bit_count()
-    left = state.fetchable
-    while left and room > 0:
-        chunk = _lowest(left)
-        left &= left - 1
-        room -= 1
-        state = replace(state, flying=state.flying | (1 << chunk))
-        actions.append(Fetch(chunk))
-    return state
-
-
-def _may_run(state: FetchState) -> bool:
-    if state.awaits_first or state.flying:
-        return False
-    return state.expired or not state.missing
-
-
-def _admission(state: FetchState) -> Admit:
-    """Of a chunk that is partly cached only the rest counts. Without blocks nothing has landed."""
-    runs: list[tuple[int, int]] = []
-    size, left = state.chunk_blocks, state.landed
-    while left:
-        first = _lowest(left)
-        count = _lowest(~(left >> first))
-        runs.append((max(first * size, state.cached_blocks), (first + count) * size))
-        left &= ~(_ones(count) << first)
-    return Admit(tuple(runs), state.landed.bit_count())
+    def _admission(self) -> Admission:
+        """Of a chunk that is partly cached only the rest counts. Without blocks nothing has
+        landed."""
+        runs: list[tuple[int, int]] = []
+        size, left = self.chunk_blocks, self.landed
+        while left:
+            first = _lowest(left)
+            count = _lowest(~(left >> first))
+            runs.append((max(first * size, self.cached_blocks), (first + count) * size))
+            left &= ~(_ones(count) << first)
+        return Admission(tuple(runs), self.landed.bit_count())
 
 
 def _ones(count: int) -> int:
@@ -282,3 +205,12 @@ def _ones(count: int) -> int:
 def _lowest(bits: int) -> int:
     """Index of the lowest one; `bits` is not 0."""
     return (bits & -bits).bit_length() - 1
+
+
+def _lowest_ones(bits: int, most: int) -> tuple[int, ...]:
+    """Indices of the lowest ones, ascending."""
+    found: list[int] = []
+    while bits and len(found) < most:
+        found.append(_lowest(bits))
+        bits &= bits - 1
+    return tuple(found)

@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from baton_engine.interface import Engine
-from baton_node.engine import fetch_state
 from baton_node.engine.counters import Counters
+from baton_node.engine.fetch_state import Admission, FetchActions, Outcome
 from baton_node.engine.job import Job, JobKey
-from baton_node.store.base import Connector, Fetched
+from baton_node.store.base import Fetched, KVConnector
 from baton_protocol.errors import BatonError
 
 
@@ -42,10 +42,10 @@ class Fetcher:
     def __init__(
         self,
         engine: Engine,
-        connector: Connector,
+        connector: KVConnector,
         counters: Counters,
         waits: FetchWaits,
-        admit: Callable[[Job, fetch_state.Admit], None],
+        admit: Callable[[Job, Admission], None],
         fail: Callable[[Job, BatonError], None],
         clock: Callable[[], float],
     ) -> None:
@@ -61,7 +61,6 @@ class Fetcher:
         self._holding: dict[int, Job] = {}
         self._timers: list[tuple[float, int, JobKey]] = []
         self._aborted = 0
-        self.paused = False  # the running batch is short of blocks: grant none
 
     def __len__(self) -> int:
         """Parked requests, aborted ones that wait for their fetches not counted."""
@@ -92,13 +91,12 @@ class Fetcher:
 
     def park(self, job: Job) -> None:
         self._jobs[job.key] = job
-        job.parked, actions = fetch_state.start(job.parked)
-        self._obey(job, actions)
+        self.apply(job, job.parked.start())
 
-    def tell(self, job: Job, event: fetch_state.Event) -> None:
-        """Something happened to a parked request."""
+    def apply(self, job: Job, outcome: Outcome) -> None:
+        """Something happened to a parked request: its state becomes this, and this is done."""
         was = job.parked.aborted
-        job.parked, actions = fetch_state.step(job.parked, event)
+        job.parked, actions = outcome
         self._aborted += job.parked.aborted and not was
         self._obey(job, actions)
 
@@ -116,12 +114,12 @@ class Fetcher:
             self._counters.lost_chunks += 1
         job.times.fetch_ended = self._clock()
         index = event.chunk.index
-        self.tell(job, fetch_state.Landed(index) if event.ok else fetch_state.Lost(index))
+        self.apply(job, job.parked.land(index) if event.ok else job.parked.lose(index))
         return job
 
     def grant(self) -> None:
         """Give blocks to those that can fetch, oldest first; stop at the first that finds none."""
-        if self.paused or not self._wanting:
+        if not self._wanting:
             return
         # A request has one reservation: a newer attempt waits until the aborted one's has settled.
         held = {job.request.id for job in self._holding.values()}
@@ -132,22 +130,21 @@ class Fetcher:
             try:
                 reservation = self._engine.reserve(job.request)
             except BatonError as error:
-                self.tell(job, fetch_state.Abort())
+                self.apply(job, job.parked.abort())
                 self._fail(job, error)
                 continue
             if reservation is None:
                 return
             job.reservation = reservation
             self._holding[job.seq] = job
-            self.tell(job, fetch_state.Reserved(reservation.cached))
+            self.apply(job, job.parked.reserve(reservation.cached))
 
     def give_back(self) -> None:
-        """The youngest that holds blocks gives them back, and nobody gets any while `paused`."""
-        self.paused = True
+        """The youngest that holds blocks gives them back."""
         if self._holding:
             job = self._holding[max(self._holding)]
             if not job.parked.returning:
-                self.tell(job, fetch_state.GiveBack())
+                self.apply(job, job.parked.give_back())
 
     def expire(self, now: float) -> None:
         """Tell those whose time is up."""
@@ -156,29 +153,27 @@ class Fetcher:
             job = self._jobs.get(key)
             if job is not None and job.wait is not None and job.wait[0] == deadline:
                 job.wait = None
-                self.tell(job, fetch_state.Timeout())
+                self.apply(job, job.parked.time_out())
 
     def next_deadline(self) -> float | None:
         return self._timers[0][0] if self._timers else None
 
-    def _obey(self, job: Job, actions: list[fetch_state.Action]) -> None:
+    def _obey(self, job: Job, actions: FetchActions) -> None:
         self._rearm(job)
-        for action in actions:
-            match action:
-                case fetch_state.Fetch(chunk):
-                    job.times.fetch_began = job.times.fetch_began or self._clock()
-                    self._connector.fetch(
-                        job.ref(chunk), job.markers[chunk], job.destination(chunk), job.priority
-                    )
-                case fetch_state.Release():
-                    self._release(job)
-                case fetch_state.Admit():
-                    self._leave(job, action)
-                    self._counters.reused_chunks += action.chunks
-                    self._admit(job, action)
-                case fetch_state.Forget():
-                    self._aborted -= 1
-                    self._leave(job)
+        if actions.release:
+            self._release(job)
+        for chunk in actions.fetch:
+            job.times.fetch_began = job.times.fetch_began or self._clock()
+            self._connector.fetch(
+                job.ref(chunk), job.markers[chunk], job.destination(chunk), job.priority
+            )
+        if actions.admit is not None:
+            self._leave(job, actions.admit)
+            self._counters.reused_chunks += actions.admit.chunks
+            self._admit(job, actions.admit)
+        if actions.forget:
+            self._aborted -= 1
+            self._leave(job)
 
     def _release(self, job: Job) -> None:
         reservation, job.reservation = job.reservation, None
@@ -186,7 +181,7 @@ class Fetcher:
         if reservation is not None:
             self._engine.release(reservation)
 
-    def _leave(self, job: Job, admitted: fetch_state.Admit | None = None) -> None:
+    def _leave(self, job: Job, admitted: Admission | None = None) -> None:
         """It runs now, or is gone. Each request comes here once."""
         self._counters.count(job.count(admitted))
         self._jobs.pop(job.key, None)

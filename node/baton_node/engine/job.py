@@ -15,7 +15,7 @@ import msgspec
 from baton_engine.interface import EngineInfo, PromptUse, Reservation
 from baton_node.engine.counters import BlockCounts
 from baton_node.engine.fetch_policy import FetchDecision
-from baton_node.engine.fetch_state import Admit, FetchState
+from baton_node.engine.fetch_state import Admission, FetchState
 from baton_node.engine.publish_state import PublishState
 from baton_node.store.base import PADDING, ChunkRef
 from baton_protocol.errors import InvalidRequest
@@ -166,7 +166,7 @@ class Job:
         cached = self.reservation.cached
         return tuple(PADDING if first + i < cached else block for i, block in enumerate(blocks))
 
-    def count(self, admitted: Admit | None) -> BlockCounts:
+    def count(self, admitted: Admission | None) -> BlockCounts:
         """What became of its full blocks. One call, when it leaves the parking lot."""
         self.tally = BlockCounts(
             queried=self.full_blocks,

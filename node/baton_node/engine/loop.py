@@ -21,10 +21,10 @@ from typing import Literal
 import msgspec
 
 from baton_engine.interface import Engine
-from baton_node.engine import fetch_state
 from baton_node.engine.counters import Counters
 from baton_node.engine.early_announcements import EarlyAnnouncements
 from baton_node.engine.fetch_chooser import FetchChooser
+from baton_node.engine.fetch_state import FetchState
 from baton_node.engine.fetcher import Fetcher, FetchWaits
 from baton_node.engine.job import Job, JobKey, Times, check_request
 from baton_node.engine.publisher import Publisher
@@ -34,7 +34,7 @@ from baton_node.engine.speeds import SpeedMeter
 from baton_node.ipc.engine_socket import EngineSocket
 from baton_node.ipc.messages import Drain, Drained, FinishChoice, Saved, Start, ToEngine, Undrain
 from baton_node.settings import FetchPolicy
-from baton_node.store.base import Connector, ConnectorEvent, Copied, Fetched, LookedUp, Published
+from baton_node.store.base import ConnectorEvent, Copied, Fetched, KVConnector, LookedUp, Published
 from baton_protocol.errors import BatonError, DeadlineExceeded, Unavailable
 from baton_protocol.hashing import chunk_hashes
 from baton_protocol.ids import BlockHash, Epoch, RequestId
@@ -69,7 +69,7 @@ class EngineLoop:
     def __init__(
         self,
         engine: Engine,
-        connector: Connector,
+        connector: KVConnector,
         port: EngineSocket,
         options: LoopOptions,
         clock: Callable[[], float] = time.monotonic,
@@ -102,7 +102,7 @@ class EngineLoop:
         self._attempts: OrderedDict[RequestId, int] = OrderedDict()
         self._arrivals = 0
         self._ended = 0
-        self._starved_at = 0.0
+        self._short_at: float | None = None  # of blocks: parked ones get none
         self._next_expiry = 0.0
         self._saving = self._draining = False  # a Drain waits for Saved, for Drained
 
@@ -149,7 +149,8 @@ class EngineLoop:
             self._next_expiry = now + EXPIRE_EVERY_S
             self._end_late_ones(now)
         self._lot.expire(now)
-        self._lot.grant()
+        if self._short_at is None:
+            self._lot.grant()
         moved = self._batch.step() if self._engine.has_work() else True
         self._share_blocks()
         for report in self._reporter.due(self._clock()):
@@ -170,11 +171,12 @@ class EngineLoop:
         or has done without for a while."""
         now = self._clock()
         if self._engine.has_work() and self._engine.starved():
-            self._starved_at = now
+            self._short_at = now
             self._lot.give_back()
-        elif self._lot.paused:
+        elif self._short_at is not None:
             freed = self._batch.ended != self._ended or not self._engine.has_work()
-            self._lot.paused = not freed and now < self._starved_at + PAUSE_S
+            if freed or now >= self._short_at + PAUSE_S:
+                self._short_at = None
         self._ended = self._batch.ended
 
     def _sleep(self, stuck: bool) -> None:
@@ -199,7 +201,7 @@ class EngineLoop:
                 job = self._lot.get((frame.request, frame.attempt))
                 if job is not None and job.kind == "run":
                     job.times.handed_off = self._clock()
-                    self._lot.tell(job, fetch_state.FirstKnown())
+                    self._lot.apply(job, job.parked.know_first())
             case Abort():
                 self._abort((frame.request, frame.attempt))
             case FinishChoice():
@@ -263,8 +265,8 @@ class EngineLoop:
             chunk_blocks=self._chunk_blocks,
             full_blocks=len(hashes),
             block_size=self._engine.info.layout.block_size,
-            parked=fetch_state.park(
-                len(chunks), self._chunk_blocks, await_first=await_first, cached=cached
+            parked=FetchState(
+                len(chunks), self._chunk_blocks, awaits_first=await_first, cached_blocks=cached
             ),
             times=Times(self._clock()),
             priority=Priority.HANDOFF if kind == "run" and await_first else Priority.PREFIX,
@@ -283,7 +285,7 @@ class EngineLoop:
             self._connector.lookup(*job.key, job.chunks)
         self._lot.park(job)
         if not job.chunks:
-            self._lot.tell(job, fetch_state.FirstKnown())
+            self._lot.apply(job, job.parked.know_first())
 
     def _start_run(self, frame: RunJob) -> None:
         job = self._make_job(frame, await_first=frame.await_first)
@@ -302,7 +304,7 @@ class EngineLoop:
         try:
             check_request(continued, self._engine.info)
         except BatonError as error:
-            self._lot.tell(job, fetch_state.Abort())
+            self._lot.apply(job, job.parked.abort())
             self._batch.fail(job, error)
             return
         job.request = continued
@@ -311,7 +313,8 @@ class EngineLoop:
         job.handed_off = True
         job.times.handed_off = self._clock()
         # With every choice ended at the prefill node nothing is left to run.
-        self._lot.tell(job, fetch_state.FirstKnown() if job.open_choices else fetch_state.Abort())
+        parked = job.parked
+        self._lot.apply(job, parked.know_first() if job.open_choices else parked.abort())
 
     def _end_late_ones(self, now: float) -> None:
         """Nobody waits any more for what is past its deadline."""
@@ -322,7 +325,7 @@ class EngineLoop:
 
     def _abort(self, key: JobKey) -> None:
         if job := self._lot.get(key):
-            self._lot.tell(job, fetch_state.Abort())
+            self._lot.apply(job, job.parked.abort())
             self._publisher.close(job)
             return
         self._batch.abort(key)
@@ -353,10 +356,10 @@ class EngineLoop:
         self._publisher.looked_up(event)
         if job is not None:
             job.decision = self._weigher.weigh(job)
-            self._lot.tell(job, fetch_state.Announced(job.decision.fetch))
-            self._lot.tell(job, fetch_state.Ended())
+            self._lot.apply(job, job.parked.announce(job.decision.fetch))
+            self._lot.apply(job, job.parked.end())
             if job.kind == "prefill":
-                self._lot.tell(job, fetch_state.FirstKnown())
+                self._lot.apply(job, job.parked.know_first())
 
     def _announced(self, event: InboxEntry) -> None:
         key = (event.request, event.attempt)
@@ -368,9 +371,9 @@ class EngineLoop:
         if job.kind != "run" or job.parked.over:
             return
         if event.kind != "chunks":
-            self._lot.tell(job, fetch_state.Ended())
+            self._lot.apply(job, job.parked.end())
             return
         for index, marker in enumerate(event.markers, start=event.first):
             job.markers[index] = marker
         mask = ((1 << len(event.markers)) - 1) << event.first
-        self._lot.tell(job, fetch_state.Announced(mask))
+        self._lot.apply(job, job.parked.announce(mask))

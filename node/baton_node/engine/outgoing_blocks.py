@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from baton_engine.interface import Engine
-from baton_node.store.base import ChunkRef, Connector, Copied
+from baton_node.store.base import ChunkRef, Copied, KVConnector
 from baton_protocol.ids import BlockId
 from baton_protocol.store import Priority
 
@@ -23,7 +23,7 @@ STILL_S = 1.0
 class OutgoingBlocks:
     """`copying` chunks hold their blocks now."""
 
-    def __init__(self, engine: Engine, connector: Connector, clock: Callable[[], float]) -> None:
+    def __init__(self, engine: Engine, connector: KVConnector, clock: Callable[[], float]) -> None:
         self._engine = engine
         self._connector = connector
         self._clock = clock

@@ -1,75 +1,29 @@
 """Which chunks of a prefill job are put into the store, announced, and when the job has ended.
 
-Pure. In: what the lookup found, how far the prompt is computed, how each put went. Out: actions for
-the step loop. Chunks that exist are announced at once; the others are put as soon as a step has
-filled them (or found them in the node's own cache). Who puts them also announces them, as soon as
-the store has acknowledged value and marker. "end" follows when nothing more will come. A failed put
-ends the publishing of this job: the decode node computes from there.
-
-    LookedUp Computed Missing Settled Closed  ->  Publish(chunk)  Announce(first, count)  End
+Pure. In: what the lookup found, how far the prompt is computed, how each put went; one method each.
+Out: the next state, and what the step loop does now. Chunks that exist are announced at once; the
+others are put as soon as a step has filled them (or found them in the node's own cache). Who puts
+them also announces them, as soon as the store has acknowledged value and marker. `end` follows when
+nothing more will come. A failed put ends the publishing of this job: the decode node computes from
+there.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class LookedUp:
-    """These chunks have a marker (a bit set); 0 where the index is out of reach."""
+class PublishActions:
+    """What the step loop does now, in the order of the fields."""
 
-    chunks: int
-
-
-@dataclass(frozen=True, slots=True)
-class Computed:
-    """The prompt's first `chunks` full chunks are in this node's blocks now."""
-
-    chunks: int
+    announce: tuple[tuple[int, int], ...] = ()  # (first, count) of chunks that exist
+    publish: tuple[int, ...] = ()  # hold their blocks before the next step, put them, announce them
+    end: bool = False  # tell the decode node that no more will come; once, and last
 
 
-@dataclass(frozen=True, slots=True)
-class Missing:
-    """A chunk whose marker was seen is not there after all: it is put again once computed."""
-
-    chunk: int
-
-
-@dataclass(frozen=True, slots=True)
-class Settled:
-    chunk: int
-    ok: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Closed:
-    """No more will be computed for this job (it has ended, or was aborted)."""
-
-
-Event = LookedUp | Computed | Missing | Settled | Closed
-
-
-@dataclass(frozen=True, slots=True)
-class Publish:
-    """Hold the chunk's blocks now, before the next step, put them, and announce what was put."""
-
-    chunk: int
-
-
-@dataclass(frozen=True, slots=True)
-class Announce:
-    """Tell the decode node that chunks [first, first + count) exist."""
-
-    first: int
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """Tell the decode node that no more will come. Comes once, and last."""
-
-
-Action = Publish | Announce | End
+Outcome = tuple["PublishState", PublishActions]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,65 +39,72 @@ class PublishState:
     closed: bool = False
     ended: bool = False
 
+    def find(self, chunks: int) -> Outcome:
+        """The lookup found a marker of these chunks (a bit set); 0 where the index is out of
+        reach."""
+        found = chunks & _ones(self.chunks) & ~self.exists
+        return self._become(_runs(found), exists=self.exists | found, looked_up=True)
 
-def step(state: PublishState, event: Event) -> tuple[PublishState, list[Action]]:
-    """The next state and what to do now. After End nothing comes any more."""
-    if state.ended:
-        return state, []
-    actions: list[Action] = []
-    match event:
-        case LookedUp(chunks):
-            found = chunks & _ones(state.chunks) & ~state.exists
-            actions.extend(_runs(found))
-            state = replace(state, exists=state.exists | found, looked_up=True)
-        case Computed(chunks):
-            state = replace(state, computed=max(state.computed, min(chunks, state.chunks)))
-        case Missing(chunk):
-            state = replace(state, exists=state.exists & ~(1 << chunk))
-        case Settled(chunk, ok):
-            bit = (1 << chunk) & state.flying
-            state = replace(state, flying=state.flying & ~bit, failed=state.failed or not ok)
-            if bit and ok:
-                state = replace(state, exists=state.exists | bit)
-        case Closed():
-            state = replace(state, closed=True)
-    return _advance(state, actions)
+    def compute(self, chunks: int) -> Outcome:
+        """The prompt's first `chunks` full chunks are in this node's blocks now."""
+        return self._become(computed=max(self.computed, min(chunks, self.chunks)))
 
+    def miss(self, chunk: int) -> Outcome:
+        """A chunk whose marker was seen is not there after all: it is put again once computed."""
+        return self._become(exists=self.exists & ~(1 << chunk))
 
-def _advance(state: PublishState, actions: list[Action]) -> tuple[PublishState, list[Action]]:
-    if state.looked_up and not state.failed and not state.closed:
-        due = _ones(state.computed) & ~state.exists & ~state.flying
-        actions.extend(Publish(chunk) for chunk in _bits(due))
-        state = replace(state, flying=state.flying | due)
-    # Not before the prompt is computed, though all chunks may exist from the start: one of them may
-    # turn out to be missing, and the first token comes no sooner.
-    complete = state.computed == state.chunks and state.exists == _ones(state.chunks)
-    complete = complete and state.looked_up
-    if not state.flying and (complete or state.failed or state.closed):
-        actions.append(End())
-        state = replace(state, ended=True)
-    return state, actions
+    def settle(self, chunk: int, ok: bool) -> Outcome:
+        """A put has ended."""
+        bit = (1 << chunk) & self.flying
+        return self._become(
+            flying=self.flying & ~bit,
+            failed=self.failed or not ok,
+            exists=self.exists | (bit if ok else 0),
+        )
+
+    def close(self) -> Outcome:
+        """No more will be computed for this job (it has ended, or was aborted)."""
+        return self._become(closed=True)
+
+    def _become(self, announce: tuple[tuple[int, int], ...] = (), **changes: Any) -> Outcome:
+        """The state with these changes, and what to do now. After `end` nothing comes any more."""
+        if self.ended:
+            return self, PublishActions()
+        return replace(self, **changes)._advance(announce)
+
+    def _advance(self, announce: tuple[tuple[int, int], ...]) -> Outcome:
+        due = 0
+        if self.looked_up and not self.failed and not self.closed:
+            due = _ones(self.computed) & ~self.exists & ~self.flying
+        flying = self.flying | due
+        # Not before the prompt is computed, though all chunks may exist from the start: one of them
+        # may turn out to be missing, and the first token comes no sooner.
+        complete = self.computed == self.chunks and self.exists == _ones(self.chunks)
+        complete = complete and self.looked_up
+        ended = not flying and (complete or self.failed or self.closed)
+        state = replace(self, flying=flying, ended=ended)
+        return state, PublishActions(announce, _bits(due), ended)
 
 
 def _ones(count: int) -> int:
     return (1 << count) - 1
 
 
-def _bits(bits: int) -> list[int]:
+def _bits(bits: int) -> tuple[int, ...]:
     found = []
     while bits:
         found.append((bits & -bits).bit_length() - 1)
         bits &= bits - 1
-    return found
+    return tuple(found)
 
 
-def _runs(bits: int) -> list[Action]:
-    """One Announce per run of neighbouring chunks."""
-    runs: list[Action] = []
+def _runs(bits: int) -> tuple[tuple[int, int], ...]:
+    """(first, count) of each run of neighbouring chunks."""
+    runs = []
     while bits:
         first = (bits & -bits).bit_length() - 1
         rest = ~(bits >> first)
         count = (rest & -rest).bit_length() - 1
-        runs.append(Announce(first, count))
+        runs.append((first, count))
         bits &= ~(_ones(count) << first)
-    return runs
+    return tuple(runs)

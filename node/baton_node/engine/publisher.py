@@ -13,12 +13,12 @@ import logging
 from collections.abc import Callable
 
 from baton_engine.interface import Engine, Filled, Progress
-from baton_node.engine import publish_state
 from baton_node.engine.counters import Counters
 from baton_node.engine.job import Job, JobKey
 from baton_node.engine.outgoing_blocks import OutgoingBlocks
+from baton_node.engine.publish_state import Outcome, PublishState
 from baton_node.engine.write_behind import WriteBehind
-from baton_node.store.base import Connector, Copied, LookedUp, Published
+from baton_node.store.base import Copied, KVConnector, LookedUp, Published
 from baton_protocol.ids import BlockHash, BlockId
 from baton_protocol.store import InboxEntry, Priority
 
@@ -32,7 +32,7 @@ class Publisher:
     def __init__(
         self,
         engine: Engine,
-        connector: Connector,
+        connector: KVConnector,
         counters: Counters,
         clock: Callable[[], float],
     ) -> None:
@@ -62,26 +62,28 @@ class Publisher:
     def open(self, job: Job) -> None:
         """A prefill job arrived. One without a full chunk ends here."""
         self._jobs[job.key] = job
-        job.ledger = publish_state.PublishState(len(job.chunks))
+        job.ledger = PublishState(len(job.chunks))
         if not job.chunks:
-            self._tell(job, publish_state.LookedUp(0))
+            self._apply(job, job.ledger.find(0))
 
     def looked_up(self, event: LookedUp) -> None:
         job = self._jobs.get((event.request, event.attempt))
-        if job is None:
+        if job is None or job.ledger is None:
             return
         found = sum(1 << i for i, marker in enumerate(event.markers) if marker is not None)
         self._counters.announced_chunks += found.bit_count()
-        self._tell(job, publish_state.LookedUp(found))
+        self._apply(job, job.ledger.find(found))
 
     def missing(self, job: Job, chunk: int) -> None:
         """A chunk this job was to reuse is not in the store."""
-        self._tell(job, publish_state.Missing(chunk))
+        if job.ledger is not None:
+            self._apply(job, job.ledger.miss(chunk))
 
     def progressed(self, progress: Progress, job: Job) -> None:
         """Right after a step: what it filled is put now, before the blocks can be reused."""
-        tokens = self._engine.info.layout.chunk_tokens
-        self._tell(job, publish_state.Computed(progress.computed // tokens), progress.blocks)
+        if job.ledger is not None:
+            chunks = progress.computed // self._engine.info.layout.chunk_tokens
+            self._apply(job, job.ledger.compute(chunks), progress.blocks)
 
     def filled(self, filled: Filled, job: Job) -> None:
         """Right after a step too: a chunk of a whole request."""
@@ -106,9 +108,8 @@ class Publisher:
             self._counters.published_chunks += 1
             self._counters.published_bytes += event.bytes
         job = self._jobs.get((event.chunk.request, event.chunk.attempt))
-        if job is None:
-            return
-        self._tell(job, publish_state.Settled(event.chunk.index, event.marker is not None))
+        if job is not None and job.ledger is not None:
+            self._apply(job, job.ledger.settle(event.chunk.index, event.marker is not None))
 
     def _report(self, chunk: BlockHash, refusal: str) -> None:
         """Say once that chunks are refused and once that they are not: a store that is down
@@ -123,25 +124,20 @@ class Publisher:
     def close(self, job: Job) -> None:
         """The job computes no more."""
         self._behind.close(job)
-        self._tell(job, publish_state.Closed())
+        if job.ledger is not None:
+            self._apply(job, job.ledger.close())
 
-    def _tell(self, job: Job, event: publish_state.Event, blocks: tuple[BlockId, ...] = ()) -> None:
-        if job.ledger is None:
-            return
-        job.ledger, actions = publish_state.step(job.ledger, event)
-        refused: list[int] = []
-        for action in actions:
-            match action:
-                case publish_state.Publish(chunk):
-                    if not self._publish(job, chunk, blocks):
-                        refused.append(chunk)
-                case publish_state.Announce(first, count):
-                    self._announce(job, "chunks", first, count)
-                case publish_state.End():
-                    self._announce(job, "end", 0, 0)
-                    self._jobs.pop(job.key, None)
+    def _apply(self, job: Job, outcome: Outcome, blocks: tuple[BlockId, ...] = ()) -> None:
+        """The job's ledger becomes this, and this is done; `blocks` are those of its prompt."""
+        job.ledger, actions = outcome
+        for first, count in actions.announce:
+            self._announce(job, "chunks", first, count)
+        refused = [chunk for chunk in actions.publish if not self._publish(job, chunk, blocks)]
+        if actions.end:
+            self._announce(job, "end", 0, 0)
+            self._jobs.pop(job.key, None)
         for chunk in refused:
-            self._tell(job, publish_state.Settled(chunk, False))
+            self._apply(job, job.ledger.settle(chunk, False))
 
     def _publish(self, job: Job, chunk: int, blocks: tuple[BlockId, ...]) -> bool:
         source = job.chunk_of(blocks, chunk)

@@ -15,7 +15,7 @@ from baton_engine.interface import Engine
 from baton_node.engine.counters import Counters
 from baton_node.engine.speeds import SpeedMeter
 from baton_node.ipc.messages import ToServer
-from baton_node.store.base import Measured
+from baton_node.store.base import KVConnector
 from baton_protocol.ids import Epoch
 from baton_protocol.link import CacheEvents, Load
 
@@ -42,7 +42,7 @@ class Reporter:
         engine: Engine,
         counters: Counters,
         speeds: SpeedMeter,
-        plane: Measured,
+        plane: KVConnector,
         requests: Requests,
         epoch: Epoch,
         *,

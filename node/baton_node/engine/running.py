@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from baton_engine.interface import Engine, Filled, StepResult, TokenOut
-from baton_node.engine import fetch_state
 from baton_node.engine.counters import Counters
+from baton_node.engine.fetch_state import Admission
 from baton_node.engine.job import Job, JobKey
 from baton_node.engine.publisher import Publisher
 from baton_node.engine.speeds import SpeedMeter
@@ -55,7 +55,7 @@ class RunningBatch:
         job = self._jobs.get(key[0])
         return job is not None and job.key == key
 
-    def admit(self, job: Job, action: fetch_state.Admit) -> None:
+    def admit(self, job: Job, admission: Admission) -> None:
         """The gap is closed as far as the store can: the engine does the rest."""
         job.times.admitted = self._clock()
         reservation, job.reservation = job.reservation, None
@@ -64,7 +64,7 @@ class RunningBatch:
             self._engine.submit(
                 job.request,
                 reservation=reservation,
-                landed=action.runs,
+                landed=admission.runs,
                 prefill_only=prefill,
                 track=prefill,
                 report_filled=not prefill and self._publisher.has_store,

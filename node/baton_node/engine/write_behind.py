@@ -11,7 +11,7 @@ from baton_engine.interface import Engine, Filled
 from baton_node.engine.counters import Counters
 from baton_node.engine.job import Job, JobKey
 from baton_node.engine.outgoing_blocks import OutgoingBlocks
-from baton_node.store.base import ChunkRef, Connector, Copied, Published
+from baton_node.store.base import ChunkRef, Copied, KVConnector, Published
 from baton_protocol.ids import BlockHash
 from baton_protocol.store import Priority
 
@@ -22,7 +22,7 @@ class WriteBehind:
     """Keeps what was stored of a job until close(job)."""
 
     def __init__(
-        self, engine: Engine, connector: Connector, puts: OutgoingBlocks, counters: Counters
+        self, engine: Engine, connector: KVConnector, puts: OutgoingBlocks, counters: Counters
     ) -> None:
         self._connector = connector
         self._puts = puts

@@ -1,7 +1,8 @@
 """The data plane as a node's step loop drives it: what it is asked, and what comes back.
 
 In: chunks of the engine's paged cache to look up, fetch and publish. Out: events, each once; how
-the data servers and the index are. Implemented by connector (over a store) and nostore.
+the data servers and the index are. Implemented by redis_connector (over a store) and
+null_connector.
 """
 
 from __future__ import annotations
@@ -74,8 +75,9 @@ ConnectorEvent = LookedUp | Fetched | Copied | Published | InboxEntry
 
 
 class KVConnector(Protocol):
-    """Moves chunks between KVMemory and the store, and talks to the index; never blocks the caller.
-    Results come back through poll(); `fileno` becomes readable when there are any."""
+    """Moves chunks between KVMemory and the store, talks to the index, and knows how both are;
+    never blocks the caller. Results come back through poll(); `fileno` becomes readable when there
+    are any."""
 
     def lookup(self, request: RequestId, attempt: int, hashes: Sequence[BlockHash]) -> None: ...
 
@@ -98,12 +100,6 @@ class KVConnector(Protocol):
     def poll(self) -> list[ConnectorEvent]: ...
 
     def fileno(self) -> int: ...
-
-    def close(self) -> None: ...
-
-
-class Measured(Protocol):
-    """A data plane that watches itself."""
 
     def rates(self) -> tuple[float, float]:
         """Put and get, bytes per second, all instances together; 0.0 is not measured."""
@@ -131,6 +127,4 @@ class Measured(Protocol):
         """What routers are told of the store: healthy() in their words, or that there is none."""
         ...
 
-
-class Connector(KVConnector, Measured, Protocol):
-    """All that the step loop needs of it."""
+    def close(self) -> None: ...

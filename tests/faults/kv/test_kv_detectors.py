@@ -14,7 +14,7 @@ import pytest
 
 from baton_engine.core.engine_core import EngineCore
 from baton_kvstore.data import transfers
-from baton_node.engine import fetch_state
+from baton_node.engine.fetch_state import FetchState, Outcome
 from baton_protocol.link import RunJob
 from baton_protocol.request import Request
 from tests.faults.kv.cells import (
@@ -131,14 +131,12 @@ def test_a_header_that_is_damaged_alone_changes_no_page(blind: None, servers: KV
 def test_pages_given_back_before_their_fetch_has_settled_are_overwritten(
     servers: KVServers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    advance = fetch_state._advance
+    advance = FetchState._advance
 
-    def hasty(
-        state: fetch_state.FetchState,
-    ) -> tuple[fetch_state.FetchState, list[fetch_state.Action]]:
+    def hasty(state: FetchState) -> Outcome:
         return advance(replace(state, flying=0) if state.aborted else state)
 
-    monkeypatch.setattr(fetch_state, "_advance", hasty)
+    monkeypatch.setattr(FetchState, "_advance", hasty)
     tally = raced(servers, destination_race)
     assert tally.early > 0
     assert tally.wrong > 0

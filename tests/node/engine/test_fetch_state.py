@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -10,26 +11,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_node.engine import fetch_state
-from baton_node.engine.fetch_state import (
-    Abort,
-    Admit,
-    Announced,
-    Ended,
-    Fetch,
-    FetchState,
-    FirstKnown,
-    Forget,
-    GiveBack,
-    Landed,
-    Lost,
-    Release,
-    Reserved,
-    Timeout,
-)
+from baton_node.engine.fetch_state import WINDOW, Admission, FetchActions, FetchState, Outcome
 
 CHUNK_BLOCKS = 2
 KINDS = ["announce", "end", "grant", "land", "lose", "first", "time", "back", "abort"]
+
+
+@dataclass(frozen=True)
+class Event:
+    """A method of the machine, and what it is told, if anything."""
+
+    method: str
+    chunks: int | None = None
+
+    def happens_to(self, state: FetchState) -> Outcome:
+        method: Callable[..., Outcome] = getattr(state, self.method)
+        return method() if self.chunks is None else method(self.chunks)
+
+
+FORGET = "forget"
 
 
 @dataclass
@@ -51,7 +51,7 @@ class World:
     aborted: bool = False
     first: bool = False
     expired: bool = False
-    outcome: Admit | Forget | None = None
+    outcome: Admission | str | None = None
 
     @property
     def there(self) -> set[int]:
@@ -60,58 +60,57 @@ class World:
         return found - set(range(self.cached // CHUNK_BLOCKS))
 
     def begin(self) -> None:
-        self.state, actions = fetch_state.start(self.state)
+        self.state, actions = self.state.start()
         self._obey(actions)
 
-    def tell(self, event: fetch_state.Event) -> None:
+    def tell(self, method: str, chunks: int | None = None) -> None:
+        event = Event(method, chunks)
         self._notice(event)
         over = self.outcome is not None
-        self.state, actions = fetch_state.step(self.state, event)
-        assert not (over and actions), "an action came after the end"
+        self.state, actions = event.happens_to(self.state)
+        assert not over or actions == FetchActions(), "an action came after the end"
         self._obey(actions)
         if self.outcome is None:
             self._check_patience()
 
-    def _notice(self, event: fetch_state.Event) -> None:
+    def _notice(self, event: Event) -> None:
         match event:
-            case Announced(chunks):
+            case Event("announce", int(chunks)):
                 self.puts.update(i for i in range(self.state.chunks) if chunks >> i & 1)
-            case Reserved(cached):
+            case Event("reserve", int(cached)):
                 assert self.state.wants_blocks
                 self.held, self.cached, self.landed = True, cached, set()
-            case Landed(chunk):
+            case Event("land", int(chunk)):
                 self.flying.discard(chunk)
                 self.landed.add(chunk)
-            case Lost(chunk) if chunk in self.flying:
+            case Event("lose", int(chunk)) if chunk in self.flying:
                 self.flying.discard(chunk)
                 self.gone[chunk] = self.begun[chunk]
-            case Timeout():
+            case Event("time_out"):
                 self.expired |= self.first
             case _:
-                self.ended |= isinstance(event, Ended)
-                self.aborted |= isinstance(event, Abort)
-                self.first |= isinstance(event, FirstKnown)
+                self.ended |= event.method == "end"
+                self.aborted |= event.method == "abort"
+                self.first |= event.method == "know_first"
 
-    def _obey(self, actions: list[fetch_state.Action]) -> None:
-        for action in actions:
-            assert self.outcome is None, "an action came after the end"
-            match action:
-                case Fetch(chunk):
-                    self._check_fetch(chunk)
-                    self.flying.add(chunk)
-                    self.begun[chunk] = self.puts[chunk]
-                    assert len(self.flying) <= fetch_state.WINDOW
-                case Release():
-                    assert self.held
-                    assert not self.flying, "blocks released under a fetch"
-                    self.held, self.landed = False, set()
-                case Admit(runs, chunks):
-                    self._check_admission(runs, chunks)
-                    self.outcome = action
-                case Forget():
-                    assert self.aborted
-                    assert not self.held
-                    self.outcome = action
+    def _obey(self, actions: FetchActions) -> None:
+        if actions.release:
+            assert self.held
+            assert not self.flying, "blocks released under a fetch"
+            self.held, self.landed = False, set()
+        for chunk in actions.fetch:
+            self._check_fetch(chunk)
+            self.flying.add(chunk)
+            self.begun[chunk] = self.puts[chunk]
+            assert len(self.flying) <= WINDOW
+        if actions.admit is not None:
+            self._check_admission(actions.admit.runs, actions.admit.chunks)
+            self.outcome = actions.admit
+        if actions.forget:
+            assert self.outcome is None, "forgotten after the end"
+            assert self.aborted
+            assert not self.held
+            self.outcome = FORGET
 
     def _check_fetch(self, chunk: int) -> None:
         assert self.held, "a fetch without blocks"
@@ -144,7 +143,7 @@ class World:
 
 
 def world(chunks: int, *, await_first: bool, cached: int = 0) -> World:
-    state = fetch_state.park(chunks, CHUNK_BLOCKS, await_first=await_first, cached=cached)
+    state = FetchState(chunks, CHUNK_BLOCKS, awaits_first=await_first, cached_blocks=cached)
     made = World(state, cached, first=not await_first)
     made.begin()
     return made
@@ -162,42 +161,44 @@ def test_every_interleaving_ends_in_admission_or_release(data: st.DataObject) ->
         kind = data.draw(st.sampled_from(KINDS))
         match kind:
             case "announce":
-                w.tell(Announced(data.draw(st.integers(0, (1 << chunks + 2) - 1))))
+                w.tell("announce", data.draw(st.integers(0, (1 << chunks + 2) - 1)))
             case "end":
-                w.tell(Ended())
+                w.tell("end")
             case "grant" if w.state.wants_blocks:
-                w.tell(Reserved(data.draw(cached)))
+                w.tell("reserve", data.draw(cached))
             case "land" if w.flying:
-                w.tell(Landed(data.draw(st.sampled_from(sorted(w.flying)))))
+                w.tell("land", data.draw(st.sampled_from(sorted(w.flying))))
             case "lose" if w.flying:
-                w.tell(Lost(data.draw(st.sampled_from(sorted(w.flying)))))
+                w.tell("lose", data.draw(st.sampled_from(sorted(w.flying))))
             case "first":
-                w.tell(FirstKnown())
+                w.tell("know_first")
             case "time":
-                w.tell(Timeout())
+                w.tell("time_out")
             case "back":
-                w.tell(GiveBack())
+                w.tell("give_back")
             case "abort" if data.draw(st.integers(0, 9)) == 0:
-                w.tell(Abort())
+                w.tell("abort")
     _let_the_world_finish(w, lose=data.draw(st.booleans()))
     assert w.outcome is not None
-    for late in (Announced(1), Ended(), Landed(0), FirstKnown(), Timeout(), GiveBack(), Abort()):
+    w.tell("announce", 1)
+    w.tell("land", 0)
+    for late in ("end", "know_first", "time_out", "give_back", "abort"):
         w.tell(late)
 
 
 def _let_the_world_finish(w: World, *, lose: bool) -> None:
     """What always comes in the end: the router's word, settled fetches, blocks, the deadline."""
-    w.tell(FirstKnown())
+    w.tell("know_first")
     for _ in range(4 * w.state.chunks + 4):
         if w.outcome is not None:
             return
         if w.state.wants_blocks:
-            w.tell(Reserved(0))
+            w.tell("reserve", 0)
         elif w.flying:
             chunk = min(w.flying)
-            w.tell(Lost(chunk) if lose else Landed(chunk))
+            w.tell("lose" if lose else "land", chunk)
         else:
-            w.tell(Timeout())
+            w.tell("time_out")
 
 
 @given(chunks=st.integers(1, 50), cached=st.integers(0, 20), order=st.randoms())
@@ -205,15 +206,15 @@ def test_with_all_chunks_there_all_of_them_are_used(
     chunks: int, cached: int, order: object
 ) -> None:
     w = world(chunks, await_first=True)
-    w.tell(Announced((1 << chunks) - 1))
+    w.tell("announce", (1 << chunks) - 1)
     cached = min(cached, chunks * CHUNK_BLOCKS)
-    w.tell(Reserved(cached))
+    w.tell("reserve", cached)
     while w.flying:
-        w.tell(Landed(order.choice(sorted(w.flying))))  # type: ignore[attr-defined]
+        w.tell("land", order.choice(sorted(w.flying)))  # type: ignore[attr-defined]
     assert w.outcome is None
-    w.tell(FirstKnown())
+    w.tell("know_first")
     end = chunks * CHUNK_BLOCKS
-    assert w.outcome == Admit(
+    assert w.outcome == Admission(
         ((cached, end),) if cached < end else (), chunks - cached // CHUNK_BLOCKS
     )
 
@@ -228,7 +229,7 @@ class See:
     flying: set[int] | None = None
     held: bool | None = None
     wants_blocks: bool | None = None
-    outcome: Admit | Forget | None = None
+    outcome: Admission | str | None = None
 
 
 @dataclass(frozen=True)
@@ -236,8 +237,8 @@ class Script:
     """A prompt of so many chunks, and what happens to its request."""
 
     chunks: int
-    says: list[fetch_state.Event | See]
-    ends: Admit | Forget | None = None
+    events: list[Event | See]
+    ends: Admission | str | None = None
     await_first: bool = True
     cached: int = 0
 
@@ -246,121 +247,154 @@ WAITS = See()
 
 SCRIPTS: dict[str, Script] = {
     "a prompt without a full chunk runs on the router's word": Script(
-        0, [WAITS, FirstKnown()], Admit()
+        0, [WAITS, Event("know_first")], Admission()
     ),
     "a request without a partner and without chunks runs at once": Script(
-        0, [], Admit(), await_first=False
+        0, [], Admission(), await_first=False
     ),
     "blocks are wanted only when a fetch could start": Script(
-        3, [See(wants_blocks=False), Announced(0b001), See(wants_blocks=True)]
+        3, [See(wants_blocks=False), Event("announce", 0b001), See(wants_blocks=True)]
     ),
     "chunks in the own cache want no blocks": Script(
         2,
-        [Announced(0b01), See(wants_blocks=False), Announced(0b10), See(wants_blocks=True)],
+        [
+            Event("announce", 0b01),
+            See(wants_blocks=False),
+            Event("announce", 0b10),
+            See(wants_blocks=True),
+        ],
         cached=2,
     ),
     "a chunk lost in the middle is a hole and nobody waits for it": Script(
         4,
         [
-            Announced(0b1111),
-            Reserved(0),
-            *(Landed(chunk) for chunk in (0, 2, 3)),
-            Lost(1),
-            FirstKnown(),
+            Event("announce", 0b1111),
+            Event("reserve", 0),
+            *(Event("land", chunk) for chunk in (0, 2, 3)),
+            Event("lose", 1),
+            Event("know_first"),
         ],
-        Admit(((0, 2), (4, 8)), 3),
+        Admission(((0, 2), (4, 8)), 3),
     ),
     "a chunk that was not announced is waited for until the partner's end": Script(
         3,
-        [Announced(0b101), Reserved(0), Landed(0), Landed(2), FirstKnown(), WAITS, Ended()],
-        Admit(((0, 2), (4, 6)), 2),
+        [
+            Event("announce", 0b101),
+            Event("reserve", 0),
+            Event("land", 0),
+            Event("land", 2),
+            Event("know_first"),
+            WAITS,
+            Event("end"),
+        ],
+        Admission(((0, 2), (4, 6)), 2),
     ),
     "a lost chunk announced again is fetched again": Script(
         2,
         [
-            Announced(0b11),
-            Reserved(0),
-            Lost(0),
-            Landed(1),
+            Event("announce", 0b11),
+            Event("reserve", 0),
+            Event("lose", 0),
+            Event("land", 1),
             See(flying=set()),
-            Announced(0b01),
+            Event("announce", 0b01),
             See(flying={0}),
-            Landed(0),
-            FirstKnown(),
+            Event("land", 0),
+            Event("know_first"),
         ],
-        Admit(((0, 4),), 2),
+        Admission(((0, 4),), 2),
     ),
     "a chunk put again while its lost bytes are on their way is fetched again": Script(
         1,
         [
-            Announced(0b1),
-            Reserved(0),
-            Announced(0b1),
-            Lost(0),
+            Event("announce", 0b1),
+            Event("reserve", 0),
+            Event("announce", 0b1),
+            Event("lose", 0),
             See(flying={0}),
-            Lost(0),
+            Event("lose", 0),
             See(flying=set()),  # nobody has put it a third time
         ],
     ),
     "after the end chunks behind a hole are fetched too": Script(
-        3, [Announced(0b101), Ended(), Reserved(0), See(flying={0, 2})]
+        3, [Event("announce", 0b101), Event("end"), Event("reserve", 0), See(flying={0, 2})]
     ),
     "an abort in mid-fetch holds the blocks until the fetch has settled": Script(
         2,
         [
-            Announced(0b11),
-            Reserved(0),
-            Abort(),
-            Lost(0),
+            Event("announce", 0b11),
+            Event("reserve", 0),
+            Event("abort"),
+            Event("lose", 0),
             See(held=True),
-            Landed(1),
-            See(held=False, outcome=Forget()),
+            Event("land", 1),
+            See(held=False, outcome=FORGET),
         ],
-        Forget(),
+        FORGET,
     ),
     "blocks given back are wanted again and their chunks fetched anew": Script(
         2,
         [
-            Announced(0b11),
-            Reserved(0),
-            Landed(0),
-            GiveBack(),
+            Event("announce", 0b11),
+            Event("reserve", 0),
+            Event("land", 0),
+            Event("give_back"),
             See(held=True),  # chunk 1 is still in flight
-            Landed(1),
+            Event("land", 1),
             See(held=False, wants_blocks=True),
-            Reserved(0),
+            Event("reserve", 0),
             See(flying={0, 1}),
         ],
     ),
     "a deadline after the first token runs with what has landed": Script(
         3,
         [
-            Announced(0b001),
-            Reserved(0),
-            Landed(0),
-            Timeout(),
+            Event("announce", 0b001),
+            Event("reserve", 0),
+            Event("land", 0),
+            Event("time_out"),
             WAITS,  # only the router ends the wait for the first token
-            FirstKnown(),
-            Timeout(),
+            Event("know_first"),
+            Event("time_out"),
         ],
-        Admit(((0, 2),), 1),
+        Admission(((0, 2),), 1),
     ),
     "a deadline in mid-fetch waits until the fetch has settled": Script(
         2,
-        [Announced(0b11), Reserved(0), Landed(0), Timeout(), See(held=True), Landed(1)],
-        Admit(((0, 4),), 2),
+        [
+            Event("announce", 0b11),
+            Event("reserve", 0),
+            Event("land", 0),
+            Event("time_out"),
+            See(held=True),
+            Event("land", 1),
+        ],
+        Admission(((0, 4),), 2),
         await_first=False,
     ),
     "of a partly cached chunk only the rest has landed": Script(
         3,
-        [Announced(0b111), Reserved(3), See(flying={1, 2}), Landed(1), Landed(2), Ended()],
-        Admit(((3, 6),), 2),
+        [
+            Event("announce", 0b111),
+            Event("reserve", 3),
+            See(flying={1, 2}),
+            Event("land", 1),
+            Event("land", 2),
+            Event("end"),
+        ],
+        Admission(((3, 6),), 2),
         await_first=False,
     ),
     "a partly cached chunk that is lost keeps its cached blocks": Script(
         2,
-        [Announced(0b11), Reserved(1), Lost(0), Lost(1), Ended()],
-        Admit(),
+        [
+            Event("announce", 0b11),
+            Event("reserve", 1),
+            Event("lose", 0),
+            Event("lose", 1),
+            Event("end"),
+        ],
+        Admission(),
         await_first=False,
     ),
 }
@@ -369,14 +403,14 @@ SCRIPTS: dict[str, Script] = {
 @pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
 def test_what_happens_to_a_parked_request(script: Script) -> None:
     w = world(script.chunks, await_first=script.await_first, cached=script.cached)
-    for said in script.says:
-        if isinstance(said, See):
-            assert w.outcome == said.outcome
-            assert said.flying in (None, w.flying)
-            assert said.held in (None, w.held)
-            assert said.wants_blocks in (None, w.state.wants_blocks)
+    for event in script.events:
+        if isinstance(event, See):
+            assert w.outcome == event.outcome
+            assert event.flying in (None, w.flying)
+            assert event.held in (None, w.held)
+            assert event.wants_blocks in (None, w.state.wants_blocks)
         else:
-            w.tell(said)
+            w.tell(event.method, event.chunks)
     assert w.outcome == script.ends
-    if isinstance(script.ends, Admit):
+    if isinstance(script.ends, Admission):
         assert w.state.cached_blocks == w.cached

@@ -17,7 +17,7 @@ from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_kvstore.index.markers import Index
 from baton_node.engine.loop import EngineLoop, LoopOptions
 from baton_node.ipc.messages import Prompted, Step, ToEngine, Token, ToServer
-from baton_node.store.base import Connector
+from baton_node.store.base import KVConnector
 from baton_node.store.null_connector import NoStore
 from baton_node.store.redis_connector import StoreAddress, StoreConnector
 from baton_protocol.ids import Epoch, NodeId
@@ -54,7 +54,7 @@ class DeskNode:
     def __init__(
         self,
         name: str,
-        connect: Callable[[EngineCore], Connector],
+        connect: Callable[[EngineCore], KVConnector],
         settings: SimSettings | None = None,
         engine: EngineCore | None = None,
         **options: Any,
