@@ -28,8 +28,9 @@ STOP_S = 15.0
 NODE_MAIN = """
 import asyncio, sys
 from baton_node.settings import NodeSettings
-from baton_decode_node import serve
-asyncio.run(serve(NodeSettings.from_json(sys.stdin.buffer.read())))
+from baton_decode_node.serve import serve
+settings = NodeSettings.from_json(sys.stdin.buffer.read())
+asyncio.run(serve(settings, "baton_cli.engine_process"))
 """
 ROUTER_MAIN = """
 import asyncio, sys, msgspec

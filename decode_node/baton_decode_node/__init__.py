@@ -1,10 +1,15 @@
-"""The decode role: fetches prompts' KV, generates, streams.
+"""The decode role: what a decode node takes, fetching and write-behind (vLLM's kv_consumer).
 
-role     DecodeRole: which jobs it takes
-serve    serve(settings): one decode node until SIGTERM or SIGINT
+    serve                one decode node until SIGTERM or SIGINT
+    admission            DecodeRole: which jobs it takes
+    fetcher              parked requests that close their gap from the store before they run
+    fetch_state          what one of them does when: a pure state machine
+    fetch_policy         fetch or compute?
+    early_announcements  inbox entries that came before their job
+    write_behind         what whole requests fill, put into the store for others
+
+`serve` is the server process's, the others are the engine process's: neither imports the other.
+Every node's engine process runs them, whatever the role (a prefill node fetches the prefix that the
+store holds): they implement baton_node's Fetching and WritingBehind, and `baton_cli.engine_process`
+gives them to the step loop.
 """
-
-from baton_decode_node.admission import DecodeRole
-from baton_decode_node.serve import serve
-
-__all__ = ["DecodeRole", "serve"]

@@ -6,8 +6,8 @@ A node is two processes: the server (aiohttp, no torch), and the engine process,
 decides and others carry bytes.
 
     server    the server process: routes, links to routers, requests, drain, health, metrics
-    engine    the engine process: the step loop, what requests fetch and publish, load reports
-    startup   the engine process's main: builds the engine, measures it, starts the loop
+    engine    the engine process: builds and measures the engine, the step loop, load reports; what
+              it asks of the roles' fetching and publishing
     store     the KV connector over baton_kvstore, or over nothing
     ipc       how the two processes talk, and end together
     settings  what a node is told at its start

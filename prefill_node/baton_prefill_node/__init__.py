@@ -1,10 +1,11 @@
-"""The prefill role: computes prompts, publishes their KV, samples the first tokens.
+"""The prefill role: what a prefill node takes, and publishing (vLLM's kv_producer).
 
-role     PrefillRole: which jobs it takes
-serve    serve(settings): one prefill node until SIGTERM or SIGINT
+    serve          one prefill node until SIGTERM or SIGINT
+    admission      PrefillRole: which jobs it takes
+    publisher      a prefill job's chunks on their way into the store, announced to the decode node
+    publish_state  which chunks, and when: a pure state machine per job
+
+`serve` is the server process's, `publisher` the engine process's: neither imports the other. Every
+node's engine process runs `publisher`, whatever the role: it implements baton_node's Publishing,
+and `baton_cli.engine_process` gives it to the step loop.
 """
-
-from baton_prefill_node.admission import PrefillRole
-from baton_prefill_node.serve import serve
-
-__all__ = ["PrefillRole", "serve"]

@@ -11,6 +11,7 @@ from baton_prefill_node.admission import PrefillRole
 from baton_protocol.traces import Sink
 
 
-async def serve(settings: NodeSettings, spans: Sink | None = None) -> None:
-    """Serve until a signal; the second one ends at once. `spans` gets what it traces."""
-    await run_node(settings, PrefillRole(), spans)
+async def serve(settings: NodeSettings, engine_module: str, spans: Sink | None = None) -> None:
+    """Serve until a signal; the second one ends at once. `engine_module` is the main of the engine
+    process (`python -m`); `spans` gets what is traced."""
+    await run_node(settings, PrefillRole(), engine_module, spans)

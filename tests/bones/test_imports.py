@@ -64,7 +64,7 @@ def test_the_operator_folder_does_not_shadow_python_s_operator() -> None:
         " baton_cli.local_pool.supervisor baton_kvstore.embedded.servers",
         "baton_cli.commands.roles baton_router.server.router",
         "baton_node.server.app baton_prefill_node.serve baton_decode_node.serve",
-        "baton_engine baton_engine.sim.build baton_node.startup.main",
+        "baton_engine baton_engine.sim.build baton_cli.engine_process",
         "baton_operator",
         "baton_protocol baton_text.chat baton_text.tokenizer baton_kvstore.connection.client",
     ],

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from baton_decode_node import DecodeRole, serve
+from baton_decode_node.admission import DecodeRole
+from baton_decode_node.serve import serve
 from baton_node.settings import NodeSettings, SetupError
 from baton_protocol.ids import Epoch
 from baton_protocol.link import Load, RunJob
@@ -31,4 +32,4 @@ def test_a_flood_of_requests_that_do_not_run_is_refused() -> None:
 
 async def test_a_decode_node_does_not_serve_settings_of_a_prefill_node() -> None:
     with pytest.raises(SetupError, match="prefill"):
-        await serve(NodeSettings(node="n", role="prefill", engine="sim"))
+        await serve(NodeSettings(node="n", role="prefill", engine="sim"), "never.started")

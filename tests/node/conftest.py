@@ -1,35 +1,5 @@
-"""Real stores for the node's tests: each test finds one as if it had just been started."""
+"""Each test finds a store as if it had just been started."""
 
-from __future__ import annotations
+from tests.support.stores.node_stores import one, single, store, two
 
-from collections.abc import Iterator
-
-import pytest
-
-from baton_kvstore.embedded.servers import EmbeddedStore
-from tests.support.stores.kvstore import SharedStore
-
-
-@pytest.fixture(scope="session")
-def two() -> Iterator[SharedStore]:
-    shared = SharedStore(128 << 20, data_instances=2)
-    yield shared
-    shared.close()
-
-
-@pytest.fixture(scope="session")
-def one() -> Iterator[SharedStore]:
-    shared = SharedStore(64 << 20)
-    yield shared
-    shared.close()
-
-
-@pytest.fixture
-def store(two: SharedStore) -> EmbeddedStore:
-    return two.as_new()
-
-
-@pytest.fixture
-def single(one: SharedStore) -> EmbeddedStore:
-    """One index, one data server."""
-    return one.as_new()
+__all__ = ["one", "single", "store", "two"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from baton_node.settings import NodeSettings, SetupError
-from baton_prefill_node import PrefillRole, serve
+from baton_prefill_node.admission import PrefillRole
+from baton_prefill_node.serve import serve
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import Load, PrefillJob, RunJob
 from baton_protocol.store import NodeLoad, Speeds
@@ -42,4 +43,4 @@ def test_without_a_measured_speed_nothing_is_refused() -> None:
 
 async def test_a_prefill_node_does_not_serve_settings_of_a_decode_node() -> None:
     with pytest.raises(SetupError, match="decode"):
-        await serve(NodeSettings(node="n", role="decode", engine="sim"))
+        await serve(NodeSettings(node="n", role="decode", engine="sim"), "never.started")

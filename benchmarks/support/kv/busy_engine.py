@@ -2,12 +2,13 @@
 
     python -m benchmarks.support.kv.busy_engine FD PARENT_PID
 
-It is `baton_node.startup.main` with another connector: that one puts chunks and gets them back, as
+It is `baton_cli.engine_process` with another connector: that one puts chunks and gets them back, as
 many at a time as a long prompt has, between memory of a real engine's kind and the store, and notes
 when the step loop comes by. The step loop, the transfer threads and the index thread are the
 node's own.
 
-In: what baton_node.startup.main takes; bytes asked for on the meter. Out: bytes moved; turns.notes.
+In: what baton_cli.engine_process takes; bytes asked for on the meter. Out: bytes moved;
+turns.notes.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from unittest.mock import patch
 
 import torch
 
+from baton_cli import engine_process
 from baton_engine.interface import KVMemory
 from baton_engine.kv.kv_pool import TorchMemory
-from baton_node.startup import main
 from baton_node.store.base import ChunkRef, ConnectorEvent, Copied, Fetched, LookedUp, Published
 from baton_node.store.redis_connector import StoreAddress, StoreConnector
 from baton_protocol.ids import BlockHash, BlockId, RequestId
@@ -106,5 +107,5 @@ def _owner(event: ConnectorEvent) -> RequestId:
 
 
 if __name__ == "__main__":
-    with patch.object(main, "StoreConnector", BusyConnector):
-        sys.exit(main.main(sys.argv[1:]))
+    with patch.object(engine_process, "StoreConnector", BusyConnector):
+        sys.exit(engine_process.main(sys.argv[1:]))

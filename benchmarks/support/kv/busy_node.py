@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import Any
-from unittest.mock import patch
 
-from baton_decode_node import serve
+from baton_decode_node.serve import serve
 from baton_node.settings import NodeSettings
 from benchmarks.support.meter import Notes, folder
 
@@ -33,16 +31,9 @@ async def watch(lags: Notes) -> None:
 
 
 async def run(settings: NodeSettings) -> None:
-    start = asyncio.create_subprocess_exec
-
-    async def start_busy(*words: str, **options: Any) -> asyncio.subprocess.Process:
-        module = {"baton_node.startup.main": "benchmarks.support.kv.busy_engine"}
-        return await start(*(module.get(word, word) for word in words), **options)
-
     lags = Notes()
     watching = asyncio.create_task(watch(lags))
-    with patch.object(asyncio, "create_subprocess_exec", start_busy):
-        await serve(settings)
+    await serve(settings, "benchmarks.support.kv.busy_engine")
     watching.cancel()
     lags.write(folder() / "lags.notes")
 

@@ -1,6 +1,6 @@
 """The server's end of an engine process, for a benchmark that is the server itself.
 
-In: a module with the arguments of baton_node.startup.main, NodeSettings, frames. Out: its frames.
+In: a module with the arguments of baton_cli.engine_process, NodeSettings, frames. Out: its frames.
 """
 
 from __future__ import annotations

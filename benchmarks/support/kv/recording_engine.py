@@ -2,9 +2,9 @@
 
     python -m benchmarks.support.kv.recording_engine FD PARENT_PID
 
-It is `baton_node.startup.main`; its port and its connector look at the clock besides.
+It is `baton_cli.engine_process`; its port and its connector look at the clock besides.
 
-In: what baton_node.startup.main takes, requests called "handoff-<number>". Out: tokens.notes and
+In: what baton_cli.engine_process takes, requests called "handoff-<number>". Out: tokens.notes and
 fetched.notes, (time, number) each.
 """
 
@@ -15,10 +15,10 @@ import sys
 import time
 from unittest.mock import patch
 
+from baton_cli import engine_process
 from baton_engine.interface import KVMemory
 from baton_node.ipc.engine_socket import StreamEngineSocket
 from baton_node.ipc.messages import Step, ToServer
-from baton_node.startup import main
 from baton_node.store.base import ConnectorEvent, Fetched
 from baton_node.store.redis_connector import StoreAddress, StoreConnector
 from baton_protocol.ids import RequestId
@@ -75,7 +75,7 @@ class NotingPort(StreamEngineSocket):
 
 
 if __name__ == "__main__":
-    connector = patch.object(main, "StoreConnector", NotingConnector)
-    port = patch.object(main, "StreamEngineSocket", NotingPort)
+    connector = patch.object(engine_process, "StoreConnector", NotingConnector)
+    port = patch.object(engine_process, "StreamEngineSocket", NotingPort)
     with connector, port:
-        sys.exit(main.main(sys.argv[1:]))
+        sys.exit(engine_process.main(sys.argv[1:]))

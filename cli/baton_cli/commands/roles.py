@@ -36,23 +36,26 @@ if TYPE_CHECKING:
     from baton_router.server.workers import WorkerPool
     from baton_router.settings import RouterSettings
 
+# The main of a node's engine process. Not imported: a server process loads no engine.
+ENGINE_MODULE = "baton_cli.engine_process"
+
 
 def prefill(options: NodeOptions) -> int:
-    from baton_prefill_node import serve
+    from baton_prefill_node.serve import serve
 
     _begin(options)
     settings = node_settings(options, "prefill")
     with _spans(options, settings.node) as spans:
-        return _run_node(serve(settings, spans))
+        return _run_node(serve(settings, ENGINE_MODULE, spans))
 
 
 def decode(options: NodeOptions) -> int:
-    from baton_decode_node import serve
+    from baton_decode_node.serve import serve
 
     _begin(options)
     settings = node_settings(options, "decode")
     with _spans(options, settings.node) as spans:
-        return _run_node(serve(settings, spans))
+        return _run_node(serve(settings, ENGINE_MODULE, spans))
 
 
 def router(options: RouterOptions) -> int:

@@ -1,29 +1,26 @@
 """What the step loop remembers about one request in one attempt.
 
-In: a job frame. Out: `Job`, which the fetcher, the publisher and the loop share, and what it
-tells about itself in the end. Only the step loop's thread touches it.
+In: a job frame. Out: `Job`, which fetching, publishing and the loop share, and what it tells about
+itself in the end. Only the step loop's thread touches it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
 
-from baton_engine.interface import EngineInfo, PromptUse, Reservation
+from baton_engine.interface import EngineInfo, PromptUse
 from baton_node.engine.counters import BlockCounts
-from baton_node.engine.fetch_policy import FetchDecision
-from baton_node.engine.fetch_state import Admission, FetchState
-from baton_node.engine.publish_state import PublishState
-from baton_node.store.base import PADDING, ChunkRef
+from baton_node.store.base import ChunkRef
 from baton_protocol.errors import InvalidRequest
 from baton_protocol.ids import BlockHash, BlockId, RequestId
+from baton_protocol.layout import KVLayout
 from baton_protocol.link import RequestStats
 from baton_protocol.request import Request
 from baton_protocol.sampling import MAX_PROMPT_CANDIDATES
-from baton_protocol.store import Marker, Priority
+from baton_protocol.store import Marker
 
 JobKey = tuple[RequestId, int]
 # The server finds a stop string a step or two after its place: until so many tokens have followed
@@ -87,57 +84,49 @@ class Times:
         return max(0.0, min(self.fetch_ended, self.handed_off) - self.fetch_began)
 
 
+@dataclass(frozen=True, slots=True)
+class FetchSummary:
+    """What became of a request's chunks in the store, once it is admitted. `lost` chunks (a bit
+    set) had a marker and were not there. The times are predicted ones (see FetchDecision)."""
+
+    blocks: BlockCounts = field(default_factory=BlockCounts)
+    fetch_ms: float = 0.0
+    compute_ms: float = 0.0
+    lost: int = 0
+
+
 @dataclass(slots=True, eq=False)
 class Job:
     """One request in one attempt. `seq` is its place in the order of arrival.
 
     `chunks` are the names of the full chunks of all it knows, which has `full_blocks` full blocks;
-    `markers` say where chunks are, as far as is known. `inbox` and `ledger` belong to prefill jobs.
+    `markers` say where chunks are, as far as is known. What only fetching or only publishing has to
+    know, they keep themselves.
     """
 
     request: Request
     kind: Literal["prefill", "run"]
     seq: int
+    layout: KVLayout
     chunks: list[BlockHash]
-    chunk_blocks: int
     full_blocks: int
-    block_size: int
-    parked: FetchState
     times: Times
-    priority: Priority  # of its fetches
-    inbox: tuple[str, str] | None = None
-    ledger: PublishState | None = None
-    looking: bool = False  # a lookup is unanswered
-    handed_off: bool = False  # the router's FirstTokens arrived
+    inbox: tuple[str, str] | None = None  # of a prefill job's decode node
     markers: dict[int, Marker] = field(default_factory=dict)
-    decision: FetchDecision = field(default_factory=FetchDecision)  # about what the lookup found
-    brought: int = 0  # chunks that were fetched, as a bit set
-    tally: BlockCounts = field(default_factory=BlockCounts)  # since it left the parking lot
-    reservation: Reservation | None = None
+    handed_off: bool = False  # the router's FirstTokens arrived
+    fetched: FetchSummary = field(default_factory=FetchSummary)
     finished: frozenset[int] = frozenset()  # choices that ended elsewhere
     open_choices: set[int] = field(default_factory=set)
     newest: dict[int, int] = field(default_factory=dict)  # token of a choice, with stop strings
-    running: bool = False  # the engine has it
-    wait: tuple[float, str] | None = None  # deadline and what is waited for
 
     @property
     def key(self) -> JobKey:
         return self.request.id, self.request.attempt
 
-    @property
-    def uncached(self) -> int:
-        """Tokens that it will compute here, as far as is known; none while a partner does."""
-        if self.parked.aborted or (self.kind == "run" and self.parked.awaits_first):
-            return 0
-        found = self.parked.cached_blocks + self._blocks_of(_bits(self.parked.exists))
-        return max(0, max(map(self.given, self.open_choices), default=0) - found * self.block_size)
-
     def is_late(self, now: float) -> bool:
-        """Whether its time is over (by the loop's clock) and nobody has ended it yet."""
+        """Whether its time is over, by the loop's clock."""
         left = self.request.time_left
-        if left is None or self.parked.aborted:
-            return False
-        return self.times.arrived + left <= now
+        return left is not None and self.times.arrived + left <= now
 
     def given(self, choice: int) -> int:
         """How many tokens of a choice it came with."""
@@ -154,46 +143,16 @@ class Job:
 
     def chunk_of(self, blocks: tuple[BlockId, ...], chunk: int) -> tuple[BlockId, ...]:
         """The blocks of one chunk among those of the prompt."""
-        return blocks[chunk * self.chunk_blocks : (chunk + 1) * self.chunk_blocks]
-
-    def destination(self, chunk: int) -> tuple[BlockId, ...]:
-        """Where a fetched chunk goes. Blocks that hold KV already are shared with other requests
-        and must not be written: padding stands in their place."""
-        if self.reservation is None:
-            raise RuntimeError(f"fetch of chunk {chunk} of {self.key} without blocks")
-        first = chunk * self.chunk_blocks
-        blocks = self.chunk_of(self.reservation.blocks, chunk)
-        cached = self.reservation.cached
-        return tuple(PADDING if first + i < cached else block for i, block in enumerate(blocks))
-
-    def count(self, admitted: Admission | None) -> BlockCounts:
-        """What became of its full blocks. One call, when it leaves the parking lot."""
-        self.tally = BlockCounts(
-            queried=self.full_blocks,
-            matched=self.parked.cached_blocks + self._blocks_of(self.markers),
-            fetched=self._blocks_of(_bits(self.brought)),
-            used=sum(end - start for start, end in admitted.runs) if admitted is not None else 0,
-            declined=self._blocks_of(_bits(self.decision.declined)),
-        )
-        return self.tally
-
-    def _blocks_of(self, chunks: Iterable[int]) -> int:
-        """How many blocks these chunks hold that the own cache does not."""
-        size, cached = self.chunk_blocks, self.parked.cached_blocks
-        return sum(max(0, (c + 1) * size - max(c * size, cached)) for c in chunks)
+        size = self.layout.chunk_blocks
+        return blocks[chunk * size : (chunk + 1) * size]
 
     def stats(self, use: PromptUse, now: float) -> RequestStats:
         """How the gap was closed, once the prompt is computed."""
+        size, found = self.layout.block_size, self.fetched
         return msgspec.structs.replace(
             self.times.stats(use, now),
-            matched_tokens=min(use.prompt, self.tally.matched * self.block_size),
-            declined_tokens=min(use.prompt, self.tally.declined * self.block_size),
-            fetch_predicted_ms=round(self.decision.fetch_ms, 3),
-            compute_predicted_ms=round(self.decision.compute_ms, 3),
+            matched_tokens=min(use.prompt, found.blocks.matched * size),
+            declined_tokens=min(use.prompt, found.blocks.declined * size),
+            fetch_predicted_ms=round(found.fetch_ms, 3),
+            compute_predicted_ms=round(found.compute_ms, 3),
         )
-
-
-def _bits(bits: int) -> Iterator[int]:
-    while bits:
-        yield (bits & -bits).bit_length() - 1
-        bits &= bits - 1

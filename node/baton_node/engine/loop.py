@@ -12,34 +12,25 @@ from __future__ import annotations
 
 import logging
 import select
-import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 
-from baton_engine.interface import Engine
-from baton_node.engine.counters import Counters
-from baton_node.engine.early_announcements import EarlyAnnouncements
-from baton_node.engine.fetch_chooser import FetchChooser
-from baton_node.engine.fetch_state import FetchState
-from baton_node.engine.fetcher import Fetcher, FetchWaits
+from baton_node.engine.context import LoopContext
 from baton_node.engine.job import Job, JobKey, Times, check_request
-from baton_node.engine.publisher import Publisher
+from baton_node.engine.outgoing_blocks import OutgoingBlocks
 from baton_node.engine.reporter import Reporter
+from baton_node.engine.roles import Fetching, Publishing, WritingBehind
 from baton_node.engine.running import RunningBatch
-from baton_node.engine.speeds import SpeedMeter
-from baton_node.ipc.engine_socket import EngineSocket
 from baton_node.ipc.messages import Drain, Drained, FinishChoice, Saved, Start, ToEngine, Undrain
-from baton_node.settings import FetchPolicy
-from baton_node.store.base import ConnectorEvent, Copied, Fetched, KVConnector, LookedUp, Published
+from baton_node.store.base import ConnectorEvent, Copied, Fetched, LookedUp, Published
 from baton_protocol.errors import BatonError, DeadlineExceeded, Unavailable
 from baton_protocol.hashing import chunk_hashes
-from baton_protocol.ids import BlockHash, Epoch, RequestId
+from baton_protocol.ids import BlockHash, RequestId
 from baton_protocol.link import Abort, FirstTokens, JobFailed, NoFirstTokens, PrefillJob, RunJob
-from baton_protocol.store import InboxEntry, Priority, Speeds
+from baton_protocol.store import InboxEntry
 
 logger = logging.getLogger(__name__)
 
@@ -51,54 +42,31 @@ REMEMBERED = 4096  # requests whose latest attempt is known
 EXPIRE_EVERY_S = 0.1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoopOptions:
-    epoch: Epoch
-    lookup_wait_s: float = 0.1
-    first_wait_s: float = 2.0
-    blocks_wait_s: float = 30.0
-    load_every_s: float = 0.2
-    events_every_s: float = 0.1
-    fetch: FetchPolicy = "auto"  # of what a lookup found
-    speeds: Speeds = field(default_factory=Speeds)
-
-
 class EngineLoop:
-    """Owned by one thread."""
+    """Owned by one thread. What it fetches, publishes and writes behind, the two roles' machinery
+    does."""
 
     def __init__(
         self,
-        engine: Engine,
-        connector: KVConnector,
-        port: EngineSocket,
-        options: LoopOptions,
-        clock: Callable[[], float] = time.monotonic,
+        context: LoopContext,
+        batch: RunningBatch,
+        fetching: Fetching,
+        publishing: Publishing,
+        write_behind: WritingBehind,
+        outgoing: OutgoingBlocks,
     ) -> None:
-        self._engine = engine
-        self._connector = connector
-        self._port = port
-        self._clock = clock
-        self._chunk_blocks = engine.info.layout.chunk_blocks
-        self.counters = Counters()
-        waits = FetchWaits(options.lookup_wait_s, options.first_wait_s, options.blocks_wait_s)
-        speeds = SpeedMeter(options.speeds)
-        self._publisher = Publisher(engine, connector, self.counters, clock)
-        self._batch = RunningBatch(engine, port, self._publisher, self.counters, speeds, clock)
-        batch = self._batch
-        self._lot = Fetcher(engine, connector, self.counters, waits, batch.admit, batch.fail, clock)
-        layout = engine.info.layout
-        self._weigher = FetchChooser(layout, connector, speeds, options.fetch, clock)
-        self._stash = EarlyAnnouncements(clock)
-        self._reporter = Reporter(
-            engine,
-            self.counters,
-            speeds,
-            connector,
-            self,
-            options.epoch,
-            load_every_s=options.load_every_s,
-            events_every_s=options.events_every_s,
-        )
+        self._engine = context.engine
+        self._connector = context.connector
+        self._socket = context.socket
+        self._clock = context.clock
+        self._layout = context.layout
+        self.counters = context.counters
+        self._batch = batch
+        self._fetching = fetching
+        self._publishing = publishing
+        self._write_behind = write_behind
+        self._outgoing = outgoing
+        self._reporter = Reporter(context, self)
         self._attempts: OrderedDict[RequestId, int] = OrderedDict()
         self._arrivals = 0
         self._ended = 0
@@ -109,27 +77,29 @@ class EngineLoop:
     @property
     def idle(self) -> bool:
         """True when no request is here and no block is held for a transfer."""
-        return not self._batch and self._lot.empty and self._publisher.empty
+        nothing_goes_out = self._publishing.empty and self._write_behind.empty
+        nothing_goes_out = nothing_goes_out and not self._outgoing.copying
+        return nothing_goes_out and self._fetching.empty and not self._batch
 
     @property
     def stamp(self) -> tuple[int, ...]:
         """Another one whenever a request has come, was admitted, has its prompt, or has ended."""
         batch = self._batch
-        return self.counters.jobs, len(self._lot), len(batch), batch.ended, batch.prompted
+        return self.counters.jobs, len(self._fetching), len(batch), batch.ended, batch.prompted
 
     @property
     def parked(self) -> int:
         """Sequences."""
-        return self._lot.sequences
+        return self._fetching.sequences
 
     @property
     def parked_tokens(self) -> int:
-        return self._lot.tokens
+        return self._fetching.tokens
 
     @property
-    def stashed(self) -> int:
+    def early_entries(self) -> int:
         """Inbox entries that wait for their job."""
-        return len(self._stash)
+        return self._fetching.early_entries
 
     def run(self) -> None:
         """Turn until the port closes; PortClosed is how it ends."""
@@ -140,7 +110,7 @@ class EngineLoop:
 
     def turn(self) -> bool:
         """One turn, without sleeping. False when there was work and none could be done."""
-        for frame in self._port.receive():
+        for frame in self._socket.receive():
             self._take(frame)
         for event in self._connector.poll():
             self._happened(event)
@@ -148,23 +118,23 @@ class EngineLoop:
         if now >= self._next_expiry:
             self._next_expiry = now + EXPIRE_EVERY_S
             self._end_late_ones(now)
-        self._lot.expire(now)
+        self._fetching.expire(now)
         if self._short_at is None:
-            self._lot.grant()
+            self._fetching.grant()
         moved = self._batch.step() if self._engine.has_work() else True
         self._share_blocks()
         for report in self._reporter.due(self._clock()):
-            self._port.send(report)
+            self._socket.send(report)
         self._answer_drain()
         return moved
 
     def _answer_drain(self) -> None:
-        if self._saving and self._publisher.saved:
+        if self._saving and self._write_behind.saved:
             self._saving = False
-            self._port.send(Saved())
+            self._socket.send(Saved())
         if self._draining and self.idle:
             self._draining = False
-            self._port.send(Drained())
+            self._socket.send(Drained())
 
     def _share_blocks(self) -> None:
         """Parked requests make room for the running batch, and get none until it has freed some
@@ -172,7 +142,7 @@ class EngineLoop:
         now = self._clock()
         if self._engine.has_work() and self._engine.starved():
             self._short_at = now
-            self._lot.give_back()
+            self._fetching.give_back()
         elif self._short_at is not None:
             freed = self._batch.ended != self._ended or not self._engine.has_work()
             if freed or now >= self._short_at + PAUSE_S:
@@ -183,10 +153,11 @@ class EngineLoop:
         if self._engine.has_work():
             timeout = STUCK_S if stuck else 0.0
         else:
-            due = [self._reporter.next_due, self._lot.next_deadline() or self._reporter.next_due]
-            timeout = min(IDLE_S, max(0.0, min(due) - self._clock()))
+            report = self._reporter.next_due
+            due = min(report, self._fetching.next_deadline() or report)
+            timeout = min(IDLE_S, max(0.0, due - self._clock()))
         if timeout > 0.0:
-            select.select([self._port.fileno(), self._connector.fileno()], [], [], timeout)
+            select.select([self._socket.fileno(), self._connector.fileno()], [], [], timeout)
 
     # --- the server's frames --------------------------------------------------------------------
 
@@ -198,10 +169,10 @@ class EngineLoop:
             case FirstTokens():
                 self._first(frame)
             case NoFirstTokens():
-                job = self._lot.get((frame.request, frame.attempt))
+                job = self._fetching.get((frame.request, frame.attempt))
                 if job is not None and job.kind == "run":
                     job.times.handed_off = self._clock()
-                    self._lot.apply(job, job.parked.know_first())
+                    self._fetching.know_first(job)
             case Abort():
                 self._abort((frame.request, frame.attempt))
             case FinishChoice():
@@ -211,7 +182,7 @@ class EngineLoop:
                 self._batch.drain()
             case Undrain():
                 self._saving = self._draining = False
-                self._publisher.drain(False)
+                self._write_behind.drain(False)
             case Start():
                 logger.error("a second start frame is ignored")
 
@@ -219,12 +190,11 @@ class EngineLoop:
         request = frame.request
         key = (request.id, request.attempt)
         latest = self._attempts.get(request.id, request.attempt)
-        parked = self._lot.get(key)
-        if latest > request.attempt or self._batch.has(key):
+        is_here = self._batch.has(key) or self._fetching.get(key) is not None
+        if latest > request.attempt or is_here:
             return  # older than what is known, or a duplicate
-        if parked is not None:
-            if parked.parked.aborted:
-                self._fail(key, Unavailable("fetches of this attempt still end; try again"))
+        if self._fetching.is_settling(key):
+            self._fail(key, Unavailable("fetches of this attempt still end; try again"))
             return
         try:
             check_request(request, self._engine.info)
@@ -237,74 +207,47 @@ class EngineLoop:
         self._attempts.move_to_end(request.id)
         while len(self._attempts) > REMEMBERED:
             self._attempts.popitem(last=False)
-        if isinstance(frame, PrefillJob):
-            self._start_prefill(frame)
-        else:
-            self._start_run(frame)
+        self._start(frame)
 
     def _fail(self, key: JobKey, error: BatonError) -> None:
-        self._port.send(JobFailed(*key, error.record()))
+        self._socket.send(JobFailed(*key, error.record()))
 
-    def _make_job(self, frame: PrefillJob | RunJob, *, await_first: bool) -> Job:
+    def _start(self, frame: PrefillJob | RunJob) -> None:
         request = frame.request
-        finished = frozenset(frame.finished if isinstance(frame, RunJob) else ())
         hashes: Sequence[BlockHash] = ()
-        cached = 0
         # A prompt whose own likelihood is asked for is computed whole: nothing is waited for.
         if request.params.prompt_logprobs is None:
             hashes = self._engine.block_hashes(request)
-            cached = self._engine.cached_blocks(hashes)
-        chunks = chunk_hashes(hashes, self._chunk_blocks)
+        finished = frozenset(frame.finished if isinstance(frame, RunJob) else ())
         kind: Literal["prefill", "run"] = "prefill" if isinstance(frame, PrefillJob) else "run"
         self._arrivals += 1
-        return Job(
+        job = Job(
             request=request,
             kind=kind,
             seq=self._arrivals,
-            chunks=chunks,
-            chunk_blocks=self._chunk_blocks,
+            layout=self._layout,
+            chunks=chunk_hashes(hashes, self._layout.chunk_blocks),
             full_blocks=len(hashes),
-            block_size=self._engine.info.layout.block_size,
-            parked=FetchState(
-                len(chunks), self._chunk_blocks, awaits_first=await_first, cached_blocks=cached
-            ),
             times=Times(self._clock()),
-            priority=Priority.HANDOFF if kind == "run" and await_first else Priority.PREFIX,
             finished=finished,
             open_choices=set(range(request.params.n)) - finished,
         )
-
-    def _start_prefill(self, frame: PrefillJob) -> None:
-        # What it waits for here is the lookup's answer: without it nobody knows what to publish,
-        # and blocks can be held for a put only right after the step that filled them.
-        job = self._make_job(frame, await_first=True)
-        job.inbox = (frame.decode_node, frame.decode_epoch)
-        self._publisher.open(job)
-        if job.chunks:
-            job.looking = True
-            self._connector.lookup(*job.key, job.chunks)
-        self._lot.park(job)
-        if not job.chunks:
-            self._lot.apply(job, job.parked.know_first())
-
-    def _start_run(self, frame: RunJob) -> None:
-        job = self._make_job(frame, await_first=frame.await_first)
-        if not frame.await_first and job.parked.missing:
-            job.looking = True
-            self._connector.lookup(*job.key, job.chunks)
-        self._lot.park(job)
-        for entry in self._stash.take(job.key):
-            self._announced(entry)
+        if isinstance(frame, PrefillJob):
+            job.inbox = (frame.decode_node, frame.decode_epoch)
+            self._publishing.open(job)
+        await_first = isinstance(frame, RunJob) and frame.await_first
+        cached = self._engine.cached_blocks(hashes)
+        self._fetching.park(job, cached_blocks=cached, await_first=await_first)
 
     def _first(self, frame: FirstTokens) -> None:
-        job = self._lot.get((frame.request, frame.attempt))
-        if job is None or job.kind != "run" or job.parked.aborted:
+        job = self._fetching.get((frame.request, frame.attempt))
+        if job is None or job.kind != "run":
             return
         continued = msgspec.structs.replace(job.request, outputs=frame.outputs)
         try:
             check_request(continued, self._engine.info)
         except BatonError as error:
-            self._lot.apply(job, job.parked.abort())
+            self._fetching.abort(job)
             self._batch.fail(job, error)
             return
         job.request = continued
@@ -312,23 +255,24 @@ class EngineLoop:
         job.open_choices -= job.finished
         job.handed_off = True
         job.times.handed_off = self._clock()
-        # With every choice ended at the prefill node nothing is left to run.
-        parked = job.parked
-        self._lot.apply(job, parked.know_first() if job.open_choices else parked.abort())
+        if job.open_choices:
+            self._fetching.know_first(job)
+        else:  # every choice ended at the prefill node: nothing is left to run
+            self._fetching.abort(job)
 
     def _end_late_ones(self, now: float) -> None:
         """Nobody waits any more for what is past its deadline."""
-        late = [job for job in (*self._lot.jobs(), *self._batch.jobs()) if job.is_late(now)]
+        late = [job for job in (*self._fetching.jobs(), *self._batch.jobs()) if job.is_late(now)]
         for job in late:
             self._abort(job.key)
             self._fail(job.key, DeadlineExceeded("the request was not finished by its deadline"))
 
     def _abort(self, key: JobKey) -> None:
-        if job := self._lot.get(key):
-            self._lot.apply(job, job.parked.abort())
-            self._publisher.close(job)
-            return
-        self._batch.abort(key)
+        if job := self._fetching.get(key):
+            self._fetching.abort(job)
+            self._batch.close(job)
+        else:
+            self._batch.abort(key)
 
     # --- the connector's events -----------------------------------------------------------------
 
@@ -337,43 +281,25 @@ class EngineLoop:
             case LookedUp():
                 self._looked_up(event)
             case Fetched():
-                job = self._lot.settle(event)
+                job = self._fetching.fetched(event)
                 if job is not None and not event.ok:
-                    self._publisher.missing(job, event.chunk.index)
+                    self._publishing.missing(job, event.chunk.index)
             case Copied():
-                self._publisher.copied(event)
+                self._outgoing.copied(event)
+                self._write_behind.copied(event)
             case Published():
-                self._publisher.published(event)
+                self._outgoing.published(event)
+                self._write_behind.published(event)
+                self._publishing.published(event)
             case InboxEntry():
-                self._announced(event)
+                is_early = self._attempts.get(event.request, -1) < event.attempt
+                self._fetching.announced(event, is_early=is_early)
 
     def _looked_up(self, event: LookedUp) -> None:
-        job = self._lot.get((event.request, event.attempt))
+        job = self._fetching.get((event.request, event.attempt))
         if job is not None:
-            job.looking = False
             found = enumerate(event.markers)
             job.markers.update((i, marker) for i, marker in found if marker is not None)
-        self._publisher.looked_up(event)
+        self._publishing.looked_up(event)
         if job is not None:
-            job.decision = self._weigher.weigh(job)
-            self._lot.apply(job, job.parked.announce(job.decision.fetch))
-            self._lot.apply(job, job.parked.end())
-            if job.kind == "prefill":
-                self._lot.apply(job, job.parked.know_first())
-
-    def _announced(self, event: InboxEntry) -> None:
-        key = (event.request, event.attempt)
-        job = self._lot.get(key)
-        if job is None:
-            if self._attempts.get(event.request, -1) < event.attempt:
-                self._stash.put(event)
-            return
-        if job.kind != "run" or job.parked.over:
-            return
-        if event.kind != "chunks":
-            self._lot.apply(job, job.parked.end())
-            return
-        for index, marker in enumerate(event.markers, start=event.first):
-            job.markers[index] = marker
-        mask = ((1 << len(event.markers)) - 1) << event.first
-        self._lot.apply(job, job.parked.announce(mask))
+            self._fetching.looked_up(job)

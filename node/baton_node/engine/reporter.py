@@ -11,12 +11,8 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Protocol
 
-from baton_engine.interface import Engine
-from baton_node.engine.counters import Counters
-from baton_node.engine.speeds import SpeedMeter
+from baton_node.engine.context import LoopContext
 from baton_node.ipc.messages import ToServer
-from baton_node.store.base import KVConnector
-from baton_protocol.ids import Epoch
 from baton_protocol.link import CacheEvents, Load
 
 AT_LEAST_EVERY_S = 1.0
@@ -37,26 +33,11 @@ class Requests(Protocol):
 
 
 class Reporter:
-    def __init__(
-        self,
-        engine: Engine,
-        counters: Counters,
-        speeds: SpeedMeter,
-        plane: KVConnector,
-        requests: Requests,
-        epoch: Epoch,
-        *,
-        load_every_s: float,
-        events_every_s: float,
-    ) -> None:
-        self._engine = engine
-        self._counters = counters
-        self._speeds = speeds
-        self._plane = plane
+    def __init__(self, context: LoopContext, requests: Requests) -> None:
+        self._context = context
+        self._connector = context.connector
         self._requests = requests
-        self._epoch = epoch
-        self._load_every_s = load_every_s
-        self._events_every_s = events_every_s
+        self._epoch = context.options.epoch
         self._next_load = self._next_events = self._must_load = 0.0
         self._soon = 0.0
         self._last: Load | None = None
@@ -70,18 +51,19 @@ class Reporter:
 
     def load(self) -> Load:
         """The node's figures now. The server knows the state; to the engine it is ready."""
-        instances = self._plane.instances()
+        instances = self._connector.instances()
         # A prompt's chunks lie on all data servers: the slowest one's latency is what it waits for.
         latency_ms = max((each.get_latency_ms for each in instances), default=0.0)
-        self._speeds.transfers(*self._plane.rates(), latency_ms)
+        speeds, requests = self._context.speeds, self._requests
+        speeds.transfers(*self._connector.rates(), latency_ms)
         return Load(
             self._epoch,
             "ready",
-            self._speeds.speeds(),
-            self._counters.merge(
-                self._engine.load(), self._requests.parked, self._requests.parked_tokens
+            speeds.speeds(),
+            self._context.counters.merge(
+                self._context.engine.load(), requests.parked, requests.parked_tokens
             ),
-            self._plane.store_health(),
+            self._connector.store_health(),
             instances,
         )
 
@@ -89,12 +71,12 @@ class Reporter:
         """The frames whose time has come."""
         frames: list[ToServer] = []
         if now >= self._next_events:
-            self._next_events = now + self._events_every_s
-            change = self._engine.cache_changes()
+            self._next_events = now + self._context.options.events_every_s
+            change = self._context.engine.cache_changes()
             if change.stored or change.evicted:
                 frames.append(CacheEvents(self._epoch, change.stored, change.evicted))
         if self._is_due(now):
-            self._next_load, self._soon = now + self._load_every_s, now + SOON_S
+            self._next_load, self._soon = now + self._context.options.load_every_s, now + SOON_S
             self._stamp = self._requests.stamp
             load = self.load()
             if load != self._last or now >= self._must_load:
@@ -106,4 +88,4 @@ class Reporter:
     def _is_due(self, now: float) -> bool:
         if now >= self._next_load or (now >= self._soon and self._requests.stamp != self._stamp):
             return True
-        return self._last is not None and self._last.store != self._plane.store_health()
+        return self._last is not None and self._last.store != self._connector.store_health()

@@ -1,21 +1,18 @@
 """The requests the engine runs: from admission to their last token.
 
-In: admitted jobs, the server's words about them, the engine's steps. Out: Step and JobFailed
-frames; what is filled, for the publisher: with stop strings only once it is certain that none ended
-the choice before. Only the step loop's thread calls it.
+In: admitted jobs, the server's frames about them, the engine's steps. Out: Step and JobFailed
+frames; what is filled, for publishing and write-behind: with stop strings only once it is certain
+that none ended the choice before. Only the step loop's thread calls it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
-from baton_engine.interface import Engine, Filled, StepResult, TokenOut
-from baton_node.engine.counters import Counters
-from baton_node.engine.fetch_state import Admission
+from baton_engine.interface import Filled, Reservation, StepResult, TokenOut
+from baton_node.engine.context import LoopContext
 from baton_node.engine.job import Job, JobKey
-from baton_node.engine.publisher import Publisher
-from baton_node.engine.speeds import SpeedMeter
-from baton_node.ipc.engine_socket import EngineSocket
+from baton_node.engine.roles import Publishing, WritingBehind
 from baton_node.ipc.messages import FinishChoice, Prompted, Step, Token
 from baton_protocol.errors import BatonError
 from baton_protocol.ids import RequestId
@@ -27,21 +24,15 @@ class RunningBatch:
     computed."""
 
     def __init__(
-        self,
-        engine: Engine,
-        port: EngineSocket,
-        publisher: Publisher,
-        counters: Counters,
-        speeds: SpeedMeter,
-        clock: Callable[[], float],
+        self, context: LoopContext, publishing: Publishing, write_behind: WritingBehind
     ) -> None:
-        self._engine = engine
-        self._port = port
-        self._publisher = publisher
-        self._counters = counters
-        self._speeds = speeds
-        self._clock = clock
-        self._chunk_tokens = engine.info.layout.chunk_tokens
+        self._context = context
+        self._engine = context.engine
+        self._socket = context.socket
+        self._clock = context.clock
+        self._publishing = publishing
+        self._write_behind = write_behind
+        self._chunk_tokens = context.layout.chunk_tokens
         self._jobs: dict[RequestId, Job] = {}
         self.ended = self.prompted = 0
 
@@ -55,19 +46,21 @@ class RunningBatch:
         job = self._jobs.get(key[0])
         return job is not None and job.key == key
 
-    def admit(self, job: Job, admission: Admission) -> None:
-        """The gap is closed as far as the store can: the engine does the rest."""
+    def admit(
+        self, job: Job, reservation: Reservation | None, landed: tuple[tuple[int, int], ...]
+    ) -> None:
+        """The gap is closed as far as the store can: the engine does the rest. `landed` are the
+        runs of blocks behind the cached ones that fetches have filled, [start, end)."""
         job.times.admitted = self._clock()
-        reservation, job.reservation = job.reservation, None
         prefill = job.kind == "prefill"
         try:
             self._engine.submit(
                 job.request,
                 reservation=reservation,
-                landed=admission.runs,
+                landed=landed,
                 prefill_only=prefill,
                 track=prefill,
-                report_filled=not prefill and self._publisher.has_store,
+                report_filled=not prefill and self._context.has_store,
                 finished=tuple(sorted(job.finished)),
             )
         except BatonError as error:
@@ -76,13 +69,17 @@ class RunningBatch:
             self.fail(job, error)
             return
         self._jobs[job.request.id] = job
-        self._counters.handoffs += job.handed_off
+        self._context.counters.handoffs += job.handed_off
 
     def fail(self, job: Job, error: BatonError) -> None:
         """The job cannot run, here or anywhere."""
-        request, attempt = job.key
-        self._publisher.close(job)
-        self._port.send(JobFailed(request, attempt, error.record()))
+        self.close(job)
+        self._socket.send(JobFailed(*job.key, error.record()))
+
+    def close(self, job: Job) -> None:
+        """The job computes no more. What is being published goes on."""
+        self._write_behind.close(job)
+        self._publishing.close(job)
 
     def abort(self, key: JobKey) -> None:
         job = self._jobs.get(key[0])
@@ -99,28 +96,28 @@ class RunningBatch:
 
     def drain(self) -> None:
         """The node drains: what its requests have is put into the store, and what they fill."""
-        self._publisher.drain(True)
+        self._write_behind.drain(True)
         for job in self._jobs.values():
             if job.kind == "run":
                 for filled in self._engine.full_chunks(job.request.id):
                     self._filled(filled, job)
-        self._publisher.watch()
+        self._write_behind.watch()
 
     def step(self) -> bool:
         """One engine step. False if nothing could run."""
         began = self._clock()
         result = self._engine.step()
         now = self._clock()
-        self._speeds.observe(now - began, result)
+        self._context.speeds.observe(now - began, result)
         for progress in result.progress:
             if job := self._jobs.get(progress.request):
-                self._publisher.progressed(progress, job)
+                self._publishing.progressed(progress, job)
         for filled in result.filled:
             if job := self._jobs.get(filled.request):
                 self._filled(filled, job)
         step = self._frame(result, now)
         if step.tokens or step.prompts:
-            self._port.send(step)
+            self._socket.send(step)
         for request in result.finished:
             if job := self._jobs.get(request):
                 self._end(job)
@@ -134,7 +131,7 @@ class RunningBatch:
             if (job := self._jobs.get(use.request)) is not None
         ]
         self.prompted += len(prompts)
-        tokens = self._complete(result)
+        tokens = self._choices_done(result)
         for out in result.tokens:
             job = self._jobs.get(out.request)
             if job is None or out.choice not in job.open_choices:
@@ -154,28 +151,28 @@ class RunningBatch:
             if out.finish is not None:
                 self._close_choice(job, out.choice)
             elif job.request.params.stop:
-                self._made(out, job)
+                self._became_certain(out, job)
         return Step(tuple(tokens), tuple(prompts))
 
     def _filled(self, filled: Filled, job: Job) -> None:
         end = (filled.index + 1) * self._chunk_tokens
         if not job.request.params.stop or end <= job.certain(filled.choice):
-            self._publisher.filled(filled, job)
+            self._write_behind.filled(filled, job)
 
-    def _made(self, out: TokenOut, job: Job) -> None:
+    def _became_certain(self, out: TokenOut, job: Job) -> None:
         """A chunk that was filled before has become certain, or none. Its blocks may be others by
         now; the engine names those that the request has."""
         job.newest[out.choice] = out.offset
         end = job.certain(out.choice)
         if end % self._chunk_tokens or end <= job.given(out.choice):
             return
-        if job.kind == "run" and self._publisher.has_store:
+        if job.kind == "run" and self._context.has_store:
             for filled in self._engine.full_chunks(out.request):
                 last = (filled.index + 1) * self._chunk_tokens == end
                 if last and filled.choice == out.choice:
-                    self._publisher.filled(filled, job)
+                    self._write_behind.filled(filled, job)
 
-    def _complete(self, result: StepResult) -> list[Token]:
+    def _choices_done(self, result: StepResult) -> list[Token]:
         """The ends of choices that came with all their tokens."""
         ends: list[Token] = []
         for end in result.complete:
@@ -194,8 +191,8 @@ class RunningBatch:
             self._end(job)
 
     def _end(self, job: Job) -> None:
-        """The engine has forgotten it. What is being published goes on."""
+        """The engine has forgotten it."""
         if self._jobs.get(job.request.id) is job:
             del self._jobs[job.request.id]
             self.ended += 1
-        self._publisher.close(job)
+        self.close(job)

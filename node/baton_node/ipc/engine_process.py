@@ -106,14 +106,17 @@ class EngineProcess:
         return f"the engine process {self.pid} ended: {how}; its log says why"
 
 
-async def start_engine(settings: NodeSettings, epoch: Epoch) -> tuple[EngineProcess, Ready]:
-    """Start the process and wait until it is ready. Raise SetupError with what it says."""
+async def start_engine(
+    settings: NodeSettings, epoch: Epoch, module: str
+) -> tuple[EngineProcess, Ready]:
+    """Start the process, whose main is `module`, and wait until it is ready. Raise SetupError with
+    what it says."""
     ours, theirs = socket.socketpair()
     try:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "baton_node.startup.main",
+            module,
             str(theirs.fileno()),
             str(os.getpid()),
             stdin=asyncio.subprocess.DEVNULL,

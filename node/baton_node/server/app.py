@@ -188,9 +188,11 @@ class NodeServer:
         return socket
 
 
-async def run_node(settings: NodeSettings, role: NodeRole, spans: Sink | None = None) -> None:
-    """Serve until a signal; `spans` gets what is traced. Raise SetupError with one line if that
-    cannot be."""
+async def run_node(
+    settings: NodeSettings, role: NodeRole, engine_module: str, spans: Sink | None = None
+) -> None:
+    """Serve until a signal. `engine_module` is the engine process's main; `spans` gets what is
+    traced. Raise SetupError with one line if that cannot be."""
     ending = asyncio.Event()
     task = asyncio.current_task()
     loop = asyncio.get_running_loop()
@@ -203,7 +205,7 @@ async def run_node(settings: NodeSettings, role: NodeRole, spans: Sink | None = 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signalled)
     try:
-        await _serve(settings, role, ending, spans)
+        await _serve(settings, role, engine_module, ending, spans)
     except asyncio.CancelledError:
         if not ending.is_set():
             raise
@@ -214,7 +216,11 @@ async def run_node(settings: NodeSettings, role: NodeRole, spans: Sink | None = 
 
 
 async def _serve(
-    settings: NodeSettings, role: NodeRole, ending: asyncio.Event, sink: Sink | None
+    settings: NodeSettings,
+    role: NodeRole,
+    engine_module: str,
+    ending: asyncio.Event,
+    sink: Sink | None,
 ) -> None:
     if settings.role != role.name:
         raise SetupError(f"settings are for a {settings.role} node; this is a {role.name} node")
@@ -226,7 +232,7 @@ async def _serve(
     _warn_if_open(settings)
     async with AsyncExitStack() as stack:
         site, port = await _listen(server, settings, stack)
-        starting = _background(stack, start_engine(settings, epoch))
+        starting = _background(stack, start_engine(settings, epoch, engine_module))
         if not await _unless(ending, starting):
             return
         engine, ready = starting.result()

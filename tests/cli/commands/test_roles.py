@@ -70,7 +70,7 @@ async def test_each_line_of_a_node_and_its_engine_is_json_and_names_request_and_
     records = [json.loads(line) for line in log]
     [failed] = [record for record in records if "failed" in record["message"]]
     assert (failed["request"], failed["attempt"]) == ("r1", 3)
-    assert {"baton_node.server.app", "baton_node.startup.main"} <= {
+    assert {"baton_node.server.app", "baton_cli.engine_process"} <= {
         one["logger"] for one in records
     }
 

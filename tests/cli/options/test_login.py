@@ -60,7 +60,7 @@ def test_a_pool_of_roles_logs_in_by_variables_and_shows_no_secret(store: Embedde
         with urllib.request.urlopen(f"{url}/metrics", timeout=WAIT_S) as page:
             shown = page.read().decode() + json.dumps(nodes)
         shown += "\n".join(map(command_lines, pids))
-    assert "baton_node.startup.main" in shown
+    assert "baton_cli.engine_process" in shown
     shown += "".join(log)
     for secret in (PASSWORD, "p%40ss", TOKEN):
         assert secret not in shown
@@ -78,7 +78,7 @@ def test_up_uses_the_user_s_redis_tells_its_login_by_variables_and_leaves_it_run
         assert list(pool.temporary.iterdir()) == []  # no store of its own
         shown = command_lines(pool.process.pid) + pool.log()
     assert store.is_alive
-    assert "baton_node.startup.main" in shown
+    assert "baton_cli.engine_process" in shown
     for secret in (PASSWORD, "p%40ss", TOKEN):
         assert secret not in shown
 

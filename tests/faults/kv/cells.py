@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from baton_engine.sim.build import SimSettings
 from baton_kvstore.connection.client import OPERATION_TIMEOUT_S
 from baton_kvstore.data.data_plane import Tuning
-from baton_node.engine.loop import LoopOptions
+from baton_node.engine.context import LoopOptions
 from baton_protocol.ids import Epoch
 from baton_protocol.layout import VALUE_HEADER_BYTES, KVLayout
 from baton_protocol.link import RunJob
@@ -184,7 +184,7 @@ def nothing_fetched(stage: Stage) -> None:
 def some_lost(stage: Stage) -> None:
     node = stage.node("d0")
     assert node.lost()
-    assert node.desk.counters.lost_chunks == len(node.lost())
+    assert node.loop.counters.lost_chunks == len(node.lost())
 
 
 def some_refused(stage: Stage, puts: int = CHUNKS) -> None:
@@ -202,7 +202,7 @@ def everything_fetched(stage: Stage) -> None:
     """Each chunk came and was used."""
     node = stage.node("d0")
     assert (node.fetched(), node.lost()) == (CHUNKS, [])
-    assert node.desk.counters.reused_chunks == CHUNKS
+    assert node.loop.counters.reused_chunks == CHUNKS
 
 
 def lost(count: int, words: str) -> Act:
@@ -213,7 +213,7 @@ def lost(count: int, words: str) -> Act:
         node = stage.node("d0")
         assert len(node.lost()) == count, node.lost()
         assert all(words in reason for reason in node.lost()), node.lost()
-        counters = node.desk.counters
+        counters = node.loop.counters
         assert (counters.lost_chunks, counters.fetched_chunks) == (count, CHUNKS - count)
         assert counters.reused_chunks == CHUNKS - count
         wait_until(lambda: stage.marked().count(False) == count, "wrong markers to be dropped")

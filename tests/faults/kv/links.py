@@ -48,7 +48,7 @@ def slow(*nodes: str) -> Act:
         assert min(passed) > stage.layout.chunk_bytes * CHUNKS / 2
         assert taken > max(passed) / SLOW / 2  # both directions have this rate
         assert stage.node("p0").refused() == []
-        assert stage.node("d0").desk.counters.reused_chunks > 0
+        assert stage.node("d0").loop.counters.reused_chunks > 0
 
     return play
 

@@ -86,7 +86,7 @@ def foreign_tenant(*, copied: bool) -> Act:
             lost(CHUNKS, "chunk hash")(stage)
         else:
             nothing_fetched(stage)
-            assert node.desk.counters.matched_blocks == 0
+            assert node.loop.counters.matched_blocks == 0
         stage.run("d1", salted(stage.ask("theirs"), "their-salt"))
         assert stage.node("d1").fetched() == CHUNKS
 
@@ -125,7 +125,7 @@ def former_attempt(stage: Stage) -> None:
     new = msgspec.structs.replace(old, attempt=2)
     stage.request = new
     decode.take(RunJob(old, await_first=True))
-    decode.desk.turn()
+    decode.loop.turn()
     decode.take(RunJob(new, await_first=True))
 
     def strike(stage: Stage) -> None:

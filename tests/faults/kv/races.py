@@ -131,7 +131,7 @@ class Race:
         self._end(first, number)
         node.take(RunJob(other))
         for _ in range(self._rng.randint(0, self._turns)):
-            node.desk.turn()
+            node.loop.turn()
             time.sleep(TURN_S)
             if node.ids(other.id):
                 break
@@ -155,14 +155,14 @@ class Race:
             return
         if number % 2 == 0:
             node.take(RunJob(msgspec.structs.replace(request, attempt=2)))
-            node.desk.turn()
+            node.loop.turn()
             key = (request.id, 2)
         node.take(Abort(*key))
-        node.desk.turn()
+        node.loop.turn()
 
     def _forget(self) -> None:
         """What the node said would be read over and over."""
-        self.node.port.said.clear()
+        self.node.port.sent.clear()
         self.node.events.clear()
 
     def _weigh(self, number: int) -> None:

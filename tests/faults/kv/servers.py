@@ -97,7 +97,7 @@ def one_of_two(act: str) -> Act:
         node = stage.node("d0")
         assert 0 < len(there) < CHUNKS
         assert node.fetched() == len(there)
-        assert node.desk.counters.reused_chunks == len(there)
+        assert node.loop.counters.reused_chunks == len(there)
 
     return play
 

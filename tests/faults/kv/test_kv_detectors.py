@@ -12,9 +12,9 @@ from dataclasses import replace
 
 import pytest
 
+from baton_decode_node.fetch_state import FetchState, Outcome
 from baton_engine.core.engine_core import EngineCore
 from baton_kvstore.data import transfers
-from baton_node.engine.fetch_state import FetchState, Outcome
 from baton_protocol.link import RunJob
 from baton_protocol.request import Request
 from tests.faults.kv.cells import (

@@ -103,7 +103,7 @@ def one_not_found(stage: Stage) -> None:
     """The hole was computed; both of its sides came."""
     node = stage.node("d0")
     assert (node.fetched(), node.lost()) == (CHUNKS - 1, [])
-    assert node.desk.counters.reused_chunks == CHUNKS - 1
+    assert node.loop.counters.reused_chunks == CHUNKS - 1
     use = node.prompted(stage.request.id).stats
     assert use.fetched_tokens == (CHUNKS - 1) * stage.layout.chunk_tokens
 
@@ -149,7 +149,7 @@ def some_evicted(stage: Stage) -> None:
     assert 1 <= len(node.lost()) < CHUNKS / 2
     assert set(node.lost()) == {"missing"}
     assert node.fetched() == CHUNKS - len(node.lost())
-    assert node.desk.counters.reused_chunks == node.fetched()
+    assert node.loop.counters.reused_chunks == node.fetched()
 
 
 def every_bit(positions: Callable[[int], Sequence[int]], bits: Sequence[int]) -> Act:

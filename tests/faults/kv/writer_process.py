@@ -18,7 +18,7 @@ from baton_node.store.redis_connector import StoreAddress, StoreConnector
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import PrefillJob
 from baton_protocol.request import Request
-from tests.support.nodes.step_loops import DeskNode
+from tests.support.nodes.step_loops import LoopNode
 
 LONGEST_S = 120.0
 
@@ -50,11 +50,11 @@ def main(text: str) -> None:
         connector.start()
         return connector
 
-    node, parent = DeskNode("w0", connect, writing.settings), os.getppid()
+    node, parent = LoopNode("w0", connect, writing.settings), os.getppid()
     node.take(PrefillJob(writing.request, *writing.inbox))
     until = time.monotonic() + LONGEST_S
     while time.monotonic() < until and os.getppid() == parent:
-        node.desk.turn()
+        node.loop.turn()
         time.sleep(0.0005)
 
 

@@ -158,7 +158,7 @@ def place_again(stage: Stage, before: list[bool]) -> None:
     prefill.take(PrefillJob(stage.request, decode.name, decode.epoch))
     stage.end_hand_off("p1", "d0")
     assert prefill.published() == before.count(False)
-    assert prefill.desk.counters.announced_chunks == before.count(True)
+    assert prefill.loop.counters.announced_chunks == before.count(True)
     assert all(stage.marked())
 
 

@@ -27,7 +27,7 @@ from baton_protocol.request import Request
 from baton_protocol.sampling import SamplingParams
 from tests.support.engines.torch_engines import make_request, small_engine
 from tests.support.kv_faults.nodes import StageNode, Watched, pages
-from tests.support.nodes.step_loops import DeskNode, settle, spin
+from tests.support.nodes.step_loops import LoopNode, settle, spin
 from tests.support.stores.kvstore import PATIENCE_S, plain_client
 from tests.support.wires.link_proxy import LinkProxy
 from tests.support.wires.wire import WireLoop
@@ -95,14 +95,14 @@ def node(single: EmbeddedStore, link: LinkProxy, build: Build) -> Iterator[Stage
 
 
 @pytest.fixture
-def calm(build: Build) -> Iterator[DeskNode]:
+def calm(build: Build) -> Iterator[LoopNode]:
     """Undisturbed, without a store."""
-    made = DeskNode("calm", lambda _: NoStore(), engine=build(100))
+    made = LoopNode("calm", lambda _: NoStore(), engine=build(100))
     yield made
     made.close()
 
 
-def run(node: DeskNode, request: Request) -> list[int]:
+def run(node: LoopNode, request: Request) -> list[int]:
     node.take(RunJob(request))
     spin([node], lambda: len(node.ids(request.id)) == OUTPUTS, "the request's end")
     settle([node])
@@ -111,7 +111,7 @@ def run(node: DeskNode, request: Request) -> list[int]:
 
 def publish(node: StageNode, request: Request) -> None:
     node.take(PrefillJob(request, *NOBODY))
-    spin([node], lambda: bool(node.tokens(request.id)) and node.desk.idle, "the job's end")
+    spin([node], lambda: bool(node.tokens(request.id)) and node.loop.idle, "the job's end")
     assert node.published() == CHUNKS
 
 
@@ -129,11 +129,11 @@ def race(node: StageNode, first: Request, caught: threading.Event, other: Reques
     node.take(Abort(first.id, first.attempt), RunJob(other))
     until = time.monotonic() + WANTED_S
     while not node.ids(other.id) and time.monotonic() < until:
-        node.desk.turn()
+        node.loop.turn()
 
 
 def test_pages_of_an_aborted_fetch_change_hands_when_it_has_settled(
-    node: StageNode, link: LinkProxy, calm: DeskNode
+    node: StageNode, link: LinkProxy, calm: LoopNode
 ) -> None:
     publish(node, ask("stored", 0))
     run(node, ask("between", 1))  # its pages push the stored prompt out of the cache
@@ -156,7 +156,7 @@ def test_pages_of_an_aborted_fetch_change_hands_when_it_has_settled(
 
 
 def test_pages_of_an_aborted_put_change_hands_when_it_has_settled(
-    node: StageNode, link: LinkProxy, calm: DeskNode, single: EmbeddedStore
+    node: StageNode, link: LinkProxy, calm: LoopNode, single: EmbeddedStore
 ) -> None:
     met = 0
     for number in rounds(lambda: met > 0):  # noqa: B023
@@ -179,7 +179,7 @@ def test_pages_of_an_aborted_put_change_hands_when_it_has_settled(
     assert met > 0, "no put was in flight when its request had ended"
 
 
-def stored(node: DeskNode, request: Request, store: EmbeddedStore) -> set[bytes]:
+def stored(node: LoopNode, request: Request, store: EmbeddedStore) -> set[bytes]:
     """Payloads that are on the data server under the names of the prompt's chunks."""
     names = node.engine.block_hashes(request)[CHUNK_BLOCKS - 1 :: CHUNK_BLOCKS]
     with plain_client(store.data_urls[0]) as client:
@@ -187,7 +187,7 @@ def stored(node: DeskNode, request: Request, store: EmbeddedStore) -> set[bytes]
         return {value[HEADER_BYTES:] for value in client.mget(keys) if value}
 
 
-def expected(calm: DeskNode, request: Request) -> set[bytes]:
+def expected(calm: LoopNode, request: Request) -> set[bytes]:
     """The same of an engine that nobody disturbs."""
     names = calm.engine.block_hashes(request)
     there = pages(calm, request)
@@ -196,7 +196,7 @@ def expected(calm: DeskNode, request: Request) -> set[bytes]:
 
 
 def test_what_a_damaged_value_left_in_the_pages_does_not_count(
-    node: StageNode, calm: DeskNode, single: EmbeddedStore
+    node: StageNode, calm: LoopNode, single: EmbeddedStore
 ) -> None:
     """It is not finite, either: each number is a NaN."""
     publish(node, ask("stored", 0))

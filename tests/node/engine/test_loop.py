@@ -16,21 +16,21 @@ from baton_node.store.null_connector import NoStore
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import Abort, CacheEvents, FirstTokens, Load, PrefillJob, RunJob
 from tests.support.nodes.processes import make_request
-from tests.support.nodes.step_loops import DeskNode, alone, hand_off, settle, spin, store_node
+from tests.support.nodes.step_loops import LoopNode, alone, hand_off, settle, spin, store_node
 
 PROMPT = bytes((i * 5) % 95 + 32 for i in range(150))
 NOBODY = (NodeId("nobody"), Epoch("never"))
 
 
 @pytest.fixture
-def node() -> Iterator[DeskNode]:
-    made = DeskNode("n0", lambda _: NoStore())
+def node() -> Iterator[LoopNode]:
+    made = LoopNode("n0", lambda _: NoStore())
     yield made
     settle([made])
     made.close()
 
 
-def test_a_duplicate_of_a_job_changes_nothing(node: DeskNode) -> None:
+def test_a_duplicate_of_a_job_changes_nothing(node: LoopNode) -> None:
     request = make_request("r", PROMPT)
     node.take(RunJob(request), RunJob(request))
     spin([node], lambda: len(node.ids("r")) > 2, "some tokens")
@@ -50,7 +50,7 @@ def test_a_duplicate_of_a_job_changes_nothing(node: DeskNode) -> None:
     ],
 )
 def test_a_request_with_impossible_ids_is_refused_and_the_node_lives(
-    node: DeskNode, bad: dict[str, Any]
+    node: LoopNode, bad: dict[str, Any]
 ) -> None:
     request = msgspec.structs.replace(make_request("r", PROMPT), **bad)
     node.take(RunJob(request))
@@ -58,14 +58,14 @@ def test_a_request_with_impossible_ids_is_refused_and_the_node_lives(
     assert node.failures()[0].error.status == 400
 
 
-def test_a_first_word_with_impossible_ids_fails_its_request_alone(node: DeskNode) -> None:
+def test_a_first_word_with_impossible_ids_fails_its_request_alone(node: LoopNode) -> None:
     request = make_request("r", PROMPT)
     node.take(RunJob(request, await_first=True), FirstTokens(request.id, 1, ((-5,),)))
     spin([node], lambda: bool(node.failures()), "the refusal")
     assert alone(node, make_request("other", PROMPT))
 
 
-def test_a_prompt_that_can_never_fit_is_refused_with_the_limit(node: DeskNode) -> None:
+def test_a_prompt_that_can_never_fit_is_refused_with_the_limit(node: LoopNode) -> None:
     request = make_request("r", bytes(8192))
     node.take(RunJob(request))
     spin([node], lambda: bool(node.failures()), "the refusal")
@@ -75,13 +75,13 @@ def test_a_prompt_that_can_never_fit_is_refused_with_the_limit(node: DeskNode) -
     assert "8192" in failure.error.message
 
 
-def test_a_prefill_job_that_can_never_fit_is_refused_too(node: DeskNode) -> None:
+def test_a_prefill_job_that_can_never_fit_is_refused_too(node: LoopNode) -> None:
     node.take(PrefillJob(make_request("r", bytes(8192)), *NOBODY))
     spin([node], lambda: bool(node.failures()), "the refusal")
     assert node.failures()[0].error.code == "context_length_exceeded"
 
 
-def test_a_prefill_job_gives_one_token_per_choice_and_ends(node: DeskNode) -> None:
+def test_a_prefill_job_gives_one_token_per_choice_and_ends(node: LoopNode) -> None:
     request = make_request("r", PROMPT, n=3, temperature=1.0, seed=1)
     node.take(PrefillJob(request, *NOBODY))
     spin([node], lambda: len(node.tokens("r")) == 3, "the first tokens")
@@ -89,18 +89,18 @@ def test_a_prefill_job_gives_one_token_per_choice_and_ends(node: DeskNode) -> No
     assert sorted(token.choice for token in node.tokens("r")) == [0, 1, 2]
 
 
-def test_a_finished_choice_gives_no_more_tokens(node: DeskNode) -> None:
+def test_a_finished_choice_gives_no_more_tokens(node: LoopNode) -> None:
     request = make_request("r", PROMPT, max_tokens=4000)
     node.take(RunJob(request))
     spin([node], lambda: len(node.ids("r")) > 3, "some tokens")
     node.take(FinishChoice(request.id, 1, 0))
-    node.desk.turn()
+    node.loop.turn()
     count = len(node.ids("r"))
     settle([node])
     assert len(node.ids("r")) == count
 
 
-def test_a_first_word_that_ends_every_choice_leaves_nothing_to_run(node: DeskNode) -> None:
+def test_a_first_word_that_ends_every_choice_leaves_nothing_to_run(node: LoopNode) -> None:
     request = make_request("r", PROMPT)
     node.take(RunJob(request, await_first=True))
     node.take(FirstTokens(request.id, 1, ((65,),), finished=(0,)))
@@ -108,7 +108,7 @@ def test_a_first_word_that_ends_every_choice_leaves_nothing_to_run(node: DeskNod
     assert not node.tokens("r")
 
 
-def test_a_choice_that_ended_at_the_prefill_node_is_not_run(node: DeskNode) -> None:
+def test_a_choice_that_ended_at_the_prefill_node_is_not_run(node: LoopNode) -> None:
     request = make_request("r", PROMPT, n=2, seed=3, temperature=1.0)
     node.take(RunJob(request, await_first=True))
     node.take(FirstTokens(request.id, 1, ((65,), (66,)), finished=(0,)))
@@ -117,7 +117,7 @@ def test_a_choice_that_ended_at_the_prefill_node_is_not_run(node: DeskNode) -> N
     assert node.tokens("r")[0].offset == 1
 
 
-def test_a_choice_that_ended_in_an_earlier_attempt_is_not_run(node: DeskNode) -> None:
+def test_a_choice_that_ended_in_an_earlier_attempt_is_not_run(node: LoopNode) -> None:
     request = make_request("r", PROMPT, n=2, seed=3, temperature=1.0, attempt=2)
     request = msgspec.structs.replace(request, outputs=((65,), (66, 67)))
     node.take(RunJob(request, finished=(0,)))
@@ -128,7 +128,7 @@ def test_a_choice_that_ended_in_an_earlier_attempt_is_not_run(node: DeskNode) ->
     assert not node.failures()
 
 
-def test_a_choice_that_came_with_all_its_tokens_only_ends(node: DeskNode) -> None:
+def test_a_choice_that_came_with_all_its_tokens_only_ends(node: LoopNode) -> None:
     request = make_request("r", PROMPT, n=2, max_tokens=2)
     request = msgspec.structs.replace(request, outputs=((65, 66), (65,)))
     node.take(RunJob(request))
@@ -140,37 +140,37 @@ def test_a_choice_that_came_with_all_its_tokens_only_ends(node: DeskNode) -> Non
     assert not node.failures()
 
 
-def test_words_for_another_attempt_are_not_heard(node: DeskNode) -> None:
+def test_words_for_another_attempt_are_not_heard(node: LoopNode) -> None:
     request = make_request("r", PROMPT, attempt=2)
     node.take(RunJob(request, await_first=True))
     node.take(FirstTokens(request.id, 1, ((65,),)), Abort(request.id, 1))
     for _ in range(5):
-        node.desk.turn()
+        node.loop.turn()
     assert not node.tokens("r")
     node.take(FirstTokens(request.id, 2, ((65,),)))
     spin([node], lambda: len(node.ids("r")) == 7, "the end")
 
 
-def test_load_and_cache_events_are_reported(node: DeskNode) -> None:
+def test_load_and_cache_events_are_reported(node: LoopNode) -> None:
     alone(node, make_request("r", PROMPT))
-    spin([node], lambda: any(isinstance(f, CacheEvents) for f in node.port.said), "cache events")
-    events = [frame for frame in node.port.said if isinstance(frame, CacheEvents)]
+    spin([node], lambda: any(isinstance(f, CacheEvents) for f in node.port.sent), "cache events")
+    events = [frame for frame in node.port.sent if isinstance(frame, CacheEvents)]
     assert {chunk for event in events for chunk in event.stored} == set(node.engine.cached_chunks())
 
     def reported() -> bool:
-        loads = [frame for frame in node.port.said if isinstance(frame, Load)]
+        loads = [frame for frame in node.port.sent if isinstance(frame, Load)]
         return bool(loads) and loads[-1].load.generated_tokens_total == 8
 
     spin([node], reported, "the load after the request")
 
 
-def test_draining_is_answered_when_the_last_request_has_ended(node: DeskNode) -> None:
+def test_draining_is_answered_when_the_last_request_has_ended(node: LoopNode) -> None:
     request = make_request("r", PROMPT, max_tokens=50)
     node.take(RunJob(request), Drain())
-    node.desk.turn()
-    assert Saved() in node.port.said  # without a store there is nothing to wait for
-    assert Drained() not in node.port.said
-    spin([node], lambda: Drained() in node.port.said, "the answer")
+    node.loop.turn()
+    assert Saved() in node.port.sent  # without a store there is nothing to wait for
+    assert Drained() not in node.port.sent
+    spin([node], lambda: Drained() in node.port.sent, "the answer")
     assert len(node.ids("r")) == 50
 
 
@@ -183,16 +183,16 @@ def test_a_parked_request_gives_its_blocks_to_the_running_batch(store: EmbeddedS
     with closing(prefill), closing(decode):
         parked = make_request("parked", PROMPT[:130], max_tokens=4)
         hand_off(*both, parked, say_first=False)
-        spin(both, lambda: decode.desk.counters.fetched_chunks == 8, "the parked one's chunks")
+        spin(both, lambda: decode.loop.counters.fetched_chunks == 8, "the parked one's chunks")
         running = make_request("running", b"x" + PROMPT[:40], max_tokens=150)
         decode.take(RunJob(running))
         spin(both, lambda: len(decode.ids("running")) == 150, "the running one's end")
         decode.take(FirstTokens(parked.id, 1, (tuple(prefill.ids("parked")),)))
         spin(both, lambda: len(decode.ids("parked")) == 3, "the parked one's end")
-        assert decode.desk.counters.fetched_chunks == 16
-        assert decode.desk.counters.reused_chunks == 8
+        assert decode.loop.counters.fetched_chunks == 16
+        assert decode.loop.counters.reused_chunks == 8
         settle(both)
-        roomy = DeskNode("roomy", lambda _: NoStore())
+        roomy = LoopNode("roomy", lambda _: NoStore())
         for request in (parked, running):
             ids = prefill.ids(request.id) + decode.ids(request.id)
             assert [ids] == alone(roomy, request)

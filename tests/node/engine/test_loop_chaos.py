@@ -18,7 +18,7 @@ from baton_protocol.ids import RequestId
 from baton_protocol.link import Abort, FirstTokens, NoFirstTokens, PrefillJob, RunJob
 from baton_protocol.request import Request
 from tests.support.nodes.processes import make_request
-from tests.support.nodes.step_loops import DeskNode, alone, settle, spin, store_node
+from tests.support.nodes.step_loops import LoopNode, alone, settle, spin, store_node
 from tests.support.stores.kvstore import plain_client
 
 pytestmark = pytest.mark.integration
@@ -31,7 +31,7 @@ WAITS: dict[str, Any] = {"lookup_wait_s": 0.1, "first_wait_s": 0.2, "blocks_wait
 class Router:
     """Places requests on two desks at random, and forgets or aborts some."""
 
-    def __init__(self, seed: int, prefill: DeskNode, decode: DeskNode) -> None:
+    def __init__(self, seed: int, prefill: LoopNode, decode: LoopNode) -> None:
         self.draw = random.Random(seed)
         self.prefill, self.decode = prefill, decode
         self.waiting: dict[RequestId, Request] = {}
@@ -61,7 +61,7 @@ class Router:
         prompt = prompt[: self.draw.randrange(1, len(prompt))] + bytes([48 + self.made % 10])
         request = make_request(f"r{self.made}", prompt, max_tokens=self.draw.randrange(2, 30))
         self.waiting[request.id] = request
-        jobs: list[tuple[DeskNode, RunJob | PrefillJob]] = [
+        jobs: list[tuple[LoopNode, RunJob | PrefillJob]] = [
             (self.decode, RunJob(request, await_first=True)),
             (self.prefill, PrefillJob(request, self.decode.name, self.decode.epoch)),
         ]
@@ -69,7 +69,7 @@ class Router:
         for node, job in jobs:
             node.take(job)
             for _ in range(self.draw.randrange(3)):
-                node.desk.turn()
+                node.loop.turn()
 
     def say(self, request: Request, first: int | None) -> None:
         del self.waiting[request.id]
@@ -86,7 +86,7 @@ class Router:
         return not self.waiting and self.unfinished() == 0
 
     def check(self) -> None:
-        reference = DeskNode("reference", lambda _: NoStore(), SimSettings(chunk_blocks=1))
+        reference = LoopNode("reference", lambda _: NoStore(), SimSettings(chunk_blocks=1))
         for request in self.running.values():
             tokens = self.decode.tokens(request.id)
             firsts = self.prefill.ids(request.id)[:1] if tokens[0].offset else []
@@ -97,8 +97,8 @@ class Router:
 def drive(router: Router, turns: int) -> None:
     for _ in range(turns):
         router.act()
-        router.prefill.desk.turn()
-        router.decode.desk.turn()
+        router.prefill.loop.turn()
+        router.decode.loop.turn()
 
 
 def finish(router: Router) -> None:

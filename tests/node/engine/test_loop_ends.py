@@ -13,15 +13,15 @@ from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import Abort, NoFirstTokens, PrefillJob, RunJob
 from baton_protocol.request import Request
 from tests.support.nodes.processes import make_request
-from tests.support.nodes.step_loops import DeskNode, alone, settle, spin
+from tests.support.nodes.step_loops import LoopNode, alone, settle, spin
 
 PROMPT = bytes((i * 5) % 95 + 32 for i in range(150))
 ONE_AT_A_TIME = SimSettings(chunk_blocks=1, max_num_seqs=1)
 
 
 @pytest.fixture
-def node() -> Iterator[DeskNode]:
-    made = DeskNode("n0", lambda _: NoStore(), ONE_AT_A_TIME)
+def node() -> Iterator[LoopNode]:
+    made = LoopNode("n0", lambda _: NoStore(), ONE_AT_A_TIME)
     yield made
     settle([made])
     made.close()
@@ -34,60 +34,60 @@ def due(request: Request, time_left: float) -> Request:
 # --- aborts ---------------------------------------------------------------------------------------
 
 
-def test_an_aborted_request_has_freed_its_blocks_when_the_turn_is_over(node: DeskNode) -> None:
+def test_an_aborted_request_has_freed_its_blocks_when_the_turn_is_over(node: LoopNode) -> None:
     request = make_request("r", PROMPT, max_tokens=4000)
     node.take(RunJob(request))
     spin([node], lambda: len(node.ids("r")) > 2, "some tokens")
     assert not node.freed
     node.take(Abort(request.id, 1))
-    node.desk.turn()
+    node.loop.turn()
     assert node.freed
-    assert node.desk.idle
+    assert node.loop.idle
 
 
-def test_a_request_aborted_in_the_engines_queue_was_never_there(node: DeskNode) -> None:
+def test_a_request_aborted_in_the_engines_queue_was_never_there(node: LoopNode) -> None:
     running = make_request("running", PROMPT, max_tokens=4000)
     queued = make_request("queued", PROMPT[::-1], max_tokens=4000)
     node.take(RunJob(running), RunJob(queued))
     spin([node], lambda: len(node.ids("running")) > 2, "some tokens")
     assert node.engine.load().waiting == 1
     node.take(Abort(queued.id, 1))
-    node.desk.turn()
+    node.loop.turn()
     assert node.engine.load().waiting == 0
     node.take(Abort(running.id, 1))
-    node.desk.turn()
+    node.loop.turn()
     assert not node.tokens("queued")
 
 
-def test_an_abort_in_the_turn_of_the_last_token_leaves_nothing(node: DeskNode) -> None:
+def test_an_abort_in_the_turn_of_the_last_token_leaves_nothing(node: LoopNode) -> None:
     request = make_request("r", PROMPT, max_tokens=5)
     node.take(RunJob(request))
     spin([node], lambda: len(node.ids("r")) == 4, "all tokens but one")
     node.take(Abort(request.id, 1))
-    node.desk.turn()
-    assert (len(node.ids("r")), node.freed, node.desk.idle) == (4, True, True)
+    node.loop.turn()
+    assert (len(node.ids("r")), node.freed, node.loop.idle) == (4, True, True)
 
 
-def test_an_abort_after_the_last_token_changes_nothing(node: DeskNode) -> None:
+def test_an_abort_after_the_last_token_changes_nothing(node: LoopNode) -> None:
     request = make_request("r", PROMPT, max_tokens=5)
     alone(node, request)
     node.take(Abort(request.id, 1))
-    node.desk.turn()
+    node.loop.turn()
     assert not node.failures()
     assert alone(node, make_request("next", PROMPT))
 
 
-def test_an_abort_of_a_job_that_waits_for_its_first_token_forgets_it(node: DeskNode) -> None:
+def test_an_abort_of_a_job_that_waits_for_its_first_token_forgets_it(node: LoopNode) -> None:
     request = make_request("r", PROMPT)
     node.take(RunJob(request, await_first=True))
-    node.desk.turn()
+    node.loop.turn()
     node.take(Abort(request.id, 1), NoFirstTokens(request.id, 1, "late"))
-    node.desk.turn()
-    assert node.desk.idle
+    node.loop.turn()
+    assert node.loop.idle
     assert not node.engine.has_work()
 
 
-def test_an_aborted_prefill_job_gives_no_token(node: DeskNode) -> None:
+def test_an_aborted_prefill_job_gives_no_token(node: LoopNode) -> None:
     job = PrefillJob(make_request("r", bytes(2000)), NodeId("d"), Epoch("e"))
     node.take(job)
     spin([node], lambda: not node.freed, "blocks for the prompt")
@@ -99,7 +99,7 @@ def test_an_aborted_prefill_job_gives_no_token(node: DeskNode) -> None:
 # --- deadlines ------------------------------------------------------------------------------------
 
 
-def test_a_running_request_ends_at_its_deadline_with_a_final_error(node: DeskNode) -> None:
+def test_a_running_request_ends_at_its_deadline_with_a_final_error(node: LoopNode) -> None:
     request = due(make_request("r", PROMPT, max_tokens=4000), 10.0)
     node.take(RunJob(request))
     spin([node], lambda: len(node.ids("r")) > 2, "some tokens")
@@ -115,7 +115,7 @@ def test_a_running_request_ends_at_its_deadline_with_a_final_error(node: DeskNod
 
 @pytest.mark.parametrize("stage", ["queued", "parked", "prefill"])
 def test_a_request_that_does_not_run_yet_ends_at_its_deadline_too(
-    node: DeskNode, stage: str
+    node: LoopNode, stage: str
 ) -> None:
     running = make_request("running", PROMPT, max_tokens=4000)
     node.take(RunJob(running))
@@ -135,7 +135,7 @@ def test_a_request_that_does_not_run_yet_ends_at_its_deadline_too(
     assert not node.tokens("r")
 
 
-def test_a_request_that_ended_in_time_is_not_failed_later(node: DeskNode) -> None:
+def test_a_request_that_ended_in_time_is_not_failed_later(node: LoopNode) -> None:
     request = due(make_request("r", PROMPT), 10.0)
     alone(node, request)
     node.ahead += 100

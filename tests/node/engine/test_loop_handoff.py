@@ -14,7 +14,7 @@ from baton_protocol.link import Abort, FirstTokens, NoFirstTokens, PrefillJob, R
 from baton_protocol.request import Request
 from tests.support.nodes.processes import make_request
 from tests.support.nodes.step_loops import (
-    DeskNode,
+    LoopNode,
     alone,
     hand_off,
     settle,
@@ -31,7 +31,7 @@ CHUNK2 = SimSettings(chunk_blocks=2, max_batched_tokens=48)
 
 
 @pytest.fixture
-def pair(store: EmbeddedStore) -> Iterator[tuple[DeskNode, DeskNode]]:
+def pair(store: EmbeddedStore) -> Iterator[tuple[LoopNode, LoopNode]]:
     """Prefill in pieces of 48 tokens, chunks of 2 blocks."""
     with ExitStack() as stack:
         prefill = store_node("p0", store, CHUNK2)
@@ -41,7 +41,7 @@ def pair(store: EmbeddedStore) -> Iterator[tuple[DeskNode, DeskNode]]:
         yield prefill, decode
 
 
-def finish(pair: tuple[DeskNode, DeskNode], request: Request) -> list[list[int]]:
+def finish(pair: tuple[LoopNode, LoopNode], request: Request) -> list[list[int]]:
     """Ids of each choice: the prefill node's first one, then the decode node's."""
     prefill, decode = pair
 
@@ -56,12 +56,12 @@ def finish(pair: tuple[DeskNode, DeskNode], request: Request) -> list[list[int]]
 
 
 def test_a_handed_over_request_has_the_ids_of_one_node_alone(
-    pair: tuple[DeskNode, DeskNode],
+    pair: tuple[LoopNode, LoopNode],
 ) -> None:
     request = make_request("r", PROMPT, max_tokens=24)
     hand_off(*pair, request)
     assert finish(pair, request) == undisturbed(request, CHUNK2)
-    prefill, decode = pair[0].desk.counters, pair[1].desk.counters
+    prefill, decode = pair[0].loop.counters, pair[1].loop.counters
     assert prefill.published_chunks == decode.fetched_chunks == decode.reused_chunks == 6
     assert decode.fetched_bytes == prefill.published_bytes == 6 * CHUNK2.layout().chunk_bytes
     assert decode.handoffs == 1
@@ -71,12 +71,12 @@ def test_a_handed_over_request_has_the_ids_of_one_node_alone(
 
 @pytest.mark.parametrize("first", [True, False], ids=["FirstTokens", "NoFirstTokens"])
 def test_waiting_for_the_prefill_node_is_told_apart_from_waiting_in_the_queue(
-    pair: tuple[DeskNode, DeskNode], first: bool
+    pair: tuple[LoopNode, LoopNode], first: bool
 ) -> None:
     request = make_request("r", PROMPT, max_tokens=4)
     prefill, decode = pair
     hand_off(*pair, request, say_first=False)
-    spin(pair, lambda: decode.desk.counters.fetched_chunks == 6, "the prompt's chunks")
+    spin(pair, lambda: decode.loop.counters.fetched_chunks == 6, "the prompt's chunks")
     decode.ahead += 1000
     outputs = (tuple(prefill.ids("r")),)
     decode.take(FirstTokens("r", 1, outputs) if first else NoFirstTokens("r", 1, "it is gone"))  # type: ignore[arg-type]
@@ -87,7 +87,7 @@ def test_waiting_for_the_prefill_node_is_told_apart_from_waiting_in_the_queue(
 
 
 def test_choices_of_a_seeded_request_differ_and_survive_the_hand_over(
-    pair: tuple[DeskNode, DeskNode],
+    pair: tuple[LoopNode, LoopNode],
 ) -> None:
     request = make_request("r", PROMPT, n=3, temperature=1.0, seed=7, max_tokens=12)
     hand_off(*pair, request)
@@ -98,16 +98,16 @@ def test_choices_of_a_seeded_request_differ_and_survive_the_hand_over(
 
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 31, 32, 33, 64])
 def test_prompts_around_block_and_chunk_borders_are_handed_over(
-    pair: tuple[DeskNode, DeskNode], length: int
+    pair: tuple[LoopNode, LoopNode], length: int
 ) -> None:
     request = make_request("r", PROMPT[:length], max_tokens=20)
     hand_off(*pair, request)
     assert finish(pair, request) == undisturbed(request, CHUNK2)
-    assert pair[1].desk.counters.reused_chunks == length // 32
+    assert pair[1].loop.counters.reused_chunks == length // 32
 
 
 def test_a_second_request_with_the_prefix_computes_only_its_tail_wherever_it_lands(
-    pair: tuple[DeskNode, DeskNode], store: EmbeddedStore
+    pair: tuple[LoopNode, LoopNode], store: EmbeddedStore
 ) -> None:
     first = make_request("r1", PROMPT)
     hand_off(*pair, first)
@@ -120,13 +120,13 @@ def test_a_second_request_with_the_prefix_computes_only_its_tail_wherever_it_lan
     again = make_request("r3", PROMPT)
     hand_off(*pair, again)
     assert finish(pair, again) == undisturbed(again, CHUNK2)
-    assert pair[0].desk.counters.published_chunks == 6
-    assert pair[0].desk.counters.announced_chunks == 6
+    assert pair[0].loop.counters.published_chunks == 6
+    assert pair[0].loop.counters.announced_chunks == 6
     assert pair[0].prompted("r3").stats.cached_tokens == 192
 
 
 def test_a_prefill_job_fetches_what_the_store_has_before_it_computes(
-    pair: tuple[DeskNode, DeskNode], store: EmbeddedStore
+    pair: tuple[LoopNode, LoopNode], store: EmbeddedStore
 ) -> None:
     first = make_request("r1", PROMPT)
     hand_off(*pair, first)
@@ -141,21 +141,21 @@ def test_a_prefill_job_fetches_what_the_store_has_before_it_computes(
 
 
 def test_announcements_that_come_before_the_job_are_not_lost(
-    pair: tuple[DeskNode, DeskNode],
+    pair: tuple[LoopNode, LoopNode],
 ) -> None:
     prefill, decode = pair
     request = make_request("r", PROMPT)
     prefill.take(PrefillJob(request, decode.name, decode.epoch))
-    spin(pair, lambda: bool(prefill.tokens("r")) and prefill.desk.idle, "the prefill job")
-    spin(pair, lambda: decode.desk.stashed >= 7, "six chunks and the end in the stash")
+    spin(pair, lambda: bool(prefill.tokens("r")) and prefill.loop.idle, "the prefill job")
+    spin(pair, lambda: decode.loop.early_entries >= 7, "six chunks and the end in the stash")
     decode.take(RunJob(request, await_first=True))
     decode.take(FirstTokens(request.id, 1, (tuple(prefill.ids("r")),)))
     assert finish(pair, request) == undisturbed(request, CHUNK2)
-    assert decode.desk.counters.reused_chunks == 6
+    assert decode.loop.counters.reused_chunks == 6
 
 
 def test_without_a_first_token_the_decode_node_samples_it_itself(
-    pair: tuple[DeskNode, DeskNode],
+    pair: tuple[LoopNode, LoopNode],
 ) -> None:
     request = make_request("r", PROMPT[:192])  # chunks cover the prompt: one token is left
     hand_off(*pair, request, say_first=False)
@@ -179,7 +179,7 @@ def test_a_prefill_node_that_never_answers_costs_the_wait_and_no_token(
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "delete"])
 def test_a_damaged_chunk_costs_time_and_not_tokens(
-    pair: tuple[DeskNode, DeskNode], store: EmbeddedStore, damage: str
+    pair: tuple[LoopNode, LoopNode], store: EmbeddedStore, damage: str
 ) -> None:
     first = make_request("r1", PROMPT)
     hand_off(*pair, first)
@@ -188,9 +188,9 @@ def test_a_damaged_chunk_costs_time_and_not_tokens(
     with closing(store_node("d1", store, CHUNK2)) as other:
         request = make_request("r2", PROMPT)
         assert alone(other, request) == undisturbed(request, CHUNK2)
-        assert other.desk.counters.lost_chunks == 1
+        assert other.loop.counters.lost_chunks == 1
         settle([other])
-        assert other.desk.counters.reused_chunks < 6
+        assert other.loop.counters.reused_chunks < 6
 
 
 def _damage_one_chunk(store: EmbeddedStore, damage: str) -> None:
@@ -207,7 +207,7 @@ def _damage_one_chunk(store: EmbeddedStore, damage: str) -> None:
 
 
 def test_a_chunk_lost_to_the_prefill_node_is_put_again(
-    pair: tuple[DeskNode, DeskNode], store: EmbeddedStore
+    pair: tuple[LoopNode, LoopNode], store: EmbeddedStore
 ) -> None:
     first = make_request("r1", PROMPT)
     hand_off(*pair, first)
@@ -221,10 +221,10 @@ def test_a_chunk_lost_to_the_prefill_node_is_put_again(
         spin(both, lambda: len(decode.ids("r2")) == 7, "the request's end")
         settle(both)
         assert other.ids("r2") + decode.ids("r2") == undisturbed(request, CHUNK2)[0]
-        assert other.desk.counters.published_chunks == 1
+        assert other.loop.counters.published_chunks == 1
 
 
-def test_an_abort_in_mid_fetch_leaks_nothing(pair: tuple[DeskNode, DeskNode]) -> None:
+def test_an_abort_in_mid_fetch_leaks_nothing(pair: tuple[LoopNode, LoopNode]) -> None:
     prefill, decode = pair
     request = make_request("r", PROMPT)
     prefill.take(PrefillJob(request, decode.name, decode.epoch))
@@ -235,21 +235,21 @@ def test_an_abort_in_mid_fetch_leaks_nothing(pair: tuple[DeskNode, DeskNode]) ->
     assert not decode.tokens("r")
 
 
-def test_aborts_at_any_moment_leak_nothing(pair: tuple[DeskNode, DeskNode]) -> None:
+def test_aborts_at_any_moment_leak_nothing(pair: tuple[LoopNode, LoopNode]) -> None:
     prefill, decode = pair
     for turns in range(0, 40, 3):
         request = make_request(f"r{turns}", bytes([33 + turns]) + PROMPT, max_tokens=30)
         prefill.take(PrefillJob(request, decode.name, decode.epoch))
         decode.take(RunJob(request, await_first=True))
         for _ in range(turns):
-            prefill.desk.turn()
-            decode.desk.turn()
+            prefill.loop.turn()
+            decode.loop.turn()
         prefill.take(Abort(request.id, 1))
         decode.take(Abort(request.id, 1))
     settle(pair)
 
 
-def test_a_newer_attempt_replaces_the_older_one(pair: tuple[DeskNode, DeskNode]) -> None:
+def test_a_newer_attempt_replaces_the_older_one(pair: tuple[LoopNode, LoopNode]) -> None:
     prefill, decode = pair
     old = make_request("r", PROMPT)
     prefill.take(PrefillJob(old, decode.name, decode.epoch))
@@ -312,4 +312,4 @@ def test_a_store_that_is_down_is_mentioned_once_not_per_chunk(
         node.close()
         store.stop()
     told = [each for each in caplog.records if each.levelno >= logging.WARNING]
-    assert len([each for each in told if each.name == "baton_node.engine.publisher"]) == 1
+    assert len([each for each in told if each.name == "baton_node.engine.outgoing_blocks"]) == 1

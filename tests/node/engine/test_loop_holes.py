@@ -16,7 +16,7 @@ from baton_protocol.link import Abort, PrefillJob, RunJob
 from baton_protocol.request import Request
 from tests.support.nodes.processes import make_request
 from tests.support.nodes.step_loops import (
-    DeskNode,
+    LoopNode,
     alone,
     hand_off,
     settle,
@@ -34,7 +34,7 @@ PROMPT = bytes((i * 7) % 95 + 32 for i in range(5 * CHUNK + 9))
 
 
 @pytest.fixture
-def pair(store: EmbeddedStore) -> Iterator[tuple[DeskNode, DeskNode]]:
+def pair(store: EmbeddedStore) -> Iterator[tuple[LoopNode, LoopNode]]:
     """One that has put PROMPT's chunks into the store, and one that knows nothing."""
     with ExitStack() as stack:
         filler = store_node("filler", store, SETTINGS)
@@ -45,15 +45,15 @@ def pair(store: EmbeddedStore) -> Iterator[tuple[DeskNode, DeskNode]]:
         yield filler, reader
 
 
-def put(node: DeskNode, request: Request, chunks: int) -> None:
+def put(node: LoopNode, request: Request, chunks: int) -> None:
     """Have a prefill job put all chunks of a request."""
-    before = node.desk.counters.published_chunks
+    before = node.loop.counters.published_chunks
     node.take(PrefillJob(request, node.name, node.epoch))
-    spin([node], lambda: node.desk.counters.published_chunks == before + chunks, "the puts")
+    spin([node], lambda: node.loop.counters.published_chunks == before + chunks, "the puts")
     settle([node])
 
 
-def lose(store: EmbeddedStore, node: DeskNode, *chunks: int) -> None:
+def lose(store: EmbeddedStore, node: LoopNode, *chunks: int) -> None:
     """Delete chunks of PROMPT; their markers stay."""
     hashes = chunk_hashes(node.engine.block_hashes(make_request("r", PROMPT)), 2)
     for chunk in chunks:
@@ -65,14 +65,14 @@ def lose(store: EmbeddedStore, node: DeskNode, *chunks: int) -> None:
 
 
 def test_of_five_chunks_one_is_lost_and_four_are_used(
-    pair: tuple[DeskNode, DeskNode], store: EmbeddedStore
+    pair: tuple[LoopNode, LoopNode], store: EmbeddedStore
 ) -> None:
     filler, reader = pair
     lose(store, filler, 2)
     request = make_request("r", PROMPT, max_tokens=24)
     assert alone(reader, request) == undisturbed(request, SETTINGS)
     settle(pair)
-    stats, count = reader.prompted("r").stats, reader.desk.counters
+    stats, count = reader.prompted("r").stats, reader.loop.counters
     assert (stats.matched_tokens, stats.fetched_tokens) == (5 * CHUNK, 4 * CHUNK)
     assert stats.computed_tokens == CHUNK + 9
     assert stats.declined_tokens == 0
@@ -83,7 +83,7 @@ def test_of_five_chunks_one_is_lost_and_four_are_used(
 
 @pytest.mark.parametrize("lost", [(0,), (4,), (0, 2, 4), (0, 1, 2, 3, 4)])
 def test_wherever_the_holes_are_the_tokens_are_right(
-    pair: tuple[DeskNode, DeskNode], store: EmbeddedStore, lost: tuple[int, ...]
+    pair: tuple[LoopNode, LoopNode], store: EmbeddedStore, lost: tuple[int, ...]
 ) -> None:
     filler, reader = pair
     lose(store, filler, *lost)
@@ -94,7 +94,7 @@ def test_wherever_the_holes_are_the_tokens_are_right(
 
 
 def test_a_hand_off_goes_on_without_the_lost_chunk(
-    pair: tuple[DeskNode, DeskNode], store: EmbeddedStore
+    pair: tuple[LoopNode, LoopNode], store: EmbeddedStore
 ) -> None:
     filler, reader = pair
     lose(store, filler, 1)
@@ -104,11 +104,11 @@ def test_a_hand_off_goes_on_without_the_lost_chunk(
     settle(pair)
     assert [filler.ids("r") + reader.ids("r")] == undisturbed(request, SETTINGS)
     assert reader.prompted("r").stats.fetched_tokens == 4 * CHUNK
-    assert reader.desk.counters.lost_chunks == 1
+    assert reader.loop.counters.lost_chunks == 1
 
 
 def test_a_lost_chunk_is_found_again_once_another_has_put_it(
-    pair: tuple[DeskNode, DeskNode], store: EmbeddedStore
+    pair: tuple[LoopNode, LoopNode], store: EmbeddedStore
 ) -> None:
     filler, reader = pair
     lose(store, filler, 2)
@@ -123,7 +123,7 @@ def test_a_lost_chunk_is_found_again_once_another_has_put_it(
 
 
 def test_others_run_while_a_request_fetches_and_what_came_is_used(
-    pair: tuple[DeskNode, DeskNode], store: EmbeddedStore
+    pair: tuple[LoopNode, LoopNode], store: EmbeddedStore
 ) -> None:
     filler, reader = pair
     lose(store, filler, 2)
@@ -147,7 +147,7 @@ def test_others_run_while_a_request_fetches_and_what_came_is_used(
 
 
 def test_a_request_that_goes_on_elsewhere_fetches_what_covers_its_answer_too(
-    pair: tuple[DeskNode, DeskNode],
+    pair: tuple[LoopNode, LoopNode],
 ) -> None:
     filler, reader = pair
     request = make_request("r", PROMPT, max_tokens=2 * CHUNK + 20)
@@ -161,7 +161,7 @@ def test_a_request_that_goes_on_elsewhere_fetches_what_covers_its_answer_too(
     spin([reader], lambda: len(reader.ids("r")) == 20, "the request's end")
     settle(pair)
     assert reader.ids("r") == ids[2 * CHUNK :]
-    count = reader.desk.counters
+    count = reader.loop.counters
     assert (count.fetched_chunks, count.reused_chunks) == (7, 7)
     assert (count.queried_blocks, count.matched_blocks, count.used_blocks) == (14, 14, 14)
     stats = reader.prompted("r").stats
@@ -169,17 +169,17 @@ def test_a_request_that_goes_on_elsewhere_fetches_what_covers_its_answer_too(
 
 
 def test_each_request_is_counted_once_however_it_ends(
-    pair: tuple[DeskNode, DeskNode], store: EmbeddedStore
+    pair: tuple[LoopNode, LoopNode], store: EmbeddedStore
 ) -> None:
     reader = pair[1]
     with frozen(store.pid("data0"), store.pid("data1")):
         aborted = make_request("aborted", PROMPT)
         reader.take(RunJob(aborted))
         spin([reader], lambda: not reader.freed, "blocks for the fetch")
-        assert reader.desk.counters.queried_blocks == 0
+        assert reader.loop.counters.queried_blocks == 0
         reader.take(Abort(aborted.id, 1))
     settle(pair)
-    count = reader.desk.counters
+    count = reader.loop.counters
     assert (count.queried_blocks, count.matched_blocks, count.used_blocks) == (10, 10, 0)
     alone(reader, make_request("fetches", PROMPT))
     settle(pair)

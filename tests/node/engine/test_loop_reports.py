@@ -9,33 +9,33 @@ from baton_node.engine.reporter import AT_LEAST_EVERY_S, SOON_S
 from baton_node.store.null_connector import NoStore
 from baton_protocol.link import Load, PrefillJob, RunJob
 from tests.support.nodes.processes import make_request
-from tests.support.nodes.step_loops import DeskNode
+from tests.support.nodes.step_loops import LoopNode
 
 HOUR_S = 3600.0
 
 
 @pytest.fixture
-def node() -> DeskNode:
+def node() -> LoopNode:
     settings = SimSettings(chunk_blocks=1, max_batched_tokens=64)
-    return DeskNode("n0", lambda _: NoStore(), settings, load_every_s=HOUR_S)
+    return LoopNode("n0", lambda _: NoStore(), settings, load_every_s=HOUR_S)
 
 
-def loads(node: DeskNode) -> list[tuple[int, int, int]]:
+def loads(node: LoopNode) -> list[tuple[int, int, int]]:
     """Jobs heard of, requests here, and tokens that wait to be computed, of each load told."""
-    told = [frame.load for frame in node.port.said if isinstance(frame, Load)]
+    told = [frame.load for frame in node.port.sent if isinstance(frame, Load)]
     return [
         (load.jobs_total, load.waiting + load.running + load.parked, load.queued_tokens)
         for load in told
     ]
 
 
-def turn(node: DeskNode, times: int = 1) -> None:
+def turn(node: LoopNode, times: int = 1) -> None:
     for _ in range(times):
         node.ahead += SOON_S
-        node.desk.turn()
+        node.loop.turn()
 
 
-def test_a_load_follows_each_arrival_each_computed_prompt_and_each_end(node: DeskNode) -> None:
+def test_a_load_follows_each_arrival_each_computed_prompt_and_each_end(node: LoopNode) -> None:
     turn(node, 3)
     assert loads(node) == [(0, 0, 0)]
     node.take(RunJob(make_request("r", b"p" * 100, max_tokens=3)))
@@ -48,11 +48,11 @@ def test_a_load_follows_each_arrival_each_computed_prompt_and_each_end(node: Des
     node.close()
 
 
-def test_what_comes_at_once_is_told_at_once_and_not_oftener_than_soon(node: DeskNode) -> None:
+def test_what_comes_at_once_is_told_at_once_and_not_oftener_than_soon(node: LoopNode) -> None:
     turn(node)
     for number in range(5):
         node.take(RunJob(make_request(f"r{number}", b"p" * 10, max_tokens=1)))
-        node.desk.turn()
+        node.loop.turn()
     turn(node)
     assert len(loads(node)) < 5
     assert loads(node)[-1] == (5, 0, 0)
@@ -60,7 +60,7 @@ def test_what_comes_at_once_is_told_at_once_and_not_oftener_than_soon(node: Desk
     node.close()
 
 
-def test_a_parked_prompt_counts_as_tokens_to_compute_unless_a_partner_does(node: DeskNode) -> None:
+def test_a_parked_prompt_counts_as_tokens_to_compute_unless_a_partner_does(node: LoopNode) -> None:
     request = make_request("r", b"p" * 100)
     node.take(RunJob(request, await_first=True))
     turn(node)
@@ -73,11 +73,11 @@ def test_a_parked_prompt_counts_as_tokens_to_compute_unless_a_partner_does(node:
     node.close()
 
 
-def test_each_choice_of_a_parked_request_counts_as_it_does_once_it_runs(node: DeskNode) -> None:
+def test_each_choice_of_a_parked_request_counts_as_it_does_once_it_runs(node: LoopNode) -> None:
     """A router compares the sum with the sequences that it has booked here itself."""
     turn(node)
     node.take(RunJob(make_request("r", b"p" * 100, n=3, max_tokens=3), await_first=True))
     turn(node)
-    parked = [frame.load for frame in node.port.said if isinstance(frame, Load)][-1]
+    parked = [frame.load for frame in node.port.sent if isinstance(frame, Load)][-1]
     assert (parked.parked, parked.waiting + parked.running) == (3, 0)
     node.close()

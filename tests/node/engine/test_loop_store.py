@@ -18,7 +18,7 @@ from baton_protocol.ids import BlockHash, Epoch, NodeId, RequestId
 from baton_protocol.link import Abort, Load, NoFirstTokens, PrefillJob, RunJob
 from baton_protocol.store import StoreHealth
 from tests.support.nodes.processes import make_request
-from tests.support.nodes.step_loops import DeskNode, alone, hand_off, settle, spin, store_node
+from tests.support.nodes.step_loops import LoopNode, alone, hand_off, settle, spin, store_node
 from tests.support.stores.kvstore import frozen
 
 PROMPT = bytes((i * 7) % 95 + 32 for i in range(330))
@@ -45,22 +45,22 @@ class Moody(NoStore):
         super().lookup(request, attempt, hashes)
 
 
-def moody(*, well: bool, **options: Any) -> tuple[DeskNode, Moody]:
+def moody(*, well: bool, **options: Any) -> tuple[LoopNode, Moody]:
     connector = Moody(well=well)
-    return DeskNode("n0", lambda _: connector, None, **options), connector
+    return LoopNode("n0", lambda _: connector, None, **options), connector
 
 
-def first_token(node: DeskNode, request: RequestId) -> None:
+def first_token(node: LoopNode, request: RequestId) -> None:
     spin([node], lambda: bool(node.tokens(request)), "the first token")
 
 
-def stand_still(node: DeskNode) -> None:
+def stand_still(node: LoopNode) -> None:
     until = time.monotonic() + STILL_S
     spin([node], lambda: time.monotonic() > until, "a while")
 
 
-def told(node: DeskNode) -> list[StoreHealth]:
-    return [frame.store for frame in node.port.said if isinstance(frame, Load)]
+def told(node: LoopNode) -> list[StoreHealth]:
+    return [frame.store for frame in node.port.sent if isinstance(frame, Load)]
 
 
 # --- what routers are told ------------------------------------------------------------------------
@@ -68,19 +68,19 @@ def told(node: DeskNode) -> list[StoreHealth]:
 
 def test_a_change_of_the_stores_health_is_reported_at_once() -> None:
     node, connector = moody(well=True, load_every_s=HOUR_S)
-    node.desk.turn()
+    node.loop.turn()
     connector.well = False
-    node.desk.turn()
-    node.desk.turn()
+    node.loop.turn()
+    node.loop.turn()
     connector.well = True
-    node.desk.turn()
+    node.loop.turn()
     assert told(node) == ["up", "down", "up"]
     node.close()
 
 
 def test_a_node_without_a_store_says_so() -> None:
-    node = DeskNode("n0", lambda _: NoStore())
-    node.desk.turn()
+    node = LoopNode("n0", lambda _: NoStore())
+    node.loop.turn()
     assert told(node) == ["none"]
     node.close()
 
@@ -150,11 +150,11 @@ def test_blocks_of_an_aborted_fetch_are_held_until_it_has_settled(store: Embedde
                 other.take(RunJob(request))
                 spin([other], lambda: not other.freed, "blocks for the fetch")
                 other.take(Abort(request.id, 1))
-                other.desk.turn()
+                other.loop.turn()
                 assert not other.freed
                 # The same attempt again: nobody can say whether it would get the old one's bytes.
                 other.take(RunJob(request))
-                other.desk.turn()
+                other.loop.turn()
                 assert [failed.error.retryable for failed in other.failures()] == [True]
             settle([other])
             assert not other.tokens("r")
@@ -168,7 +168,7 @@ def test_blocks_of_a_late_fetch_are_held_until_it_has_settled(store: EmbeddedSto
         request = make_request("r", PROMPT)
         request = msgspec.structs.replace(request, time_left=10.0)
         prefill.take(PrefillJob(request, decode.name, decode.epoch))
-        spin(both, lambda: prefill.desk.idle and decode.desk.stashed > 20, "the chunks")
+        spin(both, lambda: prefill.loop.idle and decode.loop.early_entries > 20, "the chunks")
         with frozen(store.pid("data0"), store.pid("data1")):
             decode.take(RunJob(request, await_first=True))
             spin([decode], lambda: not decode.freed, "blocks for the fetch")
@@ -187,10 +187,10 @@ def test_an_abort_while_the_index_is_asked_forgets_the_request_at_once(
         request = make_request("r", PROMPT)
         with frozen(store.pid("index")):
             node.take(RunJob(request))
-            node.desk.turn()
+            node.loop.turn()
             node.take(Abort(request.id, 1))
-            node.desk.turn()
-            assert node.desk.idle
+            node.loop.turn()
+            assert node.loop.idle
         settle([node])
         assert not node.tokens("r")
 
@@ -210,7 +210,7 @@ def test_an_abort_while_blocks_are_wanted_forgets_the_request_at_once(
         hand_off(prefill, decode, request, say_first=False)
         spin(both, lambda: decode.engine.load().free_blocks < 21, "a pool too full for another")
         decode.take(Abort(request.id, 1))
-        decode.desk.turn()
+        decode.loop.turn()
         spin(both, lambda: len(decode.ids("running")) == 40, "the other's end")
         settle(both)
         assert not decode.tokens("r")
@@ -241,4 +241,4 @@ def test_a_prefill_job_ends_also_where_nothing_can_be_published(store: EmbeddedS
         node.take(PrefillJob(make_request("r", PROMPT), *NOBODY))
         spin([node], lambda: bool(node.tokens("r")), "the first token")
         settle([node])
-        assert node.desk.counters.published_chunks == 0
+        assert node.loop.counters.published_chunks == 0

@@ -11,8 +11,8 @@ pytestmark = pytest.mark.integration
 
 SERVER = "import baton_prefill_node, baton_decode_node"
 SIM_ENGINE = """
-from baton_node.startup import main as engine_main
-from baton_node.startup.build_engine import build_engine
+from baton_cli import engine_process as engine_main
+from baton_node.engine.build_engine import build_engine
 from baton_node.settings import NodeSettings
 build_engine(NodeSettings(node="n", role="decode", engine="sim"))
 """

@@ -18,7 +18,7 @@ from baton_protocol.store import NodeLoad
 from tests.support.growth import HOUR_S, YEAR_S, broken_numbers, grown, sizes
 from tests.support.nodes.processes import make_request
 from tests.support.nodes.request_tables import Pipe, TableNode, tokens_of
-from tests.support.nodes.step_loops import DeskNode, alone, hand_off, settle, spin, store_node
+from tests.support.nodes.step_loops import LoopNode, alone, hand_off, settle, spin, store_node
 
 ENDED = ErrorRecord("it ended", "engine_error", status=500)
 SETTINGS = SimSettings(chunk_blocks=1, max_num_seqs=4)
@@ -29,17 +29,17 @@ def prompt(number: int) -> bytes:
     return bytes((number % 5 * 7 + i * 5) % 95 + 32 for i in range(100))
 
 
-def ways(node: DeskNode, hour: int) -> None:
+def ways(node: LoopNode, hour: int) -> None:
     """Requests that end in each way: whole, with choices and stop strings, aborted while they wait,
     run or compute, past their time, without their first token, in an older attempt, in a drain."""
     name = f"hour-{hour}"
     alone(node, make_request(f"{name}-whole", prompt(hour), n=2, stop=("~~",)))
     node.take(RunJob(make_request(f"{name}-aborted", prompt(hour + 1), max_tokens=4000)))
-    node.desk.turn()
+    node.loop.turn()
     node.take(Abort(make_request(f"{name}-aborted", b"").id, 1))
     waits = make_request(f"{name}-waits", prompt(hour + 2))
     node.take(RunJob(waits, await_first=True))
-    node.desk.turn()
+    node.loop.turn()
     node.take(NoFirstTokens(waits.id, 1, "it is gone"))
     settle([node])
     node.take(
@@ -51,48 +51,48 @@ def ways(node: DeskNode, hour: int) -> None:
     )
     settle([node])
     node.take(Drain())
-    node.desk.turn()
+    node.loop.turn()
     node.take(Undrain())
     settle([node])
     # What a test keeps of the node's words is no part of the node.
-    node.port.said.clear()
+    node.port.sent.clear()
 
 
 def test_a_node_that_idled_for_a_year_serves_as_before() -> None:
-    node = DeskNode("n0", lambda _: NoStore(), SETTINGS)
+    node = LoopNode("n0", lambda _: NoStore(), SETTINGS)
     try:
         request = make_request("first", prompt(1))
         ids = alone(node, request)
         for number in range(3):
             node.ahead += YEAR_S
-            node.desk.turn()
+            node.loop.turn()
             assert alone(node, make_request(f"r{number}", prompt(1))) == ids
-        loads = [frame for frame in node.port.said if isinstance(frame, Load)]
+        loads = [frame for frame in node.port.sent if isinstance(frame, Load)]
         speeds = loads[-1].speeds
         assert speeds.prefill_tokens_per_s > 0
         assert speeds.decode_step_ms > 0
-        assert broken_numbers(node.desk) == []
+        assert broken_numbers(node.loop) == []
     finally:
         settle([node])
         node.close()
 
 
-def run_desk(node: DeskNode, hours: int) -> None:
+def run_desk(node: LoopNode, hours: int) -> None:
     looks = []
     for hour in range(hours):
         ways(node, hour)
         node.ahead += HOUR_S
-        node.desk.turn()
+        node.loop.turn()
         if hour + 1 in (hours // 2, hours):
-            looks.append(sizes(node.desk) + sizes(node.connector))
+            looks.append(sizes(node.loop) + sizes(node.connector))
     # The latest attempts of so many requests are known, which is bounded: see desk.REMEMBERED.
     kept = {path: size for path, size in grown(*looks).items() if not path.endswith("._attempts")}
     assert kept == {}
-    assert broken_numbers(node.desk) == []
+    assert broken_numbers(node.loop) == []
 
 
 def test_a_node_that_runs_for_a_day_keeps_nothing_of_it() -> None:
-    node = DeskNode("n0", lambda _: NoStore(), SETTINGS)
+    node = LoopNode("n0", lambda _: NoStore(), SETTINGS)
     try:
         run_desk(node, 24)
     finally:
@@ -111,12 +111,12 @@ def test_a_node_that_runs_for_a_week_beside_a_store_keeps_nothing_of_it() -> Non
                 hand_off(prefill, decode, request)
                 spin([prefill, decode], lambda: len(decode.ids(request.id)) == 7, "the answer")  # noqa: B023
                 for node in (prefill, decode):
-                    node.port.said.clear()
+                    node.port.sent.clear()
                     node.ahead += HOUR_S
                 settle([prefill, decode])
                 if hour + 1 in (84, 168):
                     both = (prefill, decode)
-                    looks.append(sum((sizes(node.desk) for node in both), sizes(())))
+                    looks.append(sum((sizes(node.loop) for node in both), sizes(())))
             found = {path for path in grown(*looks) if not path.endswith("._attempts")}
             assert found == set()
 

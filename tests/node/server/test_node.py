@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton_decode_node import DecodeRole
+from baton_decode_node.admission import DecodeRole
 from baton_node.ipc.engine_process import EngineProcess
 from baton_node.ipc.messages import Drain, Drained, Ready, Saved, Step, ToEngine, Undrain
 from baton_node.server.draining import EndWaits

@@ -17,7 +17,7 @@ from baton_node.store.base import ConnectorEvent, Fetched, Published
 from baton_node.store.redis_connector import StoreAddress, StoreConnector
 from baton_protocol.ids import BlockHash, BlockId, RequestId
 from baton_protocol.request import Request
-from tests.support.nodes.step_loops import DeskNode
+from tests.support.nodes.step_loops import LoopNode
 
 Pages = dict[BlockHash, bytes]
 Wrap = Callable[[KVMemory], KVMemory]
@@ -42,7 +42,7 @@ class Watched(StoreConnector):
         return events
 
 
-class StageNode(DeskNode):
+class StageNode(LoopNode):
     """A node whose connector's events are kept."""
 
     connector: Watched
@@ -66,7 +66,7 @@ class StageNode(DeskNode):
         return sum(isinstance(e, Published) and e.marker is not None for e in self.events)
 
 
-def pages(node: DeskNode, request: Request) -> Pages:
+def pages(node: LoopNode, request: Request) -> Pages:
     """The bytes of the prompt's pages that the node's prefix cache holds, all shards."""
     engine = node.engine
     request = msgspec.structs.replace(request, id=RequestId(f"pages-of-{request.id}"))

@@ -33,7 +33,7 @@ from baton_protocol.wire import Codec
 from tests.support.kv_faults.nodes import Pages, StageNode, Watched, Wrap, pages
 from tests.support.kv_faults.store_servers import KVServers
 from tests.support.nodes.processes import make_request
-from tests.support.nodes.step_loops import DeskNode, alone
+from tests.support.nodes.step_loops import LoopNode, alone
 from tests.support.stores.kvstore import PATIENT, patient_index, wait_until
 from tests.support.wires.link_proxy import LinkProxy, Mishap
 from tests.support.wires.wire import WireLoop
@@ -82,7 +82,7 @@ class Stage:
         self._loop = WireLoop()
         self._links: dict[tuple[str, str], LinkProxy] = {}
         calm = replace(settings, num_blocks=SMALL.num_blocks)
-        self._calm = DeskNode("calm", lambda _: NoStore(), calm)
+        self._calm = LoopNode("calm", lambda _: NoStore(), calm)
         self._truths: dict[tuple[tuple[int, ...], str], list[int]] = {}
         self._asked = 0
         self._other_pages: Pages = {}
@@ -240,14 +240,14 @@ class Stage:
             assert time.monotonic() < until, f"waited {limit_s:.1f} s for {what}"
             nodes = list(self.nodes.values())
             for node in nodes:
-                node.desk.turn()
+                node.loop.turn()
             if not any(node.engine.has_work() for node in nodes):
                 select.select([node.connector for node in nodes], [], [], TURN_S)
 
     def settle(self) -> None:
         """Turn until nobody does or holds anything; the books of each engine are right."""
         nodes = self.nodes.values()
-        self.spin(lambda: all(n.desk.idle and not n.engine.has_work() for n in nodes), "idleness")
+        self.spin(lambda: all(n.loop.idle and not n.engine.has_work() for n in nodes), "idleness")
         assert [node.name for node in nodes if not node.freed] == []
 
     def publish(self, request: Request | None = None, name: str = "p0") -> None:
@@ -266,7 +266,7 @@ class Stage:
         """A prefill node computes the prompt; whether a chunk can be stored is another matter."""
         node = self.node(name)
         node.take(PrefillJob(request, *NOBODY))
-        self.spin(lambda: bool(node.tokens(request.id)) and node.desk.idle, "the job's end")
+        self.spin(lambda: bool(node.tokens(request.id)) and node.loop.idle, "the job's end")
 
     def spread_request(self) -> Request:
         """The stage's request, with a prompt whose chunks go to more than one data server."""
@@ -340,7 +340,7 @@ class Stage:
             return
         assert ids == self.truth(request)[first:], f"{name} says other tokens"
 
-    def _failed(self, node: DeskNode, request: Request) -> list[bool]:
+    def _failed(self, node: LoopNode, request: Request) -> list[bool]:
         return [f.error.retryable for f in node.failures() if f.request == request.id]
 
     def truth(self, request: Request) -> list[int]:

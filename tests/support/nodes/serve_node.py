@@ -8,16 +8,17 @@ from __future__ import annotations
 import asyncio
 import sys
 
-import baton_decode_node
-import baton_prefill_node
+import baton_decode_node.serve
+import baton_prefill_node.serve
+from baton_cli.commands.roles import ENGINE_MODULE
 from baton_node.settings import NodeSettings, SetupError
 
 
 def main() -> int:
     settings = NodeSettings.from_json(sys.argv[1].encode())
-    serve = baton_prefill_node.serve if settings.role == "prefill" else baton_decode_node.serve
+    role = baton_prefill_node if settings.role == "prefill" else baton_decode_node
     try:
-        asyncio.run(serve(settings))
+        asyncio.run(role.serve.serve(settings, ENGINE_MODULE))
     except SetupError as error:
         sys.stderr.write(f"error: {error}\n")
         return 1

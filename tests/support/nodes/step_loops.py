@@ -1,6 +1,6 @@
 """Step loops in the test's own process: simulated engines, a real store, no sockets.
 
-In: SimSettings, a store. Out: `DeskNode`s that are turned by hand, so that a test decides what
+In: SimSettings, a store. Out: `LoopNode`s that are turned by hand, so that a test decides what
 happens between two steps.
 """
 
@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import Any
 
+from baton_cli.engine_process import build_loop
 from baton_engine.core.engine_core import EngineCore
 from baton_engine.sim.build import SimSettings, build_sim
 from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_kvstore.index.markers import Index
-from baton_node.engine.loop import EngineLoop, LoopOptions
+from baton_node.engine.context import LoopContext, LoopOptions
 from baton_node.ipc.messages import Prompted, Step, ToEngine, Token, ToServer
 from baton_node.store.base import KVConnector
 from baton_node.store.null_connector import NoStore
@@ -33,7 +34,7 @@ class FakePort:
 
     def __init__(self) -> None:
         self.incoming: list[ToEngine] = []
-        self.said: list[ToServer] = []
+        self.sent: list[ToServer] = []
 
     def fileno(self) -> int:
         raise AssertionError("a loop turned by hand does not sleep")
@@ -43,10 +44,10 @@ class FakePort:
         return frames
 
     def send(self, record: ToServer) -> None:
-        self.said.append(record)
+        self.sent.append(record)
 
 
-class DeskNode:
+class LoopNode:
     """One node without its server; its engine is a simulated one unless it is given. `ahead` is by
     how many seconds its clock is. It fetches whatever the store has: a simulated engine computes
     for nothing."""
@@ -65,19 +66,21 @@ class DeskNode:
         self.connector = connect(self.engine)
         self.port = FakePort()
         self.ahead = 0.0
-        self.desk = EngineLoop(
-            self.engine,
-            self.connector,
-            self.port,
-            LoopOptions(epoch=self.epoch, **{"fetch": "always", **options}),
-            clock=lambda: time.monotonic() + self.ahead,
+        self.loop = build_loop(
+            LoopContext(
+                self.engine,
+                self.connector,
+                self.port,
+                LoopOptions(epoch=self.epoch, **{"fetch": "always", **options}),
+                clock=lambda: time.monotonic() + self.ahead,
+            )
         )
 
     def take(self, *frames: ToEngine) -> None:
         self.port.incoming.extend(frames)
 
     def tokens(self, request: str) -> list[Token]:
-        steps = [frame for frame in self.port.said if isinstance(frame, Step)]
+        steps = [frame for frame in self.port.sent if isinstance(frame, Step)]
         return [token for step in steps for token in step.tokens if token.request == request]
 
     def ids(self, request: str, choice: int = 0) -> list[int]:
@@ -85,7 +88,7 @@ class DeskNode:
         return [token.id for token in mine if token.id is not None]
 
     def prompted(self, request: str) -> Prompted:
-        steps = [frame for frame in self.port.said if isinstance(frame, Step)]
+        steps = [frame for frame in self.port.sent if isinstance(frame, Step)]
         return next(p for step in steps for p in step.prompts if p.request == request)
 
     @property
@@ -96,7 +99,7 @@ class DeskNode:
         return load.free_blocks == load.total_blocks
 
     def failures(self) -> list[JobFailed]:
-        return [frame for frame in self.port.said if isinstance(frame, JobFailed)]
+        return [frame for frame in self.port.sent if isinstance(frame, JobFailed)]
 
     def close(self) -> None:
         self.connector.close()
@@ -111,7 +114,7 @@ def store_node(
     kind: type[StoreConnector] = StoreConnector,
     patient: bool = True,
     **options: Any,
-) -> DeskNode:
+) -> LoopNode:
     """A node on a real store; the test closes it. It writes nothing behind unless it is given a
     bandwidth. `kind` of connector: one that takes notes. A `patient` one takes no server that is
     slow on a busy machine for one that is gone."""
@@ -136,27 +139,27 @@ def store_node(
         return connector
 
     # A busy machine is no reason to compute what the store holds.
-    return DeskNode(name, connect, settings, **{"lookup_wait_s": PATIENCE_S, **options})
+    return LoopNode(name, connect, settings, **{"lookup_wait_s": PATIENCE_S, **options})
 
 
-def spin(nodes: Sequence[DeskNode], condition: Callable[[], bool], what: str) -> None:
-    """Turn the desks until the condition holds."""
+def spin(nodes: Sequence[LoopNode], condition: Callable[[], bool], what: str) -> None:
+    """Turn the loops until the condition holds."""
     until = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < until, f"waited {PATIENCE_S:.0f} s for {what}"
         for node in nodes:
-            node.desk.turn()
+            node.loop.turn()
         time.sleep(0.0002)
 
 
-def settle(nodes: Sequence[DeskNode]) -> None:
+def settle(nodes: Sequence[LoopNode]) -> None:
     """Turn until nothing is left, and check the books of every engine."""
-    spin(nodes, lambda: all(n.desk.idle and not n.engine.has_work() for n in nodes), "idleness")
+    spin(nodes, lambda: all(n.loop.idle and not n.engine.has_work() for n in nodes), "idleness")
     assert all(node.freed for node in nodes)
 
 
 def hand_off(
-    prefill: DeskNode, decode: DeskNode, request: Request, *, say_first: bool = True
+    prefill: LoopNode, decode: LoopNode, request: Request, *, say_first: bool = True
 ) -> None:
     """What a router does with a request, up to the first token."""
     decode.take(RunJob(request, await_first=True))
@@ -169,7 +172,7 @@ def hand_off(
         decode.take(FirstTokens(request.id, request.attempt, outputs))
 
 
-def alone(node: DeskNode, request: Request) -> list[list[int]]:
+def alone(node: LoopNode, request: Request) -> list[list[int]]:
     """The ids of each choice as one node computes them by itself."""
     node.take(RunJob(request))
     count = request.params.n
@@ -183,5 +186,5 @@ def alone(node: DeskNode, request: Request) -> list[list[int]]:
 
 def undisturbed(request: Request, settings: SimSettings) -> list[list[int]]:
     """The ids of each choice as a node without a store computes them."""
-    with closing(DeskNode("undisturbed", lambda _: NoStore(), settings)) as node:
+    with closing(LoopNode("undisturbed", lambda _: NoStore(), settings)) as node:
         return alone(node, request)

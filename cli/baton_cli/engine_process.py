@@ -1,9 +1,11 @@
-"""main of the engine process: python -m baton_node.startup.main FD PARENT_PID
+"""main of a node's engine process: python -m baton_cli.engine_process FD PARENT_PID
 
 Its server started it with one end of a socketpair and sends Start. It builds the engine, measures
-it, says Ready and runs the step loop until the socket closes: it never outlives its server.
+it, sends Ready and runs the step loop until the socket closes: it never outlives its server. Both
+roles run the same loop, with the fetching of `baton_decode_node` and the publishing of
+`baton_prefill_node`: `build_loop` puts them together.
 
-In: Start and jobs. Out: Ready or SetupFailed, then what the loop says. Its log goes to stderr.
+In: Start and jobs. Out: Ready or SetupFailed, then what the loop sends. Its log goes to stderr.
 """
 
 from __future__ import annotations
@@ -15,21 +17,27 @@ import sys
 
 import msgspec
 
+from baton_decode_node.fetcher import Fetcher
+from baton_decode_node.write_behind import WriteBehind
 from baton_engine.core.engine_core import EngineCore
 from baton_kvstore.errors import StoreError
-from baton_node.engine.loop import EngineLoop, LoopOptions
+from baton_node.engine.build_engine import build_engine, measure_compute, measure_transfers
+from baton_node.engine.context import LoopContext, LoopOptions
+from baton_node.engine.loop import EngineLoop
+from baton_node.engine.outgoing_blocks import OutgoingBlocks
+from baton_node.engine.running import RunningBatch
 from baton_node.ipc.engine_socket import PortClosed, StreamEngineSocket
 from baton_node.ipc.messages import Ready, SetupFailed, Start
 from baton_node.ipc.parent_death import die_with
 from baton_node.settings import NodeSettings, SetupError
-from baton_node.startup.build_engine import build_engine, measure_compute, measure_transfers
 from baton_node.store.null_connector import NoStore
 from baton_node.store.redis_connector import StoreAddress, StoreConnector
+from baton_prefill_node.publisher import Publisher
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.logs import formatter
 from baton_protocol.store import Speeds, StoreHealth
 
-logger = logging.getLogger("baton_node.startup.main")  # __name__ is "__main__" here
+logger = logging.getLogger("baton_cli.engine_process")  # __name__ is "__main__" here
 
 
 def main(arguments: list[str]) -> int:
@@ -66,7 +74,8 @@ def _serve(port: StreamEngineSocket, start: Start) -> int:
     try:
         speeds = _measure(settings, engine, connector)
         port.send(_ready(engine, speeds, connector.store_health()))
-        _desk(settings, epoch, engine, connector, port, speeds).run()
+        options = _options(settings, epoch, speeds)
+        build_loop(LoopContext(engine, connector, port, options)).run()
     finally:
         connector.close()
     return 0
@@ -121,15 +130,8 @@ def _ready(engine: EngineCore, speeds: Speeds, store: StoreHealth) -> Ready:
     )
 
 
-def _desk(
-    settings: NodeSettings,
-    epoch: Epoch,
-    engine: EngineCore,
-    connector: StoreConnector | NoStore,
-    port: StreamEngineSocket,
-    speeds: Speeds,
-) -> EngineLoop:
-    options = LoopOptions(
+def _options(settings: NodeSettings, epoch: Epoch, speeds: Speeds) -> LoopOptions:
+    return LoopOptions(
         epoch=epoch,
         lookup_wait_s=settings.lookup_wait_s,
         first_wait_s=settings.first_wait_s,
@@ -139,7 +141,16 @@ def _desk(
         fetch=settings.fetch,
         speeds=speeds,
     )
-    return EngineLoop(engine, connector, port, options)
+
+
+def build_loop(context: LoopContext) -> EngineLoop:
+    """The step loop of a node of either role."""
+    outgoing = OutgoingBlocks(context)
+    publisher = Publisher(context, outgoing)
+    write_behind = WriteBehind(context, outgoing)
+    batch = RunningBatch(context, publisher, write_behind)
+    fetcher = Fetcher(context, batch)
+    return EngineLoop(context, batch, fetcher, publisher, write_behind, outgoing)
 
 
 if __name__ == "__main__":

@@ -11,13 +11,13 @@ import pytest
 from baton_engine.config.engine_config import EngineConfig, SimConfig
 from baton_kvstore.data.data_plane import DataPlane
 from baton_kvstore.embedded.servers import EmbeddedStore
-from baton_node.settings import NodeSettings, SetupError
-from baton_node.startup.build_engine import (
+from baton_node.engine.build_engine import (
     build_engine,
     measure_compute,
     measure_transfers,
     torch_settings,
 )
+from baton_node.settings import NodeSettings, SetupError
 from baton_protocol.ids import Epoch
 from tests.support.stores.kvstore import PATIENCE_S, plain_client
 

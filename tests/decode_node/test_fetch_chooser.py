@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from baton_decode_node.fetch_policy import SAMPLE_EVERY_S
 from baton_engine.sim.build import SimSettings
 from baton_kvstore.embedded.servers import EmbeddedStore
-from baton_node.engine.fetch_chooser import SAMPLE_EVERY_S
 from baton_node.store.base import PADDING, ChunkRef
 from baton_node.store.redis_connector import StoreConnector
 from baton_protocol.ids import BlockId
@@ -19,7 +19,7 @@ from baton_protocol.link import Load, PrefillJob
 from baton_protocol.store import Marker, Priority, Speeds
 from tests.support.nodes.processes import make_request
 from tests.support.nodes.step_loops import (
-    DeskNode,
+    LoopNode,
     alone,
     hand_off,
     settle,
@@ -37,7 +37,7 @@ SECOND, THIRD, FOURTH = b"x" + FIRST, b"y" + FIRST, b"z" + FIRST
 AT_ONCE = Speeds(prefill_tokens_per_s=1e8)
 NEVER_DONE = Speeds(prefill_tokens_per_s=1.0)
 
-Make = Callable[..., DeskNode]
+Make = Callable[..., LoopNode]
 
 
 class Noting(StoreConnector):
@@ -50,7 +50,7 @@ class Noting(StoreConnector):
         super().fetch(chunk, marker, blocks, priority)
 
 
-def asked(node: DeskNode, request: str) -> list[Priority]:
+def asked(node: LoopNode, request: str) -> list[Priority]:
     """Priorities of the fetches into a request's blocks; of samples for ""."""
     notes: list[tuple[str, tuple[BlockId, ...], Priority]] = getattr(node.connector, "asked", [])
     return [priority for name, _, priority in notes if name == request]
@@ -59,9 +59,9 @@ def asked(node: DeskNode, request: str) -> list[Priority]:
 @pytest.fixture
 def make(store: EmbeddedStore) -> Iterator[Make]:
     """Nodes on a store that holds all prompts."""
-    made: list[DeskNode] = []
+    made: list[LoopNode] = []
 
-    def node(name: str, **options: Any) -> DeskNode:
+    def node(name: str, **options: Any) -> LoopNode:
         made.append(store_node(name, store, SETTINGS, kind=Noting, **options))
         return made[-1]
 
@@ -69,7 +69,7 @@ def make(store: EmbeddedStore) -> Iterator[Make]:
     for prompt in (FIRST, SECOND, THIRD, FOURTH):
         request = make_request(f"fills {prompt[:1]!r}", prompt)
         filler.take(PrefillJob(request, filler.name, filler.epoch))
-    count = filler.desk.counters
+    count = filler.loop.counters
     spin([filler], lambda: count.published_chunks == 4 * CHUNKS, "the puts")
     settle([filler])
     yield node
@@ -77,7 +77,7 @@ def make(store: EmbeddedStore) -> Iterator[Make]:
         each.close()
 
 
-def run(node: DeskNode, name: str, prompt: bytes) -> None:
+def run(node: LoopNode, name: str, prompt: bytes) -> None:
     """One whole request; its ids must be right."""
     request = make_request(name, prompt)
     assert alone(node, request) == undisturbed(request, SETTINGS)
@@ -93,7 +93,7 @@ def test_the_first_fetch_measures_and_what_is_computed_sooner_is_then_not_fetche
     assert all(each.get_bytes_per_s > 0 for each in node.connector.instances())
     run(node, "measured", SECOND)
     assert asked(node, "measured") == []
-    stats, count = node.prompted("measured").stats, node.desk.counters
+    stats, count = node.prompted("measured").stats, node.loop.counters
     assert stats.matched_tokens == stats.declined_tokens == CHUNKS * 16
     assert stats.fetched_tokens == 0
     assert 0 < stats.compute_predicted_ms < stats.fetch_predicted_ms
@@ -122,11 +122,11 @@ def test_a_prefill_job_weighs_too_and_announces_what_it_does_not_fetch(make: Mak
     settle([prefill, decode])
     assert [prefill.ids("r") + decode.ids("r")] == undisturbed(request, SETTINGS)
     assert asked(prefill, "r") == []
-    assert prefill.desk.counters.announced_chunks == CHUNKS
+    assert prefill.loop.counters.announced_chunks == CHUNKS
     # The router has weighed the hand-off.
     assert asked(decode, "r") == [Priority.HANDOFF] * CHUNKS
     assert decode.prompted("r").stats.fetched_tokens == CHUNKS * 16
-    assert decode.desk.counters.declined_blocks == 0
+    assert decode.loop.counters.declined_blocks == 0
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_of_what_is_declined_a_chunk_per_server_is_read_now_and_then_into_nothin
     notes = getattr(node.connector, "asked", [])
     assert {blocks for name, blocks, _ in notes if name == ""} == {(PADDING,)}
     # Samples are nobody's: no counter of requests knows them.
-    assert node.desk.counters.fetched_chunks == CHUNKS
+    assert node.loop.counters.fetched_chunks == CHUNKS
     assert [record.message for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
@@ -176,7 +176,7 @@ def test_the_load_tells_of_each_data_server(make: Make) -> None:
     run(node, "r", FIRST)
 
     def told() -> Load:
-        return [frame for frame in node.port.said if isinstance(frame, Load)][-1]
+        return [frame for frame in node.port.sent if isinstance(frame, Load)][-1]
 
     spin([node], lambda: all(each.get_bytes_per_s for each in told().instances), "the figures")
     instances = told().instances

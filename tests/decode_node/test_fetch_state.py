@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_node.engine.fetch_state import WINDOW, Admission, FetchActions, FetchState, Outcome
+from baton_decode_node.fetch_state import WINDOW, Admission, FetchActions, FetchState, Outcome
 
 CHUNK_BLOCKS = 2
 KINDS = ["announce", "end", "grant", "land", "lose", "first", "time", "back", "abort"]

@@ -10,8 +10,13 @@ and computed otherwise. What was not measured is fetched: that measures it. Chun
 trouble count as absent, whatever the policy. Nothing is weighed for a hand-off's chunks: the router
 did that.
 
+`decide` is pure. `FetchChooser` applies it, and keeps its figures true: where everything is
+declined nothing is fetched, and a rate measured in a bad moment would be believed for ever. So of
+what was declined one chunk per data server is read now and then, behind everything else and into
+nothing: that measures the server and costs no request anything.
+
 In: where chunks are, how much the own cache holds, measured speeds. Out: which to fetch, and the
-numbers.
+numbers; KVConnector.fetch of samples.
 """
 
 from __future__ import annotations
@@ -20,9 +25,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from baton_node.engine.context import LoopContext
+from baton_node.engine.job import Job
 from baton_node.settings import FetchPolicy
+from baton_node.store.base import PADDING, ChunkRef
+from baton_protocol.ids import RequestId
 from baton_protocol.layout import KVLayout
-from baton_protocol.store import DataInstance
+from baton_protocol.store import DataInstance, Priority
+
+SAMPLE_EVERY_S = 10.0
+NOBODY = RequestId("")  # whose chunk a sample is
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,24 +60,24 @@ class FetchDecision:
 def decide(
     chunks: Mapping[int, int],
     cached_blocks: int,
-    prices: FetchCosts,
+    costs: FetchCosts,
     policy: FetchPolicy = "auto",
 ) -> FetchDecision:
     """`chunks` maps those that exist to the number of their data server; the first `cached_blocks`
     blocks of the chain are here already."""
-    size = prices.layout.chunk_blocks
+    size = costs.layout.chunk_blocks
     wanted = {
         chunk: instance
         for chunk, instance in chunks.items()
-        if (chunk + 1) * size > cached_blocks and not _seen(prices, instance).trouble
+        if (chunk + 1) * size > cached_blocks and not _seen(costs, instance).trouble
     }
     fetch = declined = 0
     fetch_s = compute_s = 0.0
     for run in _runs(wanted):
         bits = sum(1 << chunk for chunk in run)
         blocks = (run[-1] + 1) * size - max(run[0] * size, cached_blocks)
-        to_fetch = _fetch_s([wanted[chunk] for chunk in run], prices)
-        to_compute = _compute_s(blocks, prices)
+        to_fetch = _fetch_s([wanted[chunk] for chunk in run], costs)
+        to_compute = _compute_s(blocks, costs)
         if policy == "always" or (policy == "auto" and _pays(to_fetch, to_compute)):
             fetch |= bits
         else:
@@ -80,28 +92,28 @@ def _pays(fetch_s: float, compute_s: float) -> bool:
     return not (fetch_s and compute_s) or fetch_s < compute_s
 
 
-def _fetch_s(instances: Sequence[int], prices: FetchCosts) -> float:
+def _fetch_s(instances: Sequence[int], costs: FetchCosts) -> float:
     """Seconds to fetch one chunk from each of `instances`, which work side by side; 0.0 where one
     was not measured."""
     slowest = 0.0
     for instance, count in Counter(instances).items():
-        seen = _seen(prices, instance)
+        seen = _seen(costs, instance)
         if seen.get_bytes_per_s <= 0.0:
             return 0.0
-        moved = count * prices.layout.chunk_bytes / seen.get_bytes_per_s
+        moved = count * costs.layout.chunk_bytes / seen.get_bytes_per_s
         slowest = max(slowest, seen.get_latency_ms / 1e3 + moved)
     return slowest
 
 
-def _compute_s(blocks: int, prices: FetchCosts) -> float:
-    if prices.prefill_tokens_per_s <= 0.0:
+def _compute_s(blocks: int, costs: FetchCosts) -> float:
+    if costs.prefill_tokens_per_s <= 0.0:
         return 0.0
-    return blocks * prices.layout.block_size / prices.prefill_tokens_per_s
+    return blocks * costs.layout.block_size / costs.prefill_tokens_per_s
 
 
-def _seen(prices: FetchCosts, instance: int) -> DataInstance:
-    known = 0 <= instance < len(prices.instances)
-    return prices.instances[instance] if known else DataInstance()
+def _seen(costs: FetchCosts, instance: int) -> DataInstance:
+    known = 0 <= instance < len(costs.instances)
+    return costs.instances[instance] if known else DataInstance()
 
 
 def _runs(chunks: Mapping[int, int]) -> list[list[int]]:
@@ -113,3 +125,34 @@ def _runs(chunks: Mapping[int, int]) -> list[list[int]]:
         else:
             runs.append([chunk])
     return runs
+
+
+class FetchChooser:
+    """Owned by the step loop's thread."""
+
+    def __init__(self, context: LoopContext) -> None:
+        self._context = context
+        self._policy: FetchPolicy = context.options.fetch
+        self._sampled: dict[int, float] = {}  # data server -> when
+
+    def choose(self, job: Job, cached_blocks: int) -> FetchDecision:
+        """Which of the chunks that have a marker this job should fetch."""
+        context = self._context
+        speed = context.speeds.speeds().prefill_tokens_per_s
+        costs = FetchCosts(context.layout, speed, context.connector.instances())
+        places = {chunk: marker.instance for chunk, marker in job.markers.items()}
+        decision = decide(places, cached_blocks, costs, self._policy)
+        if self._policy == "auto":
+            self._sample(job, decision.declined)
+        return decision
+
+    def _sample(self, job: Job, declined: int) -> None:
+        now = self._context.clock()
+        for chunk, marker in job.markers.items():
+            last = self._sampled.get(marker.instance)
+            due = last is None or now >= last + SAMPLE_EVERY_S
+            if due and declined >> chunk & 1:
+                self._sampled[marker.instance] = now
+                ref = ChunkRef(NOBODY, 0, chunk, job.chunks[chunk])
+                nowhere = (PADDING,) * self._context.layout.chunk_blocks
+                self._context.connector.fetch(ref, marker, nowhere, Priority.BEHIND)

@@ -23,7 +23,7 @@ from baton_protocol.request import Request
 from baton_protocol.store import Priority
 from tests.support.nodes.processes import make_request
 from tests.support.nodes.step_loops import (
-    DeskNode,
+    LoopNode,
     alone,
     hand_off,
     settle,
@@ -44,15 +44,15 @@ FULL = (len(PROMPT) + ANSWER - 1) // CHUNK  # the KV of the last token is never 
 PLENTY = 1 << 30
 HELD_S = 1.0  # less than a node waits for a server that stands still
 
-Make = Callable[..., DeskNode]
+Make = Callable[..., LoopNode]
 
 
 @pytest.fixture
 def make(store: EmbeddedStore) -> Iterator[Make]:
     """Nodes on the module's store, by name."""
-    made: list[DeskNode] = []
+    made: list[LoopNode] = []
 
-    def node(name: str, on: EmbeddedStore = store, **options: Any) -> DeskNode:
+    def node(name: str, on: EmbeddedStore = store, **options: Any) -> LoopNode:
         made.append(store_node(name, on, SETTINGS, **{"write_behind": PLENTY, **options}))
         return made[-1]
 
@@ -87,9 +87,9 @@ def test_a_second_node_finds_what_the_first_one_generated(make: Make) -> None:
     request = asked("r")
     (answer,) = alone(first, request)
     settle([first])
-    assert first.desk.counters.behind_chunks == FULL
-    assert first.desk.counters.behind_bytes == FULL * SETTINGS.layout().chunk_bytes
-    assert first.desk.counters.behind_skipped == 0
+    assert first.loop.counters.behind_chunks == FULL
+    assert first.loop.counters.behind_bytes == FULL * SETTINGS.layout().chunk_bytes
+    assert first.loop.counters.behind_skipped == 0
     follow_up = going_on(request, answer)
     assert alone(second, follow_up) == undisturbed(follow_up, SETTINGS)
     assert second.prompted("next").stats.fetched_tokens == FULL * CHUNK > len(PROMPT)
@@ -117,12 +117,12 @@ def test_what_was_fetched_or_cached_is_not_written_again(make: Make) -> None:
     settle([first])
     alone(first, asked("again"))  # the prompt is cached, the answer is computed anew
     settle([first])
-    assert first.desk.counters.behind_chunks == FULL + FULL - OF_PROMPT
+    assert first.loop.counters.behind_chunks == FULL + FULL - OF_PROMPT
     follow_up = going_on(request, answer)
     alone(second, follow_up)
     settle([second])
     new = (len(follow_up.prompt_ids) + ANSWER - 1) // CHUNK - FULL
-    assert second.desk.counters.behind_chunks == new
+    assert second.loop.counters.behind_chunks == new
 
 
 def test_what_the_store_is_known_to_hold_is_computed_and_not_written_again(make: Make) -> None:
@@ -131,8 +131,8 @@ def test_what_the_store_is_known_to_hold_is_computed_and_not_written_again(make:
     settle([first])
     alone(second, asked("again"))
     settle([second])
-    assert second.desk.counters.fetched_chunks == 0
-    assert second.desk.counters.behind_chunks == FULL - OF_PROMPT
+    assert second.loop.counters.fetched_chunks == 0
+    assert second.loop.counters.behind_chunks == FULL - OF_PROMPT
 
 
 class Noting(StoreConnector):
@@ -159,9 +159,9 @@ def test_a_decode_node_writes_behind_its_answer_and_not_what_was_handed_to_it(ma
     hand_off(prefill, decode, request)
     spin((prefill, decode), lambda: len(decode.ids("r")) == ANSWER - 1, "the request's end")
     settle((prefill, decode))
-    assert prefill.desk.counters.published_chunks == OF_PROMPT
-    assert prefill.desk.counters.behind_chunks == 0
-    assert decode.desk.counters.behind_chunks == FULL - OF_PROMPT
+    assert prefill.loop.counters.published_chunks == OF_PROMPT
+    assert prefill.loop.counters.behind_chunks == 0
+    assert decode.loop.counters.behind_chunks == FULL - OF_PROMPT
     for node, priority in ((prefill, Priority.HANDOFF), (decode, Priority.BEHIND)):
         assert isinstance(node.connector, Noting)
         assert set(node.connector.priorities) == {priority}
@@ -178,8 +178,8 @@ def test_a_chunk_that_was_lost_is_written_behind_once_computed(
             client.flushall()
     assert alone(second, asked("again")) == undisturbed(asked("again"), SETTINGS)
     settle([second])
-    assert second.desk.counters.lost_chunks == OF_PROMPT
-    assert second.desk.counters.behind_chunks == data_keys(store) == FULL
+    assert second.loop.counters.lost_chunks == OF_PROMPT
+    assert second.loop.counters.behind_chunks == data_keys(store) == FULL
 
 
 # --- with stop strings ----------------------------------------------------------------------------
@@ -199,8 +199,8 @@ def test_what_the_server_may_still_cut_off_is_not_written(make: Make, store: Emb
     assert len(node.engine.full_chunks(RequestId("r"))) == FULL
     node.take(FinishChoice(RequestId("r"), 1, 0))
     settle([node])
-    assert node.desk.counters.behind_chunks == data_keys(store) == FULL - 1
-    assert node.desk.counters.behind_skipped == 0
+    assert node.loop.counters.behind_chunks == data_keys(store) == FULL - 1
+    assert node.loop.counters.behind_skipped == 0
 
 
 def test_what_the_server_has_let_pass_is_written_and_found(make: Make) -> None:
@@ -209,7 +209,7 @@ def test_what_the_server_has_let_pass_is_written_and_found(make: Make) -> None:
     (answer,) = alone(first, request)
     assert len(answer) >= LAST_FILLED + STOP_LAG - 1
     settle([first])
-    assert first.desk.counters.behind_chunks == FULL
+    assert first.loop.counters.behind_chunks == FULL
     follow_up = going_on(request, answer)
     assert alone(second, follow_up) == undisturbed(follow_up, SETTINGS)
     assert second.prompted("next").stats.fetched_tokens == FULL * CHUNK
@@ -223,7 +223,7 @@ def test_what_a_resumed_request_came_with_is_certain(make: Make) -> None:
     spin([node], lambda: len(node.ids("r")) >= 2, "two tokens")
     node.take(FinishChoice(RequestId("r"), 1, 0))
     settle([node])
-    assert node.desk.counters.behind_chunks == FULL
+    assert node.loop.counters.behind_chunks == FULL
 
 
 def test_a_drain_too_leaves_out_what_may_still_be_cut_off(make: Make) -> None:
@@ -232,7 +232,7 @@ def test_a_drain_too_leaves_out_what_may_still_be_cut_off(make: Make) -> None:
     spin([node], lambda: len(node.ids("r")) >= LAST_FILLED + 1, "a chunk of surplus tokens")
     node.take(Drain(), FinishChoice(RequestId("r"), 1, 0))
     spin([node], lambda: drained(node), "the end")
-    assert node.desk.counters.behind_chunks == FULL - 1
+    assert node.loop.counters.behind_chunks == FULL - 1
     settle([node])
 
 
@@ -243,8 +243,8 @@ def test_without_bandwidth_for_it_nothing_is_written(make: Make, store: Embedded
     node = make("a", write_behind=0)
     alone(node, asked("r"))
     settle([node])
-    assert node.desk.counters.behind_chunks == 0
-    assert node.desk.counters.behind_skipped == FULL
+    assert node.loop.counters.behind_chunks == 0
+    assert node.loop.counters.behind_skipped == FULL
     assert data_keys(store) == 0
 
 
@@ -257,8 +257,8 @@ def test_into_a_store_over_half_full_nothing_is_written(make: Make) -> None:
         wait_until(lambda: not node.connector.take_behind(1), "the plane to see it")
         alone(node, asked("r"))
         settle([node])
-        assert node.desk.counters.behind_chunks == 0
-        assert node.desk.counters.behind_skipped == FULL
+        assert node.loop.counters.behind_chunks == 0
+        assert node.loop.counters.behind_skipped == FULL
 
 
 def test_a_store_that_stands_still_is_given_no_more_than_an_eighth_of_the_pool(
@@ -278,12 +278,12 @@ def test_a_store_that_stands_still_is_given_no_more_than_an_eighth_of_the_pool(
 # --- a node that ends -----------------------------------------------------------------------------
 
 
-def drained(node: DeskNode) -> bool:
-    return any(isinstance(frame, Drained) for frame in node.port.said)
+def drained(node: LoopNode) -> bool:
+    return any(isinstance(frame, Drained) for frame in node.port.sent)
 
 
-def saved(node: DeskNode) -> bool:
-    return any(isinstance(frame, Saved) for frame in node.port.said)
+def saved(node: LoopNode) -> bool:
+    return any(isinstance(frame, Saved) for frame in node.port.sent)
 
 
 def test_a_node_that_drains_publishes_what_its_requests_have_and_what_they_fill(
@@ -293,17 +293,17 @@ def test_a_node_that_drains_publishes_what_its_requests_have_and_what_they_fill(
     request = asked("r")
     leaving.take(RunJob(request))
     spin([leaving], lambda: len(leaving.ids("r")) >= 20, "some tokens")
-    assert leaving.desk.counters.behind_chunks == 0
+    assert leaving.loop.counters.behind_chunks == 0
     leaving.take(Drain())
-    leaving.desk.turn()
+    leaving.loop.turn()
     has = leaving.ids("r")
-    spin([leaving], lambda: leaving.desk.counters.behind_chunks >= 7, "the chunks it has")
+    spin([leaving], lambda: leaving.loop.counters.behind_chunks >= 7, "the chunks it has")
     moved = msgspec.structs.replace(request, attempt=2, outputs=(tuple(has),))
     staying.take(RunJob(moved))
     spin([staying], lambda: len(has) + len(staying.ids("r")) == ANSWER, "the rest")
     assert [has + staying.ids("r")] == undisturbed(request, SETTINGS)
     spin([leaving], lambda: drained(leaving), "the end")
-    assert leaving.desk.counters.behind_chunks == FULL
+    assert leaving.loop.counters.behind_chunks == FULL
     settle([leaving, staying])
 
 
@@ -319,7 +319,7 @@ def test_saved_is_said_when_what_a_request_had_is_in_the_store(
         spin([node], lambda: time.monotonic() > began + 0.3, "a while")
         assert not saved(node) or time.monotonic() > began + HELD_S
     spin([node], lambda: saved(node), "the word")
-    assert node.desk.counters.behind_chunks > OF_PROMPT
+    assert node.loop.counters.behind_chunks > OF_PROMPT
     settle([node])
 
 
@@ -330,7 +330,7 @@ def test_a_node_that_drains_no_more_is_as_sparing_as_before(make: Make) -> None:
     node.take(Drain(), Undrain())
     spin([node], lambda: len(node.ids("r")) == ANSWER, "the request's end")
     settle([node])
-    assert node.desk.counters.behind_chunks == FULL - 1  # all but what was filled later
+    assert node.loop.counters.behind_chunks == FULL - 1  # all but what was filled later
     assert not saved(node)
     assert not drained(node)
     node.take(Drain())
@@ -351,4 +351,4 @@ def test_a_node_is_not_drained_before_its_puts_have_settled(
         assert not drained(node) or time.monotonic() > began + HELD_S
     spin([node], lambda: drained(node), "the end")
     settle([node])
-    assert node.desk.counters.behind_chunks > 0
+    assert node.loop.counters.behind_chunks > 0

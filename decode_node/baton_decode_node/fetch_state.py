@@ -9,7 +9,7 @@ holes between them or not: the engine computes the holes. The same machine serve
 In: what happens, in any order, one method each. Out: the next state, and what the step loop does
 now.
 
-What holds whatever the order (tests/node/engine/test_fetch_state.py):
+What holds whatever the order (tests/decode_node/test_fetch_state.py):
   - no fetch without blocks; blocks are released, and handed to the engine, only when no fetch is in
     flight into them, also on abort and timeout;
   - an admission names landed chunks and no others, and comes at most once; after it, and after

@@ -3,15 +3,16 @@
 In: full chunks, right after the step that filled them. Out: puts of the lowest priority. Nobody
 waits for them: a chunk is left out for good where the plane has no bandwidth to spare for it, or
 where such chunks hold an eighth of the pool already. While the node drains nothing is left out.
+Implements WritingBehind.
 """
 
 from __future__ import annotations
 
-from baton_engine.interface import Engine, Filled
-from baton_node.engine.counters import Counters
+from baton_engine.interface import Filled
+from baton_node.engine.context import LoopContext
 from baton_node.engine.job import Job, JobKey
 from baton_node.engine.outgoing_blocks import OutgoingBlocks
-from baton_node.store.base import ChunkRef, Copied, KVConnector, Published
+from baton_node.store.base import ChunkRef, Copied, Published
 from baton_protocol.ids import BlockHash
 from baton_protocol.store import Priority
 
@@ -21,16 +22,14 @@ MAX_HELD_SHARE = 8
 class WriteBehind:
     """Keeps what was stored of a job until close(job)."""
 
-    def __init__(
-        self, engine: Engine, connector: KVConnector, puts: OutgoingBlocks, counters: Counters
-    ) -> None:
-        self._connector = connector
-        self._puts = puts
-        self._counters = counters
-        self._chunk_bytes = engine.info.layout.chunk_bytes
+    def __init__(self, context: LoopContext, outgoing: OutgoingBlocks) -> None:
+        self._connector = context.connector
+        self._outgoing = outgoing
+        self._counters = context.counters
+        self._chunk_bytes = context.layout.chunk_bytes
         self._flying: dict[BlockHash, ChunkRef] = {}
         self._copying = 0
-        self._most_copying = puts.share(MAX_HELD_SHARE)
+        self._most_copying = outgoing.share(MAX_HELD_SHARE)
         self._stored: dict[JobKey, set[BlockHash]] = {}
         self._draining = False
         self._watched: set[BlockHash] = set()
@@ -59,7 +58,7 @@ class WriteBehind:
         if filled.hash in stored or filled.hash in self._flying or _known(filled, job):
             return
         chunk = ChunkRef(*job.key, filled.index, filled.hash)
-        if self._may_put() and self._puts.put(chunk, filled.blocks, Priority.BEHIND):
+        if self._may_put() and self._outgoing.put(chunk, filled.blocks, Priority.BEHIND):
             self._flying[chunk.hash] = chunk
             self._copying += 1
         else:
@@ -97,4 +96,4 @@ def _known(filled: Filled, job: Job) -> bool:
     index = filled.index
     if index not in job.markers or job.chunks[index] != filled.hash:
         return False
-    return not job.parked.lost >> index & 1
+    return not job.fetched.lost >> index & 1

@@ -1,0 +1,324 @@
+"""Parked requests: they close their gap from the store before they run.
+
+Feeds each parked request's state machine (`fetch_state`) with what happens, and does what it says:
+reserves and releases blocks, starts fetches, admits, fails what can never run. Parked requests cost
+the running batch nothing: a turn of the loop looks only at requests something happened to, at the
+oldest one that wants blocks and at due timers.
+
+In: jobs, connector events, what the router sends. Out: calls of Engine.reserve/release, of
+KVConnector.lookup/fetch, of RunningBatch.admit/fail. Implements Fetching.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from baton_decode_node.early_announcements import EarlyAnnouncements
+from baton_decode_node.fetch_policy import FetchChooser, FetchDecision
+from baton_decode_node.fetch_state import Admission, FetchActions, FetchState, Outcome
+from baton_engine.interface import Reservation
+from baton_node.engine.context import LoopContext
+from baton_node.engine.counters import BlockCounts
+from baton_node.engine.job import FetchSummary, Job, JobKey
+from baton_node.engine.running import RunningBatch
+from baton_node.store.base import PADDING, Fetched
+from baton_protocol.errors import BatonError
+from baton_protocol.ids import BlockId
+from baton_protocol.store import InboxEntry, Priority
+
+# Assumed until the link is measured, for the bytes' share of the wait.
+SLOW_BYTES_PER_S = 50e6
+
+Wait = Literal["blocks", "lookup", "chunks"]
+
+
+@dataclass(slots=True, eq=False)
+class ParkedRequest:
+    """One job while it is parked."""
+
+    job: Job
+    state: FetchState
+    priority: Priority  # of its fetches
+    looking: bool = False  # a lookup is unanswered
+    decision: FetchDecision = field(default_factory=FetchDecision)  # about what the lookup found
+    brought: int = 0  # chunks that were fetched, as a bit set
+    reservation: Reservation | None = None
+    wait: tuple[float, Wait] | None = None  # deadline and what is waited for
+
+    @property
+    def uncached(self) -> int:
+        """Tokens that it will compute here, as far as is known; none while a partner does."""
+        job, state = self.job, self.state
+        if job.kind == "run" and state.awaits_first:
+            return 0
+        found = state.cached_blocks + self._blocks_of(_bits(state.exists))
+        given = max(map(job.given, job.open_choices), default=0)
+        return max(0, given - found * job.layout.block_size)
+
+    def destination(self, chunk: int) -> tuple[BlockId, ...]:
+        """Where a fetched chunk goes. Blocks that hold KV already are shared with other requests
+        and must not be written: padding stands in their place."""
+        if self.reservation is None:
+            raise RuntimeError(f"fetch of chunk {chunk} of {self.job.key} without blocks")
+        first = chunk * self.job.layout.chunk_blocks
+        blocks = self.job.chunk_of(self.reservation.blocks, chunk)
+        cached = self.reservation.cached
+        return tuple(PADDING if first + i < cached else block for i, block in enumerate(blocks))
+
+    def summary(self, admission: Admission | None) -> FetchSummary:
+        """What became of its full blocks, when it leaves."""
+        runs = admission.runs if admission is not None else ()
+        blocks = BlockCounts(
+            queried=self.job.full_blocks,
+            matched=self.state.cached_blocks + self._blocks_of(self.job.markers),
+            fetched=self._blocks_of(_bits(self.brought)),
+            used=sum(end - start for start, end in runs),
+            declined=self._blocks_of(_bits(self.decision.declined)),
+        )
+        decision = self.decision
+        return FetchSummary(blocks, decision.fetch_ms, decision.compute_ms, self.state.lost)
+
+    def _blocks_of(self, chunks: Iterable[int]) -> int:
+        """How many blocks these chunks hold that the own cache does not."""
+        size, cached = self.job.layout.chunk_blocks, self.state.cached_blocks
+        return sum(max(0, (c + 1) * size - max(c * size, cached)) for c in chunks)
+
+
+class Fetcher:
+    """Owned by the step loop's thread."""
+
+    def __init__(self, context: LoopContext, batch: RunningBatch) -> None:
+        self._engine = context.engine
+        self._connector = context.connector
+        self._counters = context.counters
+        self._options = context.options
+        self._clock = context.clock
+        self._batch = batch
+        self._chooser = FetchChooser(context)
+        self._early = EarlyAnnouncements(context.clock)
+        self._parked: dict[JobKey, ParkedRequest] = {}
+        self._settling: dict[JobKey, ParkedRequest] = {}  # aborted ones whose fetches still end
+        self._wanting: dict[int, ParkedRequest] = {}
+        self._holding: dict[int, ParkedRequest] = {}
+        self._timers: list[tuple[float, int, JobKey]] = []
+
+    def __len__(self) -> int:
+        return len(self._parked)
+
+    @property
+    def empty(self) -> bool:
+        return not self._parked and not self._settling
+
+    @property
+    def sequences(self) -> int:
+        jobs = self.jobs()
+        return sum(len(job.open_choices) if job.kind == "run" else 1 for job in jobs)
+
+    @property
+    def tokens(self) -> int:
+        return sum(parked.uncached for parked in self._parked.values())
+
+    @property
+    def early_entries(self) -> int:
+        return len(self._early)
+
+    def get(self, key: JobKey) -> Job | None:
+        parked = self._parked.get(key)
+        return parked.job if parked is not None else None
+
+    def is_settling(self, key: JobKey) -> bool:
+        return key in self._settling
+
+    def jobs(self) -> Iterable[Job]:
+        return [parked.job for parked in self._parked.values()]
+
+    def park(self, job: Job, *, cached_blocks: int, await_first: bool) -> None:
+        # A prefill job waits for the lookup's answer: without it nobody knows what to publish, and
+        # blocks can be held for a put only right after the step that filled them.
+        is_run = job.kind == "run"
+        state = FetchState(
+            len(job.chunks),
+            job.layout.chunk_blocks,
+            awaits_first=await_first or not is_run,
+            cached_blocks=cached_blocks,
+        )
+        priority = Priority.HANDOFF if is_run and await_first else Priority.PREFIX
+        parked = self._parked[job.key] = ParkedRequest(job, state, priority)
+        parked.looking = bool(state.missing and not await_first) if is_run else bool(job.chunks)
+        if parked.looking:
+            self._connector.lookup(*job.key, job.chunks)
+        self._apply(parked, parked.state.start())
+        if is_run:
+            for entry in self._early.take(job.key):
+                self.announced(entry, is_early=False)
+        elif not job.chunks:
+            self._apply(parked, parked.state.know_first())
+
+    def looked_up(self, job: Job) -> None:
+        parked = self._parked[job.key]
+        parked.looking = False
+        parked.decision = self._chooser.choose(job, parked.state.cached_blocks)
+        self._apply(parked, parked.state.announce(parked.decision.fetch))
+        self._apply(parked, parked.state.end())
+        if job.kind == "prefill":
+            self._apply(parked, parked.state.know_first())
+
+    def announced(self, entry: InboxEntry, *, is_early: bool) -> None:
+        parked = self._parked.get((entry.request, entry.attempt))
+        if parked is None:
+            if is_early:
+                self._early.put(entry)
+        elif parked.job.kind == "run":
+            self._announce(parked, entry)
+
+    def _announce(self, parked: ParkedRequest, entry: InboxEntry) -> None:
+        if entry.kind != "chunks":
+            self._apply(parked, parked.state.end())
+            return
+        for index, marker in enumerate(entry.markers, start=entry.first):
+            parked.job.markers[index] = marker
+        chunks = ((1 << len(entry.markers)) - 1) << entry.first
+        self._apply(parked, parked.state.announce(chunks))
+
+    def fetched(self, event: Fetched) -> Job | None:
+        key = (event.chunk.request, event.chunk.attempt)
+        parked = self._parked.get(key) or self._settling.get(key)
+        if parked is None:
+            return None
+        job, state, index = parked.job, parked.state, event.chunk.index
+        if event.ok:
+            parked.brought |= 1 << index
+            self._counters.fetched_chunks += 1
+            self._counters.fetched_bytes += event.bytes
+        else:
+            self._counters.lost_chunks += 1
+        job.times.fetch_ended = self._clock()
+        self._apply(parked, state.land(index) if event.ok else state.lose(index))
+        return job
+
+    def know_first(self, job: Job) -> None:
+        parked = self._parked[job.key]
+        self._apply(parked, parked.state.know_first())
+
+    def abort(self, job: Job) -> None:
+        parked = self._settling[job.key] = self._parked.pop(job.key)
+        self._apply(parked, parked.state.abort())
+
+    def grant(self) -> None:
+        if not self._wanting:
+            return
+        # A request has one reservation: a newer attempt waits until the aborted one's has settled.
+        held = {parked.job.request.id for parked in self._holding.values()}
+        for seq in sorted(self._wanting):
+            parked = self._wanting[seq]
+            if parked.job.request.id in held:
+                continue
+            try:
+                reservation = self._engine.reserve(parked.job.request)
+            except BatonError as error:
+                self.abort(parked.job)
+                self._batch.fail(parked.job, error)
+                continue
+            if reservation is None:
+                return
+            parked.reservation = reservation
+            self._holding[seq] = parked
+            self._apply(parked, parked.state.reserve(reservation.cached))
+
+    def give_back(self) -> None:
+        if self._holding:
+            parked = self._holding[max(self._holding)]
+            if not parked.state.returning:
+                self._apply(parked, parked.state.give_back())
+
+    def expire(self, now: float) -> None:
+        while self._timers and self._timers[0][0] <= now:
+            deadline, _, key = heapq.heappop(self._timers)
+            parked = self._parked.get(key)
+            if parked is not None and parked.wait is not None and parked.wait[0] == deadline:
+                parked.wait = None
+                self._apply(parked, parked.state.time_out())
+
+    def next_deadline(self) -> float | None:
+        return self._timers[0][0] if self._timers else None
+
+    def _apply(self, parked: ParkedRequest, outcome: Outcome) -> None:
+        """Its state becomes this, and this is done."""
+        parked.state, actions = outcome
+        self._rearm(parked)
+        if actions.release:
+            self._release(parked)
+        self._fetch(parked, actions)
+        if actions.admit is not None:
+            self._leave(parked, actions.admit)
+            self._counters.reused_chunks += actions.admit.chunks
+            reservation, parked.reservation = parked.reservation, None
+            self._batch.admit(parked.job, reservation, actions.admit.runs)
+        if actions.forget:
+            self._leave(parked)
+
+    def _fetch(self, parked: ParkedRequest, actions: FetchActions) -> None:
+        job = parked.job
+        for chunk in actions.fetch:
+            job.times.fetch_began = job.times.fetch_began or self._clock()
+            self._connector.fetch(
+                job.ref(chunk), job.markers[chunk], parked.destination(chunk), parked.priority
+            )
+
+    def _release(self, parked: ParkedRequest) -> None:
+        reservation, parked.reservation = parked.reservation, None
+        self._holding.pop(parked.job.seq, None)
+        if reservation is not None:
+            self._engine.release(reservation)
+
+    def _leave(self, parked: ParkedRequest, admitted: Admission | None = None) -> None:
+        """It runs now, or is gone. Each request comes here once."""
+        job = parked.job
+        job.fetched = parked.summary(admitted)
+        self._counters.count(job.fetched.blocks)
+        self._parked.pop(job.key, None)
+        self._settling.pop(job.key, None)
+        self._wanting.pop(job.seq, None)
+        self._holding.pop(job.seq, None)
+        parked.wait = None
+
+    def _rearm(self, parked: ParkedRequest) -> None:
+        """Note whether it wants blocks, and what it waits for now."""
+        job = parked.job
+        if parked.state.wants_blocks:
+            self._wanting[job.seq] = parked
+        else:
+            self._wanting.pop(job.seq, None)
+        wait = self._waits_for(parked)
+        if wait is None:
+            parked.wait = None
+        elif parked.wait is None or parked.wait[1] != wait:
+            deadline = self._clock() + self._patience(parked, wait)
+            parked.wait = (deadline, wait)
+            heapq.heappush(self._timers, (deadline, job.seq, job.key))
+
+    def _waits_for(self, parked: ParkedRequest) -> Wait | None:
+        state = parked.state
+        if state.over or state.aborted or state.awaits_first or state.expired:
+            return None
+        if state.wants_blocks:
+            return "blocks"
+        return "lookup" if parked.looking else "chunks"
+
+    def _patience(self, parked: ParkedRequest, wait: Wait) -> float:
+        if wait == "blocks":
+            return self._options.blocks_wait_s
+        if wait == "lookup" or not (parked.state.flying or self._connector.healthy()):
+            return self._options.lookup_wait_s  # of a store in trouble not much is to be hoped
+        size = self._engine.info.layout.chunk_bytes
+        bytes_s = parked.state.missing.bit_count() * size / SLOW_BYTES_PER_S
+        return self._options.first_wait_s + bytes_s
+
+
+def _bits(bits: int) -> Iterator[int]:
+    while bits:
+        yield (bits & -bits).bit_length() - 1
+        bits &= bits - 1

@@ -1,1 +1,0 @@
-"""The engine process's start: builds the engine, measures it, starts the loop."""
