@@ -1,8 +1,8 @@
 """An asyncio RESP2 connection for one thing: many small values in one reply.
 
-Why not redis-py here: it packs a command argument by argument and reads a reply item by item from
-its stream, which takes longer than the index does. Here a request is bytes that the caller has made
-in one go, and a reply's items are cut from what was read.
+Why not redis-py here: it packs a command argument by argument, which takes longer than the index
+does, and reads replies without a bound. Here a request is bytes that the caller has made in one go,
+and hiredis parses the reply.
 
 In: an `Endpoint`, requests. Out: replies of at most `most_bytes`, or an error of the
 StoreUnavailable branch within `timeout_s`, however many callers wait. Nothing that the server says
@@ -18,117 +18,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from baton_kvstore.connection.endpoint import Endpoint
-from baton_kvstore.connection.resp import CRLF, Reply
-from baton_kvstore.errors import LinkBroken, LinkTimeout, ProtocolBroken, ServerRefused
+from baton_kvstore.connection.replies import MOST_BYTES, Reply, ReplyReader, pack
+from baton_kvstore.errors import LinkBroken, LinkTimeout, ServerRefused
 
 READ_BYTES = 256 << 10
-MOST_ITEMS = 1 << 20
-LONGEST_ITEM = 1 << 20
-MOST_BYTES = 256 << 20
-MISS = b"$-1\r\n"
-
-
-def pack(*args: bytes) -> bytes:
-    """A command as it is sent."""
-    parts = [b"$%d\r\n%b\r\n" % (len(arg), arg) for arg in args]
-    return b"*%d\r\n%b" % (len(args), b"".join(parts))
-
-
-class ReplyReader:
-    """One reply, from pieces as they come: a line, a string, or a list of strings."""
-
-    def __init__(self, label: str, most_bytes: int = MOST_BYTES) -> None:
-        self._label = label
-        self._left = most_bytes
-        self._data = b""
-        self._at = 0
-        self._missing = -1  # items of a list; -1: not begun
-        self._items: list[bytes | None] = []
-        self._is_list = False
-        self.reply: Reply = None
-
-    def feed(self, piece: bytes) -> bool:
-        """True once `reply` is there. Raise ServerRefused for an error reply, ProtocolBroken for
-        what is none, or is longer than allowed."""
-        self._left -= len(piece)
-        if self._left < 0:
-            raise ProtocolBroken(f"{self._label} sent more than is read of it")
-        self._data = self._data[self._at :] + piece if self._data else piece
-        self._at = 0
-        if self._missing < 0 and not self._begin():
-            return False
-        self._cut()
-        if self._missing > 0:
-            return False
-        if self._at != len(self._data):
-            raise ProtocolBroken(f"{self._label} sent more than was asked for")
-        if self._is_list:
-            self.reply = self._items
-        elif self._items:
-            self.reply = self._items[0]
-        return True
-
-    def _begin(self) -> bool:
-        stop = self._data.find(CRLF)
-        if stop < 0:
-            return False
-        line, kind = self._data[:stop], self._data[:1]
-        if kind == b"$":  # left for _cut
-            self._missing = 1
-            return True
-        self._at, self._missing = stop + 2, 0
-        if kind == b"*":
-            self._is_list, self._missing = True, self._number(line, MOST_ITEMS)
-        elif kind == b"-":
-            raise ServerRefused(f"{line[1:].decode(errors='replace')} [{self._label}]")
-        elif kind == b"+":
-            self.reply = line[1:]
-        else:
-            raise ProtocolBroken(f"{self._label}: not a Redis reply: {line!r:.60}")
-        return True
-
-    def _cut(self) -> None:
-        """Items off the data, as far as it goes."""
-        data, at, items = self._data, self._at, self._items
-        wanted = len(items) + self._missing
-        while len(items) < wanted:
-            if data.startswith(MISS, at):
-                items.append(None)
-                at += len(MISS)
-                continue
-            stop = data.find(CRLF, at)
-            if stop < 0:
-                break
-            head = data[at : stop + 2]
-            if head[:1] != b"$":
-                raise ProtocolBroken(f"{self._label}: no string in a list: {head!r:.60}")
-            skip = len(head)
-            width = skip + self._number(head[:-2], LONGEST_ITEM) + 2
-            end = at + width * _alike(data, at, head, width, wanted - len(items))
-            if end == at:
-                break
-            items += [data[start + skip : start + width - 2] for start in range(at, end, width)]
-            at = end
-        self._at, self._missing = at, wanted - len(items)
-
-    def _number(self, line: bytes, most: int) -> int:
-        text = line[1:]
-        if text.isdigit() and (number := int(text)) <= most:
-            return number
-        raise ProtocolBroken(f"{self._label}: no number up to {most} in {line!r:.60}")
-
-
-def _alike(data: bytes, at: int, head: bytes, width: int, most: int) -> int:
-    """How many whole items of this width, which begin with `head`, lie one behind the other.
-
-    Markers of a prefix have two or three lengths in long runs. To look at each byte of a head in
-    all items at once takes a quarter of the time of reading head after head.
-    """
-    count = min(most, (len(data) - at) // width)
-    for offset, byte in enumerate(head):
-        column = data[at + offset : at + count * width : width]
-        count = len(column) - len(column.lstrip(bytes((byte,))))
-    return count
 
 
 class AsyncResp:

@@ -3,7 +3,8 @@
 Why not redis-py: it copies a value twice on the way out and builds a `bytes` on the way in. Here a
 SET is sent from the caller's memory, and a GET received into it, though it may lie in pieces, each
 in one call of the kernel where the server keeps up: between two calls a thread has to get Python's
-lock back, which in a node that computes takes longer than the bytes.
+lock back, which in a node that computes takes longer than the bytes. Small replies are parsed by
+hiredis (`replies`); a value's head is parsed here, since hiredis would copy the value.
 
 In: an `Endpoint`, commands, an absolute deadline (time.monotonic()) per operation.
 Out: replies, or an error of the StoreUnavailable branch. After LinkBroken, LinkTimeout or
@@ -23,6 +24,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from baton_kvstore.connection.endpoint import Endpoint
+from baton_kvstore.connection.replies import Reply, ReplyReader, pack
 from baton_kvstore.errors import (
     LinkBroken,
     LinkTimeout,
@@ -33,7 +35,6 @@ from baton_kvstore.errors import (
 
 SCRATCH_BYTES = 16 << 10  # replies other than values must fit (INFO server is about 600 bytes)
 HEAD_BYTES = 64  # read at most this much before a value's length is known: the rest goes in place
-LIST_ITEMS = 256  # what CONFIG GET answers must fit
 OLDEST_SERVER = (6, 2)  # GETEX
 CRLF = b"\r\n"
 # A send that gets nothing out in STALL_S returns, to look at the clock. On a unix socket the kernel
@@ -41,8 +42,6 @@ CRLF = b"\r\n"
 STALL_S = 0.01
 PACKET_BYTES = 32 << 10
 MOST_PIECES = 1024  # that the kernel takes in one call (IOV_MAX)
-
-Reply = bytes | int | None | list[bytes | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +56,6 @@ def _timeval(seconds: float) -> bytes:
     """What SO_SNDTIMEO and SO_RCVTIMEO take; 0 would be for ever."""
     micros = max(1, int(seconds * 1e6))
     return struct.pack("@ll", micros // 1_000_000, micros % 1_000_000)
-
-
-def _pack(*args: bytes) -> bytes:
-    parts = [b"*%d\r\n" % len(args)]
-    parts.extend(b"$%d\r\n%b\r\n" % (len(arg), arg) for arg in args)
-    return b"".join(parts)
 
 
 def leading(pieces: Sequence[memoryview], count: int) -> list[memoryview]:
@@ -122,7 +115,7 @@ class RespConnection:
     def command(self, deadline: float, *args: bytes) -> Reply:
         """A small command with a small reply."""
         with self._errors():
-            self._send(deadline, memoryview(_pack(*args)))
+            self._send(deadline, memoryview(pack(*args)))
             return self._read_reply(deadline)
 
     def put(self, deadline: float, key: bytes, value: Sequence[memoryview], ttl_ms: int) -> None:
@@ -146,7 +139,7 @@ class RespConnection:
         for, and is not read. After an error they hold whatever came.
         """
         with self._errors():
-            self._send(deadline, memoryview(_pack(b"GETEX", key, b"PX", b"%d" % ttl_ms)))
+            self._send(deadline, memoryview(pack(b"GETEX", key, b"PX", b"%d" % ttl_ms)))
             line = self._read_line(deadline, HEAD_BYTES)
             if line[:1] == b"-":
                 raise self._refusal(line)
@@ -333,33 +326,12 @@ class RespConnection:
         return ServerRefused(f"{line[1:].decode(errors='replace')} [{self._endpoint.label}]")
 
     def _read_reply(self, deadline: float) -> Reply:
-        line = self._read_line(deadline)
-        kind = line[:1]
-        if kind == b"+":
-            return line[1:]
-        if kind == b":":
-            return self._number(line)
-        if kind == b"-":
-            raise self._refusal(line)
-        if kind == b"*":
-            return [self._read_bulk(self._read_line(deadline), deadline) for _ in self._count(line)]
-        return self._read_bulk(line, deadline)
-
-    def _count(self, line: bytes) -> range:
-        """Of a list's items: a few strings."""
-        count = self._number(line)
-        if count > LIST_ITEMS:
-            raise ProtocolBroken(f"{self._endpoint.label}: a list of {count} replies")
-        return range(count)
-
-    def _read_bulk(self, line: bytes, deadline: float) -> bytes | None:
-        if line[:1] != b"$":
-            raise ProtocolBroken(f"{self._endpoint.label}: not a Redis reply: {line!r:.60}")
-        length = self._number(line)
-        if length < 0:
-            return None
-        if length + 2 > SCRATCH_BYTES:
-            raise ProtocolBroken(f"{self._endpoint.label}: a reply of {length} bytes")
-        body = bytearray(length + 2)
-        self._receive(deadline, memoryview(body))
-        return bytes(body[:length])
+        """A small one, through the scratch buffer."""
+        reader = ReplyReader(self._endpoint.label, SCRATCH_BYTES)
+        while True:
+            if self._start == self._end:
+                self._fill(deadline, SCRATCH_BYTES)
+            piece = bytes(memoryview(self._scratch)[self._start : self._end])
+            self._start = self._end
+            if reader.feed(piece):
+                return reader.reply

@@ -22,7 +22,7 @@ from baton_kvstore.connection.client import (
     ClosesItself,
 )
 from baton_kvstore.connection.endpoint import parse_endpoint
-from baton_kvstore.connection.resp import Reply
+from baton_kvstore.connection.replies import Reply
 from baton_kvstore.connection.server_settings import CareMode, care
 from baton_kvstore.errors import ProtocolBroken, ServerRefused
 from baton_kvstore.keys import inbox_key, marker_key, marker_request, probe_key

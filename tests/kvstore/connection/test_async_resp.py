@@ -1,4 +1,4 @@
-"""The asyncio connection for lookups: replies in any pieces, and servers that misbehave."""
+"""The asyncio connection for lookups: logins, time, and servers that misbehave."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from baton_kvstore.connection.async_resp import AsyncResp, ReplyReader, pack
+from baton_kvstore.connection.async_resp import AsyncResp
 from baton_kvstore.connection.endpoint import parse_endpoint
+from baton_kvstore.connection.replies import pack
 from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_kvstore.errors import LinkBroken, LinkTimeout, ProtocolBroken, ServerRefused
 from tests.support.stores.kvstore import frozen, held_down, plain_client, wait_until
@@ -63,57 +64,6 @@ async def opened(answering: Serve) -> AsyncIterator[Open]:
     yield make
     for link in made:
         link.close()
-
-
-@pytest.mark.parametrize(
-    ("data", "reply"),
-    [
-        (b"+OK\r\n", b"OK"),
-        (b"$-1\r\n", None),
-        (b"$0\r\n\r\n", b""),
-        (b"$6\r\na\r\n$-1\r\n", b"a\r\n$-1"),
-        (b"*0\r\n", []),
-        (b"*2\r\n$-1\r\n$-1\r\n", [None, None]),
-        (b"*4\r\n$2\r\nab\r\n$2\r\n\r\n\r\n$-1\r\n$2\r\n$2\r\n", [b"ab", b"\r\n", None, b"$2"]),
-        (
-            b"*3\r\n$1\r\na\r\n$12\r\n$1\r\nb\r\n$1\r\nc\r\n$1\r\nd\r\n",
-            [b"a", b"$1\r\nb\r\n$1\r\nc", b"d"],
-        ),
-    ],
-)
-def test_a_reply_is_the_same_in_whatever_pieces_it_comes(data: bytes, reply: object) -> None:
-    for first in range(len(data) + 1):
-        for second in range(first, len(data) + 1):
-            reader = ReplyReader("label")
-            pieces = [data[:first], data[first:second], data[second:]]
-            ends = [reader.feed(piece) for piece in pieces if piece]
-            assert ends == [False] * (len(ends) - 1) + [True]
-            assert reader.reply == reply
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"HTTP/1.1 400 Bad Request\r\n",
-        b"*x\r\n",
-        b"*-1\r\n",
-        b"*9999999999\r\n",
-        b"$9999999999\r\n",
-        b"*1\r\n:1\r\n",
-        b"*1\r\n$x\r\n",
-        b"+OK\r\n+OK\r\n",
-        b"*1\r\n$1\r\na\r\n$1\r\n",
-    ],
-)
-def test_what_is_no_reply_is_refused(data: bytes) -> None:
-    with pytest.raises(ProtocolBroken, match="label"):
-        ReplyReader("label").feed(data)
-
-
-def test_an_error_reply_is_a_refusal_with_its_code() -> None:
-    with pytest.raises(ServerRefused, match=r"OOM full \[label\]") as caught:
-        ReplyReader("label").feed(b"-OOM full\r\n")
-    assert caught.value.code == "OOM"
 
 
 async def test_a_refusal_keeps_the_connection(opened: Open, single: EmbeddedStore) -> None:
@@ -227,17 +177,3 @@ async def test_a_server_that_hangs_up_on_each_request_is_asked_twice_and_no_more
     assert await link.request(pack(b"A")) == b"OK"
     with pytest.raises(LinkBroken, match="closed the connection"):
         await link.request(pack(b"B"))
-
-
-def test_no_more_is_read_of_a_reply_than_allowed_whatever_it_is() -> None:
-    for data in (
-        b"+" + b"x" * 200,
-        b"$100\r\n" + b"x" * 100,
-        b"*9\r\n" + b"$10\r\n0123456789\r\n" * 9,
-    ):
-        reader = ReplyReader("label", most_bytes=100)
-        reader.feed(data[:100])
-        with pytest.raises(ProtocolBroken, match="label sent more than is read of it"):
-            reader.feed(data[100:])
-    exact = b"$93\r\n" + b"x" * 93 + b"\r\n"
-    assert ReplyReader("label", most_bytes=len(exact)).feed(exact)
