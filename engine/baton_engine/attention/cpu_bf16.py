@@ -16,7 +16,7 @@ import functools
 
 import torch
 
-from baton_engine.memory.estimate import SCORES_AT_ONCE
+from baton_engine.config.engine_config import SCORES_AT_ONCE
 
 
 @functools.cache

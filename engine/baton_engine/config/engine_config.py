@@ -29,6 +29,10 @@ Kernels = Literal["auto", "torch", "triton"]
 Overlap = Literal["auto", "on", "off"]
 LoadFormat = Literal["auto", "dummy"]
 
+# In bf16 on a CPU a prompt's scores are computed some at a time, 4 MB: more leave the cache between
+# two passes over them. Each is there as two products, in float32 twice, and as a weight.
+SCORES_AT_ONCE = 1 << 20
+
 DEVICE_CHOICES = ("cpu", "cuda", "cuda:N")
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?", re.ASCII)
 

@@ -18,13 +18,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from baton_engine.config.engine_config import SCORES_AT_ONCE
 from baton_engine.config.model_config import ModelConfig
 from baton_protocol.layout import ITEM_BYTES, KVLayout
 
 GIB = 1 << 30
-# In bf16 on a CPU a prompt's scores are computed some at a time, 4 MB: more leave the cache between
-# two passes over them. Each is there as two products, in float32 twice, and as a weight.
-SCORES_AT_ONCE = 1 << 20
 # So many rows of logits exist at one time where a prompt's own tokens are scored.
 SCORED_ROWS = 128
 LOGIT_BYTES = 4  # float32 in every compute dtype

@@ -195,5 +195,5 @@ def test_host_memory_that_the_machine_does_not_have_is_refused() -> None:
 
 
 def test_less_than_no_host_memory_is_refused() -> None:
-    with pytest.raises(SettingsError, match="host_kv_memory is -1"):
+    with pytest.raises(SettingsError, match="--host-kv-memory is -1"):
         build_sim(SimSettings(host_kv_memory=-1))
