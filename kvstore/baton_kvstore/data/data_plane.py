@@ -28,10 +28,10 @@ import xxhash
 from baton_kvstore.connection.endpoint import parse_endpoint
 from baton_kvstore.connection.server_settings import CareMode
 from baton_kvstore.data.instance import CLOSED, Instance
-from baton_kvstore.data.maintenance import Shared, Tuning
 from baton_kvstore.data.staging import StagingPool
 from baton_kvstore.data.transfer_rate import RateMeter
 from baton_kvstore.data.transfers import MISSING, Format, Get, GetResult, Pieces, Put, PutResult
+from baton_kvstore.data.tuning import Shared, Tuning
 from baton_kvstore.data.write_behind_budget import WriteBehindBudget
 from baton_kvstore.errors import StoreMisconfigured
 from baton_protocol.ids import BlockHash, Epoch, Fingerprint

@@ -16,11 +16,11 @@ import time
 
 from baton_kvstore.connection.endpoint import Endpoint
 from baton_kvstore.connection.resp import RespConnection
-from baton_kvstore.data.health import Health
-from baton_kvstore.data.maintenance import Maintenance, Shared
 from baton_kvstore.data.priority_queues import PriorityQueues
+from baton_kvstore.data.server_check import ServerCheck
 from baton_kvstore.data.transfer_rate import RateMeter
 from baton_kvstore.data.transfers import MISSING, Operation
+from baton_kvstore.data.tuning import Shared
 from baton_kvstore.errors import LinkBroken, StoreUnavailable
 from baton_protocol.store import DataInstance
 
@@ -38,11 +38,8 @@ class Instance:
         tuning = shared.tuning
         self._puts, self._gets = RateMeter(total=shared.puts), RateMeter(total=shared.gets)
         self._lanes = PriorityQueues(threads, tuning.queue_limit_s)
-        self._health = Health(
-            number, tuning.backoff_first_s, tuning.backoff_limit_s, self._lanes.wake
-        )
         self._links = [RespConnection(endpoint, tuning.connect_timeout_s) for _ in range(threads)]
-        self._chores = Maintenance(self._links, self._health, shared)
+        self._check = ServerCheck(number, self._links, shared, self._lanes.wake)
         self._threads = [
             threading.Thread(
                 target=self._work, args=(link,), name=f"kv-{number}-{lane}", daemon=True
@@ -53,17 +50,17 @@ class Instance:
     @property
     def run_id(self) -> str:
         """The last one seen, "" before the first connection."""
-        return self._chores.run_id
+        return self._check.run_id
 
     @property
     def trouble(self) -> str:
         """Why operations are refused now, "" if they are not."""
-        return self._health.server.reason
+        return self._check.trouble
 
     @property
     def put_trouble(self) -> str:
         """Why puts are refused now, "" if they are not."""
-        return self._health.put_trouble
+        return self._check.put_trouble
 
     @property
     def queued(self) -> int:
@@ -78,14 +75,14 @@ class Instance:
     @property
     def now(self) -> DataInstance:
         """What is known of the server."""
-        usage = self._chores.usage
+        usage = self._check.usage
         return DataInstance(
             used_bytes=usage.used_bytes,
             limit_bytes=usage.limit_bytes,
             evicted_keys=usage.evicted_keys,
             put_bytes_per_s=self._puts.bytes_per_s,
             get_bytes_per_s=self._gets.bytes_per_s,
-            get_latency_ms=self._chores.round_trip_s.value * 1e3,
+            get_latency_ms=self._check.round_trip_s.value * 1e3,
             trouble=self.trouble,
             put_trouble=self.put_trouble,
         )
@@ -100,7 +97,7 @@ class Instance:
 
     def stop(self) -> None:
         """Refuse what is queued, cut what is running. join() waits for it."""
-        self._health.close()
+        self._check.close()
         self._lanes.close()
         for link in self._links:
             link.abort()
@@ -120,15 +117,15 @@ class Instance:
     # --- in a transfer thread --------------------------------------------------------------
 
     def _work(self, link: RespConnection) -> None:
-        self._chores.reopen(link)
+        self._check.reopen(link)
         while True:
             seen, idle = self._lanes.changes, not self._lanes.queued
             if not self._lanes.closed:
-                chore = self._chores.next(link, idle)
-                if chore is not None:
-                    chore(link)
+                check = self._check.next(link, idle)
+                if check is not None:
+                    check(link)
                     continue
-            operation = self._lanes.take(seen, self._chores.pause_s(link, idle))
+            operation = self._lanes.take(seen, self._check.pause_s(link, idle))
             if operation is not None:
                 self._serve(link, operation)
                 self._lanes.give_back()
@@ -175,12 +172,12 @@ class Instance:
             reason = self._attempt(link, operation, began, began + left, buffer, shard)
             if reason:
                 if operation.is_put:
-                    self._health.refused(reason, began)
+                    self._check.refused(reason, began)
                 return reason
             left -= time.monotonic() - began
             operation.deliver(buffer, shard)
         if operation.is_put:
-            self._health.took_put()
+            self._check.took_put()
         return ""
 
     def _attempt(
@@ -196,13 +193,13 @@ class Instance:
             fresh = not link.is_open
             try:
                 if fresh:
-                    self._chores.open(link, deadline)
+                    self._check.open(link, deadline)
                 return self._exchange(link, operation, deadline, buffer, shard)
             except StoreUnavailable as error:
                 if self._lanes.closed:
                     break
                 if fresh or not isinstance(error, LinkBroken):
-                    self._health.lost(str(error), began)
+                    self._check.lost(str(error), began)
                     return str(error)
         return CLOSED
 
@@ -223,7 +220,7 @@ class Instance:
         finally:
             meter.end(moved)
         if reason == MISSING:  # a small answer
-            self._chores.round_trip_s.add(time.monotonic() - began)
+            self._check.round_trip_s.add(time.monotonic() - began)
         return reason
 
     def _settle(self, operation: Operation, reason: str, seconds: float = 0.0) -> None:

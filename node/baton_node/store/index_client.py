@@ -22,7 +22,7 @@ from baton_kvstore.index.markers import Index
 from baton_kvstore.keys import ttl_ms
 from baton_node.settings import StoreCare
 from baton_node.store.base import ChunkRef, ConnectorEvent, LookedUp, Published
-from baton_node.store.index_health import IndexWatch
+from baton_node.store.index_check import IndexCheck
 from baton_node.store.loop_thread import ControlThread
 from baton_node.store.write_batcher import WriteBatcher
 from baton_protocol.ids import BlockHash, Epoch, Fingerprint, NodeId, RequestId
@@ -79,7 +79,7 @@ class IndexClient:
         self._runs = runs
         self._control = ControlThread("kv-control")
         self._index: Index | None = None
-        self._watch = IndexWatch(self._probe)
+        self._check = IndexCheck(self._probe)
         begin = self._control.begin
         self._markers = WriteBatcher[None, Stored](begin, self._mark, MAX_PENDING_MARKERS)
         self._fetched = WriteBatcher[None, ChunkRef](begin, self._refresh, MAX_PENDING_MARKERS)
@@ -96,10 +96,10 @@ class IndexClient:
     @property
     def trouble(self) -> str:
         """Why nothing is added to the index; "" while it can be."""
-        return self._watch.trouble
+        return self._check.trouble
 
     def lookup(self, request: RequestId, attempt: int, hashes: Sequence[BlockHash]) -> None:
-        if self._watch.away:
+        if self._check.away:
             self._emit(LookedUp(request, attempt, (None,) * len(hashes)))
             return
         self._control.spawn(self._look_up(request, attempt, tuple(hashes)))
@@ -119,20 +119,20 @@ class IndexClient:
         self._control.spawn(self._unmark(chunk, marker))
 
     def announce(self, inbox: tuple[str, str], entry: InboxEntry) -> None:
-        if not self._watch.trouble:
+        if not self._check.trouble:
             self._control.call(lambda: self._enqueue(inbox, entry))
 
     # --- the control thread -----------------------------------------------------------------------
 
     def _open(self) -> None:
         self._index = self._connect(self._address.index_url, self._address.pool)
-        self._control.begin(self._watch.run())
+        self._control.begin(self._check.run())
         self._control.begin(self._read_inbox())
 
     async def _end(self) -> None:
         node, epoch = self._address.node, self._address.epoch
         try:
-            await self._watch.ask(lambda: self._idx.drop_inbox(node, epoch), adds=False)
+            await self._check.ask(lambda: self._idx.drop_inbox(node, epoch), adds=False)
         except StoreError as error:
             logger.debug("inbox left behind: %s", error)
         await self._idx.close()
@@ -154,7 +154,7 @@ class IndexClient:
         markers: list[Marker | None] = [None] * len(hashes)
         fingerprint = self._address.fingerprint
         try:
-            markers = await self._watch.ask(
+            markers = await self._check.ask(
                 lambda: self._idx.lookup(fingerprint, hashes), adds=False
             )
         except StoreError as error:
@@ -180,7 +180,7 @@ class IndexClient:
         marks = [(each.chunk.hash, each.marker, ttl_ms(each.marker.depth)) for each in batch]
         reason = "cancelled"
         try:
-            await self._watch.ask(lambda: self._idx.mark_all(self._address.fingerprint, marks))
+            await self._check.ask(lambda: self._idx.mark_all(self._address.fingerprint, marks))
             reason = ""
             self._tell(batch)
         except StoreError as error:
@@ -204,7 +204,7 @@ class IndexClient:
     async def _refresh(self, _: None, batch: list[ChunkRef]) -> None:
         lifetimes = [(chunk.hash, ttl_ms(chunk.index)) for chunk in batch]
         try:
-            await self._watch.ask(
+            await self._check.ask(
                 lambda: self._idx.refresh(self._address.fingerprint, lifetimes), adds=False
             )
         except StoreError as error:
@@ -212,7 +212,7 @@ class IndexClient:
 
     async def _unmark(self, chunk: BlockHash, marker: Marker) -> None:
         try:
-            await self._watch.ask(
+            await self._check.ask(
                 lambda: self._idx.unmark(self._address.fingerprint, chunk, marker), adds=False
             )
         except StoreError as error:
@@ -227,7 +227,7 @@ class IndexClient:
     async def _send(self, inbox: tuple[str, str], batch: list[InboxEntry]) -> None:
         node, epoch = NodeId(inbox[0]), Epoch(inbox[1])
         try:
-            await self._watch.ask(partial(self._idx.announce, node, epoch, batch))
+            await self._check.ask(partial(self._idx.announce, node, epoch, batch))
         except StoreError as error:
             # The decode node computes what it does not hear of.
             logger.debug("%d announcements to %s lost: %s", len(batch), node, error)
@@ -236,18 +236,18 @@ class IndexClient:
         run_id, broken, warned = "", True, False
         ids: list[bytes] = []  # of the entries that were emitted
         while not self._control.closing:
-            await self._watch.answers()
+            await self._check.answers()
             try:
                 if broken:
-                    now = await self._watch.ask(self._idx.run_id, adds=False)
+                    now = await self._check.ask(self._idx.run_id, adds=False)
                     if now != run_id:
                         # An index that came back may have forgotten how it was set.
-                        await self._watch.ask(self._tend, adds=False)
+                        await self._check.ask(self._tend, adds=False)
                         run_id = now
-                ids, entries = await self._watch.ask(partial(self._read_next, ids), adds=False)
+                ids, entries = await self._check.ask(partial(self._read_next, ids), adds=False)
                 broken = warned = False
             except StoreError as error:
-                # Of an index that is away the watch has warned.
+                # Of an index that is away the check has warned.
                 if isinstance(error, ServerRefused) and not warned:
                     logger.warning("the inbox cannot be read: %s", error)
                     warned = True

@@ -16,8 +16,11 @@ import psutil
 import redis
 
 from baton_kvstore.connection.endpoint import parse_endpoint
-from baton_kvstore.data.data_plane import DataPlane, Tuning
+from baton_kvstore.data.data_plane import DataPlane
+from baton_kvstore.data.staging import StagingPool
+from baton_kvstore.data.transfer_rate import RateMeter
 from baton_kvstore.data.transfers import GetResult, PutResult
+from baton_kvstore.data.tuning import Shared, Tuning
 from baton_kvstore.embedded.servers import EmbeddedServers, EmbeddedStore
 from baton_kvstore.errors import StoreError
 from baton_kvstore.index.markers import Index
@@ -266,3 +269,17 @@ class Transfers:
         with self._changed:
             assert self._changed.wait_for(lambda: bool(results), PATIENCE_S), "never settled"
         return results[0]
+
+
+def shared_by_instances(**tuning: Any) -> Shared:
+    """What the instances of a data plane share, for values of 100 bytes."""
+    return Shared(
+        staging=StagingPool(100, 1),
+        fingerprint=FINGERPRINT,
+        value_bytes=100,
+        shards=1,
+        puts=RateMeter(),
+        gets=RateMeter(),
+        tuning=Tuning(**tuning),
+        settings=None,
+    )

@@ -14,22 +14,18 @@ import redis
 
 from baton_kvstore.connection.endpoint import parse_endpoint
 from baton_kvstore.connection.resp import RespConnection
-from baton_kvstore.data.data_plane import Tuning
-from baton_kvstore.data.health import Health
-from baton_kvstore.data.maintenance import BUSY_CHECK_S, Maintenance, Shared
-from baton_kvstore.data.staging import StagingPool
-from baton_kvstore.data.transfer_rate import RateMeter
+from baton_kvstore.data.server_check import BUSY_CHECK_S, ServerCheck
 from baton_kvstore.embedded.servers import EmbeddedServers, EmbeddedStore, ServerSpec
 from baton_protocol.store import DataInstance
 from tests.kvstore.conftest import MakeTransfers
 from tests.support.clock import Clock
 from tests.support.stores.kvstore import (
-    FINGERPRINT,
     PATIENT,
     chunk_name,
     frozen,
     payload_of,
     plain_client,
+    shared_by_instances,
     wait_until,
 )
 
@@ -119,30 +115,20 @@ def test_a_server_that_has_work_is_looked_at_less_often_and_nobody_spins_meanwhi
     single: EmbeddedStore,
 ) -> None:
     link = RespConnection(parse_endpoint(single.data_urls[0]))
-    health = Health(0, 0.1, 0.5, lambda: None)
-    shared = Shared(
-        staging=StagingPool(100, 1),
-        fingerprint=FINGERPRINT,
-        value_bytes=100,
-        shards=1,
-        puts=RateMeter(),
-        gets=RateMeter(),
-        tuning=Tuning(idle_check_s=0.02),
-        settings=None,
-    )
+    shared = shared_by_instances(idle_check_s=0.02)
     clock = Clock()
-    chores = Maintenance([link], health, shared, clock)
-    chores.reopen(link)
-    first = chores.next(link, idle=False)
+    check = ServerCheck(0, [link], shared, lambda: None, clock)
+    check.reopen(link)
+    first = check.next(link, idle=False)
     assert first is not None
     first(link)
     clock.advance(0.25)
-    assert chores.next(link, idle=True) == first
-    assert chores.pause_s(link, idle=True) == 0.0
-    assert chores.next(link, idle=False) is None
-    assert chores.pause_s(link, idle=False) == BUSY_CHECK_S - 0.25
+    assert check.next(link, idle=True) == first
+    assert check.pause_s(link, idle=True) == 0.0
+    assert check.next(link, idle=False) is None
+    assert check.pause_s(link, idle=False) == BUSY_CHECK_S - 0.25
     clock.advance(0.75)
-    assert chores.next(link, idle=False) == first
+    assert check.next(link, idle=False) == first
     link.close()
 
 

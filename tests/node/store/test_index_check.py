@@ -7,13 +7,13 @@ import asyncio
 import pytest
 
 from baton_kvstore.errors import LinkTimeout, StoreUnavailable
-from baton_node.store.index_health import IndexWatch
+from baton_node.store.index_check import IndexCheck
 from tests.support.clock import Clock
 from tests.support.waiting import until
 
 
 class Answers:
-    """What the index would say, and the watch's clock."""
+    """What the index would say, and its clock."""
 
     def __init__(self) -> None:
         self.works = True
@@ -28,7 +28,7 @@ class Answers:
 
 async def test_what_began_before_the_index_was_last_seen_is_no_loss() -> None:
     index = Answers()
-    watch = IndexWatch(index.probe, index.clock)
+    check = IndexCheck(index.probe, index.clock)
     begun, proceed = asyncio.Event(), asyncio.Event()
 
     async def late() -> None:
@@ -36,22 +36,22 @@ async def test_what_began_before_the_index_was_last_seen_is_no_loss() -> None:
         await proceed.wait()
         raise LinkTimeout("no answer")
 
-    asking = asyncio.create_task(watch.ask(late))
+    asking = asyncio.create_task(check.ask(late))
     await begun.wait()
     index.clock.advance(1.0)
-    running = asyncio.create_task(watch.run())
+    running = asyncio.create_task(check.run())
     await until(lambda: index.probes)
     proceed.set()
     with pytest.raises(StoreUnavailable):
         await asking
-    assert not watch.away
+    assert not check.away
     running.cancel()
 
 
 async def test_a_loss_is_probed_at_once_and_refuses_who_asks_meanwhile() -> None:
     index = Answers()
-    watch = IndexWatch(index.probe, index.clock)
-    running = asyncio.create_task(watch.run())
+    check = IndexCheck(index.probe, index.clock)
+    running = asyncio.create_task(check.run())
     await until(lambda: index.probes)
     index.works = False
     index.clock.advance(1.0)
@@ -63,12 +63,12 @@ async def test_a_loss_is_probed_at_once_and_refuses_who_asks_meanwhile() -> None
 
     for _ in range(3):
         with pytest.raises(StoreUnavailable, match="no answer"):
-            await watch.ask(fail)
+            await check.ask(fail)
     assert len(asked) == 1
-    assert watch.away
+    assert check.away
     index.works = True
-    await watch.answers()
-    assert not watch.trouble
+    await check.answers()
+    assert not check.trouble
     running.cancel()
 
 
@@ -80,10 +80,10 @@ async def test_a_probe_that_fails_in_an_unforeseen_way_is_a_loss_and_probing_goe
         if broken:
             raise KeyError("nobody thought of it")
 
-    watch = IndexWatch(probe, index.clock)
-    running = asyncio.create_task(watch.run())
-    await until(lambda: watch.away)
+    check = IndexCheck(probe, index.clock)
+    running = asyncio.create_task(check.run())
+    await until(lambda: check.away)
     broken.clear()
-    await watch.answers()
-    assert not watch.trouble
+    await check.answers()
+    assert not check.trouble
     running.cancel()

@@ -25,7 +25,7 @@ EVERY_S = 1.0
 RETRY_S = 0.25
 
 
-class IndexWatch:
+class IndexCheck:
     """Everything but the properties belongs to one event loop."""
 
     def __init__(

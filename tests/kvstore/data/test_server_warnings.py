@@ -1,0 +1,91 @@
+"""One line when trouble begins, one when it is over, whatever comes and goes between."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from baton_kvstore.data.server_check import ServerCheck
+from tests.support.stores.kvstore import shared_by_instances
+
+AWAY = "data instance 3 cannot be used: gone"
+FULL = "data instance 3 cannot be used: full"
+BACK = "data instance 3 can be used again"
+
+
+def nothing() -> None:
+    pass
+
+
+def lost(check: ServerCheck) -> None:
+    check.lost("gone", time.monotonic())
+
+
+def refused(check: ServerCheck) -> None:
+    check.refused("full", time.monotonic())
+
+
+@pytest.fixture
+def check() -> ServerCheck:
+    return ServerCheck(3, [], shared_by_instances(), nothing)
+
+
+def test_a_server_that_goes_and_comes_is_told_of_twice(
+    check: ServerCheck, caplog: pytest.LogCaptureFixture
+) -> None:
+    check.reached()
+    for _ in range(3):
+        lost(check)
+    assert (check.trouble, check.put_trouble) == ("gone", "gone")
+    check.reached()
+    assert check.put_trouble == ""
+    assert caplog.messages == [AWAY, BACK]
+
+
+def test_room_that_comes_and_goes_is_told_of_once_until_a_put_has_worked(
+    check: ServerCheck, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(5):
+        refused(check)
+        assert (check.trouble, check.put_trouble) == ("", "full")
+        check.has_room()
+        assert check.put_trouble == ""
+    assert caplog.messages == [FULL]
+    check.took_put()
+    check.took_put()
+    assert caplog.messages == [FULL, BACK]
+
+
+def test_a_server_that_goes_while_its_room_is_on_trial_is_told_of(
+    check: ServerCheck, caplog: pytest.LogCaptureFixture
+) -> None:
+    refused(check)
+    check.has_room()
+    lost(check)
+    check.reached()
+    check.took_put()
+    assert caplog.messages == [FULL, AWAY, BACK]
+
+
+def test_what_fails_after_the_close_was_cut_off_by_us(
+    check: ServerCheck, caplog: pytest.LogCaptureFixture
+) -> None:
+    check.close()
+    lost(check)
+    refused(check)
+    assert check.put_trouble == ""
+    assert caplog.messages == []
+
+
+def test_each_change_is_passed_on() -> None:
+    calls: list[int] = []
+    check = ServerCheck(0, [], shared_by_instances(), lambda: calls.append(1))
+    lost(check)
+    check.reached()
+    refused(check)
+    check.has_room()
+    check.took_put()
+    assert len(calls) == 5
+    check.took_put()  # nothing new
+    assert len(calls) == 5

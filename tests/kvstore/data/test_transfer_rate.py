@@ -1,0 +1,77 @@
+"""Rates and averages, by a clock that stands still."""
+
+from __future__ import annotations
+
+from baton_kvstore.data.transfer_rate import Average, RateMeter
+from tests.support.clock import Clock
+
+
+def test_a_rate_is_bytes_over_the_time_something_ran() -> None:
+    clock = Clock()
+    meter = RateMeter(clock)
+    assert meter.bytes_per_s == 0.0
+    meter.begin()
+    clock.advance(2.0)
+    meter.end(1000)
+    assert meter.bytes_per_s == 500.0
+    clock.advance(1000.0)  # idle
+    meter.begin()
+    clock.advance(2.0)
+    meter.end(1000)
+    assert meter.bytes_per_s == 500.0
+
+
+def test_parallel_transfers_count_together() -> None:
+    clock = Clock()
+    meter = RateMeter(clock)
+    meter.begin()
+    meter.begin()
+    clock.advance(1.0)
+    meter.end(1000)
+    meter.end(0)
+    assert meter.bytes_per_s == 1000.0
+
+
+def test_a_new_rate_moves_the_average_and_a_failure_does_not() -> None:
+    clock = Clock()
+    meter = RateMeter(clock)
+    for size in (1000, 2000, 0):
+        meter.begin()
+        clock.advance(1.0)
+        meter.end(size)
+    assert meter.bytes_per_s == 1250.0
+
+
+def test_a_link_that_is_never_idle_is_measured_too() -> None:
+    clock = Clock()
+    meter = RateMeter(clock)
+    meter.begin()
+    for _ in range(3):
+        meter.begin()
+        clock.advance(1.0)
+        meter.end(700)
+    assert meter.bytes_per_s == 700.0
+
+
+def test_what_two_meters_count_their_total_counts_together() -> None:
+    clock = Clock()
+    total = RateMeter(clock)
+    one, other = RateMeter(clock, total), RateMeter(clock, total)
+    one.begin()
+    other.begin()
+    clock.advance(1.0)
+    one.end(1000)
+    clock.advance(1.0)
+    other.end(3000)
+    assert (one.bytes_per_s, other.bytes_per_s) == (1000.0, 1500.0)
+    # It was folded in when the first one ended, after 1 s, and then when the second did.
+    assert total.bytes_per_s == 1000.0 + 0.25 * (3000.0 - 1000.0)
+
+
+def test_an_average_begins_with_its_first_sample_and_follows_the_next() -> None:
+    average = Average()
+    assert average.value == 0.0
+    average.add(4.0)
+    assert average.value == 4.0
+    average.add(8.0)
+    assert average.value == 5.0
