@@ -21,8 +21,8 @@ from baton_decode_node.fetch_policy import FetchChooser, FetchDecision
 from baton_decode_node.fetch_state import Admission, FetchActions, FetchState, Outcome
 from baton_engine.interface import Reservation
 from baton_node.engine.context import LoopContext
-from baton_node.engine.counters import BlockCounts
 from baton_node.engine.job import FetchSummary, Job, JobKey
+from baton_node.engine.measurements import BlockCounts
 from baton_node.engine.running import RunningBatch
 from baton_node.store.base import PADDING, Fetched
 from baton_protocol.errors import BatonError

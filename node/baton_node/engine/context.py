@@ -10,8 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from baton_engine.interface import Engine
-from baton_node.engine.counters import Counters
-from baton_node.engine.speeds import SpeedMeter
+from baton_node.engine.measurements import Counters, SpeedMeter
 from baton_node.ipc.engine_socket import EngineSocket
 from baton_node.settings import FetchPolicy
 from baton_node.store.base import KVConnector

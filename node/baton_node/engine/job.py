@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from baton_engine.interface import EngineInfo, PromptUse
-from baton_node.engine.counters import BlockCounts
+from baton_node.engine.measurements import BlockCounts
 from baton_node.store.base import ChunkRef
 from baton_protocol.errors import InvalidRequest
 from baton_protocol.ids import BlockHash, BlockId, RequestId

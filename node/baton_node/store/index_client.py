@@ -22,9 +22,8 @@ from baton_kvstore.index.markers import Index
 from baton_kvstore.keys import ttl_ms
 from baton_node.settings import StoreCare
 from baton_node.store.base import ChunkRef, ConnectorEvent, LookedUp, Published
+from baton_node.store.control_thread import ControlThread, WriteBatcher
 from baton_node.store.index_check import IndexCheck
-from baton_node.store.loop_thread import ControlThread
-from baton_node.store.write_batcher import WriteBatcher
 from baton_protocol.ids import BlockHash, Epoch, Fingerprint, NodeId, RequestId
 from baton_protocol.store import InboxEntry, Marker
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from baton_node.store.loop_thread import Work
-from baton_node.store.write_batcher import WriteBatcher
+from baton_node.store.control_thread import Work, WriteBatcher
 from tests.support.waiting import until
 
 

@@ -1,20 +1,24 @@
 """A thread with an asyncio loop of its own, for the index's small commands.
 
-In: coroutines, from any thread. Out: nothing; each coroutine delivers its own result. The step loop
-and the transfer threads never wait for it.
+ControlThread  runs coroutines that any thread gives it; each delivers its own result. The step loop
+               and the transfer threads never wait for it
+WriteBatcher   inside it, small writes that go together: what comes while one is under way is in the
+               next, so that a slow server is asked seldom and an idle one at once
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Hashable
+from typing import Any, Generic, TypeVar
 
 CLOSE_S = 4.0
 CANCEL_S = 0.2
 
 Work = Coroutine[Any, Any, None]
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
 
 
 class ControlThread:
@@ -87,3 +91,41 @@ class ControlThread:
             # Again where it was swallowed: wait_for() does so when both come at once.
             await asyncio.wait(self._tasks, timeout=CANCEL_S)
         await last()
+
+
+class WriteBatcher(Generic[K, T]):
+    """`begin` starts a task. `write` gets all that has gathered for a key, one call per key at a
+    time and in order, and handles its own errors. At most `most` items wait per key."""
+
+    def __init__(
+        self,
+        begin: Callable[[Work], None],
+        write: Callable[[K, list[T]], Awaitable[None]],
+        most: int,
+    ) -> None:
+        self._begin = begin
+        self._write = write
+        self._most = most
+        self._waiting: dict[K, list[T]] = {}
+
+    def add(self, key: K, item: T) -> bool:
+        """False where too many wait already."""
+        waiting = self._waiting.get(key)
+        if waiting is None:
+            self._waiting[key] = [item]
+            self._begin(self._drain(key))
+        elif len(waiting) >= self._most:
+            return False
+        else:
+            waiting.append(item)
+        return True
+
+    async def _drain(self, key: K) -> None:
+        waiting = self._waiting[key]
+        try:
+            while waiting:
+                batch = list(waiting)
+                waiting.clear()
+                await self._write(key, batch)
+        finally:
+            del self._waiting[key]
