@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import Annotated, Any, ClassVar
 
@@ -365,3 +366,21 @@ class Resources(Record, frozen=True, kw_only=True):
         for kind, quantities in (("requests", self.requests), ("limits", self.limits)):
             for name, quantity in quantities.items():
                 check_quantity(f"{kind}.{name}", quantity)
+
+
+def is_gpu(resource: str) -> bool:
+    """nvidia.com/gpu, or a slice's or a shared one's name there, or amd.com/gpu. A slice or a share
+    counts as whatever its name offers."""
+    return resource.startswith("nvidia.com/") or resource.endswith("/gpu")
+
+
+def gpus_of(limits: Mapping[str, int | str]) -> int:
+    """Of one node with these limits."""
+    return sum(quantity_bytes(amount) for name, amount in limits.items() if is_gpu(name))
+
+
+def gpus_of_pod(spec: Mapping[str, Any]) -> int:
+    """Of a pod's or a template's containers, the podTemplate's own among them."""
+    containers = spec.get("containers") or ()
+    limits = [(one.get("resources") or {}).get("limits") or {} for one in containers]
+    return sum(gpus_of(each) for each in limits)

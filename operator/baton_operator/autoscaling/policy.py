@@ -18,10 +18,10 @@ from baton_operator.api.autoscaling import (
     ScheduleSpec,
     minutes_of,
 )
+from baton_operator.api.fields import gpus_of
 from baton_operator.api.pool import Pool, SpecError
 from baton_operator.autoscaling.planner.limits.schedule import DAY, active, problems
 from baton_operator.autoscaling.planner.records import Bounds, Policy, Schedule
-from baton_operator.builders.gpus import gpus_of
 from baton_protocol.store import ROLES, Role
 
 _EACH_DAY = frozenset(range(len(DAYS)))

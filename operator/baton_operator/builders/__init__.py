@@ -4,12 +4,10 @@ child         names, labels and owner of whatever a pool owns; nobody else spell
 overrides     a user's podTemplate laid over a built one
 pods          what all pods share: security, probes, drain, flags as arguments
 credentials   the pool's Secret, and how it is read back
-store_access  the store's URLs, login and certificate, whoever owns it
-store         the managed Redis servers
+store         the managed Redis servers; the store's URLs, login and certificate, whoever owns it
 model         where a node finds its model, and how it gets there
 nodes         one Deployment per role and revision, and what a revision is
-router        the gateway's Deployment and Service
-routes        Ingress and HTTPRoute to that Service
+router        the gateway's Deployment, its Service, Ingress and HTTPRoute
 network       NetworkPolicies
 disruption    PodDisruptionBudgets
 scalers       PoolScalers of roles whose count somebody else says
@@ -25,8 +23,7 @@ from baton_operator.builders.credentials import build_secret, credentials_of, ne
 from baton_operator.builders.disruption import build_budgets
 from baton_operator.builders.network import build_network_policies
 from baton_operator.builders.nodes import build_nodes, node_gpus, revision_of
-from baton_operator.builders.router import build_router, build_router_service
-from baton_operator.builders.routes import build_routes
+from baton_operator.builders.router import build_router, build_router_service, build_routes
 from baton_operator.builders.scalers import build_scalers
 from baton_operator.builders.store import build_store
 from baton_protocol.store import ROLES, Role

@@ -26,7 +26,7 @@ from baton_operator.builders.pods import (
     literal,
     variables,
 )
-from baton_operator.builders.store_access import store_certificate, store_login, store_settings
+from baton_operator.builders.store import store_certificate, store_login, store_settings
 from baton_operator.names import FETCH_CONTAINER
 from baton_protocol.model_source import HubModel
 

@@ -11,11 +11,10 @@ from __future__ import annotations
 import hashlib
 import json
 
-from baton_operator.api.fields import Resources, quantity_bytes
+from baton_operator.api.fields import Resources, gpus_of, gpus_of_pod, quantity_bytes
 from baton_operator.api.pool import Pool
 from baton_operator.builders.child import ChildIdentity, Manifest
 from baton_operator.builders.credentials import link_token_variable
-from baton_operator.builders.gpus import gpus_of, gpus_of_pod
 from baton_operator.builders.model import fetch_s, model_place, storage_mi
 from baton_operator.builders.pods import (
     EPHEMERAL,
@@ -34,7 +33,7 @@ from baton_operator.builders.pods import (
     startup_probe,
     variables,
 )
-from baton_operator.builders.store_access import store_certificate, store_login, store_settings
+from baton_operator.builders.store import store_certificate, store_login, store_settings
 from baton_operator.names import DRAIN_S, NODE_PORT
 from baton_protocol.store import ROLES, Role
 

@@ -2,12 +2,15 @@
 
 It finds its nodes through the registry on the index and mounts no model. Its /ready is that of the
 pool: the Service has no endpoint while nobody could answer. It alone knows API keys and tenants.
+
+The way to it from outside the cluster is an Ingress, a Gateway API HTTPRoute, or none.
 """
 
 from __future__ import annotations
 
 from baton_operator.api.fields import Resources
 from baton_operator.api.pool import Pool
+from baton_operator.api.pool_spec import ParentRef
 from baton_operator.builders.child import ChildIdentity, Manifest
 from baton_operator.builders.credentials import link_token_variable, tenant_secret_variable
 from baton_operator.builders.pods import (
@@ -28,7 +31,7 @@ from baton_operator.builders.pods import (
     startup_probe,
     variables,
 )
-from baton_operator.builders.store_access import store_certificate, store_login, store_settings
+from baton_operator.builders.store import store_certificate, store_login, store_settings
 from baton_operator.names import DRAIN_S, ROUTER_PORT, WAKE_WAIT_FLAG
 
 # Connections that were on their way when the pod left the Service still find it listening.
@@ -40,6 +43,8 @@ WORKER_MEMORY_MI = 512
 # Of a pool that sleeps: so long a request waits for its first node.
 WAKE_WAIT_S = 900
 KEYS_FOLDER = "/etc/baton/api-keys"
+INGRESS_API = "networking.k8s.io/v1"
+ROUTE_API = "gateway.networking.k8s.io/v1"
 
 
 def build_router(pool: Pool, nodes_s: int) -> Manifest:
@@ -128,3 +133,49 @@ def _api_keys(pool: Pool) -> Mounts:
         ({"name": "api-keys", "secret": secret},),
         ({"name": "api-keys", "mountPath": KEYS_FOLDER, "readOnly": True},),
     )
+
+
+def build_routes(pool: Pool) -> tuple[Manifest, ...]:
+    """The kinds that the spec asks for. The Gateway API's may be unknown to the cluster."""
+    router = pool.spec.router
+    ingress = (_ingress(pool),) if router.ingress is not None else ()
+    return (*ingress, *((_http_route(pool),) if router.http_route is not None else ()))
+
+
+def _ingress(pool: Pool) -> Manifest:
+    child, spec = ChildIdentity(pool, "router"), pool.spec.router.ingress
+    assert spec is not None
+    service = {"name": child.name, "port": {"name": "http"}}
+    path = {"path": "/", "pathType": "Prefix", "backend": {"service": service}}
+    tls = [{"hosts": [spec.host], "secretName": spec.tls_secret_name}]
+    return {
+        "apiVersion": INGRESS_API,
+        "kind": "Ingress",
+        "metadata": child.metadata(spec.annotations),
+        "spec": {
+            **({"ingressClassName": spec.class_name} if spec.class_name else {}),
+            **({"tls": tls} if spec.tls_secret_name else {}),
+            "rules": [{"host": spec.host, "http": {"paths": [path]}}],
+        },
+    }
+
+
+def _http_route(pool: Pool) -> Manifest:
+    child, spec = ChildIdentity(pool, "router"), pool.spec.router.http_route
+    assert spec is not None
+    backend = {"name": child.name, "port": pool.spec.router.service.port}
+    return {
+        "apiVersion": ROUTE_API,
+        "kind": "HTTPRoute",
+        "metadata": child.metadata(),
+        "spec": {
+            "parentRefs": [_parent(ref) for ref in spec.parent_refs],
+            **({"hostnames": list(spec.hostnames)} if spec.hostnames else {}),
+            "rules": [{"backendRefs": [backend]}],
+        },
+    }
+
+
+def _parent(ref: ParentRef) -> Manifest:
+    fields = {"name": ref.name, "namespace": ref.namespace, "sectionName": ref.section_name}
+    return {key: value for key, value in fields.items() if value}

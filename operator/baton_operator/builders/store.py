@@ -1,18 +1,21 @@
-"""The Redis servers that a pool owns.
+"""The pool's KV store: the Redis servers that it owns, and how nodes and routers reach a store.
 
-In: a pool. Out: manifests, none where the store is somebody else's. The store is a cache: no
-claims, no persistence. Index and data are servers of their own, since large values ruin small
-commands and the index must never evict. Who reaches them needs the pool's password as well.
+In: a pool. Out: manifests, none where the store is somebody else's; URLs without a login, the
+variables that hold the login, the certificate that a TLS server is checked with. The store is a
+cache: no claims, no persistence. Index and data are servers of their own, since large values ruin
+small commands and the index must never evict. Who reaches them needs the pool's password as well.
 """
 
 from __future__ import annotations
 
 from baton_kvstore.connection.endpoint import DEFAULT_PORT
 from baton_kvstore.embedded.servers import INDEX_MEMORY, optional_settings
+from baton_kvstore.settings import StoreSettings
 from baton_operator.api.fields import Resources
 from baton_operator.api.pool import Pool
+from baton_operator.api.pool_spec import ManagedStore
 from baton_operator.builders.child import ChildIdentity, Manifest
-from baton_operator.builders.credentials import ACL_KEY
+from baton_operator.builders.credentials import ACL_KEY, PASSWORD_KEY, secret_variable
 from baton_operator.builders.pods import (
     EPHEMERAL,
     LITTLE_STORAGE,
@@ -26,7 +29,6 @@ from baton_operator.builders.pods import (
     scratch_size,
     startup_probe,
 )
-from baton_operator.builders.store_access import data_servers
 
 MIB = 1 << 20
 # A server computes on one core. The index takes 35 us of it per chunk that is handed over, so that
@@ -38,6 +40,8 @@ GRACE_S = 5
 ACL_FOLDER = "/etc/baton/redis"
 # Not a command: the kernel accepts also while the server is busy with a large value.
 _CONNECTS: Manifest = {"tcpSocket": {"port": "redis"}}
+CA_FOLDER = "/etc/baton/redis-ca"
+CA_FILE = "ca.crt"
 
 
 def build_store(pool: Pool) -> tuple[Manifest, ...]:
@@ -137,3 +141,59 @@ def _users(pool: Pool) -> Mounts:
         ({"name": "users", "secret": secret},),
         ({"name": "users", "mountPath": ACL_FOLDER, "readOnly": True},),
     )
+
+
+def data_servers(pool: Pool, managed: ManagedStore) -> list[ChildIdentity]:
+    """The pool's own servers for KV bytes."""
+    return [ChildIdentity(pool, "kv-data", instance=name) for name in managed.instances]
+
+
+def store_settings(pool: Pool) -> StoreSettings:
+    """URLs in the order that markers count on."""
+    external, managed = pool.spec.kv_store.external, pool.spec.kv_store.owned
+    if external is not None:
+        signed = external.ca_secret_ref is not None
+        index_url, *data_urls = (
+            _with_ca(url) if signed else url for url in (external.index_url, *external.data_urls)
+        )
+        return StoreSettings(index_url=index_url, data_urls=tuple(data_urls), pool=pool.key)
+    assert managed is not None
+    index, *data = ChildIdentity(pool, "kv-index"), *data_servers(pool, managed)
+    return StoreSettings(
+        index_url=f"redis://{index.host}:{DEFAULT_PORT}",
+        data_urls=tuple(f"redis://{server.host}:{DEFAULT_PORT}" for server in data),
+        pool=pool.key,
+    )
+
+
+def store_login(pool: Pool) -> tuple[Manifest, ...]:
+    """Variables; flags would show the login to whoever may read pods."""
+    external = pool.spec.kv_store.external
+    if external is None:
+        secret = ChildIdentity(pool, "auth").name
+        return (secret_variable("BATON_REDIS_PASSWORD", secret, PASSWORD_KEY),)
+    if external.secret_ref is None:
+        return ()
+    secret = external.secret_ref.name
+    return (
+        secret_variable("BATON_REDIS_USERNAME", secret, "username", optional=True),
+        secret_variable("BATON_REDIS_PASSWORD", secret, "password"),
+    )
+
+
+def store_certificate(pool: Pool) -> Mounts:
+    external = pool.spec.kv_store.external
+    if external is None or external.ca_secret_ref is None:
+        return Mounts()
+    items = [{"key": CA_FILE, "path": CA_FILE}]
+    secret = {"secretName": external.ca_secret_ref.name, "items": items}
+    return Mounts(
+        ({"name": "redis-ca", "secret": secret},),
+        ({"name": "redis-ca", "mountPath": CA_FOLDER, "readOnly": True},),
+    )
+
+
+def _with_ca(url: str) -> str:
+    if not url.startswith("rediss://"):
+        return url
+    return f"{url}?ssl_ca_certs={CA_FOLDER}/{CA_FILE}"

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from baton_operator.api.autoscaling import PlannedMode
-from baton_operator.builders.gpus import gpus_of_pod
+from baton_operator.api.fields import gpus_of_pod
 from baton_operator.kube.kinds import ChildKey
 from baton_operator.names import (
     COMPONENT_LABEL,

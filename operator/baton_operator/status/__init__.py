@@ -2,7 +2,7 @@
 
 conditions  every type of condition and every reason, with what it means (docs/conditions.md)
 derive      the status now; below it: view (what is wanted and there), messages (one function
-            per condition), autoscaling, addresses
+            per condition)
 events      what a user is told of between two statuses
 pod_events  why a pod's volumes, secrets or network are not there, as Kubernetes' events say
 """

@@ -13,18 +13,21 @@ from datetime import datetime
 import msgspec
 
 from baton_operator.api.pool import Pool, SpecError
-from baton_operator.api.status import Condition, PoolStatus, RoleStatus
+from baton_operator.api.status import AutoscalingStatus, Condition, PoolStatus, RoleStatus
+from baton_operator.builders.child import ChildIdentity
 from baton_operator.state.observed import Observed
 from baton_operator.status import conditions as c
 from baton_operator.status import messages
-from baton_operator.status.addresses import endpoint_of, url_of
-from baton_operator.status.autoscaling import autoscaling_status
 from baton_operator.status.conditions import Reason
 from baton_operator.status.view import Finding, View, revision_now
-from baton_operator.timestamps import stamp
+from baton_operator.timestamps import is_fresh, stamp
 from baton_protocol.store import ROLES
 
 LONGEST_MESSAGE = 1000
+# What the planner counts moves all the time, and each word of it costs a write: with the same
+# counts and reason it is said anew this often.
+NUMBERS_EVERY_S = 60.0
+LONGEST_WORDS = 1000
 
 
 def derive(
@@ -55,9 +58,9 @@ def derive(
         decode=_role(view, "decode"),
         router=_role(view, "router"),
         model=view.model,
-        autoscaling=autoscaling_status(view),
-        endpoint=endpoint_of(valid) if valid else last.endpoint,
-        url=url_of(valid, observed.address) if valid else last.url,
+        autoscaling=_autoscaling(view),
+        endpoint=_endpoint(valid) if valid else last.endpoint,
+        url=_url(valid, observed.address) if valid else last.url,
         revision=revision,
         fingerprint=_fingerprint(view),
     )
@@ -144,3 +147,55 @@ def _fingerprint(view: View) -> str:
     if not said or held in said:
         return held
     return min(said, key=lambda fingerprint: (-said[fingerprint], fingerprint))
+
+
+def _endpoint(pool: Pool) -> str:
+    """Where OpenAI's clients find the pool, hence with /v1: inside the cluster."""
+    return _base("http", ChildIdentity(pool, "router").host, pool.spec.router.service.port)
+
+
+def _url(pool: Pool, address: str) -> str:
+    """From outside where there is a route, else the endpoint. What only a Gateway knows, TLS and
+    another port, is not in it."""
+    router = pool.spec.router
+    if router.ingress is not None:
+        return f"{'https' if router.ingress.tls_secret_name else 'http'}://{router.ingress.host}/v1"
+    hostnames = router.http_route.hostnames if router.http_route is not None else ()
+    named = [name for name in hostnames if not name.startswith("*")]
+    if named:
+        return f"http://{named[0]}/v1"
+    return _base("http", address, router.service.port) if address else _endpoint(pool)
+
+
+def _base(scheme: str, host: str, port: int) -> str:
+    host = f"[{host}]" if ":" in host else host
+    return f"{scheme}://{host}:{port}/v1"
+
+
+def _autoscaling(view: View) -> AutoscalingStatus | None:
+    """While nothing is decided, as of a pool that is paused or invalid, what was said last."""
+    said, planned = view.before.autoscaling, view.observed.planned
+    spec = view.pool.spec.autoscaling if view.pool is not None else None
+    if view.pool is not None and (spec is None or not spec.is_planned):
+        return None
+    if planned is None:
+        return said
+    now = AutoscalingStatus(
+        mode=planned.mode,
+        desired_prefill=planned.prefill,
+        desired_decode=planned.decode,
+        reason=planned.reason,
+        message=planned.message[:LONGEST_WORDS],
+        numbers=planned.numbers[:LONGEST_WORDS],
+        since=stamp(view.now),
+        time=stamp(view.now),
+    )
+    if said is None or _gist(said) != _gist(now):
+        return now
+    if is_fresh(said.time, view.now, NUMBERS_EVERY_S):
+        return said
+    return msgspec.structs.replace(now, since=said.since)
+
+
+def _gist(status: AutoscalingStatus) -> tuple[str, int, int, str]:
+    return status.mode, status.desired_prefill, status.desired_decode, status.reason

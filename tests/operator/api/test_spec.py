@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton_operator.api.fields import quantity_bytes
+from baton_operator.api.fields import gpus_of, gpus_of_pod, quantity_bytes
 from baton_operator.api.pool import SpecError, read_pool, read_spec
 from baton_operator.api.pool_spec import RouterSpec
 from baton_operator.api.store import ManagedStore
@@ -189,3 +189,10 @@ def test_the_longest_request_is_as_long_as_the_routers_are_told(
     flags: tuple[str, ...], seconds: int
 ) -> None:
     assert RouterSpec(extra_args=flags).request_s == seconds
+
+
+def test_gpus_are_those_among_the_limits_of_all_containers() -> None:
+    assert gpus_of({"cpu": 4, "memory": "1Gi", "nvidia.com/mig-1g.5gb": "2", "amd.com/gpu": 1}) == 3
+    limits = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
+    assert gpus_of_pod({"containers": [limits, {}, limits]}) == 2
+    assert gpus_of_pod({}) == 0

@@ -11,7 +11,7 @@ import pytest
 from baton_operator.api.pool import Installation, Pool, SpecError
 from baton_operator.builders import build_pool
 from baton_operator.builders.nodes import revision_of
-from baton_operator.builders.store_access import store_settings
+from baton_operator.builders.store import store_settings
 from baton_operator.names import LONGEST_POOL_NAME
 from tests.support.kubernetes.manifests import (
     IMAGES,

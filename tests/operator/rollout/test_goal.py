@@ -8,7 +8,6 @@ import pytest
 
 from baton_operator.api.pool import Pool
 from baton_operator.builders import Manifest, build_pool, node_gpus, revision_of
-from baton_operator.builders.gpus import gpus_of, gpus_of_pod
 from baton_operator.kube.kinds import ChildKey, key_of
 from baton_operator.names import REVISION_LABEL
 from baton_operator.rollout.goal import Goal, goal_of
@@ -156,10 +155,3 @@ def test_roles_that_the_budget_keeps_small_are_named() -> None:
     found = goal(pool=gpu_pool(decode=spec, gpuBudget=5))
     assert new(found) == {"prefill": 1, "decode": 2}
     assert found.roll.short == ("decode",)
-
-
-def test_gpus_are_those_among_the_limits_of_all_containers() -> None:
-    assert gpus_of({"cpu": 4, "memory": "1Gi", "nvidia.com/mig-1g.5gb": "2", "amd.com/gpu": 1}) == 3
-    limits = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
-    assert gpus_of_pod({"containers": [limits, {}, limits]}) == 2
-    assert gpus_of_pod({}) == 0

@@ -10,7 +10,7 @@ import pytest
 from baton_operator.api.pool import Pool, SpecError
 from baton_operator.api.status import AutoscalingStatus, PoolStatus
 from baton_operator.state.observed import Planned
-from baton_operator.status.autoscaling import SAY_EVERY_S
+from baton_operator.status.derive import NUMBERS_EVERY_S
 from baton_operator.status.events import events_between
 from tests.support.kubernetes.manifests import sample_pool
 from tests.support.planner import observations as o
@@ -60,9 +60,9 @@ def test_a_decision_is_said_with_its_time() -> None:
 def test_other_numbers_alone_are_said_once_a_minute() -> None:
     first = said(STEADY)
     moved = msgspec.structs.replace(STEADY, numbers="a 2")
-    assert part(said(moved, first, SAY_EVERY_S - 1.0)) == part(first)
-    later = part(said(moved, first, SAY_EVERY_S))
-    assert (later.numbers, later.since, later.time) == ("a 2", stamp(0), stamp(SAY_EVERY_S))
+    assert part(said(moved, first, NUMBERS_EVERY_S - 1.0)) == part(first)
+    later = part(said(moved, first, NUMBERS_EVERY_S))
+    assert (later.numbers, later.since, later.time) == ("a 2", stamp(0), stamp(NUMBERS_EVERY_S))
 
 
 @pytest.mark.parametrize("change", [{"prefill": 2}, {"decode": 0}, {"reason": "Idle"}])
