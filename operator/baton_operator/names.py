@@ -37,8 +37,3 @@ DRAIN_REASON_ANNOTATION = f"{OWN_PREFIX}drain-reason"
 # In a roll-out: how long its requests may take, and which revision takes its place.
 DRAIN_SECONDS_ANNOTATION = f"{OWN_PREFIX}drain-seconds"
 REPLACED_BY_ANNOTATION = f"{OWN_PREFIX}replaced-by"
-
-
-def child_name(pool: str, component: Component) -> str:
-    """That of the component's objects; revisions and instances add theirs."""
-    return f"{pool}-{component}"

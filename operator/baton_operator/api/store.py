@@ -95,6 +95,9 @@ class ManagedStore(Record, frozen=True, kw_only=True):
         return tuple(str(number) for number in range(self.data_instances))
 
 
+_DEFAULT = ManagedStore()
+
+
 class ExternalStore(Record, frozen=True, kw_only=True):
     """Somebody else's Redis."""
 
@@ -166,7 +169,7 @@ class KVStoreSpec(Record, frozen=True, kw_only=True):
     @property
     def owned(self) -> ManagedStore | None:
         """The servers that the pool shall own; None where it uses somebody else's."""
-        return None if self.external is not None else self.managed or ManagedStore()
+        return None if self.external is not None else self.managed or _DEFAULT
 
 
 def _check_url(name: str, url: str) -> None:

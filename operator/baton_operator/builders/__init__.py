@@ -18,11 +18,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from baton_operator.api.pool import Pool
-from baton_operator.builders.child import Manifest
+from baton_operator.builders.child import Manifest, NodeRevision
 from baton_operator.builders.credentials import build_secret, credentials_of, new_credentials
 from baton_operator.builders.disruption import build_budgets
 from baton_operator.builders.network import build_network_policies
-from baton_operator.builders.nodes import build_nodes, node_gpus, revision_of
+from baton_operator.builders.nodes import build_nodes, revision_of
 from baton_operator.builders.router import build_router, build_router_service, build_routes
 from baton_operator.builders.scalers import build_scalers
 from baton_operator.builders.store import build_store
@@ -30,21 +30,24 @@ from baton_protocol.store import ROLES, Role
 
 __all__ = [
     "Manifest",
+    "NodeRevision",
     "build_pool",
     "build_secret",
     "credentials_of",
     "new_credentials",
-    "node_gpus",
     "revision_of",
 ]
 
 
-def build_pool(pool: Pool, replicas: Mapping[Role, int] | None = None) -> tuple[Manifest, ...]:
+def build_pool(
+    pool: Pool, revision: str = "", replicas: Mapping[Role, int] | None = None
+) -> tuple[Manifest, ...]:
     """Everything a pool owns in its current revision, in the order in which it is needed. Of each
-    role's nodes there are to be so many `replicas` now; None: as many as its spec wants."""
+    role's nodes there are to be so many `replicas` now; None: as many as its spec wants. `revision`
+    saves the time to find it out again."""
     if replicas is None:
         replicas = {role: pool.spec.role(role).replicas for role in ROLES}
-    revision = revision_of(pool)
+    revision = revision or revision_of(pool).name
     nodes = [build_nodes(pool, role, revision, replicas[role]) for role in ROLES]
     nodes_s = max(node["spec"]["progressDeadlineSeconds"] for node in nodes)
     return (

@@ -20,10 +20,23 @@ from baton_operator.names import (
     POOL_LABEL,
     REVISION_LABEL,
     Component,
-    child_name,
 )
+from baton_protocol.store import Role
 
 Manifest = dict[str, Any]
+
+
+def child_name(pool: str, component: Component) -> str:
+    """That of the component's objects; revisions and instances add theirs."""
+    return f"{pool}-{component}"
+
+
+class NodeRevision(msgspec.Struct, frozen=True):
+    """What a pool's nodes are now to be made from. `name`: hex digits for names and labels. `gpus`:
+    how many a node of each role takes, by its podTemplate too."""
+
+    name: str
+    gpus: dict[Role, int]
 
 
 class ChildIdentity(msgspec.Struct, frozen=True):

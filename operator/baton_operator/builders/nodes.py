@@ -13,7 +13,7 @@ import json
 
 from baton_operator.api.fields import Resources, gpus_of, gpus_of_pod, quantity_bytes
 from baton_operator.api.pool import Pool
-from baton_operator.builders.child import ChildIdentity, Manifest
+from baton_operator.builders.child import ChildIdentity, Manifest, NodeRevision
 from baton_operator.builders.credentials import link_token_variable
 from baton_operator.builders.model import fetch_s, model_place, storage_mi
 from baton_operator.builders.pods import (
@@ -54,16 +54,12 @@ STORAGE_MI = 512
 MOST_STORAGE_MI = 5 << 10
 
 
-def revision_of(pool: Pool) -> str:
-    """What the pool's nodes are now to be made from: hex digits for names and labels."""
+def revision_of(pool: Pool) -> NodeRevision:
     templates = [_template(pool, role, "") for role in ROLES]
     text = json.dumps(templates, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:REVISION_DIGITS]
-
-
-def node_gpus(pool: Pool) -> dict[Role, int]:
-    """How many GPUs a node of each role takes, by its podTemplate too."""
-    return {role: gpus_of_pod(_template(pool, role, "")["spec"]) for role in ROLES}
+    name = hashlib.sha256(text.encode()).hexdigest()[:REVISION_DIGITS]
+    pairs = zip(ROLES, templates, strict=True)
+    return NodeRevision(name, {role: gpus_of_pod(one["spec"]) for role, one in pairs})
 
 
 def build_nodes(pool: Pool, role: Role, revision: str, replicas: int) -> Manifest:

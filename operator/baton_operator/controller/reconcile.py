@@ -22,12 +22,13 @@ from baton_operator.api.status import PoolStatus, read_status
 from baton_operator.autoscaling.pool_scalers import Scalers
 from baton_operator.builders import (
     Manifest,
+    NodeRevision,
     build_pool,
     credentials_of,
     new_credentials,
-    node_gpus,
     revision_of,
 )
+from baton_operator.builders.child import child_name
 from baton_operator.controller.diff import Act, Applied, Apply, Delete, Foreign, plan
 from baton_operator.controller.index_asker import IndexAsker
 from baton_operator.controller.pool_task import Incomplete, PoolGone
@@ -44,7 +45,6 @@ from baton_operator.kube.client import (
 )
 from baton_operator.kube.kinds import NETWORK_POLICY, POOL, SECRET, ChildKey, kind_of
 from baton_operator.metrics import Metrics
-from baton_operator.names import child_name
 from baton_operator.rollout.records import Lower
 from baton_operator.state.cache import Body, Cache, CachedChild, PoolKey, read_child
 from baton_operator.state.index_reader import LOOK_S, Answer
@@ -143,7 +143,7 @@ class Reconciler:
             revision = revision_of(pool)
             answer, silent = parts.index.take_answer(), parts.index.silent
             seen = self._observed((), answer, silent=silent)
-            pool, planned = parts.planner.follow(pool, revision, seen, answer)
+            pool, planned = parts.planner.follow(pool, revision.name, seen, answer)
         except SpecError as error:
             # What was made from an earlier, valid spec goes on as it is.
             generation = resource["metadata"].get("generation", 0)
@@ -156,7 +156,7 @@ class Reconciler:
         if self._cache.settles(self._key):
             return SETTLING_AGAIN_S  # since this look began
         observed = self._observed(refusals, answer, silent=silent, step=step, planned=planned)
-        status = await parts.status.report(pool.generation, pool, revision, observed)
+        status = await parts.status.report(pool.generation, pool, revision.name, observed)
         parts.index.follow(pool, observed, status)
         if refusals:
             raise _incomplete(refusals)
@@ -164,15 +164,15 @@ class Reconciler:
         return again_s if planned is None else min(again_s or LOOK_S, LOOK_S)
 
     async def _change(
-        self, pool: Pool, revision: str, seen: Observed
+        self, pool: Pool, revision: NodeRevision, seen: Observed
     ) -> tuple[DrainStep, tuple[Refusal, ...]]:
         """First how many nodes of which revision there may be now, then all manifests."""
         parts = self._parts
         if seen.planned is not None and self._is_news(seen.planned):
             # Before anything is done: whoever is killed now is followed by one that knows it.
-            await parts.status.report(pool.generation, pool, revision, seen)
-        step = await parts.drainer.step(self._key, pool, revision, node_gpus(pool), seen)
-        refusals = await self._converge(build_pool(pool, step.replicas), step.lowers)
+            await parts.status.report(pool.generation, pool, revision.name, seen)
+        step = await parts.drainer.step(self._key, pool, revision, seen)
+        refusals = await self._converge(build_pool(pool, revision.name, step.replicas), step.lowers)
         for event in () if refusals else step.ends:
             await parts.status.tell(self._uid, event)
         return step, refusals

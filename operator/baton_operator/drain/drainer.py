@@ -17,7 +17,7 @@ from datetime import datetime
 import msgspec
 
 from baton_operator.api.pool import Pool
-from baton_operator.builders.child import Manifest
+from baton_operator.builders.child import Manifest, NodeRevision
 from baton_operator.drain.marks import LeaveTerms, leave_of, mark, unmark
 from baton_operator.drain.routers import Routers
 from baton_operator.drain.steps import DrainWait, allowed_replicas, leavers, wait_of
@@ -76,15 +76,14 @@ class Drainer:
         self,
         key: PoolKey,
         pool: Pool,
-        revision: str,
-        gpus: Mapping[Role, int],
+        revision: NodeRevision,
         observed: Observed,
     ) -> DrainStep:
-        """`revision` is the current one, `gpus` those of each of its nodes. Raise Conflict where a
+        """`revision` is the current one. Raise Conflict where a
         pod is another one by now, Unavailable without an answer."""
         children, now_s = self._cache.children(key), self._cache.now_s()
-        look = look_at(key, pool, revision, children, observed, self._now(), now_s)
-        goal = goal_of(pool, revision, gpus, children, now_s)
+        look = look_at(key, pool, revision.name, children, observed, self._now(), now_s)
+        goal = goal_of(pool, revision, children, now_s)
         done: list[_Done] = []
         replicas = dict(goal.replicas)
         for role in replicas:

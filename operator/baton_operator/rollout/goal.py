@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from baton_operator.api.pool import Pool
+from baton_operator.builders.child import NodeRevision
 from baton_operator.kube.kinds import ChildKey
 from baton_operator.rollout.records import OldNodes, RoleNodes, Targets
 from baton_operator.rollout.targets import targets
@@ -64,14 +65,11 @@ class _Group(msgspec.Struct, frozen=True, kw_only=True):
         return sum(pod.terminating for pod in self.pods)
 
 
-def goal_of(
-    pool: Pool, revision: str, gpus: Mapping[Role, int], children: Children, now_s: float
-) -> Goal:
-    """`revision` is the current one, `gpus` those of each of its nodes."""
+def goal_of(pool: Pool, revision: NodeRevision, children: Children, now_s: float) -> Goal:
+    """`revision` is the current one."""
     groups = _groups(pool, children)
     roles = [
-        _role_nodes(role, pool.spec.role(role).replicas, gpus[role], revision, groups, now_s)
-        for role in ROLES
+        _role_nodes(role, pool.spec.role(role).replicas, revision, groups, now_s) for role in ROLES
     ]
     found = targets(roles, pool.spec.rollout.surge, pool.spec.gpu_budget)
     return Goal(
@@ -110,10 +108,10 @@ def _groups(pool: Pool, children: Children) -> list[_Group]:
 
 
 def _role_nodes(
-    role: Role, wanted: int, gpus: int, revision: str, groups: Sequence[_Group], now_s: float
+    role: Role, wanted: int, revision: NodeRevision, groups: Sequence[_Group], now_s: float
 ) -> RoleNodes:
     own = [one for one in groups if one.role == role]
-    new = [one for one in own if one.revision == revision]
+    new = [one for one in own if one.revision == revision.name]
     return RoleNodes(
         role=role,
         wanted=wanted,
@@ -121,8 +119,8 @@ def _role_nodes(
         alive=sum(len(one.alive) for one in new),
         ending=sum(one.ending for one in new),
         ready=sum(pod.ready and not pod.ends for one in new for pod in one.pods),
-        gpus=gpus,
-        old=tuple(_old_nodes(one, now_s) for one in own if one.revision != revision),
+        gpus=revision.gpus[role],
+        old=tuple(_old_nodes(one, now_s) for one in own if one.revision != revision.name),
     )
 
 

@@ -79,10 +79,10 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
     def _is_wanted(self, item: ObservedWorkload | ObservedPod) -> bool:
         """Of servers that are not alike, one too many does not stand in for another."""
-        managed = self.pool.spec.kv_store.owned if self.pool is not None else None
-        if self.pool is None or managed is None or not item.instance:
+        if self.pool is None or not item.instance:
             return True
-        return item.instance in managed.instances
+        managed = self.pool.spec.kv_store.owned
+        return managed is None or item.instance in managed.instances
 
     def is_current(self, pod: ObservedPod) -> bool:
         return pod.revision in ("", self.revision)

@@ -128,7 +128,7 @@ def test_nodes_are_told_the_spec_their_pod_and_a_store_that_can_work(name: str) 
             continue
         assert options.node == NAME, role
         assert options.address == f"http://{IP}:{options.port}"
-        assert options.revision == revision_of(pool)
+        assert options.revision == revision_of(pool).name
         if not spec.model.uri:
             assert options.model == spec.model.path
         assert (options.engine, options.dtype) == (spec.engine.kind, spec.engine.dtype)
@@ -215,7 +215,7 @@ def test_a_pool_made_of_its_manifests_commands_hands_over_and_answers(
     assert running.pod_name("prefill") in placement
     assert running.pod_name("decode") in placement
     [node, _] = exchange(running.url_of("router"), "/pool").body["nodes"]
-    assert node["revision"] == revision_of(sample_pool("sim"))
+    assert node["revision"] == revision_of(sample_pool("sim")).name
 
 
 @pytest.mark.integration

@@ -20,7 +20,7 @@ from baton_protocol.store import NodeReport
 from tests.support.planner import observations as o
 from tests.support.planner.observations import DEMO, NOW
 
-NEW = revision_of(DEMO)
+NEW = revision_of(DEMO).name
 SAME, OTHER = Fingerprint("5" * 32), Fingerprint("0" * 32)
 OLD_POD, OLD_PEER = o.pod("decode", 0, o.OLD), o.pod("decode", 1, o.OLD)
 KEY = PoolKey("serving", "demo")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from baton_operator.api.pool import Pool
-from baton_operator.builders import Manifest, build_pool, node_gpus, revision_of
+from baton_operator.builders import Manifest, build_pool, revision_of
 from baton_operator.kube.kinds import ChildKey, key_of
 from baton_operator.names import REVISION_LABEL
 from baton_operator.rollout.goal import Goal, goal_of
@@ -52,7 +52,7 @@ def unready(deployment: Manifest) -> Manifest:
 
 
 def goal(*bodies: Manifest, pool: Pool = POOL, now_s: float = LONG_S) -> Goal:
-    return goal_of(pool, revision_of(pool), node_gpus(pool), known(*bodies), now_s)
+    return goal_of(pool, revision_of(pool), known(*bodies), now_s)
 
 
 def new(found: Goal) -> dict[Role, int]:

@@ -38,7 +38,7 @@ POOLS: list[Pool | SpecError] = [
     sample_pool("sim", router={"httpRoute": {"parentRefs": [{"name": "public"}]}}),
     SpecError("spec.model: missing"),
 ]
-REVISIONS = [*sorted({revision_of(pool) for pool in POOLS if isinstance(pool, Pool)}), o.OLD]
+REVISIONS = [*sorted({revision_of(pool).name for pool in POOLS if isinstance(pool, Pool)}), o.OLD]
 COMPONENTS = ("prefill", "decode", "router", "kv-index", "kv-data")
 # NotPrepared is no pod's own word: it is derived from `unprepared_since`.
 WORKLOADS_PROBLEMS = ("PodsRefused", "StartOverdue")
@@ -143,7 +143,7 @@ def test_any_sequence_keeps_the_status_well_formed(
     now = o.NOW
     for generation, (pool, seen, pause) in enumerate(steps):
         now += timedelta(seconds=pause)
-        revision = revision_of(pool) if isinstance(pool, Pool) else ""
+        revision = revision_of(pool).name if isinstance(pool, Pool) else ""
         after = derive(pool, revision, generation, seen, before, now, 0.0)
         check_form(after)
         check_ready(after)

@@ -148,7 +148,7 @@ def test_the_url_is_the_way_from_outside_or_else_the_endpoint(
 def test_a_fingerprint_is_unknown_until_a_node_of_the_revision_tells_it() -> None:
     stranger = o.reports(revision=o.OLD, fingerprint=Fingerprint("0" * 32))
     unknown = status_of(observed(nodes=stranger))
-    assert (unknown.fingerprint, unknown.revision) == ("", revision_of(DEMO))
+    assert (unknown.fingerprint, unknown.revision) == ("", revision_of(DEMO).name)
     known = status_of(observed(nodes=o.reports()), before=unknown)
     assert known.fingerprint == "f" * 32
     for nodes in (None, (), stranger):
@@ -159,7 +159,7 @@ def test_another_revision_begins_without_a_fingerprint() -> None:
     known = status_of(observed(nodes=o.reports()))
     edited = sample_pool("sim", engine={"kind": "sim", "blockSize": 32})
     status = status_of(observed(), edited, known)
-    assert (status.fingerprint, status.revision) == ("", revision_of(edited))
+    assert (status.fingerprint, status.revision) == ("", revision_of(edited).name)
 
 
 def test_the_models_name_is_what_the_spec_says_or_else_the_nodes() -> None:

@@ -53,7 +53,7 @@ def pod(component: str, number: int = 0, revision: str = "", **changes: Any) -> 
 def role_pods(pool: Pool, role: Role, **changes: Any) -> tuple[ObservedPod, ...]:
     """As many as the spec wants, of the current revision."""
     replicas = {"prefill": pool.spec.prefill, "decode": pool.spec.decode}[role].replicas
-    return tuple(pod(role, number, revision_of(pool), **changes) for number in range(replicas))
+    return tuple(pod(role, number, revision_of(pool).name, **changes) for number in range(replicas))
 
 
 def shared_pods(pool: Pool) -> tuple[ObservedPod, ...]:
@@ -80,7 +80,7 @@ def may_sleep(pool: Pool) -> bool:
 
 
 def workloads(pool: Pool) -> tuple[ObservedWorkload, ...]:
-    revision = revision_of(pool)
+    revision = revision_of(pool).name
     made = (
         workload(f"demo-prefill-{revision}", "prefill", pool.spec.prefill.replicas, revision),
         workload(f"demo-decode-{revision}", "decode", pool.spec.decode.replicas, revision),
@@ -116,7 +116,7 @@ def status_of(
     after_s: float = 0.0,
 ) -> PoolStatus:
     """The operator's own clock stands at 0 at NOW."""
-    revision = revision_of(pool) if isinstance(pool, Pool) else ""
+    revision = revision_of(pool).name if isinstance(pool, Pool) else ""
     when = NOW + timedelta(seconds=after_s)
     return derive(pool, revision, generation, seen, before, when, after_s)
 
@@ -134,7 +134,7 @@ def verdict(status: PoolStatus, kind: str) -> tuple[str, str]:
 
 def report(pool: Pool, role: Role, number: int = 0, **changes: Any) -> NodeReport:
     """What a ready node of the current revision registers."""
-    revision = revision_of(pool)
+    revision = revision_of(pool).name
     changes = {"revision": revision, "fingerprint": Fingerprint("f" * 32)} | changes
     return make_report(pod(role, number, revision).name, role, **changes)
 
@@ -144,7 +144,7 @@ def reports(pool: Pool = DEMO, **changes: Any) -> tuple[NodeReport, ...]:
 
 
 def fetch(pool: Pool, role: Role, done: int, total: int, number: int = 0) -> FetchReport:
-    name = pod(role, number, revision_of(pool)).name
+    name = pod(role, number, revision_of(pool).name).name
     return FetchReport(node=NodeId(name), source="hf://a/b", done_bytes=done, total_bytes=total)
 
 
