@@ -311,13 +311,13 @@ class RouterSpec(Record, frozen=True, kw_only=True):
     def request_s(self) -> int:
         """For how long a request may go on, rounded up: the pool has no field of its own for it. Of
         flags the last one counts, as for the router; one that is no number lets no router start."""
-        told = [
+        given = [
             flag.removeprefix(_REQUEST_FLAG)
             for flag in self.extra_args
             if flag.startswith(_REQUEST_FLAG)
         ]
         try:
-            seconds = float(told[-1]) if told else float(REQUEST_S)
+            seconds = float(given[-1]) if given else float(REQUEST_S)
         except ValueError:
             return REQUEST_S
         return math.ceil(seconds) if math.isfinite(seconds) and seconds > 0 else REQUEST_S

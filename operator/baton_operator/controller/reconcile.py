@@ -1,10 +1,9 @@
 """One look at one pool: make its children what they should be, and say how it is.
 
-In: the cache and the API. Out: requests to the API, and
-when to look again. Level-triggered: what happened before does not matter, so that an operator
-killed at any step is followed by one that finishes. Nothing in memory is truth: what was applied
-before only saves requests, and the Secret of credentials, which nothing watches, is read again
-when what is known of it is older than SECRET_S.
+In: the cache and the API. Out: requests to the API, and when to look again. Level-triggered: what
+happened before does not matter, so that an operator killed at any step is followed by one that
+finishes. Nothing in memory is truth: what was applied before only saves requests, and the Secret of
+credentials, which nothing watches, is read again when what is known of it is older than SECRET_S.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ _FIRST = (SECRET.kind, NETWORK_POLICY.kind)
 # While it is not ready, what is to be said may change by time alone, or in the index.
 UNREADY_AGAIN_S = 30.0
 # While nodes drain: routers are told again, and a deadline passes. Where no router answers, a look
-# may take a worker 4 s. Of a roll-out all but a node's end as not ready comes by itself.
+# may take 4 s. Of a roll-out all but a node's end as not ready comes by itself.
 DRAINING_AGAIN_S = 2.0
 HELD_AGAIN_S = 10.0
 # Until nodes have reported again after an outage of the API server; mostly a change says so.

@@ -2,8 +2,8 @@
 
 In: the pool, with as many nodes as are wanted in the end, and what its nodes are made from now; the
 children as last seen. Out: a `Goal`: how many there shall be now of the current revision and of
-older ones, and what a roll-out lacks. Level-triggered: an operator that knows
-nothing but the cluster comes to the same goal. `now_s` is the clock of `FirstSeen`.
+older ones, and what a roll-out lacks. Level-triggered: an operator that knows nothing but the
+cluster comes to the same goal. `now_s` is the clock of `FirstSeen`.
 """
 
 from __future__ import annotations
