@@ -4,7 +4,7 @@ In: HTTP of clients, links to nodes, the registry and markers of the index. Out:
 It mounts no model: tokenizer and chat template come from its nodes, by digest. No torch, no engine.
 
     server         the process: composition, workers on one port, files that are read again
-    http           routes, handlers, event streams; bounds for bodies; what browsers may do
+    http           routes, event streams; bounds for bodies; what browsers may do
     observability  what became of a request: log line, explanation, trace
     admission      who may start now: limits, fair queues, capacity, cold start
     requests       one request's life: tokenized, placed, carried from attempt to attempt, ended

@@ -1,15 +1,18 @@
 """The aiohttp application: routes, and one middleware that refuses what a browser may not send (see
 `browser_guard`), asks for the API key and shapes every error as OpenAI does.
 
-In: the Api. Out: an application whose answers all carry x-request-id and x-baton-request-id, and
-whose generation answers carry x-baton-placement, errors and streams included.
+In: the parts of the API. Out: an application whose answers all carry x-request-id and
+x-baton-request-id, and whose generation answers carry x-baton-placement, errors and streams
+included.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import secrets
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import cache
 
 import msgspec
@@ -17,13 +20,22 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from baton_protocol.errors import BatonError, ErrorRecord, InternalError
+from baton_router.auth import Tenants
 from baton_router.errors import RequestFailed
 from baton_router.http.browser_guard import BrowserGuard, check_type
 from baton_router.http.drain import DrainRoutes
-from baton_router.http.handlers import ID_HEADER, OWN_ID_HEADER, PLACEMENT_HEADER, TRAIL, Handlers
+from baton_router.http.generation import (
+    ID_HEADER,
+    OWN_ID_HEADER,
+    PLACEMENT_HEADER,
+    TRAIL,
+    GenerationRoutes,
+)
 from baton_router.http.openapi import document
+from baton_router.http.pool_routes import PoolRoutes
 from baton_router.observability.request_log import RequestLog, client_id
 from baton_router.openai.answers import ErrorAnswer
+from baton_router.settings import RouterSettings
 
 GENERATION = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
 KEYED = ("/v1/", "/requests/")  # what is below wants an API key, where keys are configured
@@ -31,20 +43,41 @@ ADMINS = ("/pool", "/metrics")  # and these an admin's
 COMMANDS = "/nodes/"  # what is below changes what nodes do
 CLIENT_LEFT = 499
 RETRY_AFTER_S = 1
+ROUTER_DIGITS = 8
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 
 Failure = BatonError | RequestFailed | web.HTTPException
 logger = logging.getLogger(__name__)
 
 
-def build_app(api: Handlers, *inner: Middleware) -> web.Application:
+@dataclass(slots=True, kw_only=True)
+class Api:
+    """What an application is made of. `tenants` are those of the keys as last read; `name` is the
+    router's: its last digits begin the ids of its requests."""
+
+    name: str
+    settings: RouterSettings
+    tenants: Tenants
+    generation: GenerationRoutes
+    pool: PoolRoutes
+    clock: Callable[[], float]
+
+    def new_id(self) -> str:
+        """Of a call: 32 hex digits, of which the first name its router."""
+        return self.name[-ROUTER_DIGITS:] + secrets.token_hex(16 - ROUTER_DIGITS // 2)
+
+
+def build_app(api: Api, *inner: Middleware) -> web.Application:
     """`inner` run inside the middleware that checks requests and shapes errors."""
     pages = BrowserGuard(api.settings)
     app = web.Application(middlewares=[_shaped(api, pages), *inner])
     app.on_response_prepare.append(_headed(pages))
-    drains = DrainRoutes(api.fleet, api.bodies, api.clock, api.settings.bounds.drain_answer_s)
+    bodies, answer_s = api.generation.intake.bodies, api.settings.bounds.drain_answer_s
+    drains = DrainRoutes(api.pool.fleet, bodies, api.clock, answer_s)
     described = web.get("/openapi.json", _openapi)
-    app.add_routes([*api.routes(), *drains.routes(), described])
+    app.add_routes(
+        [*api.generation.routes(), *api.pool.routes(), *drains.routes(), described],
+    )
     return app
 
 
@@ -73,16 +106,16 @@ def _headed(pages: BrowserGuard) -> Callable[[web.Request, web.StreamResponse], 
     return headed
 
 
-def _shaped(api: Handlers, pages: BrowserGuard) -> Middleware:
+def _shaped(api: Api, pages: BrowserGuard) -> Middleware:
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         # A browser's preflight asks for no generation.
         endpoint = GENERATION.get(request.path, "") if request.method != "OPTIONS" else ""
-        said = client_id(request.headers.get(ID_HEADER))
-        request[TRAIL] = trail = RequestLog(api.new_id(), api.clock(), endpoint, said)
+        given_id = client_id(request.headers.get(ID_HEADER))
+        request[TRAIL] = trail = RequestLog(api.new_id(), api.clock(), endpoint, given_id)
+        observers = api.generation.observers
         if endpoint:
-            trail.trace = api.tracing.begin(request.headers.get("traceparent", ""))
-            api.explanations.begin(trail)
+            observers.begin(trail, request.headers.get("traceparent", ""))
         code = CLIENT_LEFT
         try:
             response = await _answer(api, pages, request, handler)
@@ -90,26 +123,13 @@ def _shaped(api: Handlers, pages: BrowserGuard) -> Middleware:
             return response
         finally:
             if endpoint:
-                api.metrics.answered(endpoint, code)
-                trail.log(code, api.clock())
-                if trail.failure is not None:
-                    api.refused(trail.failure.code)
-                _remember(api, trail, code)
+                observers.end(trail, code, api.clock())
 
     return middleware
 
 
-def _remember(api: Handlers, trail: RequestLog, code: int) -> None:
-    """What can be told of the call from now on. A bug of ours in that costs no answer."""
-    try:
-        api.explanations.end(trail, code)
-        api.tracing.end(trail, code)
-    except Exception:
-        logger.exception("the request cannot be explained", extra={"request": trail.id})
-
-
 async def _answer(
-    api: Handlers, pages: BrowserGuard, request: web.Request, handler: Handler
+    api: Api, pages: BrowserGuard, request: web.Request, handler: Handler
 ) -> web.StreamResponse:
     try:
         preflight = pages.let_in(request)
@@ -140,8 +160,8 @@ async def _answer(
         logger.exception(
             "%s %s failed", request.method, request.path, extra={"request": request_id}
         )
-        told = InternalError(f"the router failed; its log says why, under {request_id}")
-        response = _error_response(request, told.record())
+        failure = InternalError(f"the router failed; its log says why, under {request_id}")
+        response = _error_response(request, failure.record())
     return response
 
 

@@ -20,7 +20,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 
 from baton_protocol.errors import ErrorRecord, InternalError
-from baton_router.http.handlers import ID_HEADER, OWN_ID_HEADER, PLACEMENT_HEADER
+from baton_router.http.generation import ID_HEADER, OWN_ID_HEADER, PLACEMENT_HEADER
 from baton_router.observability.request_log import refused
 from baton_router.openai.answers import ErrorAnswer
 

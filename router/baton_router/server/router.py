@@ -38,10 +38,11 @@ from baton_router.admission.rate_limiter import Budgets
 from baton_router.admission.tenant_limits import Limits, read_limits
 from baton_router.auth import Tenants
 from baton_router.errors import StartError
-from baton_router.http.app import build_app
+from baton_router.http.app import ROUTER_DIGITS, Api, build_app
 from baton_router.http.bodies import BodyLimits, settle_memory
 from baton_router.http.connections import ConnectionSettings, HttpServer
-from baton_router.http.handlers import ROUTER_DIGITS, Handlers
+from baton_router.http.generation import GenerationRoutes, Intake, Observers
+from baton_router.http.pool_routes import PoolRoutes
 from baton_router.metrics.admission_metrics import AdmissionMetrics
 from baton_router.metrics.demand import Demand
 from baton_router.metrics.load_report import LoadReporter
@@ -198,25 +199,39 @@ class Router:
             settings, self.view, Budgets(self._budgets, clock), admission_metrics, clock
         )
         self.admission.use(tenants, limits)
-        self.api = Handlers(
+        observers = Observers(
+            metrics=metrics,
+            refused=admission_metrics.rejected,
+            explanations=ExplanationHistory(settings.explain_requests, clock),
+            tracing=Tracing(self._spans, clock),
+        )
+        generation = GenerationRoutes(
+            settings=settings,
+            fleet=self.fleet,
+            dispatcher=self.dispatcher,
+            intake=Intake(
+                bodies=BodyLimits(settings), cold_start=self._waking, admission=self.admission
+            ),
+            observers=observers,
+            rng=self._rng,
+            clock=clock,
+        )
+        pool = PoolRoutes(
+            name=name,
+            settings=settings,
+            fleet=self.fleet,
+            links=self._table,
+            store_state=self._store_state,
+            generation=generation,
+            observers=observers,
+        )
+        self.api = Api(
             name=name,
             settings=settings,
             tenants=tenants,
-            fleet=self.fleet,
-            dispatcher=self.dispatcher,
-            waking=self._waking,
-            admission=self.admission,
-            refused=admission_metrics.rejected,
-            metrics=metrics,
-            explanations=ExplanationHistory(settings.explain_requests, clock),
-            bodies=BodyLimits(settings),
-            tracing=Tracing(self._spans, clock),
-            rng=self._rng,
+            generation=generation,
+            pool=pool,
             clock=clock,
-            store_state=self._store_state,
-            unreachable=self._table.unreachable,
-            conflicts=self._table.conflicts,
-            links=self._table.links.values,
         )
 
     async def __aexit__(
@@ -229,12 +244,12 @@ class Router:
 
     async def drain(self, hurry: asyncio.Event) -> None:
         """Stop accepting; let running answers finish until the deadline, or until `hurry`."""
-        self.api.draining = True
+        self.api.generation.draining = True
         if self._server is not None:
             for site in list(self._server.runner.sites):
                 await site.stop()
         deadline = self._clock() + self.settings.shutdown_deadline_s
-        while self.api.answering and not hurry.is_set() and self._clock() < deadline:
+        while self.api.generation.answering and not hurry.is_set() and self._clock() < deadline:
             await asyncio.sleep(POLL_S)
 
     def _read_tenants(self) -> None:
@@ -362,7 +377,7 @@ class Router:
 
     def _busy(self) -> bool:
         writing = any(not link.idle for link in self._table.links.values())
-        return writing or self.api.answering > 0
+        return writing or self.api.generation.answering > 0
 
 
 def _tenants(settings: RouterSettings) -> tuple[Tenants, Limits]:

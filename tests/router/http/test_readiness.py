@@ -75,7 +75,7 @@ async def test_nobody_is_ready_where_no_request_would_be_served(
     running: Any, decode: FakeNode
 ) -> None:
     async with running(decode) as client:
-        client.router.api.draining = True
+        client.router.api.generation.draining = True
         for path in ("/ready", ALL):
             status, told, _ = await client.get(path)
             assert (status, told["reason"]) == (503, "the router is shutting down")

@@ -310,7 +310,7 @@ async def test_a_bug_in_explaining_costs_no_answer(
         raise TypeError("our bug")
 
     async with running(decode) as client:
-        monkeypatch.setattr(client.router.api.explanations, "end", broken)
+        monkeypatch.setattr(client.router.api.generation.observers.explanations, "end", broken)
         status, body, request_id = await ask(client)
     assert (status, body["choices"][0]["text"]) == (200, REPLY)
     (line,) = [one for one in caplog.records if "cannot be explained" in one.message]

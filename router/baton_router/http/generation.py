@@ -1,0 +1,311 @@
+"""POST /v1/chat/completions and /v1/completions: one call, from its body to its answer.
+
+In: aiohttp requests whose tenant the middleware knows. Out: responses; errors are raised, and
+shaped by the middleware in `app`. The first prompt of a call starts before the call is answered,
+the others as their turns come, while it is. A call that has begun never waits too long for a turn:
+only its deadline, its client or an error ends it, and then what waits leaves the queue and what
+runs ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from baton_protocol.errors import (
+    BatonError,
+    DeadlineExceeded,
+    ErrorRecord,
+    InternalError,
+    InvalidRequest,
+    Unavailable,
+)
+from baton_router.admission.admission import Admission
+from baton_router.admission.cold_start import ColdStart
+from baton_router.admission.rate_limiter import BudgetBooking
+from baton_router.errors import RequestFailed
+from baton_router.http.bodies import Body, BodyLimits
+from baton_router.http.response import Answer, Stopwatch
+from baton_router.http.slow_client import SlowClientGuard
+from baton_router.http.sse import EventStream
+from baton_router.metrics.router_metrics import RouterMetrics
+from baton_router.nodes.fleet import Fleet
+from baton_router.observability.history import ExplanationHistory
+from baton_router.observability.request_log import RequestLog
+from baton_router.observability.tracing import Tracing
+from baton_router.openai.answers import CommonFields, Usage
+from baton_router.openai.chat import ChatCall
+from baton_router.openai.completions import CompletionCall
+from baton_router.openai.endpoint import Call, Shape
+from baton_router.requests.dispatcher import Dispatcher
+from baton_router.requests.in_flight import InFlightRequest, Prepared
+from baton_router.requests.output_queue import OutputQueue
+from baton_router.requests.tokenize import prepare
+from baton_router.settings import RANKINGS, Ranking, RouterSettings
+
+TRAIL = web.RequestKey("trail", RequestLog)  # set by the middleware
+PLACEMENT_HEADER = "x-baton-placement"
+POLICY_HEADER = "x-baton-policy"
+OWN_ID_HEADER = "x-baton-request-id"
+ID_HEADER = "x-request-id"  # the client's own id of the request, or the router's
+JSON_TYPE = "application/json"
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Intake:
+    """What a call passes before it is placed: its body is read, it may wait for the pool to wake,
+    and it waits for its turn."""
+
+    bodies: BodyLimits
+    cold_start: ColdStart
+    admission: Admission
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observers:
+    """Who learns how each call began and ended. `refused` counts errors by code."""
+
+    metrics: RouterMetrics
+    refused: Callable[[str], None]
+    explanations: ExplanationHistory
+    tracing: Tracing
+
+    def begin(self, trail: RequestLog, traceparent: str) -> None:
+        trail.trace = self.tracing.begin(traceparent)
+        self.explanations.begin(trail)
+
+    def end(self, trail: RequestLog, status: int, now: float) -> None:
+        """A bug of ours in explanation or trace costs no answer."""
+        self.metrics.answered(trail.endpoint, status)
+        trail.log(status, now)
+        if trail.failure is not None:
+            self.refused(trail.failure.code)
+        try:
+            self.explanations.end(trail, status)
+            self.tracing.end(trail, status)
+        except Exception:
+            logger.exception("the request cannot be explained", extra={"request": trail.id})
+
+
+@dataclass(slots=True, kw_only=True)
+class GenerationRoutes:
+    """`draining` refuses new calls; `answering` counts those that are held, placed, run or
+    written."""
+
+    settings: RouterSettings
+    fleet: Fleet
+    dispatcher: Dispatcher
+    intake: Intake
+    observers: Observers
+    rng: random.Random
+    clock: Callable[[], float]
+    draining: bool = False
+    answering: int = 0
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.post("/v1/chat/completions", self.chat),
+            web.post("/v1/completions", self.completions),
+        ]
+
+    def why_unready(self) -> str | None:
+        """Why a call that comes now would not be served; None where it would."""
+        if self.draining:
+            return "the router is shutting down"
+        return None if self.intake.cold_start.on else self.fleet.why_unready()
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        return await self._serve(request, ChatCall.parse, "chatcmpl-")
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        return await self._serve(request, CompletionCall.parse, "cmpl-")
+
+    async def _serve(
+        self, request: web.Request, parse: Callable[[bytearray], Call], prefix: str
+    ) -> web.StreamResponse:
+        tenant = request[TRAIL].tenant
+        assert tenant is not None, "the middleware says whose request it is"
+        async with self.intake.bodies.of(request, tenant.name) as body:
+            return await self._called(request, body, await body.parsed(parse), prefix)
+
+    async def _called(
+        self, request: web.Request, body: Body, call: Call, prefix: str
+    ) -> web.StreamResponse:
+        if self.draining:
+            raise Unavailable("the router is shutting down; send the request again")
+        ranking = self._ranking(request)
+        stream = call.options.stream
+        events = EventStream(request, self.settings.keepalive_s) if stream else None
+        self._count(1)
+        try:
+            return await self._answer(request[TRAIL], body, call, prefix, events, ranking)
+        except (BatonError, RequestFailed) as error:
+            if events is None or not events.begun:
+                raise
+            failure = error.record() if isinstance(error, BatonError) else error.error
+            request[TRAIL].failure = failure
+            return await events.fail(failure)
+        finally:
+            self._count(-1)
+
+    def _ranking(self, request: web.Request) -> Ranking | None:
+        """The placement policy that the request asks for, where it may."""
+        wanted = request.headers.get(POLICY_HEADER)
+        if wanted is None or not self.settings.allow_policy_header:
+            return None
+        for ranking in RANKINGS:
+            if wanted == ranking:
+                return ranking
+        known = ", ".join(RANKINGS)
+        raise InvalidRequest(f"{POLICY_HEADER} is {wanted!r}; use {known}", param=POLICY_HEADER)
+
+    async def _answer(
+        self,
+        trail: RequestLog,
+        body: Body,
+        call: Call,
+        prefix: str,
+        events: EventStream | None,
+        ranking: Ranking | None,
+    ) -> web.StreamResponse:
+        """`events` of a stream. What fails raises, also where it has begun. `body` is done once its
+        prompts are ids."""
+        assert trail.tenant is not None, "the middleware says whose request it is"
+        waits_until = await self.intake.cold_start.hold(call, trail, events)
+        serving = self.fleet.serving(call.options.model)
+        # The time that a call was held is not its own: a node that loads takes minutes.
+        deadline = self.clock() + self.settings.request_timeout_s
+        async with body.turn():
+            prepared = await prepare(
+                call,
+                serving,
+                trail.id,
+                tenant=trail.tenant,
+                deadline=deadline,
+                rng=self.rng,
+                most_sequences=self.intake.admission.most_sequences(trail.tenant_name),
+                ranking=ranking,
+                traceparent=trail.traceparent,
+            )
+        call.forget_prompts()
+        body.done()
+        prompts, created = [item.request.prompt_ids for item in prepared], int(time.time())
+        starter = PromptStarter(
+            self.intake.admission, self.dispatcher, trail, prepared, waits_until
+        )
+        guard = SlowClientGuard(starter.fail, events, trail, self.settings.bounds.cut_off_s)
+        outbox = OutputQueue(len(prepared), guard.most(prepared), guard.overflow)
+        self.observers.metrics.accepted(map(len, prompts))  # also what has to wait: it is demand
+        await starter.begin(outbox, events)
+        flights = starter.flights
+        # From here on nothing is awaited outside of the try: a client that leaves ends its flights.
+        timer = asyncio.get_running_loop().call_later(
+            max(0.0, deadline - self.clock()), self._too_late, guard
+        )
+
+        def shape() -> Shape:
+            served = flights[0].prepared.serving
+            common = CommonFields(
+                id=prefix + trail.id,
+                created=created,
+                model=served.name,
+                system_fingerprint=served.kind.fingerprint,
+            )
+            return call.shape(common, prompts, served.model.tokenizer)
+
+        watch = Stopwatch(self.observers.metrics, self.clock, trail.started)
+        trail.answer = answer = Answer(call, shape, flights, len(prepared), outbox, watch)
+        try:
+            if events is not None:
+                return await answer.stream(events)
+            return web.Response(body=await answer.whole(), content_type=JSON_TYPE)
+        finally:
+            timer.cancel()
+            outbox.close()
+            guard.done()
+            starter.end(answer.usage() if answer.placed else None)
+
+    def _count(self, change: int) -> None:
+        self.answering += change
+        self.observers.metrics.running.set(self.answering)
+
+    def _too_late(self, guard: SlowClientGuard) -> None:
+        limit = self.settings.request_timeout_s
+        guard.end(DeadlineExceeded(f"the request was not done after {limit:g} s").record())
+
+
+class PromptStarter:
+    """Of one call. `flights` grows until all of `prepared` have started. A prompt may wait for its
+    first place `waits_until`, where that is said. Who has begun it ends it."""
+
+    def __init__(
+        self,
+        admission: Admission,
+        dispatcher: Dispatcher,
+        trail: RequestLog,
+        prepared: Sequence[Prepared],
+        waits_until: float | None,
+    ) -> None:
+        self.flights: list[InFlightRequest] = []
+        self._admission = admission
+        self._dispatcher = dispatcher
+        self._trail = trail
+        self._prepared = prepared
+        self._waits_until = waits_until
+        self._booking: BudgetBooking | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._outbox: OutputQueue | None = None
+
+    async def begin(self, outbox: OutputQueue, events: EventStream | None) -> None:
+        """Raise RateLimited, InvalidRequest, QueueFull, QueueTimeout, Unavailable."""
+        self._outbox = outbox
+        self._booking = await self._admission.charge(self._trail.tenant_name, self._prepared)
+        try:
+            await self._start(outbox, events)
+        except BaseException:
+            self.end(None)
+            raise
+        if len(self.flights) < len(self._prepared):
+            self._task = asyncio.create_task(self._start_others(outbox))
+
+    def fail(self, error: ErrorRecord) -> None:
+        """Of all that is not over, also of what still waits."""
+        for flight in self.flights:
+            self._dispatcher.cancel(flight, error)
+        if self._outbox is not None:
+            self._outbox.fail(error)
+
+    def end(self, usage: Usage | None) -> None:
+        """Nobody waits for it any more. `usage` is what it used; None: it never had a place."""
+        if self._task is not None:
+            self._task.cancel()
+        for flight in self.flights:
+            self._dispatcher.cancel(flight)
+        self._admission.left(self._trail.tenant_name, usage, self._booking)
+
+    async def _start(self, outbox: OutputQueue, events: EventStream | None) -> None:
+        """The next prompt when its turn has come, and those that come in with it."""
+        begun = len(self.flights)
+        waiting = self._prepared[begun:]
+        tickets = await self._admission.admit(self._trail, waiting, events, begun > 0)
+        entered = list(zip(waiting, tickets, strict=False))
+        self.flights += await self._dispatcher.start(entered, outbox, begun, self._waits_until)
+
+    async def _start_others(self, outbox: OutputQueue) -> None:
+        try:
+            while len(self.flights) < len(self._prepared):
+                await self._start(outbox, None)
+        except BatonError as refusal:
+            outbox.fail(refusal.record())
+        except Exception:
+            logger.exception("a prompt could not be started", extra={"request": self._trail.id})
+            error = InternalError(f"the router failed; its log says why, under {self._trail.id}")
+            outbox.fail(error.record())

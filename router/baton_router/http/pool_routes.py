@@ -1,0 +1,113 @@
+"""What the router says of itself and its pool: models, health, readiness, metrics, the pool's
+state, and how a request was served.
+
+In: aiohttp requests. Out: JSON, and one page of metrics; errors are raised, and shaped by the
+middleware in `app`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from baton_router.http.generation import JSON_TYPE, TRAIL, GenerationRoutes, Observers
+from baton_router.http.pool_status import pool_json
+from baton_router.http.readiness import Health, Readiness, about_all, not_ready, wants_all
+from baton_router.nodes.fleet import Fleet
+from baton_router.nodes.link import LinkTable
+from baton_router.observability.explanation import encoded
+from baton_router.openai.answers import Model, ModelList
+from baton_router.settings import RouterSettings
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolRoutes:
+    """`name` is the router's; `store_state` tells /pool about the store."""
+
+    name: str
+    settings: RouterSettings
+    fleet: Fleet
+    links: LinkTable
+    store_state: Callable[[], dict[str, Any]]
+    generation: GenerationRoutes
+    observers: Observers
+    started: int = field(default_factory=lambda: int(time.time()))  # Unix seconds
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/v1/models", self.models),
+            web.get("/v1/models/{model:.+}", self.model),
+            web.get("/health", self.health),
+            web.get("/ready", self.ready),
+            web.get("/metrics", self.metrics_page),
+            web.get("/pool", self.pool),
+            web.get("/requests/{id}", self.explained),
+        ]
+
+    async def models(self, request: web.Request) -> web.Response:
+        data = [self._model(name) for name in self.fleet.names()]
+        return _json(ModelList(object="list", data=data))
+
+    async def model(self, request: web.Request) -> web.Response:
+        name = request.match_info["model"]
+        if name not in self.fleet.names():
+            raise self.fleet.no_model(name)
+        return _json(self._model(name))
+
+    async def health(self, request: web.Request) -> web.Response:
+        return _json(Health(status="ok"))
+
+    async def ready(self, request: web.Request) -> web.Response:
+        reason, every = self.generation.why_unready(), wants_all(request)
+        answer = Readiness(ready=reason is None, reason=reason or "")
+        if every:
+            late = not_ready(self.fleet.view, self.links.links.values(), self.settings.expect_nodes)
+            answer = about_all(reason, late)
+        return _json(answer, status=200 if answer.ready else 503)
+
+    async def metrics_page(self, request: web.Request) -> web.Response:
+        return web.Response(
+            body=self.observers.metrics.page(), headers={"Content-Type": METRICS_TYPE}
+        )
+
+    async def pool(self, request: web.Request) -> web.Response:
+        return _json(
+            pool_json(
+                self.fleet.view,
+                name=self.settings.pool,
+                router=self.name,
+                model=next(iter(self.fleet.names()), None),
+                store=self.store_state(),
+                unreachable=self.links.unreachable(),
+                conflicts=self.links.conflicts(),
+                running=len(self.generation.dispatcher.flights),
+            )
+        )
+
+    async def explained(self, request: web.Request) -> web.Response:
+        reader = request[TRAIL].tenant
+        assert reader is not None, "the middleware says whose request it is"
+        explanation = self.observers.explanations.find(request.match_info["id"], reader)
+        return web.Response(body=encoded(explanation), content_type=JSON_TYPE)
+
+    def _model(self, name: str) -> Model:
+        lengths = [one.max_model_len for one in self.fleet.offered() if name in one.names]
+        made = [one.made for one in self.fleet.known() if name in one.names and one.made]
+        return Model(
+            id=name,
+            object="model",
+            created=min(made, default=self.started),
+            owned_by="baton",
+            max_model_len=min(lengths, default=None),
+        )
+
+
+def _json(body: msgspec.Struct | dict[str, Any], status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(body), status=status, content_type=JSON_TYPE)
