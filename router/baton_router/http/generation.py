@@ -32,11 +32,10 @@ from baton_router.admission.rate_limiter import BudgetBooking
 from baton_router.errors import RequestFailed
 from baton_router.http.bodies import Body, BodyLimits
 from baton_router.http.response import Answer, Stopwatch
-from baton_router.http.slow_client import SlowClientGuard
-from baton_router.http.sse import EventStream
+from baton_router.http.sse import EventStream, SlowClientGuard
 from baton_router.metrics.router_metrics import RouterMetrics
 from baton_router.nodes.fleet import Fleet
-from baton_router.observability.history import ExplanationHistory
+from baton_router.observability.explanation import ExplanationHistory
 from baton_router.observability.request_log import RequestLog
 from baton_router.observability.tracing import Tracing
 from baton_router.openai.answers import CommonFields, Usage

@@ -1,21 +1,32 @@
-"""One call's server-sent events on their way to the client.
+"""One call's server-sent events on their way to the client, and the end of a client that reads them
+too slowly, not at all, or for too long.
 
 In: bytes of events. Out: an HTTP response that begins with the first of them, so that what goes
-wrong before is an HTTP status that clients understand, and after it an event with the error.
+wrong before is an HTTP status that clients understand, and after it an event with the error. A
+client that leaves too much unread gets an error behind what it has still to read, and its requests
+end on all nodes; a client that reads nothing of that is cut off.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Sequence
+
 from aiohttp import web
 
-from baton_protocol.errors import ErrorRecord
+from baton_protocol.errors import ErrorRecord, SlowClient
+from baton_router.observability.request_log import RequestLog
 from baton_router.openai.answers import ErrorAnswer, event
+from baton_router.requests.in_flight import Prepared
 
 STREAM_HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",  # proxies must not collect tokens
 }
+# Beyond what kernel and transport buffer, which is some MB. A token that waits takes about 0.3 kB.
+UNREAD_TOKENS = 4096
+UNREAD_PER_CHOICE = 64  # all choices of a call come at once
 WAITING = b": waiting\n\n"  # a comment: SSE clients skip it
 
 
@@ -87,3 +98,48 @@ class EventStream:
         self._response = response
         self._chunked = response.headers.get("Transfer-Encoding") == "chunked"
         return response
+
+
+class SlowClientGuard:
+    """Of one call, which ends with an error that `fail` is told; `events` None: it is answered in
+    one piece, and nothing waits for its client. `cut_off_s`: from the error to the cut."""
+
+    def __init__(
+        self,
+        fail: Callable[[ErrorRecord], None],
+        events: EventStream | None,
+        trail: RequestLog,
+        cut_off_s: float,
+    ) -> None:
+        self._fail = fail
+        self._events = events
+        self._trail = trail
+        self._cut_off_s = cut_off_s
+        self._cut: asyncio.TimerHandle | None = None
+
+    def most(self, prepared: Sequence[Prepared]) -> int | None:
+        """Tokens that may be unread."""
+        if self._events is None:
+            return None
+        choices = sum(item.request.params.n for item in prepared)
+        return UNREAD_TOKENS + UNREAD_PER_CHOICE * choices
+
+    def overflow(self) -> None:
+        """Called in the middle of what the dispatcher does for a request, so it acts later."""
+        error = SlowClient(
+            "the stream was not read: more tokens wait than the router keeps; read faster, or ask"
+            " for an answer in one piece"
+        )
+        asyncio.get_running_loop().call_soon(self.end, error.record())
+
+    def end(self, error: ErrorRecord) -> None:
+        self._fail(error)
+        if self._events is not None and self._cut is None:
+            loop = asyncio.get_running_loop()
+            self._trail.failure = error  # it may be cut off before it is told
+            self._cut = loop.call_later(self._cut_off_s, self._events.abort)
+
+    def done(self) -> None:
+        """The handler is: it waits for its client no more."""
+        if self._cut is not None:
+            self._cut.cancel()

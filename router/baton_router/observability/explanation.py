@@ -1,26 +1,37 @@
-"""What a call's explanation says: plain JSON from its trail and its requests' stories.
+"""GET /requests/{id}: the explanations of calls that run, and of the last ones that ended.
 
-In: the trail, at any moment. Out: counts, names, times and reasons of ours, and the client's own
-`x-request-id`; no text, no ids of tokens, no error's message, since that may repeat what a client
-wrote. Milliseconds; `at_ms` counts
-from when the call came.
+In: trails as calls begin and end. Out: JSON: counts, names, times and reasons of ours, and the
+client's own `x-request-id`; no text, no ids of tokens, no error's message, since that may repeat
+what a client wrote. Milliseconds; `at_ms` counts from when the call came.
+
+What has ended is kept encoded, so that its size is known: at most so many calls, and MAX_BYTES of
+them. A call without a tenant, as one with a wrong key, is not kept: nobody can push out what others
+may want to read.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
+from baton_protocol.errors import NotFound
 from baton_protocol.ids import NodeId
 from baton_protocol.link import RequestStats
+from baton_router.auth import Tenant
 from baton_router.observability.request_log import RequestLog
 from baton_router.requests.in_flight import InFlightRequest
 from baton_router.requests.timeline import Attempt, Timeline
 
 Json = dict[str, Any]
 
-# Of a call with more prompts these are told.
+MAX_BYTES = 32 << 20
+# What OpenAI's fields put before the id of x-baton-request-id.
+PREFIXES = ("chatcmpl-", "cmpl-")
+SHOWN = 64  # characters of an id that nobody knows
+# Of a call with more prompts so many are shown.
 MAX_PROMPTS = 64
 
 
@@ -30,6 +41,72 @@ class Explanation(msgspec.Struct, kw_only=True):
     id: str
     state: str
     requests: list[dict[str, Any]]
+
+
+class ExplanationHistory:
+    """`most` calls that ended are kept, 0 none."""
+
+    def __init__(self, most: int, clock: Callable[[], float], max_bytes: int = MAX_BYTES) -> None:
+        self._most = most
+        self._clock = clock
+        self._max_bytes = max_bytes
+        self._running: dict[str, RequestLog] = {}
+        self._ended: OrderedDict[str, tuple[str, bytes]] = OrderedDict()
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        """Of calls that ended."""
+        return len(self._ended)
+
+    @property
+    def bytes(self) -> int:
+        """What is kept of them."""
+        return self._bytes
+
+    def begin(self, trail: RequestLog) -> None:
+        self._running[trail.id] = trail
+
+    def end(self, trail: RequestLog, status: int) -> None:
+        """`status` is what the client saw, or would have seen."""
+        self._running.pop(trail.id, None)
+        if not self._most or trail.tenant is None:
+            return
+        kept = encoded(explanation(trail, status, self._clock()))
+        self._ended[trail.id] = (trail.tenant.name, kept)
+        self._bytes += len(kept)
+        while len(self._ended) > self._most or self._bytes > self._max_bytes:
+            _, (_, oldest) = self._ended.popitem(last=False)
+            self._bytes -= len(oldest)
+
+    def find(self, wanted: str, reader: Tenant) -> Json:
+        """Of a whole call, or of one of its requests. Raise NotFound; also for another tenant's,
+        so that nobody learns which ids there are."""
+        request_id = wanted
+        for prefix in PREFIXES:
+            request_id = request_id.removeprefix(prefix)
+        call_id, _, slot = request_id.partition("-")
+        found = self._find_call(call_id, reader)
+        if found is not None and slot:
+            found = one_of(found, request_id)
+        if found is None:
+            raise NotFound(
+                f"request {wanted[:SHOWN]!r} is not known: a router tells of requests that it runs"
+                f" and of the last {self._most} that ended at it; each knows only its own",
+                code="request_not_found",
+            )
+        return found
+
+    def _find_call(self, call_id: str, reader: Tenant) -> Json | None:
+        if (trail := self._running.get(call_id)) is not None:
+            owner = trail.tenant.name if trail.tenant is not None else None
+            mine = reader.admin or reader.name == owner
+            return explanation(trail, None, self._clock()) if mine else None
+        if (kept := self._ended.get(call_id)) is not None and (
+            reader.admin or reader.name == kept[0]
+        ):
+            found: Json = msgspec.json.decode(kept[1])
+            return found
+        return None
 
 
 def explanation(trail: RequestLog, status: int | None, now: float) -> Json:
@@ -60,15 +137,15 @@ def explanation(trail: RequestLog, status: int | None, now: float) -> Json:
     }
 
 
-def encoded(told: Json) -> bytes:
+def encoded(explanation: Json) -> bytes:
     """Numbers of any kind are taken: predictions may come out of arrays."""
-    return msgspec.json.encode(told, enc_hook=float)
+    return msgspec.json.encode(explanation, enc_hook=float)
 
 
-def one_of(told: Json, request_id: str) -> Json | None:
+def one_of(explanation: Json, request_id: str) -> Json | None:
     """The same with one of its requests only."""
-    found = [one for one in told["requests"] if one["id"] == request_id]
-    return told | {"requests": found} if found else None
+    found = [one for one in explanation["requests"] if one["id"] == request_id]
+    return explanation | {"requests": found} if found else None
 
 
 def _request(flight: InFlightRequest, started: float, now: float) -> Json:

@@ -53,7 +53,7 @@ from baton_router.nodes.link import LinkTable, NodeLink
 from baton_router.nodes.model_artifacts import ModelStore
 from baton_router.nodes.pool_view import PoolView
 from baton_router.nodes.store_lookup import Markers
-from baton_router.observability.history import ExplanationHistory
+from baton_router.observability.explanation import ExplanationHistory
 from baton_router.observability.tracing import Tracing
 from baton_router.placement.policy import Policy
 from baton_router.requests.dispatcher import Dispatcher
