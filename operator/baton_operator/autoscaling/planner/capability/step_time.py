@@ -21,6 +21,8 @@ FAR = 3.0  # mean deviations
 LEAST_DEVIATION = 0.02  # of the expected time
 LEAST_SCALE = 1e-9
 LEAST_BASE_S = 1e-6  # a step takes time
+# Which of the three coefficients may differ from zero: one, two or all of them.
+CHOICES = tuple(chosen for count in (1, 2, 3) for chosen in combinations(range(3), count))
 
 
 class StepSample(NamedTuple):
@@ -61,39 +63,57 @@ class StepFit:
             prior_weight=self.prior_weight * FADE,
             deviation=max(LEAST_DEVIATION, deviation),
         )
-        return replace(updated, coefficients=_solved(updated))
+        return replace(updated, coefficients=_least_squares(updated))
 
 
-def _solved(fit: StepFit) -> Three:
-    """The least squares with no coefficient below zero: the best of the feasible solutions over
-    each choice of coefficients that are not zero (with three there are seven)."""
+def _least_squares(fit: StepFit) -> Three:
+    """The coefficients with the least squares, none of them below zero: the best of the solutions
+    in which a chosen part of the coefficients may differ from zero (`CHOICES`)."""
+    scale = _scale(fit)
+    matrix, right = _equations(fit, scale)
+    best, least_loss = None, float("inf")
+    for chosen in CHOICES:
+        solution = _solve_for(chosen, matrix, right)
+        # Up to a constant, the sum of squares at the minimum is minus this product.
+        loss = -sum(right[i] * solution[i] for i in range(3))
+        if min(solution) >= 0.0 and loss < least_loss:
+            best, least_loss = solution, loss
+    if best is None:
+        return fit.coefficients
+    base, per_seq, per_kv_token = (best[i] / scale[i] for i in range(3))
+    return max(base, LEAST_BASE_S), per_seq, per_kv_token
+
+
+def _scale(fit: StepFit) -> Three:
+    """The mean sample: what a coefficient is multiplied with, so that all three weigh the same."""
+    _, batch, kv_tokens = fit.products[0]
     weight = fit.products[0][0]
-    means = [fit.products[0][j] / weight for j in range(3)]
-    scale = (1.0, max(means[1], LEAST_SCALE), max(means[2], LEAST_SCALE))
-    pull = fit.prior_weight + RIDGE * weight
+    return 1.0, max(batch / weight, LEAST_SCALE), max(kv_tokens / weight, LEAST_SCALE)
+
+
+def _equations(fit: StepFit, scale: Three) -> tuple[list[list[float]], list[float]]:
+    """Matrix and right-hand side of the least squares of scaled coefficients, with the pull of the
+    prior."""
+    pull = fit.prior_weight + RIDGE * fit.products[0][0]
     matrix = [[fit.products[i][j] / scale[i] / scale[j] for j in range(3)] for i in range(3)]
-    right = [fit.answers[i] / scale[i] + pull * fit.prior[i] * scale[i] for i in range(3)]
     for i in range(3):
         matrix[i][i] += pull
-    best, least = fit.coefficients, float("inf")
-    for count in (1, 2, 3):
-        for chosen in combinations(range(3), count):
-            found = _gauss(
-                [[matrix[i][j] for j in chosen] for i in chosen], [right[i] for i in chosen]
-            )
-            if min(found) < 0.0:
-                continue
-            # Up to a constant, the sum of squares at the minimum is minus this product.
-            loss = -sum(right[i] * value for i, value in zip(chosen, found, strict=True))
-            if loss < least:
-                full = [0.0, 0.0, 0.0]
-                for i, value in zip(chosen, found, strict=True):
-                    full[i] = value / scale[i]
-                best, least = (max(full[0], LEAST_BASE_S), full[1], full[2]), loss
-    return best
+    right = [fit.answers[i] / scale[i] + pull * fit.prior[i] * scale[i] for i in range(3)]
+    return matrix, right
 
 
-def _gauss(matrix: list[list[float]], right: list[float]) -> list[float]:
+def _solve_for(
+    chosen: Sequence[int], matrix: Sequence[Sequence[float]], right: Sequence[float]
+) -> Three:
+    """The solution whose coefficients beside the chosen ones are zero."""
+    found = _solve_equations(
+        [[matrix[i][j] for j in chosen] for i in chosen], [right[i] for i in chosen]
+    )
+    by_index = dict(zip(chosen, found, strict=True))
+    return _three([by_index.get(i, 0.0) for i in range(3)])
+
+
+def _solve_equations(matrix: list[list[float]], right: list[float]) -> list[float]:
     """Solves a positive definite system of up to three equations."""
     size = len(right)
     for i in range(size):
@@ -104,8 +124,8 @@ def _gauss(matrix: list[list[float]], right: list[float]) -> list[float]:
             right[k] -= factor * right[i]
     solution = [0.0] * size
     for i in reversed(range(size)):
-        rest = sum(matrix[i][j] * solution[j] for j in range(i + 1, size))
-        solution[i] = (right[i] - rest) / matrix[i][i]
+        known = sum(matrix[i][j] * solution[j] for j in range(i + 1, size))
+        solution[i] = (right[i] - known) / matrix[i][i]
     return solution
 
 
