@@ -115,15 +115,15 @@ def look(prefill: int = 2, decode: int = 2, requests: float = 10.0, **changes: A
 
 
 def watched(prefill: int = 0, decode: int = 0, seconds: float = 3_600.0) -> Memory:
-    """Of an operator that has watched so long, and wished for so many all the time."""
-    wishes = tuple(
+    """Of an operator that has watched so long, and needed so many all the time."""
+    needs = tuple(
         WantedNodes(at_s=NOW - before, prefill=prefill, decode=decode)
         for before in range(600, 0, -15)
         if before <= seconds
     )
-    return Memory(since_s=NOW - seconds, wished=wishes)
+    return Memory(since_s=NOW - seconds, needed=needs)
 
 
 def decide(situation: Situation, policy: Policy = POLICY, memory: Memory | None = None) -> Decision:
-    """The decision of an operator that has long wished for as few as can be."""
+    """The decision of an operator that has long needed as few as can be."""
     return plan(situation, policy, watched() if memory is None else memory)[0]

@@ -51,7 +51,7 @@ class TargetMiss:
 class Memory:
     since_s: float | None = None  # of the first look
     seen: tuple[DemandSample, ...] = ()
-    wished: tuple[WantedNodes, ...] = ()
+    needed: tuple[WantedNodes, ...] = ()
     misses: tuple[TargetMiss, ...] = ()  # the newest of each role
 
     def at(self, now_s: float, keep_s: float) -> Memory:
@@ -62,7 +62,7 @@ class Memory:
         return replace(
             self,
             seen=tuple(one for one in self.seen if _within(one.at_s, now_s, keep_s)),
-            wished=tuple(one for one in self.wished if _within(one.at_s, now_s, keep_s)),
+            needed=tuple(one for one in self.needed if _within(one.at_s, now_s, keep_s)),
             misses=tuple(one for one in self.misses if _within(one.at_s, now_s, keep_s)),
         )
 
@@ -76,8 +76,8 @@ class Memory:
         values = ((one.at_s, getattr(one, name)) for one in self.seen)
         return [(at_s, value) for at_s, value in values if value is not None]
 
-    def with_wished(self, wished: WantedNodes) -> Memory:
-        return replace(self, wished=(*self.wished, wished)[-MOST_ENTRIES:])
+    def with_needed(self, needed: WantedNodes) -> Memory:
+        return replace(self, needed=(*self.needed, needed)[-MOST_ENTRIES:])
 
     def with_miss(self, miss: TargetMiss) -> Memory:
         others = tuple(one for one in self.misses if one.role != miss.role)

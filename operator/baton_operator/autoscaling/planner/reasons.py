@@ -55,7 +55,7 @@ REASONS = MappingProxyType(
             "check that routers and nodes reach the index, and the operator too",
         ),
         Reason.CAPABILITY_UNKNOWN: Explained(
-            "no node has said yet how fast it is: the nodes stay as they are",
+            "no node has reported yet how fast it is: the nodes stay as they are",
             "wait for the first node to be ready; if it stays, look at the nodes' logs",
         ),
         Reason.NODES_SILENT: Explained(
@@ -93,7 +93,7 @@ REASONS = MappingProxyType(
             "the minima need more GPUs than the budget", "raise the budget, or lower a minimum"
         ),
         Reason.UP_STABILISING: Explained(
-            "more nodes are wished for, but not yet for the whole up window"
+            "more nodes are needed, but not yet for the whole up window"
         ),
         Reason.UP_STEP: Explained("more nodes are needed than may be added at once; more follow"),
         Reason.DOWN_STABILISING: Explained(

@@ -204,7 +204,7 @@ def test_both_roles_are_told_with_their_numbers() -> None:
         ({"ttft_s": None}, {"busy": None, "queued_tokens": None}, "neither queues nor TTFT"),
     ],
 )
-def test_prefill_nodes_stay_where_the_survivors_would_miss_a_target(
+def test_prefill_nodes_stay_where_those_that_stay_would_miss_a_target(
     asked: dict[str, Any], gauges: dict[str, Any], says: str
 ) -> None:
     """The rates alone need one node of each role."""
@@ -221,7 +221,7 @@ def test_an_observation_that_several_looks_find_is_one_observation() -> None:
     again = replace(look(2, 2, demand=demand(10.0, age_s=18.0)), at_s=NOW + 15.0)
     _, memory = plan(again, POLICY, memory)
     assert [one.at_s for one in memory.seen] == [NOW - 3.0]
-    assert [one.at_s for one in memory.wished] == [NOW, NOW + 15.0]
+    assert [one.at_s for one in memory.needed] == [NOW, NOW + 15.0]
 
 
 def test_a_target_missed_is_remembered_and_the_node_stays() -> None:

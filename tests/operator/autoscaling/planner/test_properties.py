@@ -108,7 +108,7 @@ def policies(draw: st.DrawFn) -> Policy:
 MEMORIES = st.builds(
     Memory,
     since_s=st.sampled_from([NOW - 5_000.0, NOW - 100.0, NOW]),
-    wished=st.lists(
+    needed=st.lists(
         st.builds(
             WantedNodes,
             at_s=st.sampled_from([NOW - 400.0, NOW - 50.0, NOW - 5.0]),
@@ -345,11 +345,11 @@ def test_memory_is_bounded_and_forgets_when_the_clock_goes_back() -> None:
     memory = Memory()
     for turn in range(1100):
         _, memory = plan(steady(10, 200, 2, 2, NOW + turn), policy, memory)
-    assert len(memory.wished) <= 1024
+    assert len(memory.needed) <= 1024
     assert len(memory.seen) <= 1024
     _, memory = plan(steady(10, 200, 2, 2, 5.0), policy, memory)
     assert memory.since_s == 5.0
-    assert [one.at_s for one in memory.wished] == [5.0]
+    assert [one.at_s for one in memory.needed] == [5.0]
 
 
 STEADY_POLICY = Policy(bounds={"prefill": Bounds(maximum=9), "decode": Bounds(maximum=9)})

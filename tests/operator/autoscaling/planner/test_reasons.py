@@ -264,7 +264,7 @@ CASES = [
         memory=watched(2, 2),
         prefill=2,
         decode=2,
-        says="wished for less in the last 60 s",
+        says="fewer were needed in the last 60 s",
     ),
     Case(
         reason=Reason.UP_STEP, look=look(2, 2, 80.0), prefill=4, decode=4, says="at most 4 at once"
@@ -363,4 +363,4 @@ def test_the_memory_of_a_table_is_what_a_watching_operator_has() -> None:
     for back in range(240, 0, -1):
         _, memory = plan(replace(look(1, 1, 1.0), at_s=NOW - 15.0 * back), POLICY, memory)
     assert memory.since_s == watched().since_s
-    assert WantedNodes(at_s=NOW - 15.0, prefill=1, decode=1) in memory.wished
+    assert WantedNodes(at_s=NOW - 15.0, prefill=1, decode=1) in memory.needed

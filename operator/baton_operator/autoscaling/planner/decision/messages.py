@@ -61,9 +61,9 @@ def decision(
 
 
 def at_zero(
-    said: tuple[Reason, str], fleets: Mapping[Role, RoleCounts], numbers: Mapping[str, float]
+    cause: tuple[Reason, str], fleets: Mapping[Role, RoleCounts], numbers: Mapping[str, float]
 ) -> Decision:
-    reason, text = said
+    reason, text = cause
     return Decision(
         prefill=0,
         decode=0,

@@ -4,13 +4,14 @@ In: one look at the pool (Situation), what its owner wants (Policy), what earlie
 (Memory). Out: the Decision and the Memory for the next look. The caller acts on it, or only shows
 it: the modes are the caller's.
 
-    bounds       of now, schedules applied                              schedule
-    rest         asleep, or to be so                                    rest
-    wish         per role, from demand and what a node can do           forecast, prefill, decode
-    correction   a measured miss adds one; reading the store may bind   measured
-    windows      up to the least, down to the most of a window          stabilise
-    limits       bounds, then ratio and GPU budget, for both together   limits, fit
-    step         what of it now: rates, drains, roll-outs, survivors    step, survivors
+    bounds         of now, schedules applied                             limits.schedule
+    scale to zero  the pool sleeps, or is to                             limits.scale_to_zero
+    need           per role, from demand and what a node can do          demand.need
+    correction     a measured miss adds one; reading the store may bind  demand.measured
+    stabilization  up to the least, down to the most of a window         limits.stabilization
+    limits         bounds, then ratio and GPU budget, for both together  limits.bounds, replica_fit
+    rate           what of it now: rates, drains, roll-outs, and         limits.scaling_rate,
+                   whether the nodes that stay suffice                   limits.consolidation
 
 More demand never gives a role fewer nodes, all else equal, but for a budget or a ratio that both
 roles share, a store that is read at its limit, and a trend: one look above the line may end it.
@@ -23,9 +24,9 @@ from collections.abc import Callable
 from baton_operator.autoscaling.planner.decision.messages import at_zero, decision, numbers
 from baton_operator.autoscaling.planner.demand.forecast import LOOKBACK_S, live_of, outlook
 from baton_operator.autoscaling.planner.demand.measured import corrected, reading_bound
-from baton_operator.autoscaling.planner.demand.need import Course, PlannerView, why_unknown, wish
+from baton_operator.autoscaling.planner.demand.need import Course, PlannerView, needed, why_unknown
 from baton_operator.autoscaling.planner.limits.bounds import Courses, allowed, clamped
-from baton_operator.autoscaling.planner.limits.scale_to_zero import rest
+from baton_operator.autoscaling.planner.limits.scale_to_zero import reason_for_zero
 from baton_operator.autoscaling.planner.limits.scaling_rate import stepped
 from baton_operator.autoscaling.planner.limits.schedule import Range, ranges
 from baton_operator.autoscaling.planner.limits.stabilization import stabilised
@@ -46,11 +47,11 @@ def plan(situation: Situation, policy: Policy, memory: Memory) -> tuple[Decision
     fleets = {role: fleet_of(role, situation, policy.stale_after_s) for role in ROLES}
     memory = memory.at(at_s, _keep_s(policy))
     look, memory = _look(situation, policy, fleets, memory)
-    asleep = rest(situation, policy, bounds, fleets)
-    if asleep is not None:
-        memory = memory.with_wished(WantedNodes(at_s=at_s, prefill=0, decode=0))
-        return at_zero(asleep, fleets, numbers((), fleets, look, policy, bounds)), memory
-    courses, memory = _wishes(look, policy, fleets, bounds, memory, at_s)
+    to_zero = reason_for_zero(situation, policy, bounds, fleets)
+    if to_zero is not None:
+        memory = memory.with_needed(WantedNodes(at_s=at_s, prefill=0, decode=0))
+        return at_zero(to_zero, fleets, numbers((), fleets, look, policy, bounds)), memory
+    courses, memory = _needs(look, policy, fleets, bounds, memory, at_s)
     courses = _each(courses, lambda course: stabilised(course, memory, policy, at_s))
     courses = _each(courses, lambda course: clamped(course, bounds[course.role]))
     courses = allowed(courses, bounds, policy, memory, at_s)
@@ -82,7 +83,7 @@ def _look(
     return PlannerView(demand=demand, capability=capability, view=view), memory
 
 
-def _wishes(
+def _needs(
     look: PlannerView,
     policy: Policy,
     fleets: dict[Role, RoleCounts],
@@ -93,14 +94,14 @@ def _wishes(
     """Of both roles, within their bounds; remembered before any window makes them smooth."""
     found = []
     for role in ROLES:
-        course = wish(fleets[role], fleets["prefill"], look, policy)
+        course = needed(fleets[role], fleets["prefill"], look, policy)
         course, miss = corrected(course, look, fleets[role], fleets["decode"], policy, at_s)
         if miss is not None:
             memory = memory.with_miss(miss)
         found.append(clamped(reading_bound(course, look, policy), bounds[role]))
     prefill, decode = found
-    wished = WantedNodes(at_s=at_s, prefill=prefill.value, decode=decode.value)
-    return (prefill, decode), memory.with_wished(wished)
+    both = WantedNodes(at_s=at_s, prefill=prefill.value, decode=decode.value)
+    return (prefill, decode), memory.with_needed(both)
 
 
 def _each(courses: Courses, rule: Callable[[Course], Course]) -> Courses:

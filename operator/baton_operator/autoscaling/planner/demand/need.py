@@ -1,4 +1,4 @@
-"""What a role would like, from the load alone; or why that is not known, and then it stays.
+"""How many nodes a role needs, from the load alone; or why that is not known, and then it stays.
 
 In: one look. Out: a `Course` per role, which the later rules bend: each names itself as the reason
 where it changes the number. What is not known is never zero: an unknown role keeps its nodes.
@@ -62,7 +62,7 @@ def why_unknown(situation: Situation, policy: Policy) -> tuple[Reason, str] | No
     return None
 
 
-def wish(fleet: RoleCounts, prefill: RoleCounts, look: PlannerView, policy: Policy) -> Course:
+def needed(fleet: RoleCounts, prefill: RoleCounts, look: PlannerView, policy: Policy) -> Course:
     """Before any window and limit."""
     if look.unknown is not None:
         return _stay(fleet, *look.unknown)
@@ -73,19 +73,29 @@ def wish(fleet: RoleCounts, prefill: RoleCounts, look: PlannerView, policy: Poli
         if view.prompt is None:
             return _stay(fleet, Reason.DEMAND_UNKNOWN, "uncached prompt tokens are not known")
         course = _from_need(fleet, prefill_need(view, fleet, look.capability, policy))
-        complete = view.prompt == 0.0 or view.prompt_mean is not None
+        complete = _knows_all_of_prefill(view)
     else:
         if view.output is None and view.live is None:
             return _stay(fleet, Reason.DEMAND_UNKNOWN, "output tokens are not known")
         course = _from_need(fleet, decode_need(view, prefill, look.capability, policy))
-        complete = view.output is not None and view.live is not None
-        complete = complete and (view.context is not None or not (view.output or view.live))
+        complete = _knows_all_of_decode(view)
     if not complete:
         return _no_less(course, Reason.DEMAND_UNKNOWN, "not all that clients ask for is known")
     if fleet.silent:
         names = ", ".join(fleet.silent[:3])
         return _no_less(course, Reason.NODES_SILENT, f"no fresh report of {names}")
     return course
+
+
+def _knows_all_of_prefill(view: Outlook) -> bool:
+    return view.prompt == 0.0 or view.prompt_mean is not None
+
+
+def _knows_all_of_decode(view: Outlook) -> bool:
+    if view.output is None or view.live is None:
+        return False
+    nothing_to_do = view.output == 0.0 and view.live == 0.0
+    return nothing_to_do or view.context is not None
 
 
 def _stay(fleet: RoleCounts, reason: Reason, text: str) -> Course:
@@ -102,23 +112,18 @@ def _no_less(course: Course, reason: Reason, text: str) -> Course:
 
 def _from_need(fleet: RoleCounts, need: Need) -> Course:
     now = fleet.desired
-    value, reason = now, Reason.STEADY
+    bounds: tuple[str, ...] = ()
+    value = now
     if need.least > now:
-        value = need.good
-        if not need.reachable:
-            reason = Reason.TARGET_UNREACHABLE
-        elif need.now > now:
-            reason = Reason.DEMAND_ROSE
-        else:
-            reason = Reason.TREND_ROSE if need.ahead > now else Reason.BACKLOG_GREW
+        value, reason = need.good, _why_more(need, now)
     elif need.good < now:
         value, reason = need.good, Reason.DEMAND_FELL
     elif fleet.coming and need.good > len(fleet.ready):
         reason = Reason.CAPACITY_COMING
-    bounds: tuple[str, ...] = ()
-    if reason == Reason.CAPACITY_COMING:
         oldest = max(node.since_s for node in fleet.coming)
         bounds = (f"{len(fleet.coming)} are on their way, the first for {oldest:.0f} s",)
+    else:
+        reason = Reason.STEADY
     return Course(
         role=fleet.role,
         now=now,
@@ -128,3 +133,13 @@ def _from_need(fleet: RoleCounts, need: Need) -> Course:
         bounds=bounds,
         need=need,
     )
+
+
+def _why_more(need: Need, now: int) -> Reason:
+    if not need.reachable:
+        return Reason.TARGET_UNREACHABLE
+    if need.now > now:
+        return Reason.DEMAND_ROSE
+    if need.ahead > now:
+        return Reason.TREND_ROSE
+    return Reason.BACKLOG_GREW

@@ -1,4 +1,4 @@
-"""What of a wish the owner allows: bounds, the ratio of the roles, the GPU budget.
+"""What of a need the owner allows: bounds, the ratio of the roles, the GPU budget.
 
 In: both courses. Out: the same, at a pair that could be had if nothing took time; how much of the
 way is gone now is `scaling_rate`'s. The budget comes before the bounds, and both before the ratio.

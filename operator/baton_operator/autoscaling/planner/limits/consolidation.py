@@ -1,7 +1,7 @@
 """Whether fewer nodes would hold the targets: the consolidation check.
 
 In: what the nodes of a role themselves report, and how many are to stay. Out: None, or why not. The
-survivors take over N/(N-1) of queue, batch and KV; half of the headroom may be used up. It is
+nodes that stay take over N/(N-1) of queue, batch and KV; half of the headroom may be used up. It is
 another look at the same question as `need`: that one works from rates and a model, this one from
 what the nodes hold and what clients measured. Both must agree before anybody goes.
 """
@@ -14,7 +14,7 @@ from baton_operator.autoscaling.planner.memory import Memory
 from baton_operator.autoscaling.planner.node_counts import RoleCounts
 from baton_operator.autoscaling.planner.records import Capability, Demand, Policy
 
-# Of the load under which a target was missed, survivors may have less than this share.
+# Of the load under which a target was missed, nodes that stay may have less than this share.
 NEAR_MISS = 0.95
 
 

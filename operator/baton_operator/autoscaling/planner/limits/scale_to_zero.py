@@ -16,7 +16,7 @@ from baton_operator.autoscaling.planner.records import Demand, Policy, Reason, S
 from baton_protocol.store import ROLES, Role
 
 
-def rest(
+def reason_for_zero(
     situation: Situation,
     policy: Policy,
     bounds: Mapping[Role, Range],

@@ -2,7 +2,8 @@
 
 In: both courses, the nodes that are there. Out: both courses at the pair to set now, and each with
 the last rule that bound it. A role goes up to `up_step` times the nodes there are, down by
-`down_step`, and down only where all is known, nothing rolls or drains, and the survivors would do.
+`down_step`, and down only where all is known, nothing rolls or drains, and the nodes that stay
+suffice.
 
 What the owner sets (bounds, budget) holds at once, whatever else is known. The ratio is repaired
 upwards at once; it is not worth taking nodes away faster than load that fell would.
@@ -25,7 +26,7 @@ from baton_operator.autoscaling.planner.records import Policy, Reason
 from baton_protocol.store import Role
 
 Bound = tuple[int, Reason, str]
-# Nodes that the owner takes away; nobody asks whether the survivors would do.
+# Nodes that the owner takes away; nobody asks whether those that stay suffice.
 OWNERS = frozenset(
     {
         Reason.AT_MAXIMUM,
@@ -43,7 +44,7 @@ class Spans:
     """Between which pairs this step may choose, for better and for worse reasons."""
 
     lowest: Pair  # as far as rates and what is known allow
-    floor: Pair  # and the survivors would do
+    floor: Pair  # and the nodes that stay suffice
     top: Pair
     low: Pair  # the owner's bounds
     high: Pair
@@ -80,8 +81,8 @@ def stepped(
     pair = _pair(courses, spans, rules)
     unpaid = _pair(courses, spans, replace(rules, budget=None))
     return (
-        _told(courses[0], pair[0], floors[0], tops[0], pair[0] < unpaid[0]),
-        _told(courses[1], pair[1], floors[1], tops[1], pair[1] < unpaid[1]),
+        _explained(courses[0], pair[0], floors[0], tops[0], pair[0] < unpaid[0]),
+        _explained(courses[1], pair[1], floors[1], tops[1], pair[1] < unpaid[1]),
     )
 
 
@@ -94,8 +95,8 @@ def _there(fleet: RoleCounts) -> int:
 
 
 def _low(course: Course, fleet: RoleCounts, policy: Policy, rolling: bool) -> Bound:
-    """The fewest that may be set now, whatever the survivors hold, and what keeps it from being
-    fewer."""
+    """The fewest that may be set now, whatever the nodes that stay have to hold, and what keeps it
+    from being fewer."""
     if rolling:
         return course.now, Reason.ROLL_OUT_RUNNING, "a roll-out runs"
     if course.blind is not None:
@@ -110,7 +111,7 @@ def _low(course: Course, fleet: RoleCounts, policy: Policy, rolling: bool) -> Bo
 def _floor(
     course: Course, low: Bound, fleet: RoleCounts, look: PlannerView, policy: Policy, memory: Memory
 ) -> Bound:
-    """The same for a role whose load fell: only if the survivors would do."""
+    """The same for a role whose load fell: only if the nodes that stay suffice."""
     if course.value >= course.now or low[0] == course.now:
         return course.now, low[1], low[2]
     left = max(course.value, low[0])
@@ -151,7 +152,7 @@ def _pair(courses: Courses, spans: Spans, rules: Rules) -> Pair:
     return 0, 0
 
 
-def _told(course: Course, value: int, floor: Bound, top: int, unpaid: bool) -> Course:
+def _explained(course: Course, value: int, floor: Bound, top: int, unpaid: bool) -> Course:
     """`unpaid`: without the budget it would be more."""
     if value < course.value:
         if unpaid:

@@ -1,6 +1,6 @@
 """Recommendations over time: up to the least of the up window, down to the most of the down window.
 
-In: a course, and what was wished for before (this look's wish included). Out: the course. Nobody
+In: a course, and what was needed before (this look's need included). Out: the course. Nobody
 goes down before a whole window was seen, so an operator that starts anew waits.
 """
 
@@ -20,7 +20,7 @@ def stabilised(course: Course, memory: Memory, policy: Policy, at_s: float) -> C
             return course  # who waits for a pool that sleeps has waited enough
         window = policy.up_stabilisation_s
         value = max(course.now, min(within(memory, course.role, at_s, window)))
-        bound = f"wished for less in the last {window:g} s"
+        bound = f"fewer were needed in the last {window:g} s"
         return course.to(value, Reason.UP_STABILISING, bound)
     if course.value < course.now:
         window = policy.down_stabilisation_s
@@ -35,5 +35,5 @@ def stabilised(course: Course, memory: Memory, policy: Policy, at_s: float) -> C
 
 
 def within(memory: Memory, role: Role, at_s: float, window_s: float) -> Iterator[int]:
-    """The wishes of the window; this look's is among them."""
-    return (one.of(role) for one in memory.wished if one.at_s >= at_s - window_s)
+    """What was needed in the window; this look's need is among it."""
+    return (one.of(role) for one in memory.needed if one.at_s >= at_s - window_s)
