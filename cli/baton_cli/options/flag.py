@@ -69,6 +69,7 @@ class Flag:
     name: str
     hint: Any
     default: Any
+    title: str  # of its group in --help
     help: str
     metavar: str
     least: float | None
@@ -137,34 +138,35 @@ def flags_of(record: type) -> tuple[Flag, ...]:
             ]
             continue
         assert item.metadata, f"{item.name} was not made by flag()"
-        found.append(Flag(name=item.name, hint=hint, default=item.default, **item.metadata))
+        flag = Flag(
+            name=item.name,
+            hint=hint,
+            default=item.default,
+            title=_title(record, item.name),
+            **item.metadata,
+        )
+        found.append(flag)
     return tuple(found)
 
 
+def _title(record: type, name: str) -> str:
+    """Of the class that declares the field: the last one that does."""
+    declares = next(owner for owner in record.__mro__ if name in inspect.get_annotations(owner))
+    return str(declares.__dict__["TITLE"])
+
+
 def add_flags(parser: argparse.ArgumentParser, record: type) -> None:
-    """Give `parser` the record's flags, in one group per class; what is not given stays out of the
-    namespace."""
+    """Give `parser` the record's flags, in one group per class, its own first; what is not given
+    stays out of the namespace."""
     flags = flags_of(record)
-    known = {item.name: item for item in flags if not item.record}
-    records: dict[str, Any] = {
-        item.name: item.default for item in fields(record) if is_dataclass(item.default)
-    }
-    for owner in record.__mro__:
-        names = inspect.get_annotations(owner)
-        # pop: a class may give an inherited flag another default, and then lists it as its own.
-        own = [known.pop(name) for name in names if name in known]
+    titles = [owner.__dict__["TITLE"] for owner in record.__mro__ if "TITLE" in owner.__dict__]
+    titles += [item.title for item in flags if item.record]
+    for title in dict.fromkeys(titles):
+        own = [item for item in flags if item.title == title]
         if own:
-            _add_group(parser, owner.__dict__["TITLE"], own)
-        for name in names:
-            if name in records:
-                its = [item for item in flags if item.record == name]
-                _add_group(parser, records.pop(name).TITLE, its)
-
-
-def _add_group(parser: argparse.ArgumentParser, title: str, flags: Sequence[Flag]) -> None:
-    group = parser.add_argument_group(title)
-    for item in flags:
-        _add_flag(group, item)
+            group = parser.add_argument_group(title)
+        for item in own:
+            _add_flag(group, item)
 
 
 def _add_flag(group: argparse._ArgumentGroup, item: Flag) -> None:
@@ -202,19 +204,21 @@ def merge(record: type[R], given: Mapping[str, Any], variables: Mapping[str, str
     known = flags_of(record)
     values = {item.name: given[item.name] for item in known if item.name in given}
     _check_exclusive(known, values, lambda item: item.option)
-    from_environment = {}
-    for item in known:
-        text = variables.get(item.variable, "") if item.has_variable else ""
-        if text and item.name not in values:
-            from_environment[item.name] = _from_variable(item, text)
-    for item in known:
-        # A flag beats the variable of what it excludes, as it beats its own.
-        if item.excludes in values:
-            from_environment.pop(item.name, None)
-        if item.excludes and item.name in values:
-            from_environment.pop(item.excludes, None)
+    from_environment = {
+        item.name: _from_variable(item, variables[item.variable])
+        for item in known
+        if item.has_variable and item.name not in values and variables.get(item.variable)
+    }
+    for name in _beaten(known, values):
+        from_environment.pop(name, None)
     _check_exclusive(known, from_environment, lambda item: item.variable)
     return make_record(record, values | from_environment)
+
+
+def _beaten(known: Sequence[Flag], values: Mapping[str, Any]) -> set[str]:
+    """What the flags that were given exclude: they beat its variable, as they beat their own."""
+    pairs = [(item.name, item.excludes) for item in known if item.excludes]
+    return {b for a, b in pairs if a in values} | {a for a, b in pairs if b in values}
 
 
 def make_record(record: type[R], values: Mapping[str, Any]) -> R:
