@@ -28,10 +28,6 @@ from baton_cli.local_pool.display import Display, Row
 from baton_cli.local_pool.router_client import NodeView, PoolView, RouterAddress, look
 
 POLL_STARTING_S = 0.1
-POLL_RUNNING_S = 1.0
-# What a child may take beyond its own drain deadline to close its sockets and exit.
-EXIT_GRACE_S = 3.0
-LAST_LOOK_S = 0.5
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -46,6 +42,19 @@ class Plan:
     environment: Mapping[str, str]
     drain_timeout_s: float
     ready_timeout_s: float
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds between two looks at a running pool; what a child may take beyond its own drain
+    deadline to close its sockets and exit; and what the last look may take."""
+
+    poll_s: float = 1.0
+    exit_grace_s: float = 3.0
+    last_look_s: float = 0.5
+
+
+DEFAULT_TIMING = Timing()
 
 
 class Stop:
@@ -78,17 +87,12 @@ class Supervisor:
         display: Display,
         look_at: Callable[[RouterAddress], PoolView | None] = look,
         clock: Callable[[], float] = time.monotonic,
-        *,
-        poll_s: float = POLL_RUNNING_S,
-        exit_grace_s: float = EXIT_GRACE_S,
-        last_look_s: float = LAST_LOOK_S,
+        timing: Timing = DEFAULT_TIMING,
     ) -> None:
         self.ready = asyncio.Event()
         self.failure = ""
         self._clock = clock
-        self._poll_s = poll_s
-        self._exit_grace_s = exit_grace_s
-        self._last_look_s = last_look_s
+        self._timing = timing
         self._began = clock()
         self._plan = plan
         self._stop = stop
@@ -145,7 +149,7 @@ class Supervisor:
             self._show()
             if not self.ready.is_set():
                 self._note_readiness()
-            await asyncio.sleep(self._poll_s if self.ready.is_set() else POLL_STARTING_S)
+            await asyncio.sleep(self._timing.poll_s if self.ready.is_set() else POLL_STARTING_S)
 
     def _note_readiness(self) -> None:
         """All are ready; or some are not by now, and the others serve, or nobody does."""
@@ -155,12 +159,14 @@ class Supervisor:
         elif self._clock() - self._began >= limit_s:
             rows = [self._row(child) for child in self._nodes if not self._is_ready(child)]
             late = ", ".join(f"{row.node} ({row.state})" for row in rows)
-            told = f"not ready after {limit_s:g} s (--ready-timeout): {late or 'the router'}"
+            problem = f"not ready after {limit_s:g} s (--ready-timeout): {late or 'the router'}"
             if self._some_ready():
-                self._display.note(f"{told}; the pool serves without, and with it once it is ready")
+                self._display.note(
+                    f"{problem}; the pool serves without, and with it once it is ready"
+                )
                 self.ready.set()
             else:
-                self.failure = told
+                self.failure = problem
                 self._stop.asked.set()
 
     def _some_ready(self) -> bool:
@@ -208,9 +214,9 @@ class Supervisor:
         try:
             if not self.failure:
                 self._display.note(await self._goodbye())
-                await self._router.stop(self._plan.drain_timeout_s + self._exit_grace_s)
+                await self._router.stop(self._plan.drain_timeout_s + self._timing.exit_grace_s)
             everyone = [self._router, *self._nodes]
-            await asyncio.gather(*(child.stop(self._exit_grace_s) for child in everyone))
+            await asyncio.gather(*(child.stop(self._timing.exit_grace_s) for child in everyone))
         finally:
             killer.cancel()
 
@@ -224,7 +230,7 @@ class Supervisor:
         view = None
         with contextlib.suppress(TimeoutError):
             view = await asyncio.wait_for(
-                asyncio.to_thread(self._look_at, self._plan.address), self._last_look_s
+                asyncio.to_thread(self._look_at, self._plan.address), self._timing.last_look_s
             )
         if view is None or not view.requests:
             return "stopping"

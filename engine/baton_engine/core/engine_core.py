@@ -39,7 +39,7 @@ from baton_engine.kv.block_pool import BlockPool
 from baton_engine.kv.cpu_offload import HostMemory, HostTier
 from baton_engine.scheduling.ranges import Run
 from baton_engine.scheduling.scheduler import Scheduler
-from baton_engine.scheduling.sequence import RequestState, given_ids
+from baton_engine.scheduling.sequence import BlockNaming, RequestState, Submission, given_ids
 from baton_engine.scheduling.stop_conditions import Outcome, Totals
 from baton_protocol.hashing import extend_hashes, root_hash
 from baton_protocol.ids import BlockHash, BlockId, RequestId
@@ -132,13 +132,15 @@ class EngineCore:
         self._arrivals += 1
         state = RequestState(
             request,
+            BlockNaming(
+                root_hash(self.info.fingerprint, request.adapter, request.salt),
+                self.info.layout.block_size,
+            ),
             arrival=self._arrivals,
-            root=root_hash(self.info.fingerprint, request.adapter, request.salt),
             given_hashes=reservation.hashes if reservation else self.block_hashes(request),
-            block_size=self.info.layout.block_size,
-            prefill_only=prefill_only,
-            track=track,
-            report_filled=report_filled,
+            submission=Submission(
+                prefill_only=prefill_only, track=track, report_filled=report_filled
+            ),
             eos_ids=self.info.eos_ids,
             max_tokens=self._limits.max_tokens,
         )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 
 from baton_engine.interface import ListedIds, PenaltyCounts, PromptUse
 from baton_engine.scheduling.ranges import Run, total, within
@@ -195,6 +196,23 @@ class Sequence:
         return blocks
 
 
+@dataclass(frozen=True, slots=True)
+class BlockNaming:
+    """How a request's blocks get their hashes: chained from `root`, a block at a time."""
+
+    root: BlockHash
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """What whoever submits a request asks for beside it, see `interface.Engine.submit`."""
+
+    prefill_only: bool = False
+    track: bool = False
+    report_filled: bool = False
+
+
 class RequestState:
     """What the choices of one request share; `given_hashes` name the full blocks of `given_ids`.
 
@@ -205,28 +223,26 @@ class RequestState:
     def __init__(
         self,
         request: Request,
+        naming: BlockNaming,
         *,
         arrival: int,
-        root: BlockHash,
         given_hashes: Seq[BlockHash],
-        block_size: int,
-        prefill_only: bool,
-        track: bool,
-        report_filled: bool = False,
+        submission: Submission,
         eos_ids: Seq[int] = (),
         max_tokens: int = sys.maxsize,
     ) -> None:
         self.request = request
         self.params = params = request.params
         self.arrival = arrival
-        self.root = root
+        self.root = naming.root
         self.given_hashes = given_hashes
-        self.block_size = block_size
-        self.name = block_hasher(block_size)
-        self.prefill_only = prefill_only
-        self.track = track
-        self.report_filled = report_filled
-        self.keeps_blocks = track or report_filled  # for one step after it has ended
+        self.block_size = naming.block_size
+        self.name = block_hasher(naming.block_size)
+        self.prefill_only = submission.prefill_only
+        self.track = submission.track
+        self.report_filled = submission.report_filled
+        # For one step after it has ended.
+        self.keeps_blocks = submission.track or submission.report_filled
         self.prompt_len = len(request.prompt_ids)
         self.given_len = len(given_ids(request))
         self.pending: list[int] = []
@@ -296,7 +312,7 @@ class RequestState:
 
     def prompt_use(self) -> PromptUse:
         """Given once: what the prompt told is handed over, and kept here no longer."""
-        told, self._prompt_logprobs = tuple(self._prompt_logprobs), []
+        found, self._prompt_logprobs = tuple(self._prompt_logprobs), []
         cached, host, fetched = map(total, self._sources or ((), (), ()))
         return PromptUse(
             request=self.request.id,
@@ -305,5 +321,5 @@ class RequestState:
             host=host,
             fetched=fetched,
             computed=self.prompt_len - cached - host - fetched,
-            logprobs=told,
+            logprobs=found,
         )

@@ -16,7 +16,7 @@ from baton_cli.errors import CommandError
 from baton_cli.local_pool.children import ChildSpec
 from baton_cli.local_pool.display import Display
 from baton_cli.local_pool.router_client import NodeView, PoolView, RouterAddress
-from baton_cli.local_pool.supervisor import EXIT_GRACE_S, POLL_RUNNING_S, Plan, Stop, Supervisor
+from baton_cli.local_pool.supervisor import DEFAULT_TIMING, Plan, Stop, Supervisor, Timing
 
 pytestmark = pytest.mark.integration
 
@@ -62,8 +62,8 @@ class Bench:
         *nodes: ChildSpec,
         router: ChildSpec,
         drain_s: float = 10,
-        poll_s: float = POLL_RUNNING_S,
-        exit_grace_s: float = EXIT_GRACE_S,
+        poll_s: float = DEFAULT_TIMING.poll_s,
+        exit_grace_s: float = DEFAULT_TIMING.exit_grace_s,
     ) -> Supervisor:
         plan = Plan(RouterAddress("127.0.0.1", 1), nodes, router, os.environ, drain_s, READY_S)
         display = Display(self.out, self.out)
@@ -73,9 +73,7 @@ class Bench:
             display,
             self.look,
             lambda: self.now,
-            poll_s=poll_s,
-            exit_grace_s=exit_grace_s,
-            last_look_s=WAIT_S,
+            Timing(poll_s, exit_grace_s, last_look_s=WAIT_S),
         )
 
     def look(self, router: RouterAddress) -> PoolView | None:

@@ -9,7 +9,13 @@ import pytest
 
 from baton_engine.kv.block_pool import BlockPool
 from baton_engine.scheduling.scheduler import Piece, Scheduler
-from baton_engine.scheduling.sequence import RequestState, Sequence, blocks_for
+from baton_engine.scheduling.sequence import (
+    BlockNaming,
+    RequestState,
+    Sequence,
+    Submission,
+    blocks_for,
+)
 from baton_protocol.hashing import extend_hashes
 from baton_protocol.ids import BlockHash
 from tests.support.engines.engine_core import make_request
@@ -33,12 +39,10 @@ class Desk:
         request = make_request(name, prompt, **params)
         state = RequestState(
             request,
+            BlockNaming(ROOT, BLOCK),
             arrival=self.arrivals,
-            root=ROOT,
             given_hashes=extend_hashes(ROOT, request.prompt_ids, BLOCK),
-            block_size=BLOCK,
-            prefill_only=False,
-            track=False,
+            submission=Submission(),
         )
         return Sequence(state, 0)
 
