@@ -27,22 +27,22 @@ class ResultReader:
         limits: Limits,
         pool: BlockPool,
         scheduler: Scheduler,
-        roster: RunningRequests,
+        requests: RunningRequests,
     ) -> None:
         self._info = info
         self._layout = info.layout
         self._limits = limits
         self._pool = pool
         self._scheduler = scheduler
-        self._roster = roster
+        self._requests = requests
 
-    def take(self, flight: InFlightStep, results: Seq[RowResult], outcome: Outcome) -> None:
+    def take(self, step: InFlightStep, results: Seq[RowResult], outcome: Outcome) -> None:
         """Put what the rows brought into `outcome`. Of plain sequences only what may change with a
         token is looked at; _take_row() says the same of any."""
-        number, size = flight.number, self._layout.block_size
-        outcome.num_seqs = outcome.num_tokens = len(flight.pieces)
-        told = outcome.tokens
-        for piece, row, result in zip(flight.pieces, flight.rows, results, strict=True):
+        number, size = step.number, self._layout.block_size
+        outcome.num_seqs = outcome.num_tokens = len(step.pieces)
+        tokens = outcome.tokens
+        for piece, row, result in zip(step.pieces, step.rows, results, strict=True):
             sequence = piece.sequence
             if sequence.step == number:
                 sequence.after = -1
@@ -55,11 +55,11 @@ class ResultReader:
             token, state = result.samples[0], sequence.state
             if computed + 1 >= sequence.end or token.id in state.stops:
                 self._append(state, sequence.choice, token, outcome)
-                self._roster.forget_if_ended(state, outcome.ended)
+                self._requests.forget_if_ended(state, outcome.ended)
                 continue
             sequence.tokens.append(token.id)
             offset = computed - state.prompt_len
-            told.append(
+            tokens.append(
                 TokenOut(state.request.id, sequence.choice, offset, token.id, token.logprobs)
             )
 
@@ -75,14 +75,14 @@ class ResultReader:
         sequence.advance(piece.count)
         self._fill(sequence, row.start, end, outcome)
         if sequence is state.leader:
-            self._tell(sequence, outcome)
+            self._report_progress(sequence, outcome)
         for sample, token in zip(row.samples, result.samples, strict=True):
             self._append(state, sample.choice, token, outcome)
         if row.samples and sequence.running:
             sequence.settle()
         if state.prompt_done:
-            self._roster.start_others(state)
-        self._roster.forget_if_ended(state, outcome.ended)
+            self._requests.start_others(state)
+        self._requests.forget_if_ended(state, outcome.ended)
 
     def _fill(self, sequence: Sequence, begin: int, end: int, outcome: Outcome) -> None:
         """The KV of tokens [begin, end) is written: register its full blocks, tell full chunks."""
@@ -94,7 +94,7 @@ class ResultReader:
         if sequence.state.report_filled:
             outcome.filled += take_filled(sequence, begin, end, self._layout)
 
-    def _tell(self, leader: Sequence, outcome: Outcome) -> None:
+    def _report_progress(self, leader: Sequence, outcome: Outcome) -> None:
         """How far the leader is with what the request came with."""
         state = leader.state
         if state.track and not state.given_done:
@@ -113,7 +113,7 @@ class ResultReader:
         if sequence is None:
             if choice not in state.pending:
                 return  # it ended when the step was under way
-            sequence = self._roster.make(state, choice)
+            sequence = self._requests.make(state, choice)
         sequence.append(token.id)
         count = sequence.num_outputs
         finish = finish_of(
@@ -137,4 +137,4 @@ class ResultReader:
         if starts:
             self._scheduler.add(sequence)
         if finish is not None or state.prefill_only:
-            self._roster.end(state, choice, linger=state.keeps_blocks)
+            self._requests.end(state, choice, linger=state.keeps_blocks)

@@ -74,11 +74,11 @@ class EngineCore:
         self._limits = Limits(info)
         self._flights = InFlightSteps(info, runner, self._pool, self._scheduler)
         self._reservations = Reservations(self._pool, self._scheduler, info.layout)
-        self._roster = RunningRequests(
+        self._requests = RunningRequests(
             info.layout, self._pool, self._scheduler, self._reservations, self._flights
         )
-        self._states = self._roster.states
-        self._reader = ResultReader(info, self._limits, self._pool, self._scheduler, self._roster)
+        self._states = self._requests.states
+        self._reader = ResultReader(info, self._limits, self._pool, self._scheduler, self._requests)
         self._holds: Counter[BlockId] = Counter()
         # Ended between steps, or came complete; the next step reports them.
         self._ended: list[RequestId] = []
@@ -157,8 +157,8 @@ class EngineCore:
                 state.pending.append(choice)
             else:
                 self._complete.append(complete)
-        self._roster.start_leader(state, reservation, () if state.asks_prompt else landed)
-        self._roster.forget_if_ended(state, self._ended)
+        self._requests.start_leader(state, reservation, () if state.asks_prompt else landed)
+        self._requests.forget_if_ended(state, self._ended)
 
     # --- ending early ---------------------------------------------------------------------------
 
@@ -170,15 +170,15 @@ class EngineCore:
         if choice in state.pending:
             state.pending.remove(choice)
         elif choice in state.live:
-            self._roster.end(state, choice)
-        self._roster.forget_if_ended(state, self._ended)
+            self._requests.end(state, choice)
+        self._requests.forget_if_ended(state, self._ended)
 
     def abort(self, request: RequestId) -> None:
         state = self._states.pop(request, None)
         if state is None:
             return
         for sequence in state.live.values():
-            self._roster.take_out(sequence)
+            self._requests.take_out(sequence)
 
     # --- blocks in transfer -----------------------------------------------------------------------
 
@@ -196,12 +196,12 @@ class EngineCore:
     # --- steps ------------------------------------------------------------------------------------
 
     def has_work(self) -> bool:
-        lingering = self._roster.lingering
+        lingering = self._requests.lingering
         return bool(self._states or self._ended or lingering or self._flights)
 
     def step(self) -> StepResult:
         """See api.Engine. If the runner raises, nothing is lost: the step can be tried again."""
-        self._roster.release_lingering()
+        self._requests.release_lingering()
         self._starved = False
         if not self._flights:
             self._flights.launch()
@@ -251,6 +251,6 @@ class EngineCore:
         )
 
     def check_integrity(self) -> None:
-        expected = self._holds + self._roster.references()
+        expected = self._holds + self._requests.references()
         expected.update(self._reservations.blocks())
         self._pool.check_integrity(expected)

@@ -77,21 +77,21 @@ class InFlightSteps:
     def _forget(self) -> None:
         """The oldest step could not be read, so that the next has no meaning either: wait until it
         is done with its blocks, and begin again from what was read."""
-        for flight in self._under_way[1:]:
+        for step in self._under_way[1:]:
             with suppress(Exception):
-                flight.launched.read()
+                step.launched.read()
         while self._under_way:
-            flight = self._land()
-            for piece in flight.pieces:
+            step = self._land()
+            for piece in step.pieces:
                 sequence = piece.sequence
-                self._scheduler.rewind(sequence, sequence.computed, -1, flight.number)
+                self._scheduler.rewind(sequence, sequence.computed, -1, step.number)
 
     def _land(self) -> InFlightStep:
         """The oldest step is done with its blocks."""
-        flight = self._under_way.pop(0)
-        for blocks in flight.held:
+        step = self._under_way.pop(0)
+        for blocks in step.held:
             self._pool.release(blocks)
-        return flight
+        return step
 
     def release(self, sequence: Sequence, blocks: list[BlockId]) -> bool:
         """Release the blocks of a sequence that has ended as soon as no step uses them. False where
@@ -103,6 +103,6 @@ class InFlightSteps:
 
     def blocks(self) -> Iterator[BlockId]:
         """All that are held for steps under way, each as often as it is."""
-        for flight in self._under_way:
-            for blocks in flight.held:
+        for step in self._under_way:
+            for blocks in step.held:
                 yield from blocks

@@ -152,10 +152,10 @@ class DecodeSteps:
         return not self.sizes or rows <= self.sizes[-1]
 
     def run(
-        self, batch: Batch, after_R: Ints | None, tables: BlockTables, said: torch.Tensor
+        self, batch: Batch, after_R: Ints | None, tables: BlockTables, sampled: torch.Tensor
     ) -> torch.Tensor:
         """Ids by line, of which the first R are real, valid until the next step has begun with
-        them. `said` holds what the step before sampled, and `after_R` counts in it."""
+        them. `sampled` holds what the step before sampled, and `after_R` counts in it."""
         lines = self._lines_for(len(batch.rows))
         host = inputs_in(self._staging.next(), lines, self._width)
         fill(host, batch, after_R, tables if self._static else None)
@@ -163,8 +163,8 @@ class DecodeSteps:
         if batch.begun and self._static is None:
             self._clear(batch.begun)
         waits = after_R is not None
-        if waits and said is not self._ids:
-            inputs.tokens_P.copy_(_told(inputs, said))
+        if waits and sampled is not self._ids:
+            inputs.tokens_P.copy_(_with_sampled(inputs, sampled))
             inputs.after_P.fill_(-1)
         self._compute(host, lines, batch.rows, filtered=batch.filtered, waits=waits)
         return self._ids
@@ -205,7 +205,7 @@ class DecodeSteps:
         draws = Draws(columns_6P, inputs.columns_6P, filtered or padded)
 
         def compute() -> None:
-            tokens_P = _told(inputs, self._ids) if waits or padded else inputs.tokens_P
+            tokens_P = _with_sampled(inputs, self._ids) if waits or padded else inputs.tokens_P
             hidden_PD = self._model.forward(tokens_P, inputs.positions_P, step)
             ids_P = self._model.ops.draw(self._model.logits(hidden_PD), draws)
             self._ids[: len(ids_P)].copy_(ids_P)
@@ -230,9 +230,9 @@ class DecodeSteps:
         self._prepared.clear()
 
 
-def _told(inputs: Inputs[torch.Tensor], said: torch.Tensor) -> torch.Tensor:
+def _with_sampled(inputs: Inputs[torch.Tensor], sampled: torch.Tensor) -> torch.Tensor:
     """Tokens, with those that the step before sampled."""
-    found_P = said.index_select(0, inputs.after_P.clamp(min=0))
+    found_P = sampled.index_select(0, inputs.after_P.clamp(min=0))
     return torch.where(inputs.after_P >= 0, found_P, inputs.tokens_P)
 
 

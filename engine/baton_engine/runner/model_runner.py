@@ -53,7 +53,7 @@ class TorchRunner:
         self._steps = steps or DecodeSteps(model, memory, attention)
         self._arrays = BatchArrays(memory.layout.block_size)
         # What the last step sampled, and where sample i of its rows stands in it.
-        self._said = torch.zeros(0, dtype=torch.int64, device=self._device)
+        self._sampled = torch.zeros(0, dtype=torch.int64, device=self._device)
         self._place_of = np.zeros(0, np.int64)
 
     @property
@@ -74,9 +74,9 @@ class TorchRunner:
     def _launch_plain(self, batch: Batch) -> Launched:
         lines_R = batch.line_of_R
         after_R = self._places(batch.after_R)
-        self._said = self._steps.run(batch, after_R, self._arrays.tables, self._said)
+        self._sampled = self._steps.run(batch, after_R, self._arrays.tables, self._sampled)
         self._place_of = lines_R
-        there = self._said[: len(lines_R)].to("cpu", non_blocking=True).numpy()
+        there = self._sampled[: len(lines_R)].to("cpu", non_blocking=True).numpy()
         return launched(lambda: plain_results(there[lines_R].tolist()), self._device)
 
     def _launch_mixed(self, rows: Sequence[Row]) -> Launched:
@@ -90,7 +90,7 @@ class TorchRunner:
         prompts = self._expect(hidden_TD, layout)
         self._place_of = layout.sample_places()
         if chosen is not None:
-            self._said = chosen.ids_S
+            self._sampled = chosen.ids_S
         read = None if chosen is None else chosen.to_host()
         step = MixedStep(layout, read, [each.to_host() for each in prompts])
         return launched(step.results, self._device)
@@ -100,13 +100,13 @@ class TorchRunner:
         after_R = self._places(after_of([row.after for row in layout.rows]))
         if after_R is not None:
             waits_R = after_R >= 0
-            found = self._said[stage(after_R[waits_R], self._device)]
+            found = self._sampled[stage(after_R[waits_R], self._device)]
             tokens_T[stage(layout.ends_R[waits_R] - 1, self._device)] = found
         positions_T = stage(layout.positions(), self._device)
         return self._model.forward(tokens_T, positions_T, self._attention.begin(layout.rows))
 
     def _places(self, after_R: Ints | None) -> Ints | None:
-        """Where in `_said` the samples stand that rows wait for."""
+        """Where in `_sampled` the samples stand that rows wait for."""
         if after_R is None:
             return None
         return np.where(after_R >= 0, self._place_of[after_R], -1)

@@ -175,30 +175,30 @@ class SimRunner:
         self._clock = clock
         self._sleep = sleep
         self._free_at = 0.0  # when the last step that was launched ends
-        self._said: list[int] = []  # its samples
+        self._sampled: list[int] = []  # its samples
 
     def launch(self, rows: Sequence[Row]) -> SimStep:
         """Computed here, as what the step launched before says is known; read() waits out its
         time, which begins where that one's ends."""
-        rows = [self._told(row) for row in rows]
+        rows = [self._with_sampled(row) for row in rows]
         if self._poison is not None and any(self._poison in row.tokens for row in rows):
             os._exit(os.EX_SOFTWARE)
         begins = max(self._clock(), self._free_at)
         self._free_at = begins + self._timing.step_ms(rows) / 1000
         results = [self._compute(row) for row in rows]
-        self._said = [each.id for result in results for each in result.samples]
+        self._sampled = [each.id for result in results for each in result.samples]
         return SimStep(results, self._wait, self._free_at)
 
     def _wait(self, until: float) -> None:
-        rest = until - self._clock()
-        if rest > 0:
-            self._sleep(rest)
+        left_s = until - self._clock()
+        if left_s > 0:
+            self._sleep(left_s)
 
-    def _told(self, row: Row) -> Row:
+    def _with_sampled(self, row: Row) -> Row:
         """The row with the token that it waited for."""
         if row.after is None:
             return row
-        return msgspec.structs.replace(row, tokens=[*row.tokens[:-1], self._said[row.after]])
+        return msgspec.structs.replace(row, tokens=[*row.tokens[:-1], self._sampled[row.after]])
 
     def _compute(self, row: Row) -> RowResult:
         words = self._vocabulary
