@@ -45,10 +45,10 @@ def exporting(
     try:
         exporter = _Exporter(endpoint, service if SERVICE_NAME not in environ else "", instance)
     except ImportError as error:
-        told = f"spans cannot be sent: {error.name} is missing; pip install 'baton-serve[otel]'"
+        problem = f"spans cannot be sent: {error.name} is missing; pip install 'baton-serve[otel]'"
         if endpoint:
-            raise CommandError(f"--otlp-endpoint {endpoint}: {told}") from error
-        logger.warning("%s", told)  # the variables may be meant for other programs
+            raise CommandError(f"--otlp-endpoint {endpoint}: {problem}") from error
+        logger.warning("%s", problem)  # the variables may be meant for other programs
         yield None
         return
     try:
@@ -91,7 +91,7 @@ class _Exporter:
         from opentelemetry.trace import SpanKind, Status, StatusCode
 
         self._ids.place = span.place
-        told = self._tracer.start_span(
+        sent = self._tracer.start_span(
             span.name,
             context=_above(span.place),
             kind=SpanKind.SERVER if span.served else SpanKind.INTERNAL,
@@ -99,9 +99,9 @@ class _Exporter:
             start_time=span.start_ns,
         )
         if span.error:
-            told.set_attribute("error.type", span.error)
-            told.set_status(Status(StatusCode.ERROR))
-        told.end(span.end_ns)
+            sent.set_attribute("error.type", span.error)
+            sent.set_status(Status(StatusCode.ERROR))
+        sent.end(span.end_ns)
 
     def close(self) -> None:
         self._provider.shutdown()

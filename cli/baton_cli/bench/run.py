@@ -117,9 +117,9 @@ def _note(trace: Trace, result: StepResult, number: int) -> None:
     for use in result.prompts:
         trace.cached_tokens += use.cached
         trace.host_tokens += use.host
-    for told in result.progress:
-        live = trace.lives[told.request]
-        live.seen, live.computed, live.blocks = number, told.computed, len(told.blocks)
+    for progress in result.progress:
+        live = trace.lives[progress.request]
+        live.seen, live.computed, live.blocks = number, progress.computed, len(progress.blocks)
     for token in result.tokens:
         live = trace.lives[token.request]
         live.seen = number

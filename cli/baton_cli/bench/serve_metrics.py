@@ -29,7 +29,7 @@ METRICS = {
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which metrics' percentiles are told, and what a good request holds (ms by metric)."""
+    """Which metrics' percentiles are reported, and what a good request holds (ms by metric)."""
 
     metrics: tuple[str, ...]
     percentiles: tuple[float, ...]
@@ -127,7 +127,7 @@ def detailed(outcomes: Sequence[Outcome]) -> Json:
 def _spread(name: str, values: list[float], wanted: Wanted) -> Json:
     """Of nothing, all are None."""
     ordered = sorted(values)
-    told: Json = {
+    figures: Json = {
         f"mean_{name}_ms": statistics.fmean(ordered) if ordered else None,
         f"median_{name}_ms": percentile(ordered, 50) if ordered else None,
         f"std_{name}_ms": statistics.pstdev(ordered) if ordered else None,
@@ -135,8 +135,8 @@ def _spread(name: str, values: list[float], wanted: Wanted) -> Json:
     if name in wanted.metrics:
         for percent in wanted.percentiles:
             value = percentile(ordered, percent) if ordered else None
-            told[f"p{percent:g}_{name}_ms"] = value
-    return told
+            figures[f"p{percent:g}_{name}_ms"] = value
+    return figures
 
 
 def _percent(text: str) -> float:

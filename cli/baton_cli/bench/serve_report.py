@@ -1,4 +1,4 @@
-"""A load on a server, told as vLLM's bench tells it: one figure a line.
+"""A load on a server, columns as vLLM's bench tells it: one figure a line.
 
 In: the figures. Out: text.
 """
@@ -45,11 +45,11 @@ def serve_text(found: Json, wanted: Wanted) -> str:
 
 def _metric_lines(name: str, found: Json, wanted: Wanted) -> list[str]:
     short = name.upper()
-    told = [("Mean", "mean"), ("Median", "median")]
-    told += [(f"P{one:g}", f"p{one:g}") for one in wanted.percentiles]
+    columns = [("Mean", "mean"), ("Median", "median")]
+    columns += [(f"P{one:g}", f"p{one:g}") for one in wanted.percentiles]
     return [
         METRICS[name].center(WIDTH, "-"),
-        *(_line(f"{word} {short} (ms):", found[f"{key}_{name}_ms"]) for word, key in told),
+        *(_line(f"{word} {short} (ms):", found[f"{key}_{name}_ms"]) for word, key in columns),
     ]
 
 

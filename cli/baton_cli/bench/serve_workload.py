@@ -115,8 +115,8 @@ class Speaker:
             self._common["return_token_ids"] = True
 
     def body(self, ask: Ask) -> bytes:
-        told = {**self._common, **self._prompt(ask)}
-        return msgspec.json.encode(told)
+        body = {**self._common, **self._prompt(ask)}
+        return msgspec.json.encode(body)
 
     def _prompt(self, ask: Ask) -> dict[str, Any]:
         if self._tokenizer is None:

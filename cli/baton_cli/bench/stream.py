@@ -53,13 +53,15 @@ class _Choice(msgspec.Struct, frozen=True):
 
     def speaks(self) -> bool:
         """Whether it brings tokens: not a chat's opening chunk, which names the role alone."""
-        told = self.delta
+        delta = self.delta
         return bool(
             self.text
             or self.token_ids
             or (
-                told
-                and (told.content or told.reasoning_content or told.reasoning or told.tool_calls)
+                delta
+                and (
+                    delta.content or delta.reasoning_content or delta.reasoning or delta.tool_calls
+                )
             )
         )
 
@@ -126,12 +128,12 @@ class AnswerReader:
 
     def close(self) -> None:
         """The stream is over: count its tokens, and say whether it was whole."""
-        told, outcome = self._usage, self._outcome
-        outcome.output_tokens = told.completion_tokens if told else self._counted
-        if told and told.prompt_tokens:
-            outcome.prompt_tokens = told.prompt_tokens
-        if told and told.prompt_tokens_details:
-            outcome.cached = told.prompt_tokens_details.cached_tokens
+        usage, outcome = self._usage, self._outcome
+        outcome.output_tokens = usage.completion_tokens if usage else self._counted
+        if usage and usage.prompt_tokens:
+            outcome.prompt_tokens = usage.prompt_tokens
+        if usage and usage.prompt_tokens_details:
+            outcome.cached = usage.prompt_tokens_details.cached_tokens
         if not (outcome.error or self._done):
             outcome.error = "the stream ended without [DONE]"
         if not (outcome.error or outcome.output_tokens):
@@ -158,8 +160,8 @@ class AnswerReader:
 
 def error_word(error: Any) -> str:
     """A server's error in a word that many requests can share."""
-    told = error.get("error", error) if isinstance(error, dict) else error
-    if isinstance(told, dict):
-        words = (told.get(key) for key in ("code", "type", "message"))
+    detail = error.get("error", error) if isinstance(error, dict) else error
+    if isinstance(detail, dict):
+        words = (detail.get(key) for key in ("code", "type", "message"))
         return next((str(word) for word in words if word), "no reason")[:80]
-    return str(told)[:80]
+    return str(detail)[:80]

@@ -19,9 +19,9 @@ TIMEOUT_S = 10.0
 
 
 def run(options: ExplainOptions) -> int:
-    told = ask(options)
+    call = ask(options)
     try:
-        shown = json.dumps(told, indent=2) if options.json else "\n".join(lines_of(told))
+        shown = json.dumps(call, indent=2) if options.json else "\n".join(lines_of(call))
     except (KeyError, TypeError) as error:
         raise CommandError(
             f"{options.url} answers with something else than an explanation ({error!r}); is it a"

@@ -16,42 +16,42 @@ COLUMNS = ("", "DECODE", "PREFILL", "PREDICTED", "QUEUE", "COMPUTE", "FETCH", "S
 PARTS = ("predicted_ms", "queue_ms", "compute_ms", "fetch_ms", "slowdown_ms")
 
 
-def lines_of(told: Json) -> Iterator[str]:
-    whose = f", tenant {told['tenant']}" if told["tenant"] else ""
-    yield f"{told['id']}: {told['endpoint']}, {told['model'] or 'no model'}{whose}"
-    if told.get("client_request_id"):
-        yield f"  its client calls it {told['client_request_id']!r}"
-    yield f"  {_outcome(told)}"
+def lines_of(call: Json) -> Iterator[str]:
+    whose = f", tenant {call['tenant']}" if call["tenant"] else ""
+    yield f"{call['id']}: {call['endpoint']}, {call['model'] or 'no model'}{whose}"
+    if call.get("client_request_id"):
+        yield f"  its client calls it {call['client_request_id']!r}"
+    yield f"  {_outcome(call)}"
     yield (
-        f"  {told['prompt_tokens']} prompt tokens ({told['cached_tokens']} cached),"
-        f" {told['completion_tokens']} completion tokens"
+        f"  {call['prompt_tokens']} prompt tokens ({call['cached_tokens']} cached),"
+        f" {call['completion_tokens']} completion tokens"
     )
-    if told["held"]:
-        yield f"  held before it was prepared: {told['held']}"
-    if told["prepared_ms"] is not None:
-        yield f"  ready to be placed after {_ms(told['prepared_ms'])}"
-    for request in told["requests"]:
-        if len(told["requests"]) > 1 or request["id"] != told["id"]:
+    if call["held"]:
+        yield f"  held before it was prepared: {call['held']}"
+    if call["prepared_ms"] is not None:
+        yield f"  ready to be placed after {_ms(call['prepared_ms'])}"
+    for request in call["requests"]:
+        if len(call["requests"]) > 1 or request["id"] != call["id"]:
             yield f"{request['id']}: {request['state']}"
         yield from _request(request)
-    if told["requests_left_out"]:
-        yield f"and {told['requests_left_out']} more prompts"
+    if call["requests_left_out"]:
+        yield f"and {call['requests_left_out']} more prompts"
 
 
-def _outcome(told: Json) -> str:
-    came = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(told["came"]))
-    end = f"status {told['status']}" if told["status"] is not None else "it runs"
-    error = f" ({told['error']})" if told["error"] else ""
-    first = told["first_token_ms"]
+def _outcome(call: Json) -> str:
+    came = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(call["came"]))
+    end = f"status {call['status']}" if call["status"] is not None else "it runs"
+    error = f" ({call['error']})" if call["error"] else ""
+    first = call["first_token_ms"]
     token = f", first token after {_ms(first)}" if first is not None else ""
-    return f"came {came}{token}, {end}{error} after {_ms(told['total_ms'])}"
+    return f"came {came}{token}, {end}{error} after {_ms(call['total_ms'])}"
 
 
 def _request(request: Json) -> Iterator[str]:
     """Waits and attempts in the order in which they began."""
-    told = [(wait["at_ms"], _wait(wait)) for wait in request["waits"]]
-    told += [(one["at_ms"], list(_attempt(one))) for one in request["attempts"]]
-    for _, lines in sorted(told, key=lambda item: item[0]):
+    entries = [(wait["at_ms"], _wait(wait)) for wait in request["waits"]]
+    entries += [(one["at_ms"], list(_attempt(one))) for one in request["attempts"]]
+    for _, lines in sorted(entries, key=lambda item: item[0]):
         yield from lines
     if request["attempts_left_out"]:
         yield f"  {request['attempts_left_out']} attempts in between are not kept"
@@ -113,12 +113,12 @@ def _cached(way: Json) -> str:
 
 
 def _measured(one: Json) -> str:
-    told = f"predicted {_ms(one['predicted_ms'])}"
+    text = f"predicted {_ms(one['predicted_ms'])}"
     if one["expected_ms"] != one["predicted_ms"]:
-        told += f", {_ms(one['expected_ms'])} of it until {one['decode']} decodes"
+        text += f", {_ms(one['expected_ms'])} of it until {one['decode']} decodes"
     if one["decoding_ms"] is None:
-        return f"{told}; {one['decode']} has sent no token"
-    return f"{told}; measured {_ms(one['decoding_ms'])}, {one['error_ms']:+.1f} ms"
+        return f"{text}; {one['decode']} has sent no token"
+    return f"{text}; measured {_ms(one['decoding_ms'])}, {one['error_ms']:+.1f} ms"
 
 
 def _fetching(did: Json) -> str:

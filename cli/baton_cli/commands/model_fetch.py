@@ -109,7 +109,7 @@ class Fetch:
         """Until the folder is complete. Raise CommandError, OSError."""
         async with AsyncExitStack() as stack:
             registry = await self._open_index(stack)
-            watching = asyncio.create_task(self._tell(registry))
+            watching = asyncio.create_task(self._report_progress(registry))
             stack.push_async_callback(_end, watching)
             began = time.monotonic()
             fetched_here = not self._is_complete() and await self._fetch()
@@ -186,7 +186,7 @@ class Fetch:
 
     # --- how far it is ----------------------------------------------------------------------------
 
-    async def _tell(self, registry: Registry | None) -> None:
+    async def _report_progress(self, registry: Registry | None) -> None:
         """Until cancelled: to the index each second, in the log every few."""
         line_at, then = time.monotonic(), self.folder.progress()[0]
         while True:

@@ -68,7 +68,7 @@ def router(options: RouterOptions) -> int:
     try:
         settings.check()
         if options.workers > 1:
-            asyncio.run(serve_workers(crew(options)))
+            asyncio.run(serve_workers(worker_pool(options)))
         else:
             with _spans(options, f"router-{os.getpid()}") as spans:
                 asyncio.run(serve(settings, spans=spans))
@@ -168,7 +168,7 @@ def router_settings(options: RouterOptions) -> RouterSettings:
     )
 
 
-def crew(options: RouterOptions) -> WorkerPool:
+def worker_pool(options: RouterOptions) -> WorkerPool:
     """The workers of `baton router --workers N`: the same command, without that flag."""
     from baton_router.server.workers import WorkerPool
 

@@ -164,8 +164,8 @@ def make_plan(
     nodes = []
     shares = share_machine(options, environment, machine)
     for (role, name), share in zip(name_nodes(options), shares, strict=True):
-        told = node_options(options, store, name, share)
-        nodes.append(_child(role, name, told, share.variables))
+        its_options = node_options(options, store, name, share)
+        nodes.append(_child(role, name, its_options, share.variables))
     return Plan(
         address=RouterAddress(options.host, options.port, options.admin_key),
         nodes=tuple(nodes),
@@ -265,8 +265,8 @@ def router_options(options: UpOptions, store: StoreUrls) -> RouterOptions:
 def _child(
     words: str, name: str, options: CommonOptions, variables: Mapping[str, str]
 ) -> ChildSpec:
-    told = {**variables, **to_variables(options)}
-    return ChildSpec(name, words, (*PYTHON, words, *to_argv(options)), told)
+    environment = {**variables, **to_variables(options)}
+    return ChildSpec(name, words, (*PYTHON, words, *to_argv(options)), environment)
 
 
 async def _up(options: UpOptions, started: float) -> None:

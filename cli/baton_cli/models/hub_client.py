@@ -2,8 +2,11 @@
 
 In: a HubModel, the hub's address and perhaps a token. Out: `Wanted`, and bytes in a folder. What
 breaks is tried again, with pauses, as long as bytes come in between; what cannot be is a HubError
-of one line. Not by huggingface_hub: what that has fetched of a file is nobody else's to see or to
-resume.
+of one line.
+
+Not by huggingface_hub (2.4): it writes each file under a name of this process alone, so that what a
+killed process fetched is neither resumed nor removed; it compares sizes, not digests; and it gives
+up at the first 503.
 """
 
 from __future__ import annotations
@@ -75,8 +78,8 @@ class _Sibling(msgspec.Struct, frozen=True):
     @property
     def digest(self) -> str:
         """A sha256 or a git blob's name, in small hex digits; "" where the hub says neither."""
-        told = (self.lfs.sha256 if self.lfs is not None else self.blob_id or "").lower()
-        return told if (SHA256 if self.lfs is not None else GIT_BLOB).fullmatch(told) else ""
+        digest = (self.lfs.sha256 if self.lfs is not None else self.blob_id or "").lower()
+        return digest if (SHA256 if self.lfs is not None else GIT_BLOB).fullmatch(digest) else ""
 
 
 class _Listing(msgspec.Struct, frozen=True):
@@ -184,8 +187,8 @@ class Hub:
             if answer.status == 416:  # an empty file
                 return 0
             self._check(answer)
-            told = answer.headers.get("Content-Range", "").rpartition("/")[2]
-            size = int(told) if told.isdigit() else answer.content_length
+            total = answer.headers.get("Content-Range", "").rpartition("/")[2]
+            size = int(total) if total.isdigit() else answer.content_length
         if size is None:
             raise HubError(f"{self.endpoint} does not say how large {name} of {self.model} is")
         return size
@@ -258,9 +261,9 @@ class Hub:
                 f"{self.endpoint} has no {model} (404): check the name"
                 + (f" and the revision {model.revision!r}" if model.revision else "")
             )
-        told = answer.headers.get("Retry-After", "")
+        retry_after = answer.headers.get("Retry-After", "")
         if status == 429 or status >= 500:
-            raise _Broken(f"HTTP {status}", float(told) if told.isdigit() else 0.0)
+            raise _Broken(f"HTTP {status}", float(retry_after) if retry_after.isdigit() else 0.0)
         raise HubError(f"{self.endpoint} refuses {model}: HTTP {status} {answer.reason}")
 
 

@@ -6,7 +6,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from baton_cli.commands.roles import crew
+from baton_cli.commands.roles import worker_pool
 from baton_cli.commands.up import folder_of_routers, make_plan
 from baton_cli.local_pool.store import StoreUrls
 from baton_cli.main import read_command
@@ -25,7 +25,7 @@ ROUTER = RouterOptions(
 
 
 def test_a_worker_is_the_same_router_alone_on_the_port_that_was_found() -> None:
-    made = crew(ROUTER)
+    made = worker_pool(ROUTER)
     argv = made.command(Path("/run/2.sock"), 8123)
     own = {name: text for name, text in made.environment.items() if name.startswith("BATON_")}
     command, options = read_command(argv[3:], own)
@@ -37,7 +37,7 @@ def test_a_worker_is_the_same_router_alone_on_the_port_that_was_found() -> None:
 
 
 def test_a_secret_is_on_no_worker_s_command_line() -> None:
-    made = crew(ROUTER)
+    made = worker_pool(ROUTER)
     assert "s3cret" not in " ".join(made.command(Path("/run/0.sock"), 1))
     assert made.environment["BATON_LINK_TOKEN"] == "s3cret"
 
