@@ -70,7 +70,7 @@ async def measure(
         asking = asyncio.create_task(ask(session, first, SHORT))
         booked = await when(lambda: sequences(first) > calm)
         begun.append(1e3 * (await when(lambda: sequences(second) > calm) - booked))
-        released = await when(lambda: not first.dispatcher.flights)
+        released = await when(lambda: not first.dispatcher.in_flight)
         over.append(1e3 * (await when(lambda: sequences(second) == calm) - released))
         await asking
         await when(lambda: sequences(first) == calm)

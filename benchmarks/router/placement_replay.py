@@ -26,6 +26,7 @@ from baton_protocol.ids import BlockHash, NodeId
 from baton_protocol.store import NodeLoad, Role
 from baton_router.nodes.pool_view import PoolView
 from baton_router.placement.policy import Placement, Policy
+from baton_router.requests.attempts import PlacementBasis
 from baton_router.requests.placer import Placer
 from baton_router.settings import RANKINGS, Ranking
 from benchmarks.support.figures import Verdict, exit_code, percentile
@@ -45,6 +46,7 @@ SYSTEMS = 12
 TURNS = 5  # of a session, on average
 THINK_S = 12.0
 PERIOD = SHAPE.chunk_tokens
+BASIS = PlacementBasis(store_up=True, chunks=0, stored_chunks=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,7 @@ class Replay:
         stored = [name in self._store for name in turn.chunks]
         found = self._places.find(one, stored, self._time.now)
         assert isinstance(found, Placement)
-        self._places.take(one, found)
+        one.record.placed(found, self._places.take(one, found), BASIS)
         job = Job(one, self._time.now, turn.prompt, turn.answer, turn.after)
         job.decode = self._nodes[found.decode]
         self.jobs.append(job)

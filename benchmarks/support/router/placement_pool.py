@@ -18,7 +18,6 @@ from baton_router.nodes.store_lookup import Markers
 from baton_router.requests.in_flight import InFlightRequest, Prepared, Ticket
 from baton_router.requests.output_queue import OutputQueue
 from baton_router.requests.state import RequestRecord
-from baton_router.requests.timeline import Timeline
 
 FINGERPRINT = Fingerprint("b" * 32)
 
@@ -77,5 +76,5 @@ def flight(
     )
     serving = cast(Serving, SimpleNamespace(kind=of))  # of a Serving, placement reads the kind
     prepared = Prepared(request, chunks, serving, None, False)
-    record = RequestRecord(request)
-    return InFlightRequest(record, prepared, Ticket(1), OutputQueue(1), 0, 0.0, Timeline(0.0))
+    record = RequestRecord(request, lambda: 0.0)
+    return InFlightRequest(record, prepared, Ticket(1), OutputQueue(1), 0, 0.0)

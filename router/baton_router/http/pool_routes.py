@@ -87,7 +87,7 @@ class PoolRoutes:
                 store=self.store_state(),
                 unreachable=self.links.unreachable(),
                 conflicts=self.links.conflicts(),
-                running=len(self.generation.dispatcher.flights),
+                running=len(self.generation.dispatcher.in_flight),
             )
         )
 

@@ -12,7 +12,7 @@ may want to read.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -22,8 +22,8 @@ from baton_protocol.ids import NodeId
 from baton_protocol.link import RequestStats
 from baton_router.auth import Tenant
 from baton_router.observability.request_log import RequestLog
+from baton_router.requests.attempts import Attempt, Wait
 from baton_router.requests.in_flight import InFlightRequest
-from baton_router.requests.timeline import Attempt, Timeline
 
 Json = dict[str, Any]
 
@@ -126,7 +126,7 @@ def explanation(trail: RequestLog, status: int | None, now: float) -> Json:
         "status": status,
         "error": trail.failure.code if trail.failure is not None else None,
         "held": trail.waits or None,
-        "prepared_ms": _since(trail.started, flights[0].story.began if flights else None),
+        "prepared_ms": _since(trail.started, flights[0].record.began if flights else None),
         "first_token_ms": _ms(ttft_s),
         "total_ms": _since(trail.started, now),
         "prompt_tokens": usage.prompt_tokens if usage is not None else 0,
@@ -149,27 +149,27 @@ def one_of(explanation: Json, request_id: str) -> Json | None:
 
 
 def _request(flight: InFlightRequest, started: float, now: float) -> Json:
-    record, story = flight.record, flight.story
+    record = flight.record
     return {
         "id": flight.id,
-        "state": story.end or record.phase,
+        "state": record.end or record.phase,
         "prompt_tokens": len(record.request.prompt_ids),
         "cached_tokens": record.cached_tokens,
         "completion_tokens": record.tokens,
-        "waits": _waits(story, started, now),
-        "attempts": [_attempt(one, started) for one in story.attempts],
-        "attempts_left_out": story.left_out,
+        "waits": _waits(record.waits, started, now),
+        "attempts": [_attempt(one, started) for one in record.attempts],
+        "attempts_left_out": record.left_out,
     }
 
 
-def _waits(story: Timeline, started: float, now: float) -> list[Json]:
+def _waits(waits: Sequence[Wait], started: float, now: float) -> list[Json]:
     return [
         {
             "at_ms": _since(started, wait.since),
             "ms": _since(wait.since, now if wait.until is None else wait.until),
             "why": wait.why,
         }
-        for wait in story.waits
+        for wait in waits
     ]
 
 
@@ -185,9 +185,9 @@ def _attempt(one: Attempt, started: float) -> Json:
         "explanation": place.explanation,
         "uncached_tokens": place.uncached,
         "known": {
-            "store_up": one.known.store_up,
-            "chunks": one.known.chunks,
-            "stored_chunks": one.known.stored_chunks,
+            "store_up": one.basis.store_up,
+            "chunks": one.basis.chunks,
+            "stored_chunks": one.basis.stored_chunks,
             "cached_tokens": chosen.cached_tokens if chosen is not None else None,
         },
         "considered": place.considered,
@@ -198,7 +198,7 @@ def _attempt(one: Attempt, started: float) -> Json:
         "error_ms": None if decoding_ms is None else round(decoding_ms - one.expected_ms, 3),
         "fetch_or_compute": _fetching(one.measured[0][1]) if one.measured else None,
         "measured": [_stats(node, stats) for node, stats in one.measured],
-        "prefill_given_up_at_ms": _since(started, one.alone_at),
+        "prefill_given_up_at_ms": _since(started, one.prefill_given_up_at),
         "ended": None
         if one.ended is None
         else {"why": one.ended, "at_ms": _since(started, one.ended_at), "node": one.blamed},

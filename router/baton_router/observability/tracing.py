@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 
 from baton_protocol.traces import Attribute, Place, Sink, Span, begin, below
 from baton_router.observability.request_log import RequestLog
+from baton_router.requests.attempts import Attempt
 from baton_router.requests.in_flight import InFlightRequest
-from baton_router.requests.timeline import Attempt
 
 OPERATIONS = {"chat": "chat", "completions": "text_completion"}
 
@@ -54,8 +54,8 @@ def _call(trail: RequestLog, place: Place, status: int, now: float) -> Span:
             "gen_ai.usage.input_tokens": usage.prompt_tokens,
             "gen_ai.usage.output_tokens": usage.completion_tokens,
         }
-        if flight.story.attempts:
-            attributes["baton.placement.reason"] = flight.story.attempts[-1].placement.reason
+        if flight.record.attempts:
+            attributes["baton.placement.reason"] = flight.record.attempts[-1].placement.reason
         if ttft_s is not None:
             attributes["baton.first_token_ms"] = round(ttft_s * 1000, 3)
     return Span(
@@ -71,8 +71,8 @@ def _call(trail: RequestLog, place: Place, status: int, now: float) -> Span:
 
 def _placements(flight: InFlightRequest, trail: RequestLog, place: Place) -> Iterator[Span]:
     """Each from when the request wanted a place to when it had one."""
-    wanted_at = flight.story.began
-    for attempt in flight.story.attempts:
+    wanted_at = flight.record.began
+    for attempt in flight.record.attempts:
         yield Span(
             "placement",
             below(place),

@@ -12,10 +12,21 @@ from baton_protocol.errors import ErrorRecord
 from baton_protocol.ids import NodeId
 from baton_protocol.link import Delta, RequestStats, ToNode
 from baton_router.nodes.link import Loss
+from baton_router.placement.policy import PredictionError
 
-# Why a request is placed again: its node is lost, refused it, drains, or gave it up, or its tokens
-# had a gap.
-Cause = Loss | Literal["refused", "drained", "aborted", "gap"]
+# Why a request is placed again: its node is lost, refused it, or drains, or its tokens had a gap.
+Cause = Loss | Literal["refused", "drained", "gap"]
+
+
+@dataclass(frozen=True, slots=True)
+class FirstTokenTimes:
+    """What the first tokens of an attempt show, or the first ones of its decode node. `pause_s`:
+    since the client's last token before. `handoff_s`: since the decode node got the first tokens.
+    `error`: the placement's prediction, and what it came to."""
+
+    pause_s: float | None
+    handoff_s: float | None
+    error: PredictionError | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +34,7 @@ class Emit:
     """New ids or text of one choice, for the client."""
 
     delta: Delta
+    times: FirstTokenTimes | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,10 @@
-"""Carries requests: from a placement to jobs on links, from frames to outboxes, and on to another
-place when a node is lost.
+"""Carries requests: from a placement to jobs on links, from frames to output queues, and on to
+another place when a node is lost.
 
 In: prepared requests that admission let in; what nodes answer; nodes lost and resumed. Out: deltas
-in the call's outbox, frames to nodes. Finding a place, booking it and queueing the jobs is one act
-without an await. A request without a place waits in a task of its own, which ends with it: it looks
-again whenever the pool has changed.
+in the call's output queue, frames to nodes. Finding a place, booking it and queueing the jobs is
+one act without an await. A request without a place waits in a task of its own, which ends with it:
+it looks again whenever the pool has changed.
 
 A request stays with its kind of nodes once its client has anything of it; before, it goes over to
 the kind that is served, where its own is no more. What cannot, and whose kind a roll-out has taken
@@ -27,11 +27,8 @@ import msgspec
 from baton_protocol.errors import ErrorRecord, InternalError, Unavailable
 from baton_protocol.ids import NodeId, RequestId
 from baton_protocol.link import (
-    Delta,
     Deltas,
-    FirstTokens,
     JobFailed,
-    NoFirstTokens,
     PrefillDone,
     PrefillJob,
     RunJob,
@@ -43,19 +40,21 @@ from baton_router.nodes.link import Loss
 from baton_router.placement.policy import Missing, Placement
 from baton_router.requests.actions import (
     Action,
+    Cause,
     Emit,
     Ended,
     Failed,
+    FirstTokenTimes,
     Measured,
     Regroup,
     Replace,
     Send,
 )
+from baton_router.requests.attempts import PlacementBasis
 from baton_router.requests.in_flight import InFlightRequest, Prepared, Ticket, rolled_out
 from baton_router.requests.output_queue import OutputQueue
 from baton_router.requests.placer import Placer, Stored
 from baton_router.requests.state import RequestRecord
-from baton_router.requests.timeline import End, PlacementBasis, Timeline
 from baton_router.requests.tokenize import fits, renamed
 
 __all__ = ["Dispatcher", "InFlightRequest", "Prepared"]
@@ -63,17 +62,17 @@ __all__ = ["Dispatcher", "InFlightRequest", "Prepared"]
 logger = logging.getLogger(__name__)
 
 
-def _timed(frame: ToNode, flight: InFlightRequest, now: float) -> ToNode:
+def _timed(frame: ToNode, request: InFlightRequest, now: float) -> ToNode:
     """A job says how much time is left as it is sent: each attempt has less."""
-    deadline = flight.prepared.deadline
+    deadline = request.prepared.deadline
     if deadline is None or not isinstance(frame, PrefillJob | RunJob):
         return frame
-    request = msgspec.structs.replace(frame.request, time_left=max(0.0, deadline - now))
-    return msgspec.structs.replace(frame, request=request)
+    timed = msgspec.structs.replace(frame.request, time_left=max(0.0, deadline - now))
+    return msgspec.structs.replace(frame, request=timed)
 
 
 class Dispatcher:
-    """A RequestListener. `flights` are the requests that are not over. A node that refused a
+    """A RequestListener. `in_flight` are the requests that are not over. A node that refused a
     request is not asked again for `refused_s`."""
 
     def __init__(
@@ -94,19 +93,19 @@ class Dispatcher:
         self._clock = clock
         self._change = asyncio.Event()
         self._suspect: RequestId | None = None  # whoever is on probation and has a place
-        self.flights: dict[RequestId, InFlightRequest] = {}
+        self.in_flight: dict[RequestId, InFlightRequest] = {}
 
     async def start(
         self,
         entered: Sequence[tuple[Prepared, Ticket]],
-        outbox: OutputQueue,
+        output: OutputQueue,
         first_slot: int = 0,
         waits_until: float | None = None,
     ) -> list[InFlightRequest]:
         """Give each of these requests of one call a place, or let it wait for one, `waits_until` in
-        any case where that is said. Their places in the outbox begin with `first_slot`. Raise
+        any case where that is said. Their places in the output begin with `first_slot`. Raise
         Unavailable where a place is not to be waited for; then all tickets are over."""
-        flights: list[InFlightRequest] = []
+        requests: list[InFlightRequest] = []
         try:
             chunks = [name for item, _ in entered for name in item.chunks]
             stored = await self._places.stored(entered[0][0].kind, chunks)
@@ -117,79 +116,78 @@ class Dispatcher:
             for slot, (item, ticket) in enumerate(entered, first_slot):
                 held = stored[at : at + len(item.chunks)]
                 at += len(item.chunks)
-                record, story = RequestRecord(item.request), Timeline(self._clock())
-                flight = InFlightRequest(record, item, ticket, outbox, slot, waits_until, story)
-                flights.append(flight)
-                self._launch(flight, held)
+                record = RequestRecord(item.request, self._clock)
+                request = InFlightRequest(record, item, ticket, output, slot, waits_until)
+                requests.append(request)
+                self._launch(request, held)
                 ticket.placed()
         except BaseException:
-            for flight in flights:
-                self.cancel(flight)
+            for request in requests:
+                self.cancel(request)
             for _, ticket in entered:
                 ticket.over()
             raise
-        return flights
+        return requests
 
-    def cancel(self, flight: InFlightRequest, error: ErrorRecord | None = None) -> None:
+    def cancel(self, request: InFlightRequest, error: ErrorRecord | None = None) -> None:
         """End a request everywhere; no effect on one that is over."""
-        self._apply(flight, flight.record.cancel(error))
-        self._close(flight, "left")
+        self._apply(request, request.record.cancel(error))
+        self._close(request)
 
     # --- what nodes say ---------------------------------------------------------------------------
 
     def on_deltas(self, node: NodeId, frame: Deltas) -> None:
-        now = self._clock()
         for delta in frame.items:
-            flight = self.flights.get(delta.request)
-            if flight is None:
+            request = self.in_flight.get(delta.request)
+            if request is None:
                 continue
-            if flight.flows and flight.record.adds(node, delta):
-                flight.outbox.put(flight.slot, delta)
-                flight.token_at = now
+            if request.record.adds(node, delta):
+                request.output.put(request.slot, delta)
             else:
-                if delta.attempt == flight.record.attempt:
-                    self._places.view.prefilled(node, flight.id)
-                self._apply(flight, flight.record.on_delta(node, delta))
+                if delta.attempt == request.record.attempt:
+                    self._places.view.prefilled(node, request.id)
+                self._apply(request, request.record.on_delta(node, delta))
 
     def on_prefill_done(self, node: NodeId, frame: PrefillDone) -> None:
-        flight = self.flights.get(frame.request)
-        if flight is not None and flight.record.prefill == node:
-            actions = flight.record.on_prefill_done(node, frame)
+        request = self.in_flight.get(frame.request)
+        if request is not None and request.record.prefill == node:
+            actions = request.record.on_prefill_done(node, frame)
             if actions:
-                self._places.view.release(node, flight.id)
-                self._apply(flight, actions)
+                self._places.view.release(node, request.id)
+                self._apply(request, actions)
 
     def on_failed(self, node: NodeId, frame: JobFailed) -> None:
-        flight = self.flights.get(frame.request)
-        actions = flight.record.on_failed(node, frame) if flight is not None else []
-        if flight is not None and actions:
-            self._log(logging.WARNING, flight, node, f"job failed: {frame.error.message}")
-            self._places.view.release(node, flight.id)
-            self._apply(flight, actions)
+        request = self.in_flight.get(frame.request)
+        actions = request.record.on_failed(node, frame) if request is not None else []
+        if request is not None and actions:
+            self._log(logging.WARNING, request, node, f"job failed: {frame.error.message}")
+            self._places.view.release(node, request.id)
+            self._apply(request, actions)
 
     def on_lost(self, node: NodeId, cause: Loss, alive_at: float) -> None:
-        for flight in self._on(node):
-            blamed = flight.placed_at <= alive_at
+        for request in self._on(node):
+            current = request.record.current
+            blamed = current is not None and current.placed_at <= alive_at
             try:
-                self._apply(flight, flight.record.on_lost(node, cause, blamed=blamed))
+                self._apply(request, request.record.on_lost(node, cause, blamed=blamed))
             except Exception:  # our bug; the others that the node served are placed again
-                self._broke(flight)
+                self._broke(request)
 
     def on_resumed(self, node: NodeId) -> None:
-        for flight in self._on(node):
-            self._log(logging.INFO, flight, node, "goes on: the link is back")
-            self._apply(flight, flight.record.on_resumed(node))
+        for request in self._on(node):
+            self._log(logging.INFO, request, node, "goes on: the link is back")
+            self._apply(request, request.record.on_resumed(node))
 
     def on_leaving(self, node: NodeId) -> None:
-        for flight in self._on(node):
-            if flight.task is not None and not flight.task.done():
+        for request in self._on(node):
+            if request.task is not None and not request.task.done():
                 continue  # its place is looked for already
-            if actions := flight.record.on_leaving(node):
-                self._apply(flight, actions)
-            elif self._places.served(flight.prepared.kind):
-                self._spawn(flight, partial(self._move, flight, node))
-            elif self._places.rolled_out(flight.prepared.kind):
-                self._apply(flight, flight.record.on_rolled_out(node))
+            if actions := request.record.on_leaving(node):
+                self._apply(request, actions)
+            elif self._places.served(request.prepared.kind):
+                self._spawn(request, partial(self._move, request, node))
+            elif self._places.rolled_out(request.prepared.kind):
+                self._apply(request, request.record.on_rolled_out(node))
 
     def change(self) -> asyncio.Event:
         """Set when the pool has changed next."""
@@ -202,230 +200,214 @@ class Dispatcher:
 
     # --- places -----------------------------------------------------------------------------------
 
-    def _launch(self, flight: InFlightRequest, stored: Stored) -> None:
-        self.flights[flight.id] = flight
-        if self._seat(flight, stored):
+    def _launch(self, request: InFlightRequest, stored: Stored) -> None:
+        self.in_flight[request.id] = request
+        if self._seat(request, stored):
             return
-        superseded = self._fleet.superseded(flight.prepared.kind)
-        if self._clock() >= flight.give_up_at and not superseded:
-            raise self._unavailable(flight)
-        self._spawn(flight, partial(self._wait, flight))
+        superseded = self._fleet.superseded(request.prepared.kind)
+        if self._clock() >= request.give_up_at and not superseded:
+            raise self._unavailable(request)
+        self._spawn(request, partial(self._wait, request))
 
-    def _seat(self, flight: InFlightRequest, stored: Stored) -> bool:
+    def _seat(self, request: InFlightRequest, stored: Stored) -> bool:
         """Place, book and send, or end the request. False where it has to wait."""
-        record = flight.record
-        verdict = record.judge(self._places.existing(flight, stored))
+        record = request.record
+        verdict = record.judge(self._places.existing(request, stored))
         if verdict:
-            self._apply(flight, verdict)
+            self._apply(request, verdict)
             return True
         if record.on_probation and self._suspect is not None:
-            flight.wait("its nodes were lost; requests like it run one at a time", self._clock())
+            record.wait("its nodes were lost; requests like it run one at a time")
             return False
-        found = self._places.find(flight, stored, self._clock())
+        found = self._places.find(request, stored, self._clock())
         if isinstance(found, Missing):
             why = f"{found.explanation} (nodes: {self._places.view.states() or 'none'})"
-            flight.wait(why, self._clock())
+            record.wait(why)
             return False
-        self._take(flight, found, stored)
+        self._take(request, found, stored)
         return True
 
-    def _take(self, flight: InFlightRequest, placement: Placement, stored: Stored) -> None:
-        record = flight.record
-        known = PlacementBasis(self._places.store_up, len(flight.prepared.chunks), sum(stored))
-        epoch = self._places.take(flight, placement)
+    def _take(self, request: InFlightRequest, placement: Placement, stored: Stored) -> None:
+        record = request.record
+        basis = PlacementBasis(self._places.store_up, len(request.prepared.chunks), sum(stored))
+        epoch = self._places.take(request, placement)
         if record.on_probation:
-            self._suspect = flight.id
-        flight.placed_at = self._clock()
-        self._metrics.placed(placement, flight.cause, record.tokens)
-        findable = len(record.request.prompt_ids) - placement.uncached
-        actions = record.placed(placement.decode, epoch, placement.prefill, findable)
-        flight.story.placed(record.attempt, placement, known, flight.placed_at)
-        self._log(logging.DEBUG, flight, placement.decode, f"placed: {placement.line()}")
-        self._apply(flight, actions)
+            self._suspect = request.id
+        actions = record.placed(placement, epoch, basis)
+        self._metrics.placed(placement, record.replaced_for, record.tokens)
+        self._log(logging.DEBUG, request, placement.decode, f"placed: {placement.line()}")
+        self._apply(request, actions)
 
-    async def _wait(self, flight: InFlightRequest) -> None:
+    async def _wait(self, request: InFlightRequest) -> None:
         """Until the request has a place, or is over."""
-        record = flight.record
+        record = request.record
         while record.phase == "waiting":
             change = self._change  # taken before looking: what changes meanwhile is not missed
-            item = flight.prepared
+            item = request.prepared
             stored = await self._places.stored(item.kind, item.chunks)
             now = self._clock()  # before looking, too
-            if self._seat(flight, stored):
+            if self._seat(request, stored):
                 return
-            if await self._inherited(flight):
+            if await self._inherited(request):
                 continue
             if revision := self._places.rolled_out(item.kind):
-                self.cancel(flight, rolled_out(revision).record())
+                self.cancel(request, rolled_out(revision).record())
                 return
-            limits = [until for until in flight.refused.values() if until > now]
+            limits = [until for until in request.refused.values() if until > now]
             if record.attempt == 0:
-                limits.append(flight.give_up_at)
+                limits.append(request.give_up_at)
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(limits) - now if limits else None):
                     await change.wait()
-            if record.attempt == 0 and self._clock() >= flight.give_up_at:
-                self.cancel(flight, self._unavailable(flight).record())
+            if record.attempt == 0 and self._clock() >= request.give_up_at:
+                self.cancel(request, self._unavailable(request).record())
 
-    async def _inherited(self, flight: InFlightRequest) -> bool:
+    async def _inherited(self, request: InFlightRequest) -> bool:
         """As long as its client has nothing, the kind that is served now may do it."""
-        item, record = flight.prepared, flight.record
+        item, record = request.prepared, request.record
         fitting = partial(fits, item)
         heir = self._fleet.heir(item.kind, item.wanted, fitting) if record.untold else None
         if heir is None:
             return False
-        flight.prepared = await renamed(item, heir)
-        record.request = flight.prepared.request
-        told = f"goes over to what {heir.sample.revision or 'another kind of nodes'} serves"
-        self._log(logging.INFO, flight, None, told)
+        request.prepared = await renamed(item, heir)
+        record.request = request.prepared.request
+        message = f"goes over to what {heir.sample.revision or 'another kind of nodes'} serves"
+        self._log(logging.INFO, request, None, message)
         return True
 
-    async def _move(self, flight: InFlightRequest, leaving: NodeId) -> None:
+    async def _move(self, request: InFlightRequest, leaving: NodeId) -> None:
         """To another node, with the tokens that its client has by then. Where none can take it, it
         goes on where it is: the node's next load asks again."""
-        item = flight.prepared
+        item = request.prepared
         stored = await self._places.stored(item.kind, item.chunks)
-        found = self._places.find(flight, stored, self._clock())
+        found = self._places.find(request, stored, self._clock())
         if isinstance(found, Missing) or leaving in (found.decode, found.prefill):
             return
-        self._lost(flight, Replace("drained", leaving))
-        self._take(flight, found, stored)
+        self._log_loss(request, "drained", leaving)
+        self._take(request, found, stored)
 
-    async def _regroup(self, flight: InFlightRequest, lost: NodeId) -> None:
+    async def _regroup(self, request: InFlightRequest, lost: NodeId) -> None:
         """Find another pair for a request whose prefill node is gone, or leave it to its decode
         node. Whatever else happens to the request meanwhile ends this task."""
-        record, item = flight.record, flight.prepared
+        record, item = request.record, request.prepared
         stored = await self._places.stored(item.kind, item.chunks)
-        verdict = record.judge(self._places.existing(flight, stored))
+        verdict = record.judge(self._places.existing(request, stored))
         if verdict:
-            self._apply(flight, verdict)
+            self._apply(request, verdict)
             return
-        found = self._places.find(flight, stored, self._clock())
+        found = self._places.find(request, stored, self._clock())
         if isinstance(found, Placement) and found.prefill is not None:
-            self._take(flight, found, stored)
+            self._take(request, found, stored)
         elif record.decode is not None and not self._places.reachable(record.decode):
-            self._apply(flight, record.on_lost(record.decode, "link"))  # both went at once
+            self._apply(request, record.on_lost(record.decode, "link"))  # both went at once
         else:
-            self._apply(flight, record.no_first(f"prefill node {lost} is gone"))
+            self._apply(request, record.no_first(f"prefill node {lost} is gone"))
 
-    def _unavailable(self, flight: InFlightRequest) -> Unavailable:
-        return Unavailable(f"no request can be served now: {flight.waits}")
+    def _unavailable(self, request: InFlightRequest) -> Unavailable:
+        return Unavailable(f"no request can be served now: {request.record.waits_for}")
 
     # --- one request ------------------------------------------------------------------------------
 
     def _on(self, node: NodeId) -> Iterator[InFlightRequest]:
         """The requests that this node serves."""
-        for flight in list(self.flights.values()):
-            if node in (flight.record.decode, flight.record.prefill):
-                yield flight
+        for request in list(self.in_flight.values()):
+            if node in (request.record.decode, request.record.prefill):
+                yield request
 
-    def _apply(self, flight: InFlightRequest, actions: Sequence[Action]) -> None:
+    def _apply(self, request: InFlightRequest, actions: Sequence[Action]) -> None:
         now = self._clock()  # the jobs of one placement say the same time left
         for action in actions:
             match action:
                 case Emit():
-                    self._emit(flight, action.delta)
+                    self._emit(request, action)
                 case Send():
-                    self._fleet.send(action.node, _timed(action.frame, flight, now))
-                    if isinstance(action.frame, FirstTokens):
-                        flight.first_at = self._clock()
-                    elif isinstance(action.frame, NoFirstTokens):
-                        flight.story.alone(self._clock())
+                    self._fleet.send(action.node, _timed(action.frame, request, now))
                 case Measured():
                     self._metrics.measured(action.stats, action.attempt, opening=action.opening)
-                    flight.story.told(action.stats)
                 case Replace():
-                    self._lost(flight, action)
-                    self._places.leave(flight)
-                    flight.placement = None
-                    why = f"its attempt on {action.node} ended ({action.cause})"
-                    flight.wait(why, self._clock())
-                    self._acquit(flight)
-                    self._spawn(flight, partial(self._wait, flight))
+                    self._lost(request, action)
+                    self._places.leave(request)
+                    self._acquit(request)
+                    self._spawn(request, partial(self._wait, request))
                 case Regroup():
-                    self._lost(flight, action)
-                    self._places.view.release(action.node, flight.id)
-                    self._spawn(flight, partial(self._regroup, flight, action.node))
+                    self._lost(request, action)
+                    self._places.view.release(action.node, request.id)
+                    self._spawn(request, partial(self._regroup, request, action.node))
                 case Failed():
-                    self._close(flight, "failed")
-                    flight.outbox.fail(action.error)
+                    self._close(request)
+                    request.output.fail(action.error)
                 case Ended():
-                    self._close(flight, "done")
-                    flight.outbox.end()
+                    self._close(request)
+                    request.output.end()
 
-    def _emit(self, flight: InFlightRequest, delta: Delta) -> None:
-        flight.outbox.put(flight.slot, delta)
-        if delta.finish is not None and flight.record.open:  # else all of it is over next
-            flight.ticket.ended(1)
-            self._places.choice_ended(flight)
-        if not delta.ids:
-            return
-        now = self._clock()
-        if flight.story.silent:
-            miss = flight.story.spoke(now, handed=flight.first_at is not None)
-            if miss is not None:
-                self._metrics.missed(miss)
-        if flight.paused_at is not None:
-            self._metrics.pause.observe(now - flight.paused_at)
-            flight.paused_at = None
-        if flight.first_at is not None:
-            self._metrics.handoff.observe(now - flight.first_at)
-            flight.first_at = None
-        flight.token_at = now
-        self._acquit(flight)
+    def _emit(self, request: InFlightRequest, emit: Emit) -> None:
+        delta, times = emit.delta, emit.times
+        request.output.put(request.slot, delta)
+        if delta.finish is not None and request.record.open:  # else all of it is over next
+            request.ticket.ended(1)
+            self._places.choice_ended(request)
+        if times is not None:
+            self._observe(times)
+        if delta.ids:
+            self._acquit(request)
 
-    def _lost(self, flight: InFlightRequest, lost: Replace | Regroup) -> None:
-        flight.cause = lost.cause
-        flight.story.lost(lost.cause, self._clock(), lost.node)
-        flight.first_at = None
-        if flight.paused_at is None:
-            flight.paused_at = flight.token_at
+    def _observe(self, times: FirstTokenTimes) -> None:
+        if times.pause_s is not None:
+            self._metrics.pause.observe(times.pause_s)
+        if times.handoff_s is not None:
+            self._metrics.handoff.observe(times.handoff_s)
+        if times.error is not None:
+            self._metrics.missed(times.error)
+
+    def _lost(self, request: InFlightRequest, lost: Replace | Regroup) -> None:
         if lost.cause == "refused":
-            flight.refused[lost.node] = self._clock() + self._refused_s
-        told = f"lost ({lost.cause}) with {flight.record.tokens} tokens; it looks for another place"
-        level = logging.INFO if lost.cause == "drained" else logging.WARNING
-        self._log(level, flight, lost.node, told)
+            request.refused[lost.node] = self._clock() + self._refused_s
+        self._log_loss(request, lost.cause, lost.node)
 
-    def _acquit(self, flight: InFlightRequest) -> None:
+    def _log_loss(self, request: InFlightRequest, cause: Cause, node: NodeId) -> None:
+        message = f"lost ({cause}) with {request.record.tokens} tokens; it looks for another place"
+        level = logging.INFO if cause == "drained" else logging.WARNING
+        self._log(level, request, node, message)
+
+    def _acquit(self, request: InFlightRequest) -> None:
         """It has no place, or is not on probation any more: the next one may have its turn."""
-        if self._suspect != flight.id:
+        if self._suspect != request.id:
             return
-        placed = flight.placement is not None and flight.id in self.flights
-        if not (placed and flight.record.on_probation):
+        placed = request.record.current is not None and request.id in self.in_flight
+        if not (placed and request.record.on_probation):
             self._suspect = None
             self.on_change()
 
-    def _spawn(self, flight: InFlightRequest, work: Callable[[], Awaitable[None]]) -> None:
-        """In place of the task that the flight has."""
-        self._cease(flight)
-        flight.task = asyncio.create_task(self._guarded(flight, work))
+    def _spawn(self, request: InFlightRequest, work: Callable[[], Awaitable[None]]) -> None:
+        """In place of the task that the request has."""
+        self._cease(request)
+        request.task = asyncio.create_task(self._guarded(request, work))
 
-    async def _guarded(self, flight: InFlightRequest, work: Callable[[], Awaitable[None]]) -> None:
+    async def _guarded(self, request: InFlightRequest, work: Callable[[], Awaitable[None]]) -> None:
         try:
             await work()
         except Exception:
-            self._broke(flight)
+            self._broke(request)
 
-    def _broke(self, flight: InFlightRequest) -> None:
-        logger.exception("the request could not be placed", extra={"request": flight.id})
-        told = InternalError(f"the router failed; its log says why, under {flight.id}")
-        self.cancel(flight, told.record())
+    def _broke(self, request: InFlightRequest) -> None:
+        logger.exception("the request could not be placed", extra={"request": request.id})
+        error = InternalError(f"the router failed; its log says why, under {request.id}")
+        self.cancel(request, error.record())
 
-    def _cease(self, flight: InFlightRequest) -> None:
-        if flight.task is not None and flight.task is not asyncio.current_task():
-            flight.task.cancel()
-        flight.task = None
+    def _cease(self, request: InFlightRequest) -> None:
+        if request.task is not None and request.task is not asyncio.current_task():
+            request.task.cancel()
+        request.task = None
 
-    def _close(self, flight: InFlightRequest, end: End) -> None:
-        if self.flights.pop(flight.id, None) is None:
+    def _close(self, request: InFlightRequest) -> None:
+        if self.in_flight.pop(request.id, None) is None:
             return
-        flight.story.over(end, self._clock())
-        self._cease(flight)
-        flight.ticket.over()
-        self._places.leave(flight)
-        self._acquit(flight)
-        self._log(logging.DEBUG, flight, None, f"done with {flight.record.tokens} tokens")
+        self._cease(request)
+        request.ticket.over()
+        self._places.leave(request)
+        self._acquit(request)
+        self._log(logging.DEBUG, request, None, f"done with {request.record.tokens} tokens")
 
-    def _log(self, level: int, flight: InFlightRequest, node: NodeId | None, told: str) -> None:
-        extra = {"request": flight.id, "attempt": flight.record.attempt, "node": node}
-        logger.log(level, "%s: %s", node or "-", told, extra=extra)
+    def _log(self, level: int, request: InFlightRequest, node: NodeId | None, message: str) -> None:
+        extra = {"request": request.id, "attempt": request.record.attempt, "node": node}
+        logger.log(level, "%s: %s", node or "-", message, extra=extra)

@@ -1,6 +1,6 @@
-"""A request on its way through the pool: its record, its place, and what its pauses are told by.
+"""A request on its way through the pool: its record, and its output queue, ticket and task.
 
-In: a prepared request, its answer's outbox. Out: the line that tells its client where it runs.
+In: a prepared request, its answer's queue. Out: the line that tells its client where it runs.
 """
 
 from __future__ import annotations
@@ -15,11 +15,8 @@ from baton_protocol.request import Request
 from baton_protocol.store import Kind
 from baton_router.nodes.model_artifacts import Serving
 from baton_router.nodes.pool_view import PoolView
-from baton_router.placement.policy import Placement
-from baton_router.requests.actions import Cause
 from baton_router.requests.output_queue import OutputQueue
 from baton_router.requests.state import RequestRecord
-from baton_router.requests.timeline import Timeline
 from baton_router.settings import Ranking
 
 
@@ -77,54 +74,34 @@ class Ticket:
 
 @dataclass(slots=True)
 class InFlightRequest:
-    """One request until it is over. `slot` is its place in the outbox; times are the dispatcher's.
-
-    `placement` is that of the current attempt, or None while the request `waits` for a place:
-    for its first one until `give_up_at`. Nodes in `refused` are left alone until then. `task` is
-    at work to find a place. `story` is for who asks what became of it.
-    """
+    """A request's record beside what runs it. `slot` is its place in the output. Where it waits for
+    its first place, it does until `give_up_at`. Nodes in `refused` are left alone until then.
+    `task` is at work to find a place. Times are the dispatcher's."""
 
     record: RequestRecord
     prepared: Prepared
     ticket: Ticket
-    outbox: OutputQueue
+    output: OutputQueue
     slot: int
     give_up_at: float
-    story: Timeline
-    placement: Placement | None = None
-    waits: str = ""
-    cause: Cause | None = None  # of the last loss
     refused: dict[NodeId, float] = field(default_factory=dict)
     task: asyncio.Task[None] | None = None
-    placed_at: float = 0.0  # the last time
-    token_at: float | None = None  # the last token came
-    paused_at: float | None = None  # the last token before a loss that no token has followed
-    first_at: float | None = None  # the decode node was told the first token, and has sent none
 
     @property
     def id(self) -> RequestId:
         return self.record.request.id
 
-    @property
-    def flows(self) -> bool:
-        """Its attempt has sent tokens, and nobody but its client waits for the next ones."""
-        return not self.story.silent and self.paused_at is None and self.first_at is None
-
-    def wait(self, why: str, now: float) -> None:
-        """There is no place for it now."""
-        self.waits = why
-        self.story.waiting(why, now)
-
     def line(self) -> str:
         """The value of x-baton-placement, as of now."""
-        if self.placement is not None:
-            again = self.record.attempt > 1 and self.cause is not None
-            return self.placement.line() + (f"; placed again: {self.cause}" if again else "")
-        return f"prefill=- decode=- reason=waiting: {self.waits}"
+        record = self.record
+        if record.current is None:
+            return f"prefill=- decode=- reason=waiting: {record.waits_for}"
+        again = record.replaced_for
+        return record.current.placement.line() + (f"; placed again: {again}" if again else "")
 
 
 def rolled_out(revision: str) -> Unavailable:
-    """What ends a flight whose kind of nodes is gone for good."""
+    """What ends a request whose kind of nodes is gone for good."""
     return Unavailable(
         f"the pool rolled out to revision {revision} while this request ran, and no stream crosses"
         " over to it; send the request again",
@@ -132,12 +109,12 @@ def rolled_out(revision: str) -> Unavailable:
     )
 
 
-def held_among(flights: Iterable[InFlightRequest], view: PoolView) -> int:
+def count_held(requests: Iterable[InFlightRequest], view: PoolView) -> int:
     """How many of them have no place since no node can take them: new ones that wait, and others
     with no ready node of their kind. One that just looks for its next place is not held."""
     served = {node.kind for node in view.nodes.values() if node.ready}
     return sum(
-        flight.placement is None
-        and (flight.record.attempt == 0 or flight.prepared.kind not in served)
-        for flight in flights
+        request.record.current is None
+        and (request.record.attempt == 0 or request.prepared.kind not in served)
+        for request in requests
     )

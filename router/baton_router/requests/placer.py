@@ -1,6 +1,6 @@
 """Finds a place for a request and books it; the bookings end here too.
 
-In: flights, the pool's view, the store's markers. Out: placements, or what is missing. Between
+In: requests, the pool's view, the store's markers. Out: placements, or what is missing. Between
 reading the view, deciding and booking nothing is awaited.
 """
 
@@ -53,22 +53,22 @@ class Placer:
         """The revision in whose favour all its nodes have gone; "" while one may come back."""
         return self.view.rolled_out(kind)
 
-    def existing(self, flight: InFlightRequest, stored: Stored) -> int:
+    def existing(self, request: InFlightRequest, stored: Stored) -> int:
         """How many of the prompt's chunks exist somewhere."""
-        held = self.view.chunks.longest(flight.prepared.chunks)
+        held = self.view.chunks.longest(request.prepared.chunks)
         return held + sum(stored[held:])
 
-    def find(self, flight: InFlightRequest, stored: Stored, now: float) -> Placement | Missing:
+    def find(self, request: InFlightRequest, stored: Stored, now: float) -> Placement | Missing:
         """What was accepted is finished: once placed, any role may run it."""
-        record, request = flight.record, flight.record.request
-        policy = self._policy_of(flight)
-        sample = next(self.view.ready(flight.prepared.kind), None)
+        record = request.record
+        policy = self._policy_of(request)
+        sample = next(self.view.ready(request.prepared.kind), None)
         if sample is None:
             return Missing("decode", policy.missing_role)
         # Whoever asks for the prompt's logprobs has all of it computed.
-        chunks = () if record.asks_prompt_logprobs else flight.prepared.chunks
+        chunks = () if record.asks_prompt_logprobs else request.prepared.chunks
         facts = RequestFacts(
-            prompt_tokens=len(request.prompt_ids) + record.tokens,
+            prompt_tokens=len(record.request.prompt_ids) + record.tokens,
             chunk_tokens=sample.report.layout.chunk_tokens,
             chunk_bytes=sample.report.layout.chunk_bytes,
             stored=stored[: len(chunks)],
@@ -77,37 +77,37 @@ class Placer:
             resumed=record.tokens > 0,
             prompt_logprobs=record.asks_prompt_logprobs,
         )
-        refused = {node for node, until in flight.refused.items() if until > now}
-        groups = self.view.groups(chunks, flight.prepared.kind, refused)
+        refused = {node for node, until in request.refused.items() if until > now}
+        groups = self.view.groups(chunks, request.prepared.kind, refused)
         self._turn += 1
         return place(facts, groups["prefill"], groups["decode"], policy, self._rng, self._turn)
 
-    def _policy_of(self, flight: InFlightRequest) -> Policy:
-        policy, own = self.policy, flight.prepared.ranking
-        if flight.record.attempt > 0:
+    def _policy_of(self, request: InFlightRequest) -> Policy:
+        policy, own = self.policy, request.prepared.ranking
+        if request.record.attempt > 0:
             policy = replace(policy, missing_role="aggregate")
         return replace(policy, ranking=own) if own is not None else policy
 
-    def take(self, flight: InFlightRequest, placement: Placement) -> Epoch:
+    def take(self, request: InFlightRequest, placement: Placement) -> Epoch:
         """Book it, instead of the place it had. Return the decode node's epoch."""
-        self.leave(flight)
-        flight.placement, flight.waits = placement, ""
-        sequences = len(flight.record.open)
+        self.leave(request)
+        sequences = len(request.record.open)
         if placement.prefill is not None:
-            self.view.book(placement.prefill, flight.id, placement.uncached, 0)
-            self.view.book(placement.decode, flight.id, 0, sequences)
+            self.view.book(placement.prefill, request.id, placement.uncached, 0)
+            self.view.book(placement.decode, request.id, 0, sequences)
         else:
-            self.view.book(placement.decode, flight.id, placement.uncached, sequences)
+            self.view.book(placement.decode, request.id, placement.uncached, sequences)
         return self.view.nodes[placement.decode].report.epoch
 
-    def choice_ended(self, flight: InFlightRequest) -> None:
+    def choice_ended(self, request: InFlightRequest) -> None:
         """Its other choices go on."""
-        if flight.placement is not None:
-            self.view.sequence_ended(flight.placement.decode, flight.id)
+        if request.record.decode is not None:
+            self.view.sequence_ended(request.record.decode, request.id)
 
-    def leave(self, flight: InFlightRequest) -> None:
-        """End its bookings."""
-        if flight.placement is not None:
-            self.view.release(flight.placement.decode, flight.id)
-            if flight.placement.prefill is not None:
-                self.view.release(flight.placement.prefill, flight.id)
+    def leave(self, request: InFlightRequest) -> None:
+        """End the bookings of its last attempt, as far as they have not ended."""
+        if request.record.attempts:
+            placement = request.record.attempts[-1].placement
+            self.view.release(placement.decode, request.id)
+            if placement.prefill is not None:
+                self.view.release(placement.prefill, request.id)

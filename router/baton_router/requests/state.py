@@ -18,12 +18,17 @@ Losses of nodes that served it without one new token, nor one more chunk of its 
 with MAX_STRIKES in a row the request is taken for their cause and ends. A node that had fallen
 silent before it got the request says nothing about it, but that too is believed MAX_ATTEMPTS times.
 
+The record keeps what happened, by a clock that is passed in: its attempts, each with its placement,
+its nodes' figures and its times, and its waits for a place. Of a request that is placed very often
+it keeps the first attempt and the last ones.
+
 A node that drains and is leaving is no loss. What decodes there is moved by placed(), and goes on
 where it is until then; a node that ends hands back what it still has, and that is no refusal.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
@@ -44,6 +49,7 @@ from baton_protocol.link import (
 )
 from baton_protocol.request import Request
 from baton_router.nodes.link import Loss
+from baton_router.placement.policy import Placement
 from baton_router.requests.actions import (
     Action,
     Cause,
@@ -55,6 +61,7 @@ from baton_router.requests.actions import (
     Replace,
     Send,
 )
+from baton_router.requests.attempts import Attempt, End, PlacementBasis, Wait
 
 Phase = Literal["waiting", "handoff", "running", "over"]
 
@@ -62,38 +69,40 @@ MAX_STRIKES = 3
 # So many refusals that another node may not have ("busy", "draining") are followed by another try.
 # A request whose client has tokens is tried until its deadline.
 MAX_ATTEMPTS = 16
+# So many are kept.
+KEPT_ATTEMPTS = 16
+KEPT_WAITS = 16
 
 
 class RequestRecord:
     """`request` is what the client asked; `outputs[c]` are the ids it has of choice c.
 
-    `attempt` counts placements, `decode` and `prefill` are the nodes of the current one. Of
-    `request.attempt` nothing is kept: the first placement is attempt 1.
+    `attempt` counts placements; of `request.attempt` nothing is kept. `attempts` are those that are
+    kept, without `left_out` of them, and `current` is the last one, or None while the request waits
+    for a place. `end` is how it ended. `token_at`: the client's last token came.
     """
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, clock: Callable[[], float]) -> None:
         self.request = request
-        self.attempt = 0
+        self.began = clock()
         self.phase: Phase = "waiting"
-        self.decode: NodeId | None = None
-        self.prefill: NodeId | None = None
+        self.end: End | None = None
+        self.attempt = 0
+        self.attempts: list[Attempt] = []
+        self.left_out = 0
+        self.current: Attempt | None = None
+        self.waits: list[Wait] = []
         self.outputs: list[list[int]] = [list(ids) for ids in request.outputs]
         self.open = set(range(request.params.n))
-        self.stats: RequestStats | None = (
-            None  # of the last attempt: of whom had to have the prompt
-        )
         self.strikes = 0
+        self.token_at: float | None = None
+        self._clock = clock
         self._losses = 0  # in a row without progress
         self._refusals = 0
         self._progress = False  # since the last loss
-        self._decode_epoch = Epoch("")
         self._chunks = 0
-        self._measured = 0  # the last attempt whose opening statistics came
-        self._findable = 0
-        self._uncached = 0
         self._cached: int | None = None
-        self._prompt_told = False
-        self._undisturbed = True  # what was found of the prompt, nobody computed for this request
+        self._prompt_sent = False  # its logprobs, to the client
 
     # --- places -----------------------------------------------------------------------------------
 
@@ -105,40 +114,54 @@ class RequestRecord:
             self.strikes = self._losses = 0
         if self.strikes < MAX_STRIKES:
             return []
-        told = RequestKillsNodes(
+        error = RequestKillsNodes(
             f"{self.strikes} times in a row a node was lost while it served this request, "
             "without one new token; it is not tried again"
         )
-        return self._fail(told.record())
+        return self._fail(error.record())
 
-    def placed(
-        self, decode: NodeId, decode_epoch: Epoch, prefill: NodeId | None = None, findable: int = 0
-    ) -> list[Action]:
+    def wait(self, why: str) -> None:
+        """There is no place for it now. Said again with other words it is another wait."""
+        now = self._clock()
+        if self.waits and self.waits[-1].until is None:
+            if self.waits[-1].why == why:
+                return
+            self.waits[-1].until = now
+        if len(self.waits) == KEPT_WAITS:
+            del self.waits[1]
+        self.waits.append(Wait(now, why))
+
+    def placed(self, placement: Placement, epoch: Epoch, basis: PlacementBasis) -> list[Action]:
         """The next attempt: its opening jobs, after the end of an earlier one that still lives.
-        `findable` is how many tokens of the prompt need not be computed."""
+        `epoch` is the decode node's."""
         assert self.phase != "over"
-        assert prefill is None or not any(self.outputs), "what has begun to decode is not split"
+        split = placement.prefill is not None
+        assert not split or not any(self.outputs), "what has begun to decode is not split"
         aborts = self._leave()
+        now = self._clock()
+        if self.current is not None and self.current.ended is None:  # its decode node drains
+            self.current.end("drained", now, self.decode)
+        self._end_wait(now)
+        if len(self.attempts) == KEPT_ATTEMPTS:
+            del self.attempts[1]
+            self.left_out += 1
         self.attempt += 1
-        self._uncached = len(self.request.prompt_ids) - findable
-        if self.attempt == 1:
-            self._findable = findable
-        else:
-            self._undisturbed = False
-        self.decode, self._decode_epoch, self.prefill = decode, decode_epoch, prefill
-        self.phase = "running" if prefill is None else "handoff"
-        sends = [Send(decode, self._run_job())]
-        if prefill is not None:
-            sends.append(Send(prefill, self._prefill_job()))
+        self.current = Attempt(self.attempt, placement, epoch, basis, now)
+        self.attempts.append(self.current)
+        self.phase = "handoff" if split else "running"
+        sends = [Send(placement.decode, self._run_job())]
+        if placement.prefill is not None:
+            sends.append(Send(placement.prefill, self._prefill_job()))
         return [*aborts, *sends]
 
     def no_first(self, reason: str) -> list[Action]:
         """Nobody else computes the prompt: the decode node is to do it."""
         assert self.phase == "handoff"
-        assert self.decode is not None
-        self.phase, self.prefill = "running", None
-        self._undisturbed = False
-        return [Send(self.decode, NoFirstTokens(self.request.id, self.attempt, reason))]
+        attempt = self._current()
+        self.phase = "running"
+        attempt.give_up_prefill(self._clock())
+        decode = attempt.placement.decode
+        return [Send(decode, NoFirstTokens(self.request.id, self.attempt, reason))]
 
     # --- what nodes say ---------------------------------------------------------------------------
 
@@ -147,7 +170,9 @@ class RequestRecord:
         False where it is anything else, for on_delta()."""
         if (
             self.phase != "running"
-            or node != self.decode
+            or self.current is None
+            or self.current.decoding_at is None
+            or node != self.current.placement.decode
             or delta.attempt != self.attempt
             or delta.finish is not None
             or delta.stats is not None
@@ -161,6 +186,7 @@ class RequestRecord:
             return False
         have.extend(delta.ids)
         self._progress = True
+        self.token_at = self._clock()
         return True
 
     def on_delta(self, node: NodeId, delta: Delta) -> list[Action]:
@@ -175,15 +201,17 @@ class RequestRecord:
             return []
         if not self._answers_each_choice(done):
             return self.no_first(f"prefill node {node} did not answer each choice")
-        assert self.decode is not None
-        self.phase, self.prefill = "running", None
-        actions = self._measure(done.stats)
+        attempt = self._current()
+        decode = attempt.placement.decode
+        self.phase = "running"
+        actions = self._measure(node, done.stats)
         for delta in done.choices:
             actions += self._accept(node, delta)
         if not self.open:  # nothing is left for the decode node, which has the request parked
-            return [*actions, Send(self.decode, self._abort())]
+            return [*actions, Send(decode, self._abort())]
+        attempt.handed_at = self._clock()
         first = FirstTokens(self.request.id, self.attempt, self._ids(), self._finished())
-        return [*actions, Send(self.decode, first)]
+        return [*actions, Send(decode, first)]
 
     def on_failed(self, node: NodeId, failed: JobFailed) -> list[Action]:
         """A prefill job's failure costs time. The decode node's is the request's, unless another
@@ -208,20 +236,16 @@ class RequestRecord:
             self._strike(blamed)
             if self.on_probation:  # it is to have no node before its turn
                 return self._replace(cause, node)
-            self.prefill = None
-            return [Send(node, self._abort()), Regroup(cause, node)]
+            return self._regroup(cause, node)
         if not self._serves(node):
             return []
-        if not self._regroups:  # else its pair is lost in one event, which is one strike
+        if not self._regroups():  # else its pair is lost in one event, which is one strike
             self._strike(blamed)
         return self._replace(cause, node)
 
     def on_leaving(self, node: NodeId) -> list[Action]:
         """A prefill node is to be empty: another is to do its job. Nothing for any other node."""
-        if not self._from_prefill(node, self.attempt):
-            return []
-        self.prefill = None
-        return [Send(node, self._abort()), Regroup("drained", node)]
+        return self._regroup("drained", node) if self._from_prefill(node, self.attempt) else []
 
     def on_rolled_out(self, node: NodeId) -> list[Action]:
         """The decode node is to be empty, and no other of its kind is to come."""
@@ -240,8 +264,9 @@ class RequestRecord:
             return []
         if error is not None:
             return self._fail(error)
-        self.phase = "over"
-        return [*self._leave()]
+        aborts = self._leave()
+        self._finish("left")
+        return [*aborts]
 
     # --- figures ----------------------------------------------------------------------------------
 
@@ -251,9 +276,32 @@ class RequestRecord:
         return self.strikes >= MAX_STRIKES - 1 and not self._progress
 
     @property
-    def _regroups(self) -> bool:
-        """Its prefill node is gone, and what becomes of it is not decided yet."""
-        return self.phase == "handoff" and self.prefill is None
+    def decode(self) -> NodeId | None:
+        """Of the current attempt."""
+        return None if self.current is None else self.current.placement.decode
+
+    @property
+    def prefill(self) -> NodeId | None:
+        """Who computes the prompt for another node; None once it is done, or the node is gone."""
+        if self.phase != "handoff" or self._regroups():
+            return None
+        return self._current().placement.prefill
+
+    @property
+    def replaced_for(self) -> Cause | End | None:
+        """Why there is another attempt than the first: how the one before ended."""
+        return self.attempts[-2].ended if len(self.attempts) > 1 else None
+
+    @property
+    def stats(self) -> RequestStats | None:
+        """Of the last attempt that has any: of whom had to have the prompt."""
+        found = (attempt.measured[0][1] for attempt in reversed(self.attempts) if attempt.measured)
+        return next(found, None)
+
+    @property
+    def waits_for(self) -> str:
+        """Why it has no place; "" while it has one."""
+        return self.waits[-1].why if self.current is None and self.waits else ""
 
     @property
     def tokens(self) -> int:
@@ -263,12 +311,12 @@ class RequestRecord:
     @property
     def untold(self) -> bool:
         """The client has nothing yet."""
-        return not self.tokens and not self._prompt_told
+        return not self.tokens and not self._prompt_sent
 
     @property
     def asks_prompt_logprobs(self) -> bool:
         """The client is still owed the prompt's logprobs."""
-        return self.request.params.prompt_logprobs is not None and not self._prompt_told
+        return self.request.params.prompt_logprobs is not None and not self._prompt_sent
 
     @property
     def cached_tokens(self) -> int:
@@ -281,9 +329,6 @@ class RequestRecord:
     def _accept(self, node: NodeId, delta: Delta) -> list[Action]:
         if delta.choice not in self.open:
             return []
-        if delta.finish == "abort":
-            self._strike()
-            return self._replace("aborted", node)
         have = self.outputs[delta.choice]
         known = len(have) - delta.offset
         if known > 0:
@@ -294,18 +339,22 @@ class RequestRecord:
             self._strike()
             return self._replace("gap", node)
         have.extend(delta.ids)
-        self._progress = self._progress or bool(delta.ids)
+        times = None
+        if delta.ids:
+            self._progress, now = True, self._clock()
+            times = self._current().note_tokens(now, self.token_at)
+            self.token_at = now
         if delta.prompt_logprobs:
-            if self._prompt_told:
+            if self._prompt_sent:
                 delta = msgspec.structs.replace(delta, prompt_logprobs=())
-            self._prompt_told = True
-        actions: list[Action] = [Emit(delta)]
+            self._prompt_sent = True
+        actions: list[Action] = [Emit(delta, times)]
         if delta.stats is not None:
-            actions += self._measure(delta.stats)
+            actions += self._measure(node, delta.stats)
         if delta.finish is not None:
             self.open.discard(delta.choice)
         if not self.open:
-            self.phase = "over"
+            self._finish("done")
             actions.append(Ended())
         return actions
 
@@ -313,18 +362,20 @@ class RequestRecord:
         if sorted(delta.choice for delta in done.choices) != sorted(self.open):
             return False
         return all(
-            delta.offset == len(self.outputs[delta.choice])
-            and delta.ids
-            and delta.finish != "abort"
-            for delta in done.choices
+            delta.offset == len(self.outputs[delta.choice]) and delta.ids for delta in done.choices
         )
 
-    def _measure(self, stats: RequestStats) -> list[Action]:
+    def _measure(self, node: NodeId, stats: RequestStats) -> list[Action]:
+        attempt = self._current()
         if self._cached is None:
             found = stats.cached_tokens + stats.host_tokens + stats.fetched_tokens
-            self._cached = found if self._undisturbed else min(found, self._findable)
-        opening, self._measured = self._measured != self.attempt, self.attempt
-        self.stats = stats if opening else self.stats
+            if self.attempt > 1 or attempt.prefill_given_up_at is not None:
+                # Some of it may be what a lost node computed for this request.
+                findable = len(self.request.prompt_ids) - self.attempts[0].placement.uncached
+                found = min(found, findable)
+            self._cached = found
+        opening = not attempt.measured
+        attempt.measured.append((node, stats))
         return [Measured(stats, self.attempt, opening)]
 
     # --- attempts ---------------------------------------------------------------------------------
@@ -339,32 +390,57 @@ class RequestRecord:
 
     def _replace(self, cause: Cause, node: NodeId, *, aborted: bool = True) -> list[Action]:
         aborts = self._leave(gone=None if aborted else node)
-        self.phase = "waiting"
+        self._current().end(cause, self._clock(), node)
+        self.phase, self.current = "waiting", None
+        self.wait(f"its attempt on {node} ended ({cause})")
         return [*aborts, Replace(cause, node)]
+
+    def _regroup(self, cause: Cause, prefill: NodeId) -> list[Action]:
+        self._current().end(cause, self._clock(), prefill)
+        return [Send(prefill, self._abort()), Regroup(cause, prefill)]
+
+    def _regroups(self) -> bool:
+        """Its prefill node is gone, and what becomes of it is not decided yet."""
+        return self.phase == "handoff" and self._current().ended is not None
 
     def _fail(self, error: ErrorRecord, gone: NodeId | None = None) -> list[Action]:
         aborts = self._leave(gone)
-        self.phase = "over"
+        self._finish("failed")
         return [*aborts, Failed(error)]
+
+    def _finish(self, end: End) -> None:
+        now = self._clock()
+        self.phase, self.end = "over", end
+        self._end_wait(now)
+        if self.attempts and self.attempts[-1].ended is None:
+            self.attempts[-1].end(end, now)
+
+    def _end_wait(self, now: float) -> None:
+        if self.waits and self.waits[-1].until is None:
+            self.waits[-1].until = now
+
+    def _current(self) -> Attempt:
+        assert self.current is not None, "it waits for a place"
+        return self.current
 
     def _leave(self, gone: NodeId | None = None) -> list[Send]:
         """Take the request from the nodes of the attempt; `gone` has dropped it by itself."""
         nodes = [node for node in (self.prefill, self.decode) if node not in (None, gone)]
-        self.decode = self.prefill = None
         return [Send(node, self._abort()) for node in nodes if node is not None]
 
     def _run_job(self) -> RunJob:
         await_first = self.phase == "handoff"
-        uncached = 0 if await_first else self._uncached
+        uncached = 0 if await_first else self._current().placement.uncached
         return RunJob(self._job(), await_first, self._finished(), uncached)
 
     def _prefill_job(self) -> PrefillJob:
-        assert self.decode is not None
-        return PrefillJob(self._job(), self.decode, self._decode_epoch, self._uncached)
+        attempt = self._current()
+        place = attempt.placement
+        return PrefillJob(self._job(), place.decode, attempt.epoch, place.uncached)
 
     def _job(self) -> Request:
         params = self.request.params
-        if self._prompt_told:
+        if self._prompt_sent:
             params = msgspec.structs.replace(params, prompt_logprobs=None)
         return msgspec.structs.replace(
             self.request, attempt=self.attempt, outputs=self._ids(), params=params

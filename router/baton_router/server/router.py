@@ -57,7 +57,7 @@ from baton_router.observability.explanation import ExplanationHistory
 from baton_router.observability.tracing import Tracing
 from baton_router.placement.policy import Policy
 from baton_router.requests.dispatcher import Dispatcher
-from baton_router.requests.in_flight import held_among
+from baton_router.requests.in_flight import count_held
 from baton_router.requests.placer import Placer
 from baton_router.server.peers import Peers, gathering
 from baton_router.server.reload import FileReloader
@@ -299,8 +299,8 @@ class Router:
 
     def report(self) -> RouterReport:
         """What clients ask of this router, as of now."""
-        flights = self.dispatcher.flights
-        held = held_among(flights.values(), self.view)
+        flights = self.dispatcher.in_flight
+        held = count_held(flights.values(), self.view)
         waiting = self._waking.held + self.admission.held + held
         return self._demand.report(len(flights) - held, waiting)
 
@@ -369,7 +369,7 @@ class Router:
         self.admission.end()
         self.dispatcher.on_change()
         error = Unavailable("the router is shutting down; send the request again").record()
-        for flight in list(self.dispatcher.flights.values()):
+        for flight in list(self.dispatcher.in_flight.values()):
             self.dispatcher.cancel(flight, error)
         deadline = self._clock() + FAREWELL_S
         while self._clock() < deadline and self._busy():

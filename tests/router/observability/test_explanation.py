@@ -137,7 +137,7 @@ async def test_a_request_that_runs_is_told_as_far_as_it_is(
     half_answered: Any, decode: FakeNode
 ) -> None:
     async with half_answered(decode) as (client, answer):
-        (flight,) = client.router.dispatcher.flights.values()
+        (flight,) = client.router.dispatcher.in_flight.values()
         told = await explained(client, flight.id)
         assert (told["state"], told["status"]) == ("running", None)
         assert told["completion_tokens"] == len("Hello,")
@@ -156,8 +156,10 @@ async def test_a_request_that_waits_says_for_what(running: Any, decode: FakeNode
         await decode.stop()
         await client.ready(0)
         answer = completing(client)
-        await until(lambda: [f for f in client.router.dispatcher.flights.values() if f.waits])
-        (flight,) = client.router.dispatcher.flights.values()
+        await until(
+            lambda: [f for f in client.router.dispatcher.in_flight.values() if f.record.waits_for]
+        )
+        (flight,) = client.router.dispatcher.in_flight.values()
         (request,) = (await explained(client, flight.id))["requests"]
         assert (request["state"], request["attempts"]) == ("waiting", [])
         assert request["waits"][0]["why"] == "no node is ready (nodes: 1 lost)"
@@ -292,7 +294,7 @@ async def test_a_client_that_left_is_told_as_such(running: Any, decode: FakeNode
         body = {"prompt": "x", "stream": True}
         answer = asyncio.create_task(client.session.post(client.url + "/v1/completions", json=body))
         await until(lambda: decode.got_of(RunJob))
-        (flight,) = client.router.dispatcher.flights.values()
+        (flight,) = client.router.dispatcher.in_flight.values()
         answer.cancel()
         await until_is(client.unfinished, 0)
         told = await explained(client, flight.id)

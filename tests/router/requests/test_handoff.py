@@ -40,7 +40,7 @@ async def stream(client: Any, **more: Any) -> list[Any]:
 
 def half_said(client: Any) -> bool:
     """The router has all that a node says before it falls silent in mid-reply."""
-    flights = client.router.dispatcher.flights.values()
+    flights = client.router.dispatcher.in_flight.values()
     return any(bytes(flight.record.outputs[0]) == b"Hello," for flight in flights)
 
 

@@ -16,13 +16,13 @@ BODY = {"prompt": "x" * 20, "max_tokens": 1}
 
 
 async def rankings(client: Any, monkeypatch: Any, headers: dict[str, str]) -> tuple[int, list[Any]]:
-    """The answer's status, and the policies that its flights were placed by."""
+    """The answer's status, and the policies that its requests were placed by."""
     seen: list[Any] = []
     launch = Dispatcher._launch
 
-    def noted(self: Dispatcher, flight: InFlightRequest, stored: Any) -> None:
-        seen.append(self._places._policy_of(flight).ranking)
-        launch(self, flight, stored)
+    def noted(self: Dispatcher, request: InFlightRequest, stored: Any) -> None:
+        seen.append(self._places._policy_of(request).ranking)
+        launch(self, request, stored)
 
     with monkeypatch.context() as patch:
         patch.setattr(Dispatcher, "_launch", noted)

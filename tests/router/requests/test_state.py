@@ -35,7 +35,9 @@ from baton_router.requests.actions import (
     Replace,
     Send,
 )
-from baton_router.requests.state import MAX_ATTEMPTS, RequestRecord
+from baton_router.requests.state import KEPT_ATTEMPTS, KEPT_WAITS, MAX_ATTEMPTS, RequestRecord
+from tests.support.clock import Clock
+from tests.support.pools.placements import BASIS, placement_on
 
 RID, EPOCH = RequestId("r"), Epoch("e")
 DECODE, PREFILL, OTHER = NodeId("decode-0"), NodeId("prefill-0"), NodeId("decode-9")
@@ -50,10 +52,17 @@ def record(n: int = 1, *, split: bool = True, **params: Any) -> RequestRecord:
     asked = SamplingParams(n=n, **params)
     outputs: tuple[tuple[int, ...], ...] = ((),) * n
     rec = RequestRecord(
-        Request(id=RID, attempt=1, prompt_ids=(1, 2), params=asked, outputs=outputs)
+        Request(id=RID, attempt=1, prompt_ids=(1, 2), params=asked, outputs=outputs), Clock()
     )
-    rec.placed(DECODE, EPOCH, PREFILL if split else None)
+    place(rec, DECODE, PREFILL if split else None)
     return rec
+
+
+def place(
+    rec: RequestRecord, decode: NodeId, prefill: NodeId | None = None, findable: int = 0
+) -> list[Action]:
+    uncached = len(rec.request.prompt_ids) - findable
+    return rec.placed(placement_on(decode, prefill, uncached=uncached), EPOCH, BASIS)
 
 
 def delta(choice: int, offset: int, *ids: int, attempt: int = 1, **more: Any) -> Delta:
@@ -82,18 +91,18 @@ def error(actions: Sequence[Action]) -> ErrorRecord:
 
 
 def test_a_split_request_opens_with_a_job_for_each_node() -> None:
-    rec = RequestRecord(record().request)
+    rec = RequestRecord(record().request, Clock())
     assert rec.phase == "waiting"
-    assert rec.placed(DECODE, EPOCH, PREFILL) == [
+    assert place(rec, DECODE, PREFILL) == [
         Send(DECODE, RunJob(rec.request, await_first=True, uncached=0)),
         Send(PREFILL, PrefillJob(rec.request, DECODE, EPOCH, uncached=2)),
     ]
 
 
 def test_a_whole_request_opens_with_one_job() -> None:
-    rec = RequestRecord(record().request)
+    rec = RequestRecord(record().request, Clock())
     job = RunJob(rec.request, await_first=False, uncached=1)
-    assert rec.placed(DECODE, EPOCH, findable=1) == [Send(DECODE, job)]
+    assert place(rec, DECODE, findable=1) == [Send(DECODE, job)]
 
 
 def test_first_tokens_go_to_the_client_and_to_the_decode_node() -> None:
@@ -111,7 +120,7 @@ def test_a_request_that_ends_with_its_first_tokens_is_dropped_by_the_decode_node
     assert actions[2:] == [Ended(), Send(DECODE, Abort(RID, 1))]
 
 
-NO_ANSWERS = [[], [delta(0, 3, 7)], [delta(0, 0, 7, finish="abort")], [delta(0, 0)]]
+NO_ANSWERS = [[], [delta(0, 3, 7)], [delta(0, 0)]]
 
 
 @pytest.mark.parametrize("choices", [*NO_ANSWERS, [delta(0, 0, 7), delta(1, 0, 7)]])
@@ -158,7 +167,7 @@ def test_the_last_choices_end_is_the_requests() -> None:
 def test_strangers_and_older_attempts_are_not_heard() -> None:
     rec = record(split=False)
     rec.on_lost(DECODE, "link")
-    rec.placed(DECODE, EPOCH)
+    place(rec, DECODE)
     assert rec.on_delta(OTHER, delta(0, 0, 5, attempt=2)) == []
     assert rec.on_delta(DECODE, delta(0, 0, 5)) == []
     assert rec.on_failed(OTHER, JobFailed(RID, 2, ERROR)) == []
@@ -194,13 +203,10 @@ def test_text_that_overlaps_cannot_be_cut_and_ends_the_attempt() -> None:
     assert rec.outputs == [[5, 6]]
 
 
-@pytest.mark.parametrize(
-    ("bad", "cause"), [(delta(0, 1, 5), "gap"), (delta(0, 0, 5, finish="abort"), "aborted")]
-)
-def test_a_gap_or_a_node_that_gives_up_is_a_lost_attempt(bad: Delta, cause: Any) -> None:
+def test_a_gap_is_a_lost_attempt() -> None:
     rec = record(split=False)
-    actions = rec.on_delta(DECODE, bad)
-    assert actions == [Send(DECODE, Abort(RID, 1)), Replace(cause, DECODE)]
+    actions = rec.on_delta(DECODE, delta(0, 1, 5))
+    assert actions == [Send(DECODE, Abort(RID, 1)), Replace("gap", DECODE)]
     assert (rec.phase, rec.outputs, rec.strikes) == ("waiting", [[]], 1)
 
 
@@ -223,7 +229,7 @@ def test_the_next_attempt_has_what_the_client_has_and_runs_what_is_open() -> Non
     rec.on_delta(DECODE, delta(0, 0, 5, 6))
     rec.on_delta(DECODE, delta(1, 0, 9, finish="stop"))
     rec.on_lost(DECODE, "link")
-    (send,) = rec.placed(OTHER, EPOCH)
+    (send,) = place(rec, OTHER)
     assert isinstance(send, Send)
     assert isinstance(send.frame, RunJob)
     job = send.frame
@@ -246,7 +252,7 @@ def test_a_lost_prefill_node_leaves_the_request_parked_until_its_owner_decides()
 def test_another_pair_takes_the_request_from_the_decode_node_that_waits() -> None:
     rec = record()
     rec.on_lost(PREFILL, "link")
-    actions = rec.placed(OTHER, EPOCH, PREFILL)
+    actions = place(rec, OTHER, PREFILL)
     assert frames(actions, Abort) == [(DECODE, Abort(RID, 1))]
     assert [frame.request.attempt for _, frame in frames(actions, RunJob | PrefillJob)] == [2, 2]
 
@@ -258,7 +264,7 @@ def test_three_losses_without_a_token_are_the_requests_own_fault(split: bool) ->
         assert isinstance(rec.on_lost(DECODE, "link")[-1], Replace)
         if attempt < 3:
             assert rec.judge(0) == []
-            rec.placed(DECODE, EPOCH, PREFILL if split else None)
+            place(rec, DECODE, PREFILL if split else None)
     told = error(rec.judge(0))
     assert (told.code, told.status, told.retryable) == ("request_kills_nodes", 500, False)
     assert rec.phase == "over"
@@ -270,7 +276,7 @@ def test_lost_prefill_nodes_are_strikes_too() -> None:
     rec.no_first("gone")
     rec.on_lost(DECODE, "link")
     assert (rec.strikes, rec.on_probation) == (2, True)
-    rec.placed(DECODE, EPOCH, PREFILL)
+    place(rec, DECODE, PREFILL)
     assert isinstance(rec.on_lost(PREFILL, "link")[-1], Replace)
     assert error(rec.judge(0)).code == "request_kills_nodes"
 
@@ -285,7 +291,7 @@ def test_a_pair_that_is_lost_at_once_is_one_strike() -> None:
 def test_a_request_that_would_be_on_probation_does_not_stay_with_its_decode_node() -> None:
     rec = record()
     rec.on_lost(DECODE, "link")
-    rec.placed(DECODE, EPOCH, PREFILL)
+    place(rec, DECODE, PREFILL)
     actions = rec.on_lost(PREFILL, "link")
     assert frames(actions, Abort) == [(PREFILL, Abort(RID, 2)), (DECODE, Abort(RID, 2))]
     assert actions[-1] == Replace("link", PREFILL)
@@ -295,7 +301,7 @@ def test_a_token_forgives_all_strikes() -> None:
     rec = record(split=False)
     for _ in range(2):
         rec.on_lost(DECODE, "link")
-        rec.placed(DECODE, EPOCH)
+        place(rec, DECODE)
     assert rec.on_probation
     rec.on_delta(DECODE, delta(0, 0, 5, attempt=3))
     assert not rec.on_probation
@@ -309,7 +315,7 @@ def test_more_chunks_than_ever_forgive_strikes_and_the_same_ones_do_not() -> Non
     for chunks in (2, 3, 3, 3):
         rec.on_lost(DECODE, "link")
         assert rec.judge(chunks) == []
-        rec.placed(DECODE, EPOCH)
+        place(rec, DECODE)
     assert rec.strikes == 2
     rec.on_lost(DECODE, "link")
     assert error(rec.judge(3)).code == "request_kills_nodes"
@@ -327,11 +333,11 @@ def test_a_node_that_was_silent_before_says_nothing_about_a_request_until_too_ma
     for _ in range(MAX_ATTEMPTS):
         rec.on_lost(DECODE, "pings", blamed=False)
         assert (rec.strikes, rec.judge(0)) == (0, [])
-        rec.placed(DECODE, EPOCH)
+        place(rec, DECODE)
     for strikes in (1, 2):
         rec.on_lost(DECODE, "pings", blamed=False)
         assert (rec.strikes, rec.judge(0)) == (strikes, [])
-        rec.placed(DECODE, EPOCH)
+        place(rec, DECODE)
     rec.on_lost(DECODE, "pings", blamed=False)
     assert error(rec.judge(0)).code == "request_kills_nodes"
 
@@ -350,7 +356,7 @@ def test_refusals_end_with_the_error_itself() -> None:
     rec = record(split=False)
     for attempt in range(1, MAX_ATTEMPTS + 1):
         rec.on_failed(DECODE, JobFailed(RID, attempt, BUSY))
-        rec.placed(DECODE, EPOCH)
+        place(rec, DECODE)
     assert rec.on_failed(DECODE, JobFailed(RID, MAX_ATTEMPTS + 1, BUSY)) == [Failed(BUSY)]
 
 
@@ -359,7 +365,7 @@ def test_what_has_begun_is_not_ended_by_refusals() -> None:
     rec.on_delta(DECODE, delta(0, 0, 5))
     for attempt in range(1, 2 * MAX_ATTEMPTS):
         assert isinstance(rec.on_failed(DECODE, JobFailed(RID, attempt, BUSY))[-1], Replace)
-        rec.placed(DECODE, EPOCH)
+        place(rec, DECODE)
 
 
 # --- links that come back -------------------------------------------------------------------------
@@ -421,17 +427,17 @@ def test_the_first_statistics_of_an_attempt_are_the_opening_ones() -> None:
         assert actions[1:] == [Measured(stats, 1, opening=number == 0)]
     assert (rec.stats, rec.cached_tokens) == (STATS, 1)
     rec.on_lost(DECODE, "link")
-    rec.placed(DECODE, EPOCH)
+    place(rec, DECODE)
     actions = rec.on_delta(DECODE, delta(0, 3, 5, attempt=2, stats=later))
     assert actions[1:] == [Measured(later, 2, opening=True)]
     assert (rec.stats, rec.cached_tokens) == (later, 1)
 
 
 def test_what_earlier_attempts_computed_is_not_counted_as_cached() -> None:
-    rec = RequestRecord(record().request)
-    rec.placed(DECODE, EPOCH, findable=1)
+    rec = RequestRecord(record().request, Clock())
+    place(rec, DECODE, findable=1)
     rec.on_lost(DECODE, "link")
-    rec.placed(OTHER, EPOCH, findable=2)
+    place(rec, OTHER, findable=2)
     stats = RequestStats(prompt_tokens=2, cached_tokens=2, computed_tokens=3)
     actions = rec.on_delta(OTHER, delta(0, 0, 5, attempt=2, finish="stop", stats=stats))
     assert Measured(stats, 2, opening=True) in actions
@@ -439,8 +445,8 @@ def test_what_earlier_attempts_computed_is_not_counted_as_cached() -> None:
 
 
 def test_what_a_lost_prefill_node_computed_is_not_counted_as_cached() -> None:
-    rec = RequestRecord(record().request)
-    rec.placed(DECODE, EPOCH, PREFILL, findable=1)
+    rec = RequestRecord(record().request, Clock())
+    place(rec, DECODE, PREFILL, findable=1)
     rec.on_lost(PREFILL, "link")
     rec.no_first("gone")
     stats = RequestStats(prompt_tokens=2, fetched_tokens=2)
@@ -452,7 +458,7 @@ def test_the_first_attempts_own_statistics_count() -> None:
     rec = record()
     rec.on_prefill_done(PREFILL, done(delta(0, 0, 7)))
     rec.on_lost(DECODE, "link")
-    rec.placed(OTHER, EPOCH)
+    place(rec, OTHER)
     late = RequestStats(prompt_tokens=2, cached_tokens=2)
     rec.on_delta(OTHER, delta(0, 1, 5, attempt=2, finish="stop", stats=late))
     assert rec.cached_tokens == 1
@@ -461,14 +467,14 @@ def test_the_first_attempts_own_statistics_count() -> None:
 def test_the_prompts_logprobs_are_asked_for_until_they_are_delivered() -> None:
     rec = record(split=False, prompt_logprobs=1)
     rec.on_lost(DECODE, "link")
-    ((_, job),) = frames(rec.placed(DECODE, EPOCH), RunJob)
+    ((_, job),) = frames(place(rec, DECODE), RunJob)
     assert job.request.params.prompt_logprobs == 1
     rec.on_delta(DECODE, delta(0, 0, 5, attempt=2, prompt_logprobs=PROBS))
     assert not rec.asks_prompt_logprobs
     again = delta(0, 1, 6, attempt=2, prompt_logprobs=PROBS)
     assert emitted(rec.on_delta(DECODE, again))[0].prompt_logprobs == ()
     rec.on_lost(DECODE, "link")
-    ((_, job),) = frames(rec.placed(DECODE, EPOCH), RunJob)
+    ((_, job),) = frames(place(rec, DECODE), RunJob)
     assert job.request.params.prompt_logprobs is None
 
 
@@ -482,7 +488,7 @@ DELTAS = st.builds(
     st.integers(0, 4),
     ids=st.sampled_from([(), (7,), (8, 9)]),
     text=st.sampled_from(["", "x"]),
-    finish=st.sampled_from([None, None, None, "stop", "abort"]),
+    finish=st.sampled_from([None, None, None, "stop"]),
     stats=st.sampled_from([None, None, STATS]),
     prompt_logprobs=st.sampled_from([(), (), PROBS]),
 )
@@ -504,24 +510,26 @@ def test_what_is_added_is_what_on_delta_would_only_emit(deltas: list[Delta], nod
 @pytest.mark.parametrize(
     ("told", "added"),
     [
-        (delta(0, 0, 5), True),
-        (delta(0, 0, 5, 6, text="ab"), True),
+        (delta(0, 1, 5), True),
+        (delta(0, 1, 5, 6, text="ab"), True),
         (delta(1, 0, 5), True),
-        (delta(0, 0), False),
-        (delta(0, 1, 5), False),
+        (delta(0, 1), False),
+        (delta(0, 2, 5), False),
         (delta(2, 0, 5), False),
-        (delta(0, 0, 5, attempt=2), False),
-        (delta(0, 0, 5, finish="stop"), False),
-        (delta(0, 0, 5, stats=STATS), False),
-        (delta(0, 0, 5, prompt_logprobs=PROBS), False),
+        (delta(0, 1, 5, attempt=2), False),
+        (delta(0, 1, 5, finish="stop"), False),
+        (delta(0, 1, 5, stats=STATS), False),
+        (delta(0, 1, 5, prompt_logprobs=PROBS), False),
     ],
 )
 def test_what_takes_the_short_way(told: Delta, added: bool) -> None:
     rec = record(2, split=False)
+    assert not rec.adds(DECODE, delta(0, 0, 4))  # the first one of an attempt
+    rec.on_delta(DECODE, delta(0, 0, 4))
     assert not rec.adds(OTHER, told)
     assert not record(2).adds(DECODE, told)  # it waits for its first tokens
     assert rec.adds(DECODE, told) is added
-    assert rec.tokens == len(told.ids) * added
+    assert rec.tokens == 1 + len(told.ids) * added
 
 
 # --- nodes that are to be empty -------------------------------------------------------------------
@@ -533,7 +541,7 @@ def test_a_request_that_a_draining_node_hands_back_is_not_refused_however_often(
     for attempt in range(1, MAX_ATTEMPTS + 1):
         actions = rec.on_failed(DECODE, JobFailed(RID, attempt, drained))
         assert actions == [Replace("drained", DECODE)]
-        rec.placed(DECODE, EPOCH)
+        place(rec, DECODE)
     actions = rec.on_failed(DECODE, JobFailed(RID, MAX_ATTEMPTS + 1, BUSY))
     assert actions == [Replace("refused", DECODE)]
     assert rec.strikes == 0
@@ -565,3 +573,128 @@ def test_a_client_is_told_something_by_a_token_or_by_the_prompts_logprobs(told: 
     assert rec.untold
     rec.on_delta(DECODE, told)
     assert not rec.untold
+
+
+# --- what is remembered ---------------------------------------------------------------------------
+
+
+def test_a_wait_lasts_until_a_place_is_found_or_its_reason_changes() -> None:
+    clock = Clock(0.0)
+    rec = RequestRecord(record().request, clock)
+    for now, why in ((1.0, "nobody"), (2.0, "nobody"), (3.0, "its turn")):
+        clock.now = now
+        rec.wait(why)
+    assert rec.waits_for == "its turn"
+    clock.now = 5.0
+    place(rec, DECODE)
+    assert [(w.since, w.until, w.why) for w in rec.waits] == [
+        (1.0, 3.0, "nobody"),
+        (3.0, 5.0, "its turn"),
+    ]
+    assert rec.waits_for == ""
+
+
+def test_an_end_without_a_place_ends_the_wait() -> None:
+    clock = Clock(1.0)
+    rec = RequestRecord(record().request, clock)
+    rec.wait("nobody")
+    clock.now = 4.0
+    rec.cancel(ERROR)
+    assert (rec.waits[0].until, rec.attempts, rec.end) == (4.0, [], "failed")
+
+
+@pytest.mark.parametrize("how", ["done", "failed", "left"])
+def test_an_attempt_ends_with_its_request(how: str) -> None:
+    rec = record(split=False)
+    if how == "done":
+        rec.on_delta(DECODE, delta(0, 0, 5, finish="stop"))
+    else:
+        rec.cancel(ERROR if how == "failed" else None)
+    (attempt,) = rec.attempts
+    assert (rec.end, attempt.ended, attempt.blamed) == (how, how, None)
+
+
+def test_an_attempt_says_why_it_was_not_the_last_one_and_whose_fault_it_was() -> None:
+    rec = record(split=False)
+    rec.on_lost(DECODE, "pings")
+    assert rec.waits_for == "its attempt on decode-0 ended (pings)"
+    assert (rec.current, rec.replaced_for) == (None, None)
+    place(rec, OTHER)
+    place(rec, DECODE)  # moved, since its node drains
+    first, second, third = rec.attempts
+    assert (first.ended, first.blamed) == ("pings", DECODE)
+    assert (second.ended, second.blamed) == ("drained", OTHER)
+    assert (third, rec.replaced_for) == (rec.current, "drained")
+
+
+def test_a_pair_that_lost_its_prefill_node_goes_on_as_the_same_attempt() -> None:
+    clock = Clock(0.0)
+    rec = RequestRecord(record().request, clock)
+    place(rec, DECODE, PREFILL)
+    clock.now = 1.0
+    rec.on_lost(PREFILL, "link")
+    assert (rec.attempts[0].ended, rec.prefill) == ("link", None)
+    clock.now = 2.0
+    rec.no_first("gone")
+    clock.now = 3.0
+    (emit,) = rec.on_delta(DECODE, delta(0, 0, 5))
+    assert emit == Emit(delta(0, 0, 5))  # it proves no prediction wrong
+    clock.now = 4.0
+    rec.on_delta(DECODE, delta(0, 1, 5, finish="stop"))
+    (attempt,) = rec.attempts
+    assert (attempt.prefill_given_up_at, attempt.blamed, attempt.decoding_at) == (2.0, PREFILL, 3.0)
+    assert (attempt.ended, attempt.ended_at, rec.end) == ("done", 4.0, "done")
+
+
+def test_a_clients_pause_lies_between_its_last_token_and_the_next_attempts_first() -> None:
+    clock = Clock(0.0)
+    rec = RequestRecord(record().request, clock)
+    place(rec, DECODE)
+    rec.on_delta(DECODE, delta(0, 0, 5))
+    clock.now = 1.0
+    assert rec.adds(DECODE, delta(0, 1, 5))
+    rec.on_lost(DECODE, "link")
+    place(rec, OTHER)
+    clock.now = 3.0
+    (emit,) = rec.on_delta(OTHER, delta(0, 2, 5, attempt=2))
+    assert isinstance(emit, Emit)
+    assert emit.times is not None
+    assert emit.times.pause_s == 2.0
+
+
+def test_a_hand_off_lasts_from_the_first_tokens_to_the_decode_nodes_own() -> None:
+    clock = Clock(0.0)
+    rec = RequestRecord(record().request, clock)
+    place(rec, DECODE, PREFILL)
+    clock.now = 1.0
+    actions = rec.on_prefill_done(PREFILL, done(delta(0, 0, 7)))
+    assert Emit(delta(0, 0, 7)) in actions
+    clock.now = 1.5
+    (emit,) = rec.on_delta(DECODE, delta(0, 1, 8))
+    assert isinstance(emit, Emit)
+    assert emit.times is not None
+    assert (emit.times.pause_s, emit.times.handoff_s) == (None, 0.5)
+
+
+def test_figures_are_the_prefill_nodes_and_then_the_decode_nodes() -> None:
+    rec, later = record(), RequestStats(computed_tokens=1)
+    rec.on_prefill_done(PREFILL, done(delta(0, 0, 7)))
+    rec.on_delta(DECODE, delta(0, 1, 8, stats=later))
+    assert rec.attempts[0].measured == [(PREFILL, STATS), (DECODE, later)]
+    rec.on_lost(DECODE, "link")
+    place(rec, OTHER)
+    rec.on_delta(OTHER, delta(0, 2, 9, attempt=2, stats=later))
+    assert rec.attempts[1].measured == [(OTHER, later)]
+
+
+def test_many_attempts_and_waits_take_bounded_room_and_the_first_ones_stay() -> None:
+    rec = RequestRecord(record().request, Clock())
+    drained = ErrorRecord("leaving", DRAINED, status=503, retryable=True)
+    for number in range(1, 101):
+        rec.wait(f"wait {number}")
+        place(rec, DECODE)
+        rec.on_failed(DECODE, JobFailed(RID, number, drained))
+    assert (len(rec.attempts), rec.left_out) == (KEPT_ATTEMPTS, 100 - KEPT_ATTEMPTS)
+    assert (rec.attempts[0].number, rec.attempts[-1].number) == (1, 100)
+    assert (len(rec.waits), rec.waits[0].why) == (KEPT_WAITS, "wait 1")
+    assert rec.waits[-1].why == "its attempt on decode-0 ended (drained)"

@@ -38,6 +38,8 @@ from baton_protocol.request import Request
 from baton_protocol.sampling import SamplingParams
 from baton_router.requests.actions import Action, Emit, Ended, Failed, Regroup, Replace, Send
 from baton_router.requests.state import MAX_ATTEMPTS, MAX_STRIKES, RequestRecord
+from tests.support.clock import Clock
+from tests.support.pools.placements import BASIS, placement_on
 
 T = TypeVar("T")
 RID = RequestId("r")
@@ -167,14 +169,14 @@ class ModelNode:
         self.job = None
 
     def give_up(self) -> None:
-        """A delta that ends in "abort", or an answer without choices."""
+        """A delta after a gap, or an answer without choices."""
         job, self.job = self.job, None
         assert job is not None
         if job.prefill:
             self._say(PrefillDone(RID, job.attempt, (), RequestStats(2)))
         elif not job.awaits_first:
             choice = min(job.open)
-            self._say(Delta(RID, job.attempt, choice, job.have[choice], finish="abort"))
+            self._say(Delta(RID, job.attempt, choice, job.have[choice] + 1, ids=(0,)))
 
     def _delta(self, job: Job, choice: int, count: int) -> Delta:
         length, start = self.lengths[choice], job.have[choice]
@@ -206,7 +208,8 @@ class Pool(RuleBasedStateMachine):
                 prompt_ids=(1, 2),
                 params=SamplingParams(n=n),
                 outputs=((),) * n,
-            )
+            ),
+            Clock(),
         )
         self.nodes = {name: ModelNode(name, lengths) for name in DECODES + PREFILLS}
         self.heard: list[tuple[NodeId, Said]] = []
@@ -265,7 +268,7 @@ class Pool(RuleBasedStateMachine):
         for name in pair:
             self.nodes[name].link_up()
         self.serving[self.record.attempt + 1] = pair
-        self.take(self.record.placed(decode, Epoch("e"), prefill))
+        self.take(self.record.placed(placement_on(decode, prefill), Epoch("e"), BASIS))
 
     # --- nodes that work --------------------------------------------------------------------------
 
