@@ -44,7 +44,7 @@ from baton_protocol.store import (
 )
 from baton_protocol.wire import Codec, WireError
 
-FinishReason = Literal["stop", "length", "abort"]
+FinishReason = Literal["stop", "length"]
 LINK_PATH = "/link"
 ARTIFACTS_PATH = "/artifacts/"
 ROUTER_HEADER = "x-baton-router"

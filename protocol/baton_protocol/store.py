@@ -75,15 +75,14 @@ class InboxEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a prefill node tells a decode node about one request's chunks.
 
     kind "chunks": chunks [first, first + len(markers)) of the prompt exist. "end": no more will
-    come. "abort": the prefill job died; `reason` says why.
+    come.
     """
 
     request: RequestId
     attempt: int
-    kind: Literal["chunks", "end", "abort"]
+    kind: Literal["chunks", "end"]
     first: int = 0
     markers: tuple[Marker, ...] = ()
-    reason: str = ""
 
 
 class Speeds(msgspec.Struct, frozen=True):
