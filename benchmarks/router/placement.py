@@ -35,7 +35,7 @@ from baton_router.requests.in_flight import InFlightRequest
 from baton_router.requests.placer import Placer
 from baton_router.requests.tokenize import _chunk_names
 from benchmarks.support.figures import Verdict, at_most, exit_code, machine, percentile, spread
-from benchmarks.support.router.placement_pool import flight, kind, layout, no_store, report
+from benchmarks.support.router.placement_pool import in_flight, kind, layout, no_store, report
 
 PREFILLS, DECODES = 300, 700
 TOKENS = 8192
@@ -93,7 +93,7 @@ def conversations(
         asked = tuple(BlockHash(bytes(bytearray(name))) for name in shared + own)  # as if hashed
         stored = [index < len(shared) + cached for index in range(total)]
         prompt = (1,) * TOKENS
-        found.append((flight(f"r{number}", prompt, asked, kind(shape)), stored))
+        found.append((in_flight(f"r{number}", prompt, asked, kind(shape)), stored))
     return found
 
 

@@ -30,7 +30,7 @@ from baton_router.requests.attempts import PlacementBasis
 from baton_router.requests.placer import Placer
 from baton_router.settings import RANKINGS, Ranking
 from benchmarks.support.figures import Verdict, exit_code, percentile
-from benchmarks.support.router.placement_pool import flight, kind, no_store, report
+from benchmarks.support.router.placement_pool import in_flight, kind, no_store, report
 from benchmarks.support.router.replay_nodes import (
     EVENTS_S,
     LOAD_S,
@@ -136,7 +136,7 @@ class Replay:
 
     def _arrive(self, number: int, turn: Turn) -> None:
         prompt = (0,) * turn.prompt
-        one = flight(f"r{number}", prompt, turn.chunks, kind(SHAPE))
+        one = in_flight(f"r{number}", prompt, turn.chunks, kind(SHAPE))
         stored = [name in self._store for name in turn.chunks]
         found = self._places.find(one, stored, self._time.now)
         assert isinstance(found, Placement)
@@ -149,15 +149,15 @@ class Replay:
         (job.prefill or job.decode).begin(job)
 
     def _first(self, node: Node, job: Job) -> None:
-        self._view.prefilled(NodeId(node.name), job.flight.id)
+        self._view.prefilled(NodeId(node.name), job.request.id)
         if node is job.prefill:
             assert job.decode is not None
-            self._view.release(NodeId(node.name), job.flight.id)
+            self._view.release(NodeId(node.name), job.request.id)
             job.decode.receive(job, job.arrived)
 
     def _end(self, job: Job) -> None:
         self._ended += 1
-        self._places.leave(job.flight)
+        self._places.leave(job.request)
 
 
 def figures(jobs: list[Job], options: argparse.Namespace) -> tuple[float, float, float]:

@@ -63,7 +63,7 @@ def kind(shape: KVLayout) -> Kind:
     return kind_of(report("any", "decode", shape, Speeds(), NodeLoad()))
 
 
-def flight(
+def in_flight(
     name: str,
     prompt: tuple[int, ...],
     chunks: tuple[BlockHash, ...],

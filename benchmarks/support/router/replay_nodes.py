@@ -99,7 +99,7 @@ class Chunks:
 class Job:
     """One request. `answer` tokens are generated; `after` are the chunks that exist at its end."""
 
-    flight: InFlightRequest
+    request: InFlightRequest
     arrived: float
     prompt: int
     answer: int
@@ -112,7 +112,7 @@ class Job:
 
     @property
     def chunks(self) -> tuple[BlockHash, ...]:
-        return self.flight.prepared.chunks
+        return self.request.prepared.chunks
 
     @property
     def ttft_s(self) -> float:

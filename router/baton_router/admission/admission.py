@@ -34,9 +34,9 @@ from baton_router.requests.in_flight import Prepared, Ticket
 from baton_router.settings import RouterSettings
 
 # Room also comes with nodes' reports: it is looked for so often.
-LOOK_S = 0.02
+POLL_S = 0.02
 # A burst of a tenant's usual traffic is short against this, and a flood is not.
-LATELY_S = 5.0
+RECENT_S = 5.0
 # Where a client names no limit, so much of an answer is booked; the rest is paid when it is over.
 USUAL_ANSWER = 1024
 RATE_OVER = 64  # the last turns, by which the next ones are predicted
@@ -64,7 +64,7 @@ class Admission:
         self._wait_s = settings.queue_timeout_s
         self._most_sequences = settings.max_call_sequences
         self._view = view
-        view.eased = self._look
+        view.eased = self._admit_waiting
         self._budgets = budgets
         self._metrics = metrics
         self._clock = clock
@@ -72,9 +72,9 @@ class Admission:
         self._turns: dict[Waiter, _Turn] = {}
         self._pending = AdmittedLoad()
         self._running = UsageShares(clock)  # sequences
-        self._computed = UsageShares(clock, LATELY_S)  # tokens of prompts
+        self._computed = UsageShares(clock, RECENT_S)  # tokens of prompts
         self._granted: deque[float] = deque(maxlen=RATE_OVER)
-        self._looking: asyncio.Task[None] | None = None
+        self._admitting: asyncio.Task[None] | None = None
         self._ending = False
 
     def use(self, tenants: Tenants, limits: Limits) -> None:
@@ -136,16 +136,16 @@ class Admission:
     def end(self) -> None:
         """The router goes: who waits is told to come again."""
         self._ending = True
-        told = Unavailable("the router is shutting down; send the request again")
+        error = Unavailable("the router is shutting down; send the request again")
         for waiter, turn in list(self._turns.items()):
             self._queue.remove(waiter)
-            turn.refuse(told)
+            turn.refuse(error)
 
     async def close(self) -> None:
         self.end()
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.gather(self._looking, return_exceptions=True)
+        if self._admitting is not None:
+            self._admitting.cancel()
+            await asyncio.gather(self._admitting, return_exceptions=True)
         await self._budgets.close()
 
     def left(self, tenant: str, usage: Usage | None, booking: BudgetBooking | None) -> None:
@@ -168,7 +168,7 @@ class Admission:
     def _arrived(self, load: AdmittedLoad) -> None:
         self._pending.sequences -= load.sequences
         self._pending.tokens -= load.tokens
-        self._look()
+        self._admit_waiting()
 
     # --- turns ------------------------------------------------------------------------------------
 
@@ -180,7 +180,7 @@ class Admission:
         self._join(waiter, turn)
         try:
             wait_s = math.inf if waiter.begun else self._wait_s
-            await self._come(turn, since, since + wait_s, events)
+            await self._wait_for_turn(turn, since, since + wait_s, events)
         except BaseException:
             if not self._queue.remove(waiter) and turn.granted:
                 self._ticket(turn).over()
@@ -208,14 +208,14 @@ class Admission:
             )
         self._turns[waiter] = turn
         self._metrics.lengths(self._queue.lengths())
-        self._look()
-        if self.waiting and (self._looking is None or self._looking.done()):
-            self._looking = asyncio.create_task(self._keep_looking())
+        self._admit_waiting()
+        if self.waiting and (self._admitting is None or self._admitting.done()):
+            self._admitting = asyncio.create_task(self._keep_admitting())
 
-    async def _come(
+    async def _wait_for_turn(
         self, turn: _Turn, since: float, give_up_at: float, events: KeepAlive | None
     ) -> None:
-        told_at = since
+        sent_at = since
         while not turn.done:
             now = self._clock()
             if now >= give_up_at:
@@ -223,27 +223,27 @@ class Admission:
                     f"every node was full for {self._wait_s:g} s; send the request again later",
                     retry_after=self._drain_s(),
                 )
-            tell_at = told_at + events.keepalive_s if events is not None else give_up_at
-            if events is not None and now >= tell_at:
+            send_at = sent_at + events.keepalive_s if events is not None else give_up_at
+            if events is not None and now >= send_at:
                 await events.keep_alive()
-                told_at = now
+                sent_at = now
                 continue
-            await turn.within(min(give_up_at, tell_at) - now)
+            await turn.within(min(give_up_at, send_at) - now)
         turn.check()
 
-    async def _keep_looking(self) -> None:
+    async def _keep_admitting(self) -> None:
         while self.waiting:
-            await asyncio.sleep(LOOK_S)
-            self._look()
+            await asyncio.sleep(POLL_S)
+            self._admit_waiting()
 
-    def _look(self) -> None:
+    def _admit_waiting(self) -> None:
         """Let in whose turn it is, as long as there is room."""
-        while (head := self._next()) is not None:
+        while (head := self._next_admissible()) is not None:
             self._queue.take(head)
             self._granted.append(self._clock())
             self._let_in(self._turns[head])
 
-    def _next(self) -> Waiter | None:
+    def _next_admissible(self) -> Waiter | None:
         """The first for whom there is room: who has less than its share, or waits for other nodes,
         passes the others. Who may have no more than one before it waits with that one, also where
         it wants fewer sequences: else many choices would never find enough of them."""
@@ -300,23 +300,23 @@ class _Turn:
         self.kind = kind
         self.prompts = prompts
         self._error: BatonError | None = None
-        self._come = asyncio.Event()
+        self._decided = asyncio.Event()
 
     @property
     def done(self) -> bool:
-        return self._come.is_set()
+        return self._decided.is_set()
 
     @property
     def granted(self) -> bool:
         return self.done and self._error is None
 
     def grant(self) -> None:
-        self._come.set()
+        self._decided.set()
 
     def refuse(self, error: BatonError) -> None:
         if not self.done:
             self._error = error
-            self._come.set()
+            self._decided.set()
 
     def check(self) -> None:
         if self._error is not None:
@@ -326,7 +326,7 @@ class _Turn:
         """Until it has come, or so long."""
         try:
             async with asyncio.timeout(seconds):
-                await self._come.wait()
+                await self._decided.wait()
         except TimeoutError:
             pass
 

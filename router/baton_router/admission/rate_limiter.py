@@ -71,7 +71,7 @@ class Budgets:
             own = self._own.take(tenant, _part(draws, self._routers), self._clock())
             drawn = DrawResult(own, self._routers)
         if drawn.wait_s > 0:
-            raise RateLimited(_told(limits, drawn.wait_s), retry_after=drawn.wait_s)
+            raise RateLimited(_describe(limits, drawn.wait_s), retry_after=drawn.wait_s)
         return BudgetBooking(tenant, limits, tokens, shared)
 
     def settle(self, booking: BudgetBooking, used: int) -> None:
@@ -198,7 +198,7 @@ def _part(draws: Sequence[Draw], routers: int) -> list[Draw]:
     ]
 
 
-def _told(limits: TenantLimits, wait_s: float) -> str:
+def _describe(limits: TenantLimits, wait_s: float) -> str:
     budgets = [
         f"{value:g} {name} per minute"
         for value, name in (

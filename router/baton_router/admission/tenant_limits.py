@@ -90,7 +90,7 @@ def read_limits(path: str) -> Limits:
     except tomllib.TOMLDecodeError as error:
         raise StartError(f"--tenants {path} is no TOML: {error}") from None
     except msgspec.ValidationError as error:
-        raise StartError(f"--tenants {path}: {_told(error)}") from None
+        raise StartError(f"--tenants {path}: {_describe(error)}") from None
     defaults = _limits(path, "defaults", found.defaults)
     return Limits(
         defaults,
@@ -105,10 +105,10 @@ def _limits(path: str, table: str, fields: dict[str, Any]) -> TenantLimits:
     try:
         return msgspec.convert(fields, TenantLimits)
     except msgspec.ValidationError as error:
-        raise StartError(f"--tenants {path}, [{table}]: {_told(error)}") from None
+        raise StartError(f"--tenants {path}, [{table}]: {_describe(error)}") from None
 
 
-def _told(error: msgspec.ValidationError) -> str:
+def _describe(error: msgspec.ValidationError) -> str:
     found = _WHERE.match(str(error))
     if found is None:
         return str(error)

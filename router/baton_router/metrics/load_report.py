@@ -46,7 +46,7 @@ class LoadReporter:
         self._clock = clock
         self._every_s = every_s
         self._ttl_s = ttl_s
-        self._told: str | None = None  # by which name
+        self._announced_as: str | None = None  # by which name
         self._away = False
 
     async def run(self) -> None:
@@ -62,15 +62,15 @@ class LoadReporter:
 
     async def withdraw(self) -> None:
         """At a clean end. An index that is away forgets the report by itself."""
-        if self._told is None or self._away:
+        if self._announced_as is None or self._away:
             return
         try:
-            await self._sink.withdraw_router(self._told)
+            await self._sink.withdraw_router(self._announced_as)
         except StoreError as error:
             logger.info("this router's report is left to expire: %s", error)
 
     async def _announce(self, report: RouterReport) -> None:
-        self._told = report.router
+        self._announced_as = report.router
         try:
             await self._sink.announce_router(report, self._ttl_s)
         except StoreError as error:

@@ -223,9 +223,9 @@ class _Unheard(Collector):
         self._refused = refused
 
     def collect(self) -> Iterator[Metric]:
-        told = "Chunk events not taken: too many at once, or after a gap."
+        help_text = "Chunk events not taken: too many at once, or after a gap."
         name = "baton_router_cache_events_dropped_total"
-        yield CounterMetricFamily(name, told, value=float(self._dropped()))
+        yield CounterMetricFamily(name, help_text, value=float(self._dropped()))
         family = CounterMetricFamily(
             "baton_router_node_reports_refused_total",
             "What nodes sent and was not taken: it is too large, or a figure is out of bounds.",
@@ -261,11 +261,11 @@ class NodeFigures(Collector):
 def _family(name: str, nodes: list[NodeView]) -> Metric:
     public = _PUBLIC.get(name, f"baton_{name}")
     family: CounterMetricFamily | GaugeMetricFamily
-    told = name.replace("_", " ")
+    label = name.replace("_", " ")
     if name.endswith("_total"):
-        family = CounterMetricFamily(public, f"Node: {told}.", labels=("node",))
+        family = CounterMetricFamily(public, f"Node: {label}.", labels=("node",))
     else:
-        family = GaugeMetricFamily(public, f"Node: {told}.", labels=("node",))
+        family = GaugeMetricFamily(public, f"Node: {label}.", labels=("node",))
     for view in nodes:
         family.add_metric((view.report.node,), float(getattr(view.report.load, name)))
     return family

@@ -276,7 +276,7 @@ class Fleet:
         if wanted and (names := self.names()) and wanted not in names:
             raise self.no_model(wanted)
 
-    def heir(
+    def successor(
         self, kind: Kind, wanted: str | None, fits: Callable[[Serving], bool]
     ) -> Serving | None:
         """What a request of a kind that gets no new ones any more may be served with instead, as

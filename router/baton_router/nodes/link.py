@@ -124,9 +124,9 @@ class NodeLink:
         self._wake = asyncio.Event()
         self._full = asyncio.Event()
         self._dropped = asyncio.Event()
-        self._heard = 0
+        self._received = 0
         self.heard_at = 0.0
-        self._told = True  # that it is down: once per break, and never of a node not met yet
+        self._logged_down = True  # that it is down: once per break, and never of a node not met yet
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -187,7 +187,7 @@ class NodeLink:
         """Say it once per break, and of a node not met yet only what somebody must put right."""
         self.rival = ""
         before, self.trouble = self.trouble, str(error) or type(error).__name__
-        level, self._told = logging.DEBUG if self._told else logging.INFO, True
+        level, self._logged_down = logging.DEBUG if self._logged_down else logging.INFO, True
         if isinstance(error, aiohttp.WSServerHandshakeError) and error.status == 401:
             self.trouble = NOT_OUR_TOKEN
             level = logging.DEBUG if before == NOT_OUR_TOKEN else logging.WARNING
@@ -217,7 +217,7 @@ class NodeLink:
 
     async def _serve(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         """Until either side ends it, or the node falls silent."""
-        self.up, self.trouble, self._told, self.heard_at = True, "", False, self._clock()
+        self.up, self.trouble, self._logged_down, self.heard_at = True, "", False, self._clock()
         self._full.clear()
         self._dropped.clear()
         ways = (self._until_silent(socket), self._read(socket), self._write(socket))
@@ -245,7 +245,7 @@ class NodeLink:
 
     async def _read(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         async for message in socket:
-            self._heard += 1
+            self._received += 1
             self.heard_at = self._clock()
             if message.type is WSMsgType.PING:
                 await socket.pong(message.data)
@@ -280,12 +280,12 @@ class NodeLink:
     async def _until_silent(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         missed, ping_s = 0, self._bounds.ping_s
         while missed < MISSED_PINGS:
-            heard, due = self._heard, self._clock() + ping_s
+            heard, due = self._received, self._clock() + ping_s
             with suppress(TimeoutError):  # it may have to wait for what is unsent
                 async with asyncio.timeout(ping_s):
                     await socket.ping()
             await asyncio.sleep(due - self._clock())
-            if self._heard != heard:
+            if self._received != heard:
                 missed = 0
             elif self._clock() - due < LATE_S:
                 missed += 1

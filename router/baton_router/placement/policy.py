@@ -47,8 +47,8 @@ TIE_SHARE = 0.02
 TIE_MS = 0.1
 # Pairs are searched in full up to this many nodes of each role, then among the best by themselves.
 PAIRED = 16
-# So many of the ways that were weighed are told.
-TOLD = 8
+# So many of the ways that were weighed are shown.
+CONSIDERED_SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,12 +231,12 @@ class _Chooser:
             node, decode = best.pairs.ends(best.at)
             prefill = closes.group.nodes[node]
         uncached, total = int(closes.uncached[node]), closes.facts.prompt_tokens
-        told = f"uncached {uncached} of {total} tokens, {best.cost:.1f} ms{_store(closes, node)}"
+        costs = f"uncached {uncached} of {total} tokens, {best.cost:.1f} ms{_store(closes, node)}"
         return Placement(
             decode=self.prices.group.nodes[decode],
             prefill=prefill,
             reason=reason,
-            explanation=f"{told}; {why}",
+            explanation=f"{costs}; {why}",
             predicted_ms=best.cost,
             uncached=uncached,
             considered=self._considered(best),
@@ -245,18 +245,18 @@ class _Chooser:
     def _considered(self, best: _Way) -> tuple[Considered, ...]:
         """The cheapest ways, and among them the one that was chosen."""
         alone_ms = self.prices.alone_ms
-        ways = [(float(alone_ms[n]), int(n), False) for n in _cheapest(alone_ms, TOLD)]
+        ways = [(float(alone_ms[n]), int(n), False) for n in _cheapest(alone_ms, CONSIDERED_SHOWN)]
         if self._pairs is not None:
             costs = self._pairs.split_ms.ravel()
-            ways += [(float(costs[n]), int(n), True) for n in _cheapest(costs, TOLD)]
-        ways = sorted(ways)[:TOLD]
+            ways += [(float(costs[n]), int(n), True) for n in _cheapest(costs, CONSIDERED_SHOWN)]
+        ways = sorted(ways)[:CONSIDERED_SHOWN]
         chosen = (best.cost, best.at, best.pairs is not None)
         if chosen not in ways:
-            ways[TOLD - 1 :] = [chosen]
-        told = _told_nodes(self.prices, [at for _, at, pair in ways if not pair])
+            ways[CONSIDERED_SHOWN - 1 :] = [chosen]
+        considered = _consider_nodes(self.prices, [at for _, at, pair in ways if not pair])
         if self._pairs is not None:
-            told += _told_pairs(self._pairs, [at for _, at, pair in ways if pair])
-        return tuple(sorted(told, key=lambda one: one.predicted_ms))
+            considered += _consider_pairs(self._pairs, [at for _, at, pair in ways if pair])
+        return tuple(sorted(considered, key=lambda one: one.predicted_ms))
 
     def _best(self, prices: NodeCosts, among: Ints | None) -> int:
         """The node that the ranking puts first, of all or of these."""
@@ -295,25 +295,27 @@ def _cheapest(costs: Floats, count: int) -> Ints:
     return costs.argpartition(count - 1)[:count]
 
 
-def _told_nodes(prices: NodeCosts, nodes: list[int]) -> list[Considered]:
+def _consider_nodes(prices: NodeCosts, nodes: list[int]) -> list[Considered]:
     columns = prices.parts(np.array(nodes, dtype=np.int64)).T.tolist()
     return [
-        _told(prices, node, prices.group.nodes[node], None, parts)
+        _consider(prices, node, prices.group.nodes[node], None, parts)
         for node, parts in zip(nodes, columns, strict=True)
     ]
 
 
-def _told_pairs(pairs: PairCosts, some: list[int]) -> list[Considered]:
+def _consider_pairs(pairs: PairCosts, some: list[int]) -> list[Considered]:
     columns = pairs.parts(np.array(some, dtype=np.int64)).T.tolist()
-    told = []
+    considered = []
     for pair, parts in zip(some, columns, strict=True):
         prefill, decode = pairs.ends(pair)
         name = pairs.prefills.group.nodes[prefill]
-        told.append(_told(pairs.prefills, prefill, pairs.decodes.group.nodes[decode], name, parts))
-    return told
+        considered.append(
+            _consider(pairs.prefills, prefill, pairs.decodes.group.nodes[decode], name, parts)
+        )
+    return considered
 
 
-def _told(
+def _consider(
     closes: NodeCosts, node: int, decode: NodeId, prefill: NodeId | None, parts: list[float]
 ) -> Considered:
     """`closes` and `node`: who computes the prompt."""

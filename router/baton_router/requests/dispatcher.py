@@ -92,7 +92,7 @@ class Dispatcher:
         self._refused_s = refused_s
         self._clock = clock
         self._change = asyncio.Event()
-        self._suspect: RequestId | None = None  # whoever is on probation and has a place
+        self._on_probation: RequestId | None = None  # whoever is on probation and has a place
         self.in_flight: dict[RequestId, InFlightRequest] = {}
 
     async def start(
@@ -141,7 +141,7 @@ class Dispatcher:
             request = self.in_flight.get(delta.request)
             if request is None:
                 continue
-            if request.record.adds(node, delta):
+            if request.record.append_tokens(node, delta):
                 request.output.put(request.slot, delta)
             else:
                 if delta.attempt == request.record.attempt:
@@ -171,7 +171,7 @@ class Dispatcher:
             try:
                 self._apply(request, request.record.on_lost(node, cause, blamed=blamed))
             except Exception:  # our bug; the others that the node served are placed again
-                self._broke(request)
+                self._end_after_bug(request)
 
     def on_resumed(self, node: NodeId) -> None:
         for request in self._on(node):
@@ -185,7 +185,7 @@ class Dispatcher:
             if actions := request.record.on_leaving(node):
                 self._apply(request, actions)
             elif self._places.served(request.prepared.kind):
-                self._spawn(request, partial(self._move, request, node))
+                self._start_task(request, partial(self._move, request, node))
             elif self._places.rolled_out(request.prepared.kind):
                 self._apply(request, request.record.on_rolled_out(node))
 
@@ -202,21 +202,21 @@ class Dispatcher:
 
     def _launch(self, request: InFlightRequest, stored: Stored) -> None:
         self.in_flight[request.id] = request
-        if self._seat(request, stored):
+        if self._try_to_place(request, stored):
             return
         superseded = self._fleet.superseded(request.prepared.kind)
         if self._clock() >= request.give_up_at and not superseded:
             raise self._unavailable(request)
-        self._spawn(request, partial(self._wait, request))
+        self._start_task(request, partial(self._wait, request))
 
-    def _seat(self, request: InFlightRequest, stored: Stored) -> bool:
+    def _try_to_place(self, request: InFlightRequest, stored: Stored) -> bool:
         """Place, book and send, or end the request. False where it has to wait."""
         record = request.record
-        verdict = record.judge(self._places.existing(request, stored))
+        verdict = record.check_strikes(self._places.existing(request, stored))
         if verdict:
             self._apply(request, verdict)
             return True
-        if record.on_probation and self._suspect is not None:
+        if record.on_probation and self._on_probation is not None:
             record.wait("its nodes were lost; requests like it run one at a time")
             return False
         found = self._places.find(request, stored, self._clock())
@@ -224,15 +224,17 @@ class Dispatcher:
             why = f"{found.explanation} (nodes: {self._places.view.states() or 'none'})"
             record.wait(why)
             return False
-        self._take(request, found, stored)
+        self._start_attempt(request, found, stored)
         return True
 
-    def _take(self, request: InFlightRequest, placement: Placement, stored: Stored) -> None:
+    def _start_attempt(
+        self, request: InFlightRequest, placement: Placement, stored: Stored
+    ) -> None:
         record = request.record
         basis = PlacementBasis(self._places.store_up, len(request.prepared.chunks), sum(stored))
         epoch = self._places.take(request, placement)
         if record.on_probation:
-            self._suspect = request.id
+            self._on_probation = request.id
         actions = record.placed(placement, epoch, basis)
         self._metrics.placed(placement, record.replaced_for, record.tokens)
         self._log(logging.DEBUG, request, placement.decode, f"placed: {placement.line()}")
@@ -246,9 +248,9 @@ class Dispatcher:
             item = request.prepared
             stored = await self._places.stored(item.kind, item.chunks)
             now = self._clock()  # before looking, too
-            if self._seat(request, stored):
+            if self._try_to_place(request, stored):
                 return
-            if await self._inherited(request):
+            if await self._switch_kind(request):
                 continue
             if revision := self._places.rolled_out(item.kind):
                 self.cancel(request, rolled_out(revision).record())
@@ -262,16 +264,18 @@ class Dispatcher:
             if record.attempt == 0 and self._clock() >= request.give_up_at:
                 self.cancel(request, self._unavailable(request).record())
 
-    async def _inherited(self, request: InFlightRequest) -> bool:
+    async def _switch_kind(self, request: InFlightRequest) -> bool:
         """As long as its client has nothing, the kind that is served now may do it."""
         item, record = request.prepared, request.record
         fitting = partial(fits, item)
-        heir = self._fleet.heir(item.kind, item.wanted, fitting) if record.untold else None
-        if heir is None:
+        if not record.client_has_nothing:
             return False
-        request.prepared = await renamed(item, heir)
+        successor = self._fleet.successor(item.kind, item.wanted, fitting)
+        if successor is None:
+            return False
+        request.prepared = await renamed(item, successor)
         record.request = request.prepared.request
-        message = f"goes over to what {heir.sample.revision or 'another kind of nodes'} serves"
+        message = f"goes over to what {successor.sample.revision or 'another kind of nodes'} serves"
         self._log(logging.INFO, request, None, message)
         return True
 
@@ -284,20 +288,20 @@ class Dispatcher:
         if isinstance(found, Missing) or leaving in (found.decode, found.prefill):
             return
         self._log_loss(request, "drained", leaving)
-        self._take(request, found, stored)
+        self._start_attempt(request, found, stored)
 
     async def _regroup(self, request: InFlightRequest, lost: NodeId) -> None:
         """Find another pair for a request whose prefill node is gone, or leave it to its decode
         node. Whatever else happens to the request meanwhile ends this task."""
         record, item = request.record, request.prepared
         stored = await self._places.stored(item.kind, item.chunks)
-        verdict = record.judge(self._places.existing(request, stored))
+        verdict = record.check_strikes(self._places.existing(request, stored))
         if verdict:
             self._apply(request, verdict)
             return
         found = self._places.find(request, stored, self._clock())
         if isinstance(found, Placement) and found.prefill is not None:
-            self._take(request, found, stored)
+            self._start_attempt(request, found, stored)
         elif record.decode is not None and not self._places.reachable(record.decode):
             self._apply(request, record.on_lost(record.decode, "link"))  # both went at once
         else:
@@ -327,12 +331,12 @@ class Dispatcher:
                 case Replace():
                     self._lost(request, action)
                     self._places.leave(request)
-                    self._acquit(request)
-                    self._spawn(request, partial(self._wait, request))
+                    self._end_probation(request)
+                    self._start_task(request, partial(self._wait, request))
                 case Regroup():
                     self._lost(request, action)
                     self._places.view.release(action.node, request.id)
-                    self._spawn(request, partial(self._regroup, request, action.node))
+                    self._start_task(request, partial(self._regroup, request, action.node))
                 case Failed():
                     self._close(request)
                     request.output.fail(action.error)
@@ -349,7 +353,7 @@ class Dispatcher:
         if times is not None:
             self._observe(times)
         if delta.ids:
-            self._acquit(request)
+            self._end_probation(request)
 
     def _observe(self, times: FirstTokenTimes) -> None:
         if times.pause_s is not None:
@@ -369,32 +373,32 @@ class Dispatcher:
         level = logging.INFO if cause == "drained" else logging.WARNING
         self._log(level, request, node, message)
 
-    def _acquit(self, request: InFlightRequest) -> None:
+    def _end_probation(self, request: InFlightRequest) -> None:
         """It has no place, or is not on probation any more: the next one may have its turn."""
-        if self._suspect != request.id:
+        if self._on_probation != request.id:
             return
         placed = request.record.current is not None and request.id in self.in_flight
         if not (placed and request.record.on_probation):
-            self._suspect = None
+            self._on_probation = None
             self.on_change()
 
-    def _spawn(self, request: InFlightRequest, work: Callable[[], Awaitable[None]]) -> None:
+    def _start_task(self, request: InFlightRequest, work: Callable[[], Awaitable[None]]) -> None:
         """In place of the task that the request has."""
-        self._cease(request)
+        self._cancel_task(request)
         request.task = asyncio.create_task(self._guarded(request, work))
 
     async def _guarded(self, request: InFlightRequest, work: Callable[[], Awaitable[None]]) -> None:
         try:
             await work()
         except Exception:
-            self._broke(request)
+            self._end_after_bug(request)
 
-    def _broke(self, request: InFlightRequest) -> None:
+    def _end_after_bug(self, request: InFlightRequest) -> None:
         logger.exception("the request could not be placed", extra={"request": request.id})
         error = InternalError(f"the router failed; its log says why, under {request.id}")
         self.cancel(request, error.record())
 
-    def _cease(self, request: InFlightRequest) -> None:
+    def _cancel_task(self, request: InFlightRequest) -> None:
         if request.task is not None and request.task is not asyncio.current_task():
             request.task.cancel()
         request.task = None
@@ -402,10 +406,10 @@ class Dispatcher:
     def _close(self, request: InFlightRequest) -> None:
         if self.in_flight.pop(request.id, None) is None:
             return
-        self._cease(request)
+        self._cancel_task(request)
         request.ticket.over()
         self._places.leave(request)
-        self._acquit(request)
+        self._end_probation(request)
         self._log(logging.DEBUG, request, None, f"done with {request.record.tokens} tokens")
 
     def _log(self, level: int, request: InFlightRequest, node: NodeId | None, message: str) -> None:

@@ -106,7 +106,7 @@ class RequestRecord:
 
     # --- places -----------------------------------------------------------------------------------
 
-    def judge(self, chunks: int) -> list[Action]:
+    def check_strikes(self, chunks: int) -> list[Action]:
         """Before each placement: so many chunks of the prompt exist now. More than ever before is
         progress, which forgives strikes; too many strikes are the end."""
         if chunks > self._chunks:
@@ -165,7 +165,7 @@ class RequestRecord:
 
     # --- what nodes say ---------------------------------------------------------------------------
 
-    def adds(self, node: NodeId, delta: Delta) -> bool:
+    def append_tokens(self, node: NodeId, delta: Delta) -> bool:
         """Take the next tokens in order, after which the request goes on: what most deltas are.
         False where it is anything else, for on_delta()."""
         if (
@@ -309,7 +309,7 @@ class RequestRecord:
         return sum(map(len, self.outputs))
 
     @property
-    def untold(self) -> bool:
+    def client_has_nothing(self) -> bool:
         """The client has nothing yet."""
         return not self.tokens and not self._prompt_sent
 

@@ -145,8 +145,8 @@ async def _prompts(call: Call, serving: Serving) -> list[Prompt]:
     it could fit: rendering holds the interpreter, for 16 MB tens of milliseconds."""
     longest = serving.model.tokenizer.longest_token
     if call.rendered > LEFT_OUT * (serving.max_model_len - 1) * longest:
-        told = f"is made of messages of {call.rendered} characters, at most {longest} per token"
-        raise _too_long(serving, told, call.names.get("prompt", "prompt"))
+        reason = f"is made of messages of {call.rendered} characters, at most {longest} per token"
+        raise _too_long(serving, reason, call.names.get("prompt", "prompt"))
     if call.rendered <= LONG_TEXT:
         return call.prompts(serving.model)
     return await asyncio.to_thread(call.prompts, serving.model)
@@ -183,8 +183,8 @@ async def _all_or_kept(prompt: Prompt, serving: Serving, call: Call, field: str)
         return prompt
     size, longest = len(prompt.text), serving.model.tokenizer.longest_token
     if size > most * longest:
-        told = f"has {size} characters, at most {longest} per token"
-        raise _too_long(serving, told, field)
+        reason = f"has {size} characters, at most {longest} per token"
+        raise _too_long(serving, reason, field)
     ids, whole = await serving.model.encode(
         prompt.text, most, add_special_tokens=prompt.add_special_tokens
     )
@@ -219,10 +219,10 @@ def _kept(call: Call, cut: Truncation, max_model_len: int) -> int:
     return max(1, max_model_len - answer)
 
 
-def _too_long(serving: Serving, told: str, field: str) -> PromptTooLong:
+def _too_long(serving: Serving, reason: str, field: str) -> PromptTooLong:
     return PromptTooLong(
         f"this model's maximum context length is {serving.max_model_len} tokens, but the prompt"
-        f" {told}; at least one token must be left to generate. Shorten {field}",
+        f" {reason}; at least one token must be left to generate. Shorten {field}",
         param=field,
     )
 

@@ -88,21 +88,21 @@ async def test_a_client_that_reads_nothing_at_all_is_cut_off(
     assert 'baton_router_rejected_total{code="slow_client"} 1.0\n' in page
 
 
-def test_an_outbox_says_once_that_too_much_is_unread() -> None:
+def test_an_output_queue_says_once_that_too_much_is_unread() -> None:
     told: list[int] = []
-    outbox = OutputQueue(1, most=10, overflow=lambda: told.append(1))
+    output = OutputQueue(1, most=10, overflow=lambda: told.append(1))
     for offset in range(30):
-        outbox.put(0, Delta(RequestId("r"), 1, 0, offset, ids=(7,)))
+        output.put(0, Delta(RequestId("r"), 1, 0, offset, ids=(7,)))
         assert len(told) == (offset >= 10)
 
 
-async def test_an_outbox_that_is_read_never_overflows() -> None:
+async def test_an_output_queue_that_is_read_never_overflows() -> None:
     told: list[int] = []
-    outbox = OutputQueue(1, most=2, overflow=lambda: told.append(1))
+    output = OutputQueue(1, most=2, overflow=lambda: told.append(1))
     for offset in range(30):
-        outbox.put(0, Delta(RequestId("r"), 1, 0, offset, ids=(7, 8)))
-        assert len(await outbox.next()) == 1
-    outbox.fail(ErrorRecord("", ""))
+        output.put(0, Delta(RequestId("r"), 1, 0, offset, ids=(7, 8)))
+        assert len(await output.next()) == 1
+    output.fail(ErrorRecord("", ""))
     assert told == []
 
 

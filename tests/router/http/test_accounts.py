@@ -150,8 +150,8 @@ async def test_a_request_that_changed_its_node_is_one_request(
     async with FakeNode("decode-1", "decode") as other, running(decode, other) as client:
         decode.script.run = other.script.run = "half"
         answer = asyncio.create_task(client.post("/v1/completions", {"prompt": "x"}))
-        flights = client.router.dispatcher.in_flight
-        await until(lambda: any(len(f.record.outputs[0]) == 6 for f in flights.values()))
+        in_flight = client.router.dispatcher.in_flight
+        await until(lambda: any(len(f.record.outputs[0]) == 6 for f in in_flight.values()))
         first, second = (decode, other) if decode.got_of(RunJob) else (other, decode)
         second.script.run = "answer"
         await first.stop()

@@ -137,16 +137,16 @@ async def test_a_request_that_runs_is_told_as_far_as_it_is(
     half_answered: Any, decode: FakeNode
 ) -> None:
     async with half_answered(decode) as (client, answer):
-        (flight,) = client.router.dispatcher.in_flight.values()
-        told = await explained(client, flight.id)
+        (running,) = client.router.dispatcher.in_flight.values()
+        told = await explained(client, running.id)
         assert (told["state"], told["status"]) == ("running", None)
         assert told["completion_tokens"] == len("Hello,")
         assert told["requests"][0]["state"] == "running"
         assert told["requests"][0]["attempts"][0]["ended"] is None
-        failed = JobFailed(flight.id, 1, decode.script.failure)
+        failed = JobFailed(running.id, 1, decode.script.failure)
         await decode.say(failed)
         await answer
-        told = await explained(client, flight.id)
+        told = await explained(client, running.id)
     assert (told["state"], told["status"], told["error"]) == ("ended", 500, "engine_error")
     assert told["requests"][0]["state"] == "failed"
 
@@ -159,8 +159,8 @@ async def test_a_request_that_waits_says_for_what(running: Any, decode: FakeNode
         await until(
             lambda: [f for f in client.router.dispatcher.in_flight.values() if f.record.waits_for]
         )
-        (flight,) = client.router.dispatcher.in_flight.values()
-        (request,) = (await explained(client, flight.id))["requests"]
+        (running,) = client.router.dispatcher.in_flight.values()
+        (request,) = (await explained(client, running.id))["requests"]
         assert (request["state"], request["attempts"]) == ("waiting", [])
         assert request["waits"][0]["why"] == "no node is ready (nodes: 1 lost)"
         await decode.restart("epoch-2")
@@ -294,10 +294,10 @@ async def test_a_client_that_left_is_told_as_such(running: Any, decode: FakeNode
         body = {"prompt": "x", "stream": True}
         answer = asyncio.create_task(client.session.post(client.url + "/v1/completions", json=body))
         await until(lambda: decode.got_of(RunJob))
-        (flight,) = client.router.dispatcher.in_flight.values()
+        (running,) = client.router.dispatcher.in_flight.values()
         answer.cancel()
         await until_is(client.unfinished, 0)
-        told = await explained(client, flight.id)
+        told = await explained(client, running.id)
     assert (told["status"], told["requests"][0]["state"]) == (499, "left")
 
 

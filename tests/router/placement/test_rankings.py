@@ -11,7 +11,7 @@ import pytest
 
 from baton_protocol.ids import NodeId
 from baton_router.placement.cost import RequestFacts
-from baton_router.placement.policy import PAIRED, TOLD, Placement, Policy
+from baton_router.placement.policy import CONSIDERED_SHOWN, PAIRED, Placement, Policy
 from baton_router.settings import RANKINGS
 from tests.support.nodes.candidates import Candidate, place_among
 
@@ -102,7 +102,7 @@ def test_what_was_weighed_is_told_cheapest_first_and_in_parts(ranking: Any, hand
         assert costs == sorted(costs)
         pairs = 0 if handoff == "never" else len(PREFILLS) * len(DECODES)
         weighed = len(DECODES) + (pairs if ranking == "cost" else min(pairs, 1))
-        assert len(costs) == min(weighed, TOLD)
+        assert len(costs) == min(weighed, CONSIDERED_SHOWN)
         for each in found.considered:
             parts = (each.queue_ms, each.compute_ms, each.fetch_ms, each.slowdown_ms)
             assert sum(parts) == pytest.approx(each.predicted_ms)

@@ -14,7 +14,7 @@ from baton_protocol.store import NodeLoad, Role, Speeds
 from baton_router.nodes.pool_view import PoolView
 from baton_router.placement.policy import TIE_MS, TIE_SHARE, Placement, Policy
 from baton_router.requests.placer import Placer
-from benchmarks.support.router.placement_pool import flight, kind, layout, no_store, report
+from benchmarks.support.router.placement_pool import in_flight, kind, layout, no_store, report
 
 SHAPE = layout(8)
 CHUNKS = tuple(BlockHash(bytes([n]) * 16) for n in range(16))
@@ -55,7 +55,7 @@ def burst(
     """Equal prompts at once: each is placed and booked before the next is looked at."""
     places = Placer(view, no_store(), policy, random.Random(3))
     for number in range(count):
-        one = flight(f"r{number}", PROMPT, CHUNKS, kind(SHAPE))
+        one = in_flight(f"r{number}", PROMPT, CHUNKS, kind(SHAPE))
         found = places.find(one, stored, 0.0)
         assert isinstance(found, Placement)
         same = [each for each in found.considered if bool(each.prefill) == bool(found.prefill)]

@@ -100,8 +100,8 @@ async def test_a_client_that_leaves_while_its_request_waits_leaves_nothing(
     async with half_answered(decode) as (client, answer):
         await decode.stop()
         await until(lambda: records(client)[0].phase == "waiting")
-        (flight,) = client.router.dispatcher.in_flight.values()
-        task = flight.task
+        (request,) = client.router.dispatcher.in_flight.values()
+        task = request.task
         answer.cancel()
         await until(lambda: not records(client) and task.done())
         assert await client.booked() == 0

@@ -128,10 +128,10 @@ async def test_a_new_request_waits_for_a_node_that_was_there(
         await client.ready(0)
         answer = completing(client)
         await until(lambda: records(client))
-        (flight,) = client.router.dispatcher.in_flight.values()
-        await until(lambda: flight.record.waits_for)
+        (request,) = client.router.dispatcher.in_flight.values()
+        await until(lambda: request.record.waits_for)
         told = "prefill=- decode=- reason=waiting: no node is ready (nodes: 1 lost)"
-        assert flight.line() == told
+        assert request.line() == told
         await decode.restart("epoch-2")
         assert text(await answer) == REPLY
 

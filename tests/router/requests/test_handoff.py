@@ -40,8 +40,8 @@ async def stream(client: Any, **more: Any) -> list[Any]:
 
 def half_said(client: Any) -> bool:
     """The router has all that a node says before it falls silent in mid-reply."""
-    flights = client.router.dispatcher.in_flight.values()
-    return any(bytes(flight.record.outputs[0]) == b"Hello," for flight in flights)
+    in_flight = client.router.dispatcher.in_flight.values()
+    return any(bytes(request.record.outputs[0]) == b"Hello," for request in in_flight)
 
 
 async def test_a_split_request_is_one_answer(

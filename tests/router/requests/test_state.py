@@ -263,9 +263,9 @@ def test_three_losses_without_a_token_are_the_requests_own_fault(split: bool) ->
     for attempt in (1, 2, 3):
         assert isinstance(rec.on_lost(DECODE, "link")[-1], Replace)
         if attempt < 3:
-            assert rec.judge(0) == []
+            assert rec.check_strikes(0) == []
             place(rec, DECODE, PREFILL if split else None)
-    told = error(rec.judge(0))
+    told = error(rec.check_strikes(0))
     assert (told.code, told.status, told.retryable) == ("request_kills_nodes", 500, False)
     assert rec.phase == "over"
 
@@ -278,7 +278,7 @@ def test_lost_prefill_nodes_are_strikes_too() -> None:
     assert (rec.strikes, rec.on_probation) == (2, True)
     place(rec, DECODE, PREFILL)
     assert isinstance(rec.on_lost(PREFILL, "link")[-1], Replace)
-    assert error(rec.judge(0)).code == "request_kills_nodes"
+    assert error(rec.check_strikes(0)).code == "request_kills_nodes"
 
 
 def test_a_pair_that_is_lost_at_once_is_one_strike() -> None:
@@ -306,40 +306,40 @@ def test_a_token_forgives_all_strikes() -> None:
     rec.on_delta(DECODE, delta(0, 0, 5, attempt=3))
     assert not rec.on_probation
     rec.on_lost(DECODE, "link")
-    assert (rec.strikes, rec.judge(0)) == (0, [])
+    assert (rec.strikes, rec.check_strikes(0)) == (0, [])
 
 
 def test_more_chunks_than_ever_forgive_strikes_and_the_same_ones_do_not() -> None:
     rec = record(split=False)
-    rec.judge(2)
+    rec.check_strikes(2)
     for chunks in (2, 3, 3, 3):
         rec.on_lost(DECODE, "link")
-        assert rec.judge(chunks) == []
+        assert rec.check_strikes(chunks) == []
         place(rec, DECODE)
     assert rec.strikes == 2
     rec.on_lost(DECODE, "link")
-    assert error(rec.judge(3)).code == "request_kills_nodes"
+    assert error(rec.check_strikes(3)).code == "request_kills_nodes"
 
 
 def test_the_first_chunk_of_a_prompt_forgives_strikes_too() -> None:
     rec = record(split=False)
     rec.on_lost(DECODE, "link")
-    assert (rec.judge(0), rec.strikes) == ([], 1)
-    assert (rec.judge(1), rec.strikes) == ([], 0)
+    assert (rec.check_strikes(0), rec.strikes) == ([], 1)
+    assert (rec.check_strikes(1), rec.strikes) == ([], 0)
 
 
 def test_a_node_that_was_silent_before_says_nothing_about_a_request_until_too_many_do() -> None:
     rec = record(split=False)
     for _ in range(MAX_ATTEMPTS):
         rec.on_lost(DECODE, "pings", blamed=False)
-        assert (rec.strikes, rec.judge(0)) == (0, [])
+        assert (rec.strikes, rec.check_strikes(0)) == (0, [])
         place(rec, DECODE)
     for strikes in (1, 2):
         rec.on_lost(DECODE, "pings", blamed=False)
-        assert (rec.strikes, rec.judge(0)) == (strikes, [])
+        assert (rec.strikes, rec.check_strikes(0)) == (strikes, [])
         place(rec, DECODE)
     rec.on_lost(DECODE, "pings", blamed=False)
-    assert error(rec.judge(0)).code == "request_kills_nodes"
+    assert error(rec.check_strikes(0)).code == "request_kills_nodes"
 
 
 # --- refusals -------------------------------------------------------------------------------------
@@ -499,7 +499,7 @@ def test_what_is_added_is_what_on_delta_would_only_emit(deltas: list[Delta], nod
     short, long = record(n=2, split=False), record(n=2, split=False)
     for each in deltas:
         actions = long.on_delta(node, each)
-        if short.adds(node, each):
+        if short.append_tokens(node, each):
             assert actions == [Emit(each)]
         else:
             assert short.on_delta(node, each) == actions
@@ -524,11 +524,11 @@ def test_what_is_added_is_what_on_delta_would_only_emit(deltas: list[Delta], nod
 )
 def test_what_takes_the_short_way(told: Delta, added: bool) -> None:
     rec = record(2, split=False)
-    assert not rec.adds(DECODE, delta(0, 0, 4))  # the first one of an attempt
+    assert not rec.append_tokens(DECODE, delta(0, 0, 4))  # the first one of an attempt
     rec.on_delta(DECODE, delta(0, 0, 4))
-    assert not rec.adds(OTHER, told)
-    assert not record(2).adds(DECODE, told)  # it waits for its first tokens
-    assert rec.adds(DECODE, told) is added
+    assert not rec.append_tokens(OTHER, told)
+    assert not record(2).append_tokens(DECODE, told)  # it waits for its first tokens
+    assert rec.append_tokens(DECODE, told) is added
     assert rec.tokens == 1 + len(told.ids) * added
 
 
@@ -570,9 +570,9 @@ def test_a_prefill_node_that_is_leaving_hands_its_job_to_another() -> None:
 @pytest.mark.parametrize("told", [delta(0, 0, 5), delta(0, 0, prompt_logprobs=PROBS)])
 def test_a_client_is_told_something_by_a_token_or_by_the_prompts_logprobs(told: Delta) -> None:
     rec = record(split=False, prompt_logprobs=1)
-    assert rec.untold
+    assert rec.client_has_nothing
     rec.on_delta(DECODE, told)
-    assert not rec.untold
+    assert not rec.client_has_nothing
 
 
 # --- what is remembered ---------------------------------------------------------------------------
@@ -652,7 +652,7 @@ def test_a_clients_pause_lies_between_its_last_token_and_the_next_attempts_first
     place(rec, DECODE)
     rec.on_delta(DECODE, delta(0, 0, 5))
     clock.now = 1.0
-    assert rec.adds(DECODE, delta(0, 1, 5))
+    assert rec.append_tokens(DECODE, delta(0, 1, 5))
     rec.on_lost(DECODE, "link")
     place(rec, OTHER)
     clock.now = 3.0

@@ -231,7 +231,7 @@ class Pool(RuleBasedStateMachine):
         prefill = None if any(self.told) else prefill
         if chunks > self.chunks:
             self.chunks, self.strikes = chunks, 0
-        verdict = self.record.judge(chunks)
+        verdict = self.record.check_strikes(chunks)
         assert bool(verdict) == (self.strikes >= MAX_STRIKES)
         self.take(verdict)
         if not verdict:

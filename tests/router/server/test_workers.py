@@ -27,7 +27,7 @@ pytestmark = pytest.mark.integration
 READY = re.compile(r"listens on (http://\S+) with (\d+) workers")
 
 
-class Crew:
+class Workers:
     """A parent with its workers; `folder` is its TMPDIR."""
 
     def __init__(self, folder: Path, *flags: str) -> None:
@@ -70,15 +70,15 @@ class Crew:
 
 
 @asynccontextmanager
-async def crew(folder: Path, *flags: str) -> AsyncIterator[Crew]:
+async def started_workers(folder: Path, *flags: str) -> AsyncIterator[Workers]:
     """All its workers listen."""
-    made = Crew(folder, *flags)
-    await made.start()
+    workers = Workers(folder, *flags)
+    await workers.start()
     try:
-        await until(lambda: READY.search(made.log) or made.process.returncode is not None)
-        yield made
+        await until(lambda: READY.search(workers.log) or workers.process.returncode is not None)
+        yield workers
     finally:
-        await made.end()
+        await workers.end()
 
 
 async def get(url: str, path: str) -> Any:
@@ -97,7 +97,7 @@ async def when(url: str, path: str, true: Callable[[Any], object]) -> Any:
             await asyncio.sleep(0.05)
 
 
-async def all_ready(one: Crew) -> None:
+async def all_ready(one: Workers) -> None:
     """Each worker for itself: a link that is up is not yet a node that is ready."""
     sockets = sorted(one.folder.rglob("*.sock"))
     assert len(sockets) == len(one.workers())
@@ -127,7 +127,7 @@ def numbers(page: str, metric: str) -> dict[str, float]:
 
 
 async def test_any_worker_answers_for_all(tmp_path: Path, decode: FakeNode) -> None:
-    async with crew(tmp_path, "--workers=2", f"--nodes={decode.address}") as one:
+    async with started_workers(tmp_path, "--workers=2", f"--nodes={decode.address}") as one:
         await until(lambda: decode.links == 2)
         await all_ready(one)
         for _ in range(20):
@@ -150,7 +150,7 @@ async def test_all_is_ready_once_every_worker_has_every_node(
         return bool(json.loads(told)["ready"])
 
     flags = ("--workers=2", f"--nodes={decode.address}", "--expect-nodes=decode-0")
-    async with crew(tmp_path, *flags) as one:
+    async with started_workers(tmp_path, *flags) as one:
         assert state(await when(one.url, "/ready?all=1", state))
         await all_ready(one)  # so the other one was asked, too
         decode.cut_links()
@@ -162,7 +162,7 @@ async def test_all_is_ready_once_every_worker_has_every_node(
 async def test_a_worker_that_died_is_started_again_and_the_other_serves_on(
     tmp_path: Path, decode: FakeNode
 ) -> None:
-    async with crew(tmp_path, "--workers=2", f"--nodes={decode.address}") as one:
+    async with started_workers(tmp_path, "--workers=2", f"--nodes={decode.address}") as one:
         await until(lambda: decode.links == 2)
         first = {each.pid for each in one.workers()}
         os.kill(min(first), signal.SIGKILL)
@@ -178,7 +178,7 @@ async def test_the_first_signal_drains_and_the_second_ends_at_once(
 ) -> None:
     decode.script.run = "half"
     flags = ("--workers=2", f"--nodes={decode.address}", "--drain-timeout=3600")
-    async with crew(tmp_path, *flags) as one:
+    async with started_workers(tmp_path, *flags) as one:
         await all_ready(one)
         task = asyncio.create_task(complete(one.url, stream=True))
         await until(lambda: decode.got_of(RunJob))
@@ -193,7 +193,7 @@ async def test_the_first_signal_drains_and_the_second_ends_at_once(
 
 
 async def test_workers_die_with_their_parent(tmp_path: Path, decode: FakeNode) -> None:
-    async with crew(tmp_path, "--workers=2", f"--nodes={decode.address}") as one:
+    async with started_workers(tmp_path, "--workers=2", f"--nodes={decode.address}") as one:
         workers = one.workers()
         one.process.kill()
         await until(
@@ -207,25 +207,27 @@ async def test_workers_die_with_their_parent(tmp_path: Path, decode: FakeNode) -
 
 async def test_a_worker_that_cannot_start_ends_it_all_with_its_own_line(tmp_path: Path) -> None:
     missing = tmp_path / "keys"
-    made = Crew(tmp_path, "--workers=2", "--nodes=http://127.0.0.1:1", f"--api-keys={missing}")
-    await made.start()
+    workers = Workers(
+        tmp_path, "--workers=2", "--nodes=http://127.0.0.1:1", f"--api-keys={missing}"
+    )
+    await workers.start()
     try:
         async with asyncio.timeout(120):
-            assert await made.process.wait() == 1
-        assert f"{missing}" in made.log
-        assert "ended with exit code 1; its own line says why" in made.log
+            assert await workers.process.wait() == 1
+        assert f"{missing}" in workers.log
+        assert "ended with exit code 1; its own line says why" in workers.log
     finally:
-        await made.end()
+        await workers.end()
 
 
 async def test_a_port_in_use_is_one_line(tmp_path: Path, decode: FakeNode) -> None:
     port = decode.address.rpartition(":")[2]
-    made = Crew(tmp_path, "--workers=2", f"--nodes={decode.address}", f"--port={port}")
-    await made.start()
+    workers = Workers(tmp_path, "--workers=2", f"--nodes={decode.address}", f"--port={port}")
+    await workers.start()
     try:
         async with asyncio.timeout(120):
-            assert await made.process.wait() == 1
-        assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in made.log
-        assert "Traceback" not in made.log
+            assert await workers.process.wait() == 1
+        assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in workers.log
+        assert "Traceback" not in workers.log
     finally:
-        await made.end()
+        await workers.end()

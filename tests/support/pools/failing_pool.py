@@ -48,7 +48,7 @@ async def streamed(client: Any) -> str:
 
 
 def records(client: Any) -> list[Any]:
-    return [flight.record for flight in client.router.dispatcher.in_flight.values()]
+    return [request.record for request in client.router.dispatcher.in_flight.values()]
 
 
 async def half_said(client: Any) -> None:
