@@ -93,8 +93,8 @@ async def test_while_every_node_is_full_requests_wait_and_go_in_as_they_came(
         assert prompts(decode) == ["first"]
         decode.script.run = "answer"
         await finish_one(first)
-        told = await asyncio.gather(*tasks)
-    assert [status for status, _, _ in told] == [200] * 3
+        reply = await asyncio.gather(*tasks)
+    assert [status for status, _, _ in reply] == [200] * 3
     assert prompts(decode) == ["first", "p0", "p1", "p2"]
 
 
@@ -189,9 +189,9 @@ async def test_a_full_queue_answers_429_and_when_to_come_back(
     occupy(decode)
     async with running(decode, max_inflight=1, max_queued=1) as client:
         tasks = [await ask(client, "first"), await ask(client, "second")]
-        status, told, headers = await client.post(COMPLETIONS, body("third"))
-        assert (status, told["error"]["code"]) == (429, "queue_full")
-        assert told["error"]["type"] == "rate_limit_error"
+        status, reply, headers = await client.post(COMPLETIONS, body("third"))
+        assert (status, reply["error"]["code"]) == (429, "queue_full")
+        assert reply["error"]["type"] == "rate_limit_error"
         assert int(headers["retry-after"]) >= 1
         assert headers["x-baton-placement"].endswith("reason=refused: queue_full")
         assert await client.queued() == 1
@@ -205,9 +205,9 @@ async def test_who_waits_too_long_hears_503(running: Any, decode: FakeNode) -> N
     occupy(decode)
     async with running(decode, max_inflight=1, queue_timeout_s=0.2) as client:
         first = await ask(client, "first")
-        status, told, headers = await client.post(COMPLETIONS, body("second"))
-        assert (status, told["error"]["code"]) == (503, "queue_timeout")
-        assert "every node was full for 0.2 s" in told["error"]["message"]
+        status, reply, headers = await client.post(COMPLETIONS, body("second"))
+        assert (status, reply["error"]["code"]) == (503, "queue_timeout")
+        assert "every node was full for 0.2 s" in reply["error"]["message"]
         assert int(headers["retry-after"]) >= 1
         assert await client.queued() == 0
         page = await client.text("/metrics")
@@ -319,9 +319,9 @@ async def test_in_a_full_queue_a_flood_makes_room_for_another_tenant(
     async with running(decode, max_inflight=1, max_queued=2, **keyed) as client:
         tasks = [await ask(client, f"acme{n}", ACME) for n in range(3)]
         other = asyncio.create_task(client.post(COMPLETIONS, body("globex"), bearer(GLOBEX)))
-        status, told, _ = await tasks[2]
-        assert (status, told["error"]["code"]) == (429, "queue_full")
-        assert "another tenant" in told["error"]["message"]
+        status, reply, _ = await tasks[2]
+        assert (status, reply["error"]["code"]) == (429, "queue_full")
+        assert "another tenant" in reply["error"]["message"]
         assert await client.queued() == 2
         await finish(client, *tasks, other)
 
@@ -333,10 +333,10 @@ async def test_a_tenant_over_its_budget_hears_429_and_is_let_in_again_by_another
     limits.write_text("[tenants.acme]\nrequests_per_minute = 1\n")
     async with running(decode, **keyed) as client:
         first = await client.post(COMPLETIONS, body("x"), bearer(ACME))
-        status, told, headers = await client.post(COMPLETIONS, body("x"), bearer(ACME))
+        status, reply, headers = await client.post(COMPLETIONS, body("x"), bearer(ACME))
         other = await client.post(COMPLETIONS, body("x"), bearer(GLOBEX))
         assert (first[0], other[0]) == (200, 200)
-        assert (status, told["error"]["code"]) == (429, "rate_limited")
+        assert (status, reply["error"]["code"]) == (429, "rate_limited")
         assert 1 <= int(headers["retry-after"]) <= 60
         limits.write_text("# nothing\n")
 
@@ -364,12 +364,12 @@ async def test_tokens_that_were_used_are_what_a_budget_pays_for_and_metrics_coun
     text = "[tenants.acme]\ntokens_per_minute = 2\nburst_seconds = 3600\n"
     Path(keyed["tenants"]).write_text(text)
     async with running(decode, **keyed) as client:
-        told = [
+        reply = [
             await client.post(COMPLETIONS, body("xxxx", max_tokens=90), bearer(ACME))
             for _ in range(3)
         ]
         page = await client.text("/metrics", bearer(OPS))
-    assert [status for status, _, _ in told] == [200, 200, 429]
+    assert [status for status, _, _ in reply] == [200, 200, 429]
     assert 'baton_router_tenant_tokens_total{kind="prompt",tenant="acme"} 8.0\n' in page
     assert 'baton_router_tenant_tokens_total{kind="completion",tenant="acme"} 26.0\n' in page
 
@@ -414,9 +414,9 @@ async def test_at_its_end_a_router_tells_who_waits_to_come_again(
     async with running(decode, max_inflight=1) as client:
         tasks = [await ask(client, "first"), await ask(client, "second")]
         client.router.admission.end()
-        status, told, headers = await tasks[1]
-        assert (status, told["error"]["code"]) == (503, "unavailable")
-        assert "shutting down" in told["error"]["message"]
+        status, reply, headers = await tasks[1]
+        assert (status, reply["error"]["code"]) == (503, "unavailable")
+        assert "shutting down" in reply["error"]["message"]
         assert "retry-after" in headers
         await finish(client, tasks[0])
 

@@ -91,10 +91,12 @@ async def test_what_a_request_did_not_use_is_given_back_on_the_index(store: Embe
 async def test_who_is_over_budget_hears_when_to_come_back() -> None:
     budgets, limits = Budgets(None, Clock()), TenantLimits(requests_per_minute=6)
     assert await budgets.book("acme", limits, 1, 10) is not None
-    with pytest.raises(RateLimited, match=r"6 requests per minute is used up.* in 10\.0 s") as told:
+    with pytest.raises(
+        RateLimited, match=r"6 requests per minute is used up.* in 10\.0 s"
+    ) as caught:
         await budgets.book("acme", limits, 1, 10)
-    assert told.value.retry_after == pytest.approx(10)
-    assert told.value.record().code == "rate_limited"
+    assert caught.value.retry_after == pytest.approx(10)
+    assert caught.value.record().code == "rate_limited"
 
 
 async def test_who_has_no_budget_asks_nobody() -> None:

@@ -114,12 +114,12 @@ async def test_prompts_come_in_as_earlier_ones_end_and_their_choices_keep_their_
             for job in reversed(jobs(small)[done:]):
                 await finish(small, job)
                 done += 1
-        status, told, _ = await call
+        status, reply, _ = await call
         assert status == 200
-        assert [choice["index"] for choice in told["choices"]] == list(range(30))
-        assert [choice["text"] for choice in told["choices"]] == ["00", "11", "22"] * 10
-        assert told["usage"]["prompt_tokens"] == 20
-        assert told["usage"]["completion_tokens"] == 60
+        assert [choice["index"] for choice in reply["choices"]] == list(range(30))
+        assert [choice["text"] for choice in reply["choices"]] == ["00", "11", "22"] * 10
+        assert reply["usage"]["prompt_tokens"] == 20
+        assert reply["usage"]["completion_tokens"] == 60
         assert prompts(small) == named(10)
         await settled(client)
 
@@ -228,8 +228,8 @@ async def test_a_call_that_has_begun_is_neither_timed_out_nor_pushed_out_of_a_fu
         heavy = await post(client, body(named(3)), HEAVY)
         await until_is(client.queued, 1)
         for _ in range(2):  # it takes the one place, and the call that began has none of it
-            status, told, _ = await client.post(COMPLETIONS, body("light"), LIGHT)
-            assert (status, told["error"]["code"]) == (503, "queue_timeout")
+            status, reply, _ = await client.post(COMPLETIONS, body("light"), LIGHT)
+            assert (status, reply["error"]["code"]) == (503, "queue_timeout")
         for number in range(3):
             await until(lambda: len(jobs(small)) > number)  # noqa: B023
             await finish(small, jobs(small)[number])
@@ -280,9 +280,9 @@ async def test_a_prompt_that_fails_ends_its_call_with_what_waits_of_it(
         await finish(small, jobs(small)[0], 0)
         small.script.run = "fail"
         await finish(small, jobs(small)[0], 1)
-        told = await (await call).text()
-        assert '"code":"engine_error"' in told
-        assert "[DONE]" not in told
+        reply = await (await call).text()
+        assert '"code":"engine_error"' in reply
+        assert "[DONE]" not in reply
         await settled(client)
         # The place of the one that failed may go to the next one before the call ends.
         assert len(jobs(small)) in (5, 6)
@@ -295,8 +295,8 @@ async def test_at_its_end_a_router_tells_calls_with_prompts_that_wait_to_come_ag
         call = await post(client, body(named(20), n=2))
         await until(lambda: len(jobs(small)) == 4)
         client.router.admission.end()
-        status, told, _ = await call
-        assert (status, told["error"]["code"]) == (503, "unavailable")
+        status, reply, _ = await call
+        assert (status, reply["error"]["code"]) == (503, "unavailable")
         await settled(client)
 
 
@@ -309,7 +309,7 @@ LIMITED = [
 ]
 
 
-@pytest.mark.parametrize(("settings", "count", "n", "limit", "told"), LIMITED)
+@pytest.mark.parametrize(("settings", "count", "n", "limit", "sequences"), LIMITED)
 async def test_one_call_may_ask_for_so_many_sequences(
     running: Any,
     decode: FakeNode,
@@ -317,16 +317,16 @@ async def test_one_call_may_ask_for_so_many_sequences(
     count: int,
     n: int,
     limit: int,
-    told: int | None,
+    sequences: int | None,
 ) -> None:
     async with running(decode, **settings) as client:
         status, answered, _ = await client.post(COMPLETIONS, body(["x"] * count, n=n, max_tokens=1))
-        if told is None:
+        if sequences is None:
             assert status == 200
             return
         error = answered["error"]
         assert (status, error["code"]) == (400, "too_many_sequences")
-        assert f"{told} sequences; one call may ask for {limit}" in error["message"]
+        assert f"{sequences} sequences; one call may ask for {limit}" in error["message"]
         assert error["param"] == ("prompt" if count > 1 else "n")
         assert jobs(decode) == []
 
@@ -348,18 +348,18 @@ async def test_a_call_is_charged_for_what_it_can_cost_before_any_of_it_runs(
     Path(tenants["tenants"]).write_text(limits)
     async with running(decode, max_call_sequences=16384, **tenants) as client:
         big = body(["x0"] * 256, n=64)
-        status, told, _ = await client.post(COMPLETIONS, big, HEAVY)
-        assert (status, told["error"]["code"]) == (400, "over_budget")
-        assert "this call can cost 33280 tokens" in told["error"]["message"]
-        assert "6000 tokens per minute never holds more than 6000" in told["error"]["message"]
-        status, told, _ = await client.post(COMPLETIONS, body(named(6)), LIGHT)
-        assert (status, told["error"]["code"]) == (400, "over_budget")
-        assert "this call can cost 6 requests" in told["error"]["message"]
+        status, reply, _ = await client.post(COMPLETIONS, big, HEAVY)
+        assert (status, reply["error"]["code"]) == (400, "over_budget")
+        assert "this call can cost 33280 tokens" in reply["error"]["message"]
+        assert "6000 tokens per minute never holds more than 6000" in reply["error"]["message"]
+        status, reply, _ = await client.post(COMPLETIONS, body(named(6)), LIGHT)
+        assert (status, reply["error"]["code"]) == (400, "over_budget")
+        assert "this call can cost 6 requests" in reply["error"]["message"]
         assert jobs(decode) == []
         decode.script.run = "silent"
         small = await post(client, body(["x0"] * 16, n=2, max_tokens=100), HEAVY)
         await until(lambda: len(jobs(decode)) == 16)
-        status, told, headers = await client.post(COMPLETIONS, body("x"), HEAVY)
-        assert (status, told["error"]["code"]) == (429, "rate_limited")
+        status, reply, headers = await client.post(COMPLETIONS, body("x"), HEAVY)
+        assert (status, reply["error"]["code"]) == (429, "rate_limited")
         assert 1 < int(headers["retry-after"]) <= 30  # 16 x (2 + 200) less the burst of 300
         await leave(client, small)

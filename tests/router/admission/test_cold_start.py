@@ -102,8 +102,8 @@ async def test_a_held_stream_gets_comments_and_then_its_tokens() -> None:
         url, body = client.url + "/v1/completions", BODY | {"stream": True}
         async with client.session.post(url, json=body) as response:
             assert response.status == 200
-            told = "prefill=- decode=- reason=waiting: the pool has no ready node yet"
-            assert response.headers["x-baton-placement"] == told
+            reply = "prefill=- decode=- reason=waiting: the pool has no ready node yet"
+            assert response.headers["x-baton-placement"] == reply
             for _ in range(2):
                 assert await response.content.readline() == COMMENT
                 assert await response.content.readline() == b"\n"
@@ -156,8 +156,8 @@ async def test_what_no_model_would_take_is_refused_at_once(
     path: str, body: Any, param: Any
 ) -> None:
     async with asleep() as (client, _):
-        status, told, _ = await client.post(path, body)
-    assert (status, told["error"]["param"]) == (400, param)
+        status, reply, _ = await client.post(path, body)
+    assert (status, reply["error"]["param"]) == (400, param)
 
 
 async def test_a_chat_may_ask_for_any_number_of_tokens_while_no_model_limits_it() -> None:
@@ -170,16 +170,16 @@ async def test_a_chat_may_ask_for_any_number_of_tokens_while_no_model_limits_it(
 
 async def test_another_model_s_name_wakes_nobody() -> None:
     async with asleep(served_model_name="mine") as (client, _):
-        status, told, _ = await client.post("/v1/completions", BODY | {"model": "yours"})
-        assert (status, told["error"]["code"]) == (404, "model_not_found")
+        status, reply, _ = await client.post("/v1/completions", BODY | {"model": "yours"})
+        assert (status, reply["error"]["code"]) == (404, "model_not_found")
         assert [one["id"] for one in (await client.get("/v1/models"))[1]["data"]] == ["mine"]
 
 
 async def test_no_node_in_time_is_a_retryable_error_that_says_how_long_it_was_waited() -> None:
     async with asleep(wake_wait_s=0.2) as (client, _):
-        status, told, headers = await client.post("/v1/completions", BODY)
-    assert (status, told["error"]["code"]) == (503, "unavailable")
-    assert "no node was ready within 0.2 s (nodes: none)" in told["error"]["message"]
+        status, reply, headers = await client.post("/v1/completions", BODY)
+    assert (status, reply["error"]["code"]) == (503, "unavailable")
+    assert "no node was ready within 0.2 s (nodes: none)" in reply["error"]["message"]
     assert int(headers["retry-after"]) >= 1
     assert headers["x-baton-placement"] == "prefill=- decode=- reason=refused: unavailable"
 
@@ -195,9 +195,9 @@ async def test_a_client_that_leaves_is_held_no_longer() -> None:
 async def test_a_router_that_ends_sends_held_requests_away() -> None:
     async with asleep() as (client, _), held(client, "/v1/completions", BODY) as answer:
         await client.router.__aexit__(None, None, None)
-        status, told, _ = await answer
-    assert (status, told["error"]["code"]) == (503, "unavailable")
-    assert "shutting down" in told["error"]["message"]
+        status, reply, _ = await answer
+    assert (status, reply["error"]["code"]) == (503, "unavailable")
+    assert "shutting down" in reply["error"]["message"]
 
 
 async def test_a_pool_that_went_to_sleep_again_keeps_its_name_and_holds_requests() -> None:

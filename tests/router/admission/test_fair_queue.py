@@ -249,7 +249,7 @@ def arrivals(tenant: str, per_s: float, seed: int) -> list[tuple[float, str]]:
 def first_tokens(coming: list[tuple[float, str]], fair: bool) -> list[float]:
     """Seconds to the first token of each of globex' requests. A server that is not `fair` is one
     that takes all of them as one tenant's."""
-    queue, busy, told, rng = FairQueue(10**6), [0.0] * SLOTS, [], random.Random(3)
+    queue, busy, waits, rng = FairQueue(10**6), [0.0] * SLOTS, [], random.Random(3)
     came: dict[Waiter, tuple[float, str]] = {}
     events = sorted(coming)
     at = 0
@@ -267,8 +267,8 @@ def first_tokens(coming: list[tuple[float, str]], fair: bool) -> list[float]:
         start = max(since, free)
         heapq.heapreplace(busy, start + PREFILL_S + rng.uniform(DECODE_S - 1, DECODE_S + 1))
         if tenant == "globex" and since > WARM_S:
-            told.append(start + PREFILL_S - since)
-    return told
+            waits.append(start + PREFILL_S - since)
+    return waits
 
 
 def p99(values: list[float]) -> float:

@@ -56,7 +56,7 @@ async def serving(
     lines = [f"{name} {key}{' admin' * (name == 'ops')}" for name, key in KEYS.items()]
     (folder / "keys").write_text("\n".join(lines))
     (folder / "limits").write_text(LIMITS)
-    told = RouterSettings(
+    settings_of_router = RouterSettings(
         port=0,
         nodes=tuple(node.address for node in nodes),
         api_keys=str(folder / "keys"),
@@ -65,7 +65,10 @@ async def serving(
         explain_requests=20,
         **settings,
     )
-    async with Router(told, clock=clock) as router, aiohttp.ClientSession() as session:
+    async with (
+        Router(settings_of_router, clock=clock) as router,
+        aiohttp.ClientSession() as session,
+    ):
         client = Client(router, session)
         await client.ready(len(nodes))
         yield client
@@ -78,8 +81,8 @@ async def ask(client: Client, number: int, **fields: Any) -> int:
     prompts = [f"prompt {number} " * 3, f"another {number}", f"third {number}"]
     body = {"prompt": prompts if number % 4 == 0 else prompts[0], "n": 1 + number % 2}
     body |= {"max_tokens": 3} | fields
-    status, told, _ = await client.post("/v1/completions", body, bearer)
-    assert status == 200, told
+    status, reply, _ = await client.post("/v1/completions", body, bearer)
+    assert status == 200, reply
     return status
 
 

@@ -64,8 +64,8 @@ async def test_a_stream_that_is_not_read_ends_with_a_reason_and_others_go_on(
         reader, writer = await ask_for_a_stream(client)
         await until(lambda: node.got_of(Abort))
         assert await client.unfinished() == 0
-        status, told, _ = await client.post("/v1/completions", {"prompt": "x"})
-        assert (status, told["usage"]["completion_tokens"]) == (200, 16)
+        status, result, _ = await client.post("/v1/completions", {"prompt": "x"})
+        assert (status, result["usage"]["completion_tokens"]) == (200, 16)
         async with asyncio.timeout(240):
             read = await reader.readuntil(b"\r\n\r\n")
             while b'"code":"slow_client"' not in read:
@@ -89,21 +89,21 @@ async def test_a_client_that_reads_nothing_at_all_is_cut_off(
 
 
 def test_an_output_queue_says_once_that_too_much_is_unread() -> None:
-    told: list[int] = []
-    output = OutputQueue(1, most=10, overflow=lambda: told.append(1))
+    overflows: list[int] = []
+    output = OutputQueue(1, most=10, overflow=lambda: overflows.append(1))
     for offset in range(30):
         output.put(0, Delta(RequestId("r"), 1, 0, offset, ids=(7,)))
-        assert len(told) == (offset >= 10)
+        assert len(overflows) == (offset >= 10)
 
 
 async def test_an_output_queue_that_is_read_never_overflows() -> None:
-    told: list[int] = []
-    output = OutputQueue(1, most=2, overflow=lambda: told.append(1))
+    overflows: list[int] = []
+    output = OutputQueue(1, most=2, overflow=lambda: overflows.append(1))
     for offset in range(30):
         output.put(0, Delta(RequestId("r"), 1, 0, offset, ids=(7, 8)))
         assert len(await output.next()) == 1
     output.fail(ErrorRecord("", ""))
-    assert told == []
+    assert overflows == []
 
 
 GARBAGE = [b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n", b"GET\r\n\r\n", b"GET / HTTP/9.x\r\n\r\n",
@@ -115,9 +115,9 @@ async def test_bytes_that_are_no_request_are_told_so_in_openais_shape(
     running: Any, decode: FakeNode, data: bytes
 ) -> None:
     async with running(decode) as client:
-        status, told = await answer(client, data)
-        assert (status, told["error"]["code"]) == (400, "malformed_request")
-        assert told["error"]["type"] == "invalid_request_error"
+        status, result = await answer(client, data)
+        assert (status, result["error"]["code"]) == (400, "malformed_request")
+        assert result["error"]["type"] == "invalid_request_error"
         assert (await client.get("/health"))[0] == 200
 
 
@@ -128,10 +128,10 @@ async def test_what_is_too_long_is_told_by_its_limit_and_none_of_it_is_logged(
     caplog.set_level(logging.DEBUG)
     data = (head.format(KEY + "x" * 9000) + "\r\nHost: localhost\r\n\r\n").encode()
     async with running(decode) as client:
-        status, told = await answer(client, data)
-    assert (status, told["error"]["code"]) == (431, "headers_too_large")
-    assert "8190 bytes" in told["error"]["message"]
-    assert KEY not in json.dumps(told) + caplog.text + "".join(
+        status, result = await answer(client, data)
+    assert (status, result["error"]["code"]) == (431, "headers_too_large")
+    assert "8190 bytes" in result["error"]["message"]
+    assert KEY not in json.dumps(result) + caplog.text + "".join(
         str(vars(record)) for record in caplog.records
     )
 
@@ -139,7 +139,7 @@ async def test_what_is_too_long_is_told_by_its_limit_and_none_of_it_is_logged(
 async def test_too_many_headers_are_refused(running: Any, decode: FakeNode) -> None:
     lines = "".join(f"x-{n}: {KEY}\r\n" for n in range(500))
     async with running(decode) as client:
-        status, told = await answer(client, f"GET / HTTP/1.1\r\n{lines}\r\n".encode())
+        status, result = await answer(client, f"GET / HTTP/1.1\r\n{lines}\r\n".encode())
     assert status in (400, 431)
-    assert told["error"]["code"] in ("malformed_request", "headers_too_large")
-    assert KEY not in json.dumps(told)
+    assert result["error"]["code"] in ("malformed_request", "headers_too_large")
+    assert KEY not in json.dumps(result)

@@ -27,7 +27,7 @@ def test_a_tenant_has_its_own_limits_the_files_defaults_or_none(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("[tenants.acme]\nweight = 0", "[tenants.acme]: weight is 0; it must be above 0"),
         ('[tenants.acme]\nweight = "2"', "[tenants.acme]: weight: Expected `float`, got `str`"),
@@ -41,13 +41,13 @@ def test_a_tenant_has_its_own_limits_the_files_defaults_or_none(tmp_path: Path) 
     ],
 )
 def test_a_wrong_file_is_refused_with_the_place_and_the_value(
-    tmp_path: Path, text: str, told: str
+    tmp_path: Path, text: str, message: str
 ) -> None:
     path = written(tmp_path, text)
     with pytest.raises(StartError) as caught:
         read_limits(path)
     assert str(caught.value).startswith(f"--tenants {path}")
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

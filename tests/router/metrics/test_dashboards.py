@@ -80,5 +80,5 @@ def test_a_dashboard_has_panels_that_can_be_told_apart(path: Path) -> None:
 
 
 def test_dashboards_have_names_of_their_own() -> None:
-    told = [json.loads(path.read_text()) for path in DASHBOARDS]
-    assert len({each["uid"] for each in told}) == len(told) == 2
+    dashboards = [json.loads(path.read_text()) for path in DASHBOARDS]
+    assert len({each["uid"] for each in dashboards}) == len(dashboards) == 2

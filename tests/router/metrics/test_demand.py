@@ -144,5 +144,5 @@ def test_a_router_is_idle_since_it_last_had_a_request() -> None:
     for live, held in ((1, 0), (0, 1)):
         assert demand.report(live, held).idle_s == 0.0
     now = 15.0
-    told = demand.report(0, 0)
-    assert (told.idle_s, told.uptime_s, told.router) == (3.0, 15.0, "router-1")
+    report = demand.report(0, 0)
+    assert (report.idle_s, report.uptime_s, report.router) == (3.0, 15.0, "router-1")

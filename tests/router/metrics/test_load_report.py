@@ -64,7 +64,7 @@ def settings_of(redis: EmbeddedStore, *nodes: FakeNode, every_s: float = 0.05) -
     )
 
 
-async def told(
+async def reported(
     registry: Registry, wanted: Callable[[list[RouterReport]], object]
 ) -> list[RouterReport]:
     """What the routers say, once it is as wanted."""
@@ -89,7 +89,7 @@ async def test_each_router_says_what_it_was_asked(
     settings = settings_of(redis, decode)
     async with Router(settings) as first, Router(settings) as second:
         await ask(f"http://127.0.0.1:{first.port}", BODY)
-        reports = await told(
+        reports = await reported(
             registry, lambda all: sorted(one.requests_total for one in all) == [0, 1]
         )
         asked = max(reports, key=lambda one: one.requests_total)
@@ -102,7 +102,7 @@ async def test_a_router_that_ends_is_no_longer_listed(
     redis: EmbeddedStore, registry: Registry
 ) -> None:
     async with Router(settings_of(redis)):
-        await told(registry, lambda all: len(all) == 1)
+        await reported(registry, lambda all: len(all) == 1)
     assert await registry.routers() == []
 
 
@@ -111,9 +111,9 @@ async def test_the_first_request_that_is_held_is_told_at_once(
 ) -> None:
     """The first report is told, and then only what cannot wait for the next one."""
     async with Router(settings_of(redis, every_s=3600.0)) as router:
-        await told(registry, lambda all: len(all) == 1)
+        await reported(registry, lambda all: len(all) == 1)
         answer = asyncio.create_task(ask(f"http://127.0.0.1:{router.port}", BODY))
-        [report] = await told(registry, lambda all: any(one.held for one in all))
+        [report] = await reported(registry, lambda all: any(one.held for one in all))
         answer.cancel()
         await asyncio.gather(answer, return_exceptions=True)
     assert (report.held, report.live, report.idle_s, report.requests_total) == (1, 0, 0.0, 0)
@@ -123,13 +123,13 @@ async def test_requests_are_answered_while_the_index_is_frozen(
     redis: EmbeddedStore, registry: Registry, decode: FakeNode
 ) -> None:
     async with Router(settings_of(redis, decode)) as router:
-        await told(registry, lambda all: len(all) == 1)
+        await reported(registry, lambda all: len(all) == 1)
         url = f"http://127.0.0.1:{router.port}"
         with frozen(redis.pid("index")):
             for _ in range(3):
                 assert (await ask(url, BODY))["usage"]["completion_tokens"] == 8
             assert router.report().requests_total == 3
-        await told(registry, lambda all: any(one.requests_total == 3 for one in all))
+        await reported(registry, lambda all: any(one.requests_total == 3 for one in all))
 
 
 async def test_a_router_starts_serves_and_ends_without_an_index_to_report_to(
@@ -161,7 +161,7 @@ async def test_a_signal_withdraws_the_report_and_a_kill_leaves_it_to_expire(
     redis: EmbeddedStore, registry: Registry
 ) -> None:
     async with process(redis.index_url) as (first, _), process(redis.index_url) as (second, _):
-        await told(registry, lambda all: len(all) == 2)
+        await reported(registry, lambda all: len(all) == 2)
         first.send_signal(signal.SIGTERM)
         assert await first.wait() == 0
         [left] = await registry.routers()
@@ -186,10 +186,10 @@ async def test_a_node_that_comes_later_answers_what_was_held_exactly(
     body = {"prompt": "Once", "max_tokens": 24, "seed": 7, "return_token_ids": True}
     async with process(redis.index_url) as (_, url):
         answer = asyncio.create_task(ask(url, body))
-        await told(registry, lambda all: any(one.held for one in all))
+        await reported(registry, lambda all: any(one.held for one in all))
         async with running_nodes(node):
             held, again = await answer, await ask(url, body)
-        [report] = await told(registry, lambda all: any(one.requests_total == 2 for one in all))
+        [report] = await reported(registry, lambda all: any(one.requests_total == 2 for one in all))
     assert len(held["choices"][0]["token_ids"]) == 24
     assert held["choices"] == again["choices"]
     assert (report.held, report.live) == (0, 0)

@@ -47,8 +47,8 @@ async def test_a_node_that_refuses_the_token_is_named_once_and_shown_without_a_b
         _, pool, _ = await client.get("/pool")
         assert pool["unreachable"] == [{"address": other.address, "reason": NOT_OUR_TOKEN}]
         assert [node["id"] for node in pool["nodes"]] == ["decode-0"]
-        told = [record for record in caplog.records if NOT_OUR_TOKEN in record.message]
-        assert [(record.levelname, other.address in record.message) for record in told] == [
+        logged = [record for record in caplog.records if NOT_OUR_TOKEN in record.message]
+        assert [(record.levelname, other.address in record.message) for record in logged] == [
             ("WARNING", True)
         ]
         assert TOKEN not in caplog.text
@@ -115,8 +115,8 @@ async def test_a_router_that_strangers_reach_and_that_asks_for_no_key_says_so_on
     monkeypatch.chdir(tmp_path)
     (tmp_path / "keys").write_text("acme sk-of-acme\n")
     async with running(decode, **settings):
-        told = [record for record in caplog.records if "--api-keys" in record.message]
-    assert [record.levelname for record in told] == ["WARNING"] * warned
+        logged = [record for record in caplog.records if "--api-keys" in record.message]
+    assert [record.levelname for record in logged] == ["WARNING"] * warned
 
 
 def test_settings_show_neither_token_nor_login() -> None:

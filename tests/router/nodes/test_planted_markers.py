@@ -38,8 +38,13 @@ LOGGED_S = 60.0
 
 def chat(**more: Any) -> dict[str, Any]:
     messages = [{"role": "user", "content": TEXT, "name": "planted-name"}]
-    told = {"messages": messages, "max_tokens": 6, "user": "planted-user", "stop": ["planted-stop"]}
-    return {**told, "metadata": {"planted-pair": "planted-value"}, **more}
+    fields = {
+        "messages": messages,
+        "max_tokens": 6,
+        "user": "planted-user",
+        "stop": ["planted-stop"],
+    }
+    return {**fields, "metadata": {"planted-pair": "planted-value"}, **more}
 
 
 def completion(**more: Any) -> dict[str, Any]:
@@ -100,29 +105,29 @@ def send_raw(port: int, data: bytes) -> None:
 
 def use(cluster: Cluster) -> list[str]:
     """Everything a client can do to a router; what was answered as asked."""
-    url, told = cluster.url, []
+    url, reply = cluster.url, []
     for path, body in ((CHAT, chat()), (COMPLETIONS, completion(logprobs=2, echo=True))):
         answer = exchange(url, path, {**body, "return_token_ids": True}, HEADERS)
         assert answer.status == 200, answer.body
         choice = answer.body["choices"][0]
-        told.append(choice.get("text") or choice["message"]["content"])
-        told.append(", ".join(map(str, choice["token_ids"])))
+        reply.append(choice.get("text") or choice["message"]["content"])
+        reply.append(", ".join(map(str, choice["token_ids"])))
         assert exchange(url, path, body, {"Authorization": f"Bearer {WRONG_KEY}"}).status == 401
         hang_up(url, path, {**body, "max_tokens": 500, "stream": True}, 0.3, HEADERS)
     for path, asked in MALFORMED:
         assert exchange(url, path, asked, HEADERS).status in (400, 401, 404)
     for data in RAW:
         send_raw(cluster.router.port, data)
-    return told
+    return reply
 
 
 def lose_a_node(cluster: Cluster) -> str:
     """The text of a stream whose node was killed in between."""
-    told = events(cluster.url, COMPLETIONS, completion(max_tokens=100), BEARER)
-    texts = [next(told)["choices"][0]["text"]]
+    reply = events(cluster.url, COMPLETIONS, completion(max_tokens=100), BEARER)
+    texts = [next(reply)["choices"][0]["text"]]
     [busy] = [one["id"] for one in cluster.pool()["nodes"] if one["load"]["running"]][:1] or [""]
     cluster.nodes[busy or "decode-0"].kill()
-    texts += [event["choices"][0]["text"] for event in told]
+    texts += [event["choices"][0]["text"] for event in reply]
     cluster.repair()
     return "".join(texts)
 
@@ -132,7 +137,7 @@ def logs(cluster: Cluster) -> str:
 
 
 def test_no_log_and_no_page_holds_what_was_planted(cluster: Cluster) -> None:
-    told = [*use(cluster), lose_a_node(cluster)]
+    reply = [*use(cluster), lose_a_node(cluster)]
     until = time.monotonic() + LOGGED_S
     while logs(cluster).count('"status": 499') < 2:
         assert time.monotonic() < until, logs(cluster)[-3000:]
@@ -146,6 +151,6 @@ def test_no_log_and_no_page_holds_what_was_planted(cluster: Cluster) -> None:
     for node in cluster.nodes.values():
         pages += [text_of(node.url, path) for path in ("/metrics", "/health")]
     everything = "\n".join([log, *pages])
-    for planted in ("planted", SALT, ", ".join(map(str, IDS[:4])), *filter(bool, told)):
+    for planted in ("planted", SALT, ", ".join(map(str, IDS[:4])), *filter(bool, reply)):
         assert len(planted) > 5
         assert (at := everything.find(planted)) < 0, everything[max(0, at - 300) : at + 100]

@@ -102,9 +102,9 @@ async def test_a_load_with_an_absurd_figure_is_dropped_and_counted_and_the_last_
             7,
         )
         assert (node["load"]["queued_tokens"], node["state"]) == (0, "ready")
-        told = [one for one in caplog.records if "is not taken" in one.message]
-        assert [one.levelname for one in told] == ["WARNING"]
-        assert "decode-0" in told[0].message
+        sent = [one for one in caplog.records if "is not taken" in one.message]
+        assert [one.levelname for one in sent] == ["WARNING"]
+        assert "decode-0" in sent[0].message
 
 
 @pytest.mark.parametrize(
@@ -304,30 +304,30 @@ SHAPE = some(("num_layers", "num_kv_heads", "head_dim", "block_size", "chunk_blo
 @st.composite
 def frames(draw: st.DrawFn) -> dict[str, Any]:
     """A hello or a load, some of whose figures are anything."""
-    told = {
+    sent = {
         "speeds": msgspec.to_builtins(SPEEDS) | draw(SPEED),
         "load": draw(COUNT),
         "instances": draw(st.lists(SERVER, max_size=2)),
     }
     if draw(st.booleans()):
-        return {"type": "load", "epoch": "epoch-1", "state": "ready", **told}
+        return {"type": "load", "epoch": "epoch-1", "state": "ready", **sent}
     report = msgspec.to_builtins(make_report("d0", draw(st.sampled_from(["decode", "prefill"]))))
-    report |= told | draw(some(("max_model_len", "vocab_size", "max_num_seqs", "pid")))
+    report |= sent | draw(some(("max_model_len", "vocab_size", "max_num_seqs", "pid")))
     report["layout"] |= draw(SHAPE)
     return {"type": "hello", "report": report}
 
 
 @pytest.mark.parametrize("count", [40, pytest.param(1000, marks=pytest.mark.long)])
 def test_whatever_nodes_report_every_request_finds_a_place(count: int) -> None:
-    told = st.lists(frames(), min_size=1, max_size=6)
-    settings(max_examples=count, deadline=None)(given(told)(check_served))()
+    sent = st.lists(frames(), min_size=1, max_size=6)
+    settings(max_examples=count, deadline=None)(given(sent)(check_served))()
 
 
-def check_served(told: list[dict[str, Any]]) -> None:
+def check_served(sent: list[dict[str, Any]]) -> None:
     view, codec = PoolView(lambda: 1.0, 100), to_router_codec()
     for name, role in (("d0", "decode"), ("d1", "decode"), ("p0", "prefill")):
         view.hello(make_report(name, role)).usable = True  # type: ignore[arg-type]
-    for raw in told:
+    for raw in sent:
         try:
             frame = codec.decode(msgspec.msgpack.encode((PROTOCOL_VERSION, raw)))
         except WireError:

@@ -242,14 +242,14 @@ def test_a_hand_off_exposes_a_round_trip_of_who_fetches_unless_it_has_all() -> N
 
 
 def test_what_the_store_holds_is_explained_with_both_ways_to_it() -> None:
-    told = chosen(prompt(512, stored=12), [D0], handoff="never").explanation
-    assert told == (
+    why = chosen(prompt(512, stored=12), [D0], handoff="never").explanation
+    assert why == (
         "uncached 320 of 512 tokens, 333.6 ms; store has 12 chunks: fetch 13.6 ms, compute"
         " 192.0 ms; hand-off is off"
     )
     lacking = replace(D0, cached_chunks=11)
-    told = chosen(prompt(512, stored=12), [lacking], handoff="never").explanation
-    assert "; store has 1 chunk: fetch 2.0 ms, compute 16.0 ms; " in told
+    why = chosen(prompt(512, stored=12), [lacking], handoff="never").explanation
+    assert "; store has 1 chunk: fetch 2.0 ms, compute 16.0 ms; " in why
     # What the prefill node lacks is what counts where one computes.
     pair = chosen(prompt(512, stored=12), [P0, replace(D0, cached_chunks=12)], handoff="always")
     assert "; store has 12 chunks: fetch 13.6 ms, compute 192.0 ms; " in pair.explanation

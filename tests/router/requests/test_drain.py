@@ -47,13 +47,16 @@ async def test_a_node_is_told_to_drain_and_to_resume_as_often_as_anybody_likes(
 ) -> None:
     async with running(decode) as client:
         for _ in range(2):
-            status, told, _ = await client.post(DRAIN, {"deadline_s": 60, "reason": "scale-down"})
-            assert (status, told) == (200, {"node": "decode-0", "state": "draining", "requests": 0})
+            status, reply, _ = await client.post(DRAIN, {"deadline_s": 60, "reason": "scale-down"})
+            assert (status, reply) == (
+                200,
+                {"node": "decode-0", "state": "draining", "requests": 0},
+            )
         [node] = (await client.get("/pool"))[1]["nodes"]
         assert (node["state"], node["reason"]) == ("draining", "scale-down")
         for _ in range(2):
-            status, told, _ = await client.post(RESUME, b"")
-            assert (status, told) == (200, {"node": "decode-0", "state": "ready", "requests": 0})
+            status, reply, _ = await client.post(RESUME, b"")
+            assert (status, reply) == (200, {"node": "decode-0", "state": "ready", "requests": 0})
         frames = [DrainNode(60.0, "scale-down")] * 2 + [ResumeNode()] * 2
         await until(lambda: decode.got == frames)
         assert text(await completing(client)) == REPLY
@@ -104,8 +107,8 @@ async def test_the_last_node_of_its_role_that_nothing_replaces_in_time_is_not_dr
     async with running(decode, other, bounds={"drain_answer_s": 0.05}) as client:
         await decode.say_load("draining")
         await client.ready(1)
-        status, told, _ = await client.post("/nodes/decode-1/drain", {"replaced_by": "r2"})
-        assert (status, told["error"]["message"]) == (
+        status, reply, _ = await client.post("/nodes/decode-1/drain", {"replaced_by": "r2"})
+        assert (status, reply["error"]["message"]) == (
             503,
             "without decode-1 no request could be served here: nothing that replaces it is ready"
             " yet (1 draining, 1 ready)",
@@ -150,8 +153,8 @@ async def test_words_that_mean_nothing_are_named(
     running: Any, decode: FakeNode, body: Any, param: str | None
 ) -> None:
     async with running(decode) as client:
-        status, told, _ = await client.post(DRAIN, body)
-        assert (status, told["error"]["param"]) == (400, param)
+        status, reply, _ = await client.post(DRAIN, body)
+        assert (status, reply["error"]["param"]) == (400, param)
         assert decode.got == []
 
 
@@ -160,9 +163,9 @@ async def test_a_node_that_is_none_is_a_404_that_names_those_there_are(
 ) -> None:
     async with running(decode) as client:
         for act in ("drain", "resume"):
-            status, told, _ = await client.post(f"/nodes/decode-7/{act}", b"")
-            assert (status, told["error"]["code"]) == (404, "not_found")
-            assert "decode-0" in told["error"]["message"]
+            status, reply, _ = await client.post(f"/nodes/decode-7/{act}", b"")
+            assert (status, reply["error"]["code"]) == (404, "not_found")
+            assert "decode-0" in reply["error"]["message"]
 
 
 async def test_a_node_that_does_not_do_so_in_time_is_a_503_that_says_how_it_is(
@@ -170,19 +173,19 @@ async def test_a_node_that_does_not_do_so_in_time_is_a_503_that_says_how_it_is(
 ) -> None:
     async with running(decode, bounds={"drain_answer_s": 0.05}) as client:
         decode.obeys = False
-        status, told, _ = await client.post(DRAIN, b"")
-        assert (status, told["error"]["message"]) == (503, "decode-0 is not draining but ready")
+        status, reply, _ = await client.post(DRAIN, b"")
+        assert (status, reply["error"]["message"]) == (503, "decode-0 is not draining but ready")
         decode.obeys = True
         await client.post(DRAIN, {"reason": "roll-out"})  # on a slow machine this may be a 503 too
         await client.ready(0)
         decode.obeys = False
-        status, told, _ = await client.post(RESUME, b"")
-        told_of = told["error"]["message"]
+        status, reply, _ = await client.post(RESUME, b"")
+        told_of = reply["error"]["message"]
         assert (status, told_of) == (503, "decode-0 is not ready but draining (roll-out)")
         await decode.stop()
         await client.ready(0)
-        status, told, _ = await client.post(DRAIN, b"")
-        told_of = told["error"]["message"]
+        status, reply, _ = await client.post(DRAIN, b"")
+        told_of = reply["error"]["message"]
         assert (status, told_of) == (503, "decode-0 is not draining but lost (roll-out)")
 
 
@@ -191,9 +194,9 @@ async def test_a_node_of_an_older_version_is_not_sent_what_would_break_its_link(
 ) -> None:
     async with FakeNode("decode-0", "decode", protocol=1) as older, running(older) as client:
         for path in (DRAIN, RESUME):
-            status, told, _ = await client.post(path, b"")
+            status, reply, _ = await client.post(path, b"")
             assert status == 400
-            assert "SIGTERM" in told["error"]["message"]
+            assert "SIGTERM" in reply["error"]["message"]
         assert older.got == []
 
 
@@ -204,10 +207,10 @@ async def test_a_pool_with_a_link_token_wants_it(running: Any, decode: FakeNode)
     decode.token = TOKEN
     async with running(decode, link_token=TOKEN) as client:
         for said in ({}, {"Authorization": "Bearer another"}, {"Authorization": TOKEN}):
-            status, told, headers = await client.post(DRAIN, b"", said)
-            assert (status, told["error"]["code"]) == (401, "invalid_link_token")
+            status, reply, headers = await client.post(DRAIN, b"", said)
+            assert (status, reply["error"]["code"]) == (401, "invalid_link_token")
             assert headers["www-authenticate"] == "Bearer"
-            assert TOKEN not in told["error"]["message"]
+            assert TOKEN not in reply["error"]["message"]
         assert decode.got == []
         right = {"Authorization": f"Bearer {TOKEN}"}
         assert (await client.post(DRAIN, b"", right))[0] == 200
@@ -234,8 +237,8 @@ async def test_a_router_with_api_keys_wants_an_admin_s_or_the_link_token(
     decode.token = token
     async with running(decode, api_keys=str(keys), link_token=token) as client:
         for path in (DRAIN, RESUME):
-            status, told, _ = await client.post(path, b"", {"Authorization": said} if said else {})
-            assert (status if status == 200 else (status, told["error"]["code"])) == answer
+            status, reply, _ = await client.post(path, b"", {"Authorization": said} if said else {})
+            assert (status if status == 200 else (status, reply["error"]["code"])) == answer
         assert len(decode.got) == (2 if answer == 200 else 0)
 
 
@@ -303,8 +306,8 @@ async def test_past_it_a_stream_goes_on_elsewhere_without_a_strike(
         assert await answer == REPLY
         job = only(other, attempt=2)
         assert bytes(job.request.outputs[0]).decode() == REPLY[: len(REPLY) // 2]
-        [told] = decode.got_of(Abort)
-        assert told.attempt == 1
+        [reply] = decode.got_of(Abort)
+        assert reply.attempt == 1
         assert await figure(client, 'baton_router_retries_total{cause="drained"}') == 1
         assert await figure(client, "baton_router_resumed_requests_total") == 1
 

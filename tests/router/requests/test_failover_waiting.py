@@ -130,8 +130,8 @@ async def test_a_new_request_waits_for_a_node_that_was_there(
         await until(lambda: records(client))
         (request,) = client.router.dispatcher.in_flight.values()
         await until(lambda: request.record.waits_for)
-        told = "prefill=- decode=- reason=waiting: no node is ready (nodes: 1 lost)"
-        assert request.line() == told
+        line = "prefill=- decode=- reason=waiting: no node is ready (nodes: 1 lost)"
+        assert request.line() == line
         await decode.restart("epoch-2")
         assert text(await answer) == REPLY
 
@@ -210,7 +210,7 @@ async def test_a_pair_is_formed_only_while_both_reach_the_store(
 async def told_store(client: Any, node: FakeNode, health: StoreHealth) -> None:
     await node.say_load(store=health)
 
-    async def told() -> str:
+    async def state() -> str:
         return str((await client.node(node.report.node))["store"])
 
-    await until_is(told, health)
+    await until_is(state, health)

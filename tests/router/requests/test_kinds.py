@@ -43,8 +43,8 @@ class Pool:
         return sorted(node.report.node for nodes in self.view.whole().values() for node in nodes)
 
     def drain(self, name: str, replaced_by: str = "") -> None:
-        told = Load(Epoch("epoch-1"), "draining", Speeds(), NodeLoad(), replaced_by=replaced_by)
-        self.view.load(NodeId(name), told)
+        load = Load(Epoch("epoch-1"), "draining", Speeds(), NodeLoad(), replaced_by=replaced_by)
+        self.view.load(NodeId(name), load)
 
     def rolled_out(self, name: str = "d1-0") -> str:
         return self.view.rolled_out(self.kinds[name])
@@ -156,8 +156,8 @@ def test_nodes_are_of_one_kind_where_nothing_differs_that_changes_a_streams_toke
 
 def changed_eos() -> dict[str, bytes]:
     files = byte_artifacts(VOCAB)
-    told = json.loads(files["generation_config.json"]) | {"eos_token_id": [257, 10]}
-    return files | {"generation_config.json": json.dumps(told).encode()}
+    config = json.loads(files["generation_config.json"]) | {"eos_token_id": [257, 10]}
+    return files | {"generation_config.json": json.dumps(config).encode()}
 
 
 @pytest.mark.integration
@@ -190,10 +190,10 @@ async def test_a_node_of_another_kind_is_reported_with_what_differs(
         await join(client, other)
         nodes = (await client.get("/pool"))[1]["nodes"]
     assert [node["differs"] for node in nodes] == [[], ["generation_config.json"]]
-    [told] = [record for record in caplog.records if "another kind" in record.message]
-    assert told.levelname == level
-    assert "decode-1" in told.message
-    assert "generation_config.json" in told.message
+    [warning] = [record for record in caplog.records if "another kind" in record.message]
+    assert warning.levelname == level
+    assert "decode-1" in warning.message
+    assert "generation_config.json" in warning.message
 
 
 # --- gone for good --------------------------------------------------------------------------------

@@ -73,10 +73,10 @@ async def test_two_kinds_share_new_requests_by_their_decode_nodes(
     async with running(decode, other, new) as client:
         drawn = [client.router.fleet.serving(None).kind.fingerprint for _ in range(600)]
         assert 140 < drawn.count(NEW) < 260  # 5 standard deviations around a third
-        told = await asked(client, 40)
+        bodies = await asked(client, 40)
         counts = runs(decode, other, new)
         assert (sum(counts), min(counts) > 0) == (40, True)
-        named = [body["system_fingerprint"] for body in told]
+        named = [body["system_fingerprint"] for body in bodies]
         assert named.count(NEW) == counts[2]
         nodes = (await client.get("/pool"))[1]["nodes"]
         assert [node["in_use"] for node in nodes] == [True, True, True]
@@ -113,8 +113,8 @@ async def test_a_named_model_is_that_one_and_all_names_are_told(
             assert {body["model"] for body in bodies} == {name}
             assert runs(wanted, others) == [before[0] + 10, before[1]]
         data = (await client.get("/v1/models"))[1]["data"]
-        told = {one["id"]: one["max_model_len"] for one in data}
-        assert told == {"fake-model": 256, "newer": 128}
+        lengths = {one["id"]: one["max_model_len"] for one in data}
+        assert lengths == {"fake-model": 256, "newer": 128}
         assert (await client.get("/v1/models/newer"))[1]["max_model_len"] == 128
         for answer in (
             await client.post("/v1/completions", ask(model="older")),
@@ -145,9 +145,9 @@ async def test_what_waits_for_its_first_place_goes_over(
         answer = completing(client, model="fake-model")
         await until(lambda: records(client))
         await join(client, new)
-        told = await answer
-        assert text(told) == REPLY
-        assert told[1]["system_fingerprint"] == NEW
+        reply = await answer
+        assert text(reply) == REPLY
+        assert reply[1]["system_fingerprint"] == NEW
         assert runs(decode, new) == [0, 1]
 
 
@@ -160,9 +160,9 @@ async def test_so_does_what_had_a_place_and_no_token_with_its_seed(
         await until(lambda: decode.got_of(RunJob))
         await join(client, new)
         await replace(client, decode)
-        told = await answer
-        assert text(told) == REPLY
-        assert told[1]["system_fingerprint"] == NEW
+        reply = await answer
+        assert text(reply) == REPLY
+        assert reply[1]["system_fingerprint"] == NEW
         before, after = only(decode).request, only(new, attempt=2).request
         assert (after.prompt_ids, after.params) == (before.prompt_ids, before.params)
         assert [abort.attempt for abort in decode.got_of(Abort)] == [1]

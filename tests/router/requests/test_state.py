@@ -132,11 +132,11 @@ def test_a_prefill_answer_that_is_none_costs_time_only(choices: list[Delta]) -> 
     assert emitted(rec.on_delta(DECODE, delta(0, 0, 5))) == [delta(0, 0, 5)]
 
 
-@pytest.mark.parametrize("told", [ERROR, BUSY])
-def test_a_failed_prefill_job_costs_time_only(told: ErrorRecord) -> None:
+@pytest.mark.parametrize("given", [ERROR, BUSY])
+def test_a_failed_prefill_job_costs_time_only(given: ErrorRecord) -> None:
     rec = record()
-    actions = rec.on_failed(PREFILL, JobFailed(RID, 1, told))
-    assert actions == [Send(DECODE, NoFirstTokens(RID, 1, told.message))]
+    actions = rec.on_failed(PREFILL, JobFailed(RID, 1, given))
+    assert actions == [Send(DECODE, NoFirstTokens(RID, 1, given.message))]
     assert emitted(rec.on_delta(DECODE, delta(0, 0, 5))) == [delta(0, 0, 5)]
 
 
@@ -265,8 +265,8 @@ def test_three_losses_without_a_token_are_the_requests_own_fault(split: bool) ->
         if attempt < 3:
             assert rec.check_strikes(0) == []
             place(rec, DECODE, PREFILL if split else None)
-    told = error(rec.check_strikes(0))
-    assert (told.code, told.status, told.retryable) == ("request_kills_nodes", 500, False)
+    given = error(rec.check_strikes(0))
+    assert (given.code, given.status, given.retryable) == ("request_kills_nodes", 500, False)
     assert rec.phase == "over"
 
 
@@ -508,7 +508,7 @@ def test_what_is_added_is_what_on_delta_would_only_emit(deltas: list[Delta], nod
 
 
 @pytest.mark.parametrize(
-    ("told", "added"),
+    ("given", "added"),
     [
         (delta(0, 1, 5), True),
         (delta(0, 1, 5, 6, text="ab"), True),
@@ -522,14 +522,14 @@ def test_what_is_added_is_what_on_delta_would_only_emit(deltas: list[Delta], nod
         (delta(0, 1, 5, prompt_logprobs=PROBS), False),
     ],
 )
-def test_what_takes_the_short_way(told: Delta, added: bool) -> None:
+def test_what_takes_the_short_way(given: Delta, added: bool) -> None:
     rec = record(2, split=False)
     assert not rec.append_tokens(DECODE, delta(0, 0, 4))  # the first one of an attempt
     rec.on_delta(DECODE, delta(0, 0, 4))
-    assert not rec.append_tokens(OTHER, told)
-    assert not record(2).append_tokens(DECODE, told)  # it waits for its first tokens
-    assert rec.append_tokens(DECODE, told) is added
-    assert rec.tokens == 1 + len(told.ids) * added
+    assert not rec.append_tokens(OTHER, given)
+    assert not record(2).append_tokens(DECODE, given)  # it waits for its first tokens
+    assert rec.append_tokens(DECODE, given) is added
+    assert rec.tokens == 1 + len(given.ids) * added
 
 
 # --- nodes that are to be empty -------------------------------------------------------------------
@@ -567,11 +567,11 @@ def test_a_prefill_node_that_is_leaving_hands_its_job_to_another() -> None:
 # --- what the client has --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("told", [delta(0, 0, 5), delta(0, 0, prompt_logprobs=PROBS)])
-def test_a_client_is_told_something_by_a_token_or_by_the_prompts_logprobs(told: Delta) -> None:
+@pytest.mark.parametrize("given", [delta(0, 0, 5), delta(0, 0, prompt_logprobs=PROBS)])
+def test_a_client_is_told_something_by_a_token_or_by_the_prompts_logprobs(given: Delta) -> None:
     rec = record(split=False, prompt_logprobs=1)
     assert rec.client_has_nothing
-    rec.on_delta(DECODE, told)
+    rec.on_delta(DECODE, given)
     assert not rec.client_has_nothing
 
 

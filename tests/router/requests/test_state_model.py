@@ -213,7 +213,7 @@ class Pool(RuleBasedStateMachine):
         )
         self.nodes = {name: ModelNode(name, lengths) for name in DECODES + PREFILLS}
         self.heard: list[tuple[NodeId, Said]] = []
-        self.told: list[list[int]] = [[] for _ in range(n)]
+        self.received: list[list[int]] = [[] for _ in range(n)]
         self.texts = [""] * n
         self.serving: dict[int, set[NodeId]] = {}
         self.aborted: set[tuple[NodeId, int]] = set()
@@ -228,7 +228,7 @@ class Pool(RuleBasedStateMachine):
     @precondition(lambda self: self.record.phase == "waiting" and not self.over)
     @rule(decode=decodes, prefill=st.none() | prefills, chunks=st.sampled_from([0, 0, 0, 1, 2]))
     def place(self, decode: NodeId, prefill: NodeId | None, chunks: int) -> None:
-        prefill = None if any(self.told) else prefill
+        prefill = None if any(self.received) else prefill
         if chunks > self.chunks:
             self.chunks, self.strikes = chunks, 0
         verdict = self.record.check_strikes(chunks)
@@ -390,8 +390,8 @@ class Pool(RuleBasedStateMachine):
                 self.check_failure(action.error)
 
     def emit(self, delta: Delta) -> None:
-        assert delta.offset == len(self.told[delta.choice])
-        self.told[delta.choice] += delta.ids
+        assert delta.offset == len(self.received[delta.choice])
+        self.received[delta.choice] += delta.ids
         self.texts[delta.choice] += delta.text
         self.progress = self.progress or bool(delta.ids)
 
@@ -405,7 +405,7 @@ class Pool(RuleBasedStateMachine):
             assert self.strikes >= MAX_STRIKES
         else:
             assert error == self.may_fail
-            assert error != BUSY or (self.refusals == MAX_ATTEMPTS and not any(self.told))
+            assert error != BUSY or (self.refusals == MAX_ATTEMPTS and not any(self.received))
 
     def check_send(self, send: Send) -> None:
         frame, attempt = send.frame, self.record.attempt
@@ -415,19 +415,19 @@ class Pool(RuleBasedStateMachine):
             attempt = frame.attempt
         elif isinstance(frame, RunJob | PrefillJob):
             assert frame.request.attempt == attempt
-            assert [list(ids) for ids in frame.request.outputs] == self.told
+            assert [list(ids) for ids in frame.request.outputs] == self.received
         else:
             assert isinstance(frame, FirstTokens | NoFirstTokens)
             assert frame.attempt == attempt
-            assert not (isinstance(frame, NoFirstTokens) and any(self.told))
+            assert not (isinstance(frame, NoFirstTokens) and any(self.received))
         assert send.node in self.serving[attempt]
 
     # --- what always holds ------------------------------------------------------------------------
 
     @invariant()
     def the_client_has_a_prefix_of_the_truth(self) -> None:
-        assert self.told == self.record.outputs
-        for choice, ids in enumerate(self.told):
+        assert self.received == self.record.outputs
+        for choice, ids in enumerate(self.received):
             assert ids == [token(choice, position) for position in range(len(ids))]
             assert self.texts[choice] == text_of(choice, len(ids), self.lengths[choice])
 
@@ -443,7 +443,7 @@ class Pool(RuleBasedStateMachine):
     def it_ends_once_and_for_a_reason(self) -> None:
         assert (self.over is not None) == (self.record.phase == "over")
         if self.over == "ended":
-            assert [len(ids) for ids in self.told] == self.lengths
+            assert [len(ids) for ids in self.received] == self.lengths
 
     def teardown(self) -> None:
         """From wherever the pool is, one healthy node is enough."""

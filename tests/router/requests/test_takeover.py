@@ -274,8 +274,8 @@ async def test_the_reply_is_whole_and_no_node_is_asked_in_vain(
         for node in nodes.values():
             node.script.prefill = node.script.run = "answer"
         await row.goes(client, nodes[row.node])
-        told = await answer
-        assert text(told) == REPLY
-        placement, _, again = told[2]["x-baton-placement"].partition("; placed again: ")
+        reply = await answer
+        assert text(reply) == REPLY
+        placement, _, again = reply[2]["x-baton-placement"].partition("; placed again: ")
         assert (placement.split(": ")[0], again) == (row.placement, row.again)
         await until(lambda: {name: words(node.got) for name, node in nodes.items()} == row.frames)
