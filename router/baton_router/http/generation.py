@@ -200,8 +200,9 @@ class GenerationRoutes:
         starter = PromptStarter(
             self.intake.admission, self.dispatcher, trail, prepared, waits_until
         )
-        guard = SlowClientGuard(starter.fail, events, trail, self.settings.bounds.cut_off_s)
-        outbox = OutputQueue(len(prepared), guard.most(prepared), guard.overflow)
+        guard = SlowClientGuard(starter.fail, events, trail.fail, self.settings.bounds.cut_off_s)
+        choices = sum(item.request.params.n for item in prepared)
+        outbox = OutputQueue(len(prepared), guard.most(choices), guard.overflow)
         self.observers.metrics.accepted(map(len, prompts))  # also what has to wait: it is demand
         await starter.begin(outbox, events)
         flights = starter.flights

@@ -19,7 +19,7 @@ from baton_router.http.sse import WAITING, EventStream
 from baton_router.metrics.router_metrics import RouterMetrics
 from baton_router.openai.answers import DONE, Usage
 from baton_router.openai.endpoint import Call, ChoiceOutput, Shape
-from baton_router.requests.dispatcher import InFlightRequest
+from baton_router.requests.in_flight import InFlightRequest
 from baton_router.requests.output_queue import Batch, OutputQueue
 from baton_router.requests.tokenize import LONG_PROMPT
 

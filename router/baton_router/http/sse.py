@@ -10,14 +10,12 @@ end on all nodes; a client that reads nothing of that is cut off.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from aiohttp import web
 
 from baton_protocol.errors import ErrorRecord, SlowClient
-from baton_router.observability.request_log import RequestLog
 from baton_router.openai.answers import ErrorAnswer, event
-from baton_router.requests.in_flight import Prepared
 
 STREAM_HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -101,27 +99,27 @@ class EventStream:
 
 
 class SlowClientGuard:
-    """Of one call, which ends with an error that `fail` is told; `events` None: it is answered in
-    one piece, and nothing waits for its client. `cut_off_s`: from the error to the cut."""
+    """Of one call, which ends with an error that `fail` gets; `events` None: it is answered in one
+    piece, and nothing waits for its client. `note` gets the error of a stream, which may be cut off
+    before the client reads it. `cut_off_s`: from the error to the cut."""
 
     def __init__(
         self,
         fail: Callable[[ErrorRecord], None],
         events: EventStream | None,
-        trail: RequestLog,
+        note: Callable[[ErrorRecord], None],
         cut_off_s: float,
     ) -> None:
         self._fail = fail
         self._events = events
-        self._trail = trail
+        self._note = note
         self._cut_off_s = cut_off_s
         self._cut: asyncio.TimerHandle | None = None
 
-    def most(self, prepared: Sequence[Prepared]) -> int | None:
-        """Tokens that may be unread."""
+    def most(self, choices: int) -> int | None:
+        """Tokens that may be unread, of an answer with so many choices."""
         if self._events is None:
             return None
-        choices = sum(item.request.params.n for item in prepared)
         return UNREAD_TOKENS + UNREAD_PER_CHOICE * choices
 
     def overflow(self) -> None:
@@ -136,7 +134,7 @@ class SlowClientGuard:
         self._fail(error)
         if self._events is not None and self._cut is None:
             loop = asyncio.get_running_loop()
-            self._trail.failure = error  # it may be cut off before it is told
+            self._note(error)
             self._cut = loop.call_later(self._cut_off_s, self._events.abort)
 
     def done(self) -> None:

@@ -90,6 +90,9 @@ class RequestLog:
             return refused(self.failure)
         return f"prefill=- decode=- reason=waiting: {self.waits}" if self.waits else None
 
+    def fail(self, error: ErrorRecord) -> None:
+        self.failure = error
+
     def log(self, status: int, now: float) -> None:
         """`status` is that of the failure, where a stream that began with 200 had one."""
         if not logger.isEnabledFor(logging.INFO):

@@ -12,11 +12,24 @@ from typing import Literal
 
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import RequestStats
+from baton_router.nodes.link import Loss
 from baton_router.placement.policy import Considered, Placement, PredictionError, Way
-from baton_router.requests.actions import Cause, FirstTokenTimes
 
+# Why a request is placed again: its node is lost, refused it, or drains, or its tokens had a gap.
+Cause = Loss | Literal["refused", "drained", "gap"]
 # How a request ended: with its last token, with an error, without its client.
 End = Literal["done", "failed", "left"]
+
+
+@dataclass(frozen=True, slots=True)
+class FirstTokenTimes:
+    """What the first tokens of an attempt show, or the first ones of its decode node. `pause_s`:
+    since the client's last token before. `handoff_s`: since the decode node got the first tokens.
+    `error`: the placement's prediction, and what it came to."""
+
+    pause_s: float | None
+    handoff_s: float | None
+    error: PredictionError | None
 
 
 @dataclass(frozen=True, slots=True)

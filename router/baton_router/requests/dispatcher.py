@@ -38,23 +38,21 @@ from baton_router.metrics.router_metrics import RouterMetrics
 from baton_router.nodes.fleet import Fleet
 from baton_router.nodes.link import Loss
 from baton_router.placement.policy import Missing, Placement
-from baton_router.requests.actions import (
-    Action,
-    Cause,
-    Emit,
-    Ended,
-    Failed,
-    FirstTokenTimes,
-    Measured,
-    Regroup,
-    Replace,
-    Send,
-)
-from baton_router.requests.attempts import PlacementBasis
+from baton_router.requests.attempts import Cause, FirstTokenTimes, PlacementBasis
 from baton_router.requests.in_flight import InFlightRequest, Prepared, Ticket, rolled_out
 from baton_router.requests.output_queue import OutputQueue
 from baton_router.requests.placer import Placer, Stored
-from baton_router.requests.state import RequestRecord
+from baton_router.requests.state import (
+    Action,
+    Emit,
+    Ended,
+    Failed,
+    Measured,
+    Regroup,
+    Replace,
+    RequestRecord,
+    Send,
+)
 from baton_router.requests.tokenize import fits, renamed
 
 __all__ = ["Dispatcher", "InFlightRequest", "Prepared"]

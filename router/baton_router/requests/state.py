@@ -29,6 +29,7 @@ where it is until then; a node that ends hands back what it still has, and that 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
@@ -46,22 +47,19 @@ from baton_protocol.link import (
     PrefillJob,
     RequestStats,
     RunJob,
+    ToNode,
 )
 from baton_protocol.request import Request
 from baton_router.nodes.link import Loss
 from baton_router.placement.policy import Placement
-from baton_router.requests.actions import (
-    Action,
+from baton_router.requests.attempts import (
+    Attempt,
     Cause,
-    Emit,
-    Ended,
-    Failed,
-    Measured,
-    Regroup,
-    Replace,
-    Send,
+    End,
+    FirstTokenTimes,
+    PlacementBasis,
+    Wait,
 )
-from baton_router.requests.attempts import Attempt, End, PlacementBasis, Wait
 
 Phase = Literal["waiting", "handoff", "running", "over"]
 
@@ -72,6 +70,61 @@ MAX_ATTEMPTS = 16
 # So many are kept.
 KEPT_ATTEMPTS = 16
 KEPT_WAITS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """New ids or text of one choice, for the client."""
+
+    delta: Delta
+    times: FirstTokenTimes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    node: NodeId
+    frame: ToNode
+
+
+@dataclass(frozen=True, slots=True)
+class Replace:
+    """The attempt is over: find another place for the request. `node` is whose fault it was."""
+
+    cause: Cause
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Regroup:
+    """The prefill node is lost, or drains: find another pair, or tell the decode node with
+    no_first()."""
+
+    cause: Cause
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """How a node closed the gap. `opening`: it is the first of its attempt to say so."""
+
+    stats: RequestStats
+    attempt: int
+    opening: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The request is over; the client gets this error."""
+
+    error: ErrorRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The request is over; every choice finished."""
+
+
+Action = Emit | Send | Replace | Regroup | Measured | Failed | Ended
 
 
 class RequestRecord:

@@ -25,7 +25,10 @@ from baton_protocol.link import (
 )
 from baton_protocol.request import PositionLogprobs, Request, TokenLogprob
 from baton_protocol.sampling import SamplingParams
-from baton_router.requests.actions import (
+from baton_router.requests.state import (
+    KEPT_ATTEMPTS,
+    KEPT_WAITS,
+    MAX_ATTEMPTS,
     Action,
     Emit,
     Ended,
@@ -33,9 +36,9 @@ from baton_router.requests.actions import (
     Measured,
     Regroup,
     Replace,
+    RequestRecord,
     Send,
 )
-from baton_router.requests.state import KEPT_ATTEMPTS, KEPT_WAITS, MAX_ATTEMPTS, RequestRecord
 from tests.support.clock import Clock
 from tests.support.pools.placements import BASIS, placement_on
 

@@ -36,8 +36,18 @@ from baton_protocol.link import (
 )
 from baton_protocol.request import Request
 from baton_protocol.sampling import SamplingParams
-from baton_router.requests.actions import Action, Emit, Ended, Failed, Regroup, Replace, Send
-from baton_router.requests.state import MAX_ATTEMPTS, MAX_STRIKES, RequestRecord
+from baton_router.requests.state import (
+    MAX_ATTEMPTS,
+    MAX_STRIKES,
+    Action,
+    Emit,
+    Ended,
+    Failed,
+    Regroup,
+    Replace,
+    RequestRecord,
+    Send,
+)
 from tests.support.clock import Clock
 from tests.support.pools.placements import BASIS, placement_on
 
