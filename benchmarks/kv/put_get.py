@@ -10,7 +10,8 @@ pay page faults that overwritten ones do not. Then the library on two data serve
 "staged" is the library with memory that sockets cannot reach, as a GPU's: it copies each value.
 
 Printed: GB/s of payload, median and range of the passes; how many times it the library is.
-LMCache, and redis-py with hiredis, take part where `make peers` has installed them.
+redis-py parses with hiredis, which Baton installs. LMCache, and redis-py in an environment of its
+own, take part where `make peers` has installed them.
 """
 
 from __future__ import annotations
