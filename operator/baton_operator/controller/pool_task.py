@@ -86,8 +86,8 @@ class PoolTask:
             self._metrics.reconciled("done")
         finally:
             asking.cancel()
-            await asyncio.wait([asking])
             self._work.end()
+            await asyncio.wait([asking])
 
     async def _measured(self) -> None:
         self.schedule.take()
@@ -169,7 +169,9 @@ class PoolTasks:
             async with asyncio.TaskGroup() as self._group:
                 for key in pools:
                     self.wake(key)
-                await asyncio.Event().wait()
+                # kopf ends by cancelling every task that is younger than its own, so this one too:
+                # then all others end with it.
+                await self._group.create_task(asyncio.Event().wait())
         finally:
             self._group = None
 

@@ -232,8 +232,7 @@ async def test_the_task_of_a_pool_that_is_gone_ends_and_so_does_asking_its_index
     pools, work = Pools(), Work([PoolGone()])
     pools.add(A, work)
     async with pools.run():
-        await until(lambda: work.ended)
-        assert not work.asked
+        await until(lambda: work.ended and not work.asked)
         assert pools.results == ["done"]
         pools.tasks.wake(A, 0.0)
         await asyncio.sleep(0.05)
@@ -258,3 +257,22 @@ async def test_all_tasks_end_with_the_operator() -> None:
     assert (work.running, work.asked, work.ended) == (0, False, True)
     pools.tasks.wake(A)
     assert pools.tasks.depth() == 0
+
+
+@pytest.mark.parametrize("count", [0, 2])
+async def test_all_end_when_somebody_cancels_every_task_that_is_younger(count: int) -> None:
+    """As kopf does where it fails: what would go on without it looks at nothing any more."""
+    pools, works = Pools(), [Work() for _ in range(count)]
+    for key, work in zip((A, B), works, strict=False):
+        pools.add(key, work, Work())
+    running = asyncio.create_task(pools.tasks.run(list(pools.there)))
+    known = asyncio.all_tasks()
+    for work in works:
+        await until(looks(work, 1))
+    await asyncio.sleep(0)
+    for task in asyncio.all_tasks() - known:
+        task.cancel()
+    async with asyncio.timeout(DEADLINE_S):
+        await asyncio.wait([running])
+    assert all(work.ended for work in works)
+    assert asyncio.all_tasks() <= known
