@@ -1,1 +1,1 @@
-"""HTTP: routes, handlers, server-sent events, and the documents about them."""
+"""HTTP: routes, server-sent events, and the documents about them."""

@@ -176,6 +176,7 @@ class ChatShape:
             model=common.model,
             system_fingerprint=common.system_fingerprint,
             choices=[],
+            usage=self._usage.default,
         )
 
     def event(self, index: int, delta: Delta) -> bytes:
@@ -198,7 +199,8 @@ class ChatShape:
             stop_reason=UNSET if delta.finish is None else delta.stop,
         )
         chunk.choices = [choice]
-        chunk.usage = self._usage.so_far(index)
+        if self._usage.continuous:
+            chunk.usage = self._usage.so_far(index)
         return event(chunk)
 
     def usage_event(self, usage: Usage) -> bytes:

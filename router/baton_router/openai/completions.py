@@ -194,27 +194,32 @@ class CompletionShape:
             model=common.model,
             system_fingerprint=common.system_fingerprint,
             choices=[],
+            usage=self._usage.default,
         )
 
     def event(self, index: int, delta: Delta) -> bytes:
         self._usage.count(index, delta)
         begins = index not in self._begun
-        self._begun.add(index)
+        if begins:
+            self._begun.add(index)
         if delta.prompt_logprobs:
             self._scores[index // self._n] = delta.prompt_logprobs
         echo = self._echo(index) if begins else None
-        if not (delta.text or delta.finish or echo or self._ids or self._logprobs is not None):
+        scored = self._logprobs is not None
+        if not (delta.text or delta.finish or echo or self._ids or scored):
             return b""
         choice = CompletionChunkChoice(
             index=index,
             text=delta.text if echo is None else echo.text + delta.text,
-            logprobs=self._event_logprobs(index, delta, echo, begins),
+            logprobs=self._event_logprobs(index, delta, echo, begins) if scored else None,
             finish_reason=delta.finish,
             prompt_token_ids=self._prompts[index // self._n] if self._ids and begins else None,
             token_ids=delta.ids if self._ids else None,
             stop_reason=UNSET if delta.finish is None else delta.stop,
         )
-        self._chunk.choices, self._chunk.usage = [choice], self._usage.so_far(index)
+        self._chunk.choices = [choice]
+        if self._usage.continuous:
+            self._chunk.usage = self._usage.so_far(index)
         return event(self._chunk)
 
     def usage_event(self, usage: Usage) -> bytes:

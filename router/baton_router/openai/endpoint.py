@@ -202,12 +202,12 @@ class Options:
 
 
 class StreamUsage:
-    """What each event of a stream says of usage. `prompt_tokens` are those of each choice's
-    prompt."""
+    """What each event of a stream says of usage: that of its choice so far where it is
+    `continuous`, else the `default`. `prompt_tokens` are those of each choice's prompt."""
 
     def __init__(self, options: Options, prompt_tokens: Sequence[int]) -> None:
-        self._otherwise = None if options.include_usage else UNSET
-        self._continuous = options.continuous_usage
+        self.default: UnsetType | None = None if options.include_usage else UNSET
+        self.continuous = options.continuous_usage
         self._prompt_tokens = prompt_tokens
         self._generated = [0] * len(prompt_tokens)
 
@@ -215,8 +215,6 @@ class StreamUsage:
         """Count each delta, also one that makes no event."""
         self._generated[index] += len(delta.ids)
 
-    def so_far(self, index: int) -> Usage | UnsetType | None:
-        """Of this choice, where the client asked for usage in every event."""
-        if self._continuous:
-            return Usage.of(self._prompt_tokens[index], self._generated[index])
-        return self._otherwise
+    def so_far(self, index: int) -> Usage:
+        """Of this choice."""
+        return Usage.of(self._prompt_tokens[index], self._generated[index])
