@@ -95,12 +95,16 @@ def check_memory(options: EngineOptions, engines: int, store: int, free: int | N
 def _asked_bytes(options: EngineOptions) -> tuple[int, int]:
     """Of one engine in this machine's memory: a KV pool whose size was given, and what comes with
     it; without one the least that an engine takes. A GPU's memory is not counted."""
+    from baton_engine.errors import EngineError
     from baton_engine.memory import estimate, fit
     from baton_engine.sim.build import SimSettings
 
     given = options.kv_memory is not None or options.kv_blocks is not None
     if options.engine == "sim":
-        sim = SimSettings.of(options, options.sim, model="")
+        try:
+            sim = SimSettings.of(options, options.sim, model="")
+        except EngineError as error:
+            raise CommandError(str(error)) from error
         return sim.num_blocks * sim.layout().block_bytes, 0
     if on_cuda(options.device):
         return 0, 0

@@ -168,3 +168,9 @@ def test_it_needs_no_torch(options: UpOptions) -> None:
         "share_memory(options, 2, 0, 1 << 33); sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=240)
+
+
+def test_a_simulated_engine_that_cannot_be_is_one_line() -> None:
+    asked = UpOptions(engine="sim", kv_shards=3, kv_memory=MIB)
+    with pytest.raises(CommandError, match="kv_shards is 3; it must divide kv_heads, 2"):
+        check_memory(asked, 2, 0, GIB)
