@@ -27,7 +27,7 @@ from baton_engine.layers.parameter import WeightSlots
 from baton_engine.memory.estimate import (
     SPARE_BYTES,
     Measured,
-    MemoryRoom,
+    MemoryBudget,
     activation_bytes,
     count_weights,
     weight_bytes,
@@ -222,7 +222,7 @@ def test_a_profiling_run_finds_those_55_gib_less_what_is_spare_O_MEM_6c(tmp_path
     (tmp_path / "config.json").write_text(json.dumps(GQA_8B.config()))
     demand = demand_of(read_config(tmp_path), block_size=256, graphs=False)
     found = Measured(resident=14 * GIB, step=1 * GIB)
-    room = MemoryRoom(total=80 * GIB, others=2 * GIB, share=0.9)
+    room = MemoryBudget(total=80 * GIB, others=2 * GIB, share=0.9)
     spare, padding = SPARE_BYTES["cuda"] // demand.layout.block_bytes, 1
     assert spare == 12
     assert free_blocks(replace(demand, measured=found), room) == 1760 - spare - padding
@@ -234,7 +234,7 @@ def test_a_card_of_24_gb_has_112_tokens_for_each_of_100_users_O_MEM_8(tmp_path: 
     assert demand.layout.token_bytes == 500_000
     rest = 2 * 10**9 - SPARE_BYTES["cuda"]
     found = Measured(resident=weight_bytes(demand), step=rest)
-    blocks = free_blocks(replace(demand, measured=found), MemoryRoom(total=24 * 10**9, share=0.9))
+    blocks = free_blocks(replace(demand, measured=found), MemoryBudget(total=24 * 10**9, share=0.9))
     tokens = (blocks + 1) * 16  # one block is padding
     assert (tokens, tokens // 100) == (11_200, 112)
 
@@ -243,7 +243,7 @@ def test_weights_of_140_gb_do_not_fit_a_card_of_80_O_MEM_8b(tmp_path: Path) -> N
     demand = demand_of(model_of(tmp_path, 70 * 10**9))
     assert demand.layout.token_bytes == 327_680
     with pytest.raises(SettingsError, match=r"the model does not fit: weights 130\.4 "):
-        check_fit(demand, MemoryRoom(total=80 * 10**9))
+        check_fit(demand, MemoryBudget(total=80 * 10**9))
 
 
 def test_64_gib_serve_431_requests_of_300_tokens_O_MEM_7d(planned: Planned) -> None:

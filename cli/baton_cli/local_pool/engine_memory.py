@@ -120,14 +120,14 @@ def share_memory(options: EngineOptions, engines: int, others: int, free: int | 
     the default of each, or unknown. `others` is what the pool takes beside them. Raise CommandError
     where they do not fit."""
     from baton_engine.errors import SettingsError
-    from baton_engine.memory.estimate import MemoryRoom
+    from baton_engine.memory.estimate import MemoryBudget
     from baton_engine.memory.fit import check_fit, free_blocks
     from baton_engine.memory.requirements import CPU_KV_BYTES, CPU_SHARE
 
     if free is None:
         return None
     demand = demand_of(options)
-    room = MemoryRoom(
+    room = MemoryBudget(
         total=free // engines,
         others=others // engines + (0 if options.overcommit else options.host_kv_memory),
         share=CPU_SHARE,

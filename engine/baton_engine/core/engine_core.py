@@ -72,10 +72,10 @@ class EngineCore:
             max_num_seqs=info.max_num_seqs,
         )
         self._limits = Limits(info)
-        self._flights = InFlightSteps(info, runner, self._pool, self._scheduler)
+        self._in_flight = InFlightSteps(info, runner, self._pool, self._scheduler)
         self._reservations = Reservations(self._pool, self._scheduler, info.layout)
         self._requests = RunningRequests(
-            info.layout, self._pool, self._scheduler, self._reservations, self._flights
+            info.layout, self._pool, self._scheduler, self._reservations, self._in_flight
         )
         self._states = self._requests.states
         self._reader = ResultReader(info, self._limits, self._pool, self._scheduler, self._requests)
@@ -197,17 +197,17 @@ class EngineCore:
 
     def has_work(self) -> bool:
         lingering = self._requests.lingering
-        return bool(self._states or self._ended or lingering or self._flights)
+        return bool(self._states or self._ended or lingering or self._in_flight)
 
     def step(self) -> StepResult:
         """See api.Engine. If the runner raises, nothing is lost: the step can be tried again."""
         self._requests.release_lingering()
         self._starved = False
-        if not self._flights:
-            self._flights.launch()
+        if not self._in_flight:
+            self._in_flight.launch()
             self._starved = self._scheduler.starved
-        if self.overlap and self._flights:
-            self._flights.launch()
+        if self.overlap and self._in_flight:
+            self._in_flight.launch()
         outcome = self._read()
         outcome.add_to(self._totals)
         return outcome.result()
@@ -215,7 +215,7 @@ class EngineCore:
     def _read(self) -> Outcome:
         """What the oldest step under way brought, if there is one, and what ended or came complete
         since the step before."""
-        read = self._flights.read() if self._flights else None
+        read = self._in_flight.read() if self._in_flight else None
         outcome = Outcome(ended=self._ended, complete=self._complete)
         self._ended, self._complete = [], []
         if read is not None:

@@ -30,13 +30,13 @@ class RunningRequests:
         pool: BlockPool,
         scheduler: Scheduler,
         reservations: Reservations,
-        flights: InFlightSteps,
+        in_flight: InFlightSteps,
     ) -> None:
         self._layout = layout
         self._pool = pool
         self._scheduler = scheduler
         self._reservations = reservations
-        self._flights = flights
+        self._in_flight = in_flight
         self.states: dict[RequestId, RequestState] = {}
         # Blocks of requests that ended in the last step, which the step loop may still hold.
         self.lingering: list[list[BlockId]] = []
@@ -83,7 +83,7 @@ class RunningRequests:
     def take_out(self, sequence: Sequence, *, linger: bool = False) -> None:
         """Out of the queues, and its blocks given back as soon as that may be."""
         blocks = self._scheduler.remove(sequence)
-        if self._flights.release(sequence, blocks):
+        if self._in_flight.release(sequence, blocks):
             return
         if linger:
             self.lingering.append(blocks)
@@ -103,7 +103,7 @@ class RunningRequests:
 
     def references(self) -> Counter[BlockId]:
         """How often each block is held for requests that run or have ended."""
-        found = Counter(self._flights.blocks())
+        found = Counter(self._in_flight.blocks())
         for state in self.states.values():
             for sequence in state.live.values():
                 found.update(sequence.blocks)

@@ -79,7 +79,7 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryRoom:
+class MemoryBudget:
     """What the device has, in bytes: in all, held by others (and for good), the share of all that
     is not to be exceeded."""
 

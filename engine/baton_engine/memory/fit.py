@@ -1,6 +1,6 @@
 """Whether an engine fits its device; and where it does not, what would.
 
-In: a Demand and a MemoryRoom (see `estimate`). Out: how many KV blocks there is room for and how
+In: a Demand and a MemoryBudget (see `estimate`). Out: how many KV blocks there is room for and how
 long a sequence may be, or a SettingsError with the numbers and with changes each of which is enough
 alone. Pure: the numbers were read elsewhere, and a remedy is only told after it was tried here.
 """
@@ -18,7 +18,7 @@ from baton_engine.memory.estimate import (
     GIB,
     SPARE_BYTES,
     Demand,
-    MemoryRoom,
+    MemoryBudget,
     activation_bytes,
     blocks_for,
     fixed_bytes,
@@ -40,10 +40,10 @@ class Remedy:
 
     text: str
     demand: Demand
-    room: MemoryRoom
+    room: MemoryBudget
 
 
-def fits(demand: Demand, room: MemoryRoom) -> bool:
+def fits(demand: Demand, room: MemoryBudget) -> bool:
     """Whether weights, the largest step, graphs and the least KV find room."""
     return needed_bytes(demand) <= room.limit
 
@@ -64,7 +64,7 @@ def least_length(demand: Demand) -> int:
     return length
 
 
-def free_blocks(demand: Demand, room: MemoryRoom) -> int:
+def free_blocks(demand: Demand, room: MemoryBudget) -> int:
     """Usable blocks of the largest pool, for a demand that fits. Where no length was asked for, it
     is the longest that the pool then holds, and the step is counted with it."""
     length = demand.max_model_len
@@ -81,14 +81,14 @@ def free_blocks(demand: Demand, room: MemoryRoom) -> int:
     return (room.limit - fixed_bytes(demand, length)) // demand.layout.block_bytes - 1
 
 
-def check_fit(demand: Demand, room: MemoryRoom) -> None:
+def check_fit(demand: Demand, room: MemoryBudget) -> None:
     """Raise SettingsError unless it fits."""
     if not fits(demand, room):
         ways = [remedy.text for remedy in remedies(demand, room)]
         raise SettingsError(f"{_numbers(demand, room)}; one of these is enough: {', '.join(ways)}")
 
 
-def remedies(demand: Demand, room: MemoryRoom) -> Iterator[Remedy]:
+def remedies(demand: Demand, room: MemoryBudget) -> Iterator[Remedy]:
     """Changes of one thing that make it fit; a larger device is always among them."""
     for change in (
         *(_shorter, _smaller_pool, _fewer_tokens, _fewer_seqs),
@@ -120,7 +120,7 @@ def _least_blocks(demand: Demand) -> int:
     return blocks_for(demand, least_length(demand)) if given is None else given
 
 
-def _shorter(demand: Demand, room: MemoryRoom) -> Remedy | None:
+def _shorter(demand: Demand, room: MemoryBudget) -> Remedy | None:
     """By whole blocks, and not absurdly short."""
     if demand.max_model_len is None or demand.pool_blocks is not None:
         return None
@@ -136,7 +136,7 @@ def _shorter(demand: Demand, room: MemoryRoom) -> Remedy | None:
     return Remedy(f"--max-model-len {length}", replace(demand, max_model_len=length), room)
 
 
-def _smaller_pool(demand: Demand, room: MemoryRoom) -> Remedy | None:
+def _smaller_pool(demand: Demand, room: MemoryBudget) -> Remedy | None:
     blocks = demand.pool_blocks
     if blocks is None:
         return None
@@ -152,7 +152,7 @@ def _smaller_pool(demand: Demand, room: MemoryRoom) -> Remedy | None:
     return Remedy(text, changed, room) if kept > 0 and enough else None
 
 
-def _fewer_tokens(demand: Demand, room: MemoryRoom) -> Remedy | None:
+def _fewer_tokens(demand: Demand, room: MemoryBudget) -> Remedy | None:
     most = most_that(
         lambda count: fits(replace(demand, max_batched_tokens=count * STEP_TOKENS), room),
         0,
@@ -165,7 +165,7 @@ def _fewer_tokens(demand: Demand, room: MemoryRoom) -> Remedy | None:
     return Remedy(f"--max-batched-tokens {tokens}", changed, room)
 
 
-def _fewer_seqs(demand: Demand, room: MemoryRoom) -> Remedy | None:
+def _fewer_seqs(demand: Demand, room: MemoryBudget) -> Remedy | None:
     most = most_that(
         lambda count: fits(replace(demand, max_num_seqs=count), room), 0, demand.max_num_seqs - 1
     )
@@ -174,14 +174,14 @@ def _fewer_seqs(demand: Demand, room: MemoryRoom) -> Remedy | None:
     return Remedy(f"--max-num-seqs {most}", replace(demand, max_num_seqs=most), room)
 
 
-def _bfloat16(demand: Demand, room: MemoryRoom) -> Remedy | None:
+def _bfloat16(demand: Demand, room: MemoryBudget) -> Remedy | None:
     if demand.layout.dtype != "float32":
         return None
     layout = msgspec.structs.replace(demand.layout, dtype="bfloat16")
     return Remedy("--dtype bfloat16", replace(demand, layout=layout), room)
 
 
-def _larger_share(demand: Demand, room: MemoryRoom) -> Remedy | None:
+def _larger_share(demand: Demand, room: MemoryBudget) -> Remedy | None:
     """In whole percent. A pool of a given size obeys no share."""
     if demand.device == "cpu" or demand.pool_blocks is not None:
         return None
@@ -192,11 +192,11 @@ def _larger_share(demand: Demand, room: MemoryRoom) -> Remedy | None:
     return Remedy(f"--gpu-memory-utilization {share:g}", demand, replace(room, share=share))
 
 
-def _eager(demand: Demand, room: MemoryRoom) -> Remedy | None:
+def _eager(demand: Demand, room: MemoryBudget) -> Remedy | None:
     return Remedy("--enforce-eager", replace(demand, graphs=False), room) if demand.graphs else None
 
 
-def _larger_device(demand: Demand, room: MemoryRoom) -> Remedy:
+def _larger_device(demand: Demand, room: MemoryBudget) -> Remedy:
     """In whole GiB; others hold as much of it as they do now."""
     size = math.ceil((needed_bytes(demand) + room.others) / room.share / GIB)
     bigger = replace(room, total=size * GIB)
@@ -207,7 +207,7 @@ def _larger_device(demand: Demand, room: MemoryRoom) -> Remedy:
     return Remedy(what, demand, bigger)
 
 
-def pool_text(demand: Demand, room: MemoryRoom | None, num_blocks: int) -> str:
+def pool_text(demand: Demand, room: MemoryBudget | None, num_blocks: int) -> str:
     """How large the pool is and why, for the log."""
     size = f"KV pool of {gib(pool_bytes(demand, num_blocks))} GiB"
     if demand.kv_memory is not None:
@@ -222,7 +222,7 @@ def pool_text(demand: Demand, room: MemoryRoom | None, num_blocks: int) -> str:
     return f"{size}: {gib(room.limit)} that may be used{less}"
 
 
-def _numbers(demand: Demand, room: MemoryRoom) -> str:
+def _numbers(demand: Demand, room: MemoryBudget) -> str:
     length = least_length(demand)
     pool = pool_bytes(demand, _least_blocks(demand))
     parts = {**_parts(demand, length), _pool_name(demand, length): pool}
@@ -251,7 +251,7 @@ def _pool_name(demand: Demand, length: int) -> str:
     return f"KV of one sequence of {length} tokens"
 
 
-def _what(demand: Demand, room: MemoryRoom) -> str:
+def _what(demand: Demand, room: MemoryBudget) -> str:
     """What is to blame: the size of the pool where the model would fit with a small one."""
     if demand.pool_blocks is None:
         return "the model"
@@ -259,7 +259,7 @@ def _what(demand: Demand, room: MemoryRoom) -> str:
     return _pool_name(demand, 0) if fits(small, room) else "the model"
 
 
-def _room(demand: Demand, room: MemoryRoom) -> str:
+def _room(demand: Demand, room: MemoryBudget) -> str:
     if demand.device == "cpu":
         free = f"{gib(room.limit)} of the {gib(room.total)} GiB that are free here may be used"
         if demand.pool_blocks is None:

@@ -17,7 +17,7 @@ from baton_engine.config.engine_config import TorchSettings
 from baton_engine.config.model_config import ModelConfig, read_config
 from baton_engine.errors import SettingsError
 from baton_engine.kv.cpu_offload import slots_for
-from baton_engine.memory.estimate import Demand, Measured, MemoryRoom
+from baton_engine.memory.estimate import Demand, Measured, MemoryBudget
 from baton_engine.memory.fit import check_fit, free_blocks, pool_text
 from baton_engine.memory.host_memory import check_asked, free_memory
 from baton_engine.memory.requirements import CPU_KV_BYTES, CPU_SHARE, demand_of, layout_of
@@ -34,7 +34,7 @@ class Plan:
     layout: KVLayout
     device: torch.device
     demand: Demand
-    room: MemoryRoom | None
+    room: MemoryBudget | None
     num_blocks: int
     host_slots: int
     max_model_len: int
@@ -105,21 +105,21 @@ def find_device(name: str, cuda_devices: int) -> torch.device:
 
 def _room(
     settings: TorchSettings, device: torch.device, free_bytes: int | None
-) -> MemoryRoom | None:
+) -> MemoryBudget | None:
     given = settings.kv_memory is not None or settings.kv_blocks is not None
     if not settings.overcommit:
         check_asked({"--host-kv-memory": settings.host_kv_memory}, free_bytes)
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         share = 1.0 if given else settings.gpu_memory_utilization
-        return MemoryRoom(total=total, others=total - free, share=share)
+        return MemoryBudget(total=total, others=total - free, share=share)
     if free_bytes is None or (given and settings.overcommit):
         return None
     others = 0 if settings.overcommit else settings.host_kv_memory
-    return MemoryRoom(total=free_bytes, others=others, share=1.0 if given else CPU_SHARE)
+    return MemoryBudget(total=free_bytes, others=others, share=1.0 if given else CPU_SHARE)
 
 
-def _num_blocks(demand: Demand, room: MemoryRoom | None) -> int:
+def _num_blocks(demand: Demand, room: MemoryBudget | None) -> int:
     """Usable blocks of the pool; raise SettingsError where weights, steps and one sequence do not
     fit."""
     if room is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from baton_engine.interface import ListedIds, PenaltyCounts, PromptAsk, Row, Runner, Sample
-from baton_engine.memory.estimate import Measured, MemoryRoom
+from baton_engine.memory.estimate import Measured, MemoryBudget
 from baton_protocol.ids import BlockId
 from baton_protocol.sampling import SamplingParams
 
@@ -40,7 +40,7 @@ def largest_step(
 
 
 def measure_step(
-    runner: Runner, rows: list[Row], device: torch.device, room: MemoryRoom
+    runner: Runner, rows: list[Row], device: torch.device, room: MemoryBudget
 ) -> Measured:
     """Run a step on CUDA, where only the model is yet, and see what stays and what was needed."""
     torch.cuda.empty_cache()

@@ -9,8 +9,8 @@ us, and one log line that names them; one warning per server that names, as the 
 could not be set and what is the user's to choose. To be called once per start of a server (its run
 id): nothing here remembers.
 
-`wishes` decides and `care` says what to ask a server, both without I/O: threads that block speak to
-the data role, asyncio to the index.
+`wanted_settings` decides and `care` says what to ask a server, both without I/O: threads that block
+speak to the data role, asyncio to the index.
 """
 
 from __future__ import annotations
@@ -124,28 +124,30 @@ def care(role: StoreRole, mode: CareMode, label: str, value_bytes: int = 0) -> C
     left: list[WantedSetting] = []
     refusal = ""
     settings = yield from _read_settings()
-    for wish in wishes(role, settings, value_bytes):
-        if mode == "check" or not wish.ours:
-            left.append(wish)
+    for wanted in wanted_settings(role, settings, value_bytes):
+        if mode == "check" or not wanted.ours:
+            left.append(wanted)
             continue
-        answer = yield (b"CONFIG", b"SET", wish.name.encode(), wish.value.encode())
+        answer = yield (b"CONFIG", b"SET", wanted.name.encode(), wanted.value.encode())
         if isinstance(answer, ServerRefused):
             refusal = f" ({answer})"
-            left.append(wish)
+            left.append(wanted)
         else:
-            changed.append(wish)
+            changed.append(wanted)
     if changed:
-        names = ", ".join(f"{wish.name} {wish.value!r} (was {wish.was})" for wish in changed)
+        names = ", ".join(
+            f"{wanted.name} {wanted.value!r} (was {wanted.was})" for wanted in changed
+        )
         logger.info("%s server %s: set %s", role, label, names)
     if left:
-        lines = "; ".join(f"{wish.line} (now {wish.was}: {wish.why})" for wish in left)
+        lines = "; ".join(f"{wanted.line} (now {wanted.was}: {wanted.why})" for wanted in left)
         logger.warning("%s server %s needs other settings%s: %s", role, label, refusal, lines)
 
 
 # --- the decision -------------------------------------------------------------------------------
 
 
-def wishes(
+def wanted_settings(
     role: StoreRole, settings: Mapping[str, str | None], value_bytes: int = 0
 ) -> tuple[WantedSetting, ...]:
     """What should be set otherwise. A name that is not in `settings` is unknown to the server, and
@@ -162,7 +164,7 @@ def wishes(
         # Replies that wait for their client count as memory used: one client that does not read
         # makes a server evict everybody's chunks for them.
         found += [_of_each_client(settings, value_bytes), _of_all_clients(settings, value_bytes)]
-    return tuple(wish for wish in found if wish is not None)
+    return tuple(wanted for wanted in found if wanted is not None)
 
 
 def _exactly(

@@ -86,7 +86,7 @@ class Node:
         self._role = role
         grace_s = identity.settings.link_grace_s
         self._table = RequestTable(tokenizer, self._send, metrics, grace_s, spans=spans)
-        self._untaken = UnacknowledgedJobs()
+        self._unacknowledged = UnacknowledgedJobs()
         self._soon = Soon(self._say_load)
         self._links: set[RouterLink] = set()
         self._chunks: set[BlockHash] = set(identity.ready.chunks)
@@ -118,7 +118,7 @@ class Node:
         return msgspec.structs.replace(
             self._figures,
             state=self.state,
-            load=self._untaken.added_to(known),
+            load=self._unacknowledged.added_to(known),
             reason=self._draining.reason,
             leaving=self._draining.leaving,
             replaced_by=self._draining.replaced_by,
@@ -182,7 +182,7 @@ class Node:
 
     def _send(self, frame: ToEngine) -> None:
         if isinstance(frame, PrefillJob | RunJob):
-            self._untaken.given(frame)
+            self._unacknowledged.given(frame)
         self._engine.send(frame)
 
     def _refusal(self, job: PrefillJob | RunJob) -> ErrorRecord | None:
@@ -208,7 +208,7 @@ class Node:
                 self._table.failed(frame)
             case Load():
                 self._figures = frame
-                self._untaken.taken(frame.load.jobs_total)
+                self._unacknowledged.taken(frame.load.jobs_total)
                 self._say_load()
                 self._table.tidy()
             case CacheEvents():

@@ -21,7 +21,7 @@ import kopf
 from baton_operator.api.status import read_status
 from baton_operator.autoscaling.autoscaler import Autoscaler
 from baton_operator.autoscaling.pool_scalers import Scalers
-from baton_operator.controller.index_asker import IndexAsker
+from baton_operator.controller.index_poller import IndexPoller
 from baton_operator.controller.pool_task import PoolTasks
 from baton_operator.controller.reconcile import PoolParts, Reconciler
 from baton_operator.controller.settings import OperatorSettings
@@ -121,7 +121,7 @@ class _Life:
             events = PodEvents(key, api, clock, wake)
             status = StatusWriter(key, api, cache, events, _now, self._settings.identity)
             parts = PoolParts(
-                index=IndexAsker(key, api, reader, wake, clock),
+                index=IndexPoller(key, api, reader, wake, clock),
                 scalers=Scalers(api, cache),
                 planner=Autoscaler(key, cache, self._metrics, clock, _now),
                 drainer=Drainer(api, cache, routers, status.tell, _now),

@@ -29,7 +29,7 @@ from baton_operator.builders import (
 )
 from baton_operator.builders.child import child_name
 from baton_operator.controller.diff import Act, Applied, Apply, Delete, Foreign, plan
-from baton_operator.controller.index_asker import IndexAsker
+from baton_operator.controller.index_poller import IndexPoller
 from baton_operator.controller.pool_task import Incomplete, PoolGone
 from baton_operator.controller.status_writer import StatusWriter
 from baton_operator.drain.drainer import Drainer, DrainStep
@@ -82,7 +82,7 @@ class PoolPlanner(Protocol):
 class PoolParts(msgspec.Struct, frozen=True, kw_only=True):
     """Who does what in a reconcile of one pool."""
 
-    index: IndexAsker
+    index: IndexPoller
     scalers: Scalers
     planner: PoolPlanner
     drainer: Drainer

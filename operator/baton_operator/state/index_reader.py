@@ -67,7 +67,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     routers: tuple[RouterReport, ...] = ()
 
 
-class Asked(msgspec.Struct, frozen=True):
+class LastQuery(msgspec.Struct, frozen=True):
     """When a pool's index was asked last, and how often in a row it did not answer. `refused`: why
     the operator does not connect to it."""
 
@@ -102,15 +102,17 @@ def _planned_s(pool: Pool) -> float:
     return LOOK_S if pool.spec.prefill.replicas + pool.spec.decode.replicas else ASLEEP_S
 
 
-def next_question(pause: float, asked: Asked | None, longest_s: float = LONGEST_RETRY_S) -> float:
+def next_question(
+    pause: float, last: LastQuery | None, longest_s: float = LONGEST_RETRY_S
+) -> float:
     """The moment at which to ask (again), `longest_s` after a failure at the latest."""
-    if asked is None:
+    if last is None:
         return 0.0
-    if not asked.failures:
-        return asked.at + pause
+    if not last.failures:
+        return last.at + pause
     # 2 ** 10 is beyond the longest.
-    retry = FIRST_RETRY_S * 2.0 ** min(asked.failures - 1, 10)
-    return asked.at + min(longest_s, retry)
+    retry = FIRST_RETRY_S * 2.0 ** min(last.failures - 1, 10)
+    return last.at + min(longest_s, retry)
 
 
 class Lookups:
@@ -166,7 +168,7 @@ class IndexReader:
         self._answer_s = answer_s
         self._networks = networks
         self._lookups = lookups or Lookups()
-        self._asked: Asked | None = None
+        self._last_query: LastQuery | None = None
 
     def due_in(self, pool: Pool, observed: Observed, status: PoolStatus | None) -> float | None:
         """In how many seconds `read` would ask; None: not before something else changes."""
@@ -174,7 +176,7 @@ class IndexReader:
         if pause is None:
             return None
         longest_s = FIRST_RETRY_S if _planned_s(pool) else LONGEST_RETRY_S
-        next_s = next_question(pause, self._asked, longest_s)
+        next_s = next_question(pause, self._last_query, longest_s)
         return max(0.0, next_s - self._clock())
 
     async def read(
@@ -183,9 +185,9 @@ class IndexReader:
         """Ask if it is time to. `login` is for an external store alone."""
         if self.due_in(pool, observed, status) != 0.0:
             return None
-        before = self._asked or Asked(0.0)
+        before = self._last_query or LastQuery(0.0)
         # Said at once: two at a time would be one too many.
-        self._asked = msgspec.structs.replace(before, at=self._clock())
+        self._last_query = msgspec.structs.replace(before, at=self._clock())
         answer, refused = None, ""
         try:
             async with self._lookups.turn(pool.namespace):
@@ -195,13 +197,13 @@ class IndexReader:
             if refused != before.refused:
                 logger.warning("index of pool %s is not asked: %s", pool.key, refused)
         failures = 0 if answer else before.failures + 1
-        self._asked = Asked(self._clock(), failures, refused)
+        self._last_query = LastQuery(self._clock(), failures, refused)
         return answer
 
     @property
     def silent(self) -> bool:
         """The index has not answered several times in a row."""
-        return self._asked is not None and self._asked.failures >= SILENT
+        return self._last_query is not None and self._last_query.failures >= SILENT
 
     async def _ask(self, pool: Pool, login: Login | None) -> Answer | None:
         try:

@@ -28,7 +28,7 @@ ASK_S = 4.0
 SAID_S = 30.0
 
 
-class _Asked(msgspec.Struct, frozen=True):
+class _EventQuery(msgspec.Struct, frozen=True):
     """When events of a pod were listed last, and what came of it. Before the first time: since when
     it is unprepared."""
 
@@ -63,21 +63,21 @@ class PodEvents:
         self._api = api
         self._clock = clock
         self._again = again
-        self._asked: dict[str, _Asked] = {}
+        self._queries: dict[str, _EventQuery] = {}
         self._refused = False
 
     async def explained(self, pods: Sequence[ObservedPod]) -> tuple[ObservedPod, ...]:
-        asked: dict[str, _Asked] = {}
+        queries: dict[str, _EventQuery] = {}
         for pod in _first_unprepared(pods):
-            known = self._asked.get(pod.name) or _Asked(pod.seen.unprepared)
+            known = self._queries.get(pod.name) or _EventQuery(pod.seen.unprepared)
             if self._clock() >= known.due:
-                known = _Asked(self._clock(), await self._ask(pod.name) or known.problem)
-            asked[pod.name] = known
-        self._asked = asked
-        if asked:
-            due = min(one.due for one in asked.values())
+                known = _EventQuery(self._clock(), await self._ask(pod.name) or known.problem)
+            queries[pod.name] = known
+        self._queries = queries
+        if queries:
+            due = min(one.due for one in queries.values())
             self._again(max(0.0, due - self._clock()))
-        said = {name: one.problem for name, one in asked.items()}
+        said = {name: one.problem for name, one in queries.items()}
         return tuple(_with_problem(pod, said.get(pod.name)) for pod in pods)
 
     async def _ask(self, pod: str) -> Problem | None:

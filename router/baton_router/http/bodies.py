@@ -39,7 +39,7 @@ class BodyLimits:
 
     def __init__(self, settings: RouterSettings) -> None:
         self._settings = settings
-        self._room = _Room(settings.max_bodies_bytes, settings.queue_timeout_s)
+        self._budget = _BytesBudget(settings.max_bodies_bytes, settings.queue_timeout_s)
         self._one = asyncio.Lock()
         self._trimming: asyncio.Task[None] | None = None
 
@@ -65,8 +65,8 @@ class BodyLimits:
             self._trimming = asyncio.create_task(asyncio.to_thread(_trim))
 
     @property
-    def room(self) -> _Room:
-        return self._room
+    def budget(self) -> _BytesBudget:
+        return self._budget
 
     @property
     def one(self) -> asyncio.Lock:
@@ -143,17 +143,17 @@ class Body:
         """What it took is free."""
         self.data = bytearray()
         if self._held:
-            self._bodies.room.free(self._tenant, self._held)
+            self._bodies.budget.free(self._tenant, self._held)
             if self._held > HUGE:
                 self._bodies.give_back()
             self._held = 0
 
     async def _hold(self, size: int) -> None:
-        await self._bodies.room.take(self._tenant, size)
+        await self._bodies.budget.take(self._tenant, size)
         self._held = size
 
 
-class _Room:
+class _BytesBudget:
     """`total` bytes, of one tenant half. One body fits in any case, where there is no other."""
 
     def __init__(self, total: int, wait_s: float) -> None:

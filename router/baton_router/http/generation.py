@@ -202,17 +202,18 @@ class GenerationRoutes:
         )
         guard = SlowClientGuard(starter.fail, events, trail.fail, self.settings.bounds.cut_off_s)
         choices = sum(item.request.params.n for item in prepared)
-        outbox = OutputQueue(len(prepared), guard.most(choices), guard.overflow)
+        output = OutputQueue(len(prepared), guard.most(choices), guard.overflow)
         self.observers.metrics.accepted(map(len, prompts))  # also what has to wait: it is demand
-        await starter.begin(outbox, events)
-        flights = starter.flights
-        # From here on nothing is awaited outside of the try: a client that leaves ends its flights.
+        await starter.begin(output, events)
+        in_flight = starter.in_flight
+        # From here on nothing is awaited outside of the try: a client that leaves ends its
+        # requests.
         timer = asyncio.get_running_loop().call_later(
             max(0.0, deadline - self.clock()), self._too_late, guard
         )
 
         def shape() -> Shape:
-            served = flights[0].prepared.serving
+            served = in_flight[0].prepared.serving
             common = CommonFields(
                 id=prefix + trail.id,
                 created=created,
@@ -222,14 +223,14 @@ class GenerationRoutes:
             return call.shape(common, prompts, served.model.tokenizer)
 
         watch = Stopwatch(self.observers.metrics, self.clock, trail.started)
-        trail.answer = answer = Answer(call, shape, flights, len(prepared), outbox, watch)
+        trail.answer = answer = Answer(call, shape, in_flight, len(prepared), output, watch)
         try:
             if events is not None:
                 return await answer.stream(events)
             return web.Response(body=await answer.whole(), content_type=JSON_TYPE)
         finally:
             timer.cancel()
-            outbox.close()
+            output.close()
             guard.done()
             starter.end(answer.usage() if answer.placed else None)
 
@@ -243,8 +244,9 @@ class GenerationRoutes:
 
 
 class PromptStarter:
-    """Of one call. `flights` grows until all of `prepared` have started. A prompt may wait for its
-    first place `waits_until`, where that is said. Who has begun it ends it."""
+    """Starts the requests of one call: `in_flight` grows until all of `prepared` have started. A
+    prompt may wait for its first place until `waits_until`, if that is given. Whoever began a
+    starter ends it."""
 
     def __init__(
         self,
@@ -254,7 +256,7 @@ class PromptStarter:
         prepared: Sequence[Prepared],
         waits_until: float | None,
     ) -> None:
-        self.flights: list[InFlightRequest] = []
+        self.in_flight: list[InFlightRequest] = []
         self._admission = admission
         self._dispatcher = dispatcher
         self._trail = trail
@@ -262,50 +264,50 @@ class PromptStarter:
         self._waits_until = waits_until
         self._booking: BudgetBooking | None = None
         self._task: asyncio.Task[None] | None = None
-        self._outbox: OutputQueue | None = None
+        self._output: OutputQueue | None = None
 
-    async def begin(self, outbox: OutputQueue, events: EventStream | None) -> None:
+    async def begin(self, output: OutputQueue, events: EventStream | None) -> None:
         """Raise RateLimited, InvalidRequest, QueueFull, QueueTimeout, Unavailable."""
-        self._outbox = outbox
+        self._output = output
         self._booking = await self._admission.charge(self._trail.tenant_name, self._prepared)
         try:
-            await self._start(outbox, events)
+            await self._start(output, events)
         except BaseException:
             self.end(None)
             raise
-        if len(self.flights) < len(self._prepared):
-            self._task = asyncio.create_task(self._start_others(outbox))
+        if len(self.in_flight) < len(self._prepared):
+            self._task = asyncio.create_task(self._start_others(output))
 
     def fail(self, error: ErrorRecord) -> None:
         """Of all that is not over, also of what still waits."""
-        for flight in self.flights:
-            self._dispatcher.cancel(flight, error)
-        if self._outbox is not None:
-            self._outbox.fail(error)
+        for request in self.in_flight:
+            self._dispatcher.cancel(request, error)
+        if self._output is not None:
+            self._output.fail(error)
 
     def end(self, usage: Usage | None) -> None:
         """Nobody waits for it any more. `usage` is what it used; None: it never had a place."""
         if self._task is not None:
             self._task.cancel()
-        for flight in self.flights:
-            self._dispatcher.cancel(flight)
+        for request in self.in_flight:
+            self._dispatcher.cancel(request)
         self._admission.left(self._trail.tenant_name, usage, self._booking)
 
-    async def _start(self, outbox: OutputQueue, events: EventStream | None) -> None:
+    async def _start(self, output: OutputQueue, events: EventStream | None) -> None:
         """The next prompt when its turn has come, and those that come in with it."""
-        begun = len(self.flights)
+        begun = len(self.in_flight)
         waiting = self._prepared[begun:]
         tickets = await self._admission.admit(self._trail, waiting, events, begun > 0)
         entered = list(zip(waiting, tickets, strict=False))
-        self.flights += await self._dispatcher.start(entered, outbox, begun, self._waits_until)
+        self.in_flight += await self._dispatcher.start(entered, output, begun, self._waits_until)
 
-    async def _start_others(self, outbox: OutputQueue) -> None:
+    async def _start_others(self, output: OutputQueue) -> None:
         try:
-            while len(self.flights) < len(self._prepared):
-                await self._start(outbox, None)
+            while len(self.in_flight) < len(self._prepared):
+                await self._start(output, None)
         except BatonError as refusal:
-            outbox.fail(refusal.record())
+            output.fail(refusal.record())
         except Exception:
             logger.exception("a prompt could not be started", extra={"request": self._trail.id})
             error = InternalError(f"the router failed; its log says why, under {self._trail.id}")
-            outbox.fail(error.record())
+            output.fail(error.record())

@@ -1,8 +1,8 @@
 """Writes one call's answer: an SSE stream, or one JSON object.
 
-In: the outbox that the call's requests fill. Out: the HTTP response. A stream's headers wait for
-the first token. Where that takes long they go with a comment line, and another one follows whenever
-no token came for the stream's `keepalive_s`.
+In: the output queue that the call's requests fill. Out: the HTTP response. A stream's headers wait
+for the first token. Where that takes long they go with a comment line, and another one follows
+whenever no token came for the stream's `keepalive_s`.
 """
 
 from __future__ import annotations
@@ -58,24 +58,24 @@ class Stopwatch:
 
 
 class Answer:
-    """One call that has begun: `flights` grows until all its `prompts` run."""
+    """One call that has begun: `in_flight` grows until all its `prompts` run."""
 
     def __init__(
         self,
         call: Call,
         shape: Callable[[], Shape],
-        flights: Sequence[InFlightRequest],
+        in_flight: Sequence[InFlightRequest],
         prompts: int,
-        outbox: OutputQueue,
+        output: OutputQueue,
         watch: Stopwatch,
     ) -> None:
         self._options = call.options
         self._make_shape = shape
-        self.flights = flights
+        self.in_flight = in_flight
         self._prompts = prompts
-        self._outbox = outbox
+        self._output = output
         self.watch = watch
-        params = flights[0].record.request.params
+        params = in_flight[0].record.request.params
         self._n = params.n
         self._scored = params.prompt_logprobs is not None
 
@@ -106,12 +106,12 @@ class Answer:
                 return await events.end(data)
             await events.write(data)
             if self._options.generates:
-                self._outbox.pour = partial(self._pour, events)
+                self._output.pour = partial(self._pour, events)
 
     @property
     def placed(self) -> bool:
         """Whether a node ever got any of it."""
-        return any(flight.record.attempt > 0 for flight in self.flights)
+        return any(request.record.attempt > 0 for request in self.in_flight)
 
     @property
     def ttft_s(self) -> float | None:
@@ -119,7 +119,7 @@ class Answer:
 
     def usage(self) -> Usage:
         """So far; at the end, of the whole call."""
-        records = [flight.record for flight in self.flights]
+        records = [request.record for request in self.in_flight]
         generated = sum(len(ids) for record in records for ids in record.outputs)
         return Usage.of(
             prompt=sum(len(record.request.prompt_ids) for record in records),
@@ -146,13 +146,13 @@ class Answer:
                 data = await asyncio.to_thread(self._told, batch)
             else:
                 data = self._told(batch)
-            if not self._outbox.over:
+            if not self._output.over:
                 return data, True
         usage = self._shape.usage_event(self.usage()) if self._options.include_usage else b""
         return data + usage + DONE, False
 
     async def _next(self, patience_s: float | None) -> Batch:
-        batch = await self._outbox.next(patience_s)
+        batch = await self._output.next(patience_s)
         self.watch.saw(batch)
         if self._options.generates:
             return batch
@@ -169,7 +169,9 @@ class Answer:
         echoed takes 0.1 s."""
         if "_shape" in self.__dict__:
             return False
-        return sum(len(flight.record.request.prompt_ids) for flight in self.flights) > LONG_PROMPT
+        return (
+            sum(len(request.record.request.prompt_ids) for request in self.in_flight) > LONG_PROMPT
+        )
 
     def _told(self, batch: Batch) -> bytes:
         shape, n = self._shape, self._n

@@ -119,7 +119,7 @@ class Fleet:
         self._known: deque[tuple[Sequence[NodeView], Serving]] = deque(maxlen=4)
         self._complaints: dict[str, str] = {}  # by address, what was logged last
         self.refused: Counter[str] = Counter()  # what nodes sent and was not taken, by reason
-        self.hearing = KVEventListener(view, clock)
+        self.kv_events = KVEventListener(view, clock)
 
     # --- links ----------------------------------------------------------------------------------
 
@@ -179,7 +179,7 @@ class Fleet:
             self._moved(node)
             self.listener.on_prefill_done(node, frame)
         elif isinstance(frame, CacheEvents):
-            self.hearing.heard(node, frame)
+            self.kv_events.heard(node, frame)
         elif isinstance(frame, JobFailed):
             self.listener.on_failed(node, frame)
 
@@ -188,7 +188,7 @@ class Fleet:
         if node is None:
             return
         self.view.lost(node)
-        self.hearing.forget(node)
+        self.kv_events.forget(node)
         if silent:
             logger.warning("%s does not answer pings", node, extra={"node": node})
             self._lose(node, "pings", link.due_at)
@@ -241,7 +241,7 @@ class Fleet:
             late = self._clock() - due
             if late > LATE_S:
                 self.view.stood_still(late)
-            for node in self.hearing.to_ask():
+            for node in self.kv_events.to_ask():
                 self.send(node, Resync())
             for node in self.view.standing(self._stall_timeout_s):
                 logger.warning("the engine of %s makes no step", node, extra={"node": node})

@@ -47,7 +47,7 @@ class PoolView:
         self._clock = clock
         self.chunks = ChunkIndex(max_chunks)
         self.nodes: dict[NodeId, NodeView] = {}
-        self._roster = NodeArrays()
+        self._arrays = NodeArrays()
         self._members: dict[Kind, _Members] | None = None  # None: who is ready has changed
         self._kind: Kind | None = None
         self._rolled: dict[Kind, str] = {}  # what the last forgotten node of a kind said
@@ -68,7 +68,7 @@ class PoolView:
         node = NodeView(
             report,
             self.chunks.new_slot(),
-            self._roster.add(),
+            self._arrays.add(),
             self._standing,
             loaded_at=now,
             moved_at=now,
@@ -80,17 +80,17 @@ class PoolView:
         return node
 
     def _met(self, view: NodeView) -> None:
-        self._roster.listed(view.row, view.slot)
+        self._arrays.listed(view.row, view.slot)
         self._reported(view)
         self._standing()
 
     def _reported(self, view: NodeView) -> None:
         view.compare(view.loaded_at)
-        self._roster.says(view.row, view.report)
+        self._arrays.says(view.row, view.report)
         self._loaded(view)
 
     def _loaded(self, view: NodeView) -> None:
-        self._roster.loaded(view.row, view.queued_tokens, view.sequences, view.requests)
+        self._arrays.loaded(view.row, view.queued_tokens, view.sequences, view.requests)
 
     def _standing(self) -> None:
         """Who is ready has changed, or may have."""
@@ -108,7 +108,7 @@ class PoolView:
 
     def _gone(self, view: NodeView) -> None:
         self.chunks.drop_slot(view.slot)
-        self._roster.remove(view.row)
+        self._arrays.remove(view.row)
         self._standing()
         if view.report.replaced_by:
             self._rolled.pop(view.kind, None)
@@ -187,7 +187,7 @@ class PoolView:
         if view is not None:
             self.chunks.drop_slot(view.slot)
             view.slot, view.chunks = self.chunks.new_slot(), 0
-            self._roster.listed(view.row, view.slot)
+            self._arrays.listed(view.row, view.slot)
 
     # --- bookings ---------------------------------------------------------------------------
 
@@ -298,7 +298,7 @@ class PoolView:
                 groups[role] = NOBODY
                 continue
             names, rows = members.roles[role]
-            group = self._roster.group(names, rows, lengths)
+            group = self._arrays.group(names, rows, lengths)
             if without:
                 group = only(group, np.array([node not in without for node in names], np.bool_))
             groups[role] = group

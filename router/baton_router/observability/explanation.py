@@ -112,7 +112,7 @@ class ExplanationHistory:
 def explanation(trail: RequestLog, status: int | None, now: float) -> Json:
     """`status` is None as long as the call runs."""
     answer = trail.answer
-    flights = answer.flights if answer is not None else ()
+    in_flight = answer.in_flight if answer is not None else ()
     usage = answer.usage() if answer is not None else None
     ttft_s = answer.ttft_s if answer is not None else None
     return {
@@ -120,20 +120,20 @@ def explanation(trail: RequestLog, status: int | None, now: float) -> Json:
         "client_request_id": trail.client_id or None,
         "endpoint": trail.endpoint,
         "tenant": trail.tenant_name,
-        "model": flights[0].prepared.serving.name if flights else None,
+        "model": in_flight[0].prepared.serving.name if in_flight else None,
         "came": round(trail.came, 3),
         "state": "running" if status is None else "ended",
         "status": status,
         "error": trail.failure.code if trail.failure is not None else None,
         "held": trail.waits or None,
-        "prepared_ms": _since(trail.started, flights[0].record.began if flights else None),
+        "prepared_ms": _since(trail.started, in_flight[0].record.began if in_flight else None),
         "first_token_ms": _ms(ttft_s),
         "total_ms": _since(trail.started, now),
         "prompt_tokens": usage.prompt_tokens if usage is not None else 0,
         "cached_tokens": usage.cached_tokens if usage is not None else 0,
         "completion_tokens": usage.completion_tokens if usage is not None else 0,
-        "requests": [_request(flight, trail.started, now) for flight in flights[:MAX_PROMPTS]],
-        "requests_left_out": max(0, len(flights) - MAX_PROMPTS),
+        "requests": [_request(request, trail.started, now) for request in in_flight[:MAX_PROMPTS]],
+        "requests_left_out": max(0, len(in_flight) - MAX_PROMPTS),
     }
 
 
@@ -148,10 +148,10 @@ def one_of(explanation: Json, request_id: str) -> Json | None:
     return explanation | {"requests": found} if found else None
 
 
-def _request(flight: InFlightRequest, started: float, now: float) -> Json:
-    record = flight.record
+def _request(request: InFlightRequest, started: float, now: float) -> Json:
+    record = request.record
     return {
-        "id": flight.id,
+        "id": request.id,
         "state": record.end or record.phase,
         "prompt_tokens": len(record.request.prompt_ids),
         "cached_tokens": record.cached_tokens,

@@ -34,7 +34,7 @@ class Answering(Protocol):
     """A call that has a place, as far as it is."""
 
     @property
-    def flights(self) -> Sequence[InFlightRequest]:
+    def in_flight(self) -> Sequence[InFlightRequest]:
         """Those of its prompts that run or ran."""
 
     @property
@@ -85,7 +85,7 @@ class RequestLog:
     def placement(self) -> str | None:
         """The value of x-baton-placement, as things stand."""
         if self.answer is not None:
-            return _placements(self.answer.flights)
+            return _placements(self.answer.in_flight)
         if self.failure is not None:
             return refused(self.failure)
         return f"prefill=- decode=- reason=waiting: {self.waits}" if self.waits else None
@@ -101,7 +101,7 @@ class RequestLog:
         if self.answer is not None:
             usage, ttft_s = self.answer.usage(), self.answer.ttft_s
             prompt, completion = usage.prompt_tokens, usage.completion_tokens
-            attempts = max(flight.record.attempt for flight in self.answer.flights)
+            attempts = max(request.record.attempt for request in self.answer.in_flight)
             ttft_ms = None if ttft_s is None else round(ttft_s * 1000, 1)
         total_ms = round((now - self.started) * 1000, 1)
         logger.info(
@@ -116,7 +116,7 @@ class RequestLog:
                 "error": None if self.failure is None else self.failure.code,
                 "prompt_tokens": prompt,
                 "completion_tokens": completion,
-                **_prompts(self.answer.flights if self.answer is not None else ()),
+                **_prompts(self.answer.in_flight if self.answer is not None else ()),
                 "attempts": attempts,
                 "ttft_ms": ttft_ms,
                 "total_ms": total_ms,
@@ -134,16 +134,16 @@ def refused(error: ErrorRecord) -> str:
     return f"prefill=- decode=- reason=refused: {error.code}"
 
 
-def _prompts(flights: Sequence[InFlightRequest]) -> dict[str, float]:
+def _prompts(in_flight: Sequence[InFlightRequest]) -> dict[str, float]:
     """How their last nodes came to their prompts' KV, all prompts of a call together."""
-    told = [flight.record.stats for flight in flights if flight.record.stats is not None]
+    told = [request.record.stats for request in in_flight if request.record.stats is not None]
     found = {name: sum(getattr(stats, name) for stats in told) for name in FOUND}
     weighed = {name: round(sum(getattr(stats, name) for stats in told), 1) for name in WEIGHED}
     return found | weighed
 
 
-def _placements(flights: Sequence[InFlightRequest]) -> str:
+def _placements(in_flight: Sequence[InFlightRequest]) -> str:
     """Of a call with many prompts the first few. Clients refuse headers of more than 8 KiB."""
-    told = [flight.line() for flight in flights[:PLACEMENTS_SHOWN]]
-    more = len(flights) - len(told)
+    told = [request.line() for request in in_flight[:PLACEMENTS_SHOWN]]
+    more = len(in_flight) - len(told)
     return "; ".join([*told, f"and {more} more"] if more else told)

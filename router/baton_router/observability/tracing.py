@@ -30,8 +30,8 @@ class Tracing:
         if self._sink is None or trail.trace is None:
             return
         self._sink(_call(trail, trail.trace, status, self._clock()))
-        for flight in trail.answer.flights if trail.answer is not None else ():
-            for span in _placements(flight, trail, trail.trace):
+        for request in trail.answer.in_flight if trail.answer is not None else ():
+            for span in _placements(request, trail, trail.trace):
                 self._sink(span)
 
 
@@ -46,16 +46,16 @@ def _call(trail: RequestLog, place: Place, status: int, now: float) -> Span:
         attributes["baton.client_request"] = trail.client_id
     if trail.answer is not None:
         usage, ttft_s = trail.answer.usage(), trail.answer.ttft_s
-        flight = trail.answer.flights[0]
+        request = trail.answer.in_flight[0]
         attributes |= {
-            "baton.attempts": max(one.record.attempt for one in trail.answer.flights),
+            "baton.attempts": max(one.record.attempt for one in trail.answer.in_flight),
             "baton.cached_tokens": usage.cached_tokens,
-            "gen_ai.response.model": flight.prepared.serving.name,
+            "gen_ai.response.model": request.prepared.serving.name,
             "gen_ai.usage.input_tokens": usage.prompt_tokens,
             "gen_ai.usage.output_tokens": usage.completion_tokens,
         }
-        if flight.record.attempts:
-            attributes["baton.placement.reason"] = flight.record.attempts[-1].placement.reason
+        if request.record.attempts:
+            attributes["baton.placement.reason"] = request.record.attempts[-1].placement.reason
         if ttft_s is not None:
             attributes["baton.first_token_ms"] = round(ttft_s * 1000, 3)
     return Span(
@@ -69,24 +69,24 @@ def _call(trail: RequestLog, place: Place, status: int, now: float) -> Span:
     )
 
 
-def _placements(flight: InFlightRequest, trail: RequestLog, place: Place) -> Iterator[Span]:
+def _placements(request: InFlightRequest, trail: RequestLog, place: Place) -> Iterator[Span]:
     """Each from when the request wanted a place to when it had one."""
-    wanted_at = flight.record.began
-    for attempt in flight.record.attempts:
+    wanted_at = request.record.began
+    for attempt in request.record.attempts:
         yield Span(
             "placement",
             below(place),
             trail.unix_ns(min(wanted_at, attempt.placed_at)),
             trail.unix_ns(attempt.placed_at),
-            attributes=_decided(flight, attempt),
+            attributes=_decided(request, attempt),
         )
         wanted_at = attempt.placed_at if attempt.ended_at is None else attempt.ended_at
 
 
-def _decided(flight: InFlightRequest, attempt: Attempt) -> dict[str, Attribute]:
+def _decided(request: InFlightRequest, attempt: Attempt) -> dict[str, Attribute]:
     placement = attempt.placement
     told: dict[str, Attribute] = {
-        "baton.request": flight.id,
+        "baton.request": request.id,
         "baton.attempt": attempt.number,
         "baton.placement.reason": placement.reason,
         "baton.placement.decode": placement.decode,

@@ -179,7 +179,7 @@ class Router:
         name = f"{socket.gethostname()}-{secrets.token_hex(ROUTER_DIGITS // 2)}"
         self._demand = Demand(name, clock)
         metrics = RouterMetrics(self.view, self._demand)
-        metrics.unheard(lambda: self.fleet.hearing.dropped, self._refused)
+        metrics.unheard(lambda: self.fleet.kv_events.dropped, self._refused)
         metrics.conflicts.set_function(lambda: len(self._table.conflicts()))
         metrics.held.set_function(lambda: self.report().held)
         self.dispatcher = self.fleet.listener = Dispatcher(
@@ -299,10 +299,10 @@ class Router:
 
     def report(self) -> RouterReport:
         """What clients ask of this router, as of now."""
-        flights = self.dispatcher.in_flight
-        held = count_held(flights.values(), self.view)
+        in_flight = self.dispatcher.in_flight
+        held = count_held(in_flight.values(), self.view)
         waiting = self._waking.held + self.admission.held + held
-        return self._demand.report(len(flights) - held, waiting)
+        return self._demand.report(len(in_flight) - held, waiting)
 
     async def _listen(self) -> None:
         host, port = self.settings.host, self.settings.port
@@ -369,8 +369,8 @@ class Router:
         self.admission.end()
         self.dispatcher.on_change()
         error = Unavailable("the router is shutting down; send the request again").record()
-        for flight in list(self.dispatcher.in_flight.values()):
-            self.dispatcher.cancel(flight, error)
+        for request in list(self.dispatcher.in_flight.values()):
+            self.dispatcher.cancel(request, error)
         deadline = self._clock() + FAREWELL_S
         while self._clock() < deadline and self._busy():
             await asyncio.sleep(POLL_S)

@@ -46,7 +46,7 @@ class WorkerPool:
 
 
 class Worker:
-    """One place in the crew. `ends` counts how often its process has ended unasked."""
+    """The slot of one worker process. `ends` counts how often its process has ended unasked."""
 
     def __init__(
         self,
@@ -118,28 +118,28 @@ class Worker:
         self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
 
 
-async def serve_workers(crew: WorkerPool) -> None:
+async def serve_workers(pool: WorkerPool) -> None:
     """Until a signal. Raise StartError if the port cannot be had, or a worker cannot start."""
     with (
-        _reserve(crew.host, crew.port) as held,
+        _reserve(pool.host, pool.port) as held,
         tempfile.TemporaryDirectory(prefix="baton-router-") as folder,
     ):
         port = held.getsockname()[1]
-        paths = [Path(folder) / f"{number}.sock" for number in range(crew.workers)]
-        workers = [Worker(path, crew.command(path, port), crew.environment) for path in paths]
+        paths = [Path(folder) / f"{number}.sock" for number in range(pool.workers)]
+        workers = [Worker(path, pool.command(path, port), pool.environment) for path in paths]
         stopping = asyncio.Event()
         with _signals(workers, stopping):
             try:
                 async with asyncio.TaskGroup() as group:
                     for worker in workers:
                         group.create_task(worker.run(stopping))
-                    group.create_task(_say_ready(crew, port, workers, stopping))
+                    group.create_task(_say_ready(pool, port, workers, stopping))
             except* StartError as errors:
                 raise StartError(str(errors.exceptions[0])) from errors
 
 
 async def _say_ready(
-    crew: WorkerPool, port: int, workers: Sequence[Worker], stopping: asyncio.Event
+    pool: WorkerPool, port: int, workers: Sequence[Worker], stopping: asyncio.Event
 ) -> None:
     """Once, when all listen."""
     while not all(worker.listens for worker in workers):
@@ -148,7 +148,7 @@ async def _say_ready(
         await asyncio.sleep(POLL_S)
     logger.info(
         "router of pool %r listens on http://%s:%d with %d workers",
-        *(crew.pool, crew.host, port, len(workers)),
+        *(pool.pool, pool.host, port, len(workers)),
     )
 
 

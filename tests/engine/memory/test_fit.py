@@ -19,7 +19,7 @@ from baton_engine.memory.estimate import (
     SPARE_BYTES,
     Demand,
     Measured,
-    MemoryRoom,
+    MemoryBudget,
     activation_bytes,
     blocks_for,
     fixed_bytes,
@@ -31,7 +31,7 @@ from baton_engine.memory.fit import check_fit, fits, free_blocks, gib, least_len
 from tests.support.engines.demands import GIB, config_of, demand_of
 
 ROOT = Path(__file__).resolve().parents[3]
-CARD = MemoryRoom(total=80 * GIB, others=GIB, share=0.9)
+CARD = MemoryBudget(total=80 * GIB, others=GIB, share=0.9)
 
 
 @st.composite
@@ -69,13 +69,13 @@ def demands(draw: st.DrawFn) -> Demand:
 
 
 @st.composite
-def rooms(draw: st.DrawFn) -> MemoryRoom:
+def rooms(draw: st.DrawFn) -> MemoryBudget:
     total = draw(st.integers(1, 200 * GIB))
     others = draw(st.just(0) | st.integers(0, total))
-    return MemoryRoom(total=total, others=others, share=draw(st.sampled_from([0.5, 0.9, 1.0])))
+    return MemoryBudget(total=total, others=others, share=draw(st.sampled_from([0.5, 0.9, 1.0])))
 
 
-def followed(advice: str, demand: Demand, room: MemoryRoom) -> tuple[Demand, MemoryRoom]:
+def followed(advice: str, demand: Demand, room: MemoryBudget) -> tuple[Demand, MemoryBudget]:
     """What a user who does as the text says would start next."""
     flag, _, value = advice.partition(" ")
     if flag == "--dtype":
@@ -101,7 +101,7 @@ def advice_of(message: str) -> list[str]:
 
 @given(demands(), rooms())
 def test_whoever_follows_any_advice_has_an_engine_that_fits(
-    demand: Demand, room: MemoryRoom
+    demand: Demand, room: MemoryBudget
 ) -> None:
     try:
         check_fit(demand, room)
@@ -120,7 +120,7 @@ def test_whoever_follows_any_advice_has_an_engine_that_fits(
 
 @given(demands(), rooms())
 def test_a_larger_device_is_always_among_the_ways_and_the_last(
-    demand: Demand, room: MemoryRoom
+    demand: Demand, room: MemoryBudget
 ) -> None:
     if not fits(demand, room):
         *flags, device = [each.text for each in remedies(demand, room)]
@@ -130,7 +130,7 @@ def test_a_larger_device_is_always_among_the_ways_and_the_last(
 
 @given(demands(), rooms())
 def test_the_pool_and_everything_else_stay_within_the_limit(
-    demand: Demand, room: MemoryRoom
+    demand: Demand, room: MemoryBudget
 ) -> None:
     if demand.pool_blocks is not None or not fits(demand, room):
         return
@@ -141,7 +141,7 @@ def test_the_pool_and_everything_else_stay_within_the_limit(
     assert fixed_bytes(demand, length) + pool_bytes(demand, blocks) <= room.limit
 
 
-def misfit(demand: Demand, room: MemoryRoom) -> str:
+def misfit(demand: Demand, room: MemoryBudget) -> str:
     with pytest.raises(SettingsError) as caught:
         check_fit(demand, room)
     return str(caught.value)
@@ -183,7 +183,7 @@ def test_what_was_measured_counts_instead_of_the_formulas() -> None:
 
 def test_the_error_has_the_numbers_and_every_kind_of_advice() -> None:
     demand = demand_of(dtype="float32", max_model_len=40960, max_batched_tokens=16384)
-    message = misfit(demand, MemoryRoom(total=40 * GIB, others=GIB, share=0.85))
+    message = misfit(demand, MemoryBudget(total=40 * GIB, others=GIB, share=0.85))
     for words in (
         "weights 30.5",
         "KV of one sequence of 40960 tokens 11.3",
@@ -208,20 +208,22 @@ def test_the_error_has_the_numbers_and_every_kind_of_advice() -> None:
 def test_what_is_too_large_is_told_a_size_that_is_not(
     change: Callable[[Demand], Demand], advice: str
 ) -> None:
-    assert re.search(advice, misfit(change(demand_of()), MemoryRoom(total=20 * GIB, share=0.99)))
+    assert re.search(advice, misfit(change(demand_of()), MemoryBudget(total=20 * GIB, share=0.99)))
 
 
 def test_a_share_that_is_too_small_is_told_a_larger_one_only_where_that_is_enough() -> None:
     demand = demand_of(max_model_len=4096)
-    assert "--gpu-memory-utilization 0.44" in misfit(demand, MemoryRoom(total=40 * GIB, share=0.2))
+    assert "--gpu-memory-utilization 0.44" in misfit(
+        demand, MemoryBudget(total=40 * GIB, share=0.2)
+    )
     assert "--gpu-memory-utilization 0.9" not in misfit(
-        demand, MemoryRoom(total=16 * GIB, share=0.2)
+        demand, MemoryBudget(total=16 * GIB, share=0.2)
     )
 
 
 def test_a_cpu_is_told_of_free_memory_and_of_no_graphics_card() -> None:
     demand = demand_of(device="cpu", kernels="torch", graphs=False)
-    message = misfit(demand, MemoryRoom(total=4 * GIB, share=0.9))
+    message = misfit(demand, MemoryBudget(total=4 * GIB, share=0.9))
     assert "3.6 of the 4.0 GiB that are free here may be used" in message
     assert "GiB of free memory" in message
     assert "gpu" not in message

@@ -16,7 +16,7 @@ import torch
 from baton_engine.build import build_torch
 from baton_engine.config.engine_config import TorchSettings
 from baton_engine.errors import SettingsError
-from baton_engine.memory.estimate import Measured, MemoryRoom, fixed_bytes, num_graphs, pool_bytes
+from baton_engine.memory.estimate import Measured, MemoryBudget, fixed_bytes, num_graphs, pool_bytes
 from baton_engine.runner.cuda_graphs import buckets
 from baton_engine.runner.plan import Plan, find_device, make_plan
 from tests.support.engines.torch_engines import small_engine
@@ -93,7 +93,7 @@ def test_the_pool_is_a_gib_where_the_machine_has_plenty(folder: Path) -> None:
 
 def test_the_pool_is_never_more_than_the_machine_leaves(folder: Path) -> None:
     plan = plan_of(folder, 300 * MIB)
-    assert plan.room == MemoryRoom(total=300 * MIB, share=0.9)
+    assert plan.room == MemoryBudget(total=300 * MIB, share=0.9)
     used = fixed_bytes(plan.demand, plan.max_model_len) + pool_bytes(plan.demand, plan.num_blocks)
     assert 0.9 * plan.room.limit < used <= plan.room.limit
     beside_a_tier = plan_of(folder, 300 * MIB, host_kv_memory=100 * MIB)
@@ -157,7 +157,7 @@ def test_steps_overlap_on_a_cpu_where_they_are_told_to(
 def on_a_card(plan: Plan, *, max_model_len: int | None = None) -> Plan:
     """The plan as it would be on an idle card of 1 GiB."""
     demand = replace(plan.demand, device="cuda", max_model_len=max_model_len)
-    return replace(plan, demand=demand, room=MemoryRoom(total=GIB, share=0.9))
+    return replace(plan, demand=demand, room=MemoryBudget(total=GIB, share=0.9))
 
 
 def test_the_pool_on_a_card_is_sized_by_what_was_measured(folder: Path) -> None:

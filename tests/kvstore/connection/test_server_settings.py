@@ -11,7 +11,13 @@ import pytest
 
 from baton_kvstore.connection.endpoint import parse_endpoint
 from baton_kvstore.connection.resp import RespConnection
-from baton_kvstore.connection.server_settings import CareMode, StoreRole, read_usage, tend, wishes
+from baton_kvstore.connection.server_settings import (
+    CareMode,
+    StoreRole,
+    read_usage,
+    tend,
+    wanted_settings,
+)
 from baton_kvstore.embedded.servers import EmbeddedServers, ServerSpec
 from baton_kvstore.errors import StoreUnavailable
 from baton_kvstore.index.markers import Index
@@ -115,7 +121,7 @@ def as_user(url: str, *commands: str) -> str:
     ],
 )
 def test_what_should_be_set(role: StoreRole, changes: dict[str, str], lines: list[str]) -> None:
-    found = [wish.line for wish in wishes(role, {**GOOD_DATA, **changes}, VALUE)]
+    found = [wanted.line for wanted in wanted_settings(role, {**GOOD_DATA, **changes}, VALUE)]
     assert len(found) == len(lines)
     for line, words in zip(found, lines, strict=True):
         assert words in line
@@ -140,19 +146,21 @@ def test_each_client_is_bounded_but_two_values_fit(
     settings = {**GOOD_DATA, "maxmemory": str(8 << 30), "maxmemory-clients": together, OLD: now}
     if together is None:  # an older server
         del settings["maxmemory-clients"]
-    found = [wish.line for wish in wishes("data", settings, value_bytes)]
+    found = [wanted.line for wanted in wanted_settings("data", settings, value_bytes)]
     assert found == ([line] if line else [])
 
 
 def test_what_a_server_does_not_know_is_not_wished_for() -> None:
-    assert wishes("data", {}, VALUE) == ()
-    assert wishes("index", {}, VALUE) == ()
+    assert wanted_settings("data", {}, VALUE) == ()
+    assert wanted_settings("index", {}, VALUE) == ()
 
 
 def test_what_a_server_does_not_show_is_wished_for() -> None:
-    found = {wish.name: wish for wish in wishes("data", dict.fromkeys(GOOD_DATA), VALUE)}
+    found = {
+        wanted.name: wanted for wanted in wanted_settings("data", dict.fromkeys(GOOD_DATA), VALUE)
+    }
     assert found.keys() == {"save", "appendonly", "maxmemory-policy", OLD}
-    assert {wish.was for wish in found.values()} == {"not shown"}
+    assert {wanted.was for wanted in found.values()} == {"not shown"}
 
 
 def test_a_careless_data_server_is_set_right_once_and_each_change_is_said(

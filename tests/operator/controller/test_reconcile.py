@@ -15,7 +15,7 @@ from kubernetes.aio.client import Configuration
 from baton_operator.autoscaling.autoscaler import Autoscaler
 from baton_operator.autoscaling.pool_scalers import Scalers
 from baton_operator.builders import build_pool
-from baton_operator.controller.index_asker import IndexAsker
+from baton_operator.controller.index_poller import IndexPoller
 from baton_operator.controller.pool_task import Incomplete, PoolGone
 from baton_operator.controller.reconcile import (
     SECRET_S,
@@ -72,7 +72,7 @@ class Stage:
         events = PodEvents(KEY, api, clock, lambda after_s: None)
         status = StatusWriter(KEY, api, self.cache, events, lambda: NOW, "test")
         parts = PoolParts(
-            index=IndexAsker(KEY, api, IndexReader(clock), lambda: None, clock),
+            index=IndexPoller(KEY, api, IndexReader(clock), lambda: None, clock),
             scalers=Scalers(api, self.cache),
             planner=Autoscaler(KEY, self.cache, metrics, clock, lambda: NOW),
             drainer=Drainer(api, self.cache, self.routers, status.tell, lambda: NOW),

@@ -20,7 +20,7 @@ from kubernetes.aio.client import Configuration
 
 from baton_kvstore.index import registry
 from baton_operator.api.pool import Pool, SpecError
-from baton_operator.controller.index_asker import IndexAsker
+from baton_operator.controller.index_poller import IndexPoller
 from baton_operator.kube.client import Api
 from baton_operator.kube.egress import Address, refusal
 from baton_operator.state.cache import PoolKey
@@ -414,8 +414,8 @@ async def test_a_namespace_whose_names_nobody_resolves_keeps_no_other_waiting() 
     answered = asyncio.Event()
     api, lookups = Api(Configuration(), lambda verb, code: None, 60.0), Lookups(resolve)
 
-    def asker_of(pool: Pool, reader: IndexReader, answered: Callable[[], None]) -> IndexAsker:
-        asker = IndexAsker(PoolKey(pool.namespace, pool.uid), api, reader, answered, monotonic)
+    def asker_of(pool: Pool, reader: IndexReader, answered: Callable[[], None]) -> IndexPoller:
+        asker = IndexPoller(PoolKey(pool.namespace, pool.uid), api, reader, answered, monotonic)
         seen = observed(pool)
         asker.follow(pool, seen, status_of(seen, pool))
         return asker

@@ -27,8 +27,8 @@ from baton_operator.builders.credentials import acl_file
 from baton_operator.state.index_reader import (
     FIRST_RETRY_S,
     LONGEST_RETRY_S,
-    Asked,
     IndexReader,
+    LastQuery,
     Login,
     index_url_of,
     next_question,
@@ -317,4 +317,4 @@ def test_how_long_an_answer_is_good_for(
 
 def test_the_first_question_is_due_at_once_and_no_failure_count_overflows() -> None:
     assert next_question(60.0, None) == 0.0
-    assert next_question(60.0, Asked(5.0, 100_000)) == 5.0 + LONGEST_RETRY_S
+    assert next_question(60.0, LastQuery(5.0, 100_000)) == 5.0 + LONGEST_RETRY_S

@@ -145,7 +145,7 @@ async def test_a_router_that_runs_for_a_week_keeps_nothing_of_it(
 # --- nodes that come and go -----------------------------------------------------------------------
 
 
-def a_days_nodes(view: PoolView, hearing: KVEventListener, clock: Clock, day: int) -> None:
+def a_days_nodes(view: PoolView, listener: KVEventListener, clock: Clock, day: int) -> None:
     """Each day another revision, of another fingerprint and with names of its own, replaces the
     nodes of the one before, which has had requests, restarted once, and missed events."""
     for number in range(4):
@@ -155,10 +155,10 @@ def a_days_nodes(view: PoolView, hearing: KVEventListener, clock: Clock, day: in
             epoch = Epoch(f"{name}-{start}")
             view.hello(make_report(name, role, fingerprint=kind, epoch=epoch))
             hashes = [BlockHash(f"{day:06}{number:02}{each:08}".encode()) for each in range(200)]
-            hearing.heard(name, CacheEvents(epoch, tuple(hashes), reset=True, seq=0))
-            hearing.heard(name, CacheEvents(epoch, (), tuple(hashes[:50]), seq=1))
-            hearing.heard(name, CacheEvents(epoch, tuple(hashes[:9]), seq=5))  # some are missing
-            hearing.to_ask()
+            listener.heard(name, CacheEvents(epoch, tuple(hashes), reset=True, seq=0))
+            listener.heard(name, CacheEvents(epoch, (), tuple(hashes[:50]), seq=1))
+            listener.heard(name, CacheEvents(epoch, tuple(hashes[:9]), seq=5))  # some are missing
+            listener.to_ask()
         for request in range(20):
             id = RequestId(f"{name}-{request}")
             view.book(name, id, 100, 1)
@@ -168,7 +168,7 @@ def a_days_nodes(view: PoolView, hearing: KVEventListener, clock: Clock, day: in
         view.load(name, leaves)
         clock.advance(HOUR_S)
     for node in list(view.nodes):
-        hearing.forget(node)
+        listener.forget(node)
         view.lost(node)
         view.forget(node)
 
@@ -178,12 +178,12 @@ def test_of_nodes_that_have_gone_nothing_is_kept(days: int) -> None:
     clock = Clock()
     limit = 1000
     view = PoolView(clock, max_chunks=limit)
-    hearing = KVEventListener(view, clock)
+    listener = KVEventListener(view, clock)
     looks = []
     for day in range(days):
-        a_days_nodes(view, hearing, clock, day)
+        a_days_nodes(view, listener, clock, day)
         if day + 1 in (days // 2, days):
-            looks.append(sizes(view) + sizes(hearing))
+            looks.append(sizes(view) + sizes(listener))
     # Until the index is full it keeps the names of chunks that no node holds any more.
     assert [name for name in grown(*looks) if not name.endswith("chunks._bits")] == []
     assert len(view.chunks) <= limit

@@ -19,7 +19,7 @@ EPOCH, NODE = Epoch("epoch-1"), NodeId("decode-0")
 NAMES = tuple(BlockHash(n.to_bytes(16, "big")) for n in range(1000))
 
 
-def a_hearing(
+def a_listener(
     clock: Clock, *nodes: str, events_per_s: int = 100
 ) -> tuple[KVEventListener, PoolView]:
     view = PoolView(clock, max_chunks=10_000)
@@ -37,59 +37,59 @@ def known(view: PoolView) -> int:
 
 
 def test_a_missing_frame_makes_the_router_forget_and_ask_once() -> None:
-    hearing, view = a_hearing(Clock())
-    hearing.heard(NODE, events(7, 2, reset=True))
-    hearing.heard(NODE, events(8, 3))
-    assert (known(view), hearing.to_ask()) == (3, [])
-    hearing.heard(NODE, events(10, 4))
-    assert (known(view), view.nodes[NODE].chunks, hearing.dropped) == (0, 0, 4)
-    assert (hearing.to_ask(), hearing.to_ask()) == ([NODE], [])
-    hearing.heard(NODE, events(11, 5))
-    assert (known(view), hearing.dropped) == (0, 9)
-    hearing.heard(NODE, events(11, 6, reset=True))
-    hearing.heard(NODE, events(12, 7))
-    assert (known(view), hearing.to_ask()) == (7, [])
+    listener, view = a_listener(Clock())
+    listener.heard(NODE, events(7, 2, reset=True))
+    listener.heard(NODE, events(8, 3))
+    assert (known(view), listener.to_ask()) == (3, [])
+    listener.heard(NODE, events(10, 4))
+    assert (known(view), view.nodes[NODE].chunks, listener.dropped) == (0, 0, 4)
+    assert (listener.to_ask(), listener.to_ask()) == ([NODE], [])
+    listener.heard(NODE, events(11, 5))
+    assert (known(view), listener.dropped) == (0, 9)
+    listener.heard(NODE, events(11, 6, reset=True))
+    listener.heard(NODE, events(12, 7))
+    assert (known(view), listener.to_ask()) == (7, [])
 
 
 def test_nodes_that_do_not_count_are_always_heard() -> None:
-    hearing, view = a_hearing(Clock(), events_per_s=10)
+    listener, view = a_listener(Clock(), events_per_s=10)
     for count in (5, 50, 500):
-        hearing.heard(NODE, events(0, count))
+        listener.heard(NODE, events(0, count))
         assert known(view) == count
-    assert (hearing.dropped, hearing.to_ask()) == (0, [])
+    assert (listener.dropped, listener.to_ask()) == (0, [])
 
 
 def test_too_many_at_once_are_dropped_said_once_and_listed_when_there_is_time(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     clock = Clock()
-    hearing, view = a_hearing(clock, "n0", "n1", "n2")
+    listener, view = a_listener(clock, "n0", "n1", "n2")
     with caplog.at_level(logging.WARNING):
-        hearing.heard(NodeId("n0"), events(1, 90))
-        hearing.heard(NodeId("n1"), events(1, 40))
-        hearing.heard(NodeId("n2"), events(1, 40))
+        listener.heard(NodeId("n0"), events(1, 90))
+        listener.heard(NodeId("n1"), events(1, 40))
+        listener.heard(NodeId("n2"), events(1, 40))
     assert [record.message for record in caplog.records] == [
         "chunk events come faster than 100 a second: some nodes' caches are taken for empty until"
         " there is time for them to list what they hold"
     ]
-    assert (hearing.dropped, known(view)) == (80, 90)
-    assert hearing.to_ask() == []
+    assert (listener.dropped, known(view)) == (80, 90)
+    assert listener.to_ask() == []
     clock.advance(0.3)
-    assert hearing.to_ask() == []
+    assert listener.to_ask() == []
     clock.advance(0.2)
-    assert hearing.to_ask() == ["n1", "n2"]
-    hearing.heard(NodeId("n1"), events(1, 95, reset=True))  # a listing is taken whatever its size
+    assert listener.to_ask() == ["n1", "n2"]
+    listener.heard(NodeId("n1"), events(1, 95, reset=True))  # a listing is taken whatever its size
     assert known(view) == 95
 
 
 def test_nodes_are_asked_some_at_a_time_and_not_when_they_have_gone() -> None:
     names = [f"n{n}" for n in range(LISTINGS + 3)]
-    hearing, _ = a_hearing(Clock(), *names, events_per_s=1000)
+    listener, _ = a_listener(Clock(), *names, events_per_s=1000)
     for name in names:
-        hearing.heard(NodeId(name), events(5))
-    hearing.forget(NodeId(names[-1]))
-    assert hearing.to_ask() == names[:LISTINGS]
-    assert hearing.to_ask() == names[LISTINGS:-1]
+        listener.heard(NodeId(name), events(5))
+    listener.forget(NodeId(names[-1]))
+    assert listener.to_ask() == names[:LISTINGS]
+    assert listener.to_ask() == names[LISTINGS:-1]
 
 
 @pytest.mark.integration

@@ -46,36 +46,36 @@ def delta(text: str, finish: FinishReason | None = None, stop: str | None = None
     return Delta(RequestId("r"), 1, 0, 0, ids=(7,), text=text, finish=finish, stop=stop)
 
 
-async def test_an_outbox_is_over_when_nothing_is_left_to_take() -> None:
-    outbox = OutputQueue(2)
-    outbox.put(0, delta("a"))
-    outbox.end()
-    await outbox.next()
-    assert not outbox.over  # the second request goes on
-    outbox.put(1, delta("b"))
-    outbox.end()
-    assert not outbox.over  # its delta was not taken
-    await outbox.next()
-    assert outbox.over
-    assert await outbox.next() == []
+async def test_an_output_queue_is_over_when_nothing_is_left_to_take() -> None:
+    output = OutputQueue(2)
+    output.put(0, delta("a"))
+    output.end()
+    await output.next()
+    assert not output.over  # the second request goes on
+    output.put(1, delta("b"))
+    output.end()
+    assert not output.over  # its delta was not taken
+    await output.next()
+    assert output.over
+    assert await output.next() == []
 
 
-async def test_an_outbox_that_failed_is_not_over_but_raises() -> None:
-    outbox = OutputQueue(1)
-    outbox.fail(Unavailable("gone").record())
-    outbox.end()
-    assert not outbox.over
+async def test_an_output_queue_that_failed_is_not_over_but_raises() -> None:
+    output = OutputQueue(1)
+    output.fail(Unavailable("gone").record())
+    output.end()
+    assert not output.over
     with pytest.raises(RequestFailed):
-        await outbox.next()
+        await output.next()
 
 
 class Pour:
     """Takes what is poured, or not."""
 
-    def __init__(self, outbox: OutputQueue) -> None:
+    def __init__(self, output: OutputQueue) -> None:
         self.got: list[str] = []
         self.takes = True
-        outbox.pour = self
+        output.pour = self
 
     def __call__(self, batch: Batch) -> bool:
         if self.takes:
@@ -83,82 +83,82 @@ class Pour:
         return self.takes
 
 
-async def read(outbox: OutputQueue, patience_s: float | None = None) -> list[str]:
-    return [delta.text for _, delta in await outbox.next(patience_s)]
+async def read(output: OutputQueue, patience_s: float | None = None) -> list[str]:
+    return [delta.text for _, delta in await output.next(patience_s)]
 
 
 async def test_what_comes_while_the_reader_waits_is_poured_and_its_end_is_read() -> None:
-    outbox = OutputQueue(1)
-    pour = Pour(outbox)
-    reader = asyncio.create_task(read(outbox))
+    output = OutputQueue(1)
+    pour = Pour(output)
+    reader = asyncio.create_task(read(output))
     await asyncio.sleep(0)
     for text in "abc":
-        outbox.put(0, delta(text))
+        output.put(0, delta(text))
         await asyncio.sleep(0)
     assert (pour.got, reader.done()) == (["a", "b", "c"], False)
-    outbox.put(0, delta("d"))
-    outbox.end()
+    output.put(0, delta("d"))
+    output.end()
     assert await reader == ["d"]  # the last token and the end are one write
-    assert outbox.over
+    assert output.over
     assert pour.got == ["a", "b", "c"]
 
 
 async def test_what_is_not_taken_is_read() -> None:
-    outbox = OutputQueue(1)
-    pour = Pour(outbox)
+    output = OutputQueue(1)
+    pour = Pour(output)
     pour.takes = False
-    reader = asyncio.create_task(read(outbox))
+    reader = asyncio.create_task(read(output))
     await asyncio.sleep(0)
-    outbox.put(0, delta("a"))
+    output.put(0, delta("a"))
     assert await reader == ["a"]
-    outbox.put(0, delta("b"))  # nobody waits: the reader writes
+    output.put(0, delta("b"))  # nobody waits: the reader writes
     await asyncio.sleep(0)
     pour.takes = True
-    assert await read(outbox) == ["b"]
+    assert await read(output) == ["b"]
     assert pour.got == []
 
 
 async def test_what_cannot_be_poured_fails_the_reader() -> None:
-    outbox = OutputQueue(1)
+    output = OutputQueue(1)
 
     def breaks(batch: Batch) -> bool:
         raise ZeroDivisionError
 
-    outbox.pour = breaks
-    reader = asyncio.create_task(read(outbox))
+    output.pour = breaks
+    reader = asyncio.create_task(read(output))
     await asyncio.sleep(0)
-    outbox.put(0, delta("a"))
+    output.put(0, delta("a"))
     with pytest.raises(ZeroDivisionError):
         await reader
 
 
 async def test_an_error_is_read_behind_what_came_before_it() -> None:
-    outbox = OutputQueue(1)
-    pour = Pour(outbox)
-    reader = asyncio.create_task(read(outbox))
+    output = OutputQueue(1)
+    pour = Pour(output)
+    reader = asyncio.create_task(read(output))
     await asyncio.sleep(0)
-    outbox.put(0, delta("a"))
-    outbox.fail(Unavailable("gone").record())
+    output.put(0, delta("a"))
+    output.fail(Unavailable("gone").record())
     assert await reader == ["a"]
     with pytest.raises(RequestFailed):
-        await outbox.next()
+        await output.next()
     assert pour.got == []
 
 
 async def test_patience_begins_anew_with_what_is_poured() -> None:
-    loop, outbox = asyncio.get_running_loop(), OutputQueue(1)
-    pour = Pour(outbox)
-    reader = asyncio.create_task(read(outbox, 0.2))
+    loop, output = asyncio.get_running_loop(), OutputQueue(1)
+    pour = Pour(output)
+    reader = asyncio.create_task(read(output, 0.2))
     await asyncio.sleep(0.15)
-    outbox.put(0, delta("a"))
+    output.put(0, delta("a"))
     poured = loop.time()
     with pytest.raises(TimeoutError):
         await reader
     assert loop.time() - poured >= 0.2
     assert pour.got == ["a"]
-    outbox.put(0, delta("b"))
-    assert await read(outbox, 0.2) == ["b"]
-    outbox.close()
+    output.put(0, delta("b"))
+    assert await read(output, 0.2) == ["b"]
+    output.close()
 
 
 @pytest.mark.integration

@@ -13,7 +13,7 @@ import pytest
 
 from baton_kvstore.connection.endpoint import with_login
 from baton_operator.api.pool import Pool
-from baton_operator.controller.index_asker import IndexAsker
+from baton_operator.controller.index_poller import IndexPoller
 from baton_operator.kube.client import Api
 from baton_operator.kube.connection import load
 from baton_operator.state.cache import PoolKey
@@ -36,10 +36,10 @@ class Askers:
         self.answered: asyncio.Queue[PoolKey] = asyncio.Queue()
         self.tasks: dict[PoolKey, asyncio.Task[None]] = {}
 
-    def follow(self, key: PoolKey, pool: Pool) -> IndexAsker:
+    def follow(self, key: PoolKey, pool: Pool) -> IndexPoller:
         answered = partial(self.answered.put_nowait, key)
         reader = IndexReader(monotonic, networks=LOCAL)
-        asker = IndexAsker(key, self.api, reader, answered, monotonic)
+        asker = IndexPoller(key, self.api, reader, answered, monotonic)
         asker.follow(pool, observed(pool), status_of(observed(pool), pool))
         self.tasks[key] = asyncio.create_task(asker.run())
         return asker

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 Subject = tuple[Pool, Observed, PoolStatus]
 
 
-class IndexAsker:
+class IndexPoller:
     """One pool's, for one task that runs it. `answered` marks the pool."""
 
     def __init__(
