@@ -16,7 +16,7 @@ from threading import Event
 
 from tests.support.clients.http import Json
 from tests.support.clients.mix import Result
-from tests.support.clients.streams import Told, ask
+from tests.support.clients.streams import StreamedAnswer, ask
 from tests.support.kubernetes.streams import PROMPT_TOKENS, STREAM_S, Question, completion
 
 CALM_CLIENTS = 8
@@ -49,7 +49,7 @@ class Answer:
     some: comment lines are no sign of progress."""
 
     question: Question
-    told: Told = field(default_factory=Told)
+    told: StreamedAnswer = field(default_factory=StreamedAnswer)
     first_s: float = 0.0
     pause_s: float = 0.0
 
@@ -170,7 +170,7 @@ class Load:
         asked = last = time.monotonic()
         tokens = 0
 
-        def heard(told: Told) -> bool:
+        def heard(told: StreamedAnswer) -> bool:
             nonlocal last, tokens
             now, come = time.monotonic(), _tokens(told.result)
             if come == tokens:

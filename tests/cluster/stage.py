@@ -32,7 +32,7 @@ ROLES: tuple[Role, ...] = ("prefill", "decode")
 SAME, OTHER = Fingerprint("5" * 32), Fingerprint("0" * 32)
 
 
-class Told(NamedTuple):
+class RouterCall(NamedTuple):
     act: str
     node: str
     token: str
@@ -47,7 +47,7 @@ class Router:
         number = os.getpid()
         self.address = f"127.{77 + (number >> 16)}.{number >> 8 & 255}.{number & 255}"
         self.status = 200
-        self.told: list[Told] = []
+        self.told: list[RouterCall] = []
 
     def acts(self, act: str) -> list[str]:
         """The nodes that were to do this, once for each time."""
@@ -55,7 +55,7 @@ class Router:
 
     def hear(self, path: str, token: str, words: Body) -> tuple[int, Body]:
         _, _, node, act = path.split("/")
-        self.told.append(Told(act, node, token, words))
+        self.told.append(RouterCall(act, node, token, words))
         return self.status, {"node": node, "error": {"message": "as the test wants it"}}
 
 

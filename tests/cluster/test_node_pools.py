@@ -10,7 +10,7 @@ import pytest
 
 from tests.cluster.machine.client import Kubernetes
 from tests.cluster.machine.torch_pods import torch_pod_overrides
-from tests.support.clients.mix import Said
+from tests.support.clients.mix import ChoiceResult
 from tests.support.kubernetes.operator import RESTRICTED, install_operator
 from tests.support.kubernetes.pool import ClusterPool, Row
 from tests.support.kubernetes.specs import SIM_UP, sim_spec, torch_spec, torch_up
@@ -92,7 +92,7 @@ def test_the_printed_address_answers_inside_the_cluster(started: Watched) -> Non
     assert '"sim"' in told
 
 
-def check_answers(pool: ClusterPool, expected: list[dict[int, Said]]) -> None:
+def check_answers(pool: ClusterPool, expected: list[dict[int, ChoiceResult]]) -> None:
     """The official client gets them, and both roles had a part in each."""
     for question, choices in zip(few_questions(), expected, strict=True):
         answer = ask_by_openai(pool.url, question)

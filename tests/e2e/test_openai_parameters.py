@@ -30,7 +30,7 @@ def client() -> Iterator[openai.OpenAI]:
 
 
 @dataclass
-class Said:
+class ChoiceResult:
     """One choice, whole or put together from a stream."""
 
     ids: list[int] = field(default_factory=list)
@@ -50,7 +50,7 @@ class Said:
             self.tops += map(len, tops)
 
 
-Ask = Callable[..., list[Said]]
+Ask = Callable[..., list[ChoiceResult]]
 
 
 @pytest.fixture(params=["chat", "chat-stream", "completions", "completions-stream"])
@@ -58,7 +58,7 @@ def ask(request: pytest.FixtureRequest, client: openai.OpenAI) -> Ask:
     """Fields of a request to the choices of its answer, on both endpoints, streamed and not."""
     endpoint, _, stream = request.param.partition("-")
 
-    def asked(**fields: Any) -> list[Said]:
+    def asked(**fields: Any) -> list[ChoiceResult]:
         fields = {"max_tokens": 40, "temperature": 0, "ignore_eos": True} | fields
         create: Any = client.completions.create
         prompt: dict[str, Any] = {"prompt": PROMPT}
@@ -69,7 +69,7 @@ def ask(request: pytest.FixtureRequest, client: openai.OpenAI) -> Ask:
                 fields |= {"top_logprobs": fields["logprobs"], "logprobs": True}
         extra = {"return_token_ids": True, **fields}
         answer = create(model="sim", stream=bool(stream), **prompt, extra_body=extra)
-        choices = [Said() for _ in range(fields.get("n", 1))]
+        choices = [ChoiceResult() for _ in range(fields.get("n", 1))]
         for part in answer if stream else [answer]:
             for choice in part.choices:
                 shown = getattr(choice, "delta" if stream else "message", None)

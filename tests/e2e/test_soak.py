@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from tests.support.clients.http import events, exchange, hang_up
-from tests.support.clients.mix import Asked, Mix, Result, result_of
+from tests.support.clients.mix import ClientCall, Mix, Result, result_of
 from tests.support.pools.baton_up import Pool
 from tests.support.pools.leaks import held_by_pool
 
@@ -51,14 +51,14 @@ def tight() -> Iterator[Pool]:
         yield pool
 
 
-def plain(pool: Pool, asked: Asked) -> Result:
+def plain(pool: Pool, asked: ClientCall) -> Result:
     """The answer in one piece."""
     answer = exchange(pool.url, asked.path, asked.body)
     assert answer.status == 200, (asked, answer.body)
     return result_of([answer.body])
 
 
-def delivered(pool: Pool, asked: Asked) -> Result:
+def delivered(pool: Pool, asked: ClientCall) -> Result:
     """The answer as the client asked for it; of one that left, what it had until then."""
     streamed = {**asked.body, "stream": True, "stream_options": {"include_usage": True}}
     if asked.leave == 0:
@@ -75,14 +75,14 @@ def delivered(pool: Pool, asked: Asked) -> Result:
     return plain(pool, asked)
 
 
-def check(got: Result, reference: Result, asked: Asked) -> None:
+def check(got: Result, reference: Result, asked: ClientCall) -> None:
     if asked.leave is not None:
         got.check_begins(reference)
         return
     assert got == reference, f"{asked}\ngot       {got}\nreference {reference}"
 
 
-def run_round(tight: Pool, roomy: Pool, asked: list[Asked]) -> None:
+def run_round(tight: Pool, roomy: Pool, asked: list[ClientCall]) -> None:
     with ThreadPoolExecutor(IN_FLIGHT) as threads:
         wanted = threads.map(lambda one: plain(roomy, one), asked)
         references = list(wanted)

@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.clients.http import text_of
-from tests.support.clients.mix import Asked
-from tests.support.clients.streams import Told
+from tests.support.clients.mix import ClientCall
+from tests.support.clients.streams import StreamedAnswer
 from tests.support.engines.exactness import rounding_explains
 from tests.support.faults.breaker import Breaker
 from tests.support.faults.chaos_plan import ALL_DECODE, NODE_FAULTS, STORE_FAULTS, make_plan
@@ -166,10 +166,10 @@ def test_a_short_chaos_changes_no_answer_of_a_real_model(
 ) -> None:
     seed = seed_of(TORCH_SEED)
 
-    def wanted(asked: Asked) -> bool:
+    def wanted(asked: ClientCall) -> bool:
         return not asked.body.get("logprobs")
 
-    def as_good(told: Told, known: Known) -> bool:
+    def as_good(told: StreamedAnswer, known: Known) -> bool:
         return as_likely(told, known, torch_folder)
 
     known = known_answers(torch_calm.url, seed, TORCH_REQUESTS, wanted)
@@ -178,7 +178,7 @@ def test_a_short_chaos_changes_no_answer_of_a_real_model(
     record_property("chaos", f"torch: {told}")
 
 
-def as_likely(told: Told, known: Known, folder: Path) -> bool:
+def as_likely(told: StreamedAnswer, known: Known, folder: Path) -> bool:
     """Whether rounding explains the first other id of each greedy choice."""
     body = known.asked.body
     if body["temperature"] != 0 or not isinstance(body["prompt"], list) or told.error is not None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.clients.streams import Told
+from tests.support.clients.streams import StreamedAnswer
 from tests.support.engines.exactness import Tally, compare, reference
 from tests.support.engines.tiny_models import FIRST_SPECIAL
 from tests.support.faults.cases import Case, Sizes
@@ -56,7 +56,7 @@ class TorchCase(Case):
     folder: Path
     tally: Tally
 
-    def check(self, told: Told) -> None:
+    def check(self, told: StreamedAnswer) -> None:
         wanted, got = self.reference.result, told.result
         if self.body["temperature"] == 0 and "stop" not in self.body and told.whole:
             exact = reference(self.folder, self.prompt, SIZES.answer)

@@ -12,7 +12,7 @@ from itertools import product
 
 import pytest
 
-from tests.support.clients.streams import Told, ask
+from tests.support.clients.streams import StreamedAnswer, ask
 from tests.support.faults.cases import PATH, Case, Sizes, make_cases
 from tests.support.pools.leaks import settle
 from tests.support.pools.processes import Cluster
@@ -32,14 +32,14 @@ CELLS = [
 MANY = 500
 
 
-class Asker:
+class PromptSource:
     """Asks for new prompts, one after another, and checks each answer."""
 
     def __init__(self, pool: Cluster, calm: Cluster, label: str) -> None:
         self._pool, self._calm, self._label = pool, calm, label
         self._count = 0
 
-    def next(self) -> Told:
+    def next(self) -> StreamedAnswer:
         [case] = self._cases()
         told = ask(self._pool.url, PATH, case.body)
         case.check(told)
@@ -64,7 +64,7 @@ def test_without_a_store_decode_nodes_compute_alone_and_its_return_is_noticed(
     what: Which, how: str, pool: Cluster, calm: Cluster
 ) -> None:
     assert pool.store is not None
-    asker = Asker(pool, calm, f"{what} {how}")
+    asker = PromptSource(pool, calm, f"{what} {how}")
     asker.until_placed(lambda placement: "reason=always" in placement)
     FAULTS[how](pool.store, what)
     try:
@@ -80,7 +80,7 @@ def test_without_a_store_decode_nodes_compute_alone_and_its_return_is_noticed(
 def test_a_router_that_starts_while_the_index_is_down_serves(calm: Cluster) -> None:
     with Cluster(1, 1, router_flags=["--handoff=always"], static=True) as pool:
         assert pool.store is not None
-        asker = Asker(pool, calm, "started blind")
+        asker = PromptSource(pool, calm, "started blind")
         pool.router.kill()
         pool.store.take_away("index")
         pool.router.start()

@@ -24,7 +24,7 @@ from baton_engine.models.decoder import Decoder, DecoderLayer
 from baton_engine.models.registry import build_model
 from baton_engine.runner.cuda_graphs import buckets
 from baton_protocol.ids import BlockId
-from tests.support.engines.decoding import Driver, Noting, make_runner, streams
+from tests.support.engines.decoding import Driver, RecordingGraphs, make_runner, streams
 from tests.support.engines.demands import kv_layout
 
 CPU = torch.device("cpu")
@@ -327,7 +327,7 @@ def test_attention_is_the_same_whatever_the_table_O_MDL_11(start: int, tokens: i
 def test_a_decode_step_takes_the_next_size_that_is_recorded_if_any_is_O_NAN_4(
     tiny_model: Callable[[str], Path], rows: int, most: int, recorded: list[int]
 ) -> None:
-    noting = Noting()
+    noting = RecordingGraphs()
     runner = make_runner(tiny_model("llama-gqa2-tied"), sizes=buckets(most), recorder=noting)
     made, driver = streams([4] * rows), Driver(runner)
     driver.step(made)

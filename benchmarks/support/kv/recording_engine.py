@@ -35,7 +35,7 @@ def _number(request: RequestId) -> int:
     return int(request.removeprefix(PREFIX))
 
 
-class NotingConnector(StoreConnector):
+class RecordingConnector(StoreConnector):
     """Notes a fetch when the step loop hears of it."""
 
     def __init__(self, address: StoreAddress, memory: KVMemory) -> None:
@@ -55,7 +55,7 @@ class NotingConnector(StoreConnector):
         super().close()
 
 
-class NotingPort(StreamEngineSocket):
+class RecordingSocket(StreamEngineSocket):
     """Notes a token as it is sent."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -75,7 +75,7 @@ class NotingPort(StreamEngineSocket):
 
 
 if __name__ == "__main__":
-    connector = patch.object(engine_process, "StoreConnector", NotingConnector)
-    port = patch.object(engine_process, "StreamEngineSocket", NotingPort)
+    connector = patch.object(engine_process, "StoreConnector", RecordingConnector)
+    port = patch.object(engine_process, "StreamEngineSocket", RecordingSocket)
     with connector, port:
         sys.exit(engine_process.main(sys.argv[1:]))

@@ -41,7 +41,7 @@ KILL_AFTER = 10  # tokens
 
 
 @dataclass(frozen=True)
-class Told:
+class ChoiceAnswer:
     """What a client was told about one choice."""
 
     ids: tuple[int, ...]
@@ -51,16 +51,16 @@ class Told:
 
 
 @dataclass(frozen=True)
-class Story:
+class FailureRun:
     """`log` is all that the pool said; nodes are those of /pool."""
 
-    undisturbed: Told
-    disturbed: Told
+    undisturbed: ChoiceAnswer
+    disturbed: ChoiceAnswer
     killed: Json
     after: dict[str, Json]
     refused: list[int]
     poisoned: Answer
-    innocent: Told
+    innocent: ChoiceAnswer
     log: str
 
     def records(self) -> list[tuple[str, dict[str, Any]]]:
@@ -70,7 +70,7 @@ class Story:
 
 
 @pytest.fixture(scope="module")
-def story() -> Iterator[Story]:
+def story() -> Iterator[FailureRun]:
     with Pool(FLAGS) as pool:
         complete(pool.url, STREAM["prompt"], max_tokens=1)  # from now on its chunks are stored
         undisturbed = told(events(pool.url, "/v1/completions", STREAM))
@@ -85,7 +85,7 @@ def story() -> Iterator[Story]:
         poisoned = exchange(pool.url, "/v1/completions", poison)
         innocent = told(running, first)
         whole(pool, *before.values())
-        yield Story(
+        yield FailureRun(
             undisturbed=undisturbed,
             disturbed=disturbed,
             killed=killed,
@@ -115,7 +115,7 @@ def whole(pool: Pool, *dead: Json) -> None:
     pool.wait(back, "get its nodes back")
 
 
-def told(stream: Iterator[Json], *seen: Json) -> Told:
+def told(stream: Iterator[Json], *seen: Json) -> ChoiceAnswer:
     ids: list[int] = []
     text, finish = "", None
     usage: Json = {}
@@ -125,10 +125,10 @@ def told(stream: Iterator[Json], *seen: Json) -> Told:
             ids += choice.get("token_ids") or []
             text += choice["text"]
             finish = choice["finish_reason"] or finish
-    return Told(tuple(ids), text, finish, usage)
+    return ChoiceAnswer(tuple(ids), text, finish, usage)
 
 
-def kill_in_mid_stream(pool: Pool) -> tuple[Told, Json]:
+def kill_in_mid_stream(pool: Pool) -> tuple[ChoiceAnswer, Json]:
     """What the stream brought, and the node that was killed under it."""
     stream = events(pool.url, "/v1/completions", STREAM)
     seen: list[Json] = []
@@ -153,13 +153,13 @@ def refusals(pool: Pool) -> list[int]:
 # --- what the client sees ---------------------------------------------------------------------
 
 
-def test_a_stream_goes_on_exactly_when_the_nodes_below_it_die(story: Story) -> None:
+def test_a_stream_goes_on_exactly_when_the_nodes_below_it_die(story: FailureRun) -> None:
     assert story.disturbed == story.undisturbed
     assert len(story.disturbed.ids) == TOKENS
     assert story.innocent == story.undisturbed
 
 
-def test_a_request_that_kills_its_nodes_ends_with_its_own_error(story: Story) -> None:
+def test_a_request_that_kills_its_nodes_ends_with_its_own_error(story: FailureRun) -> None:
     assert story.poisoned.status == 500
     assert story.poisoned.body["error"]["code"] == "request_kills_nodes"
 
@@ -167,19 +167,21 @@ def test_a_request_that_kills_its_nodes_ends_with_its_own_error(story: Story) ->
 # --- what the pool says -----------------------------------------------------------------------
 
 
-def test_a_killed_node_is_back_under_its_name_as_another_process(story: Story) -> None:
+def test_a_killed_node_is_back_under_its_name_as_another_process(story: FailureRun) -> None:
     now = story.after[story.killed["id"]]
     assert (now["state"], now["in_use"], now["role"]) == ("ready", True, "decode")
     assert now["epoch"] != story.killed["epoch"]
 
 
-def test_the_supervisor_says_who_died_and_how(story: Story) -> None:
+def test_the_supervisor_says_who_died_and_how(story: FailureRun) -> None:
     name = story.killed["id"]
     assert f"{name} was ended by SIGKILL; starting it again in 0.5 s\n" in story.log
     assert re.search(r"^\S+ exited with code 1 \(the engine process \d+ ended:", story.log, re.M)
 
 
-def test_nodes_that_a_request_killed_are_all_back_as_fast_as_the_first_time(story: Story) -> None:
+def test_nodes_that_a_request_killed_are_all_back_as_fast_as_the_first_time(
+    story: FailureRun,
+) -> None:
     pauses = re.findall(r"starting it again in (\S+) s$", story.log, re.MULTILINE)
     assert len(pauses) >= 1 + 3
     assert set(pauses) == {"0.5"}
@@ -188,7 +190,7 @@ def test_nodes_that_a_request_killed_are_all_back_as_fast_as_the_first_time(stor
 # --- what the logs say --------------------------------------------------------------------------
 
 
-def test_a_request_can_be_followed_through_its_attempts(story: Story) -> None:
+def test_a_request_can_be_followed_through_its_attempts(story: FailureRun) -> None:
     lost = [
         record
         for _, record in story.records()
@@ -204,7 +206,7 @@ def test_a_request_can_be_followed_through_its_attempts(story: Story) -> None:
     assert answered["completion_tokens"] == TOKENS
 
 
-def test_no_log_holds_what_a_client_wrote(story: Story) -> None:
+def test_no_log_holds_what_a_client_wrote(story: FailureRun) -> None:
     assert story.refused == [400, 404, 400, 400, 400]
     assert {"router", "prefill-0", "decode-0", "decode-1"} <= {name for name, _ in story.records()}
     ids = list(WORD.encode())

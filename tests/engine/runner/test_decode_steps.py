@@ -20,8 +20,8 @@ from tests.support.engines.decoding import (
     GREEDY,
     KINDS,
     Driver,
-    Noting,
-    Spoiling,
+    OverwrittenCopy,
+    RecordingGraphs,
     Stream,
     alone,
     make_runner,
@@ -109,7 +109,7 @@ def test_a_step_sends_all_its_inputs_and_reads_nothing_that_an_earlier_one_left(
 def test_a_step_runs_in_the_smallest_size_that_holds_it_and_larger_ones_as_they_are(
     tiny_model: Folders, expected: list[list[int]]
 ) -> None:
-    noting = Noting()
+    noting = RecordingGraphs()
     driver, made = prefilled(make_runner(tiny_model(MODEL), sizes=(2, 4, 8), recorder=noting))
     for count in (10, 8, 5, 4, 3, 2, 1):
         driver.step(made[:count], late=True)
@@ -281,7 +281,7 @@ def test_a_line_of_padding_is_a_greedy_token_of_nobodys_block_that_is_stored_now
 
 def test_a_pinned_buffer_is_written_again_only_after_its_copy_was_waited_for() -> None:
     hosts = [torch.zeros(4, dtype=torch.int32) for _ in range(2)]
-    copies = [Spoiling(host) for host in hosts]
+    copies = [OverwrittenCopy(host) for host in hosts]
     staging = Staging(4, torch.device("cpu"), list(zip(hosts, copies, strict=True)))
     written = []
     for number in range(1, 5):

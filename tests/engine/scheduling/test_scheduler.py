@@ -24,7 +24,7 @@ BLOCK = 4
 ROOT = BlockHash(bytes(16))
 
 
-class Desk:
+class SchedulerHarness:
     """A scheduler and what an engine does around it: compute, and append a token where due."""
 
     def __init__(self, blocks: int, *, budget: int = 1000, seqs: int = 100) -> None:
@@ -108,9 +108,9 @@ def test_tokens_fill_blocks_from_the_left(tokens: int, blocks: int) -> None:
 
 
 def test_a_scheduler_lacks_nothing_before_it_tried_to_place_something() -> None:
-    empty, full = Desk(4), Desk(4)
-    for desk in (empty, full):
-        scheduler = desk.scheduler
+    empty, full = SchedulerHarness(4), SchedulerHarness(4)
+    for harness in (empty, full):
+        scheduler = harness.scheduler
         assert (scheduler.starved, scheduler.owes_blocks) == (False, False)
         assert (scheduler.preemptions, scheduler.spare) == (0, 0)
     assert empty.step() == {}
@@ -120,241 +120,241 @@ def test_a_scheduler_lacks_nothing_before_it_tried_to_place_something() -> None:
 
 
 def test_a_long_prompt_is_computed_in_pieces_of_the_budget() -> None:
-    desk = Desk(2000, budget=2048)
-    desk.add("a", 5000)
-    assert [desk.step() for _ in range(4)] == [{"a": 2048}, {"a": 2048}, {"a": 904}, {"a": 1}]
+    harness = SchedulerHarness(2000, budget=2048)
+    harness.add("a", 5000)
+    assert [harness.step() for _ in range(4)] == [{"a": 2048}, {"a": 2048}, {"a": 904}, {"a": 1}]
 
 
 def test_decoding_comes_before_a_prompt_that_is_being_computed() -> None:
-    desk = Desk(2000, budget=2048)
+    harness = SchedulerHarness(2000, budget=2048)
     for index in range(48):
-        desk.add(f"d{index}", 1)
-    desk.step()
-    desk.add("long", 5000)
-    pieces = [desk.step() for _ in range(3)]
+        harness.add(f"d{index}", 1)
+    harness.step()
+    harness.add("long", 5000)
+    pieces = [harness.step() for _ in range(3)]
     assert [step["long"] for step in pieces] == [2000, 2000, 1000]
     assert all(len(step) == 49 for step in pieces)
 
 
 def test_an_older_prompt_does_not_starve_younger_decoding_ones() -> None:
-    desk = Desk(100, budget=10)
-    old = desk.add("old", 4)
-    desk.step()
-    desk.add("young", 1)
-    desk.step()
+    harness = SchedulerHarness(100, budget=10)
+    old = harness.add("old", 4)
+    harness.step()
+    harness.add("young", 1)
+    harness.step()
     old.tokens += [1] * 40  # as a preempted one that has much to compute again
-    old.blocks += desk.pool.allocate(20)
-    assert desk.step() == {"young": 1, "old": 9}
+    old.blocks += harness.pool.allocate(20)
+    assert harness.step() == {"young": 1, "old": 9}
 
 
 def test_budget_left_over_goes_to_waiting_requests_in_order() -> None:
-    desk = Desk(100, budget=10)
+    harness = SchedulerHarness(100, budget=10)
     for name in "abc":
-        desk.add(name, 4)
-    assert desk.step() == {"a": 4, "b": 4, "c": 2}
-    assert desk.step() == {"a": 1, "b": 1, "c": 2}
+        harness.add(name, 4)
+    assert harness.step() == {"a": 4, "b": 4, "c": 2}
+    assert harness.step() == {"a": 1, "b": 1, "c": 2}
 
 
 def test_no_more_sequences_run_than_the_budget_has_tokens() -> None:
-    desk = Desk(100, budget=2)
-    _, b, _ = (desk.add(name, 1) for name in "abc")
-    assert desk.step() == {"a": 1, "b": 1}
-    assert desk.step() == {"a": 1, "b": 1}
-    assert desk.waiting == ["c"]
-    desk.finish(b)
-    assert desk.step() == {"a": 1, "c": 1}
+    harness = SchedulerHarness(100, budget=2)
+    _, b, _ = (harness.add(name, 1) for name in "abc")
+    assert harness.step() == {"a": 1, "b": 1}
+    assert harness.step() == {"a": 1, "b": 1}
+    assert harness.waiting == ["c"]
+    harness.finish(b)
+    assert harness.step() == {"a": 1, "c": 1}
 
 
 def test_no_more_sequences_run_than_allowed() -> None:
-    desk = Desk(100, seqs=2)
-    a, _, _ = (desk.add(name, 4) for name in "abc")
-    assert desk.step() == {"a": 4, "b": 4}
-    assert desk.step() == {"a": 1, "b": 1}
-    desk.finish(a)
-    assert desk.step() == {"b": 1, "c": 4}
+    harness = SchedulerHarness(100, seqs=2)
+    a, _, _ = (harness.add(name, 4) for name in "abc")
+    assert harness.step() == {"a": 4, "b": 4}
+    assert harness.step() == {"a": 1, "b": 1}
+    harness.finish(a)
+    assert harness.step() == {"b": 1, "c": 4}
 
 
 def test_the_oldest_waiting_request_that_does_not_fit_stops_the_others() -> None:
-    desk = Desk(4)
-    desk.add("first", 4)
-    desk.step()
-    desk.add("big", 16)
-    desk.add("small", 1)
-    assert desk.step() == {"first": 1}
-    assert desk.waiting == ["big", "small"]
-    assert desk.scheduler.owes_blocks
-    assert not desk.scheduler.starved
+    harness = SchedulerHarness(4)
+    harness.add("first", 4)
+    harness.step()
+    harness.add("big", 16)
+    harness.add("small", 1)
+    assert harness.step() == {"first": 1}
+    assert harness.waiting == ["big", "small"]
+    assert harness.scheduler.owes_blocks
+    assert not harness.scheduler.starved
 
 
 def test_a_request_that_holds_its_blocks_passes_one_that_does_not_fit() -> None:
-    desk = Desk(4)
-    desk.add("first", 4)
-    desk.step()
-    desk.add("big", 16)
-    desk.add_holding("holder", 4)
-    assert desk.step() == {"first": 1, "holder": 4}
-    assert desk.waiting == ["big"]
+    harness = SchedulerHarness(4)
+    harness.add("first", 4)
+    harness.step()
+    harness.add("big", 16)
+    harness.add_holding("holder", 4)
+    assert harness.step() == {"first": 1, "holder": 4}
+    assert harness.waiting == ["big"]
 
 
 def test_the_youngest_gives_its_blocks_to_the_oldest_and_starts_again_later() -> None:
     """5 blocks of 4 tokens; r1 and r2 fill 2 blocks each, r3 one. R2 is preempted too, itself the
     youngest by then; nothing is admitted in a step that preempted."""
-    desk = Desk(5)
-    desk.add("r1", 8)
-    r2, r3 = desk.add("r2", 8), desk.add("r3", 4)
-    desk.step()
-    assert desk.pool.num_free == 0
-    assert desk.step() == {"r1": 1}
-    assert desk.waiting == ["r2", "r3"]
+    harness = SchedulerHarness(5)
+    harness.add("r1", 8)
+    r2, r3 = harness.add("r2", 8), harness.add("r3", 4)
+    harness.step()
+    assert harness.pool.num_free == 0
+    assert harness.step() == {"r1": 1}
+    assert harness.waiting == ["r2", "r3"]
     assert (r2.computed, r2.blocks, r3.computed, r3.known) == (0, [], 0, 5)
-    assert desk.scheduler.preemptions == 2
-    assert desk.scheduler.starved
+    assert harness.scheduler.preemptions == 2
+    assert harness.scheduler.starved
     # R2 finds its two blocks, which are free and so count as demand: 1 + 2 > 2 free ones.
-    assert desk.pool.lookup(r2.hashes_of(2)) == [3, 4]
-    assert desk.step() == {"r1": 1}
-    assert desk.waiting == ["r2", "r3"]
-    assert not desk.scheduler.starved
+    assert harness.pool.lookup(r2.hashes_of(2)) == [3, 4]
+    assert harness.step() == {"r1": 1}
+    assert harness.waiting == ["r2", "r3"]
+    assert not harness.scheduler.starved
 
 
 def test_a_preempted_request_finds_its_blocks_again() -> None:
-    desk = Desk(5)
-    r1, r2 = desk.add("r1", 8), desk.add("r2", 8)
-    desk.step()
-    desk.step()  # r1 takes the free block, r2 gives up its own
-    assert desk.running == ["r1"]
-    desk.finish(r1)
-    assert desk.step() == {"r2": 1}
+    harness = SchedulerHarness(5)
+    r1, r2 = harness.add("r1", 8), harness.add("r2", 8)
+    harness.step()
+    harness.step()  # r1 takes the free block, r2 gives up its own
+    assert harness.running == ["r1"]
+    harness.finish(r1)
+    assert harness.step() == {"r2": 1}
     assert (r2.computed, r2.registered) == (9, 2)
 
 
 def test_nothing_is_admitted_in_a_step_that_preempted() -> None:
-    desk = Desk(4, seqs=2)
-    older = desk.sequence("older", 1)  # as a choice whose prompt was computed only now
-    desk.add("r1", 8)
-    desk.add("r2", 8)
-    assert desk.step() == {"r1": 8, "r2": 8}
-    desk.scheduler.add(older)
-    assert desk.step() == {"r1": 1}
-    assert desk.pool.num_free == 1
-    assert desk.waiting == ["older", "r2"]
-    assert desk.step() == {"r1": 1, "older": 1}
+    harness = SchedulerHarness(4, seqs=2)
+    older = harness.sequence("older", 1)  # as a choice whose prompt was computed only now
+    harness.add("r1", 8)
+    harness.add("r2", 8)
+    assert harness.step() == {"r1": 8, "r2": 8}
+    harness.scheduler.add(older)
+    assert harness.step() == {"r1": 1}
+    assert harness.pool.num_free == 1
+    assert harness.waiting == ["older", "r2"]
+    assert harness.step() == {"r1": 1, "older": 1}
 
 
 def test_queued_holders_lose_their_blocks_before_running_ones_do() -> None:
-    desk = Desk(6, seqs=2)
-    desk.add("r1", 8)
-    desk.add("r2", 7)
-    desk.step()
-    desk.add_holding("q1", 4)
-    q2 = desk.add_holding("q2", 4)
-    assert desk.step() == {"r1": 1, "r2": 1}
-    assert desk.running == ["r1", "r2"]
-    assert desk.waiting == ["q1", "q2"]
+    harness = SchedulerHarness(6, seqs=2)
+    harness.add("r1", 8)
+    harness.add("r2", 7)
+    harness.step()
+    harness.add_holding("q1", 4)
+    q2 = harness.add_holding("q2", 4)
+    assert harness.step() == {"r1": 1, "r2": 1}
+    assert harness.running == ["r1", "r2"]
+    assert harness.waiting == ["q1", "q2"]
     assert q2.blocks == []
-    assert desk.scheduler.preemptions == 1
+    assert harness.scheduler.preemptions == 1
 
 
 def test_queued_holders_that_lack_what_each_other_holds_do_not_wait_for_ever() -> None:
-    desk = Desk(4)
-    a = desk.add_holding("a", 9, blocks=2)
-    b = desk.add_holding("b", 9, blocks=2)
-    assert desk.step() == {"a": 9}
+    harness = SchedulerHarness(4)
+    a = harness.add_holding("a", 9, blocks=2)
+    b = harness.add_holding("b", 9, blocks=2)
+    assert harness.step() == {"a": 9}
     assert (len(a.blocks), b.blocks) == (3, [])
-    assert desk.scheduler.starved
+    assert harness.scheduler.starved
 
 
 def test_while_a_step_is_under_way_queued_holders_keep_what_they_have() -> None:
-    desk = Desk(4)
-    a = desk.add_holding("a", 9, blocks=2)
-    b = desk.add_holding("b", 9, blocks=2)
-    assert desk.scheduler.schedule(ahead=True) == []
-    assert (len(a.blocks), len(b.blocks), desk.scheduler.preemptions) == (2, 2, 0)
-    assert not desk.scheduler.starved
+    harness = SchedulerHarness(4)
+    a = harness.add_holding("a", 9, blocks=2)
+    b = harness.add_holding("b", 9, blocks=2)
+    assert harness.scheduler.schedule(ahead=True) == []
+    assert (len(a.blocks), len(b.blocks), harness.scheduler.preemptions) == (2, 2, 0)
+    assert not harness.scheduler.starved
 
 
 @pytest.mark.parametrize(("max_tokens", "chosen"), [(1, {"long": 9}), (2, {"short": 1, "long": 9})])
 def test_a_step_ahead_leaves_out_who_ends_with_the_one_under_way_and_keeps_its_token(
     max_tokens: int, chosen: dict[str, int]
 ) -> None:
-    desk = Desk(100, budget=10)
-    desk.add("short", 4, max_tokens=max_tokens)
-    desk.add("long", 20)
-    assert desk.launch() == {"short": 4, "long": 6}
-    assert desk.launch(ahead=True) == chosen
+    harness = SchedulerHarness(100, budget=10)
+    harness.add("short", 4, max_tokens=max_tokens)
+    harness.add("long", 20)
+    assert harness.launch() == {"short": 4, "long": 6}
+    assert harness.launch(ahead=True) == chosen
 
 
 def test_a_step_ahead_is_not_chosen_where_the_second_of_two_lacks_a_block() -> None:
-    desk = Desk(4)
-    desk.add("fits", 7)
-    desk.add("lacks", 8)
-    assert desk.step() == {"fits": 7, "lacks": 8}
-    assert desk.scheduler.schedule(ahead=True) == []
-    assert desk.scheduler.preemptions == 0
+    harness = SchedulerHarness(4)
+    harness.add("fits", 7)
+    harness.add("lacks", 8)
+    assert harness.step() == {"fits": 7, "lacks": 8}
+    assert harness.scheduler.schedule(ahead=True) == []
+    assert harness.scheduler.preemptions == 0
 
 
 def test_while_a_step_is_under_way_nobody_takes_blocks_from_others() -> None:
-    desk = Desk(4)
-    desk.add("a", 8)
-    b = desk.add("b", 8)
-    desk.step()
-    assert desk.scheduler.schedule(ahead=True) == []
-    assert (len(b.blocks), desk.scheduler.preemptions) == (2, 0)
-    assert desk.step() == {"a": 1}
+    harness = SchedulerHarness(4)
+    harness.add("a", 8)
+    b = harness.add("b", 8)
+    harness.step()
+    assert harness.scheduler.schedule(ahead=True) == []
+    assert (len(b.blocks), harness.scheduler.preemptions) == (2, 0)
+    assert harness.step() == {"a": 1}
 
 
 def test_a_lone_request_that_others_keep_from_growing_waits() -> None:
-    desk = Desk(3)
-    desk.add("a", 8)
-    desk.step()
-    parked = desk.pool.allocate(1)
-    assert desk.step() == {}
-    assert desk.scheduler.starved
-    assert desk.step() == {}
-    assert desk.scheduler.starved
-    desk.pool.release(parked)
-    assert desk.step() == {"a": 1}
-    assert not desk.scheduler.starved
+    harness = SchedulerHarness(3)
+    harness.add("a", 8)
+    harness.step()
+    parked = harness.pool.allocate(1)
+    assert harness.step() == {}
+    assert harness.scheduler.starved
+    assert harness.step() == {}
+    assert harness.scheduler.starved
+    harness.pool.release(parked)
+    assert harness.step() == {"a": 1}
+    assert not harness.scheduler.starved
 
 
 def test_an_admission_leaves_a_watermark_free_while_others_run() -> None:
-    desk = Desk(200)
-    a = desk.add("a", 4)
-    desk.step()
-    desk.add("b", 4 * 198)
-    assert desk.step() == {"a": 1}
-    assert desk.scheduler.spare == 2
-    desk.finish(a)
-    assert desk.step() == {"b": 4 * 198}
+    harness = SchedulerHarness(200)
+    a = harness.add("a", 4)
+    harness.step()
+    harness.add("b", 4 * 198)
+    assert harness.step() == {"a": 1}
+    assert harness.scheduler.spare == 2
+    harness.finish(a)
+    assert harness.step() == {"b": 4 * 198}
 
 
 def test_blocks_that_hits_would_free_are_not_counted_twice() -> None:
-    desk = Desk(3)
-    a = desk.add("a", 8)
-    desk.step()
-    desk.finish(a)
-    other = desk.pool.allocate(1)
-    desk.pool.touch(other)
-    again = desk.sequence("a", 8)
+    harness = SchedulerHarness(3)
+    a = harness.add("a", 8)
+    harness.step()
+    harness.finish(a)
+    other = harness.pool.allocate(1)
+    harness.pool.touch(other)
+    again = harness.sequence("a", 8)
     again.tokens.append(1)
-    desk.scheduler.add(again)  # 2 hits in the free queue and 1 new block; 2 are free
-    assert desk.step() == {}
-    assert desk.pool.num_free == 2
+    harness.scheduler.add(again)  # 2 hits in the free queue and 1 new block; 2 are free
+    assert harness.step() == {}
+    assert harness.pool.num_free == 2
 
 
 def test_removing_a_queued_holder_returns_its_blocks() -> None:
-    desk = Desk(4)
-    holder = desk.add_holding("a", 8)
-    plain = desk.add("b", 4)
-    desk.finish(holder)
-    desk.finish(plain)
-    assert desk.pool.num_free == 4
-    assert not desk.waiting
-    desk.pool.check_integrity({})
+    harness = SchedulerHarness(4)
+    holder = harness.add_holding("a", 8)
+    plain = harness.add("b", 4)
+    harness.finish(holder)
+    harness.finish(plain)
+    assert harness.pool.num_free == 4
+    assert not harness.waiting
+    harness.pool.check_integrity({})
 
 
 def test_all_sequences_are_listed_running_ones_first() -> None:
-    desk = Desk(10, seqs=1)
-    desk.add("a", 4)
-    desk.step()
-    desk.add("b", 4)
-    assert desk.names(list(desk.scheduler.sequences())) == ["a", "b"]
+    harness = SchedulerHarness(10, seqs=1)
+    harness.add("a", 4)
+    harness.step()
+    harness.add("b", 4)
+    assert harness.names(list(harness.scheduler.sequences())) == ["a", "b"]

@@ -26,7 +26,7 @@ NOBODY = (NodeId("nobody"), Epoch("never"))
 HOUR_S = 3600.0
 
 
-class Moody(NoStore):
+class SwitchableStore(NoStore):
     """A store that is well or not, as the test says; it holds nothing."""
 
     def __init__(self, *, well: bool) -> None:
@@ -45,8 +45,8 @@ class Moody(NoStore):
         super().lookup(request, attempt, hashes)
 
 
-def moody(*, well: bool, **options: Any) -> tuple[LoopNode, Moody]:
-    connector = Moody(well=well)
+def moody(*, well: bool, **options: Any) -> tuple[LoopNode, SwitchableStore]:
+    connector = SwitchableStore(well=well)
     return LoopNode("n0", lambda _: connector, None, **options), connector
 
 

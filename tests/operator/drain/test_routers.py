@@ -23,7 +23,7 @@ pytestmark = pytest.mark.integration
 TOKEN = "70ce7bb0"
 
 
-class Heard(NamedTuple):
+class ReceivedCall(NamedTuple):
     path: str
     token: str
     body: Any
@@ -33,13 +33,13 @@ class Stand:
     """For all routers: they listen on addresses of their own and on one port."""
 
     def __init__(self) -> None:
-        self.heard: list[Heard] = []
+        self.heard: list[ReceivedCall] = []
         self.statuses: dict[str, int] = {}
 
     async def answer(self, request: web.Request) -> web.Response:
         text = await request.text()
         token = request.headers["Authorization"]
-        self.heard.append(Heard(request.path, token, json.loads(text) if text else None))
+        self.heard.append(ReceivedCall(request.path, token, json.loads(text) if text else None))
         status = self.statuses.get(str(request.url.host), 200)
         return web.json_response({"error": {"message": "words  of\nit"}}, status=status)
 
@@ -67,20 +67,20 @@ async def test_every_router_is_told_with_the_link_token_and_the_deadline() -> No
     async with standing(*hosts) as (stand, routers):
         assert (await routers.drain(hosts, TOKEN, "node-1", LeaveTerms())).outcome == "taken"
     words = {"deadline_s": 60, "reason": "scale-down"}
-    assert stand.heard == [Heard("/nodes/node-1/drain", f"Bearer {TOKEN}", words)] * 2
+    assert stand.heard == [ReceivedCall("/nodes/node-1/drain", f"Bearer {TOKEN}", words)] * 2
 
 
 async def test_an_old_node_is_told_what_takes_its_place() -> None:
     async with standing("127.0.0.1") as (stand, routers):
         await routers.drain(["127.0.0.1"], TOKEN, "node-1", LeaveTerms(600, "0a1b2c"))
     words = {"deadline_s": 600, "reason": "roll-out", "replaced_by": "0a1b2c"}
-    assert stand.heard == [Heard("/nodes/node-1/drain", f"Bearer {TOKEN}", words)]
+    assert stand.heard == [ReceivedCall("/nodes/node-1/drain", f"Bearer {TOKEN}", words)]
 
 
 async def test_a_node_is_told_to_serve_again() -> None:
     async with standing("127.0.0.1") as (stand, routers):
         assert (await routers.resume(["127.0.0.1"], TOKEN, "node-1")).outcome == "taken"
-    assert stand.heard == [Heard("/nodes/node-1/resume", f"Bearer {TOKEN}", None)]
+    assert stand.heard == [ReceivedCall("/nodes/node-1/resume", f"Bearer {TOKEN}", None)]
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ DEADLINE_S = 120.0
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
 
 
-class Foe:
+class ForeignServer:
     """A server; `connections` counts who came."""
 
     def __init__(self, serve: Serve) -> None:
@@ -67,8 +67,8 @@ class Foe:
 
 
 @asynccontextmanager
-async def foe(serve: Serve, host: str = "127.0.0.1") -> AsyncIterator[Foe]:
-    one = Foe(serve)
+async def foe(serve: Serve, host: str = "127.0.0.1") -> AsyncIterator[ForeignServer]:
+    one = ForeignServer(serve)
     async with await asyncio.start_server(one.come, host, 0) as server:
         one.port = server.sockets[0].getsockname()[1]
         try:
@@ -112,7 +112,7 @@ def listed(*values: bytes) -> bytes:
     return b"*%d\r\n%b" % (len(values), items)
 
 
-def url(server: Foe, host: str = "127.0.0.1", scheme: str = "redis") -> str:
+def url(server: ForeignServer, host: str = "127.0.0.1", scheme: str = "redis") -> str:
     return f"{scheme}://{host}:{server.port}"
 
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.integration
 
 ACME, GLOBEX, OPS = "sk-acme", "sk-globex", "sk-ops"
 COMPLETIONS = "/v1/completions"
-Told = tuple[int, Any, dict[str, str]]
+Reply = tuple[int, Any, dict[str, str]]
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def prompts(node: FakeNode) -> list[str]:
     return [bytes(job.request.prompt_ids).decode() for job in node.got_of(RunJob)]
 
 
-async def ask(client: Any, prompt: str, key: str = "", **fields: Any) -> asyncio.Task[Told]:
+async def ask(client: Any, prompt: str, key: str = "", **fields: Any) -> asyncio.Task[Reply]:
     """Send it, and wait until the router has it on a node or in its queue."""
 
     async def there() -> int:
@@ -64,7 +64,7 @@ def occupy(node: FakeNode) -> None:
     node.script.run = "silent"
 
 
-async def finish(client: Any, *tasks: asyncio.Task[Told]) -> None:
+async def finish(client: Any, *tasks: asyncio.Task[Reply]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -98,7 +98,7 @@ async def test_while_every_node_is_full_requests_wait_and_go_in_as_they_came(
     assert prompts(decode) == ["first", "p0", "p1", "p2"]
 
 
-async def finish_one(task: asyncio.Task[Told]) -> None:
+async def finish_one(task: asyncio.Task[Reply]) -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 

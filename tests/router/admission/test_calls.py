@@ -19,7 +19,7 @@ pytestmark = pytest.mark.integration
 
 COMPLETIONS = "/v1/completions"
 HEAVY, LIGHT = {"Authorization": "Bearer sk-heavy"}, {"Authorization": "Bearer sk-light"}
-Told = tuple[int, Any, dict[str, str]]
+Reply = tuple[int, Any, dict[str, str]]
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def prompts(node: FakeNode) -> list[str]:
     return [bytes(job.request.prompt_ids).decode() for job in jobs(node)]
 
 
-async def post(client: Any, asked: Any, headers: Any = None) -> asyncio.Task[Told]:
+async def post(client: Any, asked: Any, headers: Any = None) -> asyncio.Task[Reply]:
     task = asyncio.create_task(client.post(COMPLETIONS, asked, headers))
     await asyncio.sleep(0)
     return task
@@ -80,7 +80,7 @@ async def settled(client: Any) -> None:
     assert all(not node.sequences for node in client.router.view.nodes.values())
 
 
-async def leave(client: Any, *tasks: asyncio.Task[Told]) -> None:
+async def leave(client: Any, *tasks: asyncio.Task[Reply]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

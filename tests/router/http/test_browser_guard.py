@@ -13,7 +13,7 @@ from baton_protocol.hosts import Hosts
 from baton_protocol.link import DrainNode, RunJob
 from baton_router.http.browser_guard import is_own
 from baton_router.settings import RouterSettings
-from tests.support.clients.raw_http import JSON_TYPE, Told, exchange, raw_request
+from tests.support.clients.raw_http import JSON_TYPE, RawResponse, exchange, raw_request
 from tests.support.nodes.fake_node import FakeNode
 
 pytestmark = pytest.mark.integration
@@ -39,7 +39,7 @@ ASKED = "authorization,content-type,x-api-key,anthropic-version,x-stainless-arch
 
 async def send(
     client: Any, method: str, path: str, headers: dict[str, str], body: Any = None
-) -> Told:
+) -> RawResponse:
     """With the router's own `Host`, unless the headers have one; None is no body at all."""
     port = client.router.port
     told = {"Host": f"127.0.0.1:{port}", **headers}

@@ -53,7 +53,7 @@ from tests.support.pools.placements import BASIS, placement_on
 
 T = TypeVar("T")
 RID = RequestId("r")
-Said = Delta | PrefillDone | JobFailed
+NodeMessage = Delta | PrefillDone | JobFailed
 DECODES = [NodeId(f"decode-{n}") for n in range(3)]
 PREFILLS = [NodeId(f"prefill-{n}") for n in range(2)]
 FINAL = ErrorRecord("too long", "context_length_exceeded", status=400)
@@ -106,7 +106,7 @@ class ModelNode:
     linked: bool = True
     lost: bool = False
     job: Job | None = None
-    said: list[Said] = field(default_factory=list)
+    said: list[NodeMessage] = field(default_factory=list)
     kept: list[Abort] = field(default_factory=list)
 
     # --- its link ---------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ class ModelNode:
         self.job = None
         self.said.clear()
 
-    def _say(self, frame: Said) -> None:
+    def _say(self, frame: NodeMessage) -> None:
         if self.linked:
             self.said.append(frame)
 
@@ -222,7 +222,7 @@ class Pool(RuleBasedStateMachine):
             Clock(),
         )
         self.nodes = {name: ModelNode(name, lengths) for name in DECODES + PREFILLS}
-        self.heard: list[tuple[NodeId, Said]] = []
+        self.heard: list[tuple[NodeId, NodeMessage]] = []
         self.received: list[list[int]] = [[] for _ in range(n)]
         self.texts = [""] * n
         self.serving: dict[int, set[NodeId]] = {}
@@ -329,7 +329,7 @@ class Pool(RuleBasedStateMachine):
     def hear_again(self, data: st.DataObject) -> None:
         assert self.tell(*data.draw(st.sampled_from(self.heard))) == []
 
-    def hear(self, name: NodeId, frame: Said) -> None:
+    def hear(self, name: NodeId, frame: NodeMessage) -> None:
         self.heard.append((name, frame))
         late = frame.attempt != self.record.attempt
         actions = self.tell(name, frame)
@@ -338,7 +338,7 @@ class Pool(RuleBasedStateMachine):
         self.take(actions)
         self.may_fail = None
 
-    def tell(self, name: NodeId, frame: Said) -> list[Action]:
+    def tell(self, name: NodeId, frame: NodeMessage) -> list[Action]:
         if isinstance(frame, Delta):
             return self.record.on_delta(name, frame)
         if isinstance(frame, PrefillDone):

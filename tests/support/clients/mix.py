@@ -22,7 +22,7 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 
 @dataclass(frozen=True)
-class Asked:
+class ClientCall:
     """One request. `leave`: the client hangs up after so many events (0: before the first)."""
 
     path: str
@@ -32,7 +32,7 @@ class Asked:
 
 
 @dataclass
-class Said:
+class ChoiceResult:
     """One choice."""
 
     ids: list[int] = field(default_factory=list)
@@ -45,13 +45,13 @@ class Said:
 
 @dataclass
 class Result:
-    choices: dict[int, Said] = field(default_factory=dict)
+    choices: dict[int, ChoiceResult] = field(default_factory=dict)
     usage: tuple[int, int, int] | None = None
 
     def add(self, body: Json) -> None:
         """Take in an answer, or one event of a stream."""
         for choice in body["choices"]:
-            said = self.choices.setdefault(choice["index"], Said())
+            said = self.choices.setdefault(choice["index"], ChoiceResult())
             message = choice.get("message") or choice.get("delta")
             text = choice.get("text") if message is None else message.get("content")
             said.text += text or ""
@@ -128,7 +128,7 @@ class Mix:
             fields["ignore_eos"] = True
         return fields
 
-    def request(self) -> Asked:
+    def request(self) -> ClientCall:
         rng = self._rng
         body = {**self._sampling(), "return_token_ids": True}
         logprobs = rng.random() < 0.3
@@ -149,4 +149,4 @@ class Mix:
         if rng.random() < 0.25:
             leave = rng.randint(0, 8)
             body["max_tokens"] = MOST_TOKENS
-        return Asked(path, body, stream, leave)
+        return ClientCall(path, body, stream, leave)

@@ -17,7 +17,7 @@ JSON_TYPE = "application/json"
 
 
 @dataclass(frozen=True)
-class Told:
+class RawResponse:
     """`headers` of one name are joined with ", "."""
 
     status: int
@@ -34,7 +34,7 @@ class Told:
         return code
 
 
-async def exchange(port: int, data: bytes, then: bytes = b"") -> Told:
+async def exchange(port: int, data: bytes, then: bytes = b"") -> RawResponse:
     """Send `data`, and read one answer; its end is told by its length, its chunks or the close.
     `then` is sent once the server has answered 100."""
     async with asyncio.timeout(END_S):
@@ -60,7 +60,7 @@ def raw_request(
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
-async def _answer(reader: asyncio.StreamReader) -> Told:
+async def _answer(reader: asyncio.StreamReader) -> RawResponse:
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
     first, *lines = head.rstrip().split("\r\n")
     headers: dict[str, str] = {}
@@ -69,7 +69,7 @@ async def _answer(reader: asyncio.StreamReader) -> Told:
         known = headers.get(name.lower())
         headers[name.lower()] = told.strip() if known is None else f"{known}, {told.strip()}"
     status = int(first.split(" ")[1])
-    return Told(status, headers, b"" if status == 204 else await _body(reader, headers))
+    return RawResponse(status, headers, b"" if status == 204 else await _body(reader, headers))
 
 
 async def _body(reader: asyncio.StreamReader, headers: Mapping[str, str]) -> bytes:

@@ -19,7 +19,7 @@ TIMEOUT_S = 240.0
 
 
 @dataclass
-class Told:
+class StreamedAnswer:
     """One answer, as far as it has come. `cached` is usage's cached_tokens; `at` holds the time of
     asking, of each event or comment line, and of the end."""
 
@@ -49,12 +49,12 @@ def ask(
     url: str,
     path: str,
     body: Json,
-    heard: Callable[[Told], bool] = lambda told: True,
+    heard: Callable[[StreamedAnswer], bool] = lambda told: True,
     timeout_s: float = TIMEOUT_S,
-) -> Told:
+) -> StreamedAnswer:
     """POST `body` and read the answer to its end, or until `heard`, called at each event, is false:
     then the client hangs up."""
-    told = Told(at=[time.monotonic()])
+    told = StreamedAnswer(at=[time.monotonic()])
     parts = urlsplit(url)
     assert parts.hostname is not None
     link = http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout_s)
@@ -81,7 +81,7 @@ def ask(
     return told
 
 
-def _events(response: http.client.HTTPResponse, told: Told) -> Iterator[Json]:
+def _events(response: http.client.HTTPResponse, told: StreamedAnswer) -> Iterator[Json]:
     for raw in response:
         line = raw.decode().strip()
         if line:

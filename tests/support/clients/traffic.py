@@ -15,8 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 
-from tests.support.clients.mix import COMPLETIONS, END_ID, FIRST_ID, Asked, Mix
-from tests.support.clients.streams import Told
+from tests.support.clients.mix import COMPLETIONS, END_ID, FIRST_ID, ClientCall, Mix
+from tests.support.clients.streams import StreamedAnswer
 from tests.support.faults.chaos_run import Known, ask_as, problem_with
 
 TALK_SHARE, REFRAIN_SHARE = 0.25, 0.2
@@ -114,7 +114,7 @@ class Traffic:
                 asked = self._mix.request()
             self._ask(asked)
 
-    def _ask(self, asked: Asked) -> Told:
+    def _ask(self, asked: ClientCall) -> StreamedAnswer:
         told = ask_as(self._url, asked)
         done, result = self.done, told.result
         with self._lock:
@@ -135,7 +135,7 @@ class Traffic:
                 return
             fields = {"max_tokens": rng.randint(1, 40), "ignore_eos": True, "temperature": 0}
             body = {"prompt": list(said), "return_token_ids": True, **fields}
-            told = self._ask(Asked(COMPLETIONS, body, stream=rng.random() < 0.5))
+            told = self._ask(ClientCall(COMPLETIONS, body, stream=rng.random() < 0.5))
             if self._wrong:
                 return
             said += told.result.choices[0].ids
@@ -149,7 +149,7 @@ class Traffic:
         if self._exact and (problem := problem_with(told, known)):
             self._wrong.append(problem)
 
-    def _staying(self) -> Asked:
+    def _staying(self) -> ClientCall:
         """A request whose client does not leave."""
         while (asked := self._mix.request()).leave is not None:
             pass

@@ -42,7 +42,7 @@ KINDS = (
 )
 
 
-class Noting:
+class RecordingGraphs:
     """In place of recorded graphs: calls at once, and notes to which size each step is padded."""
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ def make_runner(
     return TorchRunner(model, memory, attention, steps)
 
 
-class Spoiling:
+class OverwrittenCopy:
     """A copy that is over; what was copied from is then anything."""
 
     def __init__(self, host: torch.Tensor) -> None:
@@ -100,7 +100,7 @@ class Spoiling:
 def spoiled_staging(size: int, device: torch.device) -> Staging:
     """As on CUDA, in plain memory: a step has to write all that it sends, and to send it."""
     hosts = [torch.zeros(size, dtype=torch.int32) for _ in range(STAGING_BUFFERS)]
-    return Staging(size, device, [(host, Spoiling(host)) for host in hosts])
+    return Staging(size, device, [(host, OverwrittenCopy(host)) for host in hosts])
 
 
 @dataclass

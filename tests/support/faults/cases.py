@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tests.support.clients.http import Json
-from tests.support.clients.streams import Told, ask
+from tests.support.clients.streams import StreamedAnswer, ask
 from tests.support.faults.rows import KINDS, Kind, When
 
 PATH = "/v1/completions"
@@ -57,7 +57,7 @@ SIZES = Sizes()
 class Case:
     kind: Kind
     body: Json
-    reference: Told
+    reference: StreamedAnswer
 
     @property
     def prompt(self) -> list[int]:
@@ -74,7 +74,7 @@ class Case:
         """How many ids of choice 0 are known in mid-stream: with a stop string, half of it."""
         return self.tokens - 2 if "stop" in self.body else self.tokens // 2
 
-    def check(self, told: Told) -> None:
+    def check(self, told: StreamedAnswer) -> None:
         """Raise unless the client was told what the undisturbed pool says, and nothing else."""
         label = f"the {self.kind} request {told.request}"
         assert told.status == 200, f"{label}: {told.status} {told.error}"
@@ -121,7 +121,7 @@ def straddling(text: str, *, early: bool) -> str:
     raise AssertionError(f"no stop string in {text!r}")
 
 
-def _answer(url: str, body: Json) -> Told:
+def _answer(url: str, body: Json) -> StreamedAnswer:
     told = ask(url, PATH, body)
     assert told.whole, told
     assert told.status == 200, told

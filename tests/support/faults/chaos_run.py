@@ -16,8 +16,8 @@ from types import TracebackType
 
 from baton_protocol.ids import RequestId
 from tests.support.clients.http import Json, hang_up
-from tests.support.clients.mix import Asked, Mix, Result
-from tests.support.clients.streams import Told, ask
+from tests.support.clients.mix import ClientCall, Mix, Result
+from tests.support.clients.streams import StreamedAnswer, ask
 from tests.support.faults.breaker import Breaker
 from tests.support.pools.processes import Cluster
 
@@ -34,7 +34,7 @@ PENALTIES: Json = {
 class Known:
     """A request, and the answer it has to get."""
 
-    asked: Asked
+    asked: ClientCall
     answer: Result
 
 
@@ -68,7 +68,7 @@ class Clients:
         kinds: Sequence[Sequence[Known]],
         seed: int,
         count: int,
-        as_good: Callable[[Told, Known], bool] = lambda told, known: False,
+        as_good: Callable[[StreamedAnswer, Known], bool] = lambda told, known: False,
     ) -> None:
         self._as_good = as_good
         self._cluster = cluster
@@ -129,11 +129,11 @@ class Clients:
                 else:
                     self.by[problems.index("")] += 1
 
-    def _problem(self, told: Told, known: Known) -> str:
+    def _problem(self, told: StreamedAnswer, known: Known) -> str:
         problem = problem_with(told, known)
         return "" if problem and self._as_good(told, known) else problem
 
-    def _count_in(self, told: Told, asked: Asked) -> None:
+    def _count_in(self, told: StreamedAnswer, asked: ClientCall) -> None:
         tally = self.tally
         tally.requests += 1
         tally.left += asked.leave is not None
@@ -154,24 +154,24 @@ class Clients:
         )
 
 
-def ask_as(url: str, asked: Asked) -> Told:
+def ask_as(url: str, asked: ClientCall) -> StreamedAnswer:
     """One request in the way its client wants it."""
     body: Json = dict(asked.body)
     if asked.stream or asked.leave is not None:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
     heard: Counter[str] = Counter()
 
-    def stays(told: Told) -> bool:
+    def stays(told: StreamedAnswer) -> bool:
         heard["events"] += 1
         return asked.leave is None or heard["events"] < asked.leave
 
     if asked.leave == 0:
         hang_up(url, asked.path, body, after_s=0.01)
-        return Told()
+        return StreamedAnswer()
     return ask(url, asked.path, body, stays, PATIENCE_S)
 
 
-def problem_with(told: Told, known: Known) -> str:
+def problem_with(told: StreamedAnswer, known: Known) -> str:
     """ "" for an answer as it has to be."""
     label = f"request {told.request} {known.asked}\ngot {told}\nwanted {known.answer}"
     if told.error is not None or (told.status != 200 and known.asked.leave != 0):
@@ -188,7 +188,7 @@ def problem_with(told: Told, known: Known) -> str:
 
 
 def known_answers(
-    calm: str, seed: int, count: int, wanted: Callable[[Asked], bool] = lambda asked: True
+    calm: str, seed: int, count: int, wanted: Callable[[ClientCall], bool] = lambda asked: True
 ) -> list[Known]:
     """Requests of all `wanted` kinds with the answers of the calm pool."""
     rng = random.Random(seed)

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tests.support.clients.http import Json, exchange, text_of
-from tests.support.clients.streams import Told, ask
+from tests.support.clients.streams import StreamedAnswer, ask
 from tests.support.faults.cases import PATH, Case, Sizes, make_cases
 from tests.support.faults.rows import KINDS, Kind
 from tests.support.pools.processes import Cluster
@@ -77,7 +77,7 @@ class Load:
         placed = self.pool.witness.placements
         self.pool.wait(lambda: all(placed(case.prompt) for case in self.cases), "place them all")
 
-    def ends(self) -> list[tuple[Case, Told]]:
+    def ends(self) -> list[tuple[Case, StreamedAnswer]]:
         told = [answer.result(PATIENCE_S) for answer in self._answers]
         self._threads.shutdown()
         return list(zip(self.cases, told, strict=True))
@@ -102,8 +102,8 @@ class Load:
     def attempts(self, case: Case) -> int:
         return self.pool.witness.placements(case.prompt)[-1].attempt
 
-    def _ask(self, case: Case) -> Told:
-        def heard(told: Told) -> bool:
+    def _ask(self, case: Case) -> StreamedAnswer:
+        def heard(told: StreamedAnswer) -> bool:
             seen = told.result.choices.get(0)
             if seen is not None and len(seen.ids) >= BEGUN:
                 self._begun[case.kind].set()

@@ -25,7 +25,7 @@ from baton_protocol.link import (
     ToRouter,
 )
 from tests.support.clients.http import exchange
-from tests.support.clients.streams import Told, ask
+from tests.support.clients.streams import StreamedAnswer, ask
 from tests.support.faults.cases import PATH, SIZES, Case, Sizes, make_cases
 from tests.support.faults.rows import KINDS, Kind, Row
 from tests.support.pools.leaks import settle
@@ -124,8 +124,8 @@ class FaultRun:
     def _id(self) -> str | None:
         return self._cluster.witness.request(self._target.prompt)
 
-    def _ask(self, case: Case) -> Told:
-        def heard(told: Told) -> bool:
+    def _ask(self, case: Case) -> StreamedAnswer:
+        def heard(told: StreamedAnswer) -> bool:
             seen = told.result.choices.get(0)
             if self._row.when == "first seen" and case is self._target and seen and seen.ids:
                 self._strike()
@@ -133,7 +133,7 @@ class FaultRun:
 
         return ask(self._cluster.url, PATH, case.body, heard, LIMIT_S)
 
-    def _attend(self, asked: list[Future[Told]]) -> None:
+    def _attend(self, asked: list[Future[StreamedAnswer]]) -> None:
         """Watch the index for the moment and the wires for the end of the fault."""
         until = time.monotonic() + LIMIT_S
         keys = self._marker_keys() if self._row.when == "half published" else []

@@ -16,8 +16,16 @@ from typing import Any
 import openai
 
 from tests.support.clients.http import Json
-from tests.support.clients.mix import CHAT, COMPLETIONS, END_ID, FIRST_ID, Result, Said, result_of
-from tests.support.clients.streams import Told, ask
+from tests.support.clients.mix import (
+    CHAT,
+    COMPLETIONS,
+    END_ID,
+    FIRST_ID,
+    ChoiceResult,
+    Result,
+    result_of,
+)
+from tests.support.clients.streams import StreamedAnswer, ask
 from tests.support.pools.baton_up import Pool
 
 CLIENT_S = 240.0
@@ -70,21 +78,21 @@ def long_streams(count: int, tokens: int, first: int = 0) -> list[Question]:
 # --- without a fault ------------------------------------------------------------------------------
 
 
-def answers_of(url: str, questions: Sequence[Question]) -> list[dict[int, Said]]:
+def answers_of(url: str, questions: Sequence[Question]) -> list[dict[int, ChoiceResult]]:
     """What a plain client is told, one question after the other."""
     return [_told(ask(url, one.path, one.body, timeout_s=STREAM_S)) for one in questions]
 
 
 def answers_of_baton_up(
     flags: Sequence[str], questions: Sequence[Question]
-) -> list[dict[int, Said]]:
+) -> list[dict[int, ChoiceResult]]:
     with Pool(flags) as pool:
         return answers_of(pool.url, questions)
 
 
 @dataclass(frozen=True)
 class ClientAnswer:
-    choices: dict[int, Said]
+    choices: dict[int, ChoiceResult]
     placement: str
 
 
@@ -114,7 +122,7 @@ class Streams:
         self._url = url
         self._questions = list(questions)
         self._heard = [0] * len(self._questions)
-        self._asked: list[Future[Told]] = []
+        self._asked: list[Future[StreamedAnswer]] = []
         self._threads = ThreadPoolExecutor(len(self._questions))
 
     def __enter__(self) -> Streams:
@@ -124,8 +132,8 @@ class Streams:
     def __exit__(self, *_: object) -> None:
         self._threads.shutdown()
 
-    def _ask(self, index: int) -> Told:
-        def heard(told: Told) -> bool:
+    def _ask(self, index: int) -> StreamedAnswer:
+        def heard(told: StreamedAnswer) -> bool:
             self._heard[index] = _tokens(told.result)
             return True
 
@@ -147,7 +155,7 @@ class Streams:
     def running(self) -> bool:
         return not all(one.done() for one in self._asked)
 
-    def answers(self) -> list[dict[int, Said]]:
+    def answers(self) -> list[dict[int, ChoiceResult]]:
         """All of them; an AssertionError for one that did not end as answers end."""
         return [_told(one.result()) for one in self._asked]
 
@@ -163,7 +171,7 @@ def _tokens(result: Result) -> int:
     return sum(len(said.ids) for said in result.choices.values())
 
 
-def _told(told: Told) -> dict[int, Said]:
+def _told(told: StreamedAnswer) -> dict[int, ChoiceResult]:
     assert told.status == 200, told
     assert told.error is None, told.error
     assert told.whole, f"it ended without an end after {_tokens(told.result)} tokens"

@@ -28,7 +28,7 @@ from itertools import cycle
 from typing import Literal
 
 from baton_kvstore.connection.endpoint import parse_endpoint
-from tests.support.wires.resp_commands import CommandSplitter, Said
+from tests.support.wires.resp_commands import CommandSplitter, StreamPart
 from tests.support.wires.wire import RESET, WireLoop
 
 Mishap = Literal["cut", "stall", "flip"]
@@ -221,7 +221,7 @@ class LinkProxy:
         loop, splitter = asyncio.get_running_loop(), CommandSplitter()
         held: _Trap | None = None
         while data := await loop.sock_recv(source, PIECE_BYTES):
-            for piece in splitter.feed(data) if way == "up" else [Said(data)]:
+            for piece in splitter.feed(data) if way == "up" else [StreamPart(data)]:
                 held = self._sprung(piece.words) or held
                 await self._pass(sink, piece.data, way, held if way == "up" else self._brake)
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 CRLF = b"\r\n"
 
 
-class Said(NamedTuple):
+class StreamPart(NamedTuple):
     """A piece of the stream. `words` are a command's first two where it begins here (its name in
     capitals), else None."""
 
@@ -28,9 +28,9 @@ class CommandSplitter:
         self._words_left = 0
         self._skip = 0  # bytes of the word that is being passed on
 
-    def feed(self, data: bytes) -> list[Said]:
+    def feed(self, data: bytes) -> list[StreamPart]:
         self._buffer += data
-        pieces: list[Said] = []
+        pieces: list[StreamPart] = []
         while self._buffer:
             piece = self._next()
             if piece is None:
@@ -38,22 +38,22 @@ class CommandSplitter:
             pieces.append(piece)
         return pieces
 
-    def _next(self) -> Said | None:
+    def _next(self) -> StreamPart | None:
         """None: more bytes are needed to know what comes."""
         if self._skip:
             size = min(self._skip, len(self._buffer))
             self._skip -= size
-            return Said(self._take(size))
+            return StreamPart(self._take(size))
         if self._words_left:
             line = self._buffer.find(CRLF)
             if line < 0:
                 return None
             self._words_left -= 1
             self._skip = int(self._buffer[1:line]) + len(CRLF)
-            return Said(self._take(line + len(CRLF)))
+            return StreamPart(self._take(line + len(CRLF)))
         return self._begin()
 
-    def _begin(self) -> Said | None:
+    def _begin(self) -> StreamPart | None:
         end = self._buffer.find(CRLF)
         if end < 0:
             return None
@@ -70,7 +70,7 @@ class CommandSplitter:
             words.append(bytes(self._buffer[start : at - len(CRLF)]))
         self._words_left = count - len(words)
         words[0] = words[0].upper()
-        return Said(self._take(at), tuple(words))
+        return StreamPart(self._take(at), tuple(words))
 
     def _take(self, size: int) -> bytes:
         taken = bytes(self._buffer[:size])
