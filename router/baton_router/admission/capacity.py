@@ -12,10 +12,9 @@ nodes' queues cost the request.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from baton_protocol.store import Role
 from baton_router.nodes.node_view import NodeView
 from baton_router.placement.policy import hands_over
 from baton_router.settings import Handoff, RouterSettings
@@ -80,35 +79,60 @@ def has_room(
     sequences: int = 1,
 ) -> bool:
     """Beyond what is `pending`, for a request of so many `sequences` with so many `tokens` to be
-    computed. A pool without a ready node is not full: there requests wait for a node. Most often
-    the first node of each role says it: the rest is not looked at."""
-    if not rule.queue_ms:
-        return True
+    computed. A pool without a ready node is not full: there requests wait for a node."""
     nodes = tuple(nodes)
-    host: Role = "decode" if any(node.report.role == "decode" for node in nodes) else "prefill"
-    free, time, most_ms, beside = 0, 0.0, math.inf, math.inf
-    if host == "decode" and rule.splits(tokens):
-        waits_ms = math.inf
-        for node in nodes:
-            if node.report.role != host:
-                time += _time(node, rule)
-                waits_ms = min(waits_ms, _ms(node, node.queued_tokens))
-                if time > pending.tokens:
-                    break
-        else:
-            most_ms = waits_ms if rule.handoff == "auto" or waits_ms == math.inf else 0.0
-    for node in nodes:
-        if node.report.role == host:
-            mine = max(0, _free(node, rule))
-            free += mine
-            wanted = min(sequences, max(1, _most(node, rule) // 2))
-            if mine >= wanted:
-                beside = min(beside, wanted)
-            if node.sequences * _ms(node, tokens) < most_ms:
-                time += _time(node, rule)
-            if free - beside >= pending.sequences and time > pending.tokens:
-                return True
-    return not nodes
+    if not rule.queue_ms or not nodes:
+        return True
+    decodes = [node for node in nodes if node.report.role == "decode"]
+    if not decodes:
+        return _hosts_have_room(nodes, rule, pending, tokens, sequences)
+    time, most_ms = 0.0, math.inf
+    if rule.splits(tokens):
+        prefills = [node for node in nodes if node.report.role != "decode"]
+        time, most_ms = _prefill_time(prefills, rule, pending.tokens)
+    return _hosts_have_room(decodes, rule, pending, tokens, sequences, time, most_ms)
+
+
+def _prefill_time(
+    prefills: Sequence[NodeView], rule: CapacityRule, needed: int
+) -> tuple[float, float]:
+    """How many more prompt tokens the prefill nodes take, counted up to `needed`; and the longest
+    a decode node may need to compute the request itself, in ms, to count as another place for it.
+    That is no limit where the prefill nodes have room, or where there are none."""
+    time, shortest_queue_ms = 0.0, math.inf
+    for node in prefills:
+        time += _time(node, rule)
+        if time > needed:
+            return time, math.inf
+        shortest_queue_ms = min(shortest_queue_ms, _ms(node, node.queued_tokens))
+    only_prefills = rule.handoff != "auto" and prefills
+    return time, 0.0 if only_prefills else shortest_queue_ms
+
+
+def _hosts_have_room(
+    hosts: Sequence[NodeView],
+    rule: CapacityRule,
+    pending: AdmittedLoad,
+    tokens: int,
+    sequences: int,
+    time: float = 0.0,
+    most_ms: float = math.inf,
+) -> bool:
+    """Whether the nodes that run the sequences have places for them, and with the prefill nodes'
+    `time` the pool computes what is pending. Most often the first host answers: the others are not
+    looked at."""
+    free, beside = 0, math.inf
+    for node in hosts:
+        mine = max(0, _free(node, rule))
+        free += mine
+        wanted = min(sequences, max(1, _most(node, rule) // 2))
+        if mine >= wanted:
+            beside = min(beside, wanted)
+        if node.sequences * _ms(node, tokens) < most_ms:
+            time += _time(node, rule)
+        if free - beside >= pending.sequences and time > pending.tokens:
+            return True
+    return False
 
 
 def _most(node: NodeView, rule: CapacityRule) -> int:
