@@ -321,7 +321,7 @@ async def test_a_retryable_error_says_when_to_come_back(
     running: Any, decode: FakeNode, stream: bool
 ) -> None:
     async with running(decode) as router:
-        router.router.api.draining = True
+        router.router.api.generation.draining = True
         async with openai.AsyncOpenAI(
             base_url=router.url + "/v1", api_key="any", max_retries=0
         ) as api:
