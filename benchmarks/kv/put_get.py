@@ -27,7 +27,7 @@ from pathlib import Path
 
 import redis
 
-from baton_kvstore.data.data_plane import DEFAULT_THREADS
+from baton_kvstore.data.tuning import Tuning
 from baton_protocol.ids import BlockHash
 from benchmarks.support.figures import Verdict, at_least, exit_code, machine, ratio, rotated, spread
 from benchmarks.support.kv.contenders import MIB, Act, Bare, Plane, RedisPy, Side
@@ -147,7 +147,10 @@ def main() -> int:
     parser.add_argument("--passes", type=int, default=9)
     parser.add_argument("--values", type=int, default=32, help="values per pass")
     parser.add_argument(
-        "--threads", type=int, default=DEFAULT_THREADS, help="of ours, per server, and of redis-py"
+        "--threads",
+        type=int,
+        default=Tuning().threads_per_instance,
+        help="of ours, per server, and of redis-py",
     )
     parser.add_argument(
         "--unix", action="store_true", help="unix sockets, but for the peers: they know TCP only"

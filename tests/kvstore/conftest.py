@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -73,11 +74,11 @@ def make_transfers() -> Iterator[MakeTransfers]:
                 layout,
                 FINGERPRINT,
                 EPOCH,
-                threads_per_instance=threads,
-                max_inflight_bytes=inflight,
                 write_behind_bandwidth=write_behind_bandwidth,
                 settings=settings,
-                tuning=tuning or PATIENT,
+                tuning=replace(
+                    tuning or PATIENT, threads_per_instance=threads, max_inflight_bytes=inflight
+                ),
             )
             plane.start()
             stack.callback(plane.close)

@@ -27,6 +27,7 @@ import redis
 from baton_kvstore.connection.endpoint import parse_endpoint
 from baton_kvstore.data.data_plane import DataPlane
 from baton_kvstore.data.transfers import GetResult, PutResult
+from baton_kvstore.data.tuning import Tuning
 from baton_protocol.ids import BlockHash, Epoch, Fingerprint
 from baton_protocol.layout import KVLayout
 from baton_protocol.store import Marker
@@ -109,7 +110,11 @@ class Plane:
         self._source, self._target = blocks_of(layout), blocks_of(layout)
         self._markers: dict[BlockHash, Marker] = {}
         self._plane = DataPlane(
-            urls, layout, Fingerprint("b" * 32), Epoch("bench"), threads_per_instance=threads
+            urls,
+            layout,
+            Fingerprint("b" * 32),
+            Epoch("bench"),
+            tuning=Tuning(threads_per_instance=threads),
         )
         self._plane.start()
         if not self._plane.wait_connected(PATIENCE_S):

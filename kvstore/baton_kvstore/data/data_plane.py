@@ -38,9 +38,6 @@ from baton_protocol.ids import BlockHash, Epoch, Fingerprint
 from baton_protocol.layout import KVLayout
 from baton_protocol.store import DataInstance, Marker, Priority
 
-DEFAULT_THREADS = 2
-DEFAULT_INFLIGHT_BYTES = 64 << 20
-
 
 def rendezvous(chunk: BlockHash, labels: Sequence[str]) -> int:
     """Index of the instance a chunk is written to: the highest of one digest per instance.
@@ -68,8 +65,6 @@ class DataPlane:
         fingerprint: Fingerprint,
         epoch: Epoch,
         *,
-        threads_per_instance: int = DEFAULT_THREADS,
-        max_inflight_bytes: int = DEFAULT_INFLIGHT_BYTES,
         write_behind_bandwidth: float | None = None,
         settings: CareMode | None = None,
         tuning: Tuning | None = None,
@@ -84,7 +79,7 @@ class DataPlane:
         tuning = tuning or Tuning()
         self._format = Format(layout, fingerprint, epoch, tuning.ttl_base_s)
         size = self._format.value_bytes
-        self._staging = StagingPool(size, max(1, max_inflight_bytes // size))
+        self._staging = StagingPool(size, max(1, tuning.max_inflight_bytes // size))
         self._puts, self._gets = RateMeter(), RateMeter()
         shared = Shared(
             staging=self._staging,
@@ -97,7 +92,7 @@ class DataPlane:
             settings=settings,
         )
         self._instances = [
-            Instance(number, parse_endpoint(url), threads_per_instance, shared)
+            Instance(number, parse_endpoint(url), tuning.threads_per_instance, shared)
             for number, url in enumerate(urls)
         ]
         self._labels = [instance.label for instance in self._instances]

@@ -1,4 +1,4 @@
-"""Times and rates of the data plane, and what its instances share."""
+"""Sizes, times and rates of the data plane, and what its instances share."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ PROBE_CHUNKS = 4  # that a server without room is asked to take
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """Times and rates of the data plane. Seconds, bytes per second."""
+    """Sizes, times and rates of the data plane. Bytes, seconds, bytes per second."""
 
+    threads_per_instance: int = 2
+    max_inflight_bytes: int = 64 << 20
     ttl_base_s: float = DEFAULT_TTL_S
     connect_timeout_s: float = 1.0
     deadline_base_s: float = 2.0

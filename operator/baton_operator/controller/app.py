@@ -126,9 +126,10 @@ class _Life:
                 planner=Autoscaler(key, cache, self._metrics, clock, _now),
                 drainer=Drainer(api, cache, routers, status.tell, _now),
                 status=status,
+                metrics=self._metrics,
             )
             installation = self._settings.installation
-            return Reconciler(key, uid, api, cache, parts, installation, self._metrics, clock)
+            return Reconciler(key, uid, api, cache, parts, installation, clock)
 
         tasks = PoolTasks(work_of, self._settings.workers, self._metrics, clock)
         resync = Resync(api, cache, tasks.wake, self._settings.namespaces, clock)

@@ -87,6 +87,7 @@ class PoolParts(msgspec.Struct, frozen=True, kw_only=True):
     planner: PoolPlanner
     drainer: Drainer
     status: StatusWriter
+    metrics: Metrics
 
 
 class Reconciler:
@@ -100,7 +101,6 @@ class Reconciler:
         cache: Cache,
         parts: PoolParts,
         installation: Installation,
-        metrics: Metrics,
         clock: Callable[[], float],
     ) -> None:
         self._key = key
@@ -109,7 +109,7 @@ class Reconciler:
         self._cache = cache
         self._parts = parts
         self._installation = installation
-        self._metrics = metrics
+        self._metrics = parts.metrics
         self._clock = clock
         self._applied: dict[ChildKey, Applied] = {}
         # What was last read or applied of the pool's Secret, and when; None where it is missing.

@@ -49,6 +49,7 @@ from baton_router.nodes.model_artifacts import (
     TooLargeError,
 )
 from baton_router.nodes.pool_view import NodeView, PoolView
+from baton_router.settings import RouterSettings
 from baton_text.artifacts import ArtifactError
 
 # A node whose artifacts could not be had is asked again after this long, while its link is up.
@@ -94,20 +95,16 @@ class Fleet:
         self,
         view: PoolView,
         models: ModelStore,
-        served_name: str | None,
-        *,
-        patience_s: float,
-        stall_timeout_s: float,
-        retry_model_s: float,
+        settings: RouterSettings,
         rng: random.Random,
         clock: Callable[[], float],
     ) -> None:
         self.view = view
         self._models = models
-        self._served_name = served_name
-        self._patience_s = patience_s
-        self._stall_timeout_s = stall_timeout_s
-        self._retry_model_s = retry_model_s
+        self._served_name = settings.served_model_name
+        self._patience_s = settings.link_patience_s
+        self._stall_timeout_s = settings.stall_timeout_s
+        self._retry_model_s = settings.bounds.retry_model_s
         self._rng = rng
         self._clock = clock
         self._links: dict[NodeId, NodeLink] = {}

@@ -151,16 +151,7 @@ class Router:
         )
         self._models = ModelStore(self._session, settings.bounds.max_artifact_bytes)
         self.view = PoolView(clock, settings.max_view_chunks)
-        self.fleet = Fleet(
-            self.view,
-            self._models,
-            settings.served_model_name,
-            patience_s=settings.link_patience_s,
-            stall_timeout_s=settings.stall_timeout_s,
-            retry_model_s=settings.bounds.retry_model_s,
-            rng=self._rng,
-            clock=clock,
-        )
+        self.fleet = Fleet(self.view, self._models, settings, self._rng, clock)
         self._table = LinkTable(self._dial)
         self._discovery = Discovery(
             self._table,

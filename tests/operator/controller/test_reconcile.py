@@ -77,8 +77,9 @@ class Stage:
             planner=Autoscaler(KEY, self.cache, metrics, clock, lambda: NOW),
             drainer=Drainer(api, self.cache, self.routers, status.tell, lambda: NOW),
             status=status,
+            metrics=metrics,
         )
-        return Reconciler(KEY, uid, api, self.cache, parts, INSTALLATION, metrics, clock)
+        return Reconciler(KEY, uid, api, self.cache, parts, INSTALLATION, clock)
 
     async def reconcile(self) -> float | None:
         """As its task does it: a pool of another uid has a Reconciler of its own."""
