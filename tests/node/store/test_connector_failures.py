@@ -18,6 +18,7 @@ from baton_protocol.ids import BlockId, Epoch, NodeId, RequestId
 from baton_protocol.store import InboxEntry
 from tests.support.nodes.connectors import Harness, ref
 from tests.support.stores.kvstore import (
+    PATIENT,
     frozen,
     held_down,
     immortal_keys,
@@ -34,6 +35,14 @@ ME = ("n0", "e0")
 @pytest.fixture
 def harness(single: EmbeddedStore) -> Iterator[Harness]:
     made = Harness(single)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def index_harness(single: EmbeddedStore) -> Iterator[Harness]:
+    """For trouble of the index alone: a data server that is slow on a busy machine is none."""
+    made = Harness(single, tuning=PATIENT)
     yield made
     made.close()
 
@@ -69,26 +78,26 @@ def refused_at_once(harness: Harness) -> None:
 
 
 def test_an_index_that_is_gone_costs_nobody_time_and_is_used_again(
-    harness: Harness, single: EmbeddedStore, caplog: pytest.LogCaptureFixture
+    index_harness: Harness, single: EmbeddedStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    harness.fill(1, 7)
-    marker = harness.publish(b"chunk")
+    index_harness.fill(1, 7)
+    marker = index_harness.publish(b"chunk")
     with held_down(single, "index"):
-        sick(harness)
+        sick(index_harness)
         for _ in range(20):
-            refused_at_once(harness)
-            harness.connector.lookup(RequestId("r"), 1, [ref(b"chunk").hash])
-            assert harness.connector.poll() == [LookedUp(RequestId("r"), 1, (None,))]
-            harness.connector.announce(ME, entry(1))  # dropped
-        assert harness.fetch(b"chunk", marker, (5, 6, 7, 8)).ok  # the data server is well
-        assert harness.read(5) == {7}
-    well(harness)
-    assert harness.look_up(b"chunk") == (None,)  # it came back empty
-    assert harness.look_up(b"again") == (None,)
-    again = harness.publish(b"again")
-    assert harness.look_up(b"again") == (again,)
-    harness.connector.announce(ME, entry(2))
-    assert harness.next(InboxEntry) == entry(2)
+            refused_at_once(index_harness)
+            index_harness.connector.lookup(RequestId("r"), 1, [ref(b"chunk").hash])
+            assert index_harness.connector.poll() == [LookedUp(RequestId("r"), 1, (None,))]
+            index_harness.connector.announce(ME, entry(1))  # dropped
+        assert index_harness.fetch(b"chunk", marker, (5, 6, 7, 8)).ok  # the data server is well
+        assert index_harness.read(5) == {7}
+    well(index_harness)
+    assert index_harness.look_up(b"chunk") == (None,)  # it came back empty
+    assert index_harness.look_up(b"again") == (None,)
+    again = index_harness.publish(b"again")
+    assert index_harness.look_up(b"again") == (again,)
+    index_harness.connector.announce(ME, entry(2))
+    assert index_harness.next(InboxEntry) == entry(2)
     told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert_said_once(told)
     assert "the store's index cannot be used: " in told[0]
@@ -97,48 +106,48 @@ def test_an_index_that_is_gone_costs_nobody_time_and_is_used_again(
 
 
 def test_a_frozen_index_costs_one_deadline_and_says_nothing_twice(
-    harness: Harness, single: EmbeddedStore
+    index_harness: Harness, single: EmbeddedStore
 ) -> None:
-    marker = harness.publish(b"chunk")
-    harness.connector.announce(ME, entry(1))
-    assert harness.next(InboxEntry) == entry(1)
+    marker = index_harness.publish(b"chunk")
+    index_harness.connector.announce(ME, entry(1))
+    assert index_harness.next(InboxEntry) == entry(1)
     with frozen(single.pid("index")):
-        assert harness.look_up(b"chunk") == (None,)
-        sick(harness)
-        refused_at_once(harness)
-        harness.connector.lookup(RequestId("r"), 1, [ref(b"chunk").hash])
-        assert harness.connector.poll() == [LookedUp(RequestId("r"), 1, (None,))]
-    well(harness)
-    assert harness.look_up(b"chunk") == (marker,)
-    harness.connector.announce(ME, entry(2))
-    assert harness.next(InboxEntry) == entry(2)
-    assert harness.last(InboxEntry) is None
+        assert index_harness.look_up(b"chunk") == (None,)
+        sick(index_harness)
+        refused_at_once(index_harness)
+        index_harness.connector.lookup(RequestId("r"), 1, [ref(b"chunk").hash])
+        assert index_harness.connector.poll() == [LookedUp(RequestId("r"), 1, (None,))]
+    well(index_harness)
+    assert index_harness.look_up(b"chunk") == (marker,)
+    index_harness.connector.announce(ME, entry(2))
+    assert index_harness.next(InboxEntry) == entry(2)
+    assert index_harness.last(InboxEntry) is None
 
 
 def test_a_put_whose_marker_finds_the_index_frozen_settles(
-    harness: Harness, single: EmbeddedStore
+    index_harness: Harness, single: EmbeddedStore
 ) -> None:
-    harness.publish(b"before")
+    index_harness.publish(b"before")
     with frozen(single.pid("index")):
-        event = harness.try_publish(b"chunk")
+        event = index_harness.try_publish(b"chunk")
         assert event.marker is None
         assert event.reason
-    well(harness)
+    well(index_harness)
 
 
 def test_a_full_index_takes_nothing_and_still_answers(
-    harness: Harness, single: EmbeddedStore, caplog: pytest.LogCaptureFixture
+    index_harness: Harness, single: EmbeddedStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    marker = harness.publish(b"chunk")
+    marker = index_harness.publish(b"chunk")
     with plain_client(single.index_url) as client:
         client.config_set("maxmemory", 1)
-        sick(harness)
-        refused_at_once(harness)
-        assert harness.look_up(b"chunk") == (marker,)
+        sick(index_harness)
+        refused_at_once(index_harness)
+        assert index_harness.look_up(b"chunk") == (marker,)
         client.config_set("maxmemory", 64 << 20)
-    well(harness)
-    assert harness.look_up(b"chunk", b"more") == (marker, None)
-    assert harness.publish(b"more")
+    well(index_harness)
+    assert index_harness.look_up(b"chunk", b"more") == (marker, None)
+    assert index_harness.publish(b"more")
     told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert_said_once(told)
     assert "OOM" in told[0]
@@ -226,29 +235,31 @@ def test_full_data_servers_stop_publishing_and_nothing_else(
 
 
 def test_a_command_that_only_one_key_refuses_is_no_trouble(
-    harness: Harness, single: EmbeddedStore, caplog: pytest.LogCaptureFixture
+    index_harness: Harness, single: EmbeddedStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     with plain_client(single.index_url) as client:
         key = inbox_key("default", NodeId("other"), Epoch("e1"))
         client.set(key, b"no stream", px=60_000)
-        harness.connector.announce(("other", "e1"), entry(1))
+        index_harness.connector.announce(("other", "e1"), entry(1))
         wait_until(lambda: "WRONGTYPE" in str(client.info("errorstats")), "the refusal")
-    assert harness.publish(b"chunk")
-    assert harness.connector.healthy()
+    assert index_harness.publish(b"chunk")
+    assert index_harness.connector.healthy()
     assert [record for record in caplog.records if record.levelname == "WARNING"] == []
 
 
-async def test_whatever_is_written_has_a_lifetime(harness: Harness, single: EmbeddedStore) -> None:
-    marker = harness.publish(b"kept")
-    lost = harness.publish(b"lost")
-    assert harness.look_up(b"kept") == (marker,)
+async def test_whatever_is_written_has_a_lifetime(
+    index_harness: Harness, single: EmbeddedStore
+) -> None:
+    marker = index_harness.publish(b"kept")
+    lost = index_harness.publish(b"lost")
+    assert index_harness.look_up(b"kept") == (marker,)
     for number in range(300):
-        harness.connector.announce(ME, entry(number))
-        harness.next(InboxEntry)
+        index_harness.connector.announce(ME, entry(number))
+        index_harness.next(InboxEntry)
     with plain_client(single.data_urls[0]) as client:
         client.flushall()
-    assert not harness.fetch(b"lost", lost, (5, 6, 7, 8)).ok
-    assert harness.publish(b"again")
+    assert not index_harness.fetch(b"lost", lost, (5, 6, 7, 8)).ok
+    assert index_harness.publish(b"again")
     async with Registry(single.index_url, "default") as registry:
         await registry.register(node_report("a"))
     for url in (single.index_url, *single.data_urls):
