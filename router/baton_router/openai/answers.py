@@ -8,7 +8,7 @@ field has it in every answer.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -100,6 +100,10 @@ class CommonFields(Closed):
     created: int
     model: str
     system_fingerprint: str
+
+    def shared(self) -> dict[str, Any]:
+        """These fields, as keyword arguments of one of the answer's objects."""
+        return msgspec.structs.asdict(self)
 
 
 class ChatToken(Closed):

@@ -170,11 +170,8 @@ class ChatShape:
         self._usage = StreamUsage(call.options, counts)
         # Each event fills it again: most of its fields stay.
         self._chunk = ChatCompletionChunk(
-            id=common.id,
+            **common.shared(),
             object="chat.completion.chunk",
-            created=common.created,
-            model=common.model,
-            system_fingerprint=common.system_fingerprint,
             choices=[],
             usage=self._usage.default,
         )
@@ -213,11 +210,8 @@ class ChatShape:
         if self._prompt_logprobs is not None:
             scores = prompt_logprobs(prompt_positions(choices), self._prompt_logprobs)
         answer = ChatCompletion(
-            id=self._common.id,
+            **self._common.shared(),
             object="chat.completion",
-            created=self._common.created,
-            model=self._common.model,
-            system_fingerprint=self._common.system_fingerprint,
             choices=[self._choice(index, choice) for index, choice in enumerate(choices)],
             usage=usage,
             prompt_token_ids=self._prompt_ids if self._ids else None,

@@ -188,11 +188,8 @@ class CompletionShape:
         self._usage = StreamUsage(options, [len(ids) for ids in prompts for _ in range(self._n)])
         # Each event fills it again: most of its fields stay.
         self._chunk = CompletionChunk(
-            id=common.id,
+            **common.shared(),
             object="text_completion",
-            created=common.created,
-            model=common.model,
-            system_fingerprint=common.system_fingerprint,
             choices=[],
             usage=self._usage.default,
         )
@@ -233,11 +230,8 @@ class CompletionShape:
             scores = prompt_positions(mine)
             shown += [self._choice(start + i, choice, scores) for i, choice in enumerate(mine)]
         answer = Completion(
-            id=self._common.id,
+            **self._common.shared(),
             object="text_completion",
-            created=self._common.created,
-            model=self._common.model,
-            system_fingerprint=self._common.system_fingerprint,
             choices=shown,
             usage=usage,
         )
