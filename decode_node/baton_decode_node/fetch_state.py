@@ -25,6 +25,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from baton_node.engine.chunk_bits import chunks_of, first_chunks, runs_of
+
 # Fetches of one request in flight: enough to fill the transfer threads, few enough that an abort
 # settles soon and that requests share the link.
 WINDOW = 16
@@ -81,7 +83,7 @@ class FetchState:
 
     @property
     def have(self) -> int:
-        return _ones(self.own) | self.landed
+        return first_chunks(self.own) | self.landed
 
     @property
     def fetchable(self) -> int:
@@ -98,7 +100,7 @@ class FetchState:
         """Chunks that may still come: in flight, to be fetched, or not announced yet."""
         coming = self.flying | self.fetchable
         if not self.ended:
-            coming |= _ones(self.chunks) & ~self.have & ~self.lost
+            coming |= first_chunks(self.chunks) & ~self.have & ~self.lost
         return coming
 
     def start(self) -> Outcome:
@@ -107,7 +109,7 @@ class FetchState:
 
     def announce(self, chunks: int) -> Outcome:
         """These chunks exist (a bit set). A lost chunk announced anew was put again."""
-        known = chunks & _ones(self.chunks)
+        known = chunks & first_chunks(self.chunks)
         return self._become(
             exists=self.exists | known,
             lost=self.lost & ~known,
@@ -174,7 +176,7 @@ class FetchState:
             # The chunks still exist in the store; what had landed here is gone with the blocks.
             state = replace(self, held=False, returning=False, landed=0)
         if state.held and not state.expired:
-            fetch = _lowest_ones(state.fetchable, WINDOW - state.flying.bit_count())
+            fetch = chunks_of(state.fetchable, WINDOW - state.flying.bit_count())
             state = replace(state, flying=state.flying | sum(1 << chunk for chunk in fetch))
         admission = state._admission() if state._may_run() else None
         state = replace(state, over=admission is not None)
@@ -188,29 +190,9 @@ class FetchState:
     def _admission(self) -> Admission:
         """Of a chunk that is partly cached only the rest counts. Without blocks nothing has
         landed."""
-        runs: list[tuple[int, int]] = []
-        size, left = self.chunk_blocks, self.landed
-        while left:
-            first = _lowest(left)
-            count = _lowest(~(left >> first))
-            runs.append((max(first * size, self.cached_blocks), (first + count) * size))
-            left &= ~(_ones(count) << first)
-        return Admission(tuple(runs), self.landed.bit_count())
-
-
-def _ones(count: int) -> int:
-    return (1 << count) - 1
-
-
-def _lowest(bits: int) -> int:
-    """Index of the lowest one; `bits` is not 0."""
-    return (bits & -bits).bit_length() - 1
-
-
-def _lowest_ones(bits: int, most: int) -> tuple[int, ...]:
-    """Indices of the lowest ones, ascending."""
-    found: list[int] = []
-    while bits and len(found) < most:
-        found.append(_lowest(bits))
-        bits &= bits - 1
-    return tuple(found)
+        size = self.chunk_blocks
+        runs = tuple(
+            (max(first * size, self.cached_blocks), (first + count) * size)
+            for first, count in runs_of(self.landed)
+        )
+        return Admission(runs, self.landed.bit_count())

@@ -12,7 +12,7 @@ KVConnector.lookup/fetch, of RunningBatch.admit/fail. Implements Fetching.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -20,6 +20,7 @@ from baton_decode_node.early_announcements import EarlyAnnouncements
 from baton_decode_node.fetch_policy import FetchChooser, FetchDecision
 from baton_decode_node.fetch_state import Admission, FetchActions, FetchState, Outcome
 from baton_engine.interface import Reservation
+from baton_node.engine.chunk_bits import chunks_of, first_chunks
 from baton_node.engine.context import LoopContext
 from baton_node.engine.job import FetchSummary, Job, JobKey
 from baton_node.engine.measurements import BlockCounts
@@ -54,7 +55,7 @@ class ParkedRequest:
         job, state = self.job, self.state
         if job.kind == "run" and state.awaits_first:
             return 0
-        found = state.cached_blocks + self._blocks_of(_bits(state.exists))
+        found = state.cached_blocks + self._blocks_of(chunks_of(state.exists))
         given = max(map(job.given, job.open_choices), default=0)
         return max(0, given - found * job.layout.block_size)
 
@@ -74,9 +75,9 @@ class ParkedRequest:
         blocks = BlockCounts(
             queried=self.job.full_blocks,
             matched=self.state.cached_blocks + self._blocks_of(self.job.markers),
-            fetched=self._blocks_of(_bits(self.brought)),
+            fetched=self._blocks_of(chunks_of(self.brought)),
             used=sum(end - start for start, end in runs),
-            declined=self._blocks_of(_bits(self.decision.declined)),
+            declined=self._blocks_of(chunks_of(self.decision.declined)),
         )
         decision = self.decision
         return FetchSummary(blocks, decision.fetch_ms, decision.compute_ms, self.state.lost)
@@ -180,7 +181,7 @@ class Fetcher:
             return
         for index, marker in enumerate(entry.markers, start=entry.first):
             parked.job.markers[index] = marker
-        chunks = ((1 << len(entry.markers)) - 1) << entry.first
+        chunks = first_chunks(len(entry.markers)) << entry.first
         self._apply(parked, parked.state.announce(chunks))
 
     def fetched(self, event: Fetched) -> Job | None:
@@ -316,9 +317,3 @@ class Fetcher:
         size = self._engine.info.layout.chunk_bytes
         bytes_s = parked.state.missing.bit_count() * size / SLOW_BYTES_PER_S
         return self._options.first_wait_s + bytes_s
-
-
-def _bits(bits: int) -> Iterator[int]:
-    while bits:
-        yield (bits & -bits).bit_length() - 1
-        bits &= bits - 1

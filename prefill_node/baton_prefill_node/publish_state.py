@@ -13,6 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from baton_node.engine.chunk_bits import chunks_of, first_chunks, runs_of
+
 
 @dataclass(frozen=True, slots=True)
 class PublishActions:
@@ -42,8 +44,8 @@ class PublishState:
     def find(self, chunks: int) -> Outcome:
         """The lookup found a marker of these chunks (a bit set); 0 where the index is out of
         reach."""
-        found = chunks & _ones(self.chunks) & ~self.exists
-        return self._become(_runs(found), exists=self.exists | found, looked_up=True)
+        found = chunks & first_chunks(self.chunks) & ~self.exists
+        return self._become(runs_of(found), exists=self.exists | found, looked_up=True)
 
     def compute(self, chunks: int) -> Outcome:
         """The prompt's first `chunks` full chunks are in this node's blocks now."""
@@ -75,36 +77,12 @@ class PublishState:
     def _advance(self, announce: tuple[tuple[int, int], ...]) -> Outcome:
         due = 0
         if self.looked_up and not self.failed and not self.closed:
-            due = _ones(self.computed) & ~self.exists & ~self.flying
+            due = first_chunks(self.computed) & ~self.exists & ~self.flying
         flying = self.flying | due
         # Not before the prompt is computed, though all chunks may exist from the start: one of them
         # may turn out to be missing, and the first token comes no sooner.
-        complete = self.computed == self.chunks and self.exists == _ones(self.chunks)
+        complete = self.computed == self.chunks and self.exists == first_chunks(self.chunks)
         complete = complete and self.looked_up
         ended = not flying and (complete or self.failed or self.closed)
         state = replace(self, flying=flying, ended=ended)
-        return state, PublishActions(announce, _bits(due), ended)
-
-
-def _ones(count: int) -> int:
-    return (1 << count) - 1
-
-
-def _bits(bits: int) -> tuple[int, ...]:
-    found = []
-    while bits:
-        found.append((bits & -bits).bit_length() - 1)
-        bits &= bits - 1
-    return tuple(found)
-
-
-def _runs(bits: int) -> tuple[tuple[int, int], ...]:
-    """(first, count) of each run of neighbouring chunks."""
-    runs = []
-    while bits:
-        first = (bits & -bits).bit_length() - 1
-        rest = ~(bits >> first)
-        count = (rest & -rest).bit_length() - 1
-        runs.append((first, count))
-        bits &= ~(_ones(count) << first)
-    return tuple(runs)
+        return state, PublishActions(announce, chunks_of(due), ended)
