@@ -26,7 +26,7 @@ from baton_node.engine.context import LoopContext, LoopOptions
 from baton_node.engine.loop import EngineLoop
 from baton_node.engine.outgoing_blocks import OutgoingBlocks
 from baton_node.engine.running import RunningBatch
-from baton_node.ipc.engine_socket import PortClosed, StreamEngineSocket
+from baton_node.ipc.engine_socket import EngineSocketClosed, StreamEngineSocket
 from baton_node.ipc.messages import Ready, SetupFailed, Start
 from baton_node.ipc.parent_death import die_with
 from baton_node.settings import NodeSettings, SetupError
@@ -47,20 +47,20 @@ def main(arguments: list[str]) -> int:
     # Ctrl-C reaches the whole process group; the server decides when this process ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    port = StreamEngineSocket(socket.socket(fileno=fd))
+    server = StreamEngineSocket(socket.socket(fileno=fd))
     try:
-        start = port.wait()[0]
+        start = server.wait()[0]
         if not isinstance(start, Start):
             raise RuntimeError(f"the first frame is {type(start).__name__}, not Start")
-        return _serve(port, start)
-    except PortClosed as closed:
+        return _serve(server, start)
+    except EngineSocketClosed as closed:
         logger.info("%s", closed)
         return 0
     finally:
-        port.close()
+        server.close()
 
 
-def _serve(port: StreamEngineSocket, start: Start) -> int:
+def _serve(server: StreamEngineSocket, start: Start) -> int:
     settings, epoch = start.settings, start.epoch
     handler = logging.StreamHandler()
     handler.setFormatter(formatter(settings.json_logs))
@@ -69,13 +69,13 @@ def _serve(port: StreamEngineSocket, start: Start) -> int:
         engine = build_engine(settings)
         connector = _connect(settings, epoch, engine)
     except (SetupError, StoreError) as error:
-        port.send(SetupFailed(str(error)))
+        server.send(SetupFailed(str(error)))
         return 1
     try:
         speeds = _measure(settings, engine, connector)
-        port.send(_ready(engine, speeds, connector.store_health()))
+        server.send(_ready(engine, speeds, connector.store_health()))
         options = _options(settings, epoch, speeds)
-        build_loop(LoopContext(engine, connector, port, options)).run()
+        build_loop(LoopContext(engine, connector, server, options)).run()
     finally:
         connector.close()
     return 0

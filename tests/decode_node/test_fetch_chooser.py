@@ -40,7 +40,7 @@ NEVER_DONE = Speeds(prefill_tokens_per_s=1.0)
 Make = Callable[..., LoopNode]
 
 
-class RecordingConnector(StoreConnector):
+class FetchRecorder(StoreConnector):
     """Also notes which fetches it is asked for."""
 
     def fetch(
@@ -62,7 +62,7 @@ def make(store: EmbeddedStore) -> Iterator[Make]:
     made: list[LoopNode] = []
 
     def node(name: str, **options: Any) -> LoopNode:
-        made.append(store_node(name, store, SETTINGS, kind=RecordingConnector, **options))
+        made.append(store_node(name, store, SETTINGS, kind=FetchRecorder, **options))
         return made[-1]
 
     filler = node("filler")

@@ -135,7 +135,7 @@ def test_what_the_store_is_known_to_hold_is_computed_and_not_written_again(make:
     assert second.loop.counters.behind_chunks == FULL - OF_PROMPT
 
 
-class RecordingConnector(StoreConnector):
+class PutRecorder(StoreConnector):
     """Keeps the priority of each put."""
 
     def __init__(self, *parts: Any) -> None:
@@ -154,7 +154,7 @@ class RecordingConnector(StoreConnector):
 
 
 def test_a_decode_node_writes_behind_its_answer_and_not_what_was_handed_to_it(make: Make) -> None:
-    prefill, decode = make("p", kind=RecordingConnector), make("d", kind=RecordingConnector)
+    prefill, decode = make("p", kind=PutRecorder), make("d", kind=PutRecorder)
     request = asked("r")
     hand_off(prefill, decode, request)
     spin((prefill, decode), lambda: len(decode.ids("r")) == ANSWER - 1, "the request's end")
@@ -163,7 +163,7 @@ def test_a_decode_node_writes_behind_its_answer_and_not_what_was_handed_to_it(ma
     assert prefill.loop.counters.behind_chunks == 0
     assert decode.loop.counters.behind_chunks == FULL - OF_PROMPT
     for node, priority in ((prefill, Priority.HANDOFF), (decode, Priority.BEHIND)):
-        assert isinstance(node.connector, RecordingConnector)
+        assert isinstance(node.connector, PutRecorder)
         assert set(node.connector.priorities) == {priority}
 
 

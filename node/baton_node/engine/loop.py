@@ -102,7 +102,7 @@ class EngineLoop:
         return self._fetching.early_entries
 
     def run(self) -> None:
-        """Turn until the port closes; PortClosed is how it ends."""
+        """Turn until the socket closes; EngineSocketClosed is how it ends."""
         stuck = False
         while True:
             self._sleep(stuck)

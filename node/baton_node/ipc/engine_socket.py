@@ -3,7 +3,7 @@
 In: bytes of the server. Out: frames, both ways. Reading never blocks; writing blocks when the
 server does not read, which bounds what an engine can pile up.
 
-    PortClosed   the server is gone, and the engine process ends with it
+    EngineSocketClosed   the server is gone, and the engine process ends with it
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from baton_node.ipc.messages import (
 READ_BYTES = 1 << 18
 
 
-class PortClosed(Exception):
+class EngineSocketClosed(Exception):
     """Nobody is at the other end any more."""
 
 
@@ -33,7 +33,8 @@ class EngineSocket(Protocol):
     def fileno(self) -> int: ...
 
     def receive(self) -> list[ToEngine]:
-        """What has arrived, without blocking. Raise PortClosed when the other end is gone."""
+        """What has arrived, without blocking. Raise EngineSocketClosed when the other end is
+        gone."""
         ...
 
     def send(self, record: ToServer) -> None: ...
@@ -65,7 +66,7 @@ class StreamEngineSocket:
         try:
             self._socket.sendall(pack(self._outgoing.encode(record)))
         except OSError as error:
-            raise PortClosed(f"the server process is gone: {error}") from error
+            raise EngineSocketClosed(f"the server process is gone: {error}") from error
 
     def close(self) -> None:
         self._socket.close()
@@ -76,7 +77,7 @@ class StreamEngineSocket:
         except BlockingIOError:
             return []
         except OSError as error:
-            raise PortClosed(f"the server process is gone: {error}") from error
+            raise EngineSocketClosed(f"the server process is gone: {error}") from error
         if not data:
-            raise PortClosed("the server process is gone")
+            raise EngineSocketClosed("the server process is gone")
         return [self._incoming.decode(payload) for payload in self._unpacker.feed(data)]
