@@ -22,10 +22,9 @@ from baton_decode_node.write_behind import WriteBehind
 from baton_engine.core.engine_core import EngineCore
 from baton_kvstore.errors import StoreError
 from baton_node.engine.build_engine import build_engine, measure_compute, measure_transfers
-from baton_node.engine.context import LoopContext, LoopOptions
+from baton_node.engine.job import LoopContext, LoopOptions
 from baton_node.engine.loop import EngineLoop
-from baton_node.engine.outgoing_blocks import OutgoingBlocks
-from baton_node.engine.running import RunningBatch
+from baton_node.engine.running import OutgoingBlocks, RunningBatch
 from baton_node.ipc.engine_socket import EngineSocketClosed, StreamEngineSocket
 from baton_node.ipc.messages import Ready, SetupFailed, Start
 from baton_node.ipc.parent_death import die_with

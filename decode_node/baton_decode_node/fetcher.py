@@ -16,14 +16,25 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from baton_decode_node.early_announcements import EarlyAnnouncements
-from baton_decode_node.fetch_policy import FetchChooser, FetchDecision
-from baton_decode_node.fetch_state import Admission, FetchActions, FetchState, Outcome
+from baton_decode_node.fetch_state import (
+    Admission,
+    EarlyAnnouncements,
+    FetchActions,
+    FetchChooser,
+    FetchDecision,
+    FetchState,
+    Outcome,
+)
 from baton_engine.interface import Reservation
-from baton_node.engine.chunk_bits import chunks_of, first_chunks
-from baton_node.engine.context import LoopContext
-from baton_node.engine.job import FetchSummary, Job, JobKey
-from baton_node.engine.measurements import BlockCounts
+from baton_node.engine.job import (
+    BlockCounts,
+    FetchSummary,
+    Job,
+    JobKey,
+    LoopContext,
+    chunks_of,
+    first_chunks,
+)
 from baton_node.engine.running import RunningBatch
 from baton_node.store.base import PADDING, Fetched
 from baton_protocol.errors import BatonError

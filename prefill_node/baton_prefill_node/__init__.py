@@ -2,8 +2,8 @@
 
     serve          one prefill node until SIGTERM or SIGINT
     admission      PrefillRole: which jobs it takes
-    publisher      a prefill job's chunks on their way into the store, announced to the decode node
-    publish_state  which chunks, and when: a pure state machine per job
+    publisher      a prefill job's chunks on their way into the store, announced to the decode
+                   node; and a pure state machine per job: which chunks, and when
 
 `serve` is the server process's, `publisher` the engine process's: neither imports the other. Every
 node's engine process runs `publisher`, whatever the role: it implements baton_node's Publishing,

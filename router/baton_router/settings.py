@@ -70,7 +70,7 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     it computes at once), or with prompts for `admission_queue_ms` before it (0: nobody waits here).
 
     A body has at most `max_body_bytes`, and large ones that are read, parsed or tokenized at a time
-    have `max_bodies_bytes` together, of one tenant half of that (see `bodies`). Headers have
+    have `max_bodies_bytes` together, of one tenant half of that (`http.connections`). Headers have
     `header_timeout_s` to come, from the connection or their first byte on; a body may pause for
     `body_timeout_s`, and has to come with `body_bytes_per_s` at least. A connection without a
     request is closed after `idle_timeout_s`: longer than what is before a router keeps it, or that
@@ -85,7 +85,7 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     `expect_nodes` are names of nodes that `/ready?all=1` waits for, beside those that are found.
 
     `allowed_hosts` are names that it answers to, beside those of this machine where it listens on
-    a loopback address, and pages of `cors_origins` may use it (see `browser_guard`).
+    a loopback address, and pages of `cors_origins` may use it (see `http.app`).
 
     `worker_socket` is the unix socket of one worker among several on the same port, beside those of
     its siblings (see `workers`); "" listens alone.

@@ -24,7 +24,7 @@ from baton_cli.options.records import CommonOptions, NodeOptions, RouterOptions,
 from baton_operator.metrics import Metrics
 from baton_protocol import errors
 from baton_router.placement.policy import Reason
-from baton_router.requests.attempts import Cause
+from baton_router.requests.state import Cause
 from tests.support.clients.http import exchange, text_of
 from tests.support.pools.baton_up import Pool
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 
 from baton_operator.api.fields import Record
-from baton_operator.api.pool_spec import PoolSpec
+from baton_operator.api.pool import PoolSpec
 
 Spec = dict[str, Any]
 Where = tuple[str, str]  # kind, component

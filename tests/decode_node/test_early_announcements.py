@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from baton_decode_node import early_announcements as module
-from baton_decode_node.early_announcements import EarlyAnnouncements
+from baton_decode_node import fetch_state as module
+from baton_decode_node.fetch_state import EarlyAnnouncements
 from baton_protocol.ids import RequestId
 from baton_protocol.store import InboxEntry
 from tests.support.clock import Clock

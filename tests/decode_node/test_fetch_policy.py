@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_decode_node.fetch_policy import FetchCosts, FetchDecision, decide
+from baton_decode_node.fetch_state import FetchCosts, FetchDecision, decide
 from baton_protocol.layout import KVLayout
 from baton_protocol.store import DataInstance
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_prefill_node.publish_state import Outcome, PublishActions, PublishState
+from baton_prefill_node.publisher import Outcome, PublishActions, PublishState
 
 
 @dataclass

@@ -4,16 +4,38 @@ Why not redis-py: it copies a value twice on the way out and builds a `bytes` on
 SET is sent from the caller's memory, and a GET received into it, though it may lie in pieces, each
 in one call of the kernel where the server keeps up: between two calls a thread has to get Python's
 lock back, which in a node that computes takes longer than the bytes. Small replies are parsed by
-hiredis (`replies`); a value's head is parsed here, since hiredis would copy the value.
+hiredis (ReplyReader); a value's head is parsed here, since hiredis would copy the value.
 
 In: an `Endpoint`, commands, an absolute deadline (time.monotonic()) per operation.
 Out: replies, or an error of the StoreUnavailable branch. After LinkBroken, LinkTimeout or
 ProtocolBroken the connection is closed, since what it holds is unknown; after ServerRefused it is
 good for more. Only `abort()` may be called from another thread.
+
+One reply of a Redis server, from pieces as they come, parsed by hiredis.
+
+In: bytes of a RESP2 reply: a line, a number, a string, or a list of strings. Out: the reply, or an
+error of the StoreUnavailable branch. The server need not be trusted: what is read of a reply, and
+the memory that it takes, is bounded.
+
+Large values do not come through here: hiredis would copy them, and the data plane receives them in
+place (see RespConnection).
+
+An asyncio RESP2 connection for one thing: many small values in one reply.
+
+Why not redis-py here: it packs a command argument by argument, which takes longer than the index
+does, and reads replies without a bound. Here a request is bytes that the caller has made in one go,
+and hiredis parses the reply.
+
+In: an `Endpoint`, requests. Out: replies of at most `most_bytes`, or an error of the
+StoreUnavailable branch within `timeout_s`, however many callers wait. Nothing that the server says
+makes it ask another server (MOVED is an error like others). One request is in flight at a time; a
+connection that still owes an answer (its caller has left, or got an error) is closed, so that
+nobody gets another's.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import socket
@@ -21,10 +43,12 @@ import ssl
 import struct
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
+import hiredis
+
 from baton_kvstore.connection.endpoint import Endpoint
-from baton_kvstore.connection.replies import Reply, ReplyReader, pack
 from baton_kvstore.errors import (
     LinkBroken,
     LinkTimeout,
@@ -32,6 +56,79 @@ from baton_kvstore.errors import (
     ServerRefused,
     ValueTooLong,
 )
+
+Reply = bytes | int | None | list[bytes | None]
+
+MOST_BYTES = 256 << 20
+# hiredis allocates a list when it has read its head, also within another list: at 8 bytes for each
+# item that the head promises, and it takes 2 s to free 500 million. So a head of more digits than
+# these is not shown to it.
+MOST_ITEMS_DIGITS = 6
+LONGEST_STRING_DIGITS = 7  # of a reply that is one string
+LIST_HEADS = (b"\r\n*", b"\r\n>")
+OVERLAP = len(LIST_HEADS[0]) + MOST_ITEMS_DIGITS  # a head may come in two pieces
+STRINGS = {bytes, type(None)}
+
+
+def pack(*args: bytes) -> bytes:
+    """A command as it is sent."""
+    parts = [b"$%d\r\n%b\r\n" % (len(arg), arg) for arg in args]
+    return b"*%d\r\n%b" % (len(args), b"".join(parts))
+
+
+class ReplyReader:
+    """One reply of at most `most_bytes`. `label` names the server in errors."""
+
+    def __init__(self, label: str, most_bytes: int = MOST_BYTES) -> None:
+        self._label = label
+        self._left = most_bytes
+        self._parser = hiredis.Reader()
+        self._before = b"\r\n"  # the end of what has come before
+        self.reply: Reply = None
+
+    def feed(self, piece: bytes) -> bool:
+        """True once `reply` is there. Raise ServerRefused for an error reply, ProtocolBroken for
+        what is none, or is longer than allowed."""
+        self._left -= len(piece)
+        if self._left < 0:
+            raise ProtocolBroken(f"{self._label} sent more than is read of it")
+        self._check_heads(piece)
+        try:
+            self._parser.feed(piece)
+            reply = self._parser.gets()
+        except hiredis.ProtocolError as error:
+            raise ProtocolBroken(f"{self._label}: not a Redis reply: {error}") from error
+        if reply is False:
+            return False
+        if self._parser.has_data():
+            raise ProtocolBroken(f"{self._label} sent more than was asked for")
+        self.reply = self._checked(reply)
+        return True
+
+    def _check_heads(self, piece: bytes) -> None:
+        seen = self._before + piece
+        self._before = seen[-OVERLAP:]
+        long = len(piece) > LONGEST_STRING_DIGITS and piece[1 : 2 + LONGEST_STRING_DIGITS].isdigit()
+        if seen.startswith(b"\r\n$") and long and len(seen) == len(piece) + 2:
+            raise ProtocolBroken(f"{self._label}: a string that is too long: {piece!r:.60}")
+        for head in LIST_HEADS:
+            at = seen.find(head)
+            while at >= 0:
+                digits = seen[at + len(head) : at + len(head) + MOST_ITEMS_DIGITS + 1]
+                if len(digits) > MOST_ITEMS_DIGITS and digits.isdigit():
+                    raise ProtocolBroken(f"{self._label}: a list that is too long: {digits!r}...")
+                at = seen.find(head, at + 1)
+
+    def _checked(self, reply: object) -> Reply:
+        match reply:
+            case hiredis.ReplyError():
+                raise ServerRefused(f"{reply} [{self._label}]")
+            case list() if set(map(type, reply)) <= STRINGS:
+                return reply
+            case bytes() | int() | None if not isinstance(reply, bool):
+                return reply
+        raise ProtocolBroken(f"{self._label}: not the reply of a command: {reply!r:.60}")
+
 
 SCRATCH_BYTES = 16 << 10  # replies other than values must fit (INFO server is about 600 bytes)
 HEAD_BYTES = 64  # read at most this much before a value's length is known: the rest goes in place
@@ -335,3 +432,120 @@ class RespConnection:
             self._start = self._end
             if reader.feed(piece):
                 return reader.reply
+
+
+READ_BYTES = 256 << 10
+
+
+class AsyncResp:
+    """One connection to one server, opened when it is needed. Belongs to one event loop.
+
+    `addresses` are the host's, where the caller has looked them up: no name is asked for then.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        *,
+        timeout_s: float,
+        connect_timeout_s: float,
+        addresses: Sequence[str] = (),
+        most_bytes: int = MOST_BYTES,
+    ) -> None:
+        self._endpoint = endpoint
+        self._hosts = tuple(addresses) or (endpoint.host,)
+        self._most_bytes = most_bytes
+        self._tls = endpoint.tls_context()
+        self._timeout_s = timeout_s
+        self._connect_timeout_s = connect_timeout_s
+        self._turn = asyncio.Lock()
+        self._link: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._closed = False
+
+    async def command(self, *args: bytes) -> Reply:
+        return await self.request(pack(*args))
+
+    async def request(self, packed: bytes) -> Reply:
+        """The reply to one command. What it asks may be done twice: once more on a new connection
+        where an old one proved dead."""
+        label = self._endpoint.label
+        try:
+            async with asyncio.timeout(self._timeout_s), self._turn:
+                return await self._ask(packed)
+        except TimeoutError as error:
+            raise LinkTimeout(f"{label} did not answer in time") from error
+        except OSError as error:
+            raise LinkBroken(f"cannot reach Redis at {label}: {error}") from error
+
+    def close(self) -> None:
+        """At once and for good: whoever waits for an answer gets LinkBroken."""
+        self._closed = True
+        self._drop()
+
+    def _drop(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            link[1].transport.abort()
+
+    async def _ask(self, packed: bytes) -> Reply:
+        while not self._closed:
+            old = self._link
+            try:
+                reader, writer = old or await self._open()
+                return await self._exchange(reader, writer, packed)
+            except ServerRefused:
+                raise
+            except BaseException as error:
+                self._drop()
+                if old is None or not isinstance(error, OSError | LinkBroken):
+                    raise
+        raise LinkBroken(f"the connection to {self._endpoint.label} is closed")
+
+    async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        async with asyncio.timeout(self._connect_timeout_s):
+            link = await self._connect()
+            try:
+                await self._log_in(*link)
+            except BaseException:
+                link[1].transport.abort()
+                raise
+        self._link = link
+        return link
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """To the first of the host's addresses that listens."""
+        endpoint = self._endpoint
+        if endpoint.kind == "unix":
+            return await asyncio.open_unix_connection(endpoint.path, limit=READ_BYTES)
+        name = endpoint.host if self._tls is not None else None  # what the certificate is for
+        *others, last = self._hosts
+        for host in others:
+            with suppress(OSError):
+                return await asyncio.open_connection(
+                    host, endpoint.port, ssl=self._tls, server_hostname=name, limit=READ_BYTES
+                )
+        return await asyncio.open_connection(
+            last, endpoint.port, ssl=self._tls, server_hostname=name, limit=READ_BYTES
+        )
+
+    async def _log_in(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        endpoint = self._endpoint
+        words = [endpoint.password] if endpoint.password else []
+        words = [endpoint.username, endpoint.password] if endpoint.username else words
+        if words:
+            login = [word.encode() for word in words]
+            await self._exchange(reader, writer, pack(b"AUTH", *login))
+        if endpoint.db:
+            await self._exchange(reader, writer, pack(b"SELECT", b"%d" % endpoint.db))
+
+    async def _exchange(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, packed: bytes
+    ) -> Reply:
+        writer.write(packed)
+        replies = ReplyReader(self._endpoint.label, self._most_bytes)
+        while True:
+            piece = await reader.read(READ_BYTES)
+            if not piece:
+                raise LinkBroken(f"{self._endpoint.label} closed the connection")
+            if replies.feed(piece):
+                return replies.reply

@@ -20,8 +20,7 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from baton_kvstore.connection.replies import Reply
-from baton_kvstore.connection.resp import RespConnection
+from baton_kvstore.connection.resp import Reply, RespConnection
 from baton_kvstore.errors import ServerRefused
 
 logger = logging.getLogger(__name__)

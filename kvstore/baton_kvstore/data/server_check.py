@@ -14,6 +14,15 @@ Warnings: one line when trouble begins, one when it is over.
 
 In: what transfer threads meet, their connections. Out: reasons why operations are refused, the next
 check for the thread that asks, the server's figures.
+
+Whether an instance is worth asking.
+
+A failure opens the circuit: operations fail at once, with the reason, instead of each waiting for
+its deadline. One thread at a time probes, after a pause that doubles up to a limit; when it
+succeeds the circuit closes. No operation is spent on finding out.
+
+A probe that proves less than an operation closes the circuit on trial: should operations fail all
+the same, the next pause is longer than the last, until one of them has worked.
 """
 
 from __future__ import annotations
@@ -27,12 +36,81 @@ from typing import Literal
 
 from baton_kvstore.connection.resp import RespConnection
 from baton_kvstore.connection.server_settings import Usage, read_usage, tend
-from baton_kvstore.data.circuit_breaker import CircuitBreaker
-from baton_kvstore.data.transfer_rate import Average
-from baton_kvstore.data.transfers import refusal
-from baton_kvstore.data.tuning import PROBE_CHUNKS, Shared
+from baton_kvstore.data.transfers import PROBE_CHUNKS, Average, Shared, refusal
 from baton_kvstore.errors import LinkBroken, ServerRefused, StoreUnavailable
 from baton_kvstore.keys import room_key
+
+
+class CircuitBreaker:
+    """Thread-safe. `first_s` and `limit_s` bound the pause between attempts."""
+
+    def __init__(
+        self, first_s: float, limit_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._first_s = first_s
+        self._limit_s = limit_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._reason = ""
+        self._failures = 0
+        self._retry_at = 0.0
+        self._probing = False
+        self._trial = False
+        self._succeeded_at = float("-inf")
+
+    @property
+    def reason(self) -> str:
+        """Why it is open; "" while closed."""
+        return self._reason
+
+    @property
+    def on_trial(self) -> bool:
+        """Closed by a probe, and no operation has worked since."""
+        return self._trial
+
+    def fail(self, reason: str, began: float) -> bool:
+        """Open, or open for longer, after an attempt that began then (by the clock). False, and no
+        effect, if another thread succeeded since: what failed was before that."""
+        with self._lock:
+            if began < self._succeeded_at:
+                return False
+            pause = min(self._limit_s, self._first_s * 2.0 ** min(self._failures, 16))
+            self._failures += 1
+            self._reason = reason
+            self._retry_at = self._clock() + pause
+            self._probing = self._trial = False
+            return True
+
+    def succeed(self, trial: bool = False) -> None:
+        with self._lock:
+            self._reason = ""
+            self._failures = self._failures if trial else 0
+            self._probing, self._trial = False, trial
+            self._succeeded_at = self._clock()
+
+    def prove(self) -> bool:
+        """An operation worked. True if that ended a trial."""
+        with self._lock:
+            if not self._trial:
+                return False
+            self._trial, self._failures = False, 0
+            return True
+
+    def wait_s(self) -> float | None:
+        """Seconds until a probe is due (0.0: now); None if none is wanted from this thread."""
+        with self._lock:
+            if not self._reason or self._probing:
+                return None
+            return max(0.0, self._retry_at - self._clock())
+
+    def claim_probe(self) -> bool:
+        """True for the one thread that should try to reconnect now, then fail() or succeed()."""
+        with self._lock:
+            due = bool(self._reason) and not self._probing and self._clock() >= self._retry_at
+            if due:
+                self._probing = True
+            return due
+
 
 logger = logging.getLogger(__name__)
 PROBE_TTL_MS = 5000  # probes are deleted; this is for a thread that dies in one

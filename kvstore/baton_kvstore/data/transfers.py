@@ -13,18 +13,44 @@ put's source is free when it has settled; what a get has written is of use when 
 
 In: a request from the data plane and a connection. Out: `PutResult` or `GetResult`. The callbacks
 are the caller's and run in the transfer thread.
+
+What transfers reach, as moving averages.
+
+RateMeter   bytes per second while at least one transfer runs. Idle time does not count and parallel
+            transfers count together: it is what the link gives a node that has work, which is what
+            placement wants to know
+Average     of single measurements, as round trips are
+
+Staging buffers: the bound on bytes in flight.
+
+A transfer thread borrows one for an operation and gives it back; there are never more than
+`limit`, so a slow store cannot make a node hold more memory, only wait. The last one given back is
+lent first: its pages are warm (in a VM the first touch of a page costs microseconds).
+
+Sizes, times and rates of the data plane, and what its instances share.
+
+What waits for one data server: a lane per priority, and who may take from it.
+
+In: operations, from any thread. Out: the next one for a transfer thread: hand-off before prefix
+before write-behind, each lane in its order. Write-behind starts only where another thread stays
+free, so that what comes next never waits for it (with one thread: where nothing else waits). What
+waited too long comes first, since it is only refused: no lane starves beyond that.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import threading
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar, Protocol
 
 from baton_kvstore.connection.resp import RespConnection, leading
+from baton_kvstore.connection.server_settings import CareMode
 from baton_kvstore.data.chunk_format import (
     HEADER_BYTES,
     chunk_spec,
@@ -34,10 +60,141 @@ from baton_kvstore.data.chunk_format import (
 from baton_kvstore.data.chunk_format import seal as seal_value
 from baton_kvstore.data.chunk_format import verify as verify_value
 from baton_kvstore.errors import ServerRefused, ValueTooLong
-from baton_kvstore.keys import chunk_key, ttl_ms
+from baton_kvstore.keys import DEFAULT_TTL_S, chunk_key, ttl_ms
 from baton_protocol.ids import BlockHash, Epoch, Fingerprint
 from baton_protocol.layout import KVLayout
 from baton_protocol.store import Marker, Priority
+
+WINDOW_S = 0.1  # a busy stretch is folded in at least this often
+WEIGHT = 0.25  # of the newest stretch
+
+
+class Average:
+    """0.0 until something was added. Of two that are added at once one may be lost."""
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def add(self, sample: float) -> None:
+        old = self.value or sample
+        self.value = old + WEIGHT * (sample - old)
+
+
+class RateMeter:
+    """begin() and end(bytes) around each transfer, from any thread. What it counts, `total` counts
+    too."""
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, total: RateMeter | None = None
+    ) -> None:
+        self._clock = clock
+        self._total = total
+        self._lock = threading.Lock()
+        self._active = 0
+        self._since = 0.0
+        self._bytes = 0
+        self._rate = Average()
+
+    def begin(self) -> None:
+        if self._total is not None:
+            self._total.begin()
+        with self._lock:
+            if self._active == 0:
+                self._since, self._bytes = self._clock(), 0
+            self._active += 1
+
+    def end(self, count: int) -> None:
+        """`count` is 0 for a transfer that failed."""
+        if self._total is not None:
+            self._total.end(count)
+        with self._lock:
+            self._active -= 1
+            self._bytes += count
+            now = self._clock()
+            if self._bytes and (self._active == 0 or now - self._since >= WINDOW_S):
+                self._rate.add(self._bytes / max(1e-6, now - self._since))
+                self._since, self._bytes = now, 0
+
+    @property
+    def bytes_per_s(self) -> float:
+        """0.0 until something was measured."""
+        return self._rate.value
+
+
+class StagingPool:
+    """Up to `limit` buffers of `size` bytes, made when first needed."""
+
+    def __init__(self, size: int, limit: int) -> None:
+        self._size = size
+        self._free: list[memoryview] = []
+        self._unmade = limit
+        self._closed = False
+        self._changed = threading.Condition()
+
+    def borrow(self) -> memoryview | None:
+        """Wait for a buffer; None once the pool is closed."""
+        with self._changed:
+            while not self._closed:
+                if self._free:
+                    return self._free.pop()
+                if self._unmade:
+                    self._unmade -= 1
+                    return memoryview(bytearray(self._size))
+                self._changed.wait()
+        return None
+
+    def give_back(self, buffer: memoryview) -> None:
+        with self._changed:
+            self._free.append(buffer)
+            self._changed.notify()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+
+PROBE_CHUNKS = 4  # that a server without room is asked to take
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """Sizes, times and rates of the data plane. Bytes, seconds, bytes per second."""
+
+    threads_per_instance: int = 2
+    max_inflight_bytes: int = 64 << 20
+    ttl_base_s: float = DEFAULT_TTL_S
+    connect_timeout_s: float = 1.0
+    deadline_base_s: float = 2.0
+    floor_bytes_per_s: float = 8 << 20
+    queue_limit_s: float = 30.0
+    backoff_first_s: float = 0.1
+    backoff_limit_s: float = 0.5
+    idle_check_s: float = 0.5
+
+    def deadline_s(self, size: int) -> float:
+        """base + bytes / floor rate: what a transfer of `size` bytes may take. 1 MiB: 2.125 s."""
+        return self.deadline_base_s + size / self.floor_bytes_per_s
+
+    def settled_s(self, size: int) -> float:
+        """By when an operation of `size` bytes has settled: the longest wait in the queue, the
+        longest that its thread may be at when that is over (a probe), and its own transfer."""
+        return self.queue_limit_s + self.deadline_s(PROBE_CHUNKS * size) + self.deadline_s(size)
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What the instances of one data plane share. `settings`: None leaves the servers' alone."""
+
+    staging: StagingPool
+    fingerprint: Fingerprint
+    value_bytes: int
+    shards: int  # values of one chunk
+    puts: RateMeter
+    gets: RateMeter
+    tuning: Tuning
+    settings: CareMode | None
+
 
 STORE_FULL = "store full"
 STAMP_BYTES = 4
@@ -260,3 +417,93 @@ class Get:
     def settle(self, reason: str, seconds: float) -> None:
         size = 0 if reason else self.format.layout.chunk_bytes
         self.done(GetResult(self.hash, not reason, size, reason, self._gone, seconds))
+
+
+class PriorityQueues:
+    """For `threads` takers; thread-safe. `limit_s` is how long an operation may wait."""
+
+    def __init__(
+        self, threads: int, limit_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._lanes: dict[Priority, deque[Operation]] = {each: deque() for each in Priority}
+        self._most_busy = max(0, threads - 2)  # when write-behind starts: this one, and a free one
+        self._limit_s = limit_s
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._busy = 0
+        self._waiting_puts = 0
+        self.changes = 0
+        self.closed = False
+
+    @property
+    def queued(self) -> int:
+        """Operations pushed and not yet taken."""
+        return sum(len(lane) for lane in self._lanes.values())
+
+    @property
+    def puts_wait(self) -> bool:
+        """Whether puts are queued that somebody waits for."""
+        return self._waiting_puts > 0
+
+    def waited_s(self, operation: Operation) -> float:
+        return self._clock() - operation.queued_at
+
+    def push(self, operation: Operation) -> bool:
+        """False: closed."""
+        operation.queued_at = self._clock()
+        with self._changed:
+            if self.closed:
+                return False
+            self._lanes[operation.priority].append(operation)
+            self._count(operation, 1)
+            self._changed.notify()
+            return True
+
+    def take(self, seen: int, pause_s: float | None) -> Operation | None:
+        """The next operation, give_back() when it is done. None after `pause_s`, at the close, and
+        as soon as `changes` is not `seen`: then the caller looks at the world again."""
+        with self._changed:
+            operation = self._next()
+            if operation is None and self.changes == seen and not self.closed:
+                self._changed.wait(pause_s)
+                operation = self._next()
+            if operation is not None:
+                self._busy += 1
+            return operation
+
+    def give_back(self) -> None:
+        """A taker is done with what it took."""
+        with self._changed:
+            self._busy -= 1
+            if self._lanes[Priority.BEHIND]:
+                self._changed.notify()
+
+    def wake(self) -> None:
+        """Something changed that takers must know."""
+        with self._changed:
+            self.changes += 1
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Take no more. What is queued can still be taken."""
+        self.closed = True
+        self.wake()
+
+    def _next(self) -> Operation | None:
+        for lane in self._lanes.values():
+            if lane and self.waited_s(lane[0]) > self._limit_s:
+                return self._pop(lane)
+        for priority, lane in self._lanes.items():
+            behind = priority is Priority.BEHIND and not self.closed
+            if lane and not (behind and self._busy > self._most_busy):
+                return self._pop(lane)
+        return None
+
+    def _pop(self, lane: deque[Operation]) -> Operation:
+        operation = lane.popleft()
+        self._count(operation, -1)
+        return operation
+
+    def _count(self, operation: Operation, step: int) -> None:
+        if operation.is_put and operation.priority is not Priority.BEHIND:
+            self._waiting_puts += step

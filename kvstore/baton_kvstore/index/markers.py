@@ -5,7 +5,7 @@ the inbox entry. An inbox is a stream per decode node and epoch with one reader,
 its start: what it has confirmed by asking for more is removed.
 
 In: names and records of baton_protocol. Out: the same, or StoreUnavailable. Small commands of
-redis-py's asyncio client, but for lookups: see `async_resp`. Use one Index per event loop.
+redis-py's asyncio client, but for lookups: see `connection.resp`. Use one Index per event loop.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from baton_kvstore.connection.async_resp import AsyncResp
 from baton_kvstore.connection.client import (
     CONNECT_TIMEOUT_S,
     OPERATION_TIMEOUT_S,
@@ -22,7 +21,7 @@ from baton_kvstore.connection.client import (
     ClosesItself,
 )
 from baton_kvstore.connection.endpoint import parse_endpoint
-from baton_kvstore.connection.replies import Reply
+from baton_kvstore.connection.resp import AsyncResp, Reply
 from baton_kvstore.connection.server_settings import CareMode, care
 from baton_kvstore.errors import ProtocolBroken, ServerRefused
 from baton_kvstore.keys import inbox_key, marker_key, marker_request, probe_key

@@ -15,7 +15,6 @@ import logging
 from collections.abc import Sequence
 from typing import TypeVar
 
-from baton_kvstore.connection.async_resp import AsyncResp
 from baton_kvstore.connection.client import (
     CONNECT_TIMEOUT_S,
     OPERATION_TIMEOUT_S,
@@ -23,7 +22,7 @@ from baton_kvstore.connection.client import (
     ClosesItself,
 )
 from baton_kvstore.connection.endpoint import parse_endpoint
-from baton_kvstore.connection.replies import pack
+from baton_kvstore.connection.resp import AsyncResp, pack
 from baton_kvstore.errors import ProtocolBroken
 from baton_kvstore.keys import (
     fetch_key,

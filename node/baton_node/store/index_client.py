@@ -7,27 +7,247 @@ node's inbox.
 What is one after another in a hand-off stays so: a chunk's marker is written once all of its bytes
 are acknowledged, then who waits for it is told (without the step loop, whose next step may take
 longer than the transfer), and then comes Published, after all of which there is the hand-off's end.
+
+A thread with an asyncio loop of its own, for the index's small commands.
+
+ControlThread  runs coroutines that any thread gives it; each delivers its own result. The step loop
+               and the transfer threads never wait for it
+WriteBatcher   inside it, small writes that go together: what comes while one is under way is in the
+               next, so that a slow server is asked seldom and an idle one at once
+
+Whether the store's index can be used now: it answers, and it takes writes.
+
+In: the commands this node has for it, and a probe (a small write): each second, oftener while there
+is trouble, at once when a command failed. Out: answers, or StoreUnavailable; `trouble` and `away`,
+which any thread may read. While the index is away whoever asks is refused at once, so that a frozen
+one costs its deadline once; while it is full, only who would add to it. Its loss is one line in the
+log, its return another.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any, Generic, TypeVar
 
-from baton_kvstore.errors import ServerRefused, StoreError
+from baton_kvstore.errors import ServerRefused, StoreError, StoreUnavailable
 from baton_kvstore.index.markers import Index
 from baton_kvstore.keys import ttl_ms
 from baton_node.settings import StoreCare
 from baton_node.store.base import ChunkRef, ConnectorEvent, LookedUp, Published
-from baton_node.store.control_thread import ControlThread, WriteBatcher
-from baton_node.store.index_check import IndexCheck
 from baton_protocol.ids import BlockHash, Epoch, Fingerprint, NodeId, RequestId
 from baton_protocol.store import InboxEntry, Marker
 
+CLOSE_S = 4.0
+CANCEL_S = 0.2
+
+Work = Coroutine[Any, Any, None]
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
+
+
+class ControlThread:
+    """start() and close() it in one thread; call() and spawn() from any."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._prepare: Callable[[], None] | None = None
+        self._closing = False
+
+    @property
+    def closing(self) -> bool:
+        return self._closing
+
+    def start(self, prepare: Callable[[], None]) -> None:
+        """`prepare` runs first, inside the thread."""
+        self._prepare = prepare
+        self._thread.start()
+
+    def call(self, act: Callable[[], None]) -> bool:
+        """Run `act` in the thread; False when that has ended."""
+        try:
+            self._loop.call_soon_threadsafe(act)
+        except RuntimeError:  # the loop is closed
+            return False
+        return True
+
+    def spawn(self, work: Work) -> bool:
+        """Run `work` as a task of the thread; False, and it never runs, if that is closing."""
+        if self._closing or not self.call(lambda: self.begin(work)):
+            work.close()
+            return False
+        return True
+
+    def begin(self, work: Work) -> None:
+        """spawn() for callers inside the thread."""
+        if self._closing:
+            work.close()
+            return
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def close(self, last: Callable[[], Work]) -> None:
+        """Cancel all tasks, run `last()` and end the thread."""
+        self._closing = True
+        if self._thread.is_alive():
+            self.call(lambda: self._end(last))
+            self._thread.join(CLOSE_S)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        if self._prepare is not None:
+            self._prepare()
+        self._loop.run_forever()
+
+    def _end(self, last: Callable[[], Work]) -> None:
+        ending = self._loop.create_task(self._finish(last))
+        ending.add_done_callback(lambda _: self._loop.stop())
+
+    async def _finish(self, last: Callable[[], Work]) -> None:
+        until = self._loop.time() + CLOSE_S / 2
+        while self._tasks and self._loop.time() < until:
+            for task in self._tasks:
+                task.cancel()
+            # Again where it was swallowed: wait_for() does so when both come at once.
+            await asyncio.wait(self._tasks, timeout=CANCEL_S)
+        await last()
+
+
+class WriteBatcher(Generic[K, T]):
+    """`begin` starts a task. `write` gets all that has gathered for a key, one call per key at a
+    time and in order, and handles its own errors. At most `most` items wait per key."""
+
+    def __init__(
+        self,
+        begin: Callable[[Work], None],
+        write: Callable[[K, list[T]], Awaitable[None]],
+        most: int,
+    ) -> None:
+        self._begin = begin
+        self._write = write
+        self._most = most
+        self._waiting: dict[K, list[T]] = {}
+
+    def add(self, key: K, item: T) -> bool:
+        """False where too many wait already."""
+        waiting = self._waiting.get(key)
+        if waiting is None:
+            self._waiting[key] = [item]
+            self._begin(self._drain(key))
+        elif len(waiting) >= self._most:
+            return False
+        else:
+            waiting.append(item)
+        return True
+
+    async def _drain(self, key: K) -> None:
+        waiting = self._waiting[key]
+        try:
+            while waiting:
+                batch = list(waiting)
+                waiting.clear()
+                await self._write(key, batch)
+        finally:
+            del self._waiting[key]
+
+
 logger = logging.getLogger(__name__)
+
+EVERY_S = 1.0
+QUICK_CHECK_S = 0.25
+
+
+class IndexCheck:
+    """Everything but the properties belongs to one event loop."""
+
+    def __init__(
+        self, probe: Callable[[], Awaitable[None]], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._probe = probe
+        self._clock = clock
+        self._trouble = ""
+        self._succeeded_at = float("-inf")
+        self._now = asyncio.Event()  # probe without waiting
+        self._answers = asyncio.Event()
+        self._answers.set()
+
+    @property
+    def trouble(self) -> str:
+        """Why nothing is added to the index; "" while it can be."""
+        return self._trouble
+
+    @property
+    def away(self) -> bool:
+        """True while the index does not answer at all."""
+        return not self._answers.is_set()
+
+    async def answers(self) -> None:
+        """Wait until the index is not away."""
+        await self._answers.wait()
+
+    async def ask(self, question: Callable[[], Awaitable[T]], *, adds: bool = True) -> T:
+        """The answer, or StoreUnavailable. `adds`: it needs room on the index."""
+        if self.away or (adds and self._trouble):
+            raise StoreUnavailable(self._trouble)
+        began = self._clock()
+        try:
+            return await question()
+        except ServerRefused:
+            self._now.set()  # full, perhaps: the probe will say
+            raise
+        except StoreUnavailable as error:
+            self._lost(error, began)
+            raise
+
+    async def run(self) -> None:
+        """Probe until cancelled."""
+        while True:
+            self._now.clear()
+            began = self._clock()
+            try:
+                await self._probe()
+            except StoreUnavailable as error:
+                self._lost(error, began)
+            except Exception as error:  # a task's outer edge, and nothing works without it
+                logger.exception("the probe of the store's index failed")
+                self._lost(StoreUnavailable(repr(error)), began)
+            else:
+                self._found()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(QUICK_CHECK_S if self._trouble else EVERY_S):
+                    await self._now.wait()
+
+    def _lost(self, error: StoreUnavailable, began: float) -> None:
+        """What began before the index was last seen at work says nothing about now."""
+        if began < self._succeeded_at:
+            return
+        if isinstance(error, ServerRefused):
+            self._answers.set()
+        else:
+            self._answers.clear()
+        if not self._trouble:
+            self._now.set()
+            logger.warning("the store's index cannot be used: %s", error)
+        self._trouble = str(error)
+
+    def _found(self) -> None:
+        self._succeeded_at = self._clock()
+        self._answers.set()
+        if self._trouble:
+            self._trouble = ""
+            logger.warning("the store's index can be used again")
+
 
 INBOX_BLOCK_MS = 1000
 RETRY_S = 0.5  # pause after the inbox could not be read

@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from baton_operator.api.fields import CelRule, matches
-from baton_operator.api.pool_spec import PoolSpec
+from baton_operator.api.pool import PoolSpec
 from baton_operator.api.scaler import ScalerSpec, ScalerStatus
 from baton_operator.api.schema import Schema, schema_of, validations
 from baton_operator.api.status import PoolStatus

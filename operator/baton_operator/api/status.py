@@ -1,8 +1,12 @@
-"""The InferencePool's `status`, as written to the API; the CRD's schema is generated from it."""
+"""The InferencePool's `status`, as written to the API; the CRD's schema is generated from it.
+
+Times are RFC 3339 in UTC, in whole seconds (`stamp`). Anybody may have edited what is read back.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -10,6 +14,19 @@ from msgspec import UNSET, Meta, UnsetType
 
 from baton_operator.api.autoscaling import PlannedMode
 from baton_operator.api.fields import Count, keyed
+
+
+def stamp(now: datetime) -> str:
+    return now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def is_fresh(since: str, now: datetime, seconds: float) -> bool:
+    """Whether it was said less than so long ago: not where the clock was set back since, nor where
+    an operator with a clock ahead of this one said it. It spares writes, nothing waits for it."""
+    if not since:
+        return False
+    return 0 <= (now - datetime.fromisoformat(since)).total_seconds() < seconds
+
 
 READY = "Ready"  # the condition that sums up the others
 

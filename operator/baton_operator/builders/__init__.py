@@ -1,16 +1,12 @@
 """What a pool consists of, as manifests. Pure: the same pool gives the same manifests.
 
-child         names, labels and owner of whatever a pool owns; nobody else spells them
-overrides     a user's podTemplate laid over a built one
-pods          what all pods share: security, probes, drain, flags as arguments
-credentials   the pool's Secret, and how it is read back
-store         the managed Redis servers; the store's URLs, login and certificate, whoever owns it
-model         where a node finds its model, and how it gets there
-nodes         one Deployment per role and revision, and what a revision is
-router        the gateway's Deployment, its Service, Ingress and HTTPRoute
-network       NetworkPolicies
-disruption    PodDisruptionBudgets
-scalers       PoolScalers of roles whose count somebody else says
+child    names, labels and owner of whatever a pool owns; a user's podTemplate laid over a built one
+pods     what all pods share: security, probes, drain, flags as arguments
+store    the managed Redis servers; the store's URLs, login and certificate, whoever owns it; the
+         pool's own secrets
+nodes    one Deployment per role and revision, its model, PodDisruptionBudget and PoolScaler
+router   the gateway's Deployment, its Service, Ingress and HTTPRoute
+network  NetworkPolicies
 """
 
 from __future__ import annotations
@@ -19,13 +15,10 @@ from collections.abc import Mapping
 
 from baton_operator.api.pool import Pool
 from baton_operator.builders.child import Manifest, NodeRevision
-from baton_operator.builders.credentials import build_secret, credentials_of, new_credentials
-from baton_operator.builders.disruption import build_budgets
 from baton_operator.builders.network import build_network_policies
-from baton_operator.builders.nodes import build_nodes, revision_of
+from baton_operator.builders.nodes import build_budgets, build_nodes, build_scalers, revision_of
 from baton_operator.builders.router import build_router, build_router_service, build_routes
-from baton_operator.builders.scalers import build_scalers
-from baton_operator.builders.store import build_store
+from baton_operator.builders.store import build_secret, build_store, credentials_of, new_credentials
 from baton_protocol.store import ROLES, Role
 
 __all__ = [

@@ -14,8 +14,7 @@ from collections.abc import Sequence
 
 from baton_kvstore.connection.endpoint import DEFAULT_PORT
 from baton_operator.api.pool import Pool
-from baton_operator.builders.child import ChildIdentity, Manifest
-from baton_operator.builders.overrides import copied
+from baton_operator.builders.child import ChildIdentity, Manifest, copied
 from baton_operator.names import COMPONENT_LABEL, NODE_PORT, POOL_LABEL, ROUTER_PORT, Component
 from baton_protocol.store import ROLES
 

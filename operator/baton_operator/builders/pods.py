@@ -13,8 +13,7 @@ import msgspec
 
 from baton_operator.api.fields import Resources
 from baton_operator.api.pool import Pool
-from baton_operator.builders.child import ChildIdentity, Manifest
-from baton_operator.builders.overrides import merged
+from baton_operator.builders.child import ChildIdentity, Manifest, merged
 from baton_operator.names import CREDENTIALS_ANNOTATION
 
 STOP_S = 15  # after DRAIN_S: leave the registry, end the engine, close links; normally 2 s

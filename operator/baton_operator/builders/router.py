@@ -9,10 +9,8 @@ The way to it from outside the cluster is an Ingress, a Gateway API HTTPRoute, o
 from __future__ import annotations
 
 from baton_operator.api.fields import Resources
-from baton_operator.api.pool import Pool
-from baton_operator.api.pool_spec import ParentRef
+from baton_operator.api.pool import ParentRef, Pool
 from baton_operator.builders.child import ChildIdentity, Manifest
-from baton_operator.builders.credentials import link_token_variable, tenant_secret_variable
 from baton_operator.builders.pods import (
     EPHEMERAL,
     LITTLE_STORAGE,
@@ -31,7 +29,13 @@ from baton_operator.builders.pods import (
     startup_probe,
     variables,
 )
-from baton_operator.builders.store import store_certificate, store_login, store_settings
+from baton_operator.builders.store import (
+    link_token_variable,
+    store_certificate,
+    store_login,
+    store_settings,
+    tenant_secret_variable,
+)
 from baton_operator.names import DRAIN_S, ROUTER_PORT, WAKE_WAIT_FLAG
 
 # Connections that were on their way when the pod left the Service still find it listening.

@@ -4,18 +4,28 @@ In: a pool. Out: manifests, none where the store is somebody else's; URLs withou
 variables that hold the login, the certificate that a TLS server is checked with. The store is a
 cache: no claims, no persistence. Index and data are servers of their own, since large values ruin
 small commands and the index must never evict. Who reaches them needs the pool's password as well.
+
+The pool's own secrets: made once, kept in its Secret, read back from there.
+
+In: a source of random bytes, and the Secret as the API gives it. Out: `Credentials`, or the
+Secret's manifest: the only one that holds their values. Everybody else names a key of it.
 """
 
 from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from baton_kvstore.connection.endpoint import DEFAULT_PORT
 from baton_kvstore.embedded.servers import INDEX_MEMORY, optional_settings
 from baton_kvstore.settings import StoreSettings
 from baton_operator.api.fields import Resources
-from baton_operator.api.pool import Pool
-from baton_operator.api.pool_spec import ManagedStore
+from baton_operator.api.pool import Credentials, ManagedStore, Pool
 from baton_operator.builders.child import ChildIdentity, Manifest
-from baton_operator.builders.credentials import ACL_KEY, PASSWORD_KEY, secret_variable
 from baton_operator.builders.pods import (
     EPHEMERAL,
     LITTLE_STORAGE,
@@ -29,6 +39,95 @@ from baton_operator.builders.pods import (
     scratch_size,
     startup_probe,
 )
+
+PASSWORD_KEY = "redis-password"
+ACL_KEY = "users.acl"
+TOKEN_KEY = "link-token"
+TENANT_KEY = "tenant-secret"
+SECRET_BYTES = 32
+_HEX = re.compile(rf"[0-9a-f]{{{2 * SECRET_BYTES}}}".encode())
+
+
+def new_credentials(random: Callable[[int], bytes]) -> Credentials:
+    """`random` gives that many bytes nobody can guess, as os.urandom does."""
+    return Credentials(
+        redis_password=random(SECRET_BYTES).hex(),
+        link_token=random(SECRET_BYTES).hex(),
+        tenant_secret=random(SECRET_BYTES).hex(),
+    )
+
+
+def credentials_of(
+    secret: Mapping[str, Any] | None,
+    random: Callable[[int], bytes],
+    known: Credentials | None = None,
+) -> Credentials | None:
+    """What the Secret holds; None where it is missing or is not as it was made. One without the
+    tenants' secret keeps what its pods were started with, and gets the `known` one: with another
+    one tenants would not find what is stored. It gets a new one if it was made before there were
+    tenants."""
+    data = (secret or {}).get("data") or {}
+    password, token = _secret_text(data.get(PASSWORD_KEY)), _secret_text(data.get(TOKEN_KEY))
+    if password is None or token is None:
+        return None
+    tenants = _secret_text(data.get(TENANT_KEY))
+    if tenants is None:
+        tenants = known.tenant_secret if known is not None else random(SECRET_BYTES).hex()
+    return Credentials(redis_password=password, link_token=token, tenant_secret=tenants)
+
+
+def build_secret(pool: Pool) -> Manifest:
+    """Keys in `data`, where they are read back from: `stringData` would be owned and never seen."""
+    values = {
+        PASSWORD_KEY: pool.credentials.redis_password,
+        ACL_KEY: acl_file(pool.credentials.redis_password),
+        TOKEN_KEY: pool.credentials.link_token,
+        TENANT_KEY: pool.credentials.tenant_secret,
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": ChildIdentity(pool, "auth").metadata(),
+        "type": "Opaque",
+        "data": {key: base64.b64encode(text.encode()).decode() for key, text in values.items()},
+    }
+
+
+def acl_file(password: str) -> str:
+    """Redis' own users: one, who may do everything with this password. Redis keeps a hash."""
+    digest = hashlib.sha256(password.encode()).hexdigest()
+    return f"user default on #{digest} ~* &* +@all\n"
+
+
+def secret_variable(
+    variable: str, secret: str, key: str, *, optional: bool = False
+) -> dict[str, Any]:
+    """A variable that the kubelet fills from a Secret."""
+    reference: dict[str, Any] = {"name": secret, "key": key}
+    if optional:
+        reference["optional"] = True
+    return {"name": variable, "valueFrom": {"secretKeyRef": reference}}
+
+
+def link_token_variable(pool: Pool) -> dict[str, Any]:
+    """What routers and nodes know each other by."""
+    return secret_variable("BATON_LINK_TOKEN", ChildIdentity(pool, "auth").name, TOKEN_KEY)
+
+
+def tenant_secret_variable(pool: Pool) -> dict[str, Any]:
+    """What routers derive tenants' salts from."""
+    return secret_variable("BATON_TENANT_SECRET", ChildIdentity(pool, "auth").name, TENANT_KEY)
+
+
+def _secret_text(encoded: Any) -> str | None:
+    if not isinstance(encoded, str):
+        return None
+    try:
+        text = base64.b64decode(encoded, validate=True)
+    except (binascii.Error, ValueError):
+        return None
+    return text.decode() if _HEX.fullmatch(text) else None
+
 
 MIB = 1 << 20
 # A server computes on one core. The index takes 35 us of it per chunk that is handed over, so that

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from baton_operator.api.pool import Pool
 from baton_operator.api.status import PoolStatus
-from baton_operator.controller.schedule import Schedule
+from baton_operator.controller.pool_task import Schedule
 from baton_operator.kube.client import Api, ApiError
 from baton_operator.kube.kinds import SECRET, ChildKey
 from baton_operator.state.cache import PoolKey

@@ -21,8 +21,7 @@ from baton_operator.kube.kinds import EVENT, POOL
 from baton_operator.state.cache import Cache, PoolKey
 from baton_operator.state.observed import Observed
 from baton_operator.status.derive import derive
-from baton_operator.status.events import PoolEvent, events_between
-from baton_operator.status.pod_events import PodEvents
+from baton_operator.status.events import PodEvents, PoolEvent, events_between
 
 logger = logging.getLogger(__name__)
 

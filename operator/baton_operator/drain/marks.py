@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from baton_operator.api.status import stamp
 from baton_operator.kube.kinds import ChildKey
 from baton_operator.names import (
     DRAIN_REASON_ANNOTATION,
@@ -21,7 +22,6 @@ from baton_operator.names import (
     REPLACED_BY_ANNOTATION,
 )
 from baton_operator.state.observed import ObservedPod
-from baton_operator.timestamps import stamp
 
 COST_ANNOTATION = "controller.kubernetes.io/pod-deletion-cost"
 LOWEST_COST = str(-(2**31))

@@ -17,6 +17,7 @@ import msgspec
 from baton_operator.kube.kinds import POOL, ChildKey, ObjectKind, key_of
 from baton_operator.names import COMPONENT_LABEL, POOL_LABEL, REVISION_LABEL, SCALER_KIND
 from baton_operator.state.observed import (
+    NODE_LOST,
     ObservedPod,
     ObservedRoute,
     ObservedScaler,
@@ -28,7 +29,6 @@ from baton_operator.state.observed import (
     read_workload,
     seen_pod,
 )
-from baton_operator.state.pod_problems import NODE_LOST
 
 Body = dict[str, Any]
 # Whoever writes an object changes these, whatever else was written.

@@ -37,7 +37,7 @@ def _unknown(name: str, meaning: str, remedy: str) -> Reason:
     return Reason(name=name, status="Unknown", meaning=meaning, remedy=remedy)
 
 
-# Of pods, worst first; the names are those of `pod_problems` and `observed`.
+# Of pods, worst first; the names are those of `observed`.
 PODS_REFUSED = _false(
     "PodsRefused",
     "Kubernetes lets no pod be made: a quota, a LimitRange, Pod Security or a webhook",

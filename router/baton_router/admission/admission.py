@@ -7,6 +7,22 @@ of it runs; its prompts come in at the pace at which the pool has room for all t
 that others' turns lie between them. A pool with room lets everybody in at once; where tenants share
 it, some of the room is for those who run less, or had less computed lately, than their share. What
 was let in is never held again here: who loses its node is placed anew by the dispatcher.
+
+Holds calls for a pool that sleeps: it has no node, and gets one because they wait.
+
+In: calls whose bodies are read, changes of the fleet. Out: the moment from which they can be
+prepared. Until a node is there nothing is known of the model, not even its tokenizer, so they wait
+as they came; streams get signs of life. How many wait is in the router's report.
+
+Whether a pool has room for one more request, or it would only wait on a node.
+
+In: what the view knows of the ready nodes; what was let in and is not booked yet; how much of the
+request's prompt is to be computed, and its choices. Out: yes or no. A node needs a free sequence
+for each choice, and prompts to compute for no longer than is allowed, by its own measured speed. A
+request with more choices than half of a node's sequences needs that half: it may run while the node
+is busy with others, too. Where prefill nodes compute prompts, decode nodes lend their time only as
+long as placement would take it: while that costs those who decode there less than the prefill
+nodes' queues cost the request.
 """
 
 from __future__ import annotations
@@ -14,24 +30,236 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 
 from baton_protocol.errors import BatonError, QueueFull, QueueTimeout, Unavailable
 from baton_protocol.store import Kind
-from baton_router.admission.capacity import AdmittedLoad, CapacityRule, has_room
-from baton_router.admission.fair_queue import FairQueue, Waiter
-from baton_router.admission.rate_limiter import BudgetBooking, Budgets
-from baton_router.admission.tenant_limits import Limits
-from baton_router.admission.usage_shares import UsageShares
-from baton_router.admission.waiting import KeepAlive, Waiting
+from baton_router.admission.fair_queue import FairQueue, KeepAlive, UsageShares, Waiter, Waiting
+from baton_router.admission.tenant_limits import BudgetBooking, Budgets, Limits
 from baton_router.auth import Tenants
-from baton_router.metrics.admission_metrics import AdmissionMetrics
-from baton_router.nodes.pool_view import PoolView
+from baton_router.metrics.router_metrics import AdmissionMetrics
+from baton_router.nodes.fleet import Fleet
+from baton_router.nodes.pool_view import NodeView, PoolView
 from baton_router.openai.answers import Usage
+from baton_router.openai.endpoint import Call, check_alone
+from baton_router.placement.policy import hands_over
 from baton_router.requests.in_flight import Prepared, Ticket
-from baton_router.settings import RouterSettings
+from baton_router.settings import Handoff, RouterSettings
+
+
+class ColdStart:
+    """`wait_s` 0: nobody is held. `changed` is the event of the fleet's next change."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        changed: Callable[[], asyncio.Event],
+        *,
+        wait_s: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self.held = 0
+        self._fleet = fleet
+        self._changed = changed
+        self._wait_s = wait_s
+        self._clock = clock
+        self._ending = False
+
+    @property
+    def on(self) -> bool:
+        return self._wait_s > 0
+
+    def end(self) -> None:
+        """The router goes: with the fleet's next change all are told to come again."""
+        self._ending = True
+
+    async def hold(self, call: Call, waiting: Waiting, events: KeepAlive | None) -> float | None:
+        """Until a node is ready. Return until when the call may wait for what it still lacks, None
+        for one that did not have to wait. Raise Unavailable after `wait_s`; InvalidRequest and
+        NotFound at once, for what no node would take."""
+        if not self.on or self._fleet.why_unready() is None:
+            return None
+        check_alone(call.sampling, call.default_max_tokens)
+        self._fleet.check_name(call.options.model)
+        give_up_at = self._clock() + self._wait_s
+        waiting.waits = "the pool has no ready node yet"
+        self.held += 1
+        try:
+            await self._wait(give_up_at, events)
+        finally:
+            self.held -= 1
+        return give_up_at
+
+    async def _wait(self, give_up_at: float, events: KeepAlive | None) -> None:
+        silent_until = self._silent_until(events)
+        while True:
+            change = self._changed()  # taken before looking: what changes meanwhile is not missed
+            if self._ending:
+                raise Unavailable("the router is shutting down; send the request again")
+            if self._fleet.why_unready() is None:
+                return
+            now = self._clock()
+            if now >= give_up_at:
+                states = self._fleet.view.states() or "none"
+                raise Unavailable(
+                    f"no node was ready within {self._wait_s:g} s (nodes: {states}); send the"
+                    " request again"
+                )
+            if events is not None and now >= silent_until:
+                await events.keep_alive()
+                silent_until = self._silent_until(events)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(give_up_at, silent_until) - now):
+                    await change.wait()
+
+    def _silent_until(self, events: KeepAlive | None) -> float:
+        return self._clock() + events.keepalive_s if events is not None else float("inf")
+
+
+# Of a node that does not say how many sequences it computes at once.
+USUAL_SEQUENCES = 256
+# Where tenants share a pool, each gets so much of a node's queue; who lately had more prompts
+# computed than its share, so much; and who runs more than its share leaves so much of a node's
+# sequences. Others come in at once, and find little before them.
+SHARED_PART, MORE_PART = 0.25, 0.05
+KEPT_PART = 1 / 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapacityRule:
+    """A node is full with `sequences` (0: as many as it says) less the part of them that is `kept`,
+    or with prompts for `queue_ms` (0: no pool is ever full). What is handed over, and from how many
+    tokens on, is the placement's policy."""
+
+    queue_ms: float
+    sequences: int = 0
+    handoff: Handoff = "auto"
+    handoff_tokens: int = 0
+    kept: float = 0.0
+
+    @classmethod
+    def of_settings(cls, settings: RouterSettings) -> CapacityRule:
+        return cls(
+            queue_ms=settings.admission_queue_ms,
+            sequences=settings.max_inflight,
+            handoff=settings.handoff,
+            handoff_tokens=settings.handoff_min_tokens,
+        )
+
+    def shared(self, *, prompts: bool, sequences: bool) -> CapacityRule:
+        """Where there are other tenants, for one with more than its share of them."""
+        part = MORE_PART if prompts else SHARED_PART
+        return replace(self, queue_ms=part * self.queue_ms, kept=KEPT_PART if sequences else 0.0)
+
+    def within(self, other: CapacityRule) -> bool:
+        """Whether this one never has room where the other has none."""
+        return self.queue_ms <= other.queue_ms and self.kept >= other.kept
+
+    def splits(self, tokens: int) -> bool:
+        """Whether prefill nodes compute what has so many tokens to be computed."""
+        return hands_over(self.handoff, self.handoff_tokens, tokens)
+
+
+@dataclass(slots=True)
+class AdmittedLoad:
+    """Sequences and prompt tokens."""
+
+    sequences: int = 0
+    tokens: int = 0
+
+
+def has_room(
+    nodes: Iterable[NodeView],
+    rule: CapacityRule,
+    pending: AdmittedLoad,
+    tokens: int,
+    sequences: int = 1,
+) -> bool:
+    """Beyond what is `pending`, for a request of so many `sequences` with so many `tokens` to be
+    computed. A pool without a ready node is not full: there requests wait for a node."""
+    nodes = tuple(nodes)
+    if not rule.queue_ms or not nodes:
+        return True
+    decodes = [node for node in nodes if node.report.role == "decode"]
+    if not decodes:
+        return _hosts_have_room(nodes, rule, pending, tokens, sequences)
+    time, most_ms = 0.0, math.inf
+    if rule.splits(tokens):
+        prefills = [node for node in nodes if node.report.role != "decode"]
+        time, most_ms = _prefill_time(prefills, rule, pending.tokens)
+    return _hosts_have_room(decodes, rule, pending, tokens, sequences, time, most_ms)
+
+
+def _prefill_time(
+    prefills: Sequence[NodeView], rule: CapacityRule, needed: int
+) -> tuple[float, float]:
+    """How many more prompt tokens the prefill nodes take, counted up to `needed`; and the longest
+    a decode node may need to compute the request itself, in ms, to count as another place for it.
+    That is no limit where the prefill nodes have room, or where there are none."""
+    time, shortest_queue_ms = 0.0, math.inf
+    for node in prefills:
+        time += _time(node, rule)
+        if time > needed:
+            return time, math.inf
+        shortest_queue_ms = min(shortest_queue_ms, _ms(node, node.queued_tokens))
+    only_prefills = rule.handoff != "auto" and prefills
+    return time, 0.0 if only_prefills else shortest_queue_ms
+
+
+def _hosts_have_room(
+    hosts: Sequence[NodeView],
+    rule: CapacityRule,
+    pending: AdmittedLoad,
+    tokens: int,
+    sequences: int,
+    time: float = 0.0,
+    most_ms: float = math.inf,
+) -> bool:
+    """Whether the nodes that run the sequences have places for them, and with the prefill nodes'
+    `time` the pool computes what is pending. Most often the first host answers: the others are not
+    looked at."""
+    free, beside = 0, math.inf
+    for node in hosts:
+        mine = max(0, _free(node, rule))
+        free += mine
+        wanted = min(sequences, max(1, _most(node, rule) // 2))
+        if mine >= wanted:
+            beside = min(beside, wanted)
+        if node.sequences * _ms(node, tokens) < most_ms:
+            time += _time(node, rule)
+        if free - beside >= pending.sequences and time > pending.tokens:
+            return True
+    return False
+
+
+def _most(node: NodeView, rule: CapacityRule) -> int:
+    most = rule.sequences or node.report.max_num_seqs or USUAL_SEQUENCES
+    return most - int(rule.kept * most)
+
+
+def _free(node: NodeView, rule: CapacityRule) -> int:
+    return _most(node, rule) - node.sequences
+
+
+def _time(node: NodeView, rule: CapacityRule) -> float:
+    """In prompt tokens, of which so many fill the node; one that has not measured itself is not
+    filled."""
+    if _free(node, rule) <= 0:
+        return 0.0
+    speed = node.report.speeds.prefill_tokens_per_s
+    most = max(1.0, speed * rule.queue_ms / 1000) if speed > 0 else math.inf
+    return max(0.0, most - node.queued_tokens)
+
+
+def _ms(node: NodeView, tokens: int) -> float:
+    """To compute so many prompt tokens; 0 where the node has not measured itself."""
+    speed = node.report.speeds.prefill_tokens_per_s
+    return 1000 * tokens / speed if speed > 0 else 0.0
+
 
 # Room also comes with nodes' reports: it is looked for so often.
 POLL_S = 0.02

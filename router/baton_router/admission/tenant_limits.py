@@ -12,18 +12,32 @@ In: a TOML file. Out: one TenantLimits per tenant; who is not named has the defa
     tokens_per_minute = 100_000
     max_queued = 100
     max_call_sequences = 256
+
+Keeps tenants to their requests and tokens per minute, all routers of the pool together.
+
+In: a tenant's limits, what a call may cost, and later what it did cost. Out: it passes, or
+RateLimited with the seconds to wait, or InvalidRequest for one that costs more than the budget
+ever holds: a minute of it, or the burst where that is more. The buckets lie on the index. While
+that is away each router keeps its own, at the rates divided by the routers that there were.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import re
 import tomllib
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
+from baton_kvstore.errors import StoreError
+from baton_kvstore.index.rate_limits import Draw, DrawResult
+from baton_protocol.errors import InvalidRequest, RateLimited
 from baton_router.errors import StartError
 
 _WHERE = re.compile(r"(.*) - at `\$\.?(.*)`$", re.DOTALL)
@@ -90,7 +104,7 @@ def read_limits(path: str) -> Limits:
     except tomllib.TOMLDecodeError as error:
         raise StartError(f"--tenants {path} is no TOML: {error}") from None
     except msgspec.ValidationError as error:
-        raise StartError(f"--tenants {path}: {_describe(error)}") from None
+        raise StartError(f"--tenants {path}: {_file_error(error)}") from None
     defaults = _limits(path, "defaults", found.defaults)
     return Limits(
         defaults,
@@ -105,11 +119,204 @@ def _limits(path: str, table: str, fields: dict[str, Any]) -> TenantLimits:
     try:
         return msgspec.convert(fields, TenantLimits)
     except msgspec.ValidationError as error:
-        raise StartError(f"--tenants {path}, [{table}]: {_describe(error)}") from None
+        raise StartError(f"--tenants {path}, [{table}]: {_file_error(error)}") from None
 
 
-def _describe(error: msgspec.ValidationError) -> str:
+def _file_error(error: msgspec.ValidationError) -> str:
     found = _WHERE.match(str(error))
     if found is None:
         return str(error)
     return f"{found[2]}: {found[1]}" if found[2] else found[1]
+
+
+# An index that failed is left alone for so long: each request would wait for its deadline.
+RETRY_S = 1.0
+MINUTE_S = 60.0
+
+logger = logging.getLogger(__name__)
+
+
+class BudgetIndex(Protocol):
+    """The part of baton_kvstore.Budgets that the router uses."""
+
+    async def take(self, tenant: str, draws: Sequence[Draw]) -> DrawResult: ...
+
+    async def give(self, tenant: str, draws: Sequence[Draw]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetBooking:
+    """Tokens that a request may use, of whose limits, and from which buckets."""
+
+    tenant: str
+    limits: TenantLimits
+    tokens: int
+    shared: bool
+
+
+class Budgets:
+    """`index` is None where the router has none: then it is the only one."""
+
+    def __init__(self, index: BudgetIndex | None, clock: Callable[[], float]) -> None:
+        self._index = index
+        self._clock = clock
+        self._own = OwnBuckets()
+        self._routers = 1
+        self._away = False
+        self._retry_at = 0.0
+        self._giving: set[asyncio.Task[None]] = set()
+
+    async def book(
+        self, tenant: str, limits: TenantLimits, requests: int, tokens: int
+    ) -> BudgetBooking | None:
+        """None for who has no budget. Raise RateLimited, InvalidRequest."""
+        if not (limits.requests_per_minute or limits.tokens_per_minute):
+            return None
+        _check_holds(limits, requests, tokens)
+        draws = draws_of(limits, requests, tokens)
+        drawn = await self._shared(tenant, draws)
+        shared = drawn is not None
+        if drawn is None:
+            own = self._own.take(tenant, _part(draws, self._routers), self._clock())
+            drawn = DrawResult(own, self._routers)
+        if drawn.wait_s > 0:
+            raise RateLimited(_rate_message(limits, drawn.wait_s), retry_after=drawn.wait_s)
+        return BudgetBooking(tenant, limits, tokens, shared)
+
+    def settle(self, booking: BudgetBooking, used: int) -> None:
+        """The request is over and used so many tokens."""
+        draws = draws_of(booking.limits, 0, booking.tokens - used)
+        if booking.tokens == used or not booking.limits.tokens_per_minute:
+            return
+        if not booking.shared or self._index is None:
+            self._own.give(booking.tenant, _part(draws, self._routers), self._clock())
+            return
+        task = asyncio.create_task(self._give(self._index, booking.tenant, draws))
+        self._giving.add(task)
+        task.add_done_callback(self._giving.discard)
+
+    async def close(self) -> None:
+        """What is on its way arrives, or fails within the index's own deadline."""
+        await asyncio.gather(*self._giving)
+
+    async def _shared(self, tenant: str, draws: Sequence[Draw]) -> DrawResult | None:
+        if self._index is None or (self._away and self._clock() < self._retry_at):
+            return None
+        try:
+            drawn = await self._index.take(tenant, draws)
+        except StoreError as error:
+            self._failed(error)
+            return None
+        self._routers = max(1, drawn.routers)
+        if self._away:
+            self._away = False
+            logger.info("the index is back: budgets are shared again")
+        return drawn
+
+    def _failed(self, error: StoreError) -> None:
+        self._retry_at = self._clock() + RETRY_S
+        if not self._away:
+            self._away = True
+            logger.warning(
+                "the index is away, so this router keeps 1/%d of each budget by itself: %s",
+                *(self._routers, error),
+            )
+
+    async def _give(self, index: BudgetIndex, tenant: str, draws: Sequence[Draw]) -> None:
+        try:
+            await index.give(tenant, draws)
+        except StoreError as error:
+            self._failed(error)  # what was not given back comes back with time
+
+
+class OwnBuckets:
+    """The same buckets in this process; see baton_kvstore.index.rate_limits for their law."""
+
+    def __init__(self) -> None:
+        # Level, as of when, and when it is full, as one that is not here. The last used comes last.
+        self._levels: OrderedDict[tuple[str, int], tuple[float, float, float]] = OrderedDict()
+
+    def take(self, tenant: str, draws: Sequence[Draw], now: float) -> float:
+        """Seconds to wait; 0: taken."""
+        wait = 0.0
+        for slot, draw in enumerate(draws):
+            if draw.rate_per_s > 0:
+                lacking = min(draw.amount, draw.capacity) - self._level(tenant, slot, draw, now)
+                wait = max(wait, lacking / draw.rate_per_s)
+        if wait <= 0:
+            self._add(tenant, draws, now, -1)
+        return wait
+
+    def give(self, tenant: str, draws: Sequence[Draw], now: float) -> None:
+        self._add(tenant, draws, now, 1)
+
+    def _add(self, tenant: str, draws: Sequence[Draw], now: float, sign: int) -> None:
+        for slot, draw in enumerate(draws):
+            if draw.rate_per_s > 0:
+                level = self._level(tenant, slot, draw, now) + sign * draw.amount
+                level = min(draw.capacity, level)
+                full_at = now + (draw.capacity - level) / draw.rate_per_s
+                self._levels[tenant, slot] = level, now, full_at
+                self._levels.move_to_end((tenant, slot))
+        self._tidy(now)
+
+    def _level(self, tenant: str, slot: int, draw: Draw, now: float) -> float:
+        level, at, _ = self._levels.get((tenant, slot), (draw.capacity, now, now))
+        return min(draw.capacity, level + max(0.0, now - at) * draw.rate_per_s)
+
+    def _tidy(self, now: float) -> None:
+        """Forget those used longest ago, as far as they are full."""
+        while self._levels:
+            key = next(iter(self._levels))
+            if self._levels[key][2] > now:
+                return
+            del self._levels[key]
+
+
+def draws_of(limits: TenantLimits, requests: float, tokens: float) -> list[Draw]:
+    """Always both, in this order; at least one request fits."""
+    per_s = limits.requests_per_minute / MINUTE_S, limits.tokens_per_minute / MINUTE_S
+    burst = limits.burst_seconds
+    return [
+        Draw(per_s[0], max(1.0, per_s[0] * burst), requests),
+        Draw(per_s[1], max(1.0, per_s[1] * burst), tokens),
+    ]
+
+
+def _check_holds(limits: TenantLimits, requests: int, tokens: int) -> None:
+    minutes = max(1.0, limits.burst_seconds / MINUTE_S)
+    for name, amount, per_minute in (
+        ("requests", requests, limits.requests_per_minute),
+        ("tokens", tokens, limits.tokens_per_minute),
+    ):
+        most = max(1.0, per_minute * minutes)
+        if per_minute and amount > most:
+            raise InvalidRequest(
+                f"this call can cost {amount} {name}, and this tenant's budget of {per_minute:g}"
+                f" {name} per minute never holds more than {most:g}; send fewer prompts at a time,"
+                " or ask for fewer choices (n) or tokens (max_tokens)",
+                code="over_budget",
+            )
+
+
+def _part(draws: Sequence[Draw], routers: int) -> list[Draw]:
+    """Of one router among so many."""
+    return [
+        draw._replace(rate_per_s=draw.rate_per_s / routers, capacity=max(1.0, draw[1] / routers))
+        for draw in draws
+    ]
+
+
+def _rate_message(limits: TenantLimits, wait_s: float) -> str:
+    budgets = [
+        f"{value:g} {name} per minute"
+        for value, name in (
+            (limits.requests_per_minute, "requests"),
+            (limits.tokens_per_minute, "tokens"),
+        )
+        if value
+    ]
+    return (
+        f"this tenant's budget of {' and '.join(budgets)} is used up; send the request again in"
+        f" {wait_s:.1f} s"
+    )

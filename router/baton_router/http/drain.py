@@ -21,12 +21,11 @@ from aiohttp import web
 from baton_protocol.errors import InvalidRequest, NotFound, Unavailable
 from baton_protocol.ids import NodeId
 from baton_protocol.link import DRAIN_SINCE, DrainNode, ResumeNode
-from baton_router.http.bodies import BodyLimits
+from baton_router.http.connections import BodyLimits
 from baton_router.nodes.fleet import Fleet
 from baton_router.nodes.pool_view import NodeView, state_of
 from baton_router.openai.answers import Closed
-from baton_router.openai.body_reader import Fields, wrong
-from baton_router.openai.request_fields import MEMBERS
+from baton_router.openai.body_reader import MEMBERS, Fields, wrong
 
 DrainState = Literal["draining", "ready"]
 POLL_S = 0.01

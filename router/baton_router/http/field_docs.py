@@ -2,7 +2,8 @@
 
     python -m baton_router.http.field_docs docs/api.md      writes the table into that page
 
-In: `request_fields`, and the bounds that `openapi` learnt from the readers. Out: Markdown.
+In: the fields of `body_reader`, and the bounds that `openapi` learnt from the readers.
+Out: Markdown.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from baton_router.http.openapi import BODIES
+from baton_router.openai.body_reader import EMPTY, FIELDS, Body, Field
 from baton_router.openai.body_schema import INT64
-from baton_router.openai.request_fields import EMPTY, FIELDS, Body, Field
 
 Json = Mapping[str, Any]
 BEGIN, END = "<!-- request fields: begin -->", "<!-- request fields: end -->"
@@ -33,7 +34,7 @@ _DOES = {"obeyed": "obeys", "ignored": "ignores", "refused": "refuses"}
 
 
 def table() -> str:
-    """One row for each field, in the order of `request_fields`."""
+    """One row for each field, in the order of `body_reader`."""
     return "\n".join([*_HEAD, *map(_row, FIELDS)])
 
 

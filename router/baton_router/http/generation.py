@@ -26,33 +26,24 @@ from baton_protocol.errors import (
     InvalidRequest,
     Unavailable,
 )
-from baton_router.admission.admission import Admission
-from baton_router.admission.cold_start import ColdStart
-from baton_router.admission.rate_limiter import BudgetBooking
+from baton_router.admission.admission import Admission, ColdStart
+from baton_router.admission.tenant_limits import BudgetBooking
 from baton_router.errors import RequestFailed
-from baton_router.http.bodies import Body, BodyLimits
-from baton_router.http.response import Answer, Stopwatch
-from baton_router.http.sse import EventStream, SlowClientGuard
+from baton_router.http.connections import POLICY_HEADER, Body, BodyLimits
+from baton_router.http.response import Answer, EventStream, SlowClientGuard, Stopwatch
 from baton_router.metrics.router_metrics import RouterMetrics
 from baton_router.nodes.fleet import Fleet
-from baton_router.observability.explanation import ExplanationHistory
-from baton_router.observability.request_log import RequestLog
-from baton_router.observability.tracing import Tracing
+from baton_router.observability.request_log import ExplanationHistory, RequestLog, Tracing
 from baton_router.openai.answers import CommonFields, Usage
 from baton_router.openai.chat import ChatCall
 from baton_router.openai.completions import CompletionCall
 from baton_router.openai.endpoint import Call, Shape
 from baton_router.requests.dispatcher import Dispatcher
-from baton_router.requests.in_flight import InFlightRequest, Prepared
-from baton_router.requests.output_queue import OutputQueue
+from baton_router.requests.in_flight import InFlightRequest, OutputQueue, Prepared
 from baton_router.requests.tokenize import prepare
 from baton_router.settings import RANKINGS, Ranking, RouterSettings
 
 TRAIL = web.RequestKey("trail", RequestLog)  # set by the middleware
-PLACEMENT_HEADER = "x-baton-placement"
-POLICY_HEADER = "x-baton-policy"
-OWN_ID_HEADER = "x-baton-request-id"
-ID_HEADER = "x-request-id"  # the client's own id of the request, or the router's
 JSON_TYPE = "application/json"
 
 logger = logging.getLogger(__name__)

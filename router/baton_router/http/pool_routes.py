@@ -20,7 +20,7 @@ from baton_router.http.pool_status import pool_json
 from baton_router.http.readiness import Health, Readiness, about_all, not_ready, wants_all
 from baton_router.nodes.fleet import Fleet
 from baton_router.nodes.link import LinkTable
-from baton_router.observability.explanation import encoded
+from baton_router.observability.request_log import encoded
 from baton_router.openai.answers import Model, ModelList
 from baton_router.settings import RouterSettings
 

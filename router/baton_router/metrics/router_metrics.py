@@ -2,22 +2,172 @@
 
 In: what the handlers observe; the pool view at scrape time. Out: the exposition text. Nodes'
 counters are re-exported so that one scrape target shows a laptop pool whole.
+
+A Prometheus histogram without labels that costs little to observe: the router does so per token.
+
+In: seconds, from one thread. Out: the samples that prometheus_client's own would tell.
+
+What clients ask of this router and how long they wait, counted as it happens.
+
+In: requests accepted and placed, tokens delivered. Out: a RouterReport, for whoever decides how
+many nodes the pool has; `ttft` and `itl` are on the router's /metrics too. All counters begin at 0
+with the process, which has a name of its own.
+
+What admission tells Prometheus: tokens by tenant, who waits and how long, who is refused.
+
+In: what Admission and the middleware observe. Out: metrics in the router's registry. Tenants come
+from the file of keys, priorities from -100 to 100, codes from the error vocabulary: all bounded.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from baton_protocol.link import RequestStats
-from baton_router.metrics.demand import Demand
-from baton_router.metrics.histograms import Timings
+from baton_protocol.store import LATENCY_BOUNDS_S, RouterReport
 from baton_router.nodes.pool_view import LOAD_NUMBERS, NodeView, PoolView, state_of
+from baton_router.openai.answers import Usage
 from baton_router.placement.policy import Placement, PredictionError
+
+
+class Timings(Collector):
+    """`bounds` are upper ones, rising. `counts[i]` are those within bound i and not within the one
+    before; the last entry is those beyond all."""
+
+    def __init__(self, name: str, what: str, bounds: Sequence[float]) -> None:
+        self._name = name
+        self._what = what
+        self._bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self.counts[bisect_left(self._bounds, seconds)] += 1
+        self._sum += seconds
+
+    def collect(self) -> Iterator[Metric]:
+        bounds = [*map(floatToGoString, self._bounds), "+Inf"]
+        buckets = list(zip(bounds, map(float, accumulate(self.counts)), strict=True))
+        yield HistogramMetricFamily(self._name, self._what, buckets=buckets, sum_value=self._sum)
+
+
+class Demand:
+    """`router` names this start of this router."""
+
+    def __init__(self, router: str, clock: Callable[[], float]) -> None:
+        self.router = router
+        self._clock = clock
+        self._started = self._busy_at = clock()
+        self._requests = self._prompt_tokens = self._uncached_tokens = self._output_tokens = 0
+        self.ttft = _timings("time_to_first_token", "Request to its first token.")
+        self.itl = _timings("inter_token_latency", "Between deltas of one choice.")
+
+    def accepted(self, prompts: Iterable[int]) -> None:
+        """A call's requests, each by its prompt's tokens."""
+        self._busy_at = self._clock()
+        for tokens in prompts:
+            self._requests += 1
+            self._prompt_tokens += tokens
+
+    def placed(self, uncached: int) -> None:
+        """For the first time: so many tokens of the prompt are to be computed."""
+        self._uncached_tokens += uncached
+
+    def delivered(self, tokens: int) -> None:
+        self._output_tokens += tokens
+
+    def report(self, live: int, held: int) -> RouterReport:
+        """As of now. What was live between two calls and is over counts as the last one saw it:
+        `idle_s` is too long by at most the time between them."""
+        now = self._clock()
+        if live or held:
+            self._busy_at = now
+        return RouterReport(
+            router=self.router,
+            uptime_s=now - self._started,
+            requests_total=self._requests,
+            prompt_tokens_total=self._prompt_tokens,
+            uncached_tokens_total=self._uncached_tokens,
+            output_tokens_total=self._output_tokens,
+            live=live,
+            held=held,
+            idle_s=now - self._busy_at,
+            ttft_counts=tuple(self.ttft.counts),
+            itl_counts=tuple(self.itl.counts),
+        )
+
+
+def _timings(name: str, what: str) -> Timings:
+    return Timings(f"baton_router_{name}_seconds", what, LATENCY_BOUNDS_S)
+
+
+MAX_TENANTS = 1000
+OTHER = "other"
+_WAIT_BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120)
+
+
+class AdmissionMetrics:
+    """The first MAX_TENANTS tenants have a label each, later ones are OTHER."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._tenants: set[str] = set()
+        self._tokens = Counter(
+            "baton_router_tenant_tokens_total",
+            "Tokens of requests that are over, by tenant and kind: prompt or completion.",
+            ("tenant", "kind"),
+            registry=registry,
+        )
+        self._queue = Gauge(
+            "baton_router_admission_queue",
+            "Calls that wait in the router since every node is full, by priority.",
+            ("priority",),
+            registry=registry,
+        )
+        self._waits = Histogram(
+            "baton_router_admission_wait_seconds",
+            "How long a prompt of theirs waited, whatever came of it, by priority.",
+            ("priority",),
+            buckets=_WAIT_BUCKETS_S,
+            registry=registry,
+        )
+        self._refused = Counter(
+            "baton_router_rejected_total",
+            "Generation requests that ended in an error, by its code.",
+            ("code",),
+            registry=registry,
+        )
+
+    def used(self, tenant: str, usage: Usage) -> None:
+        if tenant not in self._tenants and len(self._tenants) < MAX_TENANTS:
+            self._tenants.add(tenant)
+        label = tenant if tenant in self._tenants else OTHER
+        self._tokens.labels(label, "prompt").inc(usage.prompt_tokens)
+        self._tokens.labels(label, "completion").inc(usage.completion_tokens)
+
+    def lengths(self, by_priority: Mapping[int, int]) -> None:
+        for priority, length in by_priority.items():
+            self._queue.labels(str(priority)).set(length)
+
+    def waited(self, priority: int, seconds: float, by_priority: Mapping[int, int]) -> None:
+        self._waits.labels(str(priority)).observe(seconds)
+        self.lengths(by_priority)
+
+    def rejected(self, code: str) -> None:
+        self._refused.labels(code).inc()
+
 
 _SECONDS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10, 30, 60, 120)
 _RATIOS = (0.1, 0.25, 0.5, 0.75, 0.9, 1.1, 1.25, 1.5, 2, 4, 10, 100)

@@ -3,24 +3,191 @@
 In: hellos, loads and cache events of the links, bookings of placements. Out: the groups of nodes
 that a placement chooses from, and the figures of /pool and /metrics. The last known report is kept
 when a node falls silent, so that an old view ages into least-requests.
+
+The figures of all nodes as arrays, a row for each node, so that a request is priced on all of
+them at once.
+
+In: what the view learns of a node, when it learns it. Out: the Group of some rows, copied: what
+changes later does not change it.
+
+What the router believes of one node: its last report, and the load the router booked there.
+
+In: reports, bookings. Out: the load as of now. A router knows its own requests to the moment; of a
+node's report it takes what is others'.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
 
 from baton_protocol.ids import BlockHash, NodeId, RequestId
 from baton_protocol.link import CacheEvents, Load
-from baton_protocol.store import ROLES, DataInstance, Kind, NodeLoad, NodeReport, Role
-from baton_router.nodes.node_arrays import NodeArrays
-from baton_router.nodes.node_view import BOOKING_ARRIVES_S, Booking, NodeView, state_of
-from baton_router.nodes.prefix_index import ChunkIndex
-from baton_router.placement.cost import Ints, NodeGroup, only
+from baton_protocol.store import ROLES, DataInstance, Kind, NodeLoad, NodeReport, Role, kind_of
+from baton_router.nodes.prefix_index import ChunkIndex, Lengths
+from baton_router.placement.policy import SPEEDS, Ints, NodeGroup, only
+
+LOADS = ("queued_tokens", "sequences", "requests")
+FIRST_ROWS = 16
+
+
+class NodeArrays:
+    """Rows of nodes that have gone are used again."""
+
+    def __init__(self) -> None:
+        self._figures = np.zeros((len(LOADS) + len(SPEEDS), FIRST_ROWS))
+        self._store_up = np.zeros(FIRST_ROWS, dtype=np.bool_)
+        self._slots = np.zeros(FIRST_ROWS, dtype=np.int64)
+        self._free = list(range(FIRST_ROWS))
+        self._unmeasured: set[int] = set()
+
+    def add(self) -> int:
+        """A row for one node."""
+        if not self._free:
+            rows = self._figures.shape[1]
+            self._figures = np.concatenate((self._figures, np.zeros_like(self._figures)), axis=1)
+            self._store_up = np.concatenate((self._store_up, np.zeros_like(self._store_up)))
+            self._slots = np.concatenate((self._slots, np.zeros_like(self._slots)))
+            self._free = list(range(rows, 2 * rows))
+        return self._free.pop()
+
+    def remove(self, row: int) -> None:
+        self._free.append(row)
+        self._unmeasured.discard(row)
+
+    def says(self, row: int, report: NodeReport) -> None:
+        """Its speeds and its store."""
+        speeds = [getattr(report.speeds, name) for name in SPEEDS]
+        self._figures[len(LOADS) :, row] = speeds
+        if min(speeds) > 0:
+            self._unmeasured.discard(row)
+        else:
+            self._unmeasured.add(row)
+        self._store_up[row] = report.store == "up"
+
+    def loaded(self, row: int, queued_tokens: int, sequences: int, requests: int) -> None:
+        self._figures[: len(LOADS), row] = (queued_tokens, sequences, requests)
+
+    def listed(self, row: int, slot: int) -> None:
+        """Its bit in the chunk index."""
+        self._slots[row] = slot
+
+    def group(self, nodes: Sequence[NodeId], rows: Ints, lengths: Lengths) -> NodeGroup:
+        """`nodes` are in `rows`; `lengths` is what each slot holds of the prompt."""
+        figures = self._figures.take(rows, axis=1)
+        return NodeGroup(
+            nodes=nodes,
+            cached_chunks=lengths[self._slots[rows]],
+            store_up=self._store_up[rows],
+            measured=not self._unmeasured,
+            **dict(zip(LOADS + SPEEDS, figures, strict=True)),
+        )
+
+
+# A booking this much older than a node's load report is surely counted in it.
+BOOKING_ARRIVES_S = 0.05
+
+
+@dataclass(slots=True)
+class Booking:
+    """A request of ours on a node: prompt tokens it has yet to compute, its sequences, and when it
+    was given, by the view's clock."""
+
+    tokens: int
+    sequences: int
+    at: float
+
+
+@dataclass(slots=True)
+class NodeView:
+    """One node. `connected`: its link is up. `usable`: its tokenizer is here too. `stalled`: its
+    engine has made no step for long, `moved_at` is when it last did or had none to make. `booked`
+    are our requests there, `booked_*` their sums; `others_*` is what its last report counts beside
+    them. `events` is the number of its last frame of cache events, `row` its place in the roster;
+    `standing` is called when `usable` changes."""
+
+    report: NodeReport
+    slot: int
+    row: int
+    standing: Callable[[], None]
+    connected: bool = True
+    stalled: bool = False
+    moved_at: float = 0.0
+    loaded_at: float = 0.0
+    chunks: int = 0
+    events: int = 0
+    others_tokens: int = 0
+    others_sequences: int = 0
+    others_requests: int = 0
+    booked_tokens: int = 0
+    booked_sequences: int = 0
+    booked: dict[RequestId, Booking] = field(default_factory=dict)
+    kind: Kind = field(init=False)  # of one engine it never changes; each placement asks for it
+    _usable: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self.kind = kind_of(self.report)
+
+    @property
+    def usable(self) -> bool:
+        return self._usable
+
+    @usable.setter
+    def usable(self, value: bool) -> None:
+        self._usable = value
+        self.standing()
+
+    @property
+    def ready(self) -> bool:
+        serves = self.connected and self._usable and not self.stalled
+        return serves and self.report.state == "ready"
+
+    @property
+    def queued_tokens(self) -> int:
+        """Prompt tokens that are to be computed there, as of now."""
+        return self.others_tokens + self.booked_tokens
+
+    @property
+    def sequences(self) -> int:
+        return self.others_sequences + self.booked_sequences
+
+    @property
+    def requests(self) -> int:
+        """Prefill jobs are among them."""
+        return self.others_requests + len(self.booked)
+
+    def compare(self, now: float) -> None:
+        """A report came: what in it is more than ours is others'. A booking on its way there is
+        taken as counted: were it not, its place would look taken for one report after its end.
+        Where the report has fewer tokens than are booked, ours are under way. An engine computes
+        prompts in the order in which they came: what is left belongs to the youngest bookings of
+        those that had arrived."""
+        load = self.report.load
+        total = load.running + load.waiting + load.parked
+        self.others_tokens = max(0, load.queued_tokens - self.booked_tokens)
+        self.others_sequences = max(0, total - self.booked_sequences)
+        self.others_requests = max(0, load.requests - len(self.booked))
+        arrived = [b for b in self.booked.values() if b.at < now - BOOKING_ARRIVES_S]
+        left = load.queued_tokens
+        for booking in reversed(arrived):
+            kept = min(booking.tokens, left)
+            left -= kept
+            self.booked_tokens += kept - booking.tokens
+            booking.tokens = kept
+
+
+def state_of(view: NodeView) -> str:
+    """The node's state as /pool shows it."""
+    if not view.connected:
+        return "lost"
+    if view.stalled:
+        return "stalled"
+    return view.report.state if view.usable else "starting"
+
 
 __all__ = ["BOOKING_ARRIVES_S", "LOAD_NUMBERS", "NodeView", "PoolView", "state_of"]
 

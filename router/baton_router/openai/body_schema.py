@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from baton_router.openai.body_reader import ANY, NOTHING_ELSE, Fields, Schema
-from baton_router.openai.request_fields import Members
+from baton_router.openai.body_reader import ANY, NOTHING_ELSE, Fields, Members, Schema
 
 Json = dict[str, Any]
 INT64 = {"minimum": -(1 << 63), "maximum": (1 << 63) - 1}

@@ -32,7 +32,7 @@ from baton_router.openai.answers import (
     Usage,
     event,
 )
-from baton_router.openai.body_reader import TRUE, Fields, members_schema, needs, wrong
+from baton_router.openai.body_reader import MEMBERS, TRUE, Fields, members_schema, needs, wrong
 from baton_router.openai.endpoint import (
     ChoiceOutput,
     Json,
@@ -42,12 +42,13 @@ from baton_router.openai.endpoint import (
     StreamUsage,
     TextPrompt,
     Truncation,
+    bad_words,
+    check_unserved,
+    limit_field,
     prompt_positions,
+    sampling_fields,
 )
 from baton_router.openai.logprobs import chat_logprobs, prompt_logprobs
-from baton_router.openai.request_fields import MEMBERS
-from baton_router.openai.sampling_params import bad_words, limit_field, sampling_fields
-from baton_router.openai.unsupported import check_unserved
 from baton_text.chat import RESERVED
 from baton_text.tokenizer import Tokenizer
 

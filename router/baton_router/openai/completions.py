@@ -10,12 +10,19 @@ choice has those. All three are null where nobody asked for them, as in vLLM.
 A token's `text_offset` follows from the ids alone, as the text does, whichever nodes they came from
 in which deltas. Text behind a stop string is cut off: an answer in one piece has the tokens there
 at its end; a stream, which has sent them before, where they would have been.
+
+A completion's prompt as `echo` shows it.
+
+In: the prompt as the client gave it, and its ids. Out: its text, and where in it each of its
+tokens begins. A prompt of text is shown as it was written. A prompt of ids is the text of all of
+them, special ones included: `skip_special_tokens` is about what is generated.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -23,7 +30,7 @@ from msgspec import UNSET
 
 from baton_protocol.errors import InvalidRequest
 from baton_protocol.link import Delta
-from baton_protocol.request import PositionLogprobs
+from baton_protocol.request import PositionLogprobs, TokenLogprob
 from baton_protocol.sampling import MAX_LOGPROBS
 from baton_router.nodes.model_artifacts import PoolModel
 from baton_router.openai.answers import (
@@ -37,8 +44,8 @@ from baton_router.openai.answers import (
     event,
 )
 from baton_router.openai.body_reader import TRUE, Fields, integers, needs, wrong
-from baton_router.openai.echo import Echo
 from baton_router.openai.endpoint import (
+    MAX_TOKENS_NAMES,
     ChoiceOutput,
     Json,
     Options,
@@ -47,19 +54,45 @@ from baton_router.openai.endpoint import (
     StreamUsage,
     TextPrompt,
     Truncation,
-    prompt_positions,
-)
-from baton_router.openai.logprobs import completion_logprobs, prompt_logprobs
-from baton_router.openai.sampling_params import (
-    MAX_TOKENS_NAMES,
     bad_words,
+    check_unserved,
     limit_field,
+    prompt_positions,
     sampling_fields,
 )
-from baton_router.openai.unsupported import check_unserved
-from baton_text.detokenizer import context_of
-from baton_text.offsets import TextOffsets
+from baton_router.openai.logprobs import completion_logprobs, prompt_logprobs
+from baton_text.detokenizer import TextReader, context_of
+from baton_text.offsets import TextOffsets, offsets_in
 from baton_text.tokenizer import Tokenizer
+
+
+class Echo:
+    """`first` is the prompt's first token, which has no probability. With `answered` an answer
+    follows, which completes a character that a prompt of ids only begins."""
+
+    def __init__(
+        self, given: Prompt, ids: Sequence[int], tokenizer: Tokenizer, *, answered: bool
+    ) -> None:
+        self._given = given
+        self._ids = ids
+        self._tokenizer = tokenizer
+        raw = tokenizer.token_bytes(ids[0])
+        self.first = TokenLogprob(ids[0], 0.0, text=tokenizer.token_text(ids[0]), raw=raw)
+        if isinstance(given, TextPrompt):
+            self.text = given.text
+        else:
+            reader = TextReader(tokenizer, skip_special=False)
+            self.text = reader.read(ids) + ("" if answered else reader.finish())
+
+    @cached_property
+    def offsets(self) -> list[int]:
+        """Of each token in `text`. Takes 2 us a token, so long prompts want a thread."""
+        if isinstance(self._given, TextPrompt):
+            given = self._given
+            return offsets_in(self._tokenizer, given.text, self._ids, given.add_special_tokens)
+        placed = TextOffsets(self._tokenizer, skip_special=False)
+        return [placed.push(token_id) for token_id in self._ids]
+
 
 Positions = Sequence[PositionLogprobs]
 DEFAULT_MAX_TOKENS = 16

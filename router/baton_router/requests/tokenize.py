@@ -22,8 +22,14 @@ from baton_protocol.request import Request
 from baton_protocol.store import NodeReport
 from baton_router.auth import Tenant
 from baton_router.nodes.model_artifacts import Serving
-from baton_router.openai.endpoint import Call, Prompt, TextPrompt, Truncation
-from baton_router.openai.sampling_params import check_scores, complete
+from baton_router.openai.endpoint import (
+    Call,
+    Prompt,
+    TextPrompt,
+    Truncation,
+    check_scores,
+    complete,
+)
 from baton_router.requests.in_flight import Prepared
 from baton_router.settings import Ranking
 from baton_text.tokenizer import LONG_TEXT, MOST_AT_ONCE, TextTooLong, Tokenizer

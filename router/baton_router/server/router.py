@@ -32,33 +32,26 @@ from baton_protocol.errors import Unavailable
 from baton_protocol.link import is_loopback, link_headers
 from baton_protocol.store import RouterReport
 from baton_protocol.traces import Sink
-from baton_router.admission.admission import Admission
-from baton_router.admission.cold_start import ColdStart
-from baton_router.admission.rate_limiter import Budgets
-from baton_router.admission.tenant_limits import Limits, read_limits
+from baton_router.admission.admission import Admission, ColdStart
+from baton_router.admission.tenant_limits import Budgets, Limits, read_limits
 from baton_router.auth import Tenants
 from baton_router.errors import StartError
 from baton_router.http.app import ROUTER_DIGITS, Api, build_app
-from baton_router.http.bodies import BodyLimits, settle_memory
-from baton_router.http.connections import ConnectionSettings, HttpServer
+from baton_router.http.connections import BodyLimits, ConnectionSettings, HttpServer, settle_memory
 from baton_router.http.generation import GenerationRoutes, Intake, Observers
 from baton_router.http.pool_routes import PoolRoutes
-from baton_router.metrics.admission_metrics import AdmissionMetrics
-from baton_router.metrics.demand import Demand
 from baton_router.metrics.load_report import LoadReporter
-from baton_router.metrics.router_metrics import RouterMetrics
+from baton_router.metrics.router_metrics import AdmissionMetrics, Demand, RouterMetrics
 from baton_router.nodes.discovery import Discovery
 from baton_router.nodes.fleet import Fleet
 from baton_router.nodes.link import LinkTable, NodeLink
 from baton_router.nodes.model_artifacts import ModelStore
 from baton_router.nodes.pool_view import PoolView
-from baton_router.nodes.store_lookup import Markers
-from baton_router.observability.explanation import ExplanationHistory
-from baton_router.observability.tracing import Tracing
+from baton_router.nodes.prefix_index import Markers
+from baton_router.observability.request_log import ExplanationHistory, Tracing
 from baton_router.placement.policy import Policy
-from baton_router.requests.dispatcher import Dispatcher
+from baton_router.requests.dispatcher import Dispatcher, Placer
 from baton_router.requests.in_flight import count_held
-from baton_router.requests.placer import Placer
 from baton_router.server.peers import Peers, gathering
 from baton_router.server.reload import FileReloader
 from baton_router.server.workers import FIRST_WORKER

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton_kvstore.connection.replies import ReplyReader, pack
+from baton_kvstore.connection.resp import ReplyReader, pack
 from baton_kvstore.errors import ProtocolBroken, ServerRefused
 
 

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from baton_kvstore.data.circuit_breaker import CircuitBreaker
-from baton_kvstore.data.transfer_rate import Average, RateMeter
+from baton_kvstore.data.server_check import CircuitBreaker
+from baton_kvstore.data.transfers import Average, RateMeter
 from baton_kvstore.data.write_behind_budget import BURST_S, TokenBucket, WriteBehindBudget
 from baton_kvstore.keys import ttl_ms
 from tests.support.clock import Clock

@@ -6,8 +6,7 @@ import threading
 
 import pytest
 
-from baton_kvstore.data.priority_queues import PriorityQueues
-from baton_kvstore.data.transfers import Format, Get, Put
+from baton_kvstore.data.transfers import Format, Get, PriorityQueues, Put
 from baton_protocol.store import Marker, Priority
 from tests.support.clock import Clock
 from tests.support.stores.kvstore import EPOCH, FINGERPRINT, LAYOUT, PATIENCE_S, chunk_name

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baton_kvstore.data.transfer_rate import Average, RateMeter
+from baton_kvstore.data.transfers import Average, RateMeter
 from tests.support.clock import Clock
 
 

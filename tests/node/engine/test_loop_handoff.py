@@ -312,4 +312,4 @@ def test_a_store_that_is_down_is_mentioned_once_not_per_chunk(
         node.close()
         store.stop()
     told = [each for each in caplog.records if each.levelno >= logging.WARNING]
-    assert len([each for each in told if each.name == "baton_node.engine.outgoing_blocks"]) == 1
+    assert len([each for each in told if each.name == "baton_node.engine.running"]) == 1

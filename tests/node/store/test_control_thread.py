@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from baton_node.store.control_thread import Work, WriteBatcher
+from baton_node.store.index_client import Work, WriteBatcher
 from tests.support.waiting import until
 
 

@@ -18,8 +18,7 @@ from baton_operator.api.crd import (
     helm_template,
     scaler_crd,
 )
-from baton_operator.api.pool import read_spec
-from baton_operator.api.pool_spec import PoolSpec
+from baton_operator.api.pool import PoolSpec, read_spec
 from baton_operator.api.schema import Schema
 from baton_operator.status.conditions import KINDS
 

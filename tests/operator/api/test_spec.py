@@ -11,8 +11,7 @@ import msgspec
 import pytest
 
 from baton_operator.api.fields import gpus_of, gpus_of_pod, quantity_bytes
-from baton_operator.api.pool import SpecError, read_pool, read_spec
-from baton_operator.api.pool_spec import RouterSpec
+from baton_operator.api.pool import RouterSpec, SpecError, read_pool, read_spec
 from baton_operator.api.store import ManagedStore
 from tests.support.kubernetes.manifests import CREDENTIALS, INSTALLATION, sample
 

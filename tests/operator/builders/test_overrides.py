@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_operator.builders.overrides import copied, merged
+from baton_operator.builders.child import copied, merged
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "fields beside fields": ({"a": 1}, {"b": 2}, {"a": 1, "b": 2}),

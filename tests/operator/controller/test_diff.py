@@ -6,7 +6,7 @@ from typing import Any
 
 from baton_operator.api.pool import Pool
 from baton_operator.builders import Manifest, build_pool
-from baton_operator.controller.diff import (
+from baton_operator.controller.reconcile import (
     Act,
     Applied,
     Apply,
@@ -16,7 +16,7 @@ from baton_operator.controller.diff import (
     plan,
 )
 from baton_operator.kube.kinds import ChildKey, key_of
-from baton_operator.rollout.records import Lower
+from baton_operator.rollout.goal import Lower
 from baton_operator.state.cache import CachedChild, read_child
 from tests.support.kubernetes.manifests import sample_pool
 

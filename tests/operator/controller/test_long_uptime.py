@@ -17,8 +17,7 @@ import pytest
 
 from baton_operator.autoscaling.planner.capability.learn import NodeSample, begin, capability, learn
 from baton_operator.autoscaling.planner.demand.queueing import MOST, servers_for
-from baton_operator.controller.pool_task import PoolGone, PoolTasks
-from baton_operator.controller.schedule import LONGEST_RETRY_S, Schedule
+from baton_operator.controller.pool_task import LONGEST_RETRY_S, PoolGone, PoolTasks, Schedule
 from baton_operator.metrics import Metrics
 from baton_operator.state.cache import Cache, PoolKey
 from baton_operator.state.index_reader import LOOK_S, IndexReader, Lookups

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton_operator.controller.schedule import FIRST_RETRY_S, LONGEST_RETRY_S, Schedule
+from baton_operator.controller.pool_task import FIRST_RETRY_S, LONGEST_RETRY_S, Schedule
 from tests.support.clock import Clock
 
 

@@ -7,11 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from baton_operator.api.pool import Pool
-from baton_operator.api.pool_spec import RolloutSpec
+from baton_operator.api.pool import Pool, RolloutSpec
 from baton_operator.builders.nodes import revision_of
+from baton_operator.drain.drainer import DeploymentNodes, DrainView, leave_for, look_at
 from baton_operator.drain.marks import LeaveTerms
-from baton_operator.drain.view import DeploymentNodes, DrainView, leave_for, look_at
 from baton_operator.kube.kinds import ChildKey
 from baton_operator.names import DRAIN_S
 from baton_operator.state.cache import CachedChild, PoolKey

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from baton_operator.rollout.records import OldNodes, RoleNodes, Targets
-from baton_operator.rollout.targets import targets
+from baton_operator.rollout.goal import OldNodes, RoleNodes, Targets, targets
 from baton_protocol.store import ROLES, Role
 
 STEPS = 2_000

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from baton_operator.rollout.records import OldNodes, RoleNodes, Targets
-from baton_operator.rollout.targets import targets
+from baton_operator.rollout.goal import OldNodes, RoleNodes, Targets, targets
 from baton_protocol.store import Role
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from baton_operator.api.status import PoolStatus
-from baton_operator.state import pod_problems
+from baton_operator.state import observed
 from baton_operator.status import events
 from baton_operator.status.conditions import (
     KINDS,
@@ -80,11 +80,11 @@ def test_what_ready_sums_up_is_told() -> None:
 
 
 def test_every_problem_that_a_pod_may_have_is_a_reason() -> None:
-    told = set(re.findall(r"^    (\w+) ", pod_problems.__doc__ or "", re.MULTILINE))
+    told = set(re.findall(r"^    (\w+) ", observed.__doc__ or "", re.MULTILINE))
     # What its Deployment says.
     of_workloads = {"PodsRefused", "StartOverdue"}
     assert told == {reason.name for reason in POD_PROBLEMS} - of_workloads
-    source = Path(pod_problems.__file__).read_text()
+    source = Path(observed.__file__).read_text()
     assert told == {name for name in told if f'"{name}"' in source}
 
 

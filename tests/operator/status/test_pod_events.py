@@ -10,7 +10,7 @@ from baton_operator.kube.client import Refused, Unavailable
 from baton_operator.kube.kinds import ObjectKind
 from baton_operator.state.cache import PoolKey
 from baton_operator.state.observed import FirstSeen, ObservedPod
-from baton_operator.status.pod_events import PodEvents
+from baton_operator.status.events import PodEvents
 from tests.support.planner.observations import pod
 
 KEY = PoolKey("serving", "demo")

@@ -20,9 +20,8 @@ from baton_operator.state.observed import (
     ObservedWorkload,
 )
 from baton_operator.status.conditions import KINDS, PARTS, POD_PROBLEMS
-from baton_operator.status.derive import derive
+from baton_operator.status.derive import OLD_NODES, derive
 from baton_operator.status.events import events_between
-from baton_operator.status.messages import OLD_NODES
 from baton_protocol.ids import Fingerprint
 from tests.support.kubernetes.manifests import sample_pool
 from tests.support.planner import observations as o

@@ -13,8 +13,7 @@ from baton_kvstore.errors import LinkBroken
 from baton_kvstore.index.rate_limits import Budgets as SharedBudgets
 from baton_kvstore.index.rate_limits import Draw, DrawResult
 from baton_protocol.errors import RateLimited
-from baton_router.admission.rate_limiter import BudgetBooking, Budgets
-from baton_router.admission.tenant_limits import TenantLimits
+from baton_router.admission.tenant_limits import BudgetBooking, Budgets, TenantLimits
 from tests.support.clock import Clock
 
 PER_S = 200.0

@@ -22,7 +22,7 @@ from baton_router.errors import StartError
 from baton_router.nodes.discovery import MISSES, Discovery
 from baton_router.nodes.link import MISSED_PINGS, LinkTable, NodeLink
 from baton_router.nodes.model_artifacts import KEPT_UNUSED, FetchError, ModelStore
-from baton_router.nodes.store_lookup import FAILURES, RETRY_S, Markers
+from baton_router.nodes.prefix_index import FAILURES, RETRY_S, Markers
 from baton_router.server.router import Router
 from baton_router.settings import Bounds, RouterSettings
 from baton_text.artifacts import byte_artifacts

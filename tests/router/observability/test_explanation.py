@@ -13,8 +13,7 @@ import pytest
 from baton_protocol.errors import NotFound
 from baton_protocol.link import JobFailed, RequestStats, RunJob
 from baton_router.auth import Tenant
-from baton_router.observability.explanation import ExplanationHistory, encoded
-from baton_router.observability.request_log import RequestLog
+from baton_router.observability.request_log import ExplanationHistory, RequestLog, encoded
 from tests.support.nodes.fake_node import FakeNode
 from tests.support.pools.failing_pool import REPLY, completing, figure, join, text
 from tests.support.waiting import until, until_is

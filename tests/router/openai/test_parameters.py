@@ -15,7 +15,7 @@ from baton_protocol.sampling import SamplingParams
 from baton_router.auth import Tenant
 from baton_router.openai.chat import ChatCall
 from baton_router.openai.completions import CompletionCall
-from baton_router.openai.sampling_params import check_scores, complete
+from baton_router.openai.endpoint import check_scores, complete
 from baton_router.requests.tokenize import prepare
 from tests.support.nodes.servings import make_serving
 

@@ -13,10 +13,9 @@ from baton_protocol.link import DrainNode, ResumeNode, RunJob
 from baton_router.http.drain import read_drain
 from baton_router.http.field_docs import COMMAND, table, with_table
 from baton_router.http.openapi import BODIES
-from baton_router.openai.body_reader import Fields
+from baton_router.openai.body_reader import FIELDS, MEMBERS, Body, Fields
 from baton_router.openai.chat import ChatCall
 from baton_router.openai.completions import CompletionCall
-from baton_router.openai.request_fields import FIELDS, MEMBERS, Body
 from tests.support.nodes.fake_node import FakeNode
 
 PAGE = Path(__file__).parents[3] / "docs" / "api.md"

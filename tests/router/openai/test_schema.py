@@ -17,7 +17,7 @@ from baton_router.http.openapi import BODIES, OPERATIONS, document
 from baton_router.openai.body_reader import Fields
 from baton_router.openai.chat import ChatCall
 from baton_router.openai.completions import CompletionCall
-from baton_router.openai.sampling_params import MAX_TOKENS_NAMES, check_alone
+from baton_router.openai.endpoint import MAX_TOKENS_NAMES, check_alone
 from tests.router.openai.schema_edges import edges
 from tests.support.nodes.fake_node import FakeNode
 

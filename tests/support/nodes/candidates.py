@@ -11,8 +11,16 @@ import numpy as np
 
 from baton_protocol.ids import NodeId
 from baton_protocol.store import Role, Speeds
-from baton_router.placement.cost import FALLBACK, SPEEDS, NodeGroup, RequestFacts
-from baton_router.placement.policy import Missing, Placement, Policy, place
+from baton_router.placement.policy import (
+    FALLBACK,
+    SPEEDS,
+    Missing,
+    NodeGroup,
+    Placement,
+    Policy,
+    RequestFacts,
+    place,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

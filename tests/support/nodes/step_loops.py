@@ -16,7 +16,7 @@ from baton_engine.core.engine_core import EngineCore
 from baton_engine.sim.build import SimSettings, build_sim
 from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_kvstore.index.markers import Index
-from baton_node.engine.context import LoopContext, LoopOptions
+from baton_node.engine.job import LoopContext, LoopOptions
 from baton_node.ipc.messages import Prompted, Step, ToEngine, Token, ToServer
 from baton_node.store.base import KVConnector
 from baton_node.store.null_connector import NoStore

@@ -6,7 +6,7 @@ from typing import Any
 
 from baton_protocol.ids import NodeId
 from baton_router.placement.policy import Placement
-from baton_router.requests.attempts import PlacementBasis
+from baton_router.requests.state import PlacementBasis
 
 BASIS = PlacementBasis(store_up=True, chunks=4, stored_chunks=2)
 
