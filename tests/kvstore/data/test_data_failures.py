@@ -205,6 +205,8 @@ def test_closing_does_not_wait_for_a_frozen_server(
     marker = transfers.stored(ONE)
     with plain_client(single.data_urls[0]) as client:
         wait_until(lambda: _greeted(client) == 2, "both threads to be connected")
+    # One thread checks the server before its first operation, and would be frozen in that.
+    wait_until(lambda: transfers.plane.instances()[0].used_bytes > 0, "the server to be checked")
     pid = single.pid("data0")
     os.kill(pid, signal.SIGSTOP)
     try:
