@@ -18,31 +18,6 @@ What holds whatever the order (tests/decode_node/test_fetch_state.py):
     is fetched again. Nobody waits for it.
 
 Sets of chunks are bit sets in ints: immutable, and 8,192 chunks are 1 KiB.
-
-Fetch from the store, or compute? One pure decision per run of chunks.
-
-Moving KV beats computing it only where the link is faster than bytes per token x tokens/s of
-prefill: a small model on a fast device computes sooner than any network brings. So a run of
-neighbouring chunks is fetched if
-
-    max over its data servers of (latency + bytes there / rate of gets) < tokens / prefill speed
-
-and computed otherwise. What was not measured is fetched: that measures it. Chunks on a server in
-trouble count as absent, whatever the policy. Nothing is weighed for a hand-off's chunks: the router
-did that.
-
-`decide` is pure. `FetchChooser` applies it, and keeps its figures true: where everything is
-declined nothing is fetched, and a rate measured in a bad moment would be believed for ever. So of
-what was declined one chunk per data server is read now and then, behind everything else and into
-nothing: that measures the server and costs no request anything.
-
-In: where chunks are, how much the own cache holds, measured speeds. Out: which to fetch, and the
-numbers; KVConnector.fetch of samples.
-
-Inbox entries that came before the job they belong to.
-
-A prefill node may announce chunks before the router's RunJob has arrived here. Entries are kept by
-(request, attempt), a bounded number of them for a bounded time, and handed over with the job.
 """
 
 from __future__ import annotations
@@ -154,7 +129,28 @@ def _runs(chunks: Mapping[int, int]) -> list[list[int]]:
 
 
 class FetchChooser:
-    """Owned by the step loop's thread."""
+    """Fetch from the store, or compute? One pure decision per run of chunks.
+
+    Moving KV beats computing it only where the link is faster than bytes per token x tokens/s of
+    prefill: a small model on a fast device computes sooner than any network brings. So a run of
+    neighbouring chunks is fetched if
+
+        max over its data servers of (latency + bytes there / rate of gets) < tokens / prefill speed
+
+    and computed otherwise. What was not measured is fetched: that measures it. Chunks on a server
+    in trouble count as absent, whatever the policy. Nothing is weighed for a hand-off's chunks: the
+    router did that.
+
+    `decide` is pure. `FetchChooser` applies it, and keeps its figures true: where everything is
+    declined nothing is fetched, and a rate measured in a bad moment would be believed for ever. So
+    of what was declined one chunk per data server is read now and then, behind everything else and
+    into nothing: that measures the server and costs no request anything.
+
+    In: where chunks are, how much the own cache holds, measured speeds. Out: which to fetch, and
+    the numbers; KVConnector.fetch of samples.
+
+    Owned by the step loop's thread.
+    """
 
     def __init__(self, context: LoopContext) -> None:
         self._context = context
@@ -189,6 +185,13 @@ KEEP_S = 30.0
 
 
 class EarlyAnnouncements:
+    """Inbox entries that came before the job they belong to.
+
+    A prefill node may announce chunks before the router's RunJob has arrived here. Entries are kept
+    by (request, attempt), a bounded number of them for a bounded time, and handed over with the
+    job.
+    """
+
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._entries: OrderedDict[JobKey, tuple[float, list[InboxEntry]]] = OrderedDict()

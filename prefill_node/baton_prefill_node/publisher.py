@@ -5,15 +5,6 @@ hand-off.
 
 In: lookups' answers, what the step that just ran has filled, how puts went. Out: puts, and
 KVConnector.announce of what was there and of ends. Implements Publishing.
-
-Which chunks of a prefill job are put into the store, announced, and when the job has ended.
-
-Pure. In: what the lookup found, how far the prompt is computed, how each put went; one method each.
-Out: the next state, and what the step loop does now. Chunks that exist are announced at once; the
-others are put as soon as a step has filled them (or found them in the node's own cache). Who puts
-them also announces them, as soon as the store has acknowledged value and marker. `end` follows when
-nothing more will come. A failed put ends the publishing of this job: the decode node computes from
-there.
 """
 
 from __future__ import annotations
@@ -43,7 +34,17 @@ Outcome = tuple["PublishState", PublishActions]
 
 @dataclass(frozen=True, slots=True)
 class PublishState:
-    """One prefill job's chunks, as bit sets. `computed` is a count."""
+    """Which chunks of a prefill job are put into the store, announced, and when the job has ended.
+
+    Pure. In: what the lookup found, how far the prompt is computed, how each put went; one method
+    each. Out: the next state, and what the step loop does now. Chunks that exist are announced at
+    once; the others are put as soon as a step has filled them (or found them in the node's own
+    cache). Who puts them also announces them, as soon as the store has acknowledged value and
+    marker. `end` follows when nothing more will come. A failed put ends the publishing of this job:
+    the decode node computes from there.
+
+    One prefill job's chunks, as bit sets. `computed` is a count.
+    """
 
     chunks: int
     computed: int = 0

@@ -11,26 +11,7 @@ Out: replies, or an error of the StoreUnavailable branch. After LinkBroken, Link
 ProtocolBroken the connection is closed, since what it holds is unknown; after ServerRefused it is
 good for more. Only `abort()` may be called from another thread.
 
-One reply of a Redis server, from pieces as they come, parsed by hiredis.
 
-In: bytes of a RESP2 reply: a line, a number, a string, or a list of strings. Out: the reply, or an
-error of the StoreUnavailable branch. The server need not be trusted: what is read of a reply, and
-the memory that it takes, is bounded.
-
-Large values do not come through here: hiredis would copy them, and the data plane receives them in
-place (see RespConnection).
-
-An asyncio RESP2 connection for one thing: many small values in one reply.
-
-Why not redis-py here: it packs a command argument by argument, which takes longer than the index
-does, and reads replies without a bound. Here a request is bytes that the caller has made in one go,
-and hiredis parses the reply.
-
-In: an `Endpoint`, requests. Out: replies of at most `most_bytes`, or an error of the
-StoreUnavailable branch within `timeout_s`, however many callers wait. Nothing that the server says
-makes it ask another server (MOVED is an error like others). One request is in flight at a time; a
-connection that still owes an answer (its caller has left, or got an error) is closed, so that
-nobody gets another's.
 """
 
 from __future__ import annotations
@@ -77,7 +58,14 @@ def pack(*args: bytes) -> bytes:
 
 
 class ReplyReader:
-    """One reply of at most `most_bytes`. `label` names the server in errors."""
+    """One reply of a Redis server, from pieces as they come, parsed by hiredis.
+
+    In: bytes of a RESP2 reply: a line, a number, a string, or a list of strings. Out: the reply,
+    or an error of the StoreUnavailable branch. The server need not be trusted: what is read of a
+    reply, and the memory that it takes, is bounded. Large values do not come through here.
+
+    One reply of at most `most_bytes`. `label` names the server in errors.
+    """
 
     def __init__(self, label: str, most_bytes: int = MOST_BYTES) -> None:
         self._label = label
@@ -438,7 +426,19 @@ READ_BYTES = 256 << 10
 
 
 class AsyncResp:
-    """One connection to one server, opened when it is needed. Belongs to one event loop.
+    """An asyncio RESP2 connection for one thing: many small values in one reply.
+
+    Why not redis-py here: it packs a command argument by argument, which takes longer than the
+    index does, and reads replies without a bound. Here a request is bytes that the caller has made
+    in one go, and hiredis parses the reply.
+
+    In: an `Endpoint`, requests. Out: replies of at most `most_bytes`, or an error of the
+    StoreUnavailable branch within `timeout_s`, however many callers wait. Nothing that the server
+    says makes it ask another server (MOVED is an error like others). One request is in flight at a
+    time; a connection that still owes an answer (its caller has left, or got an error) is closed,
+    so that nobody gets another's.
+
+    One connection to one server, opened when it is needed. Belongs to one event loop.
 
     `addresses` are the host's, where the caller has looked them up: no name is asked for then.
     """

@@ -16,15 +16,6 @@ says.
 Each byte that is copied costs throughput. So a payload that a socket can reach is not copied:
 `direct` is where it lies, in pieces and in order. One that is elsewhere (on a device, or in head
 shards) goes through staging buffers, by `fill` and `sink`.
-
-One data server, its queue and its transfer threads.
-
-In: operations, from any thread, never blocking it. Out: each settles exactly once: served, refused
-by an open circuit, too long in the queue, or closed. A thread owns its connection; it is reopened
-after any error, and an operation that broke an *old* connection is repeated once on a new one (the
-server may have been restarted meanwhile; SET and GET may be repeated).
-
-With two threads one hashes, and copies, while the other one's bytes are on their way.
 """
 
 from __future__ import annotations
@@ -66,7 +57,17 @@ CLOSED = "closed"
 
 
 class Instance:
-    """Server number `number` of the data role."""
+    """One data server, its queue and its transfer threads.
+
+    In: operations, from any thread, never blocking it. Out: each settles exactly once: served,
+    refused by an open circuit, too long in the queue, or closed. A thread owns its connection; it
+    is reopened after any error, and an operation that broke an *old* connection is repeated once on
+    a new one (the server may have been restarted meanwhile; SET and GET may be repeated).
+
+    With two threads one hashes, and copies, while the other one's bytes are on their way.
+
+    Server number `number` of the data role.
+    """
 
     def __init__(self, number: int, endpoint: Endpoint, threads: int, shared: Shared) -> None:
         self.number = number

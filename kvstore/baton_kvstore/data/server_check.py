@@ -14,15 +14,6 @@ Warnings: one line when trouble begins, one when it is over.
 
 In: what transfer threads meet, their connections. Out: reasons why operations are refused, the next
 check for the thread that asks, the server's figures.
-
-Whether an instance is worth asking.
-
-A failure opens the circuit: operations fail at once, with the reason, instead of each waiting for
-its deadline. One thread at a time probes, after a pause that doubles up to a limit; when it
-succeeds the circuit closes. No operation is spent on finding out.
-
-A probe that proves less than an operation closes the circuit on trial: should operations fail all
-the same, the next pause is longer than the last, until one of them has worked.
 """
 
 from __future__ import annotations
@@ -42,7 +33,17 @@ from baton_kvstore.keys import room_key
 
 
 class CircuitBreaker:
-    """Thread-safe. `first_s` and `limit_s` bound the pause between attempts."""
+    """Whether an instance is worth asking.
+
+    A failure opens the circuit: operations fail at once, with the reason, instead of each waiting
+    for its deadline. One thread at a time probes, after a pause that doubles up to a limit; when it
+    succeeds the circuit closes. No operation is spent on finding out.
+
+    A probe that proves less than an operation closes the circuit on trial: should operations fail
+    all the same, the next pause is longer than the last, until one of them has worked.
+
+    Thread-safe. `first_s` and `limit_s` bound the pause between attempts.
+    """
 
     def __init__(
         self, first_s: float, limit_s: float, clock: Callable[[], float] = time.monotonic

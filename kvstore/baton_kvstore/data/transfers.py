@@ -14,27 +14,8 @@ put's source is free when it has settled; what a get has written is of use when 
 In: a request from the data plane and a connection. Out: `PutResult` or `GetResult`. The callbacks
 are the caller's and run in the transfer thread.
 
-What transfers reach, as moving averages.
-
-RateMeter   bytes per second while at least one transfer runs. Idle time does not count and parallel
-            transfers count together: it is what the link gives a node that has work, which is what
-            placement wants to know
-Average     of single measurements, as round trips are
-
-Staging buffers: the bound on bytes in flight.
-
-A transfer thread borrows one for an operation and gives it back; there are never more than
-`limit`, so a slow store cannot make a node hold more memory, only wait. The last one given back is
-lent first: its pages are warm (in a VM the first touch of a page costs microseconds).
-
-Sizes, times and rates of the data plane, and what its instances share.
-
-What waits for one data server: a lane per priority, and who may take from it.
-
-In: operations, from any thread. Out: the next one for a transfer thread: hand-off before prefix
-before write-behind, each lane in its order. Write-behind starts only where another thread stays
-free, so that what comes next never waits for it (with one thread: where nothing else waits). What
-waited too long comes first, since it is only refused: no lane starves beyond that.
+RateMeter and Average measure what transfers reach; StagingPool bounds the bytes in flight; Tuning
+holds sizes and times of the data plane; PriorityQueues holds what waits for a server.
 """
 
 from __future__ import annotations
@@ -81,8 +62,12 @@ class Average:
 
 
 class RateMeter:
-    """begin() and end(bytes) around each transfer, from any thread. What it counts, `total` counts
-    too."""
+    """Bytes per second while at least one transfer runs. Idle time does not count and parallel
+    transfers count together: that is what the link gives a node that has work.
+
+    begin() and end(bytes) around each transfer, from any thread. What it counts, `total` counts
+    too.
+    """
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, total: RateMeter | None = None
@@ -122,7 +107,14 @@ class RateMeter:
 
 
 class StagingPool:
-    """Up to `limit` buffers of `size` bytes, made when first needed."""
+    """Staging buffers: the bound on bytes in flight.
+
+    A transfer thread borrows one for an operation and gives it back; there are never more than
+    `limit`, so a slow store makes a node wait and not grow. The last one given back is lent first:
+    its pages are warm (in a VM the first touch of a page costs microseconds).
+
+    Up to `limit` buffers of `size` bytes, made when first needed.
+    """
 
     def __init__(self, size: int, limit: int) -> None:
         self._size = size
@@ -420,7 +412,15 @@ class Get:
 
 
 class PriorityQueues:
-    """For `threads` takers; thread-safe. `limit_s` is how long an operation may wait."""
+    """What waits for one data server: a lane per priority, and who may take from it.
+
+    In: operations, from any thread. Out: the next one for a transfer thread: hand-off before prefix
+    before write-behind, each lane in its order. Write-behind starts only where another thread stays
+    free, so that what comes next never waits for it (with one thread: where nothing else waits).
+    What waited too long comes first, since it is only refused: no lane starves beyond that.
+
+    For `threads` takers; thread-safe. `limit_s` is how long an operation may wait.
+    """
 
     def __init__(
         self, threads: int, limit_s: float, clock: Callable[[], float] = time.monotonic

@@ -3,19 +3,9 @@
 In: a job frame. Out: `Job`, which fetching, publishing and the loop share, and what it tells about
 itself in the end. Only the step loop's thread touches it.
 
-Sets of a prompt's chunks as bit sets: bit i of an int stands for chunk i.
-
-Such a set is immutable, and one of 8,192 chunks takes 1 KiB.
-
-What a node measures of itself: counters of its transfers, and how fast it is.
-
-In: what the step loop sees happen; each step's duration and what it computed. Out: the node's
-NodeLoad, which is the engine's figures with the counters added; Speeds, moving averages over steps,
-which placement predicts with. They start with what the self-benchmark (`build_engine`) measured.
-
-What all parts of one step loop share: each part is given this one record.
-
-In: the engine, the connector, the server's socket, options. Out: LoopContext.
+Here too is what the parts of a step loop share: LoopContext, the node's counters and speeds, and
+sets of a prompt's chunks. A set is an int whose bit i stands for chunk i: immutable, and 1 KiB for
+8,192 chunks.
 """
 
 from __future__ import annotations
@@ -126,6 +116,10 @@ class Counters:
 
 
 class SpeedMeter:
+    """How fast this node is: moving averages over steps, by which placement predicts. They start
+    with what the self-benchmark (`build_engine`) measured.
+    """
+
     def __init__(self, start: Speeds) -> None:
         self._prefill = start.prefill_tokens_per_s
         self._decode_ms = start.decode_step_ms
@@ -181,7 +175,12 @@ class LoopOptions:
 
 @dataclass(slots=True)
 class LoopContext:
-    """`speeds` starts with those of the options, `counters` at zero."""
+    """What all parts of one step loop share: each part is given this one record.
+
+    In: the engine, the connector, the server's socket, options. Out: LoopContext.
+
+    `speeds` starts with those of the options, `counters` at zero.
+    """
 
     engine: Engine
     connector: KVConnector

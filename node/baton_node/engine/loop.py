@@ -6,13 +6,6 @@ it sleeps in select() on the server's socket and the connector's file descriptor
 
 In: PrefillJob, RunJob, FirstTokens, NoFirstTokens, Abort, FinishChoice, Drain, Undrain; chunks and
 inbox entries. Out: Step, JobFailed, Load, CacheEvents, Saved, Drained; chunks and inbox entries.
-
-What the engine process tells its server about itself: load, speeds, cache contents.
-
-In: the engine's and the data servers' figures, the counters, a clock. Out: Load (every
-`load_every_s` if it changed, at least each second; at once when the store's health changed; within
-`SOON_S` when requests came, were computed or ended, so that all routers know of what one of them
-has booked) and CacheEvents (every `events_every_s` if there are any).
 """
 
 from __future__ import annotations
@@ -72,6 +65,14 @@ class Requests(Protocol):
 
 
 class Reporter:
+    """What the engine process tells its server about itself: load, speeds, cache contents.
+
+    In: the engine's and the data servers' figures, the counters, a clock. Out: Load (every
+    `load_every_s` if it changed, at least each second; at once when the store's health changed;
+    within `SOON_S` when requests came, were computed or ended, so that all routers know of what one
+    of them has booked) and CacheEvents (every `events_every_s` if there are any).
+    """
+
     def __init__(self, context: LoopContext, requests: Requests) -> None:
         self._context = context
         self._connector = context.connector

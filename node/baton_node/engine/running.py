@@ -3,15 +3,6 @@
 In: admitted jobs, the server's frames about them, the engine's steps. Out: Step and JobFailed
 frames; what is filled, for publishing and write-behind: with stop strings only once it is certain
 that none ended the choice before. Only the step loop's thread calls it.
-
-Puts of chunks, and the blocks held for them until their bytes are copied.
-
-In: chunks to put, right after the step that filled them. Out: Engine.hold/unhold and
-KVConnector.publish; counters; one line in the log when chunks are refused, one when they are not
-any more. Only the step loop's thread calls it.
-
-A store that stands still is noticed at its first deadline. Until then what it has not taken for
-STILL_S may hold half of the pool and no more: the rest is for requests.
 """
 
 from __future__ import annotations
@@ -35,7 +26,17 @@ STILL_S = 1.0
 
 
 class OutgoingBlocks:
-    """`copying` chunks hold their blocks now."""
+    """Puts of chunks, and the blocks held for them until their bytes are copied.
+
+    In: chunks to put, right after the step that filled them. Out: Engine.hold/unhold and
+    KVConnector.publish; counters; one line in the log when chunks are refused, one when they are
+    not any more. Only the step loop's thread calls it.
+
+    A store that stands still is noticed at its first deadline. Until then what it has not taken for
+    STILL_S may hold half of the pool and no more: the rest is for requests.
+
+    `copying` chunks hold their blocks now.
+    """
 
     def __init__(self, context: LoopContext) -> None:
         self._engine = context.engine

@@ -8,20 +8,11 @@ What is one after another in a hand-off stays so: a chunk's marker is written on
 are acknowledged, then who waits for it is told (without the step loop, whose next step may take
 longer than the transfer), and then comes Published, after all of which there is the hand-off's end.
 
-A thread with an asyncio loop of its own, for the index's small commands.
-
-ControlThread  runs coroutines that any thread gives it; each delivers its own result. The step loop
-               and the transfer threads never wait for it
+ControlThread  runs coroutines that any thread gives it, in an asyncio loop of its own; each
+               delivers its own result. The step loop and the transfer threads never wait for it
 WriteBatcher   inside it, small writes that go together: what comes while one is under way is in the
                next, so that a slow server is asked seldom and an idle one at once
-
-Whether the store's index can be used now: it answers, and it takes writes.
-
-In: the commands this node has for it, and a probe (a small write): each second, oftener while there
-is trouble, at once when a command failed. Out: answers, or StoreUnavailable; `trouble` and `away`,
-which any thread may read. While the index is away whoever asks is refused at once, so that a frozen
-one costs its deadline once; while it is full, only who would add to it. Its loss is one line in the
-log, its return another.
+IndexCheck     whether the index can be used now
 """
 
 from __future__ import annotations
@@ -169,7 +160,16 @@ QUICK_CHECK_S = 0.25
 
 
 class IndexCheck:
-    """Everything but the properties belongs to one event loop."""
+    """Whether the store's index can be used now: it answers, and it takes writes.
+
+    In: the commands this node has for it, and a probe (a small write): each second, oftener while
+    there is trouble, at once when a command failed. Out: answers, or StoreUnavailable; `trouble`
+    and `away`, which any thread may read. While the index is away whoever asks is refused at once,
+    so that a frozen one costs its deadline once; while it is full, only who would add to it. Its
+    loss is one line in the log, its return another.
+
+    Everything but the properties belongs to one event loop.
+    """
 
     def __init__(
         self, probe: Callable[[], Awaitable[None]], clock: Callable[[], float] = time.monotonic

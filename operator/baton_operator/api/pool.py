@@ -5,12 +5,11 @@ Out: a `Pool`, or one line that says what to write instead.
 
 SpecError   the pool is not what can be built; one line: field, offending value, what to write
 
-What a user may write in an InferencePool's `spec`: only fields that something obeys.
-
-Keys are camelCase in YAML, snake_case here. The CRD is generated from these records (see `crd`),
-defaults and descriptions included. What needs more than a type is a `CelRule`, of a value
-(`fields`) or of a record: the API server refuses by it. `__post_init__` repeats only what nothing
-could be built from, since a pool may have been stored before a rule was.
+PoolSpec holds what a user may write in `spec`: only fields that something obeys. Keys are camelCase
+in YAML, snake_case here. The CRD is generated from these records (see `crd`), defaults and
+descriptions included. What needs more than a type is a `CelRule`, of a value (`fields`) or of a
+record: the API server refuses by it. `__post_init__` repeats only what nothing could be built from,
+since a pool may have been stored before a rule was.
 """
 
 from __future__ import annotations

@@ -2,20 +2,6 @@
 
 In: a pool and what the child is in it. Out: the metadata of its manifest and of its pods. Selectors
 use labels of our own domain, which no other tool sets; app.kubernetes.io's are for people.
-
-A user's podTemplate laid over the one that was built. Pure, for anything that JSON can hold.
-
-    objects               field by field
-    lists of named items  item by item, by `name` (volumeMounts: by `mountPath`); new ones follow
-    volumes, env          the same, but an item replaces its namesake whole: it is one choice out of
-                          many sources, and two of them in one item are refused
-    tolerations           the built ones stay, but for those whose `key` the user's name
-    probes and hooks      naming another kind of handler drops the one that was built
-    null                  removes what was built
-    everything else       replaced
-
-In: two trees. Out: a third that shares no part with either and holds no null, since server-side
-apply would own one.
 """
 
 from __future__ import annotations
@@ -42,6 +28,21 @@ HANDLERS = frozenset({"exec", "grpc", "httpGet", "sleep", "tcpSocket"})
 
 
 def merged(built: dict[str, Any], override: dict[str, Any]) -> dict[str, Any]:
+    """A user's podTemplate laid over the one that was built. Pure, for anything that JSON can hold.
+
+        objects               field by field
+        lists of named items  item by item, by `name` (volumeMounts: by `mountPath`); new ones
+                              follow
+        volumes, env          the same, but an item replaces its namesake whole: it is one choice
+                              out of many sources, and two of them in one item are refused
+        tolerations           the built ones stay, but for those whose `key` the user's name
+        probes and hooks      naming another kind of handler drops the one that was built
+        null                  removes what was built
+        everything else       replaced
+
+    In: two trees. Out: a third that shares no part with either and holds no null, since server-side
+    apply would own one.
+    """
     result: dict[str, Any] = copied(built)
     if not HANDLERS.isdisjoint(override):
         result = {key: value for key, value in result.items() if key not in HANDLERS - {*override}}

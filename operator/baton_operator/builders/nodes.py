@@ -5,31 +5,13 @@ own beside the old ones, so that a roll-out is a matter of replicas. The revisio
 very templates, not of the spec: an operator that builds other pods from the same spec makes a new
 revision too, instead of editing an old one. Both roles share it, since they roll in lockstep.
 
-Where a node finds its model, and what its pod needs for that.
+Where a node finds its model (`model_place`):
 
     path              in the container: the image or the podTemplate brings it
     pvc://CLAIM/...   the claim, mounted read-only
     hf://ORG/NAME     a volume that an init container fetches into; what pods share (a claim, or a
                       folder of the cluster's node) is fetched once, the others wait for it; what
                       they do not is part of their ephemeral storage, as large as the spec says
-
-In: a pool. Out: the folder's name, volumes, the init container.
-
-PoolScalers: for each role whose count somebody else says.
-
-In: a pool. Out: manifests without a count, which is not the operator's; `seeded` is what one is
-made from, as the count must not be missing.
-
-How many pods of a role somebody may evict at a time, as `kubectl drain` does.
-
-One of each role stays, where there are more, or as many as `autoscaling` wants at least: an
-eviction that would take one of them waits until the one before has its successor. Of a role with a
-single pod nothing is kept, and `kubectl drain` never waits for a pod that cannot be: its requests
-go on elsewhere, since an evicted node drains first. Pods that are not ready may always go. A budget
-is of all revisions of its role.
-
-In: a pool. Out: one PodDisruptionBudget per role, and one for the routers. Redis has none: each of
-its servers is the only one of its kind, and does its work again from nothing.
 """
 
 from __future__ import annotations
@@ -201,6 +183,11 @@ def scaled_roles(pool: Pool) -> tuple[Role, ...]:
 
 
 def build_scalers(pool: Pool) -> tuple[Manifest, ...]:
+    """PoolScalers: for each role whose count somebody else says.
+
+    In: a pool. Out: manifests without a count, which is not the operator's; `seeded` is what one is
+    made from, as the count must not be missing.
+    """
     return tuple(build_scaler(pool, role) for role in scaled_roles(pool))
 
 
@@ -221,6 +208,17 @@ def selector_of(pool: Pool, role: Role) -> str:
 
 
 def build_budgets(pool: Pool) -> tuple[Manifest, ...]:
+    """How many pods of a role somebody may evict at a time, as `kubectl drain` does.
+
+    One of each role stays, where there are more, or as many as `autoscaling` wants at least: an
+    eviction that would take one of them waits until the one before has its successor. Of a role
+    with a single pod nothing is kept, and `kubectl drain` never waits for a pod that cannot be: its
+    requests go on elsewhere, since an evicted node drains first. Pods that are not ready may always
+    go. A budget is of all revisions of its role.
+
+    In: a pool. Out: one PodDisruptionBudget per role, and one for the routers. Redis has none: each
+    of its servers is the only one of its kind, and does its work again from nothing.
+    """
     spec = pool.spec
     return (
         _budget(pool, "prefill", spec.prefill.replicas, _least(pool, "prefill")),

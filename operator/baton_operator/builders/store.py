@@ -5,10 +5,9 @@ variables that hold the login, the certificate that a TLS server is checked with
 cache: no claims, no persistence. Index and data are servers of their own, since large values ruin
 small commands and the index must never evict. Who reaches them needs the pool's password as well.
 
-The pool's own secrets: made once, kept in its Secret, read back from there.
-
-In: a source of random bytes, and the Secret as the API gives it. Out: `Credentials`, or the
-Secret's manifest: the only one that holds their values. Everybody else names a key of it.
+The pool's own secrets (Credentials) are made once from a source of random bytes, kept in its
+Secret and read back from there. Only that Secret's manifest holds their values; all else names a
+key of it.
 """
 
 from __future__ import annotations

@@ -4,11 +4,6 @@ In: marks, from watch events of a pool and its children, and by time. Out: every
 logged once. A task begins when its pool is first seen, and ends when the pool is gone: its owner
 references delete the children. A refused child is tried more and more seldom, up to a minute; where
 only the server did not answer, every 10 s at least, so that nobody waits long after an outage.
-
-When something is due: at one moment at most, the earliest that was asked for.
-
-In: marks by watch events, by time, by failures. Out: `wait` returns at that moment. What was marked
-ten times is due once, and once more if it was marked since it was taken.
 """
 
 from __future__ import annotations
@@ -32,7 +27,13 @@ LONGEST_RETRY_S = 60.0
 
 
 class Schedule:
-    """One event loop's. `jitter` gives numbers from 0 up to 1."""
+    """When something is due: at one moment at most, the earliest that was asked for.
+
+    In: marks by watch events, by time, by failures. Out: `wait` returns at that moment. What was
+    marked ten times is due once, and once more if it was marked since it was taken.
+
+    One event loop's. `jitter` gives numbers from 0 up to 1.
+    """
 
     def __init__(
         self, clock: Callable[[], float], jitter: Callable[[], float] = random.random

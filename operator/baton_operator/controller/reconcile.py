@@ -4,14 +4,6 @@ In: the cache and the API. Out: requests to the API, and when to look again. Lev
 happened before does not matter, so that an operator killed at any step is followed by one that
 finishes. Nothing in memory is truth: what was applied before only saves requests, and the Secret of
 credentials, which nothing watches, is read again when what is known of it is older than SECRET_S.
-
-What is to be done to a pool's children: pure, from what is wished for and what is known.
-
-In: the manifests of the current revision, the children as last seen, what was applied before. Out:
-acts. A child that looks as it did after its last apply, from the same manifest, costs nothing. What
-has the pool's label and owner and is in no manifest goes, last of all; but see `spared`. Nodes of
-older revisions have no manifest any more: who drains them says how many are left. What somebody
-else owns is neither changed nor deleted.
 """
 
 from __future__ import annotations
@@ -106,7 +98,16 @@ def plan(
     applied: Mapping[ChildKey, Applied],
     lowers: Sequence[Lower] = (),
 ) -> list[Act]:
-    """`uid` is the pool's. Applies come as in `desired`, then `lowers`, then deletions."""
+    """What is to be done to a pool's children: pure, from what is wished for and what is known.
+
+    In: the manifests of the current revision, the children as last seen, what was applied before.
+    Out: acts. A child that looks as it did after its last apply, from the same manifest, costs
+    nothing. What has the pool's label and owner and is in no manifest goes, last of all; but see
+    `spared`. Nodes of older revisions have no manifest any more: who drains them says how many are
+    left. What somebody else owns is neither changed nor deleted.
+
+    `uid` is the pool's. Applies come as in `desired`, then `lowers`, then deletions.
+    """
     acts: list[Act] = []
     wanted = set()
     for manifest in desired:

@@ -6,10 +6,6 @@ How many there shall be of which revision is `rollout`'s to say. Level-triggered
 the pods (`marks`), how far they are is on the index, and routers are told at each look anew. So
 an operator that is killed anywhere is followed by one that goes on. A mark comes before its drain,
 and goes after the node is used again: no node drains that nobody knows of.
-
-What a drain is decided from: one pool at one moment, and the nodes of each Deployment.
-
-In: what was observed, and how many replicas each Deployment shall have. Out: records.
 """
 
 from __future__ import annotations
@@ -37,9 +33,14 @@ from baton_protocol.store import Kind, Role, kind_of
 
 
 class DrainView(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one pool at one moment, `now` by the time of day and `now_s` by the clock of `FirstSeen`.
+    """What a drain is decided from: one pool at one moment, and the nodes of each Deployment.
+
+    In: what was observed, and how many replicas each Deployment shall have. Out: records.
+
+    Of one pool at one moment, `now` by the time of day and `now_s` by the clock of `FirstSeen`.
     `unasked`: why nobody says what nodes have to lose, "" while the answer is on its way. `kinds`:
-    of the nodes of `revision`, the current one; `unheard` are ready ones that have said none."""
+    of the nodes of `revision`, the current one; `unheard` are ready ones that have said none.
+    """
 
     key: PoolKey
     pool: Pool

@@ -4,24 +4,6 @@ In: the pool, with as many nodes as are wanted in the end, and what its nodes ar
 children as last seen. Out: a `Goal`: how many there shall be now of the current revision and of
 older ones, and what a roll-out lacks. Level-triggered: an operator that knows nothing but the
 cluster comes to the same goal. `now_s` is the clock of `FirstSeen`.
-
-What a roll-out is decided from, and what is decided: numbers of nodes by role and revision.
-
-How many of the wanted nodes a GPU budget allows. Pure.
-
-In: each role's nodes. Out: counts; both roles give in the same proportion.
-
-How many nodes of which revision there shall be now. Pure.
-
-In: what is known of each role's nodes, how many a role may have beyond its number, the GPU budget.
-Out: `Targets`. Old nodes go as new ones get ready, in both roles by the share of the role that is
-behind: old meets only old, and until all new ones are ready a pair of old ones is there. New nodes
-come as places get free. All follows from what is seen now, so that it may be asked at any moment.
-
-    share      the least of ready / wanted among roles of the current revision
-    old        wanted x (1 - share) of each role, rounded up, and at least 1 while share < 1; of
-               several older revisions the one with most nodes stays longest
-    new        wanted + surge, less the old ones that take a place, and within the budget
 """
 
 from __future__ import annotations
@@ -105,8 +87,13 @@ class Lower(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fitted(roles: Sequence[RoleNodes], budget: int | None) -> dict[Role, int]:
-    """As wanted where there is room for it. Else at least one of each role that is wanted, and
-    where not even these have room, the prefill nodes go first: decode nodes can do without."""
+    """How many of the wanted nodes a GPU budget allows. Pure.
+
+    In: each role's nodes. Out: counts; both roles give in the same proportion.
+
+    As wanted where there is room for it. Else at least one of each role that is wanted, and where
+    not even these have room, the prefill nodes go first: decode nodes can do without.
+    """
     wanted = {one.role: one.wanted for one in roles}
     gpus = {one.role: one.gpus for one in roles}
     need = _sum(wanted, gpus)
@@ -145,6 +132,19 @@ OldTargets = dict[tuple[Role, str], int]
 
 
 def targets(roles: Sequence[RoleNodes], surge: int, budget: int | None) -> Targets:
+    """How many nodes of which revision there shall be now. Pure.
+
+    In: what is known of each role's nodes, how many a role may have beyond its number, the GPU
+    budget. Out: `Targets`. Old nodes go as new ones get ready, in both roles by the share of the
+    role that is behind: old meets only old, and until all new ones are ready a pair of old ones is
+    there. New nodes come as places get free. All follows from what is seen now, so that it may be
+    asked at any moment.
+
+        share      the least of ready / wanted among roles of the current revision
+        old        wanted x (1 - share) of each role, rounded up, and at least 1 while share < 1; of
+                   several older revisions the one with most nodes stays longest
+        new        wanted + surge, less the old ones that take a place, and within the budget
+    """
     allowed = fitted(roles, budget)
     rolling = any(old.holding for one in roles for old in one.old)
     begun = any(one.desired and one.wanted for one in roles)

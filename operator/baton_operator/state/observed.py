@@ -3,10 +3,9 @@
 In: objects as the API gives them (also as items of a list, which do not say their kind). Out:
 frozen records, small enough to keep for 100 pools. Pure.
 
-Why a pod does not get ready, from what scheduler and kubelet wrote into its status.
-
-In: a pod as the API gives it. Out: the first `Problem`, in the order in which a pod comes to life,
-or None while nothing is wrong: a pod that pulls its image or loads its model has no problem.
+`problem_of` says why a pod does not get ready, from what scheduler and kubelet wrote into its
+status: the first `Problem`, in the order in which a pod comes to life, or None while nothing is
+wrong. A pod that pulls its image or loads its model has no problem.
 
     Unschedulable      no node has room for it: the scheduler's own words
     VolumeMissing      the same, because of a PersistentVolumeClaim

@@ -4,15 +4,8 @@ In: the pool or what is wrong with its spec, the children, the status before. Ou
 equal to the one before where there is nothing new to say, so that nothing is written. What cannot
 be observed keeps its last value.
 
-One pool as its conditions see it: what is wanted, what is there.
-
-In: the pool (or none, while its spec is invalid), what was observed, what was last said. Out:
-numbers and pods. Without a valid spec the children say what was wanted last.
-
-What each condition is to say, from a `View`: one function per type, none that asks anybody.
-
-In: a View. Out: a `Finding`, or None for a condition that does not apply; and the model's status,
-of which a condition speaks too.
+View holds what is wanted and what is there. Each type of condition has one function from a View to
+a Finding, or to None where the condition does not apply.
 """
 
 from __future__ import annotations
@@ -61,8 +54,14 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
-    """`now` is the time of day, `now_s` the clock of `FirstSeen`. `revision` is the nodes' current
-    one, "" while nothing was made."""
+    """One pool as its conditions see it: what is wanted, what is there.
+
+    In: the pool (or none, while its spec is invalid), what was observed, what was last said. Out:
+    numbers and pods. Without a valid spec the children say what was wanted last.
+
+    `now` is the time of day, `now_s` the clock of `FirstSeen`. `revision` is the nodes' current
+    one, "" while nothing was made.
+    """
 
     pool: Pool | None
     observed: Observed

@@ -2,13 +2,6 @@
 
 In: the status before and now. Out: Kubernetes events, only where something has changed, so that an
 operator which starts anew repeats none. Of draining nodes those who drain them tell.
-
-Why the volumes, secrets or network of a pod are not there: events say it, and nothing else does.
-
-In: pods that a kubelet cannot prepare. Out: the same pods, with the kubelet's message. A cluster
-has many events, and a pool that is well needs none of them. So they are not watched: they are
-listed for a pod that has been unprepared for some seconds, and of each component for one pod, as a
-condition names one.
 """
 
 from __future__ import annotations
@@ -57,8 +50,17 @@ class Lister(Protocol):
 
 
 class PodEvents:
-    """One pool's. `clock` is that of `FirstSeen`; `again` is told in how many seconds the pool is
-    to be looked at again."""
+    """Why the volumes, secrets or network of a pod are not there: events say it, and nothing else
+    does.
+
+    In: pods that a kubelet cannot prepare. Out: the same pods, with the kubelet's message. A
+    cluster has many events, and a pool that is well needs none of them. So they are not watched:
+    they are listed for a pod that has been unprepared for some seconds, and of each component for
+    one pod, as a condition names one.
+
+    One pool's. `clock` is that of `FirstSeen`; `again` is told in how many seconds the pool is to
+    be looked at again.
+    """
 
     def __init__(
         self,

@@ -7,22 +7,6 @@ of it runs; its prompts come in at the pace at which the pool has room for all t
 that others' turns lie between them. A pool with room lets everybody in at once; where tenants share
 it, some of the room is for those who run less, or had less computed lately, than their share. What
 was let in is never held again here: who loses its node is placed anew by the dispatcher.
-
-Holds calls for a pool that sleeps: it has no node, and gets one because they wait.
-
-In: calls whose bodies are read, changes of the fleet. Out: the moment from which they can be
-prepared. Until a node is there nothing is known of the model, not even its tokenizer, so they wait
-as they came; streams get signs of life. How many wait is in the router's report.
-
-Whether a pool has room for one more request, or it would only wait on a node.
-
-In: what the view knows of the ready nodes; what was let in and is not booked yet; how much of the
-request's prompt is to be computed, and its choices. Out: yes or no. A node needs a free sequence
-for each choice, and prompts to compute for no longer than is allowed, by its own measured speed. A
-request with more choices than half of a node's sequences needs that half: it may run while the node
-is busy with others, too. Where prefill nodes compute prompts, decode nodes lend their time only as
-long as placement would take it: while that costs those who decode there less than the prefill
-nodes' queues cost the request.
 """
 
 from __future__ import annotations
@@ -52,7 +36,14 @@ from baton_router.settings import Handoff, RouterSettings
 
 
 class ColdStart:
-    """`wait_s` 0: nobody is held. `changed` is the event of the fleet's next change."""
+    """Holds calls for a pool that sleeps: it has no node, and gets one because they wait.
+
+    In: calls whose bodies are read, changes of the fleet. Out: the moment from which they can be
+    prepared. Until a node is there nothing is known of the model, not even its tokenizer, so they
+    wait as they came; streams get signs of life. How many wait is in the router's report.
+
+    `wait_s` 0: nobody is held. `changed` is the event of the fleet's next change.
+    """
 
     def __init__(
         self,
@@ -179,8 +170,19 @@ def has_room(
     tokens: int,
     sequences: int = 1,
 ) -> bool:
-    """Beyond what is `pending`, for a request of so many `sequences` with so many `tokens` to be
-    computed. A pool without a ready node is not full: there requests wait for a node."""
+    """Whether a pool has room for one more request, or it would only wait on a node.
+
+    In: what the view knows of the ready nodes; what was let in and is not booked yet; how much of
+    the request's prompt is to be computed, and its choices. Out: yes or no. A node needs a free
+    sequence for each choice, and prompts to compute for no longer than is allowed, by its own
+    measured speed. A request with more choices than half of a node's sequences needs that half: it
+    may run while the node is busy with others, too. Where prefill nodes compute prompts, decode
+    nodes lend their time only as long as placement would take it: while that costs those who decode
+    there less than the prefill nodes' queues cost the request.
+
+    Beyond what is `pending`, for a request of so many `sequences` with so many `tokens` to be
+    computed. A pool without a ready node is not full: there requests wait for a node.
+    """
     nodes = tuple(nodes)
     if not rule.queue_ms or not nodes:
         return True

@@ -11,15 +11,6 @@ A call waits as one: for its first prompt, and again for the next one when that 
 
 Bounded: where it is full, a waiter takes the place of the last one of whoever has more than it,
 of those with the lowest priority; else it is refused. A call that has begun keeps its place.
-
-Whether a tenant has more of something than its share: of what runs, or of what was begun lately.
-
-In: how much tenants get and give back, and their weights. Out: yes or no. Where amounts fade, they
-do so by being added ever larger, so that nothing else is touched: only ratios are asked for.
-
-What admission sees of a call that waits.
-
-In: nothing. Out: Protocols, of which the HTTP layer brings the real ones.
 """
 
 from __future__ import annotations
@@ -44,7 +35,15 @@ class _Share:
 
 
 class UsageShares:
-    """An amount fades to 1/e in `fades_s` by `clock`; else it stays until it is given back."""
+    """Whether a tenant has more of something than its share: of what runs, or of what was begun
+    lately.
+
+    In: how much tenants get and give back, and their weights. Out: yes or no. Where amounts fade,
+    they do so by being added ever larger, so that nothing else is touched: only ratios are asked
+    for.
+
+    An amount fades to 1/e in `fades_s` by `clock`; else it stays until it is given back.
+    """
 
     def __init__(self, clock: Callable[[], float], fades_s: float = math.inf) -> None:
         self._clock = clock
@@ -98,7 +97,12 @@ class UsageShares:
 
 
 class Waiting(Protocol):
-    """`waits` is set to why the call waits, "" for one that does not."""
+    """What admission sees of a call that waits.
+
+    In: nothing. Out: Protocols, of which the HTTP layer brings the real ones.
+
+    `waits` is set to why the call waits, "" for one that does not.
+    """
 
     waits: str
 

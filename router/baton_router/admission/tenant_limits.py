@@ -12,13 +12,6 @@ In: a TOML file. Out: one TenantLimits per tenant; who is not named has the defa
     tokens_per_minute = 100_000
     max_queued = 100
     max_call_sequences = 256
-
-Keeps tenants to their requests and tokens per minute, all routers of the pool together.
-
-In: a tenant's limits, what a call may cost, and later what it did cost. Out: it passes, or
-RateLimited with the seconds to wait, or InvalidRequest for one that costs more than the budget
-ever holds: a minute of it, or the burst where that is more. The buckets lie on the index. While
-that is away each router keeps its own, at the rates divided by the routers that there were.
 """
 
 from __future__ import annotations
@@ -155,7 +148,15 @@ class BudgetBooking:
 
 
 class Budgets:
-    """`index` is None where the router has none: then it is the only one."""
+    """Keeps tenants to their requests and tokens per minute, all routers of the pool together.
+
+    In: a tenant's limits, what a call may cost, and later what it did cost. Out: it passes, or
+    RateLimited with the seconds to wait, or InvalidRequest for one that costs more than the budget
+    ever holds: a minute of it, or the burst where that is more. The buckets lie on the index. While
+    that is away each router keeps its own, at the rates divided by the routers that there were.
+
+    `index` is None where the router has none: then it is the only one.
+    """
 
     def __init__(self, index: BudgetIndex | None, clock: Callable[[], float]) -> None:
         self._index = index

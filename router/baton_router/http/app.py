@@ -4,15 +4,6 @@ BrowserGuard), asks for the API key and shapes every error as OpenAI does.
 In: the parts of the API. Out: an application whose answers all carry x-request-id and
 x-baton-request-id, and whose generation answers carry x-baton-placement, errors and streams
 included.
-
-What pages in a browser may do here. A browser lets any page send requests to any address that
-its machine reaches, this router's among them.
-
-In: a request's method, `Host`, `Origin` and `Content-Type`. Out: 403 for a name that is not this
-router's (see `baton_protocol.hosts`), and for a page of another origin that would change something;
-400 for a body of a type that a page may send without asking; for pages of origins that are allowed
-(`cors_origins`), the headers by which the browser lets them read an answer. Clients that are no
-browser send no `Origin`.
 """
 
 from __future__ import annotations
@@ -59,7 +50,17 @@ _NAMES = re.compile(r"[\w!#$%&'*+.^`|~-]+(?: *, *[\w!#$%&'*+.^`|~-]+)*", re.ASCI
 
 
 class BrowserGuard:
-    """Of one router."""
+    """What pages in a browser may do here. A browser lets any page send requests to any address
+    that its machine reaches, this router's among them.
+
+    In: a request's method, `Host`, `Origin` and `Content-Type`. Out: 403 for a name that is not
+    this router's (see `baton_protocol.hosts`), and for a page of another origin that would change
+    something; 400 for a body of a type that a page may send without asking; for pages of origins
+    that are allowed (`cors_origins`), the headers by which the browser lets them read an answer.
+    Clients that are no browser send no `Origin`.
+
+    Of one router.
+    """
 
     def __init__(self, settings: RouterSettings) -> None:
         self._hosts = Hosts(settings.host, settings.allowed_hosts)

@@ -5,15 +5,6 @@ In: bytes that are no request that the router takes. Out: an error that repeats 
 the headers of every other answer, and no log line above debug: what is in a header may be a key,
 and anybody could fill the log. Only aiohttp's public classes and methods are used. So bytes that
 break the framing of a body under way are not seen here: that body ends by its own time limit.
-
-Reads the bodies of requests, within bounds of time and memory for all of them together.
-
-In: requests whose headers are there. Out: their bytes, or an error: 413 for a body that is too
-large, 408 for one that comes too slowly, 429 where others have the room for too long. A large body
-takes several times its bytes while it is read, parsed and tokenized. So only `max_bodies_bytes` of
-such bodies are under way at a time, of one tenant half of that; others wait, unread. Tenants get
-room in turns, and nobody waits for a small body's room. What large bodies took is given back to the
-system at once: the C library would keep it.
 """
 
 from __future__ import annotations
@@ -235,7 +226,17 @@ _ARENAS = 2
 
 
 class BodyLimits:
-    """Of one router."""
+    """Reads the bodies of requests, within bounds of time and memory for all of them together.
+
+    In: requests whose headers are there. Out: their bytes, or an error: 413 for a body that is too
+    large, 408 for one that comes too slowly, 429 where others have the room for too long. A large
+    body takes several times its bytes while it is read, parsed and tokenized. So only
+    `max_bodies_bytes` of such bodies are under way at a time, of one tenant half of that; others
+    wait, unread. Tenants get room in turns, and nobody waits for a small body's room. What large
+    bodies took is given back to the system at once: the C library would keep it.
+
+    Of one router.
+    """
 
     def __init__(self, settings: RouterSettings) -> None:
         self._settings = settings

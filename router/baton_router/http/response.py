@@ -3,14 +3,6 @@
 In: the output queue that the call's requests fill. Out: the HTTP response. A stream's headers wait
 for the first token. Where that takes long they go with a comment line, and another one follows
 whenever no token came for the stream's `keepalive_s`.
-
-One call's server-sent events on their way to the client, and the end of a client that reads them
-too slowly, not at all, or for too long.
-
-In: bytes of events. Out: an HTTP response that begins with the first of them, so that what goes
-wrong before is an HTTP status that clients understand, and after it an event with the error. A
-client that leaves too much unread gets an error behind what it has still to read, and its requests
-end on all nodes; a client that reads nothing of that is cut off.
 """
 
 from __future__ import annotations
@@ -48,8 +40,17 @@ class _Stream(web.StreamResponse):
 
 
 class EventStream:
-    """A stream without a token for `keepalive_s` is to be told that it WAITs: clients and proxies
-    give up connections that say nothing."""
+    """One call's server-sent events on their way to the client, and the end of a client that reads
+    them too slowly, not at all, or for too long.
+
+    In: bytes of events. Out: an HTTP response that begins with the first of them, so that what goes
+    wrong before is an HTTP status that clients understand, and after it an event with the error. A
+    client that leaves too much unread gets an error behind what it has still to read, and its
+    requests end on all nodes; a client that reads nothing of that is cut off.
+
+    A stream without a token for `keepalive_s` is to be told that it WAITs: clients and proxies give
+    up connections that say nothing.
+    """
 
     def __init__(self, request: web.Request, keepalive_s: float) -> None:
         self.keepalive_s = keepalive_s

@@ -2,21 +2,6 @@
 
 In: what the handlers observe; the pool view at scrape time. Out: the exposition text. Nodes'
 counters are re-exported so that one scrape target shows a laptop pool whole.
-
-A Prometheus histogram without labels that costs little to observe: the router does so per token.
-
-In: seconds, from one thread. Out: the samples that prometheus_client's own would tell.
-
-What clients ask of this router and how long they wait, counted as it happens.
-
-In: requests accepted and placed, tokens delivered. Out: a RouterReport, for whoever decides how
-many nodes the pool has; `ttft` and `itl` are on the router's /metrics too. All counters begin at 0
-with the process, which has a name of its own.
-
-What admission tells Prometheus: tokens by tenant, who waits and how long, who is refused.
-
-In: what Admission and the middleware observe. Out: metrics in the router's registry. Tenants come
-from the file of keys, priorities from -100 to 100, codes from the error vocabulary: all bounded.
 """
 
 from __future__ import annotations
@@ -44,8 +29,14 @@ from baton_router.placement.policy import Placement, PredictionError
 
 
 class Timings(Collector):
-    """`bounds` are upper ones, rising. `counts[i]` are those within bound i and not within the one
-    before; the last entry is those beyond all."""
+    """A Prometheus histogram without labels that costs little to observe: the router does so per
+    token.
+
+    In: seconds, from one thread. Out: the samples that prometheus_client's own would tell.
+
+    `bounds` are upper ones, rising. `counts[i]` are those within bound i and not within the one
+    before; the last entry is those beyond all.
+    """
 
     def __init__(self, name: str, what: str, bounds: Sequence[float]) -> None:
         self._name = name
@@ -65,7 +56,14 @@ class Timings(Collector):
 
 
 class Demand:
-    """`router` names this start of this router."""
+    """What clients ask of this router and how long they wait, counted as it happens.
+
+    In: requests accepted and placed, tokens delivered. Out: a RouterReport, for whoever decides how
+    many nodes the pool has; `ttft` and `itl` are on the router's /metrics too. All counters begin
+    at 0 with the process, which has a name of its own.
+
+    `router` names this start of this router.
+    """
 
     def __init__(self, router: str, clock: Callable[[], float]) -> None:
         self.router = router
@@ -120,7 +118,14 @@ _WAIT_BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 
 
 
 class AdmissionMetrics:
-    """The first MAX_TENANTS tenants have a label each, later ones are OTHER."""
+    """What admission tells Prometheus: tokens by tenant, who waits and how long, who is refused.
+
+    In: what Admission and the middleware observe. Out: metrics in the router's registry. Tenants
+    come from the file of keys, priorities from -100 to 100, codes from the error vocabulary: all
+    bounded.
+
+    The first MAX_TENANTS tenants have a label each, later ones are OTHER.
+    """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._tenants: set[str] = set()

@@ -3,17 +3,6 @@
 In: hellos, loads and cache events of the links, bookings of placements. Out: the groups of nodes
 that a placement chooses from, and the figures of /pool and /metrics. The last known report is kept
 when a node falls silent, so that an old view ages into least-requests.
-
-The figures of all nodes as arrays, a row for each node, so that a request is priced on all of
-them at once.
-
-In: what the view learns of a node, when it learns it. Out: the Group of some rows, copied: what
-changes later does not change it.
-
-What the router believes of one node: its last report, and the load the router booked there.
-
-In: reports, bookings. Out: the load as of now. A router knows its own requests to the moment; of a
-node's report it takes what is others'.
 """
 
 from __future__ import annotations
@@ -36,7 +25,14 @@ FIRST_ROWS = 16
 
 
 class NodeArrays:
-    """Rows of nodes that have gone are used again."""
+    """The figures of all nodes as arrays, a row for each node, so that a request is priced on all
+    of them at once.
+
+    In: what the view learns of a node, when it learns it. Out: the Group of some rows, copied: what
+    changes later does not change it.
+
+    Rows of nodes that have gone are used again.
+    """
 
     def __init__(self) -> None:
         self._figures = np.zeros((len(LOADS) + len(SPEEDS), FIRST_ROWS))
@@ -104,11 +100,17 @@ class Booking:
 
 @dataclass(slots=True)
 class NodeView:
-    """One node. `connected`: its link is up. `usable`: its tokenizer is here too. `stalled`: its
+    """What the router believes of one node: its last report, and the load the router booked there.
+
+    In: reports, bookings. Out: the load as of now. A router knows its own requests to the moment;
+    of a node's report it takes what is others'.
+
+    One node. `connected`: its link is up. `usable`: its tokenizer is here too. `stalled`: its
     engine has made no step for long, `moved_at` is when it last did or had none to make. `booked`
     are our requests there, `booked_*` their sums; `others_*` is what its last report counts beside
     them. `events` is the number of its last frame of cache events, `row` its place in the roster;
-    `standing` is called when `usable` changes."""
+    `standing` is called when `usable` changes.
+    """
 
     report: NodeReport
     slot: int

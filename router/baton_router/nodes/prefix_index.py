@@ -9,12 +9,6 @@ Memory: at most ENTRY_BYTES + slots / 7.5 bytes an entry (Python keeps 30 bits o
 bytes), where slots are the nodes and up to SCRUB_AT incarnations that have gone: 400 bytes with
 1,000 nodes. Chunks of one event that the same nodes hold share their bit set, so that about 170
 are usual.
-
-What the store holds, asked of the index with a short deadline: one MGET per HTTP request.
-
-In: chunk hashes. Out: one boolean each; all False where the answer is not there in time, which
-costs a worse placement and nothing else. A late answer is a busy machine and says that the index
-lives; one that fails repeatedly is left alone for a while.
 """
 
 from __future__ import annotations
@@ -199,7 +193,14 @@ class MarkerIndex(Protocol):
 
 
 class Markers:
-    """`up` is None until the index was asked, or where the router has none."""
+    """What the store holds, asked of the index with a short deadline: one MGET per HTTP request.
+
+    In: chunk hashes. Out: one boolean each; all False where the answer is not there in time, which
+    costs a worse placement and nothing else. A late answer is a busy machine and says that the
+    index lives; one that fails repeatedly is left alone for a while.
+
+    `up` is None until the index was asked, or where the router has none.
+    """
 
     def __init__(
         self, index: MarkerIndex | None, *, timeout_s: float, clock: Callable[[], float]

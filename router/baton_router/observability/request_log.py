@@ -3,22 +3,6 @@
 In: the tenant, the answer once it is placed, or the error that came instead. Out: the placement
 header, and one log line per generation request. Of what a client wrote, the line holds only the
 `x-request-id` that it gave the request; all else are numbers and names of ours.
-
-The router's spans: one per call, and below it one per placement.
-
-In: the client's traceparent as a call comes, its trail when it has ended. Out: spans for the sink,
-and the traceparent that goes to the nodes. Numbers and names of ours, and the client's own
-`x-request-id`. Without a sink nothing is traced, and nodes are told of no trace.
-
-GET /requests/{id}: the explanations of calls that run, and of the last ones that ended.
-
-In: trails as calls begin and end. Out: JSON: counts, names, times and reasons of ours, and the
-client's own `x-request-id`; no text, no ids of tokens, no error's message, since that may repeat
-what a client wrote. Milliseconds; `at_ms` counts from when the call came.
-
-What has ended is kept encoded, so that its size is known: at most so many calls, and MAX_BYTES of
-them. A call without a tenant, as one with a wrong key, is not kept: nobody can push out what others
-may want to read.
 """
 
 from __future__ import annotations
@@ -46,6 +30,13 @@ OPERATIONS = {"chat": "chat", "completions": "text_completion"}
 
 
 class Tracing:
+    """The router's spans: one per call, and below it one per placement.
+
+    In: the client's traceparent as a call comes, its trail when it has ended. Out: spans for the
+    sink, and the traceparent that goes to the nodes. Numbers and names of ours, and the client's
+    own `x-request-id`. Without a sink nothing is traced, and nodes are told of no trace.
+    """
+
     def __init__(self, sink: Sink | None, clock: Callable[[], float]) -> None:
         self._sink = sink
         self._clock = clock
@@ -277,7 +268,18 @@ class Explanation(msgspec.Struct, kw_only=True):
 
 
 class ExplanationHistory:
-    """`most` calls that ended are kept, 0 none."""
+    """GET /requests/{id}: the explanations of calls that run, and of the last ones that ended.
+
+    In: trails as calls begin and end. Out: JSON: counts, names, times and reasons of ours, and the
+    client's own `x-request-id`; no text, no ids of tokens, no error's message, since that may
+    repeat what a client wrote. Milliseconds; `at_ms` counts from when the call came.
+
+    What has ended is kept encoded, so that its size is known: at most so many calls, and MAX_BYTES
+    of them. A call without a tenant, as one with a wrong key, is not kept: nobody can push out what
+    others may want to read.
+
+    `most` calls that ended are kept, 0 none.
+    """
 
     def __init__(self, most: int, clock: Callable[[], float], max_bytes: int = MAX_BYTES) -> None:
         self._most = most

@@ -5,22 +5,12 @@ client neither what it sent nor what it may send. Null counts as absent, as Open
 reader is told to allow is also what the served document says (`body_schema`), so each bound is
 given here and nowhere else.
 
-Every field that a request body may hold, with what this server does about it and why.
-
-In: nothing. Out: rows, from which three things follow: the names that a body may hold, at each
-level (any other is refused by name); which values of an unsupported field are refused
-(`endpoint`); and the table of docs/api.md, with the text of GET /openapi.json (`field_docs`,
-`body_schema`). A field's bounds are not here: they stand where the field is read (see
-`body_reader`).
-
-A row's name is its path: `stream_options.include_usage`, `messages[].content[].text`.
-
-Decodes JSON that may be large, in small steps and within a bound of memory.
-
-In: bytes of a body. Out: what msgspec makes of them. msgspec keeps the interpreter to itself until
-it is done, which takes up to 150 ms for a text of 16 MB: in a thread, it would still stop every
-stream meanwhile. So long strings are decoded in slices. And a body of 16 MB may hold 8 million
-values, of 72 bytes each: how many they are is counted before they are made.
+The table of fields (Field, Members) says which names a body may hold, what this server does about
+each and why. Three things follow from it: any other name is refused, with the closest one that
+exists; an unsupported field is refused where its value asks for something (`endpoint`); docs/api.md
+and GET /openapi.json list what is there (`field_docs`, `body_schema`). A field's bounds are not in
+the table: they stand where the field is read. A row's name is its path:
+`stream_options.include_usage`, `messages[].content[].text`.
 """
 
 from __future__ import annotations
@@ -429,7 +419,15 @@ def check_size(data: bytes | bytearray, most: int = MAX_VALUES) -> None:
 
 
 def decode(data: bytes | bytearray, size: int = SLICE) -> Any:
-    """As msgspec.json.decode, which it is for what has no string of more than `size` bytes."""
+    """Decodes JSON that may be large, in small steps and within a bound of memory.
+
+    In: bytes of a body. Out: what msgspec makes of them. msgspec keeps the interpreter to itself
+    until it is done, which takes up to 150 ms for a text of 16 MB: in a thread, it would still stop
+    every stream meanwhile. So long strings are decoded in slices. And a body of 16 MB may hold 8
+    million values, of 72 bytes each: how many they are is counted before they are made.
+
+    As msgspec.json.decode, which it is for what has no string of more than `size` bytes.
+    """
     if len(data) <= size:
         return msgspec.json.decode(data)
     long = [(start, end) for start, end in _strings(data) if end - start > size]

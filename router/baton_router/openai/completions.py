@@ -11,10 +11,7 @@ A token's `text_offset` follows from the ids alone, as the text does, whichever 
 in which deltas. Text behind a stop string is cut off: an answer in one piece has the tokens there
 at its end; a stream, which has sent them before, where they would have been.
 
-A completion's prompt as `echo` shows it.
-
-In: the prompt as the client gave it, and its ids. Out: its text, and where in it each of its
-tokens begins. A prompt of text is shown as it was written. A prompt of ids is the text of all of
+`echo` shows a prompt of text as it was written. A prompt of ids is shown as the text of all of
 them, special ones included: `skip_special_tokens` is about what is generated.
 """
 

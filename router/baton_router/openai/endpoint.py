@@ -5,16 +5,9 @@ Shape        turns deltas into the endpoint's JSON: events of a stream, or one a
 ChoiceOutput what a choice has come to when it is answered in one piece
 StreamUsage  what each event of a stream says of usage
 
-Fields that the router does not act on: those it refuses by name, and those it reads past.
-
 A field that would change the answer is refused unless its value asks for nothing. One that changes
 nothing (`user`, `metadata`, `store`, ...) is accepted, under OpenAI's rules for its value. Which
 these are, and why, stands in `body_reader`.
-
-From the body's sampling fields to SamplingParams.
-
-In: the fields as a client sent them, then what only the model can judge: its length and its own
-defaults. Out: complete parameters of one prompt, or an error that names field, value and range.
 """
 
 from __future__ import annotations
@@ -147,7 +140,13 @@ def limit_field(fields: Fields) -> str:
 
 
 def sampling_fields(fields: Fields, least_tokens: int = 1) -> dict[str, Any]:
-    """The sampling fields both endpoints share, as far as the client sent them."""
+    """From the body's sampling fields to SamplingParams.
+
+    In: the fields as a client sent them, then what only the model can judge: its length and its own
+    defaults. Out: complete parameters of one prompt, or an error that names field, value and range.
+
+    The sampling fields both endpoints share, as far as the client sent them.
+    """
     limits = {name: fields.integer(name, least_tokens) for name in MAX_TOKENS_NAMES}
     text = {"type": "string"}
     some = {"anyOf": [text, {"type": "array", "items": text, "minItems": 1}]}

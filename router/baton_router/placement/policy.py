@@ -4,12 +4,6 @@ A cost is predicted milliseconds (see NodeCosts). The lowest wins; costs within 
 a tie, and ties are broken at random, so that idle nodes share the work. Other policies rank nodes
 by something else (see `rank`) and obey the same rules of hand-off. Every placement says why. Where
 nobody may run it, what is Missing says so: its owner waits, or refuses.
-
-Predicted milliseconds of one request on each node, or on each pair: the arithmetic of placement.
-
-In: the request's facts and the figures of a group of nodes, an array for each figure. Out: arrays
-of costs until the request decodes, plus what it takes from the sequences that decode there already.
-Nothing is chosen here.
 """
 
 from __future__ import annotations
@@ -97,18 +91,24 @@ class NodeGroup:
 
 
 class NodeCosts:
-    """One request's costs on each node of a group. Speeds must be above 0 (see with_fallbacks).
+    """Predicted milliseconds of one request on each node, or on each pair: the arithmetic of
+    placement.
+
+    In: the request's facts and the figures of a group of nodes, an array for each figure. Out:
+    arrays of costs until the request decodes, plus what it takes from the sequences that decode
+    there already. Nothing is chosen here.
+
+    One request's costs on each node of a group. Speeds must be above 0 (see with_fallbacks).
 
     fetchable     chunks that the store holds and the node does not; holes between are computed
-    store_ms      fetching these takes so long, and computing them `store_compute_ms`
-    uncached      prompt tokens it has to compute: neither in its cache nor worth fetching
-    queue_ms      until it has computed what is before this request
-    compute_ms    of the uncached tokens
-    fetch_ms      of what it fetches: all that is fetchable, or nothing where computing is cheaper
-    prefill_ms    until it has the first token, doing all of the prompt
-    alone_ms      the same, and what the sequences that decode there lose by it
-    tail_ms       of the tokens that a decode node computes whoever prefills
-    join_ms       what it adds then: these, and what the sequences that decode there lose
+    store_ms      fetching these takes so long, and computing them `store_compute_ms` uncached
+    prompt tokens it has to compute: neither in its cache nor worth fetching queue_ms      until it
+    has computed what is before this request compute_ms    of the uncached tokens fetch_ms      of
+    what it fetches: all that is fetchable, or nothing where computing is cheaper prefill_ms
+    until it has the first token, doing all of the prompt alone_ms      the same, and what the
+    sequences that decode there lose by it tail_ms       of the tokens that a decode node computes
+    whoever prefills join_ms       what it adds then: these, and what the sequences that decode
+    there lose
     """
 
     def __init__(self, facts: RequestFacts, group: NodeGroup) -> None:

@@ -12,11 +12,6 @@ away for good, ends with the error `rolled_out`.
 
 A request that may be killing its nodes (see `state`) is on probation: of these only one has
 a place at a time, so that the guilty one takes none of the others with it.
-
-Finds a place for a request and books it; the bookings end here too.
-
-In: requests, the pool's view, the store's markers. Out: placements, or what is missing. Between
-reading the view, deciding and booking nothing is awaited.
 """
 
 from __future__ import annotations
@@ -75,6 +70,12 @@ Stored = Sequence[bool]
 
 
 class Placer:
+    """Finds a place for a request and books it; the bookings end here too.
+
+    In: requests, the pool's view, the store's markers. Out: placements, or what is missing. Between
+    reading the view, deciding and booking nothing is awaited.
+    """
+
     def __init__(
         self, view: PoolView, markers: Markers, policy: Policy, rng: random.Random
     ) -> None:

@@ -1,15 +1,6 @@
 """A request on its way through the pool: its record, and its output queue, ticket and task.
 
 In: a prepared request, its answer's queue. Out: the line that tells its client where it runs.
-
-What the nodes produced for one HTTP answer, until its handler writes it. One writer, one reader.
-
-In: deltas of the answer's requests, each with its slot (the prompt's index), their ends, or one
-error. Out: batches, as large as what arrived since the reader last looked. A reader that does not
-look, since its client does not read, is reported: what waits for it is bounded.
-
-A reader that has begun to write may leave a `pour` for what comes while it waits: waking a handler
-costs more than writing a token does.
 """
 
 from __future__ import annotations
@@ -34,9 +25,20 @@ Pour = Callable[[Batch], bool]
 
 
 class OutputQueue:
-    """`open` counts the requests that have not ended. With more than `most` tokens unread (None:
-    there is no bound) `overflow` is called, once. `pour` takes a batch, or says False, and then the
-    reader is woken for it; ends and errors are the reader's."""
+    """What the nodes produced for one HTTP answer, until its handler writes it. One writer, one
+    reader.
+
+    In: deltas of the answer's requests, each with its slot (the prompt's index), their ends, or one
+    error. Out: batches, as large as what arrived since the reader last looked. A reader that does
+    not look, since its client does not read, is reported: what waits for it is bounded.
+
+    A reader that has begun to write may leave a `pour` for what comes while it waits: waking a
+    handler costs more than writing a token does.
+
+    `open` counts the requests that have not ended. With more than `most` tokens unread (None: there
+    is no bound) `overflow` is called, once. `pour` takes a batch, or says False, and then the
+    reader is woken for it; ends and errors are the reader's.
+    """
 
     def __init__(
         self,

@@ -24,12 +24,6 @@ it keeps the first attempt and the last ones.
 
 A node that drains and is leaving is no loss. What decodes there is moved by placed(), and goes on
 where it is until then; a node that ends hands back what it still has, and that is no refusal.
-
-One attempt of a request: a placement, and what came of it.
-
-In: the placement, and what its record says as it happens. Out: what was predicted beside what was
-measured. A request's record keeps its attempts; explanations, traces, headers, logs and metrics
-are read from them. Counts, names and times of ours only; times are the router's clock.
 """
 
 from __future__ import annotations
@@ -96,11 +90,18 @@ class Wait:
 
 @dataclass(slots=True)
 class Attempt:
-    """`epoch` is the decode node's. `handed_at`: the decode node was sent the first tokens.
+    """One attempt of a request: a placement, and what came of it.
+
+    In: the placement, and what its record says as it happens. Out: what was predicted beside what
+    was measured. A request's record keeps its attempts; explanations, traces, headers, logs and
+    metrics are read from them. Counts, names and times of ours only; times are the router's clock.
+
+    `epoch` is the decode node's. `handed_at`: the decode node was sent the first tokens.
     `first_at`: a token came for the client; `decoding_at`: one of the node that decodes, which is
     what `placement` predicts. `prefill_given_up_at`: the decode node was told to compute the prompt
     itself. `measured` are the nodes' own figures, of whom had to have the prompt first. `ended` is
-    also set while another pair is looked for, and None again where the decode node goes on."""
+    also set while another pair is looked for, and None again where the decode node goes on.
+    """
 
     number: int
     placement: Placement
