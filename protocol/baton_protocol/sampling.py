@@ -25,6 +25,13 @@ PENALTY_RANGE = 2.0
 REPETITION_RANGE = (0.01, 10.0)
 
 
+class StructuredOutput(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What an answer's text must match: the text of a grammar, see `baton_text.grammar`. Where each
+    choice is in it follows from its tokens."""
+
+    grammar: str
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Sampling of one request.
 
@@ -38,6 +45,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     What changes logits is a function of the tokens: `repetition_penalty` looks at prompt and
     outputs, frequency and presence at the choice's outputs. `logit_bias` holds (id, bias) pairs;
     `allowed_token_ids` None allows all; `bad_words` are id sequences that must not be generated.
+    With `structured` each choice matches a grammar, and ends where nothing more can match.
     """
 
     n: int = 1
@@ -62,6 +70,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[tuple[int, ...], ...] = ()
+    structured: StructuredOutput | None = None
 
     @property
     def penalized(self) -> bool:

@@ -116,6 +116,10 @@ class Tokenizer:
         ids += after
         return ids, True
 
+    def to_json(self) -> str:
+        """tokenizer.json with all the tokens that this tokenizer knows."""
+        return str(self._backend.to_str())
+
     def spans(self, text: str) -> list[tuple[int, int]]:
         """Which characters of `text` each of its ids came from: the first, and the one behind the
         last. Special tokens are not added."""

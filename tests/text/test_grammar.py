@@ -1,0 +1,159 @@
+"""Grammars: what compiles, what matches, what may follow."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from baton_text.artifacts import BYTE_EOS_ID, BYTE_VOCAB_SIZE, byte_artifacts
+from baton_text.grammar import (
+    COMPILED_KEPT,
+    MAX_GRAMMAR_BYTES,
+    GrammarError,
+    Grammars,
+    Kind,
+    Matcher,
+    grammar_of,
+)
+from baton_text.tokenizer import Tokenizer
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+TAG = {
+    "structures": [{"begin": "<call=f>", "schema": PERSON, "end": "</call>"}],
+    "triggers": ["<call"],
+}
+NESTED: dict[str, Any] = {}
+for _ in range(100):
+    NESTED = {"properties": {"a": NESTED}}
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Grammars:
+    return Grammars(Tokenizer.from_artifacts(byte_artifacts()), BYTE_VOCAB_SIZE)
+
+
+def allowed(matcher: Matcher) -> set[int]:
+    mask = matcher.mask()
+    return {id for id in range(8 * len(mask)) if mask[id // 8] >> id % 8 & 1}
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "matching", "other"),
+    [
+        ("json", PERSON, '{"name": "Ann", "age": 3}', '{"name": "Ann"}'),
+        ("json", json.dumps(PERSON), '{"name":"","age":-1}', '{"age":3,"name":"Ann"}'),
+        ("json", True, '[1, {"a": null}]', "[1,"),
+        ("json_object", None, '{"a": [1, 2]}', "[1]"),
+        ("regex", r"\d{3}-[a-z]+", "123-ab", "12-ab"),
+        ("choice", ["yes", "no", 'say "maybe"\n'], 'say "maybe"\n', "ye"),
+        ("grammar", 'start: ("a" | "b")+', "abba", "abc"),
+        ("grammar", 'root ::= "x" [0-9]+', "x12", "x"),
+        ("structural_tag", TAG, 'so <call=f>{"name":"A","age":1}</call> done', "<call=f>{}</call>"),
+        ("structural_tag", TAG, "no call at all", "<call=g>"),
+    ],
+)
+def test_a_text_matches_or_not(
+    grammars: Grammars, kind: Kind, value: Any, matching: str, other: str
+) -> None:
+    grammar = grammar_of(kind, value)
+    matcher = grammars.matcher(grammar)
+    assert matcher.accept(matching.encode())
+    assert matcher.complete
+    matcher = grammars.matcher(grammar)
+    assert not (matcher.accept(other.encode()) and matcher.complete)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "message"),
+    [
+        ("json", {"type": "objekt"}, "objekt"),
+        ("json", {"not": {}}, "not"),
+        ("json", {"$ref": "#/missing"}, "/missing"),
+        ("json", {"type": "string", "pattern": "(?=a)b"}, "look-around"),
+        ("json", [1], r"not \[1\]"),
+        ("json", False, "no answer matches"),
+        ("json", "{", "no JSON"),
+        ("json", NESTED, "deeper than 64"),
+        ("regex", "(a", "unclosed group"),
+        ("regex", "", "not empty"),
+        ("regex", "a" * (MAX_GRAMMAR_BYTES + 1), str(MAX_GRAMMAR_BYTES)),
+        ("choice", [], "one string at least"),
+        ("choice", ["a", ""], "not empty"),
+        ("choice", ["a"] * 2000, "at most 1024"),
+        ("grammar", "start: missing", "missing"),
+        ("grammar", "root ::= (", "EBNF"),
+        ("structural_tag", {"structures": []}, "one structure"),
+        ("structural_tag", {**TAG, "triggers": ["<other"]}, "none of the triggers"),
+    ],
+)
+def test_what_cannot_be_compiled_says_why(
+    grammars: Grammars, kind: Kind, value: Any, message: str
+) -> None:
+    with pytest.raises(GrammarError, match=message):
+        grammars.check(grammar_of(kind, value))
+
+
+def test_only_what_matches_may_follow_and_the_end_where_the_text_is_complete(
+    grammars: Grammars,
+) -> None:
+    matcher = grammars.matcher(grammar_of("regex", "ab?"))
+    assert allowed(matcher) == {ord("a")}
+    assert matcher.accept(b"a")
+    assert allowed(matcher) == {ord("b"), BYTE_EOS_ID}
+    assert not matcher.stopped
+    assert matcher.accept(b"b")
+    assert matcher.stopped
+    assert allowed(matcher) == {BYTE_EOS_ID}
+
+
+def test_whitespace_between_json_tokens_is_bounded(grammars: Grammars) -> None:
+    matcher = grammars.matcher(grammar_of("json", PERSON))
+    assert matcher.accept(b"{ \n")
+    assert allowed(matcher) == {ord('"')}
+
+
+def test_a_matcher_is_a_function_of_the_tokens(grammars: Grammars) -> None:
+    """However the tokens come: one by one, at once, or into a copy."""
+    text = b'{"name": "Ann", "age'
+    steps = grammars.matcher(grammar_of("json", PERSON))
+    for place in range(len(text)):
+        assert steps.accept(text[place : place + 1])
+    again = grammars.matcher(grammar_of("json", PERSON))
+    copy = again.copy()
+    assert again.accept(text)
+    assert copy.accept(text)
+    assert steps.mask() == again.mask() == copy.mask()
+
+
+def test_a_token_that_does_not_match_stops_the_matcher(grammars: Grammars) -> None:
+    matcher = grammars.matcher(grammar_of("choice", ["yes", "no"]))
+    assert matcher.accepted(b"yx") == 1
+    assert not matcher.accept(b"yx")
+    assert matcher.error
+    assert matcher.stopped
+
+
+def test_the_grammars_used_last_are_kept() -> None:
+    grammars = Grammars(Tokenizer.from_artifacts(byte_artifacts()), BYTE_VOCAB_SIZE)
+    texts = [grammar_of("regex", f"a{{{count}}}") for count in range(1, COMPILED_KEPT + 2)]
+    for text in texts:
+        grammars.check(text)
+    assert grammars.known(texts[0]) is None
+    assert grammars.known(texts[-1]) is not None
+    assert (grammars.compiled, grammars.hits) == (COMPILED_KEPT + 1, 1)
+    grammars.check(texts[-1])
+    assert grammars.compiled == COMPILED_KEPT + 1
+
+
+def test_a_vocabulary_may_be_larger_than_the_tokenizers() -> None:
+    grammars = Grammars(Tokenizer.from_artifacts(byte_artifacts()), 1000)
+    matcher = grammars.matcher(grammar_of("regex", "(.|\n)*"))
+    assert len(matcher.mask()) == 4 * 32
+    assert max(allowed(matcher)) == BYTE_EOS_ID

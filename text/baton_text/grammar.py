@@ -1,0 +1,287 @@
+"""Grammars: which tokens an answer may have next, so that it matches a JSON schema or a regex.
+
+    grammar_of   what a client asked for (see `Kind`) as the text of a grammar; the wire form
+    Grammars     compiles grammar texts for one tokenizer, and keeps the latest ones
+    Matcher      one answer's place in a grammar: a function of the answer's tokens alone
+
+llguidance does the parsing. A Matcher is never sent or stored: whoever takes over an answer makes
+one from the grammar's text and replays the tokens (0.1 ms per 200 tokens).
+
+    GrammarError   a grammar cannot be compiled, or exceeds a limit; the message says where
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from threading import Lock
+from typing import Any, Literal
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, StructTag
+from llguidance.gbnf_to_lark import any_to_lark
+
+from baton_text.tokenizer import Tokenizer
+
+Kind = Literal["json", "json_object", "regex", "choice", "grammar", "structural_tag"]
+
+MAX_GRAMMAR_BYTES = 256 << 10  # of a schema, regex or grammar as a client writes it
+MAX_JSON_DEPTH = 64  # of objects and arrays in a schema
+MAX_CHOICES = 1024
+MAX_COMPILE_S = 2.0
+COMPILED_KEPT = 64  # grammars per tokenizer
+# Between JSON tokens. Unbounded whitespace lets a model that has nothing to say run to max_tokens.
+WHITESPACE = r"[ \n\t]{0,2}"
+# About 20 ms of work for a grammar, and 10 ms for a token: see llguidance's LLParserLimits. The
+# same everywhere: what one node takes, each takes.
+LIMITS = LLParserLimits(
+    initial_lexer_fuel=1_000_000,
+    step_lexer_fuel=200_000,
+    step_max_items=50_000,
+    max_lexer_states=50_000,
+    max_grammar_size=100_000,
+    verbose_errors=False,
+)
+
+
+class GrammarError(ValueError):
+    """A grammar that cannot be compiled; the message names the place or the limit."""
+
+
+def grammar_of(kind: Kind, value: Any) -> str:
+    """The text of a grammar. `value` is, by kind:
+
+    json            a JSON schema: an object, a boolean, or the text of either
+    json_object     ignored; any JSON object
+    regex           a regular expression that the whole answer matches
+    choice          a list of strings, one of which is the answer
+    grammar         a grammar in Lark, or in EBNF (GBNF) where it holds "::="
+    structural_tag  {"structures": [{"begin", "schema", "end"}], "triggers": [...]}: free text in
+                    which each trigger begins one of the structures
+
+    Raise GrammarError for a value of another form. Whether the grammar compiles says
+    `Grammars.check`.
+    """
+    match kind:
+        case "json":
+            return _json(_schema(value))
+        case "json_object":
+            return _json({"type": "object"})
+        case "regex":
+            return str(LLMatcher.grammar_from_regex(_text(value, "a regular expression")))
+        case "choice":
+            return _choice(value)
+        case "grammar":
+            return _lark(_text(value, "a grammar"))
+        case "structural_tag":
+            return _structural_tag(value)
+
+
+def _json(schema: dict[str, Any] | bool) -> str:
+    value: dict[str, Any] = schema if isinstance(schema, dict) else {"anyOf": [{}]}
+    if schema is False:
+        raise GrammarError("the schema is false, which no answer matches")
+    options = {"whitespace_flexible": True, "whitespace_pattern": WHITESPACE}
+    return str(LLMatcher.grammar_from_json_schema(value, overrides=options))  # type: ignore[arg-type]
+
+
+def _schema(value: object) -> dict[str, Any] | bool:
+    if isinstance(value, str):
+        _check_size(value)
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise GrammarError(f"the schema is no JSON: {error}") from None
+    if not isinstance(value, dict | bool):
+        raise GrammarError(f"a schema is an object, not {_shown(value)}")
+    _check_depth(value)
+    return value
+
+
+def _check_depth(value: object) -> None:
+    """Raise GrammarError where objects and arrays are nested too deep, without recursion."""
+    level, depth = [value], 0
+    while level:
+        if depth > MAX_JSON_DEPTH:
+            raise GrammarError(f"the schema nests deeper than {MAX_JSON_DEPTH} levels")
+        inner: list[object] = []
+        for each in level:
+            if isinstance(each, dict):
+                inner += each.values()
+            elif isinstance(each, list):
+                inner += each
+        level, depth = inner, depth + 1
+
+
+def _choice(value: object) -> str:
+    if not isinstance(value, Sequence) or isinstance(value, str) or not value:
+        raise GrammarError(f"a choice is a list of one string at least, not {_shown(value)}")
+    if len(value) > MAX_CHOICES:
+        raise GrammarError(f"a choice of {len(value)} strings; at most {MAX_CHOICES}")
+    for each in value:
+        if not isinstance(each, str) or not each:
+            raise GrammarError(f"a choice is between strings that are not empty, not {each!r}")
+    alternatives = " | ".join(json.dumps(each, ensure_ascii=False) for each in value)
+    return str(LLMatcher.grammar_from_lark(f"start: {alternatives}"))
+
+
+def _lark(text: str) -> str:
+    if "::=" in text:
+        try:
+            text = any_to_lark(text)
+        except Exception as error:  # the converter raises what its parser happens to raise
+            raise GrammarError(f"the EBNF grammar cannot be read: {error}") from None
+    return str(LLMatcher.grammar_from_lark(text))
+
+
+def _structural_tag(value: object) -> str:
+    if isinstance(value, str):
+        _check_size(value)
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise GrammarError(f"the structural tag is no JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise GrammarError(f"a structural tag is an object, not {_shown(value)}")
+    structures, triggers = value.get("structures"), value.get("triggers")
+    if not isinstance(structures, list) or not structures:
+        raise GrammarError("structural_tag.structures must be a list with one structure at least")
+    if not isinstance(triggers, list) or not all(isinstance(t, str) and t for t in triggers):
+        raise GrammarError("structural_tag.triggers must be a list of strings that are not empty")
+    tags = [_tag(each, triggers) for each in structures]
+    return str(LLMatcher.grammar_from_lark(StructTag.to_grammar(tags, assume_special=False)))
+
+
+def _tag(structure: object, triggers: Sequence[str]) -> StructTag:
+    if not isinstance(structure, dict) or not isinstance(structure.get("begin"), str):
+        raise GrammarError(f"a structure needs the text `begin`, {_shown(structure)} has none")
+    begin, end = structure["begin"], structure.get("end", "")
+    if not isinstance(end, str):
+        raise GrammarError(f"a structure's `end` is a text, not {_shown(end)}")
+    trigger = next((each for each in triggers if begin.startswith(each)), None)
+    if trigger is None:
+        raise GrammarError(f"the structure {begin!r} begins with none of the triggers {triggers}")
+    schema = _schema(structure.get("schema", {}))
+    body = schema if isinstance(schema, dict) else {}
+    options = {"whitespace_flexible": True, "whitespace_pattern": WHITESPACE}
+    return StructTag(trigger=trigger, begin=begin, grammar={**body, "x-guidance": options}, end=end)
+
+
+def _text(value: object, what: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise GrammarError(f"{what} is a text that is not empty, not {_shown(value)}")
+    _check_size(value)
+    return value
+
+
+def _check_size(text: str) -> None:
+    size = len(text.encode())
+    if size > MAX_GRAMMAR_BYTES:
+        raise GrammarError(f"{size} bytes of grammar; at most {MAX_GRAMMAR_BYTES}")
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+class Matcher:
+    """Where one answer is in its grammar. `accept` takes its tokens in order, `mask` says what may
+    follow. Not thread-safe; `copy` is cheap."""
+
+    __slots__ = ("_matcher",)
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self._matcher = matcher
+
+    def copy(self) -> Matcher:
+        return Matcher(self._matcher.deep_copy())
+
+    def accept(self, ids: Sequence[int]) -> bool:
+        """Whether all `ids` match. After False the matcher is of no more use: it is `stopped`."""
+        return bool(self._matcher.consume_tokens(list(ids)))
+
+    def accepted(self, ids: Sequence[int]) -> int:
+        """How many leading `ids` would match; nothing changes."""
+        return int(self._matcher.validate_tokens(list(ids)))
+
+    @property
+    def stopped(self) -> bool:
+        """Nothing but EOS may follow."""
+        return bool(self._matcher.is_stopped())
+
+    @property
+    def complete(self) -> bool:
+        """The answer may end here."""
+        return bool(self._matcher.is_accepting())
+
+    @property
+    def error(self) -> str:
+        """Why the matcher can go no further although the answer is not complete; "" if it can."""
+        return str(self._matcher.get_error()) if self._matcher.is_error() else ""
+
+    def mask(self) -> bytes:
+        """One bit per id, least significant first: 1 if it may follow. As many whole 32-bit words
+        as the vocabulary needs; EOS is allowed where the answer may end."""
+        return bytes(self._matcher.compute_bitmask())
+
+
+class Grammars:
+    """Compiled grammars of one tokenizer, the `COMPILED_KEPT` used last. Thread-safe.
+
+    `vocab_size` is the number of logits, which may be more than the tokenizer has ids. Counters:
+    `compiled`, `hits`, and `compile_s`, the seconds that compiling took in all."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int | None = None) -> None:
+        eos_ids = list(tokenizer.eos_ids)
+        self._tokenizer = LLTokenizer(
+            tokenizer.to_json(), n_vocab=vocab_size, eos_token=eos_ids or None
+        )
+        self._lock = Lock()
+        self._kept: OrderedDict[str, Matcher] = OrderedDict()
+        self.compiled = 0
+        self.hits = 0
+        self.compile_s = 0.0
+
+    def known(self, grammar: str) -> Matcher | None:
+        """A fresh Matcher if the grammar is compiled already; never blocks."""
+        with self._lock:
+            found = self._kept.get(grammar)
+            if found is None:
+                return None
+            self._kept.move_to_end(grammar)
+            self.hits += 1
+            return found.copy()
+
+    def matcher(self, grammar: str) -> Matcher:
+        """A fresh Matcher at the beginning of `grammar`; compiles it if need be, without Python's
+        lock. Raise GrammarError."""
+        found = self.known(grammar)
+        if found is not None:
+            return found
+        begun = time.perf_counter()
+        made = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
+        made.compute_bitmask()  # a lexer is built when it is first asked
+        if made.is_error():
+            raise GrammarError(_first_line(made.get_error()))
+        with self._lock:
+            self._kept[grammar] = Matcher(made.deep_copy())
+            self.compiled += 1
+            self.compile_s += time.perf_counter() - begun
+            while len(self._kept) > COMPILED_KEPT:
+                self._kept.popitem(last=False)
+        return Matcher(made)
+
+    def check(self, grammar: str) -> None:
+        """Raise GrammarError unless `grammar` compiles within MAX_COMPILE_S. Blocks meanwhile."""
+        begun = time.perf_counter()
+        self.matcher(grammar)
+        taken = time.perf_counter() - begun
+        if taken > MAX_COMPILE_S:
+            raise GrammarError(f"it takes {taken:.1f} s to compile; at most {MAX_COMPILE_S:g} s")
+
+
+def _first_line(error: str) -> str:
+    """llguidance's message without the dump of its state."""
+    return error.split("\n<state>")[0].strip()
