@@ -27,14 +27,14 @@ from typing import TYPE_CHECKING, Any
 from baton_protocol.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from baton_engine.llm import LLM
+    from baton_engine.llm import LLM, GuidedDecodingParams, StructuredOutputsParams
 
-__all__ = ["LLM", "SamplingParams"]
+__all__ = ["LLM", "GuidedDecodingParams", "SamplingParams", "StructuredOutputsParams"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "LLM":
-        from baton_engine.llm import LLM
+    if name in ("LLM", "GuidedDecodingParams", "StructuredOutputsParams"):
+        from baton_engine import llm
 
-        return LLM
+        return getattr(llm, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

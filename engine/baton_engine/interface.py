@@ -73,11 +73,32 @@ class ListedIds:
         )
 
 
+class Matcher(Protocol):
+    """One choice's place in a grammar, see `baton_text.grammar`; a function of its tokens."""
+
+    def copy(self) -> Matcher: ...
+
+    def accept(self, ids: Sequence[int]) -> bool:
+        """The choice has these tokens more. After False the matcher has `stopped`."""
+
+    @property
+    def stopped(self) -> bool:
+        """Nothing but EOS may follow, or nothing at all (`error`)."""
+
+    @property
+    def error(self) -> str:
+        """Why it cannot go on although the text is not complete; "" if it can."""
+
+    def mask(self) -> bytes:
+        """One bit per id, least significant first: 1 if it may follow."""
+
+
 class Sample(msgspec.Struct, frozen=True, gc=False):
     """Ask for one token at the row's last position. `position` is the new token's index
     in prompt + output, the noise's key with (seed, choice). `banned` ids get no probability (EOS
     and stop ids before min_tokens, ends of bad words). `seen` is set where the parameters hold a
-    penalty; without `listed` the runner reads the parameters."""
+    penalty; without `listed` the runner reads the parameters. With a `matcher` only ids of its
+    mask are sampled; the runner asks for the mask when it samples, while the device computes."""
 
     choice: int
     position: int
@@ -85,6 +106,7 @@ class Sample(msgspec.Struct, frozen=True, gc=False):
     banned: tuple[int, ...] = ()
     seen: PenaltyCounts | None = None
     listed: ListedIds | None = None
+    matcher: Matcher | None = None
 
 
 class PromptAsk(msgspec.Struct, frozen=True, gc=False):
@@ -190,8 +212,9 @@ class Reservation:
 
 
 class TokenOut(msgspec.Struct, frozen=True, gc=False):
-    """One new token of one choice. `finish` "stop" covers EOS and stop ids (`stop_id` says which);
-    stop strings are found by the node's server."""
+    """One new token of one choice. `finish` "stop" covers EOS and stop ids (`stop_id` says which),
+    and the end of a grammar (then `stop_id` is None); stop strings are found by the node's server.
+    """
 
     request: RequestId
     choice: int
@@ -306,12 +329,15 @@ class Engine(Protocol):
         track: bool = False,
         report_filled: bool = False,
         finished: Sequence[int] = (),
+        matcher: Matcher | None = None,
     ) -> None:
         """Queue a request. `landed` are ascending runs [start, end) of the reservation's full
         blocks that hold verified KV now, beside the `cached` leading ones; the engine computes the
         holes and goes over each run when it comes to it. `prefill_only` ends every choice after its
         first new token. `track` asks for Progress, `report_filled` for Filled. Choices in
-        `finished` are not run. One that asks for prompt_logprobs computes all, whatever has landed.
+        `finished` are not run. `matcher` is at the beginning of the grammar that the parameters
+        name: each choice has a copy, which takes the choice's outputs first; a choice ends where
+        only EOS could follow. One that asks for prompt_logprobs computes all, whatever has landed.
         Raise PromptTooLong where it can never fit."""
 
     def full_chunks(self, request: RequestId) -> tuple[Filled, ...]:

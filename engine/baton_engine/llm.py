@@ -19,15 +19,16 @@ import msgspec
 from baton_engine.build import build_torch
 from baton_engine.config.engine_config import TorchSettings
 from baton_engine.errors import ModelError
-from baton_engine.interface import Engine, TokenOut
+from baton_engine.interface import Engine, Matcher, TokenOut
 from baton_protocol.errors import InvalidRequest
 from baton_protocol.ids import RequestId
 from baton_protocol.request import PositionLogprobs, Request
-from baton_protocol.sampling import SamplingParams
+from baton_protocol.sampling import SamplingParams, StructuredOutput
 
 if TYPE_CHECKING:
     from baton_text.chat import ChatTemplate
     from baton_text.detokenizer import Detokenizer
+    from baton_text.grammar import Grammars
     from baton_text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
@@ -66,6 +67,42 @@ class RequestOutput:
     prompt_logprobs: list[PositionLogprobs | None] | None = None
 
 
+def StructuredOutputsParams(  # as vLLM's users write it
+    *,
+    json: str | Mapping[str, Any] | None = None,
+    regex: str | None = None,
+    choice: Sequence[str] | None = None,
+    grammar: str | None = None,
+    json_object: bool = False,
+    structural_tag: str | Mapping[str, Any] | None = None,
+) -> StructuredOutput:
+    """What an answer must match, for SamplingParams.structured; exactly one of them. Raise
+    InvalidRequest where that cannot be compiled."""
+    from baton_text.grammar import GrammarError, grammar_of
+
+    values: dict[Any, Any] = {
+        "json": json,
+        "regex": regex,
+        "choice": choice,
+        "grammar": grammar,
+        "json_object": json_object or None,
+        "structural_tag": structural_tag,
+    }
+    given = {name: value for name, value in values.items() if value is not None}
+    if len(given) != 1:
+        raise InvalidRequest(
+            f"structured output takes one of {', '.join(values)}; {len(given)} are given"
+        )
+    [(kind, value)] = given.items()
+    try:
+        return StructuredOutput(grammar_of(kind, value))
+    except GrammarError as error:
+        raise InvalidRequest(str(error), param=kind) from None
+
+
+GuidedDecodingParams = StructuredOutputsParams  # its older name in vLLM
+
+
 class LLM:
     """A model in this process. Not thread-safe."""
 
@@ -81,6 +118,7 @@ class LLM:
         settings = TorchSettings(model=Path(model), **options)
         self.engine: Engine = build_torch(settings)
         self._text = _read_text(settings.model, chat_template)
+        self._grammars: Grammars | None = None
         self._count = 0
 
     def generate(
@@ -169,15 +207,29 @@ class LLM:
 
     def _run(self, runs: Sequence[_Run]) -> list[RequestOutput]:
         by_id = {run.request.id: run for run in runs}
+        matchers = [self._matcher(run.request.params) for run in runs]
         try:
-            for run in runs:
-                self.engine.submit(run.request)
+            for run, matcher in zip(runs, matchers, strict=True):
+                self.engine.submit(run.request, matcher=matcher)
             while self.engine.has_work():
                 self._step(by_id)
         finally:  # after an error nothing must go on running in the background
             for run in runs:
                 self.engine.abort(run.request.id)
         return [run.output(self._named) for run in runs]
+
+    def _matcher(self, params: SamplingParams) -> Matcher | None:
+        if params.structured is None:
+            return None
+        from baton_text.grammar import GrammarError, Grammars
+
+        if self._grammars is None:
+            tokenizer = self._need_text("a grammar").tokenizer
+            self._grammars = Grammars(tokenizer, self.engine.info.vocab_size)
+        try:
+            return self._grammars.matcher(params.structured.grammar)
+        except GrammarError as error:
+            raise InvalidRequest(str(error), param="structured") from None
 
     def _step(self, by_id: Mapping[RequestId, _Run]) -> None:
         result = self.engine.step()

@@ -135,6 +135,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             raise InvalidRequest(
                 "allowed_token_ids is empty; nothing could be generated", param="allowed_token_ids"
             )
+        if self.allowed_token_ids is not None and self.structured is not None:
+            raise InvalidRequest(
+                "allowed_token_ids and a grammar are both given, which may leave nothing to "
+                "generate; leave out one of both",
+                param="allowed_token_ids",
+            )
         _at_most("logit_bias", len(self.logit_bias), MAX_BIASED, "ids")
         _at_most("allowed_token_ids", len(self.allowed_token_ids or ()), MAX_BIASED, "ids")
         _at_most("bad_words", len(self.bad_words), MAX_BAD_WORDS, "words")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -12,7 +13,7 @@ import msgspec
 import pytest
 import torch
 
-from baton_engine import LLM, SamplingParams
+from baton_engine import LLM, GuidedDecodingParams, SamplingParams, StructuredOutputsParams
 from baton_engine.errors import ModelError
 from baton_protocol.errors import InvalidRequest, PromptTooLong
 from baton_protocol.request import Request
@@ -324,3 +325,43 @@ def test_a_folder_without_a_tokenizer_serves_ids_only(
         bare.generate("text", GREEDY)
     with pytest.raises(ModelError, match=r"tokenizer\.json"):
         bare.generate(prompt_of(9, seed=1), SamplingParams(stop=("x",)))
+
+
+DATE = r"\d{4}-\d\d-\d\d"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_an_answer_matches_what_was_asked_for(llm: LLM, temperature: float) -> None:
+    asked = [
+        StructuredOutputsParams(json={"enum": [["a", 1], ["b", 2]]}),
+        StructuredOutputsParams(regex=DATE),
+        StructuredOutputsParams(choice=["yes", "no"]),
+        StructuredOutputsParams(grammar='root ::= "x" "y"* "z"'),
+        GuidedDecodingParams(regex="[ab]{4}"),
+    ]
+    patterns = [r'\[\s*"(a"\s*,\s*1|b"\s*,\s*2)\s*\]', DATE, "yes|no", "xy*z", "[ab]{4}"]
+    params = [
+        SamplingParams(temperature=temperature, seed=5, max_tokens=40, structured=each)
+        for each in asked
+    ]
+    for output, pattern in zip(llm.generate(["the"] * len(asked), params), patterns, strict=True):
+        [choice] = output.outputs
+        if choice.finish_reason == "stop":
+            assert re.fullmatch(pattern, choice.text), choice.text
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({}, "0 are given"),
+        ({"regex": "a", "choice": ["b"]}, "2 are given"),
+        ({"json": {"type": "objekt"}}, "objekt"),
+        ({"regex": "("}, "unclosed group"),
+        ({"choice": []}, "one string at least"),
+    ],
+)
+def test_what_no_answer_can_match_is_refused(
+    llm: LLM, params: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        llm.generate("the", SamplingParams(structured=StructuredOutputsParams(**params)))

@@ -15,7 +15,7 @@ from baton_engine.interface import EngineInfo, Progress, Row, RowResult, Sampled
 from baton_engine.kv.block_pool import BlockPool
 from baton_engine.scheduling.scheduler import Piece, Scheduler
 from baton_engine.scheduling.sequence import RequestState, Sequence, blocks_for
-from baton_engine.scheduling.stop_conditions import Outcome, finish_of
+from baton_engine.scheduling.stop_conditions import Outcome, finish_of, grammar_finish
 
 
 class ResultReader:
@@ -123,6 +123,9 @@ class ResultReader:
             num_outputs=count,
             room=self._limits.max_tokens - sequence.known,
         )
+        stop_id = token.id if finish == "stop" else None
+        if finish is None and sequence.matcher is not None:
+            finish = grammar_finish(sequence.matcher)
         outcome.tokens.append(
             TokenOut(
                 state.request.id,
@@ -131,7 +134,7 @@ class ResultReader:
                 id=token.id,
                 logprobs=token.logprobs,
                 finish=finish,
-                stop_id=token.id if finish == "stop" else None,
+                stop_id=stop_id,
             )
         )
         if starts:

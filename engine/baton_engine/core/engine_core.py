@@ -31,6 +31,7 @@ from baton_engine.interface import (
     EngineInfo,
     Filled,
     KVMemory,
+    Matcher,
     Reservation,
     Runner,
     StepResult,
@@ -122,9 +123,12 @@ class EngineCore:
         track: bool = False,
         report_filled: bool = False,
         finished: Sequence[int] = (),
+        matcher: Matcher | None = None,
     ) -> None:
         """See api.Engine. Where this raises, the reservation is still the caller's."""
         self._limits.check(request)
+        if (matcher is None) != (request.params.structured is None):
+            raise ValueError(f"request {request.id}: a grammar and its matcher come together")
         if request.id in self._states:
             raise ValueError(f"request {request.id} is running already")
         if reservation is not None:
@@ -139,7 +143,10 @@ class EngineCore:
             arrival=self._arrivals,
             given_hashes=reservation.hashes if reservation else self.block_hashes(request),
             submission=Submission(
-                prefill_only=prefill_only, track=track, report_filled=report_filled
+                prefill_only=prefill_only,
+                track=track,
+                report_filled=report_filled,
+                matcher=matcher,
             ),
             eos_ids=self.info.eos_ids,
             max_tokens=self._limits.max_tokens,
@@ -152,7 +159,7 @@ class EngineCore:
         for choice in range(request.params.n):
             if choice in finished:
                 continue
-            complete = self._limits.complete(request, choice)
+            complete = self._limits.complete(request, choice, matcher)
             if complete is None:
                 state.pending.append(choice)
             else:

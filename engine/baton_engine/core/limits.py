@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from baton_engine.interface import Complete, EngineInfo
-from baton_engine.scheduling.stop_conditions import finish_of
+from baton_engine.interface import Complete, EngineInfo, Matcher
+from baton_engine.scheduling.stop_conditions import finish_of, grammar_finish
 from baton_protocol.errors import InvalidRequest, PromptTooLong
 from baton_protocol.request import Request
 
@@ -64,7 +64,9 @@ class Limits:
                     param=field,
                 )
 
-    def complete(self, request: Request, choice: int) -> Complete | None:
+    def complete(
+        self, request: Request, choice: int, matcher: Matcher | None = None
+    ) -> Complete | None:
         """How a choice that came with all its tokens ended; None where tokens are to come."""
         outputs = request.outputs[choice] if request.outputs else ()
         if not outputs:
@@ -72,6 +74,11 @@ class Limits:
         last, count = outputs[-1], len(outputs)
         room = self.max_tokens - len(request.prompt_ids) - count
         finish = finish_of(request.params, self.eos_ids, last, num_outputs=count, room=room)
-        if finish is None:
+        if finish is not None:
+            return Complete(request.id, choice, finish, last if finish == "stop" else None)
+        if matcher is None:
             return None
-        return Complete(request.id, choice, finish, last if finish == "stop" else None)
+        matcher = matcher.copy()
+        matcher.accept(outputs)
+        finish = grammar_finish(matcher)
+        return None if finish is None else Complete(request.id, choice, finish)

@@ -49,7 +49,7 @@ def plain_rows(rows: Sequence[Row]) -> PlainRows | None:
     except ValueError:  # some row has not one of each
         return None
     asking = [row for row in rows if row.prompt]
-    bound = [each for each in samples if each.banned or each.seen]
+    bound = [each for each in samples if each.banned or each.seen or each.matcher is not None]
     if asking or bound:
         return None
     return PlainRows(

@@ -3,6 +3,7 @@
 In: raw logits and samples (parameters, banned ids, what penalties look at). Out: changed logits, in
 this order:
 
+    grammar        what cannot follow in the text is -inf
     allowed ids    all others are -inf
     banned ids     -inf
     logit_bias     logit + bias
@@ -38,6 +39,7 @@ def changed_logits(logits_SV: torch.Tensor, samples: Sequence[Sample]) -> torch.
         return logits_SV
     logits_SV = logits_SV.clone()
     listed = [each.listed or ListedIds.of(each.params) for each in samples]
+    _keep_matching(logits_SV, samples)
     _keep_allowed(logits_SV, listed)
     _ban(logits_SV, samples)
     _add_biases(logits_SV, listed)
@@ -50,8 +52,28 @@ def changed_logits(logits_SV: torch.Tensor, samples: Sequence[Sample]) -> torch.
 def _says_something(sample: Sample) -> bool:
     params = sample.params
     return bool(
-        sample.banned or sample.seen or params.logit_bias or params.allowed_token_ids is not None
+        sample.banned
+        or sample.seen
+        or sample.matcher is not None
+        or params.logit_bias
+        or params.allowed_token_ids is not None
     )
+
+
+def _keep_matching(logits_SV: torch.Tensor, samples: Sequence[Sample]) -> None:
+    """Masks are packed bits until they are on the device. An id behind a mask's end cannot
+    follow."""
+    matched = [(row, each.matcher) for row, each in enumerate(samples) if each.matcher is not None]
+    if not matched:
+        return
+    device, vocab = logits_SV.device, logits_SV.shape[1]
+    width = -(-vocab // 8)
+    packed = bytearray().join(each.mask()[:width].ljust(width, b"\0") for _, each in matched)
+    bytes_NB = np.frombuffer(packed, np.uint8).reshape(len(matched), width)
+    bits_8 = torch.tensor([1 << bit for bit in range(8)], dtype=torch.uint8, device=device)
+    follows_NV = (stage(bytes_NB, device)[:, :, None] & bits_8).ne(0).flatten(1)[:, :vocab]
+    rows_N = stage(np.array([row for row, _ in matched]), device)
+    logits_SV[rows_N] = logits_SV[rows_N].masked_fill(~follows_NV, -torch.inf)
 
 
 def _keep_allowed(logits_SV: torch.Tensor, listed: Sequence[ListedIds]) -> None:

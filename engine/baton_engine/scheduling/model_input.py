@@ -69,9 +69,10 @@ def _samples(sequence: Sequence, known: int, info: EngineInfo) -> tuple[Sample, 
         sequence.tokens,
         num_outputs=known - state.prompt_len,
         vocab_size=info.vocab_size,
+        matcher=sequence.matcher,
     )
     return tuple(
-        Sample(choice, known, state.params, banned, sequence.seen, state.listed)
+        Sample(choice, known, state.params, banned, sequence.seen, state.listed, sequence.matcher)
         for choice in state.choices_with(sequence)
     )
 

@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from baton_engine.interface import ListedIds, PenaltyCounts, PromptUse
+from baton_engine.interface import ListedIds, Matcher, PenaltyCounts, PromptUse
 from baton_engine.scheduling.ranges import Run, total, within
 from baton_engine.scheduling.stop_conditions import BannedTokens
 from baton_protocol.hashing import block_hasher
@@ -48,7 +48,7 @@ class Sequence:
     next row can be made while a token is awaited, if with that token less than `reach` are known.
     A `plain` sequence decodes and asks for nothing beyond its parameters: a token does no more to
     it than end it or fill a block. `tenure` is new whenever it gets blocks anew; `capacity` is how
-    many tokens its blocks hold.
+    many tokens its blocks hold. `matcher` has taken the outputs, where the request has a grammar.
     """
 
     __slots__ = (
@@ -62,6 +62,7 @@ class Sequence:
         "end",
         "hashes",
         "key",
+        "matcher",
         "passed",
         "plain",
         "reach",
@@ -95,6 +96,10 @@ class Sequence:
             self.seen = PenaltyCounts(state.distinct_prompt, self._counts)
             for id in state.outputs_of(choice):
                 self._count(id)
+        self.matcher: Matcher | None = None
+        if state.matcher is not None:
+            self.matcher = state.matcher.copy()
+            self.matcher.accept(state.outputs_of(choice))
         self.look_ahead()
 
     def append(self, id: int) -> None:
@@ -102,6 +107,8 @@ class Sequence:
         self.tokens.append(id)
         if self.seen is not None:
             self._count(id)
+        if self.matcher is not None:
+            self.matcher.accept((id,))
 
     def _count(self, id: int) -> None:
         self._counts[id] = self._counts.get(id, 0) + 1
@@ -211,6 +218,7 @@ class Submission:
     prefill_only: bool = False
     track: bool = False
     report_filled: bool = False
+    matcher: Matcher | None = None
 
 
 class RequestState:
@@ -241,6 +249,7 @@ class RequestState:
         self.prefill_only = submission.prefill_only
         self.track = submission.track
         self.report_filled = submission.report_filled
+        self.matcher = submission.matcher  # at the beginning of the grammar
         # For one step after it has ended.
         self.keeps_blocks = submission.track or submission.report_filled
         self.prompt_len = len(request.prompt_ids)
@@ -255,7 +264,9 @@ class RequestState:
         # A choice that has so many tokens, prompt and outputs, ends; one that says these ids may.
         self.end = min(self.prompt_len + params.max_tokens, max_tokens)
         self.stops = frozenset((*(() if params.ignore_eos else eos_ids), *params.stop_token_ids))
-        self.looks_at_tokens = params.penalized or bool(params.bad_words)
+        self.looks_at_tokens = (
+            params.penalized or bool(params.bad_words) or self.matcher is not None
+        )
         # An array, so that a runner takes it as it is in each step.
         self.distinct_prompt = array("q")
         if params.penalized:

@@ -10,7 +10,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-from baton_engine.interface import Complete, Filled, Progress, PromptUse, StepResult, TokenOut
+from baton_engine.interface import (
+    Complete,
+    Filled,
+    Matcher,
+    Progress,
+    PromptUse,
+    StepResult,
+    TokenOut,
+)
 from baton_protocol.ids import RequestId
 from baton_protocol.sampling import SamplingParams
 
@@ -39,6 +47,7 @@ class BannedTokens:
         *,
         num_outputs: int,
         vocab_size: int,
+        matcher: Matcher | None = None,
     ) -> tuple[int, ...]:
         """Ids banned behind `tokens`, the last `num_outputs` of which are the choice's own.
 
@@ -54,6 +63,11 @@ class BannedTokens:
             banned += self._ends.get(tuple(tokens[len(tokens) - length :]), ())
         if not banned:
             return ()
+        if matcher is not None:
+            mask = matcher.mask()
+            left = int.from_bytes(mask, "little").bit_count()
+            left -= sum(permits(mask, id) for id in set(banned))
+            return tuple(banned) if left > 0 else ()
         allowed = self._allowed
         left = len(allowed.difference(banned)) if allowed else vocab_size - len(set(banned))
         return tuple(banned) if left else ()
@@ -73,6 +87,19 @@ def finish_of(
     if num_outputs >= params.max_tokens or room <= 0:
         return "length"
     return "stop" if may_stop and id in params.stop_token_ids else None
+
+
+def grammar_finish(matcher: Matcher) -> Finish | None:
+    """Why a choice ends with the last token its matcher took, if it does: the text is complete and
+    nothing can follow, or the matcher reached a limit of its own."""
+    if not matcher.stopped:
+        return None
+    return "length" if matcher.error else "stop"
+
+
+def permits(mask: bytes, id: int) -> bool:
+    """Whether a matcher's mask has this id."""
+    return id // 8 < len(mask) and bool(mask[id // 8] >> id % 8 & 1)
 
 
 @dataclass(slots=True)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from itertools import count, islice
 
 from baton_engine.interface import PenaltyCounts, Sample, Sampled
+from baton_engine.scheduling.stop_conditions import permits
 from baton_protocol.request import PositionLogprobs, TokenLogprob
 from baton_protocol.sampling import MAX_LOGPROBS, SamplingParams
 
@@ -57,8 +58,9 @@ class Vocabulary:
         banned = frozenset(sample.banned)
         logits = self._logits(hash, noise, banned)
         ids = _candidates(logits, sample)
-        if not ids:  # all that it says is banned: the lowest id that is not
-            ids = [next(id for id in count() if id not in banned)]
+        if not ids:  # all that it says is banned, or does not match: the lowest id that may be
+            mask = _mask(sample)
+            ids = [next(id for id in count() if id not in banned and _follows(mask, id))]
         place = 0
         if params.temperature > 0 and ids[0] != logits.eos:
             few = min(DRAWN_FROM, len(ids), params.top_k if params.top_k > 0 else DRAWN_FROM)
@@ -121,23 +123,37 @@ class _Logits:
 def _candidates(logits: _Logits, sample: Sample) -> list[int]:
     """The likeliest ids after everything the request says about logits, best first."""
     params, banned, seen = sample.params, frozenset(sample.banned), set[int]()
+    mask = _mask(sample)
     if sample.seen is not None:
         seen.update(filter(logits.says, (*sample.seen.prompt, *sample.seen.outputs)))
     biases: dict[int, float] = {}
     for id, bias in params.logit_bias:
         biases[id] = biases.get(id, 0.0) + bias
     # Of the ids about which nothing is said, only the likeliest few can be among the candidates.
-    others = (id for id in logits.ranked() if not (id in banned or id in biases or id in seen))
+    apart = banned | biases.keys() | seen
+    others = (id for id in logits.ranked() if id not in apart and _follows(mask, id))
     plain = list(islice(others, CANDIDATES))
     if not biases and params.allowed_token_ids is None and sample.seen is None:
         return plain
     pool = params.allowed_token_ids or (*plain, *biases, *seen)
-    changed = {id: logits.of(id) + biases.get(id, 0.0) for id in pool if id not in banned}
+    changed = {
+        id: logits.of(id) + biases.get(id, 0.0)
+        for id in pool
+        if id not in banned and _follows(mask, id)
+    }
     if sample.seen is not None:
         _penalise(changed, params, sample.seen)
     floor = max(changed.values(), default=0.0) - OUT_OF_REACH
     order = sorted(changed, key=lambda id: (-changed[id], logits.rank(id), id))
     return [id for id in order[:CANDIDATES] if changed[id] >= floor]
+
+
+def _mask(sample: Sample) -> bytes | None:
+    return None if sample.matcher is None else sample.matcher.mask()
+
+
+def _follows(mask: bytes | None, id: int) -> bool:
+    return mask is None or permits(mask, id)
 
 
 def _penalise(logits: dict[int, float], params: SamplingParams, seen: PenaltyCounts) -> None:

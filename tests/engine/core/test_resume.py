@@ -16,7 +16,10 @@ from baton_engine.interface import TokenOut
 from baton_engine.sim.build import SimSettings, build_sim
 from baton_protocol.ids import RequestId
 from baton_protocol.request import Request
-from baton_protocol.sampling import SamplingParams
+from baton_protocol.sampling import SamplingParams, StructuredOutput
+from baton_text.artifacts import byte_artifacts, read_artifacts
+from baton_text.grammar import Grammars, grammar_of
+from baton_text.tokenizer import Tokenizer
 from tests.support.engines.engine_core import Run, drive
 from tests.support.engines.tiny_models import prompt_of
 from tests.support.engines.torch_engines import small_engine
@@ -32,11 +35,20 @@ CASES = (
     "min tokens",
     "stop id",
     "prompt logprobs",
+    "grammar",
     "all",
 )
 HOW = {
     "greedy": {"temperature": 0.0},
     "seeded": {"temperature": 0.8, "seed": 11, "top_p": 0.95, "min_p": 0.01},
+}
+
+
+PAIR = {
+    "type": "array",
+    "prefixItems": [{"type": "boolean"}, {"type": "string", "maxLength": 3}],
+    "items": False,
+    "minItems": 2,
 }
 
 
@@ -54,6 +66,7 @@ def fields(case: str, plain: list[int], vocab: range) -> dict[str, Any]:
         "min tokens": {"min_tokens": 7, "stop_token_ids": (plain[2], plain[9])},
         "stop id": {"stop_token_ids": (plain[9],)},
         "prompt logprobs": {"prompt_logprobs": 1},
+        "grammar": {"structured": StructuredOutput(grammar_of("json", PAIR)), "logprobs": 1},
         "all": {
             "repetition_penalty": 1.3,
             "frequency_penalty": 0.7,
@@ -73,10 +86,15 @@ class Place:
     """Two engines of one kind: what one has begun the other goes on with."""
 
     def __init__(
-        self, first: EngineCore, second: EngineCore, prompt: list[int], tokens: int, vocab: range
+        self,
+        engines: tuple[EngineCore, EngineCore],
+        grammars: Grammars,
+        prompt: list[int],
+        tokens: int,
+        vocab: range,
     ) -> None:
-        self.first = first
-        self.second = second
+        self.first, self.second = engines
+        self.grammars = grammars
         self.prompt = tuple(prompt)
         self.tokens = tokens
         self.vocab = vocab
@@ -95,8 +113,13 @@ class Place:
             salt=name,
         )
 
+    def submit(self, engine: EngineCore, request: Request) -> None:
+        structured = request.params.structured
+        matcher = self.grammars.matcher(structured.grammar) if structured is not None else None
+        engine.submit(request, matcher=matcher)
+
     def whole(self, request: Request) -> Run:
-        self.first.submit(request)
+        self.submit(self.first, request)
         return drive(self.first)
 
 
@@ -109,7 +132,7 @@ def check_all_cuts(place: Place, request: Request) -> list[int]:
         # The choices are cut at different places.
         known = tuple(tuple(each[: max(0, cut - 2 * index)]) for index, each in enumerate(ids))
         cuts[cut] = msgspec.structs.replace(request, id=RequestId(f"{cut}"), outputs=known)
-        place.second.submit(cuts[cut])
+        place.submit(place.second, cuts[cut])
     run = drive(place.second)
     for again in cuts.values():
         for choice, outputs in enumerate(again.outputs):
@@ -157,7 +180,8 @@ def sims() -> Place:
         settings = SimSettings(block_size=4, chunk_blocks=2, max_batched_tokens=50, eos_every=30)
         return build_sim(settings)
 
-    return Place(build(), build(), list(range(45, 58)), 28, range(32, 127))
+    grammars = Grammars(Tokenizer.from_artifacts(byte_artifacts()))
+    return Place((build(), build()), grammars, list(range(45, 58)), 28, range(32, 127))
 
 
 @pytest.mark.pairwise
@@ -176,8 +200,10 @@ def test_a_simulated_request_goes_on_from_any_token(
 @pytest.fixture(scope="module", params=["llama-gqa2-tied", "qwen3-gqa4"])
 def tinies(request: pytest.FixtureRequest, tiny_model: Callable[[str], Path]) -> Place:
     folder = tiny_model(request.param)
-    first, second = (small_engine(folder, kv_blocks=300) for _ in range(2))
-    return Place(first, second, prompt_of(37, seed=8), 14, range(310))
+    engines = small_engine(folder, kv_blocks=300), small_engine(folder, kv_blocks=300)
+    tokenizer = Tokenizer.from_artifacts(read_artifacts(folder))
+    grammars = Grammars(tokenizer, engines[0].info.vocab_size)
+    return Place(engines, grammars, prompt_of(37, seed=8), 14, range(310))
 
 
 @pytest.mark.pairwise

@@ -45,6 +45,41 @@ def changed(
     return found
 
 
+class ListedMatcher:
+    """Lets `ids` follow; its mask may be shorter or longer than the vocabulary."""
+
+    stopped, error = False, ""
+
+    def __init__(self, ids: Sequence[int], width: int) -> None:
+        self._mask = bytearray(width)
+        for id in ids:
+            self._mask[id // 8] |= 1 << id % 8
+
+    def copy(self) -> ListedMatcher:
+        return self
+
+    def accept(self, ids: Sequence[int]) -> bool:
+        return True
+
+    def mask(self) -> bytes:
+        return bytes(self._mask)
+
+
+@pytest.mark.parametrize("width", [2, 3, 8])
+def test_only_ids_of_a_matchers_mask_are_left(width: int) -> None:
+    """Of its own row: the rows beside it stay as they are, and the raw logits too."""
+    raw_SV = torch.arange(3 * 21, dtype=torch.float32).reshape(3, 21)
+    ids = [0, 7, 9, 20] if width > 2 else [0, 7, 9]
+    params = SamplingParams()
+    masked = Sample(0, 4, params, banned=(7,), matcher=ListedMatcher(ids, width))
+    found_SV = changed_logits(raw_SV, [Sample(0, 4, params), masked, Sample(0, 4, params)])
+    assert found_SV[[0, 2]].equal(raw_SV[[0, 2]])
+    left = found_SV[1].isfinite().nonzero().flatten().tolist()
+    assert left == [id for id in ids if id != 7]
+    assert found_SV[1, left].equal(raw_SV[1, left])
+    assert raw_SV.isfinite().all()
+
+
 def test_a_repetition_penalty_divides_positive_logits_and_multiplies_negative_ones() -> None:
     found = changed([2.5, -0.5, 2.5, -0.5], outputs=[0, 1], repetition_penalty=1.2)
     assert found == pytest.approx([2.083333, -0.6, 2.5, -0.5], abs=1e-6)
