@@ -20,6 +20,18 @@ EARLY: tuple[When, ...] = ("first computed", "first told", "first seen")
 
 HALF = "\ufffd"  # what half a character decodes to
 
+# Longer than an answer may be, so that it is cut in the middle of the grammar.
+PEOPLE: Json = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 6}, "age": {"type": "integer"}},
+        "required": ["name", "age"],
+        "additionalProperties": False,
+    },
+    "minItems": 32,
+}
+
 FIELDS: dict[Kind, Json] = {
     "greedy": {"temperature": 0},
     "seeded": {"temperature": 1.0, "seed": 7},
@@ -36,6 +48,7 @@ FIELDS: dict[Kind, Json] = {
         **{"temperature": 1.0, "seed": 17, "n": 2, "stream": False},
         **{"prompt_logprobs": 2, "logprobs": 2},
     },
+    "grammar": {"temperature": 1.0, "seed": 19, "structured_outputs": {"json": PEOPLE}},
 }
 
 

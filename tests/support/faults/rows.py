@@ -40,7 +40,7 @@ How = Literal[
 ]
 # A kind of request: what is asked, beside greedy ids.
 Kind = Literal[
-    "greedy", "seeded", "two", "penalties", "logprobs", "stop", "whole", "echo", "scores"
+    "greedy", "seeded", "two", "penalties", "logprobs", "stop", "whole", "echo", "scores", "grammar"
 ]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 STORE: tuple[What, ...] = ("index", "data", "both")
@@ -135,6 +135,7 @@ SHORT_ROWS: tuple[Row, ...] = (
     Row("decode", "parked", "cut", "echo"),
     Row("decode", "first told", "blip", "seeded"),
     Row("decode", "mid-stream", "kill", "scores"),
+    Row("decode", "half published", "kill", "grammar"),
     Row("decode", "mid-stream", "freeze", "penalties"),
     Row("decode", "mid-stream", "hold", "whole"),
     Row("decode", "mid-stream", "freeze engine", "two"),

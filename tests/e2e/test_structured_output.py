@@ -1,0 +1,130 @@
+"""Answers that match a schema, a regex or a grammar, through the official client and a
+disaggregated pool: each request is handed off after its first token."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jsonschema_rs
+import openai
+import pydantic
+import pytest
+
+from tests.support.pools.baton_up import Pool
+
+PROMPT = "every chunk of the cache has a name " * 4
+ORDER = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "pieces": {"type": "integer", "minimum": 1, "maximum": 99},
+        "express": {"type": "boolean"},
+    },
+    "required": ["name", "pieces", "express"],
+    "additionalProperties": False,
+}
+DATE = r"[12]\d{3}-[01]\d-[0-3]\d"
+Check = Callable[[str], object]
+
+
+def is_order(text: str) -> None:
+    jsonschema_rs.validate(ORDER, json.loads(text))
+
+
+def is_object(text: str) -> None:
+    assert isinstance(json.loads(text), dict)
+
+
+def matches(pattern: str) -> Check:
+    def check(text: str) -> None:
+        assert re.fullmatch(pattern, text), text
+
+    return check
+
+
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "order", "schema": ORDER, "strict": True}}
+TAG = {
+    "type": "structural_tag",
+    "structures": [{"begin": "<order>", "schema": ORDER, "end": "</order>"}],
+    "triggers": ["<order"],
+}
+CASES: dict[str, tuple[dict[str, Any], Check]] = {
+    "json_schema": ({"response_format": SCHEMA}, is_order),
+    "json_object": ({"response_format": {"type": "json_object"}}, is_object),
+    "structural_tag": ({"response_format": TAG}, lambda text: None),
+    "json": ({"structured_outputs": {"json": ORDER}}, is_order),
+    "regex": ({"structured_outputs": {"regex": DATE}}, matches(DATE)),
+    "choice": ({"structured_outputs": {"choice": ["yes", "no"]}}, matches("yes|no")),
+    "lark": ({"structured_outputs": {"grammar": 'start: "a" ("b" | "c")~3'}}, matches("a[bc]{3}")),
+    "ebnf": ({"structured_outputs": {"grammar": 'root ::= "x" [0-9] "y"'}}, matches(r"x\dy")),
+    "guided_json": ({"guided_json": ORDER}, is_order),
+    "guided_regex": ({"guided_regex": DATE}, matches(DATE)),
+    "guided_choice": ({"guided_choice": ["yes", "no"]}, matches("yes|no")),
+    "guided_grammar": ({"guided_grammar": 'start: "k" "l"?'}, matches("kl?")),
+}
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[openai.OpenAI]:
+    flags = ["--engine", "sim", "--prefill", "1", "--decode", "1", "--sim-eos-every", "5"]
+    with (
+        Pool([*flags, "--handoff", "always", "--chunk-blocks", "1"]) as pool,
+        openai.OpenAI(base_url=f"{pool.url}/v1", api_key="none", max_retries=0) as made,
+    ):
+        yield made
+
+
+def ask(client: openai.OpenAI, endpoint: str, **fields: Any) -> list[tuple[str, str]]:
+    """Text and finish reason of each choice."""
+    create: Any = client.completions.create
+    prompt: dict[str, Any] = {"prompt": PROMPT}
+    if endpoint.startswith("chat"):
+        create = client.chat.completions.create
+        prompt = {"messages": [{"role": "user", "content": PROMPT}]}
+    stream = endpoint.endswith("stream")
+    answer = create(model="sim", stream=stream, **prompt, extra_body=fields)
+    texts: dict[int, str] = {}
+    finishes: dict[int, str] = {}
+    for part in answer if stream else [answer]:
+        for choice in part.choices:
+            shown = getattr(choice, "delta" if stream else "message", None)
+            text = choice.text if shown is None else shown.content
+            texts[choice.index] = texts.get(choice.index, "") + (text or "")
+            if choice.finish_reason:
+                finishes[choice.index] = choice.finish_reason
+    return [(texts[index], finishes[index]) for index in sorted(texts)]
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "chat-stream", "completions", "completions-stream"])
+@pytest.mark.parametrize("case", CASES)
+def test_an_answer_matches(client: openai.OpenAI, case: str, endpoint: str) -> None:
+    fields, check = CASES[case]
+    found = ask(client, endpoint, n=2, temperature=1.0, seed=4, max_tokens=120, **fields)
+    assert len(found) == 2
+    for text, finish in found:
+        if finish == "stop":
+            check(text)
+        else:  # cut: what it would have become cannot be seen from its text alone
+            assert finish == "length"
+            assert case in ("json_object", "structural_tag"), text
+
+
+def test_a_model_of_the_client_is_parsed(client: openai.OpenAI) -> None:
+    """The client makes the schema, and an object of the answer."""
+
+    class Order(pydantic.BaseModel):
+        pieces: int
+        express: bool
+
+    answer = client.chat.completions.parse(
+        model="sim",
+        messages=[{"role": "user", "content": PROMPT}],
+        response_format=Order,
+        max_tokens=120,
+        temperature=0,
+    )
+    parsed = answer.choices[0].message.parsed
+    assert isinstance(parsed, Order)
