@@ -30,14 +30,13 @@ from aiohttp.typedefs import Handler
 from baton_kvstore.errors import StoreMisconfigured
 from baton_kvstore.index.registry import Registry
 from baton_kvstore.settings import StoreSettings
+from baton_node.artifacts import load_artifacts, load_tokenizer
 from baton_node.ipc.engine_process import start_engine
 from baton_node.server.heartbeat import beat, leave
 from baton_node.server.identity import (
     Identity,
     address_of,
     digests_of,
-    load_artifacts,
-    load_tokenizer,
     model_made,
     new_epoch,
 )

@@ -14,19 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from baton_node.ipc.messages import Ready
-from baton_node.settings import NodeSettings, SetupError
+from baton_node.settings import NodeSettings
 from baton_protocol import PROTOCOL_VERSION
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import Load
 from baton_protocol.store import NodeReport
-from baton_text.artifacts import (
-    CONFIG,
-    ArtifactError,
-    byte_artifacts,
-    digest,
-    read_artifacts,
-)
-from baton_text.tokenizer import Tokenizer
+from baton_text.artifacts import CONFIG, digest
 
 ANYWHERE = ("", "0.0.0.0", "::")
 
@@ -35,29 +28,10 @@ def new_epoch() -> Epoch:
     return Epoch(secrets.token_hex(8))
 
 
-def load_artifacts(settings: NodeSettings) -> dict[str, bytes]:
-    """Tokenizer, configuration and template of the model; raise SetupError."""
-    try:
-        if settings.model:
-            return read_artifacts(Path(settings.model), settings.chat_template)
-        vocab = settings.sim.vocab_size
-        return byte_artifacts(vocab) if vocab else byte_artifacts()
-    except ArtifactError as error:
-        raise SetupError(str(error)) from error
-
-
 def model_made(settings: NodeSettings) -> int:
     """When the model's files were written, in Unix seconds; 0 for an engine without files."""
     config = Path(settings.model) / CONFIG
     return max(0, int(config.stat().st_mtime)) if settings.model and config.exists() else 0
-
-
-def load_tokenizer(artifacts: Mapping[str, bytes]) -> Tokenizer:
-    """Raise SetupError for files that are no tokenizer."""
-    try:
-        return Tokenizer.from_artifacts(artifacts)
-    except ArtifactError as error:
-        raise SetupError(str(error)) from error
 
 
 def address_of(settings: NodeSettings, port: int) -> str:
