@@ -167,6 +167,9 @@ class NodeLoad(msgspec.Struct, frozen=True, omit_defaults=True):
     host_loaded_blocks_total: Count = 0
     host_evicted_blocks_total: Count = 0
     jobs_total: Count = 0  # jobs that its engine has heard of
+    grammars_compiled_total: Count = 0
+    grammar_hits_total: Count = 0  # requests whose grammar was compiled already
+    grammar_compile_seconds_total: Seconds = 0.0
 
 
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
