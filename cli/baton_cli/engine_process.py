@@ -14,6 +14,7 @@ import logging
 import signal
 import socket
 import sys
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -21,7 +22,9 @@ from baton_decode_node.fetcher import Fetcher
 from baton_decode_node.write_behind import WriteBehind
 from baton_engine.core.engine_core import EngineCore
 from baton_kvstore.errors import StoreError
+from baton_node.artifacts import load_artifacts, load_tokenizer
 from baton_node.engine.build_engine import build_engine, measure_compute, measure_transfers
+from baton_node.engine.grammars import CompilingJobs
 from baton_node.engine.job import LoopContext, LoopOptions
 from baton_node.engine.loop import EngineLoop
 from baton_node.engine.running import OutgoingBlocks, RunningBatch
@@ -35,6 +38,9 @@ from baton_prefill_node.publisher import Publisher
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.logs import formatter
 from baton_protocol.store import Speeds, StoreHealth
+
+if TYPE_CHECKING:
+    from baton_text.grammar import Grammars
 
 logger = logging.getLogger("baton_cli.engine_process")  # __name__ is "__main__" here
 
@@ -73,11 +79,24 @@ def _serve(server: StreamEngineSocket, start: Start) -> int:
     try:
         speeds = _measure(settings, engine, connector)
         server.send(_ready(engine, speeds, connector.store_health()))
-        options = _options(settings, epoch, speeds)
-        build_loop(LoopContext(engine, connector, server, options)).run()
+        context = LoopContext(engine, connector, server, _options(settings, epoch, speeds))
+        compiling = CompilingJobs(
+            lambda: _grammars(settings, engine.info.vocab_size), context.counters
+        )
+        try:
+            build_loop(context, compiling).run()
+        finally:
+            compiling.close()
     finally:
         connector.close()
     return 0
+
+
+def _grammars(settings: NodeSettings, vocab_size: int) -> Grammars:
+    """What compiles grammars for the model's tokenizer."""
+    from baton_text.grammar import Grammars  # most nodes do not need it: it takes 30 ms
+
+    return Grammars(load_tokenizer(load_artifacts(settings)), vocab_size)
 
 
 def _connect(settings: NodeSettings, epoch: Epoch, engine: EngineCore) -> StoreConnector | NoStore:
@@ -142,14 +161,14 @@ def _options(settings: NodeSettings, epoch: Epoch, speeds: Speeds) -> LoopOption
     )
 
 
-def build_loop(context: LoopContext) -> EngineLoop:
+def build_loop(context: LoopContext, compiling: CompilingJobs) -> EngineLoop:
     """The step loop of a node of either role."""
     outgoing = OutgoingBlocks(context)
     publisher = Publisher(context, outgoing)
     write_behind = WriteBehind(context, outgoing)
     batch = RunningBatch(context, publisher, write_behind)
     fetcher = Fetcher(context, batch)
-    return EngineLoop(context, batch, fetcher, publisher, write_behind, outgoing)
+    return EngineLoop(context, batch, fetcher, publisher, write_behind, outgoing, compiling)
 
 
 if __name__ == "__main__":

@@ -126,8 +126,7 @@ class Fetcher:
 
     @property
     def sequences(self) -> int:
-        jobs = self.jobs()
-        return sum(len(job.open_choices) if job.kind == "run" else 1 for job in jobs)
+        return sum(job.sequences for job in self.jobs())
 
     @property
     def tokens(self) -> int:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -28,6 +28,9 @@ from baton_protocol.link import RequestStats
 from baton_protocol.request import Request
 from baton_protocol.sampling import MAX_PROMPT_CANDIDATES
 from baton_protocol.store import Marker, NodeLoad, Speeds
+
+if TYPE_CHECKING:
+    from baton_text.grammar import Matcher
 
 
 def first_chunks(count: int) -> int:
@@ -98,6 +101,9 @@ class Counters:
     behind_skipped: int = 0
     handoffs: int = 0
     jobs: int = 0
+    grammars_compiled: int = 0
+    grammar_hits: int = 0
+    grammar_compile_seconds: float = 0.0
 
     def count(self, tally: BlockCounts) -> None:
         """Once per request."""
@@ -293,6 +299,7 @@ class Job:
     full_blocks: int
     times: Times
     inbox: tuple[str, str] | None = None  # of a prefill job's decode node
+    matcher: Matcher | None = None  # at the beginning of its grammar, if it has one
     markers: dict[int, Marker] = field(default_factory=dict)
     handed_off: bool = False  # the router's FirstTokens arrived
     fetched: FetchSummary = field(default_factory=FetchSummary)
@@ -303,6 +310,11 @@ class Job:
     @property
     def key(self) -> JobKey:
         return self.request.id, self.request.attempt
+
+    @property
+    def sequences(self) -> int:
+        """What it is going to run: each open choice, or the one prompt of a prefill job."""
+        return len(self.open_choices) if self.kind == "run" else 1
 
     def is_late(self, now: float) -> bool:
         """Whether its time is over, by the loop's clock."""

@@ -1,8 +1,9 @@
 """The step loop: one thread that owns the engine and decides everything in the engine process.
 
-One turn: the server's frames, the connector's events, timers, blocks for parked requests, one
-engine step, what the step means for the server and for the prefill jobs' chunks. With nothing to do
-it sleeps in select() on the server's socket and the connector's file descriptor.
+One turn: the server's frames, grammars that were compiled, the connector's events, timers, blocks
+for parked requests, one engine step, what the step means for the server and for the prefill jobs'
+chunks. With nothing to do it sleeps in select() on the server's socket and the file descriptors of
+the connector and of the thread that compiles grammars.
 
 In: PrefillJob, RunJob, FirstTokens, NoFirstTokens, Abort, FinishChoice, Drain, Undrain; chunks and
 inbox entries. Out: Step, JobFailed, Load, CacheEvents, Saved, Drained; chunks and inbox entries.
@@ -18,6 +19,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from baton_node.engine.grammars import CompilingJob, CompilingJobs
 from baton_node.engine.job import Job, JobKey, LoopContext, Times, check_request
 from baton_node.engine.roles import Fetching, Publishing, WritingBehind
 from baton_node.engine.running import OutgoingBlocks, RunningBatch
@@ -153,6 +155,7 @@ class EngineLoop:
         publishing: Publishing,
         write_behind: WritingBehind,
         outgoing: OutgoingBlocks,
+        compiling: CompilingJobs,
     ) -> None:
         self._engine = context.engine
         self._connector = context.connector
@@ -165,6 +168,7 @@ class EngineLoop:
         self._publishing = publishing
         self._write_behind = write_behind
         self._outgoing = outgoing
+        self._compiling = compiling
         self._reporter = Reporter(context, self)
         self._attempts: OrderedDict[RequestId, int] = OrderedDict()
         self._arrivals = 0
@@ -178,22 +182,22 @@ class EngineLoop:
         """True when no request is here and no block is held for a transfer."""
         nothing_goes_out = self._publishing.empty and self._write_behind.empty
         nothing_goes_out = nothing_goes_out and not self._outgoing.copying
-        return nothing_goes_out and self._fetching.empty and not self._batch
+        return nothing_goes_out and not self._compiling and self._fetching.empty and not self._batch
 
     @property
     def stamp(self) -> tuple[int, ...]:
         """Another one whenever a request has come, was admitted, has its prompt, or has ended."""
-        batch = self._batch
-        return self.counters.jobs, len(self._fetching), len(batch), batch.ended, batch.prompted
+        batch, waiting = self._batch, (len(self._compiling), len(self._fetching))
+        return self.counters.jobs, *waiting, len(batch), batch.ended, batch.prompted
 
     @property
     def parked(self) -> int:
         """Sequences."""
-        return self._fetching.sequences
+        return self._compiling.sequences + self._fetching.sequences
 
     @property
     def parked_tokens(self) -> int:
-        return self._fetching.tokens
+        return self._compiling.tokens + self._fetching.tokens
 
     @property
     def early_entries(self) -> int:
@@ -211,6 +215,8 @@ class EngineLoop:
         """One turn, without sleeping. False when there was work and none could be done."""
         for frame in self._socket.receive():
             self._take(frame)
+        for compiled in self._compiling.ready():
+            self._go_on(compiled)
         for event in self._connector.poll():
             self._happened(event)
         now = self._clock()
@@ -256,7 +262,8 @@ class EngineLoop:
             due = min(report, self._fetching.next_deadline() or report)
             timeout = min(IDLE_S, max(0.0, due - self._clock()))
         if timeout > 0.0:
-            select.select([self._socket.fileno(), self._connector.fileno()], [], [], timeout)
+            sources = (self._socket, self._connector, self._compiling)
+            select.select([source.fileno() for source in sources], [], [], timeout)
 
     # --- the server's frames --------------------------------------------------------------------
 
@@ -265,6 +272,8 @@ class EngineLoop:
             case PrefillJob() | RunJob():
                 self.counters.jobs += 1
                 self._accept(frame)
+            case FirstTokens() | NoFirstTokens() | FinishChoice() if self._compiling.follow(frame):
+                pass  # its turn comes behind its job
             case FirstTokens():
                 self._first(frame)
             case NoFirstTokens():
@@ -290,6 +299,7 @@ class EngineLoop:
         key = (request.id, request.attempt)
         latest = self._attempts.get(request.id, request.attempt)
         is_here = self._batch.has(key) or self._fetching.get(key) is not None
+        is_here = is_here or self._compiling.has(key)
         if latest > request.attempt or is_here:
             return  # older than what is known, or a duplicate
         if self._fetching.is_settling(key):
@@ -331,6 +341,34 @@ class EngineLoop:
             finished=finished,
             open_choices=set(range(request.params.n)) - finished,
         )
+        structured = request.params.structured
+        if structured is not None:
+            job.matcher = self._compiling.known(structured.grammar)
+            if job.matcher is None:
+                uncached = self._uncached(job, frame, hashes)
+                waiting = CompilingJob(job, frame, structured.grammar, hashes, uncached)
+                self._compiling.request(waiting)
+                return
+        self._park(job, frame, hashes)
+
+    def _uncached(self, job: Job, frame: PrefillJob | RunJob, hashes: Sequence[BlockHash]) -> int:
+        """Tokens that it will compute here, as far as is known; none while a partner does."""
+        if isinstance(frame, RunJob) and frame.await_first:
+            return 0
+        cached = self._engine.cached_blocks(hashes) * self._layout.block_size
+        return max(0, max(map(job.given, job.open_choices), default=0) - cached)
+
+    def _go_on(self, compiled: CompilingJob) -> None:
+        """With a job whose grammar is compiled, or is none, and with the frames behind it."""
+        if compiled.error is not None:
+            self._fail(compiled.job.key, compiled.error)
+            return
+        compiled.job.matcher = compiled.matcher
+        self._park(compiled.job, compiled.frame, compiled.hashes)
+        for frame in compiled.behind:
+            self._take(frame)
+
+    def _park(self, job: Job, frame: PrefillJob | RunJob, hashes: Sequence[BlockHash]) -> None:
         if isinstance(frame, PrefillJob):
             job.inbox = (frame.decode_node, frame.decode_epoch)
             self._publishing.open(job)
@@ -361,12 +399,14 @@ class EngineLoop:
 
     def _end_late_ones(self, now: float) -> None:
         """Nobody waits any more for what is past its deadline."""
-        late = [job for job in (*self._fetching.jobs(), *self._batch.jobs()) if job.is_late(now)]
-        for job in late:
+        jobs = (*self._compiling.jobs(), *self._fetching.jobs(), *self._batch.jobs())
+        for job in [job for job in jobs if job.is_late(now)]:
             self._abort(job.key)
             self._fail(job.key, DeadlineExceeded("the request was not finished by its deadline"))
 
     def _abort(self, key: JobKey) -> None:
+        if self._compiling.drop(key):
+            return
         if job := self._fetching.get(key):
             self._fetching.abort(job)
             self._batch.close(job)
@@ -392,6 +432,8 @@ class EngineLoop:
                 self._publishing.published(event)
             case InboxEntry():
                 is_early = self._attempts.get(event.request, -1) < event.attempt
+                # A job that waits for its grammar takes them when it is parked.
+                is_early = is_early or self._compiling.has((event.request, event.attempt))
                 self._fetching.announced(event, is_early=is_early)
 
     def _looked_up(self, event: LookedUp) -> None:

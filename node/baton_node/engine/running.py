@@ -135,6 +135,7 @@ class RunningBatch:
                 track=prefill,
                 report_filled=not prefill and self._context.has_store,
                 finished=tuple(sorted(job.finished)),
+                matcher=job.matcher,
             )
         except BatonError as error:
             if reservation is not None:

@@ -16,6 +16,7 @@ from baton_engine.core.engine_core import EngineCore
 from baton_engine.sim.build import SimSettings, build_sim
 from baton_kvstore.embedded.servers import EmbeddedStore
 from baton_kvstore.index.markers import Index
+from baton_node.engine.grammars import CompilingJobs
 from baton_node.engine.job import LoopContext, LoopOptions
 from baton_node.ipc.messages import Prompted, Step, ToEngine, Token, ToServer
 from baton_node.store.base import KVConnector
@@ -24,6 +25,9 @@ from baton_node.store.redis_connector import StoreAddress, StoreConnector
 from baton_protocol.ids import Epoch, NodeId
 from baton_protocol.link import FirstTokens, JobFailed, PrefillJob, RunJob
 from baton_protocol.request import Request
+from baton_text.artifacts import BYTE_VOCAB_SIZE, byte_artifacts
+from baton_text.grammar import Grammars
+from baton_text.tokenizer import Tokenizer
 from tests.support.stores.kvstore import PATIENT, patient_index
 
 PATIENCE_S = 120.0
@@ -47,10 +51,15 @@ class FakePort:
         self.sent.append(record)
 
 
+def byte_grammars() -> Grammars:
+    """What compiles grammars for a simulated engine."""
+    return Grammars(Tokenizer.from_artifacts(byte_artifacts()), BYTE_VOCAB_SIZE)
+
+
 class LoopNode:
     """One node without its server; its engine is a simulated one unless it is given. `ahead` is by
-    how many seconds its clock is. It fetches whatever the store has: a simulated engine computes
-    for nothing."""
+    how many seconds its clock is, `grammars` makes what compiles grammars. It fetches whatever the
+    store has: a simulated engine computes for nothing."""
 
     def __init__(
         self,
@@ -58,6 +67,7 @@ class LoopNode:
         connect: Callable[[EngineCore], KVConnector],
         settings: SimSettings | None = None,
         engine: EngineCore | None = None,
+        grammars: Callable[[], Grammars] = byte_grammars,
         **options: Any,
     ) -> None:
         self.name = NodeId(name)
@@ -66,15 +76,15 @@ class LoopNode:
         self.connector = connect(self.engine)
         self.port = FakePort()
         self.ahead = 0.0
-        self.loop = build_loop(
-            LoopContext(
-                self.engine,
-                self.connector,
-                self.port,
-                LoopOptions(epoch=self.epoch, **{"fetch": "always", **options}),
-                clock=lambda: time.monotonic() + self.ahead,
-            )
+        context = LoopContext(
+            self.engine,
+            self.connector,
+            self.port,
+            LoopOptions(epoch=self.epoch, **{"fetch": "always", **options}),
+            clock=lambda: time.monotonic() + self.ahead,
         )
+        self.compiling = CompilingJobs(grammars, context.counters)
+        self.loop = build_loop(context, self.compiling)
 
     def take(self, *frames: ToEngine) -> None:
         self.port.incoming.extend(frames)
@@ -102,6 +112,7 @@ class LoopNode:
         return [frame for frame in self.port.sent if isinstance(frame, JobFailed)]
 
     def close(self) -> None:
+        self.compiling.close()
         self.connector.close()
 
 
