@@ -18,4 +18,6 @@ fingerprints and the error vocabulary. Every other room imports this one.
 """
 
 # 2: DrainNode, ResumeNode; a hello says its node's version. 3: Resync. 4: Request.time_left
-PROTOCOL_VERSION = 4
+# 5: SamplingParams.structured, which older nodes would ignore: no such request is for them
+PROTOCOL_VERSION = 5
+STRUCTURED_SINCE = 5

@@ -26,6 +26,7 @@ from functools import partial
 
 import msgspec
 
+from baton_protocol import STRUCTURED_SINCE
 from baton_protocol.errors import ErrorRecord, InternalError, Unavailable
 from baton_protocol.ids import BlockHash, Epoch, NodeId, RequestId
 from baton_protocol.link import (
@@ -132,9 +133,28 @@ class Placer:
             prompt_logprobs=record.asks_prompt_logprobs,
         )
         refused = {node for node, until in request.refused.items() if until > now}
+        if record.request.params.structured is not None:
+            refused |= self._unconstrained(request.prepared.kind)
         groups = self.view.groups(chunks, request.prepared.kind, refused)
         self._turn += 1
         return place(facts, groups["prefill"], groups["decode"], policy, self._rng, self._turn)
+
+    def _unconstrained(self, kind: Kind) -> set[NodeId]:
+        """Nodes of an older version, which would answer as if nothing had to be matched."""
+        ready = (view.report for view in self.view.ready(kind))
+        return {report.node for report in ready if report.protocol < STRUCTURED_SINCE}
+
+    def missing_version(self, request: InFlightRequest) -> str:
+        """What ready nodes lack to run the request; "" where it is not their version."""
+        if request.record.request.params.structured is None:
+            return ""
+        older = self._unconstrained(request.prepared.kind)
+        if not older:
+            return ""
+        return (
+            f"; {', '.join(sorted(older))} cannot run it: structured output needs version"
+            f" {STRUCTURED_SINCE} of the protocol"
+        )
 
     def _policy_of(self, request: InFlightRequest) -> Policy:
         policy, own = self.policy, request.prepared.ranking
@@ -332,7 +352,7 @@ class Dispatcher:
         found = self._places.find(request, stored, self._clock())
         if isinstance(found, Missing):
             why = f"{found.explanation} (nodes: {self._places.view.states() or 'none'})"
-            record.wait(why)
+            record.wait(why + self._places.missing_version(request))
             return False
         self._start_attempt(request, found, stored)
         return True
