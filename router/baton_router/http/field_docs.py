@@ -55,6 +55,7 @@ def _values(field: Field) -> str:
     schemas = [_schema(body, field.name) for body in field.bodies]
     told = _each(field, [_told(schema) for schema in schemas])
     if field.does == "refused":
+        told = told or _choices(field.accepts or ())
         return f"all but {told}" if told else "all"
     learnt = [json.dumps(schema["default"]) for schema in schemas if "default" in schema]
     default = field.default or (_each(field, learnt) if learnt else "")
@@ -80,7 +81,8 @@ def _told(schema: Json) -> str:
     if "enum" in schema:
         return _choices(schema["enum"])
     if "anyOf" in schema:
-        return ", or ".join(_told(one) for one in schema["anyOf"] if one != {"type": "null"})
+        several = (_told(one) for one in schema["anyOf"] if one != {"type": "null"})
+        return ", or ".join(dict.fromkeys(several))
     kinds = schema.get("type", [])
     kinds = [kinds] if isinstance(kinds, str) else kinds
     return " or ".join(_KINDS[kind](schema) for kind in kinds if kind != "null")

@@ -23,6 +23,7 @@ from prometheus_client.utils import floatToGoString
 
 from baton_protocol.link import RequestStats
 from baton_protocol.store import LATENCY_BOUNDS_S, RouterReport
+from baton_router.nodes.model_grammars import GrammarCounts
 from baton_router.nodes.pool_view import LOAD_NUMBERS, NodeView, PoolView, state_of
 from baton_router.openai.answers import Usage
 from baton_router.placement.policy import Placement, PredictionError
@@ -312,6 +313,10 @@ class RouterMetrics:
         nodes said in vain."""
         self.registry.register(_Unheard(dropped, refused))
 
+    def grammars(self, counts: Callable[[], GrammarCounts]) -> None:
+        """`counts` are those of all models."""
+        self.registry.register(_GrammarFigures(counts))
+
     def placed(self, placement: Placement, cause: str | None, tokens: int) -> None:
         """`cause` of what is placed again; its client has so many tokens."""
         self._placements.labels(placement.reason).inc()
@@ -389,6 +394,22 @@ class _Unheard(Collector):
         for reason, count in self._refused().items():
             family.add_metric((reason,), float(count))
         yield family
+
+
+class _GrammarFigures(Collector):
+    """Grammars that this router checked for structured output."""
+
+    def __init__(self, counts: Callable[[], GrammarCounts]) -> None:
+        self._counts = counts
+
+    def collect(self) -> Iterator[Metric]:
+        counts = self._counts()
+        for name, what, value in (
+            ("compiled_total", "Grammars compiled to check them.", counts.compiled),
+            ("hits_total", "Requests whose grammar was compiled already.", counts.hits),
+            ("compile_seconds_total", "What compiling grammars took in all.", counts.compile_s),
+        ):
+            yield CounterMetricFamily(f"baton_router_grammar_{name}", what, value=float(value))
 
 
 class NodeFigures(Collector):

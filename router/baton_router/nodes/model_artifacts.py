@@ -10,16 +10,18 @@ import asyncio
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import aiohttp
 
 from baton_protocol.link import ARTIFACTS_PATH
 from baton_protocol.store import Kind, NodeReport
+from baton_router.nodes.model_grammars import GrammarCounts, ModelGrammars, Value
 from baton_router.settings import Bounds
 from baton_text.chat import ChatTemplate
 from baton_text.defaults import generation_defaults
+from baton_text.grammar import Kind as GrammarKind
 from baton_text.tokenizer import LONG_TEXT, Tokenizer
 
 T = TypeVar("T")
@@ -46,6 +48,11 @@ class PoolModel:
     tokenizer: Tokenizer
     template: ChatTemplate
     defaults: dict[str, Any]
+    grammars: ModelGrammars = field(default_factory=ModelGrammars)
+
+    async def grammar(self, kind: GrammarKind, value: Value) -> str:
+        """See ModelGrammars.text."""
+        return await self.grammars.text(self.tokenizer, kind, value)
 
     async def encode(
         self, text: str, most: int, *, add_special_tokens: bool
@@ -78,6 +85,7 @@ class ModelStore:
         self._session = session
         self._max_bytes = max_bytes
         self._models: OrderedDict[Key, asyncio.Task[PoolModel]] = OrderedDict()
+        self._past = GrammarCounts()  # of models that are forgotten
 
     async def get(self, report: NodeReport, address: str) -> PoolModel:
         """Fetch from `address`, where the node's link is. Raise FetchError, aiohttp.ClientError or
@@ -98,15 +106,21 @@ class ModelStore:
     def ready(self, report: NodeReport) -> PoolModel | None:
         """The model, if it has been built."""
         task = self._models.get(_key(report))
-        done = task is not None and task.done() and not task.cancelled()
-        return task.result() if task is not None and done and task.exception() is None else None
+        return _built(task) if task is not None else None
+
+    @property
+    def grammar_counts(self) -> GrammarCounts:
+        """Of all models since the start."""
+        return _with_counts(self._past, *map(_built, self._models.values()))
 
     def forget_unused(self, used: Iterable[NodeReport]) -> None:
         """Keep the models of those nodes, and KEPT_UNUSED others."""
         keys = {_key(report) for report in used}
         unused = [key for key in self._models if key not in keys]
         for key in unused[: max(0, len(unused) - KEPT_UNUSED)]:
-            self._models.pop(key).cancel()
+            task = self._models.pop(key)
+            self._past = _with_counts(self._past, _built(task))
+            task.cancel()
 
     async def close(self) -> None:
         for task in self._models.values():
@@ -149,6 +163,18 @@ class ModelStore:
         if hashlib.sha256(data).hexdigest() != digest:
             raise FetchError(f"{name} of {report.node} is not what its digest {digest} names")
         return bytes(data)
+
+
+def _built(task: asyncio.Task[PoolModel]) -> PoolModel | None:
+    built = task.done() and not task.cancelled() and task.exception() is None
+    return task.result() if built else None
+
+
+def _with_counts(counts: GrammarCounts, *models: PoolModel | None) -> GrammarCounts:
+    for model in models:
+        if model is not None:
+            counts = counts.plus(model.grammars.counts)
+    return counts
 
 
 def _key(report: NodeReport) -> Key:

@@ -236,6 +236,49 @@ _CHOSEN = (
         "never completed, neither at the start of a text nor after a space; each at most 64 tokens",
     ),
 )
+_BACKEND = "there is one backend"
+_FORMAT = "what the answer must match ([structured output](structured-output.md))"
+_WHITESPACE = "whitespace between JSON tokens is bounded, and is the same for all"
+_STRUCTURED = (
+    _obeyed("response_format", BOTH, _FORMAT, "`text`"),
+    _obeyed(
+        "response_format.type", BOTH, "`text`, `json_object`, `json_schema` or `structural_tag`"
+    ),
+    _obeyed("response_format.json_schema", BOTH, "of type `json_schema`"),
+    _obeyed("response_format.json_schema.schema", BOTH, "the JSON schema; required"),
+    _ignored("response_format.json_schema.name", "a text for the client's own use"),
+    _ignored("response_format.json_schema.description", "a text for the client's own use"),
+    _ignored("response_format.json_schema.strict", "true or false; each schema is enforced"),
+    _obeyed(
+        "response_format.structures", BOTH, "of type `structural_tag`: `begin`, `schema`, `end`"
+    ),
+    _obeyed("response_format.triggers", BOTH, "of type `structural_tag`: each begins a structure"),
+    _obeyed("structured_outputs", BOTH, "the same, with exactly one of these kinds"),
+    _obeyed("structured_outputs.json", BOTH, "a JSON schema: an object, or its text"),
+    _obeyed("structured_outputs.json_object", BOTH, "true: any JSON object"),
+    _obeyed("structured_outputs.regex", BOTH, "what the whole answer matches"),
+    _obeyed("structured_outputs.choice", BOTH, "a list of texts, one of which is the answer"),
+    _obeyed("structured_outputs.grammar", BOTH, "a grammar in Lark or EBNF"),
+    _obeyed(
+        "structured_outputs.structural_tag", BOTH, "`structures` and `triggers`, or their text"
+    ),
+    _ignored("structured_outputs.disable_fallback", f"true or false; {_BACKEND}"),
+    *_refused(
+        _WHITESPACE,
+        "structured_outputs.disable_any_whitespace",
+        "structured_outputs.whitespace_pattern",
+        accepts=(False,),
+    ),
+    *_refused(
+        "a schema says it itself",
+        "structured_outputs.disable_additional_properties",
+        accepts=(False,),
+    ),
+    _obeyed("guided_json", BOTH, "the older name of `structured_outputs.json`"),
+    _obeyed("guided_regex", BOTH, "the older name of `structured_outputs.regex`"),
+    _obeyed("guided_choice", BOTH, "the older name of `structured_outputs.choice`"),
+    _obeyed("guided_grammar", BOTH, "the older name of `structured_outputs.grammar`"),
+)
 _ENDS = (
     _obeyed(
         "max_tokens",
@@ -317,18 +360,15 @@ _ACCEPTED = (
     _ignored("mm_processor_kwargs", "messages have no media"),
     _ignored("mm_payload", "messages have no media"),
 )
-_TOOLS, _GRAMMAR = "there are no tool calls yet", "there is no structured output yet"
+_TOOLS = "there are no tool calls yet"
 _REASONING = "reasoning is not told apart from the answer yet"
 _BEAMS, _MEDIA = "there is no beam search", "models here read and write text only"
 _UNSUPPORTED = (
     *_refused(_TOOLS, "tools", "functions"),
     *_refused(_TOOLS, "tool_choice", "function_call", accepts=("none", "auto")),
-    *_refused(
-        _GRAMMAR,
-        *("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
-        *("guided_decoding_backend", "guided_whitespace_pattern", "json_schema", "regex", "ebnf"),
-    ),
-    *_refused(_GRAMMAR, "response_format", accepts=({"type": "text"},)),
+    *_refused(_BACKEND, "guided_decoding_backend"),
+    *_refused(_WHITESPACE, "guided_whitespace_pattern"),
+    *_refused("use `structured_outputs`", "json_schema", "regex", "ebnf"),
     *_refused(_REASONING, "reasoning_effort"),
     *_refused(_REASONING, "thinking_token_budget", accepts=()),
     *_refused(_REASONING, "include_reasoning", "stream_reasoning", accepts=(True,)),
@@ -377,7 +417,7 @@ _DRAINS = (
     ),
 )
 FIELDS: tuple[Field, ...] = (
-    *(*_ASKED, *_CHOSEN, *_ENDS, *_TOLD),
+    *(*_ASKED, *_CHOSEN, *_STRUCTURED, *_ENDS, *_TOLD),
     *(*_ACCEPTED, *_UNSUPPORTED, *_DERIVED, *_DRAINS),
 )
 

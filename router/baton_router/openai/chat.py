@@ -49,6 +49,7 @@ from baton_router.openai.endpoint import (
     sampling_fields,
 )
 from baton_router.openai.logprobs import chat_logprobs, prompt_logprobs
+from baton_router.openai.structured_output import AskedGrammar, asked_grammar
 from baton_text.chat import RESERVED
 from baton_text.tokenizer import Tokenizer
 
@@ -87,6 +88,7 @@ class ChatCall:
     options: Options
     sampling: Json
     bad_words: tuple[str, ...]
+    grammar: AskedGrammar | None
     messages: list[Json]
     template_kwargs: Json
     add_generation_prompt: bool
@@ -121,6 +123,7 @@ class ChatCall:
             options=Options.read(fields),
             sampling=sampling,
             bad_words=bad_words(fields),
+            grammar=asked_grammar(fields),
             names={"prompt": "messages", "max_tokens": limit_field(fields)},
             messages=messages,
             template_kwargs=_template_kwargs(fields),

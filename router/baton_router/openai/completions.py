@@ -58,6 +58,7 @@ from baton_router.openai.endpoint import (
     sampling_fields,
 )
 from baton_router.openai.logprobs import completion_logprobs, prompt_logprobs
+from baton_router.openai.structured_output import AskedGrammar, asked_grammar
 from baton_text.detokenizer import TextReader, context_of
 from baton_text.offsets import TextOffsets, offsets_in
 from baton_text.tokenizer import Tokenizer
@@ -114,6 +115,7 @@ class CompletionCall:
     options: Options
     sampling: Json
     bad_words: tuple[str, ...]
+    grammar: AskedGrammar | None
     given: list[Prompt]
     echo: bool
     prompt_logprobs: int | None
@@ -151,6 +153,7 @@ class CompletionCall:
             options=Options.read(fields, generates=generates),
             sampling=sampling,
             bad_words=bad_words(fields),
+            grammar=asked_grammar(fields),
             given=_prompts(fields.raw("prompt", PROMPT, required=True), special),
             echo=echo,
             prompt_logprobs=asked,

@@ -51,6 +51,7 @@ from baton_router.openai.body_reader import (
     needs,
     wrong,
 )
+from baton_router.openai.structured_output import AskedGrammar
 from baton_text.tokenizer import Tokenizer
 
 MAX_METADATA = 16
@@ -385,6 +386,11 @@ class Call(Protocol):
 
     @property
     def bad_words(self) -> tuple[str, ...]: ...
+
+    @property
+    def grammar(self) -> AskedGrammar | None:
+        """What each answer must match."""
+        ...
 
     @property
     def default_max_tokens(self) -> int | None: ...

@@ -19,6 +19,7 @@ from baton_protocol.errors import InvalidRequest, PromptTooLong
 from baton_protocol.hashing import chunk_hashes, extend_hashes, root_hash
 from baton_protocol.ids import BlockHash, RequestId
 from baton_protocol.request import Request
+from baton_protocol.sampling import StructuredOutput
 from baton_protocol.store import NodeReport
 from baton_router.auth import Tenant
 from baton_router.nodes.model_artifacts import Serving
@@ -30,8 +31,10 @@ from baton_router.openai.endpoint import (
     check_scores,
     complete,
 )
+from baton_router.openai.structured_output import AskedGrammar
 from baton_router.requests.in_flight import Prepared
 from baton_router.settings import Ranking
+from baton_text.grammar import GrammarError
 from baton_text.tokenizer import LONG_TEXT, MOST_AT_ONCE, TextTooLong, Tokenizer
 
 # Hashing a block takes 2 us; longer prompts are hashed in a thread.
@@ -234,16 +237,26 @@ def _too_long(serving: Serving, reason: str, field: str) -> PromptTooLong:
 
 
 async def _sampling(call: Call, serving: Serving) -> Mapping[str, Any]:
-    """The call's sampling fields, with all ids in the vocabulary and bad words as ids."""
+    """The call's sampling fields, with all ids in the vocabulary, bad words as ids, and what the
+    answer must match as a grammar that compiles."""
     fields = call.sampling
     biased = [token for token, _ in fields.get("logit_bias", ())]
     _check_ids("logit_bias", biased, serving.vocab_size)
     for name in ("stop_token_ids", "allowed_token_ids"):
         _check_ids(name, fields.get(name, ()), serving.vocab_size)
+    if call.grammar is not None:
+        fields = {**fields, "structured": await _structured(call.grammar, serving)}
     if not call.bad_words:
         return fields
     banned = await asyncio.to_thread(_spellings, call.bad_words, serving.model.tokenizer)
     return {**fields, "bad_words": banned}
+
+
+async def _structured(asked: AskedGrammar, serving: Serving) -> StructuredOutput:
+    try:
+        return StructuredOutput(await serving.model.grammar(asked.kind, asked.value))
+    except GrammarError as error:
+        raise asked.refusal(error) from None
 
 
 def _check_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:

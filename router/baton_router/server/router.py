@@ -164,6 +164,7 @@ class Router:
         self._demand = Demand(name, clock)
         metrics = RouterMetrics(self.view, self._demand)
         metrics.unheard(lambda: self.fleet.kv_events.dropped, self._refused)
+        metrics.grammars(lambda: self._models.grammar_counts)
         metrics.conflicts.set_function(lambda: len(self._table.conflicts()))
         metrics.held.set_function(lambda: self.report().held)
         self.dispatcher = self.fleet.listener = Dispatcher(

@@ -73,14 +73,16 @@ def _lists(schema: Json) -> Iterator[Edge]:
 
 
 def _objects(schema: Json) -> Iterator[Edge]:
-    if schema == {"type": "object"}:
+    if not schema.keys() - {"type", "description"}:
         yield {"a name": 1}, True
     for inner in schema.get("patternProperties", {}).values():
         yield from (({"7": value}, allowed) for value, allowed in edges(inner))
         yield {"a name": example(inner)}, False
-    for name, inner in schema.get("properties", {}).items():
+    properties = schema.get("properties", {})
+    needed = {name: example(properties[name]) for name in schema.get("required", ())}
+    for name, inner in properties.items():
         if "const" not in inner:
-            yield from (({name: value}, allowed) for value, allowed in edges(inner))
+            yield from ((needed | {name: value}, allowed) for value, allowed in edges(inner))
     if "maxProperties" in schema:
         values = [*schema.get("patternProperties", {}).values(), {"type": "string"}]
         most, one = schema["maxProperties"], example(values[0])

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from baton_protocol.errors import InvalidRequest
 from baton_router.http.openapi import BODIES
 from baton_router.openai.body_reader import Fields
+from baton_router.openai.structured_output import NAMES, ONE_AT_MOST
 from tests.router.openai.test_schema import NEEDED, READERS
 
 Json = dict[str, Any]
@@ -21,6 +22,7 @@ Json = dict[str, Any]
 IN_WORDS = {
     "min_tokens": "min_tokens is at most what max_tokens is, or is by default",
     "best_of": "best_of is what n is",
+    **dict.fromkeys((*NAMES, "allowed_token_ids"), ONE_AT_MOST),
 }
 OF_CHATS = {
     "continue_final_message": (
@@ -177,6 +179,15 @@ CASES: list[tuple[str, Json, bool]] = [
     ("ChatRequest", {"stream": True, "stream_options": {"include_usages": True}}, False),
     ("ChatRequest", {"messages": [{"role": "user", "content": "x", "contents": "y"}]}, False),
     ("ChatRequest", {"messages": [{"role": "user", "content": "x", "name": "y"}]}, True),
+    ("ChatRequest", {"response_format": {"type": "json_object", "triggers": None}}, True),
+    ("ChatRequest", {"response_format": {"type": "json_object", "triggers": ["x"]}}, False),
+    ("ChatRequest", {"response_format": {"json_schema": {"schema": {}}}}, False),
+    ("ChatRequest", {"response_format": {"type": "json_schema", "json_schema": {}}}, False),
+    ("CompletionRequest", {"structured_outputs": {"regex": "a", "json": None}}, True),
+    ("CompletionRequest", {"structured_outputs": {"regex": "a", "json": {}}}, False),
+    ("CompletionRequest", {"structured_outputs": {}}, False),
+    ("CompletionRequest", {"guided_choice": ["a", ""]}, False),
+    ("CompletionRequest", {"guided_json": {}, "response_format": {"type": "text"}}, True),
     ("DrainRequest", {"reason": "x" * 201}, False),
     ("DrainRequest", {"reason": "two\nlines"}, False),
     ("DrainRequest", {"reason": "Stra\u00dfe, \u00a0\u65e5"}, True),

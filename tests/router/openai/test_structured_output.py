@@ -1,0 +1,410 @@
+"""Each way to say what an answer must match reaches the node as a grammar, or is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import openai
+import pytest
+from pydantic import BaseModel
+
+from baton_protocol import STRUCTURED_SINCE
+from baton_protocol.link import PrefillJob, RunJob
+from baton_router.nodes.model_grammars import ModelGrammars
+from baton_router.openai.chat import ChatCall
+from baton_router.openai.completions import CompletionCall
+from baton_text.artifacts import byte_artifacts
+from baton_text.grammar import (
+    COMPILED_KEPT,
+    MAX_CHOICES,
+    MAX_GRAMMAR_BYTES,
+    GrammarError,
+    Grammars,
+    grammar_of,
+)
+from baton_text.tokenizer import Tokenizer
+from tests.support.nodes.fake_node import FakeNode
+from tests.support.nodes.servings import make_serving
+from tests.support.waiting import until
+
+Json = dict[str, Any]
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+MESSAGES: Any = [{"role": "user", "content": "Hi"}]
+BODIES: dict[str, Json] = {CHAT: {"messages": MESSAGES}, COMPLETIONS: {"prompt": "Hi"}}
+PERSON: Json = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+ANN = '{"name": "Ann", "age": 3}'
+TAG: Json = {
+    "structures": [{"begin": "<call=f>", "schema": PERSON, "end": "</call>"}],
+    "triggers": ["<call"],
+}
+CALLED = 'so <call=f>{"name":"A","age":1}</call> done'
+LARK, EBNF = 'start: ("a" | "b")+', 'root ::= "x" [0-9]+'
+
+
+def schema(**more: Any) -> Json:
+    told = {"name": "person", "schema": PERSON} | more
+    return {"response_format": {"type": "json_schema", "json_schema": told}}
+
+
+def outputs(**kinds: Any) -> Json:
+    return {"structured_outputs": kinds}
+
+
+ASKED: list[tuple[Json, str, str]] = [
+    ({"response_format": {"type": "json_object"}}, '{"a": [1]}', "[1]"),
+    ({"response_format": {"type": "json_object", "json_schema": None}}, "{}", "1"),
+    (schema(), ANN, '{"name": "Ann"}'),
+    (schema(strict=True, description="of a person"), ANN, "{}"),
+    (schema(strict=False, name=None), ANN, "{}"),
+    ({"response_format": {"type": "structural_tag", **TAG}}, CALLED, "<call=f>{}</call>"),
+    (outputs(json=PERSON), ANN, "{}"),
+    (outputs(json=json.dumps(PERSON)), ANN, "{}"),
+    (outputs(json={}), "[1]", "[1"),
+    (outputs(json_object=True), "{}", "[]"),
+    (outputs(regex=r"\d{3}-[a-z]+"), "123-ab", "12-ab"),
+    (outputs(choice=["yes", "no"]), "yes", "ye"),
+    (outputs(grammar=LARK), "abba", "abc"),
+    (outputs(grammar=EBNF), "x12", "x"),
+    (outputs(structural_tag=TAG), CALLED, "<call=f>{}</call>"),
+    (outputs(structural_tag=json.dumps(TAG)), "no call", "<call=g>"),
+    (outputs(regex="a|b", json=None, disable_fallback=True, whitespace_pattern=None), "a", "ab"),
+    (outputs(regex="a", disable_any_whitespace=False), "a", "b"),
+    ({"guided_json": PERSON}, ANN, "{}"),
+    ({"guided_json": json.dumps(PERSON)}, ANN, "{}"),
+    ({"guided_regex": "a+"}, "aaa", "ab"),
+    ({"guided_choice": ["left", "right"]}, "right", "r"),
+    ({"guided_grammar": LARK}, "ab", "c"),
+    ({"guided_json": PERSON, "response_format": {"type": "text"}}, ANN, "{}"),
+    (
+        {
+            **outputs(regex="[a-z]+"),
+            **{"min_tokens": 1, "stop": ["x"], "ignore_eos": True, "n": 2, "seed": 1},
+            **{"frequency_penalty": 1, "logit_bias": {"7": 2}, "prompt_logprobs": 1},
+            **{"bad_words": ["bad"], "temperature": 0.5},
+        },
+        "abc",
+        "1",
+    ),
+]
+
+
+def matches(grammar: str, text: str) -> bool:
+    matcher = Grammars(Tokenizer.from_artifacts(byte_artifacts(259))).matcher(grammar)
+    return matcher.accept(text.encode()) and matcher.complete
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_each_way_to_ask_reaches_both_nodes_as_a_grammar(
+    running: Any, decode: FakeNode, prefill: FakeNode, path: str
+) -> None:
+    async with running(decode, prefill, handoff="always") as client:
+        for asked, matching, other in ASKED:
+            decode.got.clear()
+            prefill.got.clear()
+            status, answer, _ = await client.post(path, BODIES[path] | {"max_tokens": 4} | asked)
+            assert status == 200, answer
+            jobs = prefill.got_of(PrefillJob) + decode.got_of(RunJob)
+            grammars = [job.request.params.structured.grammar for job in jobs]
+            assert set(grammars) == {grammars[0]}
+            assert matches(grammars[0], matching), asked
+            assert not matches(grammars[0], other), asked
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {},
+        {"response_format": None},
+        {"response_format": {"type": "text"}},
+        {"structured_outputs": None, "guided_json": None, "guided_choice": None},
+    ],
+)
+async def test_who_asks_for_text_gets_no_grammar_and_none_is_compiled(
+    running: Any, decode: FakeNode, asked: Json
+) -> None:
+    async with running(decode) as client:
+        status, answer, _ = await client.post(CHAT, BODIES[CHAT] | asked)
+        assert status == 200, answer
+        assert await client.figure("baton_router_grammar_compiled_total") == 0
+    [job] = decode.got_of(RunJob)
+    assert job.request.params.structured is None
+
+
+DEEP: Json = {}
+for _ in range(100):
+    DEEP = {"properties": {"a": DEEP}}
+REFUSED: list[tuple[Json, str, str]] = [
+    # The form.
+    ({"response_format": "json"}, "response_format", '"json"; it must be an object'),
+    ({"response_format": {}}, "response_format.type", "json_schema, structural_tag"),
+    ({"response_format": {"type": "yaml"}}, "response_format.type", '"yaml"; use one of text'),
+    (
+        {"response_format": {"type": "json_object", "schema": {"type": "object"}}},
+        "response_format.schema",
+        "it may have type",
+    ),
+    (
+        {"response_format": {"type": "json_schema"}},
+        "response_format.json_schema",
+        "null; it must be an object",
+    ),
+    (schema(schema=None), "response_format.json_schema.schema", "null; it must be an object"),
+    (schema(schema="{}"), "response_format.json_schema.schema", "it must be an object"),
+    (schema(strict="yes"), "response_format.json_schema.strict", '"yes"; it must be true or false'),
+    (schema(name=5), "response_format.json_schema.name", "5; it must be a string"),
+    (schema(scheme={}), "response_format.json_schema.scheme", "name, description, strict"),
+    (
+        {"response_format": {"type": "structural_tag", "triggers": ["<"]}},
+        "response_format.structures",
+        "a list of objects",
+    ),
+    (
+        {"response_format": {"type": "structural_tag", "format": {}}},
+        "response_format.format",
+        "type, structures, triggers",
+    ),
+    (outputs(), "structured_outputs", "has none of them; it must have exactly one of json"),
+    (outputs(json={}, regex="a"), "structured_outputs", "json and regex; it must have exactly one"),
+    (outputs(xml="a"), "structured_outputs.xml", "json, json_object, regex"),
+    (outputs(json=[1]), "structured_outputs.json", "[1]; it must be a JSON schema"),
+    (outputs(json_object=False), "structured_outputs.json_object", "it must be true"),
+    (outputs(regex=""), "structured_outputs.regex", "not empty"),
+    (outputs(choice="yes"), "structured_outputs.choice", "a list of one string"),
+    (outputs(choice=[""]), "structured_outputs.choice", "may be empty"),
+    (outputs(structural_tag={**TAG, "a": 1}), "structured_outputs.structural_tag.a", "structures"),
+    (
+        outputs(regex="a", whitespace_pattern=" *"),
+        "structured_outputs.whitespace_pattern",
+        "leave it out",
+    ),
+    ({"guided_choice": []}, "guided_choice", "one string at least"),
+    ({"guided_choice": ["a"] * (MAX_CHOICES + 1)}, "guided_choice", f"at most {MAX_CHOICES}"),
+    ({"guided_choice": ["a" * MAX_GRAMMAR_BYTES, "b"]}, "guided_choice", str(MAX_GRAMMAR_BYTES)),
+    ({"guided_regex": ["a"]}, "guided_regex", "not empty"),
+    ({"guided_regex": "a" * (MAX_GRAMMAR_BYTES + 1)}, "guided_regex", str(MAX_GRAMMAR_BYTES)),
+    (
+        {"guided_json": {"const": "x" * MAX_GRAMMAR_BYTES}},
+        "guided_json",
+        f"at most {MAX_GRAMMAR_BYTES}",
+    ),
+    # Two of them.
+    ({"guided_json": {}, "guided_regex": "a"}, "guided_regex", "guided_regex and guided_json"),
+    (
+        {**schema(), **outputs(regex="a")},
+        "structured_outputs",
+        "structured_outputs and response_format both",
+    ),
+    (
+        {"guided_regex": "a", "allowed_token_ids": [97]},
+        "allowed_token_ids",
+        "allowed_token_ids and guided_regex",
+    ),
+    # What does not compile.
+    (schema(schema={"type": "objekt"}), "response_format", "objekt"),
+    (schema(schema={"$ref": "#/missing"}), "response_format", "/missing"),
+    (schema(schema=DEEP), "response_format", "deeper than 64"),
+    (
+        {"response_format": {"type": "structural_tag", **TAG, "triggers": ["<x"]}},
+        "response_format",
+        "none of the triggers",
+    ),
+    (outputs(regex="(a"), "structured_outputs", "structured_outputs.regex: "),
+    (outputs(grammar="start: missing"), "structured_outputs", "missing"),
+    (outputs(structural_tag="{"), "structured_outputs", "no JSON"),
+    ({"guided_json": "{"}, "guided_json", "no JSON"),
+    ({"guided_json": "[1]"}, "guided_json", "a schema is an object"),
+    ({"guided_regex": "(?=a)b"}, "guided_regex", "look-around"),
+    ({"guided_grammar": "root ::= ("}, "guided_grammar", "EBNF"),
+]
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_what_cannot_be_matched_is_refused_before_anything_is_queued(
+    running: Any, decode: FakeNode, path: str
+) -> None:
+    async with running(decode) as client:
+        for asked, param, told in REFUSED:
+            status, answer, _ = await client.post(path, BODIES[path] | asked)
+            assert (status, answer["error"].get("param")) == (400, param), answer
+            assert told in answer["error"]["message"], answer
+            assert len(answer["error"]["message"]) < 1000
+    assert decode.got_of(RunJob) == []
+
+
+@pytest.mark.parametrize("parse", [ChatCall.parse, CompletionCall.parse])
+def test_a_schema_keeps_the_order_of_its_properties(parse: Any) -> None:
+    ordered = {"properties": {"z": {}, "a": {}}, "required": ["z", "a"]}
+    needed = BODIES[CHAT] if parse == ChatCall.parse else BODIES[COMPLETIONS]
+    call = parse(msgspec.json.encode(needed | {"guided_json": ordered}))
+    assert call.grammar.value == '{"properties":{"z":{},"a":{}},"required":["z","a"]}'
+
+
+@pytest.mark.integration
+async def test_a_grammar_is_compiled_once_and_its_later_requests_are_hits(
+    running: Any, decode: FakeNode
+) -> None:
+    async with running(decode) as client:
+        for _ in range(3):
+            status, answer, _ = await client.post(CHAT, BODIES[CHAT] | schema())
+            assert status == 200, answer
+        assert await client.figure("baton_router_grammar_compiled_total") == 1
+        assert await client.figure("baton_router_grammar_hits_total") == 2
+        assert await client.figure("baton_router_grammar_compile_seconds_total") > 0
+
+
+async def test_many_who_ask_for_a_new_grammar_at_once_wait_for_one_check() -> None:
+    model = make_serving().model
+    texts = await asyncio.gather(*(model.grammar("regex", "a+") for _ in range(50)))
+    assert set(texts) == {grammar_of("regex", "a+")}
+    assert (model.grammars.counts.compiled, model.grammars.counts.hits) == (1, 0)
+    with pytest.raises(GrammarError):
+        await model.grammar("regex", "(")
+    assert await model.grammar("regex", "a+") == texts[0]
+    assert model.grammars.counts.hits == 1
+
+
+async def test_grammars_are_forgotten_and_checked_again() -> None:
+    model = make_serving().model
+    for count in range(1, COMPILED_KEPT + 2):
+        await model.grammar("regex", f"a{{{count}}}")
+    await model.grammar("regex", "a{1}")
+    assert (model.grammars.counts.compiled, model.grammars.counts.hits) == (COMPILED_KEPT + 2, 0)
+
+
+async def test_a_check_goes_on_when_its_client_leaves() -> None:
+    model = make_serving().model
+    left = asyncio.create_task(model.grammar("regex", "[a-z]{100}"))
+    await asyncio.sleep(0)  # it has begun
+    left.cancel()
+    await until(lambda: model.grammars.counts.compiled == 1)
+    with pytest.raises(asyncio.CancelledError):
+        await left
+
+
+async def test_a_tokenizer_that_grammars_cannot_read_is_a_refusal_that_says_so() -> None:
+    class Unreadable(Tokenizer):
+        def to_json(self) -> str:
+            return "{}"
+
+    tokenizer = Unreadable.from_artifacts(byte_artifacts(259))
+    with pytest.raises(GrammarError, match="tokenizer cannot be used with grammars"):
+        await ModelGrammars().text(tokenizer, "regex", "a")
+
+
+# --- nodes of an older version --------------------------------------------------------------------
+
+
+@pytest.fixture
+async def older() -> AsyncIterator[FakeNode]:
+    async with FakeNode("decode-9", "decode", protocol=STRUCTURED_SINCE - 1) as node:
+        yield node
+
+
+@pytest.mark.integration
+async def test_a_node_that_would_ignore_a_grammar_gets_no_request_with_one(
+    running: Any, decode: FakeNode, older: FakeNode
+) -> None:
+    async with running(decode, older) as client:
+        for _ in range(8):
+            status, answer, _ = await client.post(CHAT, BODIES[CHAT] | schema())
+            assert status == 200, answer
+    assert len(decode.got_of(RunJob)) == 8
+    assert older.got_of(RunJob) == []
+
+
+@pytest.mark.integration
+async def test_where_all_nodes_are_older_the_answer_says_what_is_missing(
+    running: Any, older: FakeNode
+) -> None:
+    async with running(older, unready_wait_s=0) as client:
+        status, answer, _ = await client.post(CHAT, BODIES[CHAT] | schema())
+        assert (status, answer["error"]["code"]) == (503, "unavailable"), answer
+        assert (
+            f"decode-9 cannot run it: structured output needs version {STRUCTURED_SINCE}"
+            in (answer["error"]["message"])
+        )
+        assert (await client.post(CHAT, BODIES[CHAT]))[0] == 200
+
+
+# --- the official client --------------------------------------------------------------------------
+
+
+class Person(BaseModel):
+    name: str
+    age: int
+
+
+@pytest.fixture
+def client(running: Any, decode: FakeNode) -> Any:
+    """`async with client() as openai_client`."""
+
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[openai.AsyncOpenAI]:
+        async with (
+            running(decode) as router,
+            openai.AsyncOpenAI(
+                base_url=router.url + "/v1", api_key="any", max_retries=0
+            ) as official,
+        ):
+            yield official
+
+    return opened
+
+
+def grammars_at(node: FakeNode) -> Iterator[str]:
+    for job in node.got_of(RunJob):
+        yield job.request.params.structured.grammar
+
+
+@pytest.mark.integration
+async def test_the_official_client_parses_an_answer_into_a_pydantic_model(
+    client: Any, decode: FakeNode
+) -> None:
+    decode.script.reply = ANN.encode()
+    async with client() as api:
+        answer = await api.chat.completions.parse(
+            model="fake-model", messages=MESSAGES, response_format=Person
+        )
+        assert answer.choices[0].message.parsed == Person(name="Ann", age=3)
+        async with api.chat.completions.stream(
+            model="fake-model", messages=MESSAGES, response_format=Person
+        ) as stream:
+            streamed = await stream.get_final_completion()
+        assert streamed.choices[0].message.parsed == Person(name="Ann", age=3)
+    for grammar in grammars_at(decode):
+        assert matches(grammar, ANN)
+        assert not matches(grammar, '{"name": "Ann", "age": "3"}')
+
+
+@pytest.mark.integration
+async def test_the_official_client_sends_formats_and_more(client: Any, decode: FakeNode) -> None:
+    told = [schema(strict=True), {"response_format": {"type": "json_object"}}]
+    more = [outputs(choice=["yes", "no"]), {"guided_regex": "a+"}]
+    async with client() as api:
+        for fields in told:
+            await api.chat.completions.create(model="fake-model", messages=MESSAGES, **fields)
+        for fields in more:
+            await api.completions.create(model="fake-model", prompt="Hi", extra_body=fields)
+        with pytest.raises(openai.BadRequestError) as caught:
+            await api.chat.completions.create(
+                model="fake-model", messages=MESSAGES, **schema(schema={"type": "objekt"})
+            )
+    assert caught.value.param == "response_format"
+    grammars = list(grammars_at(decode))
+    expected = [(ANN, "{}"), ("{}", "[]"), ("yes", "y"), ("aa", "b")]
+    for grammar, (matching, other) in zip(grammars, expected, strict=True):
+        assert matches(grammar, matching)
+        assert not matches(grammar, other)
