@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,11 +20,14 @@ from baton_protocol.link import PrefillJob, RunJob
 from baton_router.nodes.model_grammars import ModelGrammars
 from baton_router.openai.chat import ChatCall
 from baton_router.openai.completions import CompletionCall
+from baton_router.openai.structured_output import KINDS, MAX_STRUCTURES, NAMES, TYPES
 from baton_text.artifacts import byte_artifacts
 from baton_text.grammar import (
     COMPILED_KEPT,
     MAX_CHOICES,
+    MAX_COMPILE_S,
     MAX_GRAMMAR_BYTES,
+    MAX_JSON_DEPTH,
     GrammarError,
     Grammars,
     grammar_of,
@@ -408,3 +413,46 @@ async def test_the_official_client_sends_formats_and_more(client: Any, decode: F
     for grammar, (matching, other) in zip(grammars, expected, strict=True):
         assert matches(grammar, matching)
         assert not matches(grammar, other)
+
+
+# --- the page -------------------------------------------------------------------------------------
+
+PAGE = (Path(__file__).parents[3] / "docs" / "structured-output.md").read_text()
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.integration
+async def test_the_pages_examples_for_python_run_and_ask_for_what_they_say(
+    running: Any, decode: FakeNode
+) -> None:
+    decode.script.reply = b'{"name": "Ann", "born": 3}'
+    async with running(decode) as router:
+        program = "\n".join(BLOCK.findall(PAGE)).replace("http://localhost:8000", router.url)
+        await asyncio.to_thread(exec, program, {"__name__": "__main__"})
+    answers = ['{"name": "Ann", "born": 3}', "{}", "1909-07-25", "friendly", "1 + 22", "Rain."]
+    grammars = list(grammars_at(decode))
+    for number, grammar in enumerate(grammars):
+        assert matches(grammar, answers[number]), answers[number]
+    assert len(grammars) == len(answers)
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [
+        f"{MAX_GRAMMAR_BYTES:,} bytes",
+        f"| {MAX_JSON_DEPTH} |",
+        f"| choices | {MAX_CHOICES:,} |",
+        f"| structures and triggers, each | {MAX_STRUCTURES:,} |",
+        f"{MAX_COMPILE_S:g} seconds",
+        f"The {COMPILED_KEPT} that were used last",
+    ],
+)
+def test_the_page_has_the_limits(limit: str) -> None:
+    assert limit in PAGE
+
+
+def test_the_page_has_each_way_to_ask() -> None:
+    for kind in KINDS:
+        assert f"`structured_outputs.{kind}`" in PAGE
+    for name in (*NAMES, *TYPES):
+        assert f"`{name}" in PAGE, name
