@@ -42,6 +42,8 @@ LONG_PROMPT = 8192
 SEED_BITS = 63
 # Of all prompts of a call: each takes 8 bytes until it is answered.
 MAX_TOKENS = 1 << 20
+# Of all prompts of a call: each takes its grammar to its nodes, and again when it is placed again.
+MAX_GRAMMARS_BYTES = 16 << 20
 # A chat template may leave out parts of a conversation, such as earlier reasoning, but never as
 # much as 7 of 8 characters.
 LEFT_OUT = 8
@@ -64,7 +66,7 @@ async def prepare(
     clock."""
     prompts = await _prompts(call, serving)
     _check_sequences(len(prompts), call.sampling.get("n", 1), most_sequences)
-    sampling = await _sampling(call, serving)
+    sampling = await _sampling(call, serving, len(prompts))
     prepared = []
     tokens = 0
     for slot, prompt in enumerate(prompts):
@@ -236,7 +238,7 @@ def _too_long(serving: Serving, reason: str, field: str) -> PromptTooLong:
     )
 
 
-async def _sampling(call: Call, serving: Serving) -> Mapping[str, Any]:
+async def _sampling(call: Call, serving: Serving, prompts: int) -> Mapping[str, Any]:
     """The call's sampling fields, with all ids in the vocabulary, bad words as ids, and what the
     answer must match as a grammar that compiles."""
     fields = call.sampling
@@ -245,18 +247,26 @@ async def _sampling(call: Call, serving: Serving) -> Mapping[str, Any]:
     for name in ("stop_token_ids", "allowed_token_ids"):
         _check_ids(name, fields.get(name, ()), serving.vocab_size)
     if call.grammar is not None:
-        fields = {**fields, "structured": await _structured(call.grammar, serving)}
+        fields = {**fields, "structured": await _structured(call.grammar, serving, prompts)}
     if not call.bad_words:
         return fields
     banned = await asyncio.to_thread(_spellings, call.bad_words, serving.model.tokenizer)
     return {**fields, "bad_words": banned}
 
 
-async def _structured(asked: AskedGrammar, serving: Serving) -> StructuredOutput:
+async def _structured(asked: AskedGrammar, serving: Serving, prompts: int) -> StructuredOutput:
     try:
-        return StructuredOutput(await serving.model.grammar(asked.kind, asked.value))
+        grammar = await serving.model.grammar(asked.kind, asked.value)
     except GrammarError as error:
         raise asked.refusal(error) from None
+    size = len(grammar.encode())
+    if prompts * size > MAX_GRAMMARS_BYTES:
+        raise InvalidRequest(
+            f"{asked.field} makes a grammar of {size} bytes for each of {prompts} prompts; at most"
+            f" {MAX_GRAMMARS_BYTES} bytes in one call: send fewer prompts at a time",
+            param="prompt",
+        )
+    return StructuredOutput(grammar)
 
 
 def _check_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:

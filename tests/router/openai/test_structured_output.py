@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -16,11 +17,14 @@ import pytest
 from pydantic import BaseModel
 
 from baton_protocol import STRUCTURED_SINCE
+from baton_protocol.errors import InvalidRequest
 from baton_protocol.link import PrefillJob, RunJob
+from baton_router.auth import Tenant
 from baton_router.nodes.model_grammars import ModelGrammars
 from baton_router.openai.chat import ChatCall
 from baton_router.openai.completions import CompletionCall
 from baton_router.openai.structured_output import KINDS, MAX_STRUCTURES, NAMES, TYPES
+from baton_router.requests.tokenize import MAX_GRAMMARS_BYTES, prepare
 from baton_text.artifacts import byte_artifacts
 from baton_text.grammar import (
     COMPILED_KEPT,
@@ -309,6 +313,18 @@ async def test_a_tokenizer_that_grammars_cannot_read_is_a_refusal_that_says_so()
         await ModelGrammars().text(tokenizer, "regex", "a")
 
 
+async def test_a_call_of_many_prompts_with_a_large_grammar_is_refused() -> None:
+    choices = ["a" * 20_000, "b"]
+    body = {"prompt": ["Hi"] * 1024, "guided_choice": choices}
+    call = CompletionCall.parse(msgspec.json.encode(body))
+    facts: Json = {"tenant": Tenant(), "deadline": 60.0, "rng": random.Random(0)}
+    with pytest.raises(InvalidRequest, match="for each of 1024 prompts; at most") as caught:
+        await prepare(call, make_serving(), "r", **facts)
+    assert caught.value.param == "prompt"
+    few = CompletionCall.parse(msgspec.json.encode(body | {"prompt": ["Hi"] * 8}))
+    assert len(await prepare(few, make_serving(), "r", **facts)) == 8
+
+
 # --- nodes of an older version --------------------------------------------------------------------
 
 
@@ -444,6 +460,7 @@ async def test_the_pages_examples_for_python_run_and_ask_for_what_they_say(
         f"| choices | {MAX_CHOICES:,} |",
         f"| structures and triggers, each | {MAX_STRUCTURES:,} |",
         f"{MAX_COMPILE_S:g} seconds",
+        f"of one call together | {MAX_GRAMMARS_BYTES:,} bytes",
         f"The {COMPILED_KEPT} that were used last",
     ],
 )
