@@ -36,6 +36,7 @@ OLDER: Mapping[str, Kind] = {
 NAMES = (FORMAT, OUTPUTS, *OLDER)
 ONE_AT_MOST = f"at most one of {', '.join(NAMES)} is there, and then no allowed_token_ids"
 MAX_STRUCTURES = 1024
+MAX_REASON = 500  # characters
 _JSON_SCHEMA = "json_schema"
 # What each type of `response_format` has beside its type.
 TYPES: Mapping[str, tuple[str, ...]] = {
@@ -57,8 +58,10 @@ class AskedGrammar:
     field: str
 
     def refusal(self, error: GrammarError) -> InvalidRequest:
-        """Of a grammar that does not compile."""
-        return InvalidRequest(f"{self.field}: {error}", param=self.field.partition(".")[0])
+        """Of a grammar that does not compile. The reason may repeat all of it, and is cut then."""
+        why = str(error)
+        told = why if len(why) <= MAX_REASON else f"{why[:MAX_REASON]}..."
+        return InvalidRequest(f"{self.field}: {told}", param=self.field.partition(".")[0])
 
 
 def asked_grammar(fields: Fields) -> AskedGrammar | None:

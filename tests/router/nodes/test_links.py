@@ -231,7 +231,13 @@ async def test_of_models_that_no_node_uses_the_last_used_ones_are_kept() -> None
             reports.append(node.report)
             await store.get(node.report, node.address)
         await store.get(reports[0], node.address)
+        for report in (reports[1], reports[2]):
+            model = store.ready(report)
+            assert model is not None
+            await model.grammar("regex", "a+")
+        assert store.grammar_counts.compiled == 2
         store.forget_unused([reports[1]])
+        assert store.grammar_counts.compiled == 2, "those of a forgotten model count"
         kept = [number for number, report in enumerate(reports) if store.ready(report) is not None]
         assert kept == [0, 1, *range(4, KEPT_UNUSED + 3)]
         await store.close()

@@ -222,6 +222,8 @@ REFUSED: list[tuple[Json, str, str]] = [
     ),
     # What does not compile.
     (schema(schema={"type": "objekt"}), "response_format", "objekt"),
+    (schema(schema={"type": "x" * 100_000}), "response_format", "xxx"),
+    (outputs(regex="(" + "a" * 100_000), "structured_outputs", "structured_outputs.regex: "),
     (schema(schema={"$ref": "#/missing"}), "response_format", "/missing"),
     (schema(schema=DEEP), "response_format", "deeper than 64"),
     (
