@@ -10,6 +10,7 @@ import pytest
 from baton_text.artifacts import BYTE_EOS_ID, BYTE_VOCAB_SIZE, byte_artifacts
 from baton_text.grammar import (
     COMPILED_KEPT,
+    MAX_EBNF_BYTES,
     MAX_GRAMMAR_BYTES,
     GrammarError,
     Grammars,
@@ -89,6 +90,9 @@ def test_a_text_matches_or_not(
         ("choice", ["a"] * 2000, "at most 1024"),
         ("grammar", "start: missing", "missing"),
         ("grammar", "root ::= (", "EBNF"),
+        ("grammar", "root ::= " + "x" * MAX_EBNF_BYTES, str(MAX_EBNF_BYTES)),
+        ("json", {"enum": ["a" * MAX_GRAMMAR_BYTES]}, str(MAX_GRAMMAR_BYTES)),
+        ("choice", ["a" * MAX_GRAMMAR_BYTES, "b"], str(MAX_GRAMMAR_BYTES)),
         ("structural_tag", {"structures": []}, "one structure"),
         ("structural_tag", {**TAG, "triggers": ["<other"]}, "none of the triggers"),
     ],
@@ -150,6 +154,13 @@ def test_the_grammars_used_last_are_kept() -> None:
     assert (grammars.compiled, grammars.hits) == (COMPILED_KEPT + 1, 1)
     grammars.check(texts[-1])
     assert grammars.compiled == COMPILED_KEPT + 1
+
+
+def test_what_takes_too_long_to_compile_is_refused_each_time() -> None:
+    grammars = Grammars(Tokenizer.from_artifacts(byte_artifacts()), max_compile_s=0.0)
+    for _ in range(2):
+        with pytest.raises(GrammarError, match="at most 0 s"):
+            grammars.check(grammar_of("regex", "[a-z]{3}"))
 
 
 def test_a_vocabulary_may_be_larger_than_the_tokenizers() -> None:
