@@ -281,11 +281,11 @@ def test_jobs_that_were_aborted_in_the_queue_are_not_compiled(
 def test_a_request_ends_at_its_deadline_while_its_grammar_is_compiled(
     node: LoopNode, held: HeldGrammars
 ) -> None:
-    wait(node, held, RunJob(due(structured("r"), 10.0)))
-    node.ahead += 9
+    wait(node, held, RunJob(due(structured("r"), 1000.0)))
+    node.ahead += 900
     turn(node)
     assert not node.failures()
-    node.ahead += 1
+    node.ahead += 100
     node.loop.turn()
     (failed,) = node.failures()
     assert (failed.request, failed.error.code) == ("r", "deadline_exceeded")
@@ -298,11 +298,11 @@ def test_a_request_ends_at_its_deadline_while_its_grammar_is_compiled(
 def test_the_time_that_compiling_takes_counts_towards_the_deadline(
     node: LoopNode, held: HeldGrammars
 ) -> None:
-    wait(node, held, RunJob(due(structured("r"), 10.0), await_first=True))
-    node.ahead += 9
+    wait(node, held, RunJob(due(structured("r"), 1000.0), await_first=True))
+    node.ahead += 900
     held.go.set()
     spin([node], lambda: not node.compiling, "the grammar")
-    node.ahead += 1
+    node.ahead += 100
     spin([node], lambda: bool(node.failures()), "the end")
     assert node.failures()[0].error.code == "deadline_exceeded"
 

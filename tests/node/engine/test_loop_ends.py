@@ -100,12 +100,12 @@ def test_an_aborted_prefill_job_gives_no_token(node: LoopNode) -> None:
 
 
 def test_a_running_request_ends_at_its_deadline_with_a_final_error(node: LoopNode) -> None:
-    request = due(make_request("r", PROMPT, max_tokens=4000), 10.0)
+    request = due(make_request("r", PROMPT, max_tokens=4000), 1000.0)
     node.take(RunJob(request))
     spin([node], lambda: len(node.ids("r")) > 2, "some tokens")
-    node.ahead += 9
+    node.ahead += 900
     spin([node], lambda: len(node.ids("r")) > 100, "more tokens")
-    node.ahead += 1
+    node.ahead += 100
     spin([node], lambda: bool(node.failures()), "the end")
     assert node.freed
     (failed,) = node.failures()
@@ -120,14 +120,14 @@ def test_a_request_that_does_not_run_yet_ends_at_its_deadline_too(
     running = make_request("running", PROMPT, max_tokens=4000)
     node.take(RunJob(running))
     spin([node], lambda: len(node.ids("running")) > 2, "some tokens")
-    request = due(make_request("r", PROMPT[::-1]), 10.0)
+    request = due(make_request("r", PROMPT[::-1]), 1000.0)
     if stage == "prefill":
         node.take(PrefillJob(request, NodeId("d"), Epoch("e")))
     else:
         node.take(RunJob(request, await_first=stage == "parked"))
     spin([node], lambda: len(node.ids("running")) > 20, "some turns")
     assert not node.failures()
-    node.ahead += 10
+    node.ahead += 1000
     spin([node], lambda: bool(node.failures()), "the end")
     node.take(Abort(running.id, 1))
     settle([node])
@@ -136,8 +136,8 @@ def test_a_request_that_does_not_run_yet_ends_at_its_deadline_too(
 
 
 def test_a_request_that_ended_in_time_is_not_failed_later(node: LoopNode) -> None:
-    request = due(make_request("r", PROMPT), 10.0)
+    request = due(make_request("r", PROMPT), 1000.0)
     alone(node, request)
-    node.ahead += 100
+    node.ahead += 2000
     alone(node, make_request("next", PROMPT))
     assert not node.failures()
