@@ -281,9 +281,9 @@ def test_parameters_may_have_the_forms_that_vllms_users_know(
     seen = []
     submit = llm.engine.submit
 
-    def noted(request: Request) -> None:
+    def noted(request: Request, **more: Any) -> None:
         seen.append(request.params)
-        submit(request)
+        submit(request, **more)
 
     monkeypatch.setattr(llm.engine, "submit", noted)
     prompt = prompt_of(9, seed=2)
