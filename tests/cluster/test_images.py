@@ -39,7 +39,7 @@ from tests.support.project.entry_points import (
 Report = Callable[[str, object], None]
 MB = 1e6
 # Of what a Dockerfile adds to its base. torch is another matter.
-MOST_BYTES = 150 * MB
+MOST_BYTES = 160 * MB  # 152 with llguidance, which is 8 MB of it
 END_S = 120.0
 # As Kubernetes starts a container: of the machine it has /dev and, here, the network. The shell
 # stays, as the first process of the container: when it is killed the kernel kills all others.
