@@ -17,12 +17,15 @@ import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from threading import Lock
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, StructTag
 from llguidance.gbnf_to_lark import any_to_lark
 
 from baton_text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
 
 Kind = Literal["json", "json_object", "regex", "choice", "grammar", "structural_tag"]
 
@@ -32,8 +35,11 @@ MAX_JSON_DEPTH = 64  # of objects and arrays in a schema
 MAX_CHOICES = 1024
 MAX_COMPILE_S = 2.0
 COMPILED_KEPT = 64  # grammars per tokenizer
-# Between JSON tokens. Unbounded whitespace lets a model that has nothing to say run to max_tokens.
-WHITESPACE = r"[ \n\t]{0,2}"
+# Unbounded whitespace between JSON tokens lets a model that has nothing to say run to max_tokens.
+JSON_OPTIONS: JsonCompileOptions = {
+    "whitespace_flexible": True,
+    "whitespace_pattern": r"[ \n\t]{0,2}",
+}
 # About 20 ms of work for a grammar, and 10 ms for a token: see llguidance's LLParserLimits. The
 # same everywhere: what one node takes, each takes.
 LIMITS = LLParserLimits(
@@ -61,8 +67,8 @@ def grammar_of(kind: Kind, value: Any) -> str:
     structural_tag  {"structures": [{"begin", "schema", "end"}], "triggers": [...]}: free text in
                     which each trigger begins one of the structures
 
-    Raise GrammarError for a value of another form. Whether the grammar compiles says
-    `Grammars.check`.
+    Raise GrammarError for a value of another form. `Grammars.check` says whether the grammar
+    compiles.
     """
     match kind:
         case "json":
@@ -79,26 +85,32 @@ def grammar_of(kind: Kind, value: Any) -> str:
             return _structural_tag(value)
 
 
-def _json(schema: dict[str, Any] | bool) -> str:
-    value: dict[str, Any] = schema if isinstance(schema, dict) else {"anyOf": [{}]}
-    if schema is False:
+def _json(schema: dict[str, Any]) -> str:
+    return str(LLMatcher.grammar_from_json_schema(schema, overrides=JSON_OPTIONS))
+
+
+def _schema(value: object) -> dict[str, Any]:
+    value = _loaded(value, "the schema")
+    if value is True:
+        return {}
+    if value is False:
         raise GrammarError("the schema is false, which no answer matches")
-    options = {"whitespace_flexible": True, "whitespace_pattern": WHITESPACE}
-    return str(LLMatcher.grammar_from_json_schema(value, overrides=options))  # type: ignore[arg-type]
-
-
-def _schema(value: object) -> dict[str, Any] | bool:
-    if isinstance(value, str):
-        _check_size(value)
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError) as error:
-            raise GrammarError(f"the schema is no JSON: {error}") from None
-    if not isinstance(value, dict | bool):
+    if not isinstance(value, dict):
         raise GrammarError(f"a schema is an object, not {_shown(value)}")
     _check_depth(value)
     _check_size(json.dumps(value, ensure_ascii=False))
     return value
+
+
+def _loaded(value: object, what: str) -> object:
+    """JSON may come as text."""
+    if not isinstance(value, str):
+        return value
+    _check_size(value)
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise GrammarError(f"{what} is no JSON: {error}") from None
 
 
 def _check_depth(value: object) -> None:
@@ -142,12 +154,7 @@ def _lark(text: str) -> str:
 
 
 def _structural_tag(value: object) -> str:
-    if isinstance(value, str):
-        _check_size(value)
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError) as error:
-            raise GrammarError(f"the structural tag is no JSON: {error}") from None
+    value = _loaded(value, "the structural tag")
     if not isinstance(value, dict):
         raise GrammarError(f"a structural tag is an object, not {_shown(value)}")
     structures, triggers = value.get("structures"), value.get("triggers")
@@ -168,10 +175,8 @@ def _tag(structure: object, triggers: Sequence[str]) -> StructTag:
     trigger = next((each for each in triggers if begin.startswith(each)), None)
     if trigger is None:
         raise GrammarError(f"the structure {begin!r} begins with none of the triggers {triggers}")
-    schema = _schema(structure.get("schema", {}))
-    body = schema if isinstance(schema, dict) else {}
-    options = {"whitespace_flexible": True, "whitespace_pattern": WHITESPACE}
-    return StructTag(trigger=trigger, begin=begin, grammar={**body, "x-guidance": options}, end=end)
+    schema = _schema(structure.get("schema", {})) | {"x-guidance": JSON_OPTIONS}
+    return StructTag(trigger=trigger, begin=begin, grammar=schema, end=end)
 
 
 def _text(value: object, what: str) -> str:
@@ -270,9 +275,10 @@ class Grammars:
     def matcher(self, grammar: str) -> Matcher:
         """A fresh Matcher at the beginning of `grammar`; compiles it if need be, without Python's
         lock. Raise GrammarError."""
-        found = self.known(grammar)
-        if found is not None:
-            return found
+        return self.known(grammar) or self._compile(grammar)[0]
+
+    def _compile(self, grammar: str) -> tuple[Matcher, float]:
+        """A fresh Matcher, and the seconds that compiling took."""
         begun = time.perf_counter()
         made = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
         made.compute_bitmask()  # a lexer is built when it is first asked
@@ -285,13 +291,13 @@ class Grammars:
             self.compile_s += taken
             while len(self._kept) > COMPILED_KEPT:
                 self._kept.popitem(last=False)
-        return Matcher(made)
+        return Matcher(made), taken
 
     def check(self, grammar: str) -> None:
         """Raise GrammarError unless `grammar` compiles within `max_compile_s`. Blocks meanwhile."""
-        self.matcher(grammar)
         with self._lock:
-            _, taken = self._kept.get(grammar, (None, 0.0))
+            kept = self._kept.get(grammar)
+        _, taken = kept or self._compile(grammar)
         if taken > self._max_compile_s:
             raise GrammarError(
                 f"it takes {taken:.1f} s to compile; at most {self._max_compile_s:g} s"

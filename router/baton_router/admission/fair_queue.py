@@ -97,9 +97,7 @@ class UsageShares:
 
 
 class Waiting(Protocol):
-    """What admission sees of a call that waits.
-
-    In: nothing. Out: Protocols, of which the HTTP layer brings the real ones.
+    """What admission sees of a call that waits; the HTTP layer has the real one.
 
     `waits` is set to why the call waits, "" for one that does not.
     """
