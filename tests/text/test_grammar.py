@@ -95,6 +95,11 @@ def test_a_text_matches_or_not(
         ("choice", ["a" * MAX_GRAMMAR_BYTES, "b"], str(MAX_GRAMMAR_BYTES)),
         ("structural_tag", {"structures": []}, "one structure"),
         ("structural_tag", {**TAG, "triggers": ["<other"]}, "none of the triggers"),
+        (
+            "structural_tag",
+            {"structures": [{"begin": "<call", "schema": False}], "triggers": ["<call"]},
+            "no answer matches",
+        ),
     ],
 )
 def test_what_cannot_be_compiled_says_why(
