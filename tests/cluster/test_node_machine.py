@@ -150,7 +150,8 @@ for target in ("198.51.100.1", "host.example"):
 
 def test_the_image_runs_baton_without_torch(pods: Pods) -> None:
     find = "import importlib.util as u; print(u.find_spec('torch'), u.find_spec('pytest'))"
-    shell = f'baton --help | head -n 1; id -u; python3 -c "{find}"; : > /new'
+    # One stream: a pod's log keeps no order between standard output and standard error.
+    shell = f'exec 2>&1; baton --help | head -n 1; id -u; python3 -c "{find}"; : > /new'
     said = pods.output("baton", pod_spec("sh", "-c", shell)).splitlines()
     assert "baton" in said[0]
     assert said[1:3] == ["65532", "None None"]
