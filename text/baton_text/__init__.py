@@ -12,6 +12,7 @@ offline API; importing transformers instead would cost each of them 3 s and 750 
     detokenizer  E(ids, stop): text that may be shown once these ids are known, and its increments
     offsets      where in a text the text of each token begins
     grammar      which tokens may come next, so that an answer matches a schema or a regex
+    parsers/     what a model wrote, told apart: reasoning, content, calls of functions
     logprobs     log-probabilities with their tokens' texts
     defaults     sampling defaults of generation_config.json
 """

@@ -1,0 +1,131 @@
+"""What a parser is, and how its pieces come out as text comes in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from baton_text.parsers.source import Source, Texts
+
+PieceKind = Literal["reasoning", "content", "call", "arguments"]
+Tools = Mapping[str, Mapping[str, Any]]  # a function's name -> the JSON schema of its arguments
+
+
+class Piece(NamedTuple):
+    """What a text adds to an answer: to its `reasoning` or its `content`; or a `call`, whose `text`
+    is the function's name; or to the `arguments` of call number `call`, a JSON object's text."""
+
+    kind: PieceKind
+    text: str
+    call: int = 0
+
+
+Pieces = Generator[Piece | None, None, None]  # None: it waits for more text
+Parse = Callable[[Source, Tools], Pieces]
+
+
+@dataclass(frozen=True)
+class CallForm:
+    """How a family writes calls, so that a grammar can ask for them:
+
+    open, then per call before_name, the name, before_arguments, the arguments as a JSON object,
+    after_arguments; `between` two calls (None: there is one call at most); close at the end.
+    What is a token of the tokenizer is that token; other text is text.
+    """
+
+    before_name: str
+    before_arguments: str
+    after_arguments: str
+    open: str = ""
+    between: str | None = ""
+    close: str = ""
+
+
+@dataclass(frozen=True)
+class ToolParser:
+    """`marks` all stand in the chat templates of the models whose answers it reads. With
+    `reads_special` its markers are special tokens, so text is read with them. With
+    `reads_reasoning` it reads reasoning too, and there is no reasoning parser beside it. `form` is
+    None where arguments are not JSON, or a call has no fixed form."""
+
+    name: str
+    parse: Parse
+    marks: tuple[str, ...]
+    reads_special: bool = False
+    reads_reasoning: bool = False
+    form: CallForm | None = None
+
+
+@dataclass(frozen=True)
+class ReasoningParser:
+    """Reasoning stands between two markers. With `always` an answer begins within it, unless its
+    prompt has closed it, even where the prompt has not opened it."""
+
+    name: str
+    begin: str
+    end: str
+    marks: tuple[str, ...]
+    always: bool = False
+    reads_special: bool = False
+
+    def begun(self, prompt: str) -> bool:
+        """Whether an answer to `prompt` begins within reasoning."""
+        end = prompt.rstrip()
+        return end.endswith(self.begin) or (self.always and not end.endswith(self.end))
+
+
+class Reader:
+    """One answer, as its text comes."""
+
+    def __init__(self, pieces: Callable[[Source], Pieces]) -> None:
+        self._source = Source()
+        self._pieces = pieces(self._source)
+
+    def push(self, text: str) -> list[Piece]:
+        """What `text` adds, as far as it can be told yet."""
+        self._source.push(text)
+        return self._read()
+
+    def finish(self) -> list[Piece]:
+        """No more text comes: what was held back."""
+        self._source.ended = True
+        return self._read()
+
+    def _read(self) -> list[Piece]:
+        found: list[Piece] = []
+        for piece in self._pieces:
+            if piece is None:
+                return found
+            if found and piece.kind != "call" and found[-1][::2] == piece[::2]:
+                found[-1] = piece._replace(text=found[-1].text + piece.text)
+            else:
+                found.append(piece)
+        rest = self._source.take(len(self._source.unread))
+        return [*found, Piece("content", rest)] if rest else found
+
+
+def as_pieces(
+    kind: PieceKind, texts: Texts[Any], call: int = 0
+) -> Generator[Piece | None, None, Any]:
+    """The texts as pieces of one kind. Return what `texts` returns."""
+    while True:
+        try:
+            text = next(texts)
+        except StopIteration as stop:
+            return stop.value
+        yield None if text is None else Piece(kind, text, call)
+
+
+def content(source: Source, *markers: str) -> Generator[Piece | None, None, str | None]:
+    """Read content up to one of `markers`, which is returned, without white space around it."""
+    found: str | None = yield from as_pieces("content", source.until(*markers, trim=True))
+    if found is not None:
+        yield from source.skip_space()
+    return found
+
+
+def all_content(source: Source, tools: Tools) -> Pieces:
+    """An answer without calls."""
+    while not (yield from source.over()):
+        yield Piece("content", source.take(len(source.unread)))
