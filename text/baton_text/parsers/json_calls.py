@@ -12,22 +12,49 @@ NAMES = ("name", "function")
 ARGUMENTS = ("arguments", "parameters")
 
 
+def json_calls(
+    source: Source,
+    number: int,
+    *markers: str,
+    known: Collection[str] | None = None,
+    before: str = "",
+) -> Generator[Piece | None, None, int]:
+    """Read one object, or a list of objects, as calls from `number` on; return the next number.
+
+    A list ends behind its last object that is a call. For the rest, see json_call.
+    """
+    bracket = yield from source.starts_with("[")
+    if bracket is None:
+        return number + (yield from json_call(source, number, *markers, known=known, before=before))
+    before += bracket + (yield from source.skip_space())
+    while (yield from json_call(source, number, *markers, known=known, before=before)):
+        number += 1
+        before = ""
+        yield from source.skip_space()
+        comma = (yield from source.starts_with(",", "]")) == ","
+        yield from source.skip_space()
+        if not comma:
+            break
+    return number
+
+
 def json_call(
-    source: Source, number: int, *markers: str, known: Collection[str] | None = None
+    source: Source,
+    number: int,
+    *markers: str,
+    known: Collection[str] | None = None,
+    before: str = "",
 ) -> Generator[Piece | None, None, bool]:
     """Read one object as call `number`, which begins as soon as its name is known, and return
     whether it is one. It ends before one of `markers` at the latest.
 
-    Where it is none, what was read of it is content. `known`: only these names make a call.
+    Where it is none, `before` and what was read of it are content. `known`: only these names make a
+    call.
     """
-    read: list[str] = []  # of the object, until it is a call
+    read = [before] if before else []  # until it is a call
     held = ""  # the arguments, where they come before the name
     called = False
     whole = False
-
-    def keep(text: str | None) -> None:
-        if text is not None:
-            read.append(text)
 
     def texts(parts: Texts[bool]) -> Generator[None, None, bool]:
         while True:
@@ -35,33 +62,30 @@ def json_call(
                 text = next(parts)
             except StopIteration as stop:
                 return bool(stop.value)
-            keep(text)
             if text is None:
                 yield None
+            else:
+                read.append(text)
 
     separator = yield from source.starts_with("{")
     while separator is not None:
-        keep(separator)
-        yield from _space(source, read)
-        if separator == "{" and (end := (yield from source.starts_with("}"))) is not None:
-            keep(end)
+        read += separator, (yield from source.skip_space())
+        if separator == "{" and (yield from source.starts_with("}")):
+            read.append("}")
             break
         key = yield from source.json_string()
         if key is None:
             break
-        keep(key)
-        yield from _space(source, read)
-        colon = yield from source.starts_with(":")
-        if colon is None:
+        read += key, (yield from source.skip_space())
+        if (yield from source.starts_with(":")) is None:
             break
-        keep(colon)
-        yield from _space(source, read)
+        read += ":", (yield from source.skip_space())
         match _loaded(key):
             case name if name in NAMES and not called:
                 text = yield from source.json_string()
                 if text is None:
                     break
-                keep(text)
+                read.append(text)
                 function = _loaded(text)
                 if not function or (known is not None and function not in known):
                     break
@@ -81,22 +105,17 @@ def json_call(
             case _:
                 if not (yield from texts(source.json_value(*markers))):
                     break
-        yield from _space(source, read)
+        read.append((yield from source.skip_space()))
         separator = yield from source.starts_with(",", "}")
         if separator == "}":
-            keep(separator)
+            read.append(separator)
             whole = True
             break
     if called and not held and whole:
         yield Piece("arguments", "{}", number)
-    elif not called and read:
+    elif not called and any(read):
         yield Piece("content", "".join(read))
     return called
-
-
-def _space(source: Source, read: list[str]) -> Generator[None, None, None]:
-    while not (yield from source.over()) and source.unread[0] in " \t\r\n":
-        read.append(source.take(1))
 
 
 def _loaded(text: str) -> str:

@@ -94,15 +94,27 @@ class Reader:
 
     def _read(self) -> list[Piece]:
         found: list[Piece] = []
+        texts: list[str] = []  # of the last piece
         for piece in self._pieces:
             if piece is None:
-                return found
-            if found and piece.kind != "call" and found[-1][::2] == piece[::2]:
-                found[-1] = piece._replace(text=found[-1].text + piece.text)
-            else:
+                break
+            if not found or piece.kind == "call" or found[-1][::2] != piece[::2]:
+                _join(found, texts)
                 found.append(piece)
-        rest = self._source.take(len(self._source.unread))
-        return [*found, Piece("content", rest)] if rest else found
+                texts = []
+            texts.append(piece.text)
+        else:
+            if rest := self._source.take(len(self._source.unread)):
+                _join(found, texts)
+                return [*found, Piece("content", rest)]
+        _join(found, texts)
+        return found
+
+
+def _join(found: list[Piece], texts: list[str]) -> None:
+    """Give the last piece all its texts."""
+    if len(texts) > 1:
+        found[-1] = found[-1]._replace(text="".join(texts))
 
 
 def as_pieces(

@@ -3,7 +3,8 @@
 A parser is a generator that reads a Source from front to back. It waits where what it reads cannot
 be told yet: it yields None, and goes on when there is more text, or when the text has ended. Each
 method decides as soon as the text so far allows it, and by that text alone: that is why answers do
-not depend on how they were cut.
+not depend on how they were cut. None looks at held text again for each delta, so the time is linear
+in the text.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ T = TypeVar("T")
 Waiting = Generator[None, None, T]
 Texts = Generator[str | None, None, T]  # yields text that was read, or None to wait
 
+MAX_HELD_STRING = 1024  # characters of a string that is taken whole: keys and functions' names
 _SPACE = " \t\r\n"
+_SPACES = re.compile(f"[{_SPACE}]+")
 _OUTSIDE = re.compile(r'["{}\[\]]')  # of a JSON string: what changes the place in the value
-_INSIDE = re.compile(r'(?:[^"\\\x00-\x1f]|\\.)*', re.DOTALL)
+_INSIDE = re.compile(r'(?:[^"\\\x00-\x1f]|\\.)*+', re.DOTALL)
 _SCALAR_END = re.compile(r"[,\]}\s]")
 
 
@@ -45,6 +48,11 @@ class Source:
         self._at += len(text)
         return text
 
+    def run(self, pattern: re.Pattern[str]) -> str:
+        """Take what `pattern`, which matches runs of any length, matches of the text so far."""
+        match = pattern.match(self._text, self._at)
+        return self.take(match.end() - self._at) if match else ""
+
     def over(self) -> Waiting[bool]:
         """Whether nothing more comes."""
         while self._at == len(self._text):
@@ -53,19 +61,23 @@ class Source:
             yield None
         return False
 
-    def skip_space(self) -> Waiting[None]:
-        while not (yield from self.over()) and self._text[self._at] in _SPACE:
-            self._at += 1
+    def skip_space(self) -> Waiting[str]:
+        """Take white space, and return it."""
+        space: list[str] = []
+        while not (yield from self.over()) and (run := self.run(_SPACES)):
+            space.append(run)
+        return "".join(space)
 
     def starts_with(self, *options: str) -> Waiting[str | None]:
         """Take the option that comes next, if one does. No option is the beginning of another."""
+        longest = max(map(len, options))
         while True:
-            unread = self.unread
+            coming = self._text[self._at : self._at + longest]
             for option in options:
-                if unread.startswith(option):
+                if coming.startswith(option):
                     self._at += len(option)
                     return option
-            if self.ended or not any(option.startswith(unread) for option in options):
+            if self.ended or not any(option.startswith(coming) for option in options):
                 return None
             yield None
 
@@ -73,33 +85,40 @@ class Source:
         """Yield the text before the first of `markers`, take that marker and return it; None if the
         text ends before one. With `trim`, without the white space before a marker. No marker is the
         beginning of another."""
-        found, begun = _patterns(markers)
-        space = ""  # read, and not yet known to stand before something else than a marker
+        space: list[
+            str
+        ] = []  # read, and not yet known to stand before something else than a marker
         while True:
-            match = found.search(self._text, self._at)
-            end = match.start() if match else len(self._text)
-            if match is None and not self.ended:
-                end = _beginning(begun, self._text, self._at)
-            text = space + self._text[self._at : end]
+            match = _found(markers).search(self._text, self._at)
+            if match:
+                end = match.start()
+            else:
+                end = len(self._text) if self.ended else _beginning(markers, self._text, self._at)
+            text = self._text[self._at : end]
             self._at = match.end() if match else end
-            space = ""
-            if trim and (match or not self.ended):
-                kept = text.rstrip(_SPACE)
-                space, text = text[len(kept) :], kept
-            if text:
-                yield text
+            kept = text.rstrip(_SPACE) if trim else text
+            if kept:
+                yield "".join(space) + kept
+                space = []
+            if len(kept) < len(text):
+                space.append(text[len(kept) :])
             if match:
                 return match.group()
             if self.ended:
+                if space:
+                    yield "".join(space)
                 return None
             yield None
 
     def json_string(self) -> Waiting[str | None]:
-        """Take a JSON string, its quotes included; None, and nothing taken, if there is none."""
+        """Take a JSON string, its quotes included; None, and nothing taken, if there is none, or
+        none of up to MAX_HELD_STRING characters."""
         if (yield from self.over()) or self._text[self._at] != '"':
             return None
         while True:
             end = _run_end(self._text, self._at + 1)
+            if end - self._at > MAX_HELD_STRING:
+                return None
             if self._text.startswith('"', end):
                 return self.take(end + 1 - self._at)
             if self.ended or not _may_go_on(self._text, end):
@@ -115,18 +134,17 @@ class Source:
         """
         if (yield from self.over()):
             return False
-        first = self._text[self._at]
-        if first not in '{["':
+        if self._text[self._at] not in '{["':
             return (yield from self._scalar())
         depth = 0
         while True:
             match = _outside(markers).search(self._text, self._at)
-            if not self.ended and markers:
-                begun = _beginning(_patterns(markers)[1], self._text, self._at)
+            if self.ended or not markers:
+                begun = len(self._text)
+            else:
+                begun = _beginning(markers, self._text, self._at)
                 if match and match.group() not in markers and begun <= match.start():
                     match = None
-            else:
-                begun = len(self._text)
             found = match.group() if match else ""
             depth += (found in ("{", "[")) - (found in ("}", "]"))
             bracket = found in ("{", "[", "}", "]")
@@ -172,27 +190,32 @@ class Source:
 
 
 @lru_cache(256)
-def _patterns(markers: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """One that finds the markers, and one that finds the beginning of one at a text's end."""
+def _found(markers: tuple[str, ...]) -> re.Pattern[str]:
     for marker in markers:
         if any(other != marker and other.startswith(marker) for other in markers):
             raise ValueError(f"the marker {marker!r} is the beginning of another of {markers}")
-    begun = {marker[:length] for marker in markers for length in range(1, len(marker))}
-    found = "|".join(map(re.escape, markers))
-    at_end = "|".join(map(re.escape, sorted(begun, key=len, reverse=True)))
-    return re.compile(found), re.compile(f"(?:{at_end})\\Z" if begun else r"(?!)")
+    return re.compile("|".join(map(re.escape, markers)))
 
 
 @lru_cache(256)
 def _outside(markers: tuple[str, ...]) -> re.Pattern[str]:
     if not markers:
         return _OUTSIDE
-    return re.compile(f"{'|'.join(map(re.escape, markers))}|{_OUTSIDE.pattern}")
+    return re.compile(f"{_found(markers).pattern}|{_OUTSIDE.pattern}")
 
 
-def _beginning(begun: re.Pattern[str], text: str, start: int) -> int:
+@lru_cache(256)
+def _at_end(markers: tuple[str, ...]) -> tuple[re.Pattern[str], int]:
+    """What finds the beginning of a marker at a text's end, and how far from there it may stand."""
+    begun = {marker[:length] for marker in markers for length in range(1, len(marker))}
+    pattern = "|".join(map(re.escape, sorted(begun, key=len, reverse=True)))
+    return re.compile(f"(?:{pattern})\\Z" if begun else r"(?!)"), max(map(len, begun), default=0)
+
+
+def _beginning(markers: tuple[str, ...], text: str, start: int) -> int:
     """Where the beginning of a marker at the end of `text` stands; its end if there is none."""
-    match = begun.search(text, start)
+    pattern, longest = _at_end(markers)
+    match = pattern.search(text, max(start, len(text) - longest))
     return len(text) if match is None else match.start()
 
 
@@ -205,4 +228,4 @@ def _run_end(text: str, start: int) -> int:
 
 def _may_go_on(text: str, end: int) -> bool:
     """Whether a string that breaks off there may go on: with nothing yet, or half an escape."""
-    return text[end:] in ("", "\\")
+    return end == len(text) or (end + 1 == len(text) and text[end] == "\\")
