@@ -4,12 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from baton_text.parsers.generic_json import GENERIC_JSON
+from baton_text.parsers.granite import GRANITE
 from baton_text.parsers.hermes import HERMES
+from baton_text.parsers.llama3_json import LLAMA3_JSON
+from baton_text.parsers.mistral import MISTRAL, MISTRAL_NAMED
 from baton_text.parsers.parser import Reader, ReasoningParser, ToolParser, Tools, all_content
+from baton_text.parsers.pythonic import OLMO3, PYTHONIC
 from baton_text.parsers.reasoning import reasoned
 
 # Where several read a template's calls, the first one does.
-TOOL_PARSERS: Mapping[str, ToolParser] = {parser.name: parser for parser in (HERMES,)}
+TOOL_PARSERS: Mapping[str, ToolParser] = {
+    parser.name: parser
+    for parser in (
+        HERMES,
+        GRANITE,
+        MISTRAL_NAMED,
+        MISTRAL,
+        OLMO3,
+        PYTHONIC,
+        LLAMA3_JSON,
+        GENERIC_JSON,
+    )
+}
 _ASSISTANT = "<\uff5cAssistant\uff5c>"  # of DeepSeek
 _THINK = ("<think>", "</think>")
 REASONING_PARSERS: Mapping[str, ReasoningParser] = {
@@ -27,12 +44,19 @@ def tool_parser_for(template: str) -> ToolParser | None:
     return next((one for one in TOOL_PARSERS.values() if _all_in(one.marks, template)), None)
 
 
+def enforced(parser: ToolParser) -> ToolParser:
+    """The parser whose form a grammar enforces and whose reading the answer then needs: this one,
+    or the generic one where it has no form."""
+    return parser if parser.form is not None else GENERIC_JSON
+
+
 def reasoning_parser_for(template: str) -> ReasoningParser | None:
     return next((one for one in REASONING_PARSERS.values() if _all_in(one.marks, template)), None)
 
 
 def _all_in(marks: tuple[str, ...], template: str) -> bool:
-    return all(mark in template for mark in marks)
+    """No marks stand in no template: that parser is chosen by name."""
+    return bool(marks) and all(mark in template for mark in marks)
 
 
 def reader(

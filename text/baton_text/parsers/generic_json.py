@@ -1,0 +1,41 @@
+"""Any model: the whole answer is a call as JSON, or a list of calls, perhaps within a code fence.
+
+No template asks for it. It reads the calls of models of no family that is known, and those that a
+grammar has enforced where a family's own form is not JSON.
+"""
+
+from __future__ import annotations
+
+from baton_text.parsers.json_calls import json_calls
+from baton_text.parsers.parser import CallForm, Pieces, ToolParser, Tools, all_content
+from baton_text.parsers.source import Source
+
+FENCE = "```"
+
+
+def _parse(source: Source, tools: Tools) -> Pieces:
+    before = yield from source.skip_space()
+    fence = yield from source.starts_with(FENCE)
+    if fence:
+        before += fence + ((yield from source.starts_with("json")) or "")
+        before += yield from source.skip_space()
+    if (yield from json_calls(source, 0, known=tools, before=before)):
+        yield from source.skip_space()
+        if fence and (yield from source.starts_with(FENCE)):
+            yield from source.skip_space()
+    yield from all_content(source, tools)
+
+
+GENERIC_JSON = ToolParser(
+    name="json",
+    parse=_parse,
+    marks=(),
+    form=CallForm(
+        open="[",
+        before_name='{"name": "',
+        before_arguments='", "parameters": ',
+        after_arguments="}",
+        between=", ",
+        close="]",
+    ),
+)

@@ -1,0 +1,37 @@
+"""Granite 3: <|tool_call|>[{"name": ..., "arguments": {...}}, ...]
+
+Some of its versions write <tool_call>, with or without an end. Granite 4 writes as Hermes does.
+"""
+
+from __future__ import annotations
+
+from baton_text.parsers.json_calls import json_calls
+from baton_text.parsers.parser import CallForm, Pieces, ToolParser, Tools, content
+from baton_text.parsers.source import Source
+
+BEGIN, END = "<|tool_call|>", "</tool_call>"
+MARKERS = BEGIN, "<tool_call>", END
+
+
+def _parse(source: Source, tools: Tools) -> Pieces:
+    calls = 0
+    while (marker := (yield from content(source, *MARKERS))) is not None:
+        if marker != END:
+            calls = yield from json_calls(source, calls, *MARKERS)
+            yield from source.skip_space()
+
+
+GRANITE = ToolParser(
+    name="granite",
+    parse=_parse,
+    marks=("<|start_of_role|>", BEGIN),
+    reads_special=True,
+    form=CallForm(
+        open=f"{BEGIN}[",
+        before_name='{"name": "',
+        before_arguments='", "arguments": ',
+        after_arguments="}",
+        between=", ",
+        close="]",
+    ),
+)
