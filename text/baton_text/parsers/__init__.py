@@ -7,6 +7,7 @@ family are in none of them. What is malformed becomes content.
     source       the text that is not read yet; a parser waits here for more of it
     parser       Piece, Reader, and what a parser is: ToolParser, ReasoningParser, CallForm
     json_calls   calls that are JSON objects, with a name and arguments; most families have them
+    generic_json the answer is such an object, or a list of them: where no family's form is known
     reasoning    the families that think between two markers
     registry     all parsers by name, and which one a chat template asks for
 
