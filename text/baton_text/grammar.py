@@ -19,9 +19,10 @@ from collections.abc import Sequence
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, StructTag
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
 
+from baton_text.lark import Lark
 from baton_text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class GrammarError(ValueError):
     """A grammar that cannot be compiled; the message names the place or the limit."""
 
 
-def grammar_of(kind: Kind, value: Any) -> str:
+def grammar_of(kind: Kind, value: Any, tokenizer: Tokenizer | None = None) -> str:
     """The text of a grammar. `value` is, by kind:
 
     json            a JSON schema: an object, a boolean, or the text of either
@@ -67,12 +68,15 @@ def grammar_of(kind: Kind, value: Any) -> str:
     structural_tag  {"structures": [{"begin", "schema", "end"}], "triggers": [...]}: free text in
                     which each trigger begins one of the structures
 
+    Without the model's tokenizer, a structural tag's texts are text: they do not match a token that
+    the model has for one of them.
+
     Raise GrammarError for a value of another form. `Grammars.check` says whether the grammar
     compiles.
     """
     match kind:
         case "json":
-            return _json(_schema(value))
+            return _json(schema_of(value))
         case "json_object":
             return _json({"type": "object"})
         case "regex":
@@ -82,14 +86,16 @@ def grammar_of(kind: Kind, value: Any) -> str:
         case "grammar":
             return _lark(_text(value, "a grammar"))
         case "structural_tag":
-            return _structural_tag(value)
+            return _structural_tag(value, Lark(tokenizer))
 
 
 def _json(schema: dict[str, Any]) -> str:
     return str(LLMatcher.grammar_from_json_schema(schema, overrides=JSON_OPTIONS))
 
 
-def _schema(value: object) -> dict[str, Any]:
+def schema_of(value: object) -> dict[str, Any]:
+    """The JSON schema that `value` is, or is the text of. Raise GrammarError for what is none, or
+    too large."""
     value = _loaded(value, "the schema")
     if value is True:
         return {}
@@ -98,7 +104,7 @@ def _schema(value: object) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise GrammarError(f"a schema is an object, not {_shown(value)}")
     _check_depth(value)
-    _check_size(json.dumps(value, ensure_ascii=False))
+    check_size(json.dumps(value, ensure_ascii=False))
     return value
 
 
@@ -106,7 +112,7 @@ def _loaded(value: object, what: str) -> object:
     """JSON may come as text."""
     if not isinstance(value, str):
         return value
-    _check_size(value)
+    check_size(value)
     try:
         return json.loads(value)
     except (ValueError, RecursionError) as error:
@@ -136,7 +142,7 @@ def _choice(value: object) -> str:
     for each in value:
         if not isinstance(each, str) or not each:
             raise GrammarError(f"a choice is between strings that are not empty, not {each!r}")
-    _check_size("".join(value))
+    check_size("".join(value))
     alternatives = " | ".join(json.dumps(each, ensure_ascii=False) for each in value)
     return str(LLMatcher.grammar_from_lark(f"start: {alternatives}"))
 
@@ -153,7 +159,7 @@ def _lark(text: str) -> str:
     return str(LLMatcher.grammar_from_lark(text))
 
 
-def _structural_tag(value: object) -> str:
+def _structural_tag(value: object, lark: Lark) -> str:
     value = _loaded(value, "the structural tag")
     if not isinstance(value, dict):
         raise GrammarError(f"a structural tag is an object, not {_shown(value)}")
@@ -162,11 +168,16 @@ def _structural_tag(value: object) -> str:
         raise GrammarError("structural_tag.structures must be a list with one structure at least")
     if not isinstance(triggers, list) or not all(isinstance(t, str) and t for t in triggers):
         raise GrammarError("structural_tag.triggers must be a list of strings that are not empty")
-    tags = [_tag(each, triggers) for each in structures]
-    return str(LLMatcher.grammar_from_lark(StructTag.to_grammar(tags, assume_special=False)))
+    tags: dict[str, list[str]] = {}
+    for each in structures:
+        trigger, follows = _tag(each, triggers, lark)
+        tags.setdefault(trigger, []).append(follows)
+    rules = lark.tagged([(trigger, f"({' | '.join(tags[trigger])})") for trigger in tags])
+    return str(LLMatcher.grammar_from_lark("\n".join(["start: tagged", *rules])))
 
 
-def _tag(structure: object, triggers: Sequence[str]) -> StructTag:
+def _tag(structure: object, triggers: Sequence[str], lark: Lark) -> tuple[str, str]:
+    """Its trigger, and what follows on that, in Lark."""
     if not isinstance(structure, dict) or not isinstance(structure.get("begin"), str):
         raise GrammarError(f"a structure needs the text `begin`, {_shown(structure)} has none")
     begin, end = structure["begin"], structure.get("end", "")
@@ -175,18 +186,28 @@ def _tag(structure: object, triggers: Sequence[str]) -> StructTag:
     trigger = next((each for each in triggers if begin.startswith(each)), None)
     if trigger is None:
         raise GrammarError(f"the structure {begin!r} begins with none of the triggers {triggers}")
-    schema = _schema(structure.get("schema", {})) | {"x-guidance": JSON_OPTIONS}
-    return StructTag(trigger=trigger, begin=begin, grammar=schema, end=end)
+    # A trigger that is a part of a token is seen when that token is.
+    trigger = lark.leading_token(begin) or trigger
+    schema = json.dumps(schema_of(structure.get("schema", {})) | {"x-guidance": JSON_OPTIONS})
+    return trigger, f"{lark.text(begin[len(trigger) :])} %json {schema} {lark.text(end)}"
 
 
 def _text(value: object, what: str) -> str:
     if not isinstance(value, str) or not value:
         raise GrammarError(f"{what} is a text that is not empty, not {_shown(value)}")
-    _check_size(value)
+    check_size(value)
     return value
 
 
-def _check_size(text: str) -> None:
+def validate(grammar: str) -> None:
+    """Raise GrammarError where it cannot be compiled with any tokenizer."""
+    wrong, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=LIMITS)
+    if wrong:
+        raise GrammarError(_first_line(messages[0]))
+
+
+def check_size(text: str) -> None:
+    """Raise GrammarError where it is too large for a grammar."""
     size = len(text.encode())
     if size > MAX_GRAMMAR_BYTES:
         raise GrammarError(f"{size} bytes of grammar; at most {MAX_GRAMMAR_BYTES}")

@@ -51,9 +51,10 @@ class Tokenizer:
         self.spelling = spelling
         self.eos_ids = eos_ids
         self.vocab_size = int(backend.get_vocab_size(with_added_tokens=True))
-        self.special_ids = frozenset(
-            index for index, token in backend.get_added_tokens_decoder().items() if token.special
-        )
+        added = backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(index for index, token in added.items() if token.special)
+        # Special ones and others that are tokens wherever a text has them, by their text.
+        self.added_tokens = {str(token.content): int(index) for index, token in added.items()}
         self._piece = lru_cache(PIECES)(self._spell)
         self.division = division_of(backend)
         # What encode() puts before and behind a text where special tokens are added.

@@ -82,7 +82,7 @@ class ModelGrammars:
             self._texts.popitem(last=False)
 
     def _compile(self, tokenizer: Tokenizer, kind: Kind, value: Value) -> str:
-        text = grammar_of(kind, value)
+        text = grammar_of(kind, value, tokenizer)
         self._made(tokenizer).check(text)
         return text
 
