@@ -13,7 +13,14 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from baton_text.grammar import JSON_OPTIONS, GrammarError, check_size, schema_of, validate
+from baton_text.grammar import (
+    JSON_OPTIONS,
+    GrammarError,
+    check_size,
+    grammars_in,
+    schema_of,
+    validate,
+)
 from baton_text.lark import Lark
 from baton_text.parsers.parser import CallForm, ReasoningParser, ToolParser, Tools
 from baton_text.tokenizer import Tokenizer
@@ -81,6 +88,7 @@ class _Answer:
         self.grammars: list[dict[str, Any]] = []
         self._reasoning = reasoning
         self._begun = begun
+        self._arguments: list[dict[str, Any]] = []  # the schema of each function's
 
     @property
     def opening(self) -> str:
@@ -114,7 +122,7 @@ class _Answer:
         if calls is not None and not _constrains(calls, content):
             calls = None
         if content is not None and not (calls and calls.required):
-            first, *others = json.loads(content)["grammars"]
+            first, *others = grammars_in(content)
             self.grammars += [{**first, "name": "content"}, *others]
         if calls is None:
             return None if content is None else "@content"
@@ -124,9 +132,10 @@ class _Answer:
         self._add_arguments(calls)
         if calls.required:
             return self._calls(form, calls)
-        if content is not None:
-            return f"({self._calls(form, calls)} | @content)"
-        return self._calls_in_text(form, calls)
+        if content is None:
+            return self._calls_in_text(form, calls)
+        written = self._json_calls(form, calls) if _is_json(content) else None
+        return f"({written or self._calls(form, calls)} | @content)"
 
     def _add_arguments(self, calls: CallRules) -> None:
         for number, (name, schema) in enumerate(calls.tools.items()):
@@ -138,6 +147,7 @@ class _Answer:
                     validate(json.dumps({"grammars": [grammar]}))
             except GrammarError as error:
                 raise GrammarError(f"{name}: {error}") from None
+            self._arguments.append(known)
             self.grammars.append({"name": f"arguments_{number}", **grammar})
 
     def _calls(self, form: CallForm, calls: CallRules) -> str:
@@ -177,6 +187,32 @@ class _Answer:
         ]
         return f"({self._calls(form, calls)} | text)"
 
+    def _json_calls(self, form: CallForm, calls: CallRules) -> str | None:
+        """Calls that are JSON as a whole, as schemas; None where they are something else. Beside
+        JSON content, a text that begins as JSON does would exclude it."""
+        shape = _json_shape(form)
+        if not isinstance(shape, dict | list):
+            return None
+        one = shape[0] if isinstance(shape, list) else shape
+        schemas = [
+            # The $id keeps what the schema refers to as "#" within it.
+            _shaped(one, name, {"$id": f"function:{number}", **self._arguments[number]})
+            for number, name in enumerate(calls.tools)
+        ]
+        several = calls.parallel and form.between is not None
+        if isinstance(shape, list):
+            most = {} if several else {"maxItems": 1}
+            schemas = [{"type": "array", "items": {"anyOf": schemas}, "minItems": 1, **most}]
+        names = [f"calls_{number}" for number in range(len(schemas))]
+        self.grammars += [
+            {"name": name, "json_schema": {**schema, "x-guidance": JSON_OPTIONS}}
+            for name, schema in zip(names, schemas, strict=True)
+        ]
+        any_call = f"({' | '.join(f'@{name}' for name in names)})"
+        if several and not isinstance(shape, list):
+            return f"{any_call} ({self.lark.text(form.between or '')} {any_call})*"
+        return any_call
+
 
 def _constrains(calls: CallRules, content: str | None) -> bool:
     """Whether the answer may not be whatever the model writes: calls that are not required may be,
@@ -201,3 +237,35 @@ def _arguments_schema(schema: object) -> dict[str, Any]:
     if "object" not in (kind if isinstance(kind, list) else [kind]):
         raise GrammarError(f"arguments are an object; the schema's type is {kind!r}")
     return {**known, "type": "object"}
+
+
+def _is_json(content: str) -> bool:
+    return "json_schema" in grammars_in(content)[0]
+
+
+NAME = "a function's name"
+
+
+def _json_shape(form: CallForm) -> object:
+    """One call as JSON, with NAME as its function and {} as its arguments; None where it is none.
+    Calls in an array are apart by commas."""
+    call = f"{form.before_name}{NAME}{form.before_arguments}{{}}{form.after_arguments}"
+    try:
+        return json.loads(f"{form.open}{call}{form.close}")
+    except ValueError:
+        return None
+
+
+def _shaped(shape: object, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a call of this function."""
+    if shape == {}:
+        return arguments
+    if isinstance(shape, dict):
+        properties = {key: _shaped(value, name, arguments) for key, value in shape.items()}
+        return {
+            "type": "object",
+            "properties": properties,
+            "required": list(properties),
+            "additionalProperties": False,
+        }
+    return {"const": name if shape == NAME else shape}

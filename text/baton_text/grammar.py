@@ -186,9 +186,16 @@ def _tag(structure: object, triggers: Sequence[str], lark: Lark) -> tuple[str, s
     trigger = next((each for each in triggers if begin.startswith(each)), None)
     if trigger is None:
         raise GrammarError(f"the structure {begin!r} begins with none of the triggers {triggers}")
-    # A trigger that is a part of a token is seen when that token is.
-    trigger = lark.leading_token(begin) or trigger
-    schema = json.dumps(schema_of(structure.get("schema", {})) | {"x-guidance": JSON_OPTIONS})
+    token = lark.leading_token(begin)
+    if token:
+        trigger = token  # also where the trigger is a part of it
+    elif lark.has_token(trigger):
+        raise GrammarError(
+            f"the trigger {trigger!r} holds a token of the model behind text; begin with the token"
+        )
+    schema = json.dumps(
+        schema_of(structure.get("schema", {})) | {"x-guidance": JSON_OPTIONS}, ensure_ascii=False
+    )
     return trigger, f"{lark.text(begin[len(trigger) :])} %json {schema} {lark.text(end)}"
 
 
@@ -197,6 +204,18 @@ def _text(value: object, what: str) -> str:
         raise GrammarError(f"{what} is a text that is not empty, not {_shown(value)}")
     check_size(value)
     return value
+
+
+def grammars_in(grammar: str) -> list[dict[str, Any]]:
+    """The parts of a grammar's text, the first of which refers to the others by name; each is a
+    JSON schema or in Lark."""
+    if not grammar.lstrip().startswith("{"):
+        return [{"lark_grammar": grammar}]
+    try:
+        parts: list[dict[str, Any]] = json.loads(grammar)["grammars"]
+        return [{key: each[key] for key in each if each[key] is not None} for each in parts]
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        raise GrammarError(f"the grammar cannot be read: {error}") from None
 
 
 def validate(grammar: str) -> None:
@@ -272,6 +291,7 @@ class Grammars:
         max_compile_s: float = MAX_COMPILE_S,
     ) -> None:
         eos_ids = list(tokenizer.eos_ids)
+        self._lark = Lark(tokenizer)
         self._tokenizer = LLTokenizer(
             tokenizer.to_json(), n_vocab=vocab_size, eos_token=eos_ids or None
         )
@@ -301,7 +321,8 @@ class Grammars:
     def _compile(self, grammar: str) -> tuple[Matcher, float]:
         """A fresh Matcher, and the seconds that compiling took."""
         begun = time.perf_counter()
-        made = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
+        text = _unforced(grammar) if self._lark.has_token(grammar) else grammar
+        made = LLMatcher(self._tokenizer, text, log_level=0, limits=LIMITS)
         made.compute_bitmask()  # a lexer is built when it is first asked
         if made.is_error():
             raise GrammarError(_first_line(made.get_error()))
@@ -323,6 +344,20 @@ class Grammars:
             raise GrammarError(
                 f"it takes {taken:.1f} s to compile; at most {self._max_compile_s:g} s"
             )
+
+
+def _unforced(grammar: str) -> str:
+    """The same answers, for a grammar that has a token's text in it. Where only one text may
+    follow, llguidance allows its first token alone as the tokenizer would cut it, and that one is
+    a token which text does not match: no token at all could follow."""
+    first, *others = grammars_in(grammar)
+    option = '%llguidance {"no_forcing": true}'
+    if "lark_grammar" in first:
+        first = {**first, "lark_grammar": f"{option}\n{first['lark_grammar']}"}
+    else:
+        whole = {"lark_grammar": f"{option}\nstart: @whole"}
+        first, others = whole, [{**first, "name": "whole"}, *others]
+    return json.dumps({"grammars": [first, *others]}, ensure_ascii=False)
 
 
 def _first_line(error: str) -> str:

@@ -40,6 +40,10 @@ class Lark:
         found = self._token.match(text)
         return found.group() if found else ""
 
+    def has_token(self, text: str) -> bool:
+        """Whether there is one in the text."""
+        return self._token.search(text) is not None
+
     def text(self, text: str) -> str:
         """Exactly this text, with its tokens as tokens; empty for no text."""
         written, at = list[str](), 0
