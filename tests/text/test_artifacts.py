@@ -17,6 +17,8 @@ from baton_text.artifacts import (
     read_artifacts,
 )
 from baton_text.chat import ChatTemplate
+from baton_text.parsers.hermes import HERMES
+from baton_text.parsers.registry import reasoning_parser_for, tool_parser_for
 from tests.support.engines.text_models import byte_level_artifacts, write_artifacts
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -62,6 +64,28 @@ def test_the_byte_tokenizers_files_are_the_same_each_time_and_say_its_limits() -
     assert (config["vocab_size"], config["max_position_embeddings"]) == (1000, 77)
     with pytest.raises(ArtifactError, match="258"):
         byte_artifacts(vocab_size=258)
+
+
+CALL = {"id": "a", "type": "function", "function": {"name": "now", "arguments": {"zone": 1}}}
+HISTORY = [
+    {"role": "user", "content": "When?"},
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "a", "content": "Noon."},
+]
+
+
+def test_the_byte_tokenizers_template_shows_tools_and_calls_as_hermes_does() -> None:
+    artifacts = byte_artifacts()
+    template = ChatTemplate.from_artifacts(artifacts)
+    asked = [{"role": "system", "content": ""}, {"role": "user", "content": "Hi"}]
+    assert template.render(asked) == "<|bos|>[system]\n\n[user]\nHi\n[assistant]\n"
+    assert template.render(HISTORY, tools=[{"type": "function"}]) == (
+        '<|bos|>[tools]\n{"type": "function"}\n[user]\nWhen?\n[assistant]\n<tool_call>\n'
+        '{"name": "now", "arguments": {"zone": 1}}\n</tool_call>\n[tool]\nNoon.\n[assistant]\n'
+    )
+    source = artifacts[CHAT_TEMPLATE].decode()
+    assert tool_parser_for(source) is HERMES
+    assert reasoning_parser_for(source) is None
 
 
 def test_json_that_is_none_is_named() -> None:

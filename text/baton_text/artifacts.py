@@ -43,10 +43,26 @@ BYTE_EOS_ID = 257
 BYTE_PAD_ID = 258
 BYTE_VOCAB_SIZE = 259
 _BYTE_SPECIALS = ("<|bos|>", "<|eos|>", "<|pad|>")
+# Tools and calls as in the Hermes family, so that its parser reads the answers.
 _BYTE_TEMPLATE = """\
-{{ bos_token }}{% for message in messages %}
+{{ bos_token }}{% if tools %}
+[tools]
+{% for tool in tools %}
+{{ tool | tojson }}
+{% endfor %}
+{% endif %}
+{% for message in messages %}
 [{{ message['role'] }}]
+{% if message['content'] or not message['tool_calls'] %}
 {{ message['content'] }}
+{% endif %}
+{% for call in message['tool_calls'] or [] %}
+{% set arguments = call['function']['arguments'] %}
+<tool_call>
+{"name": "{{ call['function']['name'] }}", "arguments": \
+{{ arguments if arguments is string else arguments | tojson }}}
+</tool_call>
+{% endfor %}
 {% endfor %}
 {% if add_generation_prompt %}
 [assistant]
