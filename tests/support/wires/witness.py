@@ -41,6 +41,7 @@ class Witness:
     def __init__(self) -> None:
         self._requests: dict[tuple[int, ...], RequestId] = {}
         self._placed: dict[RequestId, list[Placed]] = {}
+        self._seeds: dict[RequestId, int | None] = {}
         self._traps: list[Trap] = []
         self._hellos: list[tuple[float, str]] = []
 
@@ -52,6 +53,7 @@ class Witness:
         self._traps.clear()
         self._requests.clear()
         self._placed.clear()
+        self._seeds.clear()
         self._hellos.clear()
 
     def saw(self, passing: Passing) -> Callable[[], None] | None:
@@ -77,6 +79,13 @@ class Witness:
         request = self.request(prompt)
         return [] if request is None else list(self._placed[request])
 
+    def seed(self, prompt: Sequence[int]) -> int | None:
+        """What the noise of the request with this prompt is keyed by: the router's where the client
+        names none."""
+        request = self.request(prompt)
+        assert request is not None, "no node was sent this prompt"
+        return self._seeds[request]
+
     def of(self, request: RequestId) -> list[Placed]:
         return list(self._placed.get(request, ()))
 
@@ -97,3 +106,4 @@ class Witness:
             Placed(time.monotonic(), request.attempt, role, node)
         )
         self._requests[request.prompt_ids] = request.id
+        self._seeds[request.id] = request.params.seed

@@ -1,0 +1,180 @@
+"""Answers with grammars whose node is killed in the middle: the matrix, and how a part of it runs.
+
+In: a pool with two decode nodes, and a calm one. Out: nothing, or an AssertionError about one run.
+Runs of a part go on at once. When one of them, drawn at random, has a number of tokens that is
+drawn too, the node that serves it is killed: all runs there are cut where they are. Those that
+were elsewhere, or had ended, run again, until each one has lost its node in mid-answer.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import product
+from typing import Literal
+
+from baton_protocol.link import Deltas
+from baton_text.grammar import Grammars
+from tests.support.clients.http import Json
+from tests.support.clients.streams import StreamedAnswer, ask
+from tests.support.faults.cases import PATH
+from tests.support.faults.structures import STRUCTURES, TOKENIZER, Structure
+from tests.support.pools.leaks import settle
+from tests.support.pools.processes import Cluster
+from tests.support.wires.wire import Passing
+from tests.support.wires.witness import Trap
+
+Sampling = Literal["greedy", "seeded", "unseeded"]
+AT_ONCE = 24  # runs of a part
+ROUNDS = 12
+PROMPT = 48  # tokens
+LONG, SHORT = 140, 20  # tokens of an answer; the short ones are cut
+
+
+@dataclass(frozen=True)
+class Run:
+    structure: str
+    sampling: Sampling
+    n: int
+    draw: int
+
+    def __str__(self) -> str:
+        return f"{self.structure}, {self.sampling}, n {self.n}, draw {self.draw}"
+
+    def body(self, turn: int) -> Json:
+        """With a prompt that no other run and turn has."""
+        rng = random.Random(f"{self}/{turn}")
+        asked: Structure = STRUCTURES[self.structure]
+        return {
+            "prompt": [rng.randrange(32, 127) for _ in range(PROMPT)],
+            "max_tokens": SHORT if rng.random() < 0.2 else LONG,
+            "n": self.n,
+            "temperature": 0 if self.sampling == "greedy" else 1.0,
+            **({"seed": rng.getrandbits(31)} if self.sampling == "seeded" else {}),
+            **({"logit_bias": asked.bias} if asked.bias else {}),
+            **{"stream": True, "stream_options": {"include_usage": True}},
+            **{"return_token_ids": True, **asked.fields},
+        }
+
+
+def all_runs() -> list[Run]:
+    samplings: tuple[Sampling, ...] = ("greedy", "seeded", "unseeded")
+    runs = [Run(*each) for each in product(STRUCTURES, samplings, (1, 3), (0, 1))]
+    random.Random(25).shuffle(runs)
+    return runs
+
+
+def parts(runs: Sequence[Run]) -> list[list[Run]]:
+    return [list(runs[at : at + AT_ONCE]) for at in range(0, len(runs), AT_ONCE)]
+
+
+def selection(count: int) -> list[Run]:
+    """One run of each structure, as far as `count` goes; in turn of each sampling and number."""
+    kinds = [("greedy", 1), ("seeded", 3), ("unseeded", 1), ("seeded", 1), ("unseeded", 3)]
+    of_structure = {
+        structure: kinds[number % len(kinds)] for number, structure in enumerate(STRUCTURES)
+    }
+    found = [
+        run
+        for run in all_runs()
+        if run.draw == 0 and of_structure[run.structure] == (run.sampling, run.n)
+    ]
+    return found[:count]
+
+
+@dataclass
+class Counts:
+    """Choices that ended, and that were cut; nodes that were killed; runs that lost no node, and
+    are made again."""
+
+    ended: int = 0
+    cut: int = 0
+    kills: int = 0
+    again: int = 0
+
+
+class PartRun:
+    """Some runs, until each has lost its node."""
+
+    def __init__(self, pool: Cluster, calm: Cluster, grammars: Grammars, seed: str) -> None:
+        self._pool = pool
+        self._calm = calm
+        self._grammars = grammars
+        self._rng = random.Random(seed)
+        self.counts = Counts()
+
+    def run(self, runs: Sequence[Run]) -> None:
+        left = list(runs)
+        for turn in range(ROUNDS):
+            moved = self._round(left, turn)
+            left = [run for run in left if run not in moved]
+            self.counts.again += len(left)
+            if not left:
+                return
+        raise AssertionError(f"in {ROUNDS} rounds no node was killed under {[*map(str, left)]}")
+
+    def _round(self, runs: Sequence[Run], turn: int) -> set[Run]:
+        """Those that moved to another node; of all of them the answers were right."""
+        bodies = {run: run.body(turn) for run in runs}
+        witness = self._pool.witness
+        witness.forget()
+        target = bodies[self._rng.choice(runs)]
+        witness.set_trap(self._trap(target, self._rng.random()))
+        with ThreadPoolExecutor(len(runs)) as threads:
+            told = dict(zip(runs, threads.map(self._ask, bodies.values()), strict=True))
+            moved = {
+                run
+                for run, body in bodies.items()
+                if witness.placements(body["prompt"])[-1].attempt > 1
+            }
+            wanted = dict(zip(runs, threads.map(self._reference, bodies.values()), strict=True))
+        for run in runs:
+            self._check(run, told[run], wanted[run])
+        self._pool.repair()
+        settle(self._pool)
+        return moved
+
+    def _ask(self, body: Json) -> StreamedAnswer:
+        return ask(self._pool.url, PATH, body)
+
+    def _reference(self, body: Json) -> StreamedAnswer:
+        """The undisturbed answer. The router gave a seed to whoever had none."""
+        return ask(self._calm.url, PATH, {**body, "seed": self._pool.witness.seed(body["prompt"])})
+
+    def _trap(self, target: Json, share: float) -> Trap:
+        """Kill the node of the target's, when it has a share of the tokens that it may have."""
+        prompt = target["prompt"]
+        wanted = 1 + int(share * share * target["max_tokens"] * 0.7)
+
+        def fits(passing: Passing) -> bool:
+            frame, request = passing.frame, self._pool.witness.request(prompt)
+            return isinstance(frame, Deltas) and any(
+                delta.offset + len(delta.ids) >= wanted or delta.finish
+                for delta in frame.items
+                if delta.request == request
+            )
+
+        def strike() -> None:
+            self._pool.nodes[self._pool.witness.where(prompt, "decode")].kill()
+            self.counts.kills += 1
+
+        return Trap(fits, strike, after=True)
+
+    def _check(self, run: Run, told: StreamedAnswer, wanted: StreamedAnswer) -> None:
+        for each in (told, wanted):
+            assert (each.status, each.error, each.whole) == (200, None, True), f"{run}: {each}"
+        assert told.result == wanted.result, f"{run}:\ngot    {told.result}\nwanted {wanted.result}"
+        structure = STRUCTURES[run.structure]
+        assert len(told.result.choices) == run.n
+        for choice in told.result.choices.values():
+            matcher = self._grammars.matcher(structure.grammar)
+            ids = [id for id in choice.ids if id not in TOKENIZER.eos_ids]
+            assert matcher.accept(ids), f"{run}: {choice}"
+            if choice.finish == "length":
+                self.counts.cut += 1
+                continue
+            assert matcher.complete, f"{run}: {choice}"
+            structure.check(choice.text)
+            self.counts.ended += 1
