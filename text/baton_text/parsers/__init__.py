@@ -8,7 +8,8 @@ family are in none of them. What is malformed becomes content.
     parser       Piece, Reader, and what a parser is: ToolParser, ReasoningParser, CallForm
     json_calls   calls that are JSON objects, with a name and arguments; most families have them
     generic_json the answer is such an object, or a list of them: where no family's form is known
-    reasoning    the families that think between two markers
+    xml_values   arguments that are written one by one as plain text, and become JSON by schema
+    reasoning    the families that think between two markers; how many tokens reasoning takes
     registry     all parsers by name, and which one a chat template asks for
 
 Each other module is a family's tool parser. To add one, write its module and its line of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Generator
 
 from baton_text.parsers.parser import Piece, as_pieces
@@ -10,6 +11,7 @@ from baton_text.parsers.source import Source, Texts
 
 NAMES = ("name", "function")
 ARGUMENTS = ("arguments", "parameters")
+_NAME = re.compile(r"[^\s<>{}\"]+")
 
 
 def json_calls(
@@ -116,6 +118,34 @@ def json_call(
     elif not called and any(read):
         yield Piece("content", "".join(read))
     return called
+
+
+def arguments_call(
+    source: Source, name: str, number: int, *markers: str
+) -> Generator[Piece | None, None, bool]:
+    """Read the arguments of a call whose name came before them, up to one of `markers` at the
+    latest, which stays unread, and return whether it is a call. What is not is content: the name
+    too, if something else than an object follows."""
+    space = yield from source.skip_space()
+    if (yield from source.over()):
+        yield Piece("call", name, number)
+        return True
+    next_text = yield from source.starts_with("{", *markers)
+    if next_text is None:
+        yield Piece("content", name + space)
+        return False
+    source.put_back(next_text)
+    yield Piece("call", name, number)
+    if next_text == "{":
+        yield from as_pieces("arguments", source.json_value(*markers), number)
+    else:
+        yield Piece("arguments", "{}", number)
+    return True
+
+
+def is_name(text: str) -> bool:
+    """Whether a text may be a function's name, where nothing but its place says so."""
+    return _NAME.fullmatch(text) is not None
 
 
 def _loaded(text: str) -> str:

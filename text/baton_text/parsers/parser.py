@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from baton_text.parsers.source import Source, Texts
 
+T = TypeVar("T")
 PieceKind = Literal["reasoning", "content", "call", "arguments"]
 Tools = Mapping[str, Mapping[str, Any]]  # a function's name -> the JSON schema of its arguments
 
@@ -57,10 +58,33 @@ class ToolParser:
     form: CallForm | None = None
 
 
+# What opens a model's message in the prompts of the families that reason.
+_TURNS = (
+    "<|im_start|>assistant",
+    "<|im_assistant|>assistant<|im_middle|>",
+    "<|start|>assistant",
+    "<|start_of_role|>assistant<|end_of_role|>",
+    "<|start_header_id|>assistant<|end_header_id|>",
+    "<|assistant|>",
+    "<seed:bos>assistant",
+    "]~b]ai",
+    "[/INST]",
+    "[/TOOL_RESULTS]",
+    "<\uff5cAssistant\uff5c>",
+    "<\uff5ctool\u2581outputs\u2581end\uff5c>",
+)
+
+
 @dataclass(frozen=True)
 class ReasoningParser:
-    """Reasoning stands between two markers. With `always` an answer begins within it, unless its
-    prompt has closed it, even where the prompt has not opened it."""
+    """Reasoning stands between two markers, at an answer's beginning. With `always` an answer
+    begins within it, unless its prompt has closed it, even where the prompt has not opened it.
+
+    `call`: where calls are read, this text ends reasoning too, and is the beginning of a call.
+    `answer`: the markers around what follows the reasoning, where a family has some.
+    `parse`: reads the whole answer, where reasoning is more than a beginning between two markers;
+    such a family's calls are read by a tool parser with `reads_reasoning`, and by no other.
+    """
 
     name: str
     begin: str
@@ -68,18 +92,30 @@ class ReasoningParser:
     marks: tuple[str, ...]
     always: bool = False
     reads_special: bool = False
+    call: str | None = None
+    answer: tuple[str, str] | None = None
+    parse: Parse | None = None
 
     def begun(self, prompt: str) -> bool:
-        """Whether an answer to `prompt` begins within reasoning."""
-        end = prompt.rstrip()
-        return end.endswith(self.begin) or (self.always and not end.endswith(self.end))
+        """Whether an answer to `prompt` begins within reasoning: what the prompt holds of the
+        model's message opens it and does not close it."""
+        found = [at + len(turn) for turn in _TURNS if (at := prompt.rfind(turn)) >= 0]
+        if not found:
+            end = prompt.rstrip()
+            return end.endswith(self.begin) or (self.always and not end.endswith(self.end))
+        message = prompt[max(found) :].lstrip()
+        if message.startswith(self.begin):
+            return self.end not in message
+        return self.always and not message
 
 
 class Reader:
-    """One answer, as its text comes."""
+    """One answer, as its text comes. `opened`: the prompt's end, which is read before it."""
 
-    def __init__(self, pieces: Callable[[Source], Pieces]) -> None:
+    def __init__(self, pieces: Callable[[Source], Pieces], opened: str = "") -> None:
+        self._opened = len(opened)
         self._source = Source()
+        self._source.push(opened)
         self._pieces = pieces(self._source)
 
     def push(self, text: str) -> list[Piece]:
@@ -91,6 +127,20 @@ class Reader:
         """No more text comes: what was held back."""
         self._source.ended = True
         return self._read()
+
+    def reasoning_in(self, text: str) -> list[tuple[int, int]]:
+        """Where reasoning begins and ends in the whole text of an answer, white space around it
+        included. For a reader that has read nothing."""
+        self._source.push(text)
+        self._source.ended = True
+        found: list[tuple[int, int]] = []
+        for piece in self._pieces:
+            if piece is None or piece.kind != "reasoning" or piece.text.isspace():
+                continue  # white space alone stands between two messages, see gpt_oss
+            end = self._source.place - self._opened
+            start = len(text[:end].rstrip()) - len(piece.text.rstrip())
+            found.append((len(text[:start].rstrip()), end))
+        return found
 
     def _read(self) -> list[Piece]:
         found: list[Piece] = []
@@ -127,6 +177,20 @@ def as_pieces(
         except StopIteration as stop:
             return stop.value
         yield None if text is None else Piece(kind, text, call)
+
+
+def whole(texts: Texts[T]) -> Generator[None, None, tuple[str, T]]:
+    """The texts at once, and what `texts` returns."""
+    found: list[str] = []
+    while True:
+        try:
+            text = next(texts)
+        except StopIteration as stop:
+            return "".join(found), stop.value
+        if text is None:
+            yield None
+        else:
+            found.append(text)
 
 
 def content(source: Source, *markers: str) -> Generator[Piece | None, None, str | None]:

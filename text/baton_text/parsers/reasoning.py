@@ -1,21 +1,83 @@
-"""Reasoning between two markers: <think>...</think> and its like."""
+"""Reasoning between two markers: <think>...</think> and its like; and how many tokens it took."""
 
 from __future__ import annotations
 
-from baton_text.parsers.parser import Parse, Pieces, ReasoningParser, Tools, as_pieces
+from collections.abc import Sequence
+
+from baton_text.detokenizer import TextReader
+from baton_text.parsers.parser import Parse, Pieces, Reader, ReasoningParser, Tools, as_pieces
 from baton_text.parsers.source import Source
+from baton_text.tokenizer import Tokenizer
 
 
-def reasoned(parser: ReasoningParser, begun: bool, rest: Parse) -> Parse:
-    """Read reasoning, where there is some, and then the rest. `begun`: see ReasoningParser."""
+def reasoned(parser: ReasoningParser, rest: Parse, *, with_calls: bool = False) -> Parse:
+    """Read reasoning, where an answer begins with some, and then the rest. `with_calls`: the rest
+    may be calls."""
+    ends = (parser.end, parser.call) if with_calls and parser.call else (parser.end,)
+    if parser.answer is not None:
+        rest = _without(parser.answer, rest)
 
     def parse(source: Source, tools: Tools) -> Pieces:
-        yield from source.skip_space()
-        within = (yield from source.starts_with(parser.begin)) is not None
-        if within or begun:
+        space = yield from source.skip_space()
+        if (yield from source.starts_with(parser.begin)) is None:
+            source.put_back(space)
+        else:
             yield from source.skip_space()
-            yield from as_pieces("reasoning", source.until(parser.end, trim=True))
+            yield from source.starts_with(parser.begin)  # some repeat it where the prompt ends so
+            yield from source.skip_space()
+            end = yield from as_pieces("reasoning", source.until(*ends, trim=True))
+            if end == parser.call:
+                source.put_back(end or "")
             yield from source.skip_space()
         yield from rest(source, tools)
 
     return parse
+
+
+def _without(markers: tuple[str, ...], rest: Parse) -> Parse:
+    """Read the text as if `markers`, and white space around them, were not there."""
+
+    def parse(source: Source, tools: Tools) -> Pieces:
+        shown = Source()
+        pieces = rest(shown, tools)
+        texts = source.until(*markers, trim=True)
+        while not shown.ended:
+            try:
+                text = next(texts)
+            except StopIteration as stop:
+                if stop.value is not None:
+                    yield from source.skip_space()
+                    texts = source.until(*markers, trim=True)
+                    continue
+                shown.ended = True
+            else:
+                if text is None:
+                    yield None
+                    continue
+                shown.push(text)
+            for piece in pieces:
+                if piece is None:
+                    break
+                yield piece
+
+    return parse
+
+
+def reasoning_tokens(
+    reader: Reader, tokenizer: Tokenizer, ids: Sequence[int], *, skip_special: bool = True
+) -> int:
+    """How many of an answer's ids belong to its reasoning: those that add to what stands between
+    its markers. The ids of the markers themselves do not count, as in vLLM. `reader` has read
+    nothing, and `skip_special` says as what it would be given the ids.
+
+    It takes the whole answer: the number then follows from its ids, whoever generated them."""
+    decoder = TextReader(tokenizer, skip_special)
+    texts = [decoder.push(token_id) for token_id in ids]
+    spans = reader.reasoning_in("".join(texts) + decoder.finish())
+    count = place = 0
+    for text in texts:
+        # An id without text is special, or the beginning of a character that another completes.
+        end = place + max(len(text), 1)
+        count += any(begin < end and place < behind for begin, behind in spans)
+        place += len(text)
+    return count

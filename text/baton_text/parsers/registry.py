@@ -4,19 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from baton_text.parsers.deepseek import DEEPSEEK_V3, DEEPSEEK_V31
 from baton_text.parsers.generic_json import GENERIC_JSON
+from baton_text.parsers.glm45 import GLM45
+from baton_text.parsers.gpt_oss import GPT_OSS, GPT_OSS_REASONING
 from baton_text.parsers.granite import GRANITE
 from baton_text.parsers.hermes import HERMES
 from baton_text.parsers.llama3_json import LLAMA3_JSON
 from baton_text.parsers.mistral import MISTRAL, MISTRAL_NAMED
 from baton_text.parsers.parser import Reader, ReasoningParser, ToolParser, Tools, all_content
 from baton_text.parsers.pythonic import OLMO3, PYTHONIC
+from baton_text.parsers.qwen3_coder import QWEN3_CODER
 from baton_text.parsers.reasoning import reasoned
 
 # Where several read a template's calls, the first one does.
 TOOL_PARSERS: Mapping[str, ToolParser] = {
     parser.name: parser
     for parser in (
+        GPT_OSS,
+        DEEPSEEK_V3,
+        DEEPSEEK_V31,
+        GLM45,
+        QWEN3_CODER,
         HERMES,
         GRANITE,
         MISTRAL_NAMED,
@@ -29,11 +38,29 @@ TOOL_PARSERS: Mapping[str, ToolParser] = {
 }
 _ASSISTANT = "<\uff5cAssistant\uff5c>"  # of DeepSeek
 _THINK = ("<think>", "</think>")
+_GRANITE = ("Here is my thought process:", "Here is my response:")
+_MISTRAL = ("[THINK]", "[/THINK]")
+_SEED = ("<seed:think>", "</seed:think>")
 REASONING_PARSERS: Mapping[str, ReasoningParser] = {
     parser.name: parser
     for parser in (
-        ReasoningParser("deepseek_r1", *_THINK, marks=(_ASSISTANT, *_THINK), always=True),
-        ReasoningParser("qwen3", *_THINK, marks=_THINK),
+        GPT_OSS_REASONING,
+        ReasoningParser("deepseek_r1", *_THINK, marks=(_ASSISTANT, "</think>"), always=True),
+        ReasoningParser("glm45", *_THINK, marks=("[gMASK]", *_THINK)),
+        ReasoningParser("kimi_k2", *_THINK, marks=("<|im_middle|>", *_THINK)),
+        ReasoningParser("minimax_m2", *_THINK, marks=("]~b]", *_THINK), always=True),
+        ReasoningParser("granite", *_GRANITE, marks=_GRANITE),
+        ReasoningParser(
+            "granite33",
+            *_THINK,
+            marks=("<think></think>", "<response></response>"),
+            answer=("<response>", "</response>"),
+        ),
+        ReasoningParser("mistral", *_MISTRAL, marks=_MISTRAL, reads_special=True),
+        ReasoningParser("seed_oss", *_SEED, marks=_SEED),
+        # The last of those with its markers: it is for each template that has them. Models of this
+        # family at times go on to a call without closing their reasoning.
+        ReasoningParser("qwen3", *_THINK, marks=_THINK, call="<tool_call>"),
     )
 }
 
@@ -67,8 +94,12 @@ def reader(
     begun: bool = False,
 ) -> Reader:
     """A reader of one answer. Without a tool parser there are no calls, without a reasoning parser
-    no reasoning. `begun`: the answer begins within reasoning, see ReasoningParser.begun."""
+    no reasoning, unless the tool parser reads it. `begun`: the answer begins within reasoning, see
+    ReasoningParser.begun."""
     parse = all_content if tool_parser is None else tool_parser.parse
     if reasoning_parser is not None and not (tool_parser and tool_parser.reads_reasoning):
-        parse = reasoned(reasoning_parser, begun, parse)
-    return Reader(lambda source: parse(source, tools))
+        parse = reasoning_parser.parse or reasoned(
+            reasoning_parser, parse, with_calls=tool_parser is not None
+        )
+    opened = reasoning_parser.begin if reasoning_parser is not None and begun else ""
+    return Reader(lambda source: parse(source, tools), opened)

@@ -33,14 +33,27 @@ class Source:
         self.ended = False
         self._text = ""
         self._at = 0
+        self._dropped = 0  # characters before `_text`
 
     def push(self, text: str) -> None:
+        self._dropped += self._at
         self._text = self._text[self._at :] + text if self._at else self._text + text
         self._at = 0
 
     @property
     def unread(self) -> str:
         return self._text[self._at :]
+
+    @property
+    def place(self) -> int:
+        """How many characters are read. A text that `until` yields ends there, with the white space
+        that was trimmed off it."""
+        return self._dropped + self._at
+
+    def put_back(self, text: str) -> None:
+        """Make what was read last unread again."""
+        self._dropped -= len(text) - self._at
+        self._text, self._at = text + self._text[self._at :], 0
 
     def take(self, count: int) -> str:
         """The next `count` characters, or all there are."""
@@ -85,9 +98,7 @@ class Source:
         """Yield the text before the first of `markers`, take that marker and return it; None if the
         text ends before one. With `trim`, without the white space before a marker. No marker is the
         beginning of another."""
-        space: list[
-            str
-        ] = []  # read, and not yet known to stand before something else than a marker
+        space: list[str] = []  # read, and not yet known to stand before a marker
         while True:
             match = _found(markers).search(self._text, self._at)
             if match:
@@ -95,7 +106,7 @@ class Source:
             else:
                 end = len(self._text) if self.ended else _beginning(markers, self._text, self._at)
             text = self._text[self._at : end]
-            self._at = match.end() if match else end
+            self._at = end
             kept = text.rstrip(_SPACE) if trim else text
             if kept:
                 yield "".join(space) + kept
@@ -103,7 +114,7 @@ class Source:
             if len(kept) < len(text):
                 space.append(text[len(kept) :])
             if match:
-                return match.group()
+                return self.take(len(match.group()))
             if self.ended:
                 if space:
                     yield "".join(space)

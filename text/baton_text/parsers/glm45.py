@@ -1,0 +1,61 @@
+"""GLM 4.5 to 4.7: <tool_call>NAME, then <arg_key>KEY</arg_key> and <arg_value>VALUE</arg_value> for
+each argument, then </tool_call>."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+from baton_text.parsers.json_calls import is_name
+from baton_text.parsers.parser import Piece, Pieces, ToolParser, Tools, content, whole
+from baton_text.parsers.source import Source
+from baton_text.parsers.xml_values import Arguments
+
+BEGIN, END = "<tool_call>", "</tool_call>"
+KEY, KEY_END = "<arg_key>", "</arg_key>"
+VALUE, VALUE_END = "<arg_value>", "</arg_value>"
+_MARKERS = (BEGIN, END, KEY, KEY_END, VALUE, VALUE_END)
+
+
+def _parse(source: Source, tools: Tools) -> Pieces:
+    calls = 0
+    while (marker := (yield from content(source, *_MARKERS))) is not None:
+        if marker == BEGIN:
+            calls += yield from _call(source, tools, calls)
+
+
+def _call(source: Source, tools: Tools, number: int) -> Generator[Piece | None, None, bool]:
+    yield from source.skip_space()
+    text, found = yield from whole(source.until("\n", *_MARKERS))
+    name = text.strip()
+    if found not in ("\n", KEY, END) or not is_name(name):
+        if text:
+            yield Piece("content", text)
+        source.put_back(found or "")
+        return False
+    yield Piece("call", name, number)
+    if found != "\n":
+        source.put_back(found)
+    yield from source.skip_space()
+    arguments = Arguments(tools, name, number)
+    while (marker := (yield from content(source, *_MARKERS))) not in (BEGIN, END, None):
+        if marker == KEY:
+            key, found = yield from whole(source.until(*_MARKERS))
+            if found == KEY_END:
+                yield from source.skip_space()
+                found = yield from source.starts_with(VALUE)
+            if found != VALUE:
+                source.put_back(found or "")
+                continue
+            value, found = yield from whole(source.until(VALUE_END))
+            if found is not None:
+                yield arguments.add(key.strip(), value)
+                yield from source.skip_space()
+    if marker is not None:
+        yield arguments.close()
+    if marker == BEGIN:
+        source.put_back(marker)
+    yield from source.skip_space()
+    return True
+
+
+GLM45 = ToolParser(name="glm45", parse=_parse, marks=(BEGIN, KEY, VALUE))

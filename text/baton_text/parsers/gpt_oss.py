@@ -1,0 +1,156 @@
+"""gpt-oss: an answer is a list of messages, each with a header (OpenAI's harmony format).
+
+    <|channel|>analysis<|message|>TEXT<|end|>                                     reasoning
+    <|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>ARGUMENTS
+    <|call|>                                                                      a call
+    <|start|>assistant<|channel|>final<|message|>TEXT<|return|>                   content
+
+A header holds the author (the first message's is in the prompt), behind <|channel|> the channel,
+and behind <|constrain|> the type of the message; a recipient, to=NAME, stands behind any of these.
+A message to a function is a call, whatever its channel; else analysis is reasoning and all other
+is content: final, and commentary that announces calls. A line break is put between two messages of
+one kind. A header without a message is nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator
+
+from baton_text.parsers.json_calls import arguments_call
+from baton_text.parsers.parser import (
+    CallForm,
+    Piece,
+    PieceKind,
+    Pieces,
+    ReasoningParser,
+    ToolParser,
+    Tools,
+    content,
+    whole,
+)
+from baton_text.parsers.source import Source
+
+START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
+END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
+_MARKERS = (START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL, RETURN)
+_TO = "to="
+_FUNCTIONS = "functions."
+_RECIPIENT = re.compile(r"(?<!\S)to=(\S+)")
+_HEADER = re.compile(r"(?:\s|\b(?:assistant|analysis|commentary|final|json)\b|to=\S*)*")
+
+Header = dict[str, str]  # marker -> the text behind it
+
+
+def _with_calls(source: Source, tools: Tools) -> Pieces:
+    return _messages(source, tools, with_calls=True)
+
+
+def _without_calls(source: Source, tools: Tools) -> Pieces:
+    return _messages(source, tools, with_calls=False)
+
+
+def _messages(source: Source, tools: Tools, with_calls: bool) -> Pieces:
+    calls = 0
+    told: set[PieceKind] = set()
+    marker = yield from _first_marker(source)
+    while marker is not None:
+        if marker in (END, CALL, RETURN):
+            marker = yield from content(source, *_MARKERS)
+            continue
+        header, marker = yield from _header(source, marker)
+        if marker != MESSAGE:
+            text = "".join(header.values())
+            if marker is not None and not _HEADER.fullmatch(text):
+                yield Piece("content", text)
+            continue
+        yield from source.skip_space()
+        kind: PieceKind = "content"
+        if with_calls and (name := _function(header, tools)):
+            if (yield from arguments_call(source, name, calls, *_MARKERS)):
+                calls += 1
+                yield from source.skip_space()
+        elif header.get(CHANNEL, "").split()[:1] == ["analysis"]:
+            kind = "reasoning"
+        marker = yield from _message(source, kind, told)
+
+
+def _first_marker(source: Source) -> Generator[Piece | None, None, str | None]:
+    """The answer may begin within a header, behind the prompt's <|start|>assistant, or within a
+    message that it continues."""
+    space = yield from source.skip_space()
+    if (yield from source.starts_with(_TO)):
+        source.put_back(_TO)
+        return START
+    source.put_back(space)
+    return (yield from content(source, *_MARKERS))
+
+
+def _header(source: Source, marker: str) -> Generator[None, None, tuple[Header, str | None]]:
+    """Read a header that `marker` begins, and the marker behind it, which is MESSAGE if a message
+    follows, and None if the answer breaks off."""
+    header: Header = {}
+    found: str | None = marker
+    while found in (START, CHANNEL, CONSTRAIN) and not (found == START and header):
+        begun = found
+        text, found = yield from whole(source.until(*_MARKERS))
+        header[begun] = header.get(begun, "") + text
+    return header, found
+
+
+def _function(header: Header, tools: Tools) -> str | None:
+    """The function that a message is written to, if it is to one."""
+    match = _RECIPIENT.search(" ".join(header.values()))
+    if match is None:
+        return None
+    name = match.group(1)
+    if name.startswith(_FUNCTIONS):
+        return name.removeprefix(_FUNCTIONS) or None
+    return name if name in tools else None
+
+
+def _message(
+    source: Source, kind: PieceKind, told: set[PieceKind]
+) -> Generator[Piece | None, None, str | None]:
+    """Read a message as pieces of one kind up to the next marker, which is returned."""
+    texts = source.until(*_MARKERS, trim=True)
+    first = True
+    while True:
+        try:
+            text = next(texts)
+        except StopIteration as stop:
+            found: str | None = stop.value
+            return found
+        if text is None:
+            yield None
+            continue
+        if first and kind in told:
+            yield Piece(kind, "\n")
+        first = False
+        told.add(kind)
+        yield Piece(kind, text)
+
+
+GPT_OSS = ToolParser(
+    name="gpt_oss",
+    parse=_with_calls,
+    marks=(START, CHANNEL, MESSAGE),
+    reads_special=True,
+    reads_reasoning=True,
+    # <|call|> ends the answer, as one of the model's EOS tokens; so there is one call at most.
+    form=CallForm(
+        before_name=f"{CHANNEL}commentary {_TO}{_FUNCTIONS}",
+        before_arguments=f" {CONSTRAIN}json{MESSAGE}",
+        after_arguments="",
+        between=None,
+    ),
+)
+# What is behind its `end` begins as an answer does that has no reasoning: with a channel.
+GPT_OSS_REASONING = ReasoningParser(
+    name="gpt_oss",
+    begin=f"{CHANNEL}analysis{MESSAGE}",
+    end=f"{END}{START}assistant",
+    marks=GPT_OSS.marks,
+    reads_special=True,
+    parse=_without_calls,
+)

@@ -1,0 +1,55 @@
+"""Qwen3-Coder: <tool_call>, <function=NAME>, <parameter=KEY>VALUE</parameter> for each argument,
+</function>, </tool_call>. These models at times leave <tool_call> out."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+from baton_text.parsers.json_calls import is_name
+from baton_text.parsers.parser import Piece, Pieces, ToolParser, Tools, content, whole
+from baton_text.parsers.source import Source
+from baton_text.parsers.xml_values import Arguments
+
+BEGIN, END = "<tool_call>", "</tool_call>"
+FUNCTION, FUNCTION_END = "<function=", "</function>"
+PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
+_MARKERS = (BEGIN, END, FUNCTION, FUNCTION_END, PARAMETER, PARAMETER_END)
+
+
+def _parse(source: Source, tools: Tools) -> Pieces:
+    calls = 0
+    while (marker := (yield from content(source, *_MARKERS))) is not None:
+        if marker == FUNCTION:
+            calls += yield from _call(source, tools, calls)
+
+
+def _call(source: Source, tools: Tools, number: int) -> Generator[Piece | None, None, bool]:
+    name, found = yield from whole(source.until(">", "\n", *_MARKERS))
+    if found != ">" or not is_name(name):
+        if name:
+            yield Piece("content", name)
+        source.put_back("" if found in (">", None) else found)
+        return False
+    yield Piece("call", name, number)
+    yield from source.skip_space()
+    arguments = Arguments(tools, name, number)
+    ends = (BEGIN, END, FUNCTION, FUNCTION_END, None)
+    while (marker := (yield from content(source, *_MARKERS))) not in ends:
+        if marker == PARAMETER:
+            key, found = yield from whole(source.until(">", "\n", *_MARKERS))
+            if found != ">":
+                source.put_back(found or "")
+                continue
+            value, found = yield from whole(source.until(PARAMETER_END))
+            if found is not None:
+                yield arguments.add(key, value.removeprefix("\n").removesuffix("\n"))
+                yield from source.skip_space()
+    if marker is not None:
+        yield arguments.close()
+    if marker in (BEGIN, FUNCTION):
+        source.put_back(marker)
+    yield from source.skip_space()
+    return True
+
+
+QWEN3_CODER = ToolParser(name="qwen3_coder", parse=_parse, marks=(BEGIN, FUNCTION, PARAMETER))

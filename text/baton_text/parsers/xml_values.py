@@ -1,0 +1,73 @@
+"""Arguments that a family writes one by one as plain text: each becomes JSON by its schema."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from baton_text.parsers.parser import Piece, Tools
+
+_PYTHON = {"True": "true", "False": "false", "None": "null"}  # as templates write what they hold
+_REFERENCES = 8  # that are followed in a schema, one behind the other
+
+
+class Arguments:
+    """The arguments of one call, told one by one; `{"a": 1` is told of a call that breaks off."""
+
+    def __init__(self, tools: Tools, name: str, number: int) -> None:
+        self._schema = tools.get(name, {})
+        self._number = number
+        self._begun = False
+
+    def add(self, key: str, text: str) -> Piece:
+        properties = self._schema.get("properties")
+        schema = properties.get(key) if isinstance(properties, Mapping) else None
+        value = _json_of(text, _types(schema, self._schema, _REFERENCES))
+        separator, self._begun = ", " if self._begun else "{", True
+        return Piece("arguments", f"{separator}{_string(key)}: {value}", self._number)
+
+    def close(self) -> Piece:
+        return Piece("arguments", "}" if self._begun else "{}", self._number)
+
+
+def _json_of(text: str, types: frozenset[str]) -> str:
+    bare = text.strip()
+    if "string" in types and not ("null" in types and bare in ("null", "None")):
+        return _string(text)
+    bare = _PYTHON.get(bare, bare)
+    try:
+        json.loads(bare, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return _string(text)
+    return bare
+
+
+def _types(schema: object, root: Mapping[str, Any], references: int) -> frozenset[str]:
+    """Which types a schema names; none where it names none."""
+    if not isinstance(schema, Mapping) or not references:
+        return frozenset()
+    found: set[str] = set()
+    named = schema.get("type", [])
+    found.update(one for one in ([named] if isinstance(named, str) else named) if one)
+    values = [schema["const"]] if "const" in schema else schema.get("enum", [])
+    if not found and values and all(isinstance(value, str) for value in values):
+        found.add("string")
+    for keyword in ("anyOf", "oneOf", "allOf"):
+        for option in schema.get(keyword, []):
+            found |= _types(option, root, references - 1)
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#/"):
+        target: object = root
+        for part in reference[2:].split("/"):
+            target = target.get(part) if isinstance(target, Mapping) else None
+        found |= _types(target, root, references - 1)
+    return frozenset(found)
+
+
+def _string(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
