@@ -1,23 +1,29 @@
-"""Everything that crosses a process boundary, and the names both sides must compute alike.
+"""The messages that cross a process boundary, and the names that both sides must compute alike.
 
-In: nothing of ours, no I/O. Out: records (frozen msgspec structs), block hashes, `KVLayout`,
-fingerprints and the error vocabulary. Every other room imports this one.
+It imports no other Baton package and does no I/O. It provides records (frozen msgspec structs),
+block hashes, `KVLayout`, fingerprints and the error classes. Every other package imports it.
 
-    ids          the NewTypes
-    errors       BatonError tree and OpenAI's error shape
+    ids          identifier types (NewType)
+    errors       the BatonError tree, and how an error travels between processes
     hashing      names of blocks and chunks
-    layout       what one block of KV bytes looks like
-    fingerprint  what makes KV interchangeable
-    sampling     SamplingParams, the wire form of what a client may ask
-    request      Request and Choice: what the router owns
+    layout       the byte layout of one block of KV, and the size of a chunk
+    fingerprint  the digest that decides whether two nodes can exchange KV
+    sampling     SamplingParams: the sampling options of a request
+    request      Request and log-probabilities
     link         frames between router and node
-    store        records kept in Redis: marker, inbox entry, node report, fetch report
-    model_source hf:// and pvc://: where a model comes from
-    logs         the shape of a log line
+    store        records kept in Redis: markers, inbox entries, and reports of nodes and routers
+    model_source the addresses of models: hf:// and pvc://
+    figures      bounded number and text types for the fields of records
+    hosts        the Host headers that a server accepts
+    logs         the format of log lines
+    traces       W3C trace context and spans
     wire         MessagePack with a protocol version
 """
 
-# 2: DrainNode, ResumeNode; a hello says its node's version. 3: Resync. 4: Request.time_left
-# 5: SamplingParams.structured, which older nodes would ignore: no such request is for them
+# Changes by version:
+# 2: DrainNode and ResumeNode; NodeReport.protocol, so a hello tells the node's version.
+# 3: Resync.
+# 4: Request.time_left.
+# 5: SamplingParams.structured. An older node ignores it, so never send it such a request.
 PROTOCOL_VERSION = 5
 STRUCTURED_SINCE = 5

@@ -1,26 +1,26 @@
-"""The error vocabulary and its OpenAI shape.
+"""The errors that a client can see. Their fields follow OpenAI's error object.
 
-    BatonError                      carries HTTP status, `type`, `code`, `param`, retryable or final
+    BatonError                      has HTTP status, `type`, `code`, `param` and `retryable`
     |-- InvalidRequest      400     a field is wrong; `param` names it
     |   |-- PromptTooLong   400     code context_length_exceeded
     |   `-- MalformedBody   400     not JSON, or not an object
     |-- NotFound            404     unknown model or route
     |-- Unauthorized        401
-    |-- Forbidden           403     this server is not set up to let anybody do that
-    |-- BodyTimeout         408     the body came too slowly
-    |-- TooLarge            413     body over the limit
-    |-- SlowClient          408     its stream was not read; only ever an event of that stream
-    |-- Saturated           429     with `retry_after` seconds
-    |   |-- RateLimited     429     its tenant's budget is used up
-    |   |-- QueueFull       429     too many wait already
-    |   `-- BodiesFull      429     too many large bodies are being read
-    |-- Unavailable         503     retryable: nobody can serve it now
+    |-- Forbidden           403     the server's settings allow this to nobody
+    |-- BodyTimeout         408     the body arrived too slowly
+    |-- TooLarge            413     the body is over the limit
+    |-- SlowClient          408     the client does not read its stream; sent only as a stream event
+    |-- Saturated           429     has `retry_after` in seconds
+    |   |-- RateLimited     429     the tenant's budget is used up
+    |   |-- QueueFull       429     too many requests are waiting already
+    |   `-- BodiesFull      429     the server is reading too many large bodies
+    |-- Unavailable         503     retryable: no node can serve the request now
     |   `-- QueueTimeout    503     every node stayed full
     |-- DeadlineExceeded    504
-    |-- RequestKillsNodes   500     final: each node that got the request died without progress
-    `-- InternalError       500     our bug
+    |-- RequestKillsNodes   500     final: every node that got the request died without progress
+    `-- InternalError       500     a bug in Baton
 
-`ErrorRecord` is the same thing on the wire between our processes.
+`ErrorRecord` is the form of an error on the wire between Baton's processes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ from baton_protocol.figures import Seconds
 
 
 class ErrorRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A BatonError on the wire. `retryable` False means final: no other node may be tried."""
+    """A BatonError on the wire.
+
+    `retryable` False means that no other node may be tried. `retry_after` is in seconds.
+    """
 
     message: str
     code: str
@@ -47,7 +50,10 @@ class ErrorRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class BatonError(Exception):
-    """Base of every error a client may see."""
+    """Base of every error that a client can see.
+
+    `reason` is the error's code: the class's `code` unless the constructor got another.
+    """
 
     status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"
@@ -176,7 +182,8 @@ class InternalError(BatonError):
 
 
 DOCS = "https://baton.dev/docs/"
-# Code of an error that its client can do something about -> where the documents say what.
+# Error code -> the section of the documentation that tells the client what to do about it. Codes
+# that a client cannot act on are missing.
 SECTIONS: Mapping[str, str] = {
     "invalid_value": "api.md#request-fields",
     "unknown_parameter": "api.md#request-fields",

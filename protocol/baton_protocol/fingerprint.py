@@ -1,8 +1,8 @@
-"""Fingerprint: two nodes of equal fingerprint may exchange KV; no others may.
+"""Fingerprints: two nodes may exchange KV only if their fingerprints are equal.
 
-It covers the weights by content (each tensor's name, shape, dtype and digest, never a path), every
-field of the KV layout (geometry, dtype, codec, version, block size, chunk_blocks, kv_shards) and
-the model's config.
+A fingerprint covers the content of the weights (each tensor's name, shape, dtype and digest, never
+a path), every field of the KV layout (geometry, dtype, codec, version, block size, chunk_blocks,
+kv_shards) and the model's config.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from baton_protocol.layout import KVLayout
 
 
 class TensorDigest(msgspec.Struct, frozen=True, order=True):
-    """One tensor's identity. `digest` is a hex digest of its little-endian bytes."""
+    """The identity of one tensor. `digest` is a hex digest of its little-endian bytes."""
 
     name: str
     shape: tuple[int, ...]
@@ -26,10 +26,10 @@ class TensorDigest(msgspec.Struct, frozen=True, order=True):
 
 
 def fingerprint(tensors: Iterable[TensorDigest], layout: KVLayout, model: str) -> Fingerprint:
-    """Digest of all that makes KV interchangeable, as 32 hex characters.
+    """Return the digest of everything that determines a token's KV, as 32 hex characters.
 
-    `model` is a canonical text of the model's config: all that beside the weights decides a token's
-    KV. The engine knows what that is. The order of `tensors` does not matter.
+    `model` is a canonical text of the model's config: everything besides the weights that
+    determines a token's KV. The engine provides it. The order of `tensors` does not matter.
     """
     canonical = msgspec.json.encode([sorted(tensors), layout, model], order="sorted")
     return Fingerprint(hashlib.sha256(canonical).hexdigest()[:32])

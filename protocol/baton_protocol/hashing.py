@@ -1,11 +1,11 @@
-"""Names of blocks: a chain of digests over everything that determines a block's KV.
+"""Names of blocks and chunks: chained digests over everything that determines a block's KV.
 
     root = H(fingerprint, adapter digest or "", tenant_salt)
     h[0] = H(root, tokens[0:B], extra[0]),  h[i] = H(h[i-1], tokens[iB:(i+1)B], extra[i])
 
-H is SHA-256 truncated to 128 bits over length-framed little-endian bytes, so that no two different
-inputs give the same bytes and every process on every machine computes the same name. Only full
-blocks have one. A chunk is named by the hash of its last block.
+H is SHA-256 truncated to 128 bits. Its input is length-framed and little-endian: different inputs
+never serialize to the same bytes, and every machine computes the same name. Only full blocks have
+names. The name of a chunk is the hash of its last block.
 """
 
 from __future__ import annotations
@@ -34,21 +34,25 @@ def _digest(*parts: bytes) -> BlockHash:
 
 
 def tenant_salt(server_secret: bytes, tenant: str) -> str:
-    """Salt of an authenticated tenant; never taken from a request's body."""
+    """Return the salt of an authenticated tenant; never derive it from a request's body."""
     return hmac.new(server_secret, tenant.encode(), sha256).hexdigest()[:32]
 
 
 def root_hash(fingerprint: Fingerprint, adapter: str = "", salt: str = "") -> BlockHash:
-    """Root of the chain of one (model, adapter, tenant)."""
+    """Return the root of the hash chain of one (fingerprint, adapter, tenant salt)."""
     return _digest(fingerprint.encode(), adapter.encode(), salt.encode())
 
 
 @lru_cache(maxsize=8)
 def block_hasher(block_size: int) -> BlockHasher:
-    """The function that names a full block: of its parent's hash (a root or the last block's), its
-    tokens, and what else it depends on. An id outside 0..2^32-1 raises OverflowError."""
-    # _digest(parent, block, extra) with one call that packs what has a fixed size: an engine that
-    # names block by block does so in half the time.
+    """Return the function that hashes one full block.
+
+    Its arguments are the hash before the block (a root or the previous block's hash), the block's
+    `block_size` token ids, and optionally the digest of non-text input in the block. It raises
+    OverflowError for a token id outside 0..2^32-1.
+    """
+    # Equals _digest(parent, block, extra), but packs all fixed-size parts in one call. An engine
+    # that hashes block by block needs half the time.
     pack, width = struct.Struct(f"<I{HASH_BYTES}sI{block_size}II").pack, 4 * block_size
 
     def name(parent: BlockHash, block: Sequence[int], extra: bytes = b"") -> bytes:
@@ -67,9 +71,10 @@ def extend_hashes(
     block_size: int,
     extra: Sequence[bytes] | None = None,
 ) -> list[BlockHash]:
-    """Hashes of the full blocks in `tokens`, chained to `parent` (a root or the last block's hash).
+    """Return the hashes of the full blocks in `tokens`, chained to `parent`.
 
-    `extra[i]` names what else block i depends on (images, later); absent means empty.
+    `parent` is a root or the hash of the block before `tokens`. `extra[i]` identifies non-text
+    input of block i (for images, later); None means that no block has any.
     """
     name = block_hasher(block_size)
     hashes: list[BlockHash] = []
@@ -81,5 +86,5 @@ def extend_hashes(
 
 
 def chunk_hashes(block_hashes: Sequence[BlockHash], chunk_blocks: int) -> list[BlockHash]:
-    """Names of the full chunks: every `chunk_blocks`-th block hash."""
+    """Return the names of the full chunks: every `chunk_blocks`-th block hash."""
     return list(block_hashes[chunk_blocks - 1 :: chunk_blocks])

@@ -1,9 +1,9 @@
-"""Which names a server on this machine's loopback answers to.
+"""Which `Host` headers a server accepts: protection against DNS rebinding.
 
-A page of evil.example may have that name lead to 127.0.0.1 (DNS rebinding). To the browser, this
-server and that page are then of one origin, and only the `Host` header tells that it is not. So a
-server that listens on a loopback address answers to the names of this machine alone. One that
-listens elsewhere is reached by names that it cannot know: services, gateways, ingresses.
+A page from evil.example can make that name resolve to 127.0.0.1. The browser then treats this
+server and the page as one origin, and only the `Host` header shows the difference. So a server that
+listens on a loopback address accepts only the names of this machine. A server that listens
+elsewhere cannot know its names: they belong to services, gateways and ingresses.
 """
 
 from __future__ import annotations
@@ -21,10 +21,14 @@ _THIS_MACHINE = ("localhost", "127.0.0.1", "[::1]")
 
 
 class Hosts:
-    """`listens` is the host of the server's own socket, `allowed` are more names (of any port) and
-    names with a port; ANY allows all. Without `allowed` that is so for a server that does not
-    listen on a loopback address; with it, such a server is also reached by addresses: a name can be
-    rebound, and an address cannot."""
+    """The `Host` headers that one server accepts.
+
+    `listens` is the host that the server's socket is bound to. `allowed` adds names: a name without
+    a port matches every port, and ANY matches every host. A server that listens on a loopback
+    address accepts the names of this machine and those in `allowed`. Any other server accepts every
+    host if `allowed` is empty; otherwise it accepts `allowed` and all IP addresses, since DNS
+    rebinding needs a name.
+    """
 
     def __init__(self, listens: str, allowed: Iterable[str] = ()) -> None:
         local = is_loopback(listens)
@@ -34,8 +38,10 @@ class Hosts:
         self._known = frozenset([*_THIS_MACHINE, _bracketed(listens.lower()), *more])
 
     def allows(self, host: str) -> bool:
-        """Whether the server answers to the `Host` of a request. A client that says none ("") is no
-        browser."""
+        """Return whether the server accepts a request with this `Host` header.
+
+        "" (no header) is accepted: such a client is not a browser.
+        """
         return self._any or host in self._known or self._knows(host)
 
     def _knows(self, host: str) -> bool:
@@ -46,10 +52,10 @@ class Hosts:
 
 
 def _bracketed(host: str) -> str:
-    """An IPv6 address as it stands in a URL."""
+    """Put an IPv6 address in brackets, as in a URL."""
     return f"[{host}]" if host.count(":") > 1 and host[0] != "[" else host
 
 
 def is_host(text: str) -> bool:
-    """Whether this can be allowed: ANY, or a host with or without a port."""
+    """Return whether `Hosts` takes this as an allowed host: ANY, or a host with or without port."""
     return text == ANY or _HOST.fullmatch(text) is not None

@@ -1,11 +1,11 @@
-"""What one block of KV is, as bytes, and how many of them make a chunk.
+"""The byte layout of one block of KV, and the number of blocks in a chunk.
 
 The payload of a block is `[layer][K,V][kv_head][token][dim]`, little-endian, in the cache's dtype.
-To the exchange a block is opaque; only the engine's blocks and kernels know the shape.
+The KV store treats a block as opaque bytes; only the engine's blocks and kernels know the shape.
 
-A data server does not pay for a value's bytes but for the allocator's class that they fall in, and
-blocks tend to have the worst of sizes: 2 MiB and a header cost 2.5 MiB. Hence the rule of
-`default_chunk_blocks`.
+A value takes as much of a data server's memory as the size class of its allocator, not as its
+bytes. Blocks tend to have the worst sizes: 2 MiB and a header take 2.5 MiB. The rule of
+`default_chunk_blocks` keeps this waste small.
 """
 
 from __future__ import annotations
@@ -23,13 +23,17 @@ DTYPE = rf"^({'|'.join(ITEM_BYTES)})\Z"
 CHUNK_LEAST_BYTES = 1 << 20
 CHUNK_MOST_BYTES = 4 << 20
 CHUNK_MAX_BLOCKS = 8
-CHUNK_SLACK = 0.03  # so much more waste is accepted for a smaller chunk
-VALUE_HEADER_BYTES = 96  # in front of each payload in the store (kvstore's `chunk` says what)
-STRING_BYTES = 10  # what Redis keeps with a long string (sds: lengths and type, and a NUL)
+CHUNK_SLACK = 0.03  # extra waste accepted for a smaller chunk, as a share of the payload
+VALUE_HEADER_BYTES = 96  # before each payload in the store (see baton_kvstore.data.chunk_format)
+STRING_BYTES = 10  # what Redis adds to a long string (sds: lengths, type, and a NUL)
 
 
 class KVLayout(msgspec.Struct, frozen=True):
-    """Geometry of the paged cache; part of the fingerprint."""
+    """Geometry of the paged cache. Every field is part of the fingerprint.
+
+    `block_size` is in tokens, `chunk_blocks` in blocks. The store splits a chunk into `kv_shards`
+    values along the KV heads.
+    """
 
     num_layers: Size
     num_kv_heads: Size
@@ -43,7 +47,7 @@ class KVLayout(msgspec.Struct, frozen=True):
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of KV of one token, all layers."""
+        """Bytes of KV of one token, over all layers."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * ITEM_BYTES[self.dtype]
 
     @property
@@ -56,7 +60,7 @@ class KVLayout(msgspec.Struct, frozen=True):
 
     @property
     def shard_bytes(self) -> int:
-        """Payload of one stored value: a chunk's share of one head shard."""
+        """Payload bytes of one stored value: one head shard of a chunk."""
         return self.chunk_bytes // self.kv_shards
 
     @property
@@ -65,32 +69,36 @@ class KVLayout(msgspec.Struct, frozen=True):
 
     @property
     def waste(self) -> float:
-        """Memory that a data server spends on a value beyond its payload, as a share of it."""
+        """Memory that a data server uses for a value beyond its payload, as a share of the
+        payload."""
         return value_waste(max(1, self.shard_bytes))
 
 
 def allocator_class(size: int) -> int:
-    """Bytes that jemalloc hands out where `size` are asked for: the next of 2^k * {1, 1.25, 1.5,
-    1.75}. Holds from 64 bytes on."""
+    """Return the bytes that jemalloc allocates for a request of `size` bytes (64 or more): the next
+    larger of 2^k * {1, 1.25, 1.5, 1.75}."""
     step = 1 << max(0, (size - 1).bit_length() - 3)
     return -(-size // step) * step
 
 
 def charged_bytes(payload: int) -> int:
-    """Memory of a data server that a value with this payload takes, without its key."""
+    """Return the bytes of a data server's memory that a value with this payload takes, without its
+    key."""
     return allocator_class(VALUE_HEADER_BYTES + payload + STRING_BYTES)
 
 
 def value_waste(payload: int) -> float:
-    """0.25: a quarter more memory than payload."""
+    """Return the memory beyond the payload as a share of it. 0.25: a quarter more than the
+    payload."""
     return charged_bytes(payload) / payload - 1.0
 
 
 def default_chunk_blocks(block_bytes: int, kv_shards: int = 1) -> int:
-    """The fewest blocks that waste little of the store's memory.
+    """Return the smallest number of blocks per chunk that wastes little of the store's memory.
 
-    Considered are 1 to 8 blocks whose value (one shard's share) has 1 to 4 MiB, or what comes next
-    to that; of them the fewest whose waste is within 3 percentage points of the least.
+    Candidates are 1 to 8 blocks for which one value (one head shard) has 1 to 4 MiB, or the nearest
+    number if there are none. The result is the smallest candidate whose waste is within 3
+    percentage points of the least.
     """
     share = block_bytes // kv_shards
     least = min(CHUNK_MAX_BLOCKS, -(-CHUNK_LEAST_BYTES // share))

@@ -4,22 +4,23 @@
                      Resync
     node -> router   Hello (first frame)  Load  CacheEvents  Deltas  PrefillDone  JobFailed
 
-Every frame about a request carries (request, attempt); the receiver drops what is older than the
-attempt it knows. The loss of a link is not an abort; only an Abort frame is. A request belongs to
-the router that sent its job: a node hears nothing about it from others.
+Every frame about a request carries (request, attempt). The receiver drops frames of an attempt
+older than the one it knows. Losing the link does not abort a request; only an Abort frame does. A
+request belongs to the router that sent its job: a node ignores other routers' frames about it.
 
-A router whose link to the same epoch came back sends each job of its requests there again, in the
-same attempt, with the outputs that it has by now: a node that still has the request goes on, and
-sends what the router has missed; to one that never got the job it is new.
+After a router reconnects to the same epoch, it sends each job of its requests on that node again:
+the same attempt, with the outputs that the router has so far. A node that still has the request
+continues it and sends the outputs that the router missed. A node that never got the job starts it.
 
-A node that drains says so in its Load, and takes nothing new. Past its deadline its Load says
-`leaving`: each router moves what it can to other nodes, and aborts it here; what it cannot move
-goes on here. A node that ends hands back what is left by then, with a JobFailed of code DRAINED.
+A draining node reports the state "draining" in its Load and accepts no new jobs. After its drain
+deadline its Load sets `leaving`: each router moves the requests that it can to other nodes and
+aborts them here. Requests that cannot move continue here. A node that exits returns the requests
+that are left with a JobFailed of code DRAINED.
 
-A frame that a node does not know breaks its link: DrainNode and ResumeNode are for nodes whose
-report says a protocol of at least DRAIN_SINCE, Resync is for those that count their cache events.
-To a router of version 1 `leaving` says nothing, and DRAINED is one more retryable refusal: it
-places the request again.
+A node closes the link when it gets a frame type that it does not know. So routers send DrainNode
+and ResumeNode only to nodes whose report has a protocol version of at least DRAIN_SINCE, and Resync
+only to nodes that number their cache events. A router of version 1 ignores `leaving` and treats
+DRAINED as any retryable error: it places the request again.
 """
 
 from __future__ import annotations
@@ -48,31 +49,35 @@ FinishReason = Literal["stop", "length"]
 LINK_PATH = "/link"
 ARTIFACTS_PATH = "/artifacts/"
 ROUTER_HEADER = "x-baton-router"
-# A frame as long as this, or longer, ends its link. The largest are a node's chunks, 18 bytes each,
-# and the log-probabilities of prompts, up to 12 MB each.
+# A frame of this size or more closes the link. The largest frames list a node's cached chunks (18
+# bytes each) or a prompt's log-probabilities (up to 12 MB).
 MAX_FRAME_BYTES = 64 << 20
 DRAIN_SINCE = 2
 DRAINED = "drained"
 
 
 def link_headers(token: str, router: str = "") -> dict[str, str]:
-    """What a router says to its nodes with each request; a node with this token wants to hear it
-    for its link and its artifacts. `router` is a secret of one start of a router: requests belong
-    to who says it, so that no other router can touch them, and its own links may break. Routers
-    that say none, as of version 3, share theirs."""
-    said = {ROUTER_HEADER: router} if router else {}
-    return said | ({"Authorization": f"Bearer {token}"} if token else {})
+    """Return the headers that a router sends to its nodes with each HTTP request.
+
+    A node that was started with this link token requires it for its link and its artifacts.
+    `router` is a secret that identifies one start of a router. Requests belong to the router that
+    sends it: no other router can touch them, and they survive a broken link. Routers that send
+    none, as up to version 3, share one identity.
+    """
+    headers = {ROUTER_HEADER: router} if router else {}
+    return headers | ({"Authorization": f"Bearer {token}"} if token else {})
 
 
 def says_token(authorization: str, token: str) -> bool:
-    """Whether who sent this Authorization header, "" for none, knows the link token."""
-    wanted = link_headers(token)["Authorization"].encode()
-    # As bytes: compare_digest takes no other text than ASCII, and a header may hold any.
-    return hmac.compare_digest(authorization.encode(errors="surrogateescape"), wanted)
+    """Return whether an Authorization header ("" if missing) holds the link token. `token` must not
+    be empty. The comparison takes constant time."""
+    expected = link_headers(token)["Authorization"].encode()
+    # Compare bytes: compare_digest raises for text that is not ASCII, and a header can hold any.
+    return hmac.compare_digest(authorization.encode(errors="surrogateescape"), expected)
 
 
 def is_loopback(host: str) -> bool:
-    """Of an address that listens, or of a client's."""
+    """Return whether a host (a listening address or a client's address) is a loopback address."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -82,9 +87,12 @@ def is_loopback(host: str) -> bool:
 
 
 class PrefillJob(msgspec.Struct, frozen=True, tag="prefill"):
-    """Compute the prompt, publish its full chunks, tell `decode_node`'s inbox, sample one token per
-    choice. Answered by PrefillDone or JobFailed. `uncached`: how many tokens its router expects to
-    be computed, as it has booked them; None from a router that does not say, which is all."""
+    """Compute the prompt, publish its full chunks, announce them in the inbox of `decode_node`, and
+    sample one token per choice. The node answers with PrefillDone or JobFailed.
+
+    `uncached` is the number of prompt tokens that the router expects this node to compute and has
+    added to the node's predicted load. None, from a router that does not send it, means all.
+    """
 
     request: Request
     decode_node: NodeId
@@ -93,10 +101,13 @@ class PrefillJob(msgspec.Struct, frozen=True, tag="prefill"):
 
 
 class RunJob(msgspec.Struct, frozen=True, tag="run"):
-    """Run the request to its end. With `await_first` a prefill partner is at work: fetch what its
-    inbox entries announce and generate only after FirstTokens or NoFirstTokens of this attempt.
-    Choices in `finished` have ended and are not to be run. `uncached` as in PrefillJob; with a
-    partner the booking is the partner's."""
+    """Run the request to its end.
+
+    With `await_first` a prefill node computes the prompt: fetch the chunks that inbox entries
+    announce, and generate only after FirstTokens or NoFirstTokens of this attempt. Do not run the
+    choices in `finished`: they have ended. `uncached` is as in PrefillJob; with `await_first` those
+    tokens count as load of the prefill node.
+    """
 
     request: Request
     await_first: bool = False
@@ -105,8 +116,8 @@ class RunJob(msgspec.Struct, frozen=True, tag="run"):
 
 
 class FirstTokens(msgspec.Struct, frozen=True, tag="first"):
-    """The ids the prefill node sampled. `outputs[c]` is choice c's ids so far; choices named in
-    `finished` ended there and are not to be run."""
+    """The token ids that the prefill node sampled. `outputs[c]` holds all ids of choice c so far.
+    Do not run the choices in `finished`: they ended with these tokens."""
 
     request: RequestId
     attempt: int
@@ -115,7 +126,8 @@ class FirstTokens(msgspec.Struct, frozen=True, tag="first"):
 
 
 class NoFirstTokens(msgspec.Struct, frozen=True, tag="no_first"):
-    """The prefill job was lost or refused: compute the rest and sample the first token yourself."""
+    """The prefill job was lost or refused: compute the rest of the prompt and sample the first
+    token on this node."""
 
     request: RequestId
     attempt: int
@@ -123,14 +135,19 @@ class NoFirstTokens(msgspec.Struct, frozen=True, tag="no_first"):
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    """End the request without an answer."""
+
     request: RequestId
     attempt: int
 
 
 class DrainNode(msgspec.Struct, frozen=True, tag="drain"):
-    """Take nothing new; what runs may end here for `deadline_s`, None as long as after SIGTERM.
-    The same words again change nothing, others count from now on. `replaced_by` names the revision
-    of a roll-out that takes this node's place: it does not come back."""
+    """Accept no new jobs. Running requests may finish here for `deadline_s` seconds; None means as
+    long as after SIGTERM.
+
+    Idempotent: an equal frame changes nothing. A different one starts a new deadline. `replaced_by`
+    is the revision whose roll-out replaces this node for good; "" if none does.
+    """
 
     deadline_s: float | None = None
     reason: str = ""
@@ -138,20 +155,25 @@ class DrainNode(msgspec.Struct, frozen=True, tag="drain"):
 
 
 class ResumeNode(msgspec.Struct, frozen=True, tag="undrain"):
-    """Take requests again. A node that was told to end does not."""
+    """Accept jobs again. A node that is shutting down ignores this."""
 
 
 class Resync(msgspec.Struct, frozen=True, tag="resync"):
-    """Cache events were missed: list all that is there, as after Hello."""
+    """The router missed cache events: list all cached chunks again, as after Hello."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """The node's first frame on a link."""
+
     report: NodeReport
 
 
 class Load(msgspec.Struct, frozen=True, tag="load"):
-    """How a node is now. `reason`: why it drains, `replaced_by` which revision takes its place, as
-    it was told. `leaving`: what runs there is to be moved."""
+    """A node's current state and load.
+
+    `reason` says why the node drains and `replaced_by` which revision replaces it, both as in
+    DrainNode. `leaving` asks routers to move their running requests to other nodes.
+    """
 
     epoch: Epoch
     state: NodeState
@@ -165,11 +187,12 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
 
 
 class CacheEvents(msgspec.Struct, frozen=True, tag="cache"):
-    """Chunks (named by hash) that entered or left this node's own cache since the last such frame.
+    """Chunks (by hash) that entered or left this node's own cache since its last CacheEvents frame.
 
-    After Hello, the first such frame lists all that is there, with `reset` set. `seq` counts a
-    node's frames: each has the one before it plus 1, a listing that of the last frame which it
-    includes. 0 beside no `reset` is from a node that does not count.
+    The first frame after Hello lists all cached chunks and has `reset` set. `seq` numbers the
+    node's frames: each has its predecessor's number plus 1, and a listing has the number of the
+    last frame that it includes. 0 without `reset` comes from a node that does not number its
+    frames.
     """
 
     epoch: Epoch
@@ -180,15 +203,20 @@ class CacheEvents(msgspec.Struct, frozen=True, tag="cache"):
 
 
 class RequestStats(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How a node closed the gap for one request. Tokens of the prompt; milliseconds.
+    """Where a node got the KV of one request's prompt, and how long each phase took.
 
-    Until the prompt is computed a node waits for its prefill partner's first token (`handoff_ms`),
-    fetches (`fetch_ms`), computes (`prefill_ms`), or does none of these (`queue_ms`). A fetch while
-    the partner computes is `fetch_ms`, so that the four add up to the time since the job arrived.
-    `matched_tokens` were in its cache or had a marker; `host_tokens` came from its
-    host tier. Of the last decision whether to fetch what the store holds or to compute it: what
-    each was predicted to take (`fetch_predicted_ms`, `compute_predicted_ms`) and how many tokens
-    were declined as cheaper to compute."""
+    Tokens are prompt tokens. `matched_tokens` were in the node's cache or had a marker in the
+    store; `host_tokens` came from its host memory tier.
+
+    Until the prompt is computed, a node waits for the first token of its prefill node
+    (`handoff_ms`), fetches (`fetch_ms`), computes (`prefill_ms`), or does none of these
+    (`queue_ms`). A fetch while the prefill node computes counts as `fetch_ms` only, so the four add
+    up to the time since the job arrived.
+
+    The node decides for the chunks in the store whether to fetch or to compute them. The predicted
+    times of its last decision are `fetch_predicted_ms` and `compute_predicted_ms`; it did not fetch
+    `declined_tokens` because computing them was cheaper.
+    """
 
     prompt_tokens: Count = 0
     matched_tokens: Count = 0
@@ -206,12 +234,14 @@ class RequestStats(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Delta(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """New ids of one choice: `offset` is the index of the first of them among the choice's outputs.
+    """New token ids of one choice. `offset` is the index of `ids[0]` among the choice's outputs.
 
-    `text` may lag behind the ids (half characters, possible stop strings). `finish` is set on the
-    choice's last delta; `stop` is the stop string or id that ended it, if one did. `stats` is set
-    on the request's last delta, `prompt_logprobs` (one per prompt token from the second on) on the
-    first of a request that asked for them. It can be in no cycle, so collections pass over it.
+    `text` can lag behind the ids: it holds back incomplete characters and possible stop strings.
+    `finish` is set on the choice's last delta; `stop` is the stop string or id that ended the
+    choice, if one did. `stats` is set on the request's last delta. `prompt_logprobs` (one per
+    prompt token, from the second on) is set on the first delta of a request that asks for them.
+
+    gc=False: a Delta cannot be part of a reference cycle, so the garbage collector skips it.
     """
 
     request: RequestId
@@ -228,14 +258,17 @@ class Delta(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class Deltas(msgspec.Struct, frozen=True, tag="deltas"):
-    """All requests of one engine step in one frame."""
+    """The deltas of all requests in one engine step."""
 
     items: tuple[Delta, ...]
 
 
 class PrefillDone(msgspec.Struct, frozen=True, tag="prefill_done"):
-    """The prefill job's first token of each choice, in choice order, as soon as they are sampled
-    (the last chunks may still be on their way; the inbox's "end" says when they are not)."""
+    """The first token of each choice of a prefill job, in choice order.
+
+    The node sends it as soon as the tokens are sampled. The last chunks may still be in flight:
+    they are complete when the decode node's inbox has an entry of kind "end".
+    """
 
     request: RequestId
     attempt: Count
@@ -244,6 +277,8 @@ class PrefillDone(msgspec.Struct, frozen=True, tag="prefill_done"):
 
 
 class JobFailed(msgspec.Struct, frozen=True, tag="failed"):
+    """The node refused the job, or failed to run it."""
+
     request: RequestId
     attempt: Count
     error: ErrorRecord
@@ -262,7 +297,7 @@ def to_router_codec() -> Codec[ToRouter]:
 
 
 UNREADABLE_ERROR = ErrorRecord(
-    message="the node failed, and what it said of it cannot be read",
+    message="the node reported an error that cannot be decoded",
     code="unreadable_error",
     status=503,
     retryable=True,
@@ -270,9 +305,11 @@ UNREADABLE_ERROR = ErrorRecord(
 
 
 def rescued(data: bytes) -> ToRouter | None:
-    """What a frame that cannot be read says of requests, without the figures in it: a wrong figure
-    costs no token. None where it says nothing of requests. Raise WireError where they cannot be
-    read either."""
+    """Decode a frame that failed to decode, leaving out its statistics.
+
+    A wrong statistic then costs no token. Return None if the frame is not about requests. Raise
+    WireError if the frame cannot be decoded without its statistics either.
+    """
     try:
         version, record = msgspec.msgpack.decode(data, type=tuple[int, dict[str, Any]])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

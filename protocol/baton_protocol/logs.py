@@ -1,9 +1,8 @@
-"""One shape of log line in all processes, so that a request can be followed from one to the next.
+"""The format of log lines, the same in all processes so that a request can be traced across them.
 
-In: log records. What a line is about comes as `extra`, under the same names everywhere: `request`
-and `attempt` (always together), `node`, `cause`, `endpoint`, `status`, `worker`. Of what a
-client wrote, only its own id of the request: `client_request`. Out: one line of text, or one JSON
-object on one line.
+Loggers pass context in `extra`, under the same names everywhere: `request` and `attempt` (always
+together), `node`, `cause`, `endpoint`, `status`, `worker`. The only text from a client is its own
+request id, `client_request`. The output is one line of text, or one JSON object on one line.
 """
 
 from __future__ import annotations
@@ -12,12 +11,13 @@ import json
 import logging
 
 _FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
-# What every record has; the rest came as `extra`.
-_OWN = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime"}
+# Attributes that every record has. All others came from `extra`.
+_STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime"}
 
 
 class JsonFormatter(logging.Formatter):
-    """time (Unix seconds), level, logger, message, then what came as `extra`, and a traceback."""
+    """One JSON object: time (Unix seconds), level, logger, message, the fields of `extra`, and the
+    traceback if there is an exception."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields: dict[str, object] = {
@@ -26,15 +26,15 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        fields |= {name: value for name, value in vars(record).items() if name not in _OWN}
+        fields |= {name: value for name, value in vars(record).items() if name not in _STANDARD}
         if record.exc_info:
             fields["traceback"] = self.formatException(record.exc_info)
         return json.dumps(fields, default=str)
 
 
 class TextFormatter(logging.Formatter):
-    """Time of day, level, logger, message; then request and attempt, where a line is about one, the
-    worker, where the process is one of several, and the client's id in quotes, where it has one."""
+    """Time of day, level, logger and message, then those of request, attempt, worker and the
+    client's request id (in quotes) that the record has."""
 
     def __init__(self) -> None:
         super().__init__(_FORMAT, "%H:%M:%S")

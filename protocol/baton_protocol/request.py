@@ -1,7 +1,7 @@
-"""The request as its owner (the router) and every node see it.
+"""A request, as its owner (the router) sends it to nodes.
 
-Prompt and outputs stay apart, so that limits, stop strings, usage and logprobs of a request placed
-again are those of an undisturbed run.
+Prompt and outputs are separate fields. So when a request is placed again, its limits, stop strings,
+usage and logprobs are those of an undisturbed run.
 """
 
 from __future__ import annotations
@@ -15,16 +15,19 @@ from baton_protocol.sampling import SamplingParams
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One request in one attempt.
 
-    `outputs[c]` holds the ids choice c already has; its length is `params.n`. `attempt` grows with
-    each placement; anything about an older attempt is dropped. `time_left` is how many seconds the
-    request may still take when the job is sent, None without a limit; the receiver measures them
-    with its own monotonic clock, so nobody compares the clocks of two machines. Up to version 3 of
-    the protocol a field `deadline` held Unix seconds instead. It is neither sent nor read any more:
-    where the other side speaks version 3, only the router measures the time, and aborts.
-    `traceparent` (W3C) is of the router's span, "" where the request is not traced.
-    `continues_prompt` says that the answer's text goes on where the prompt's text ends, as a
-    completion's does; a chat message begins a text of its own.
-    `salt` and `adapter` enter the block hashes; both come from the router, never from the client.
+    `outputs[c]` holds the token ids that choice c already has; `outputs` has `params.n` entries.
+    `attempt` grows with each placement, and receivers drop messages of older attempts.
+
+    `time_left` is how many seconds the request may still take when the job is sent; None means no
+    limit. The receiver counts them on its own monotonic clock, so the clocks of two machines are
+    never compared. Up to protocol version 3 a field `deadline` held Unix seconds instead; it is no
+    longer sent or read. If the other side speaks version 3, only the router watches the time, and
+    aborts the request.
+
+    `traceparent` (W3C) names the router's span; "" if the request is not traced.
+    `continues_prompt` is True if the answer's text continues the prompt's text, as in a completion;
+    a chat message starts a new text. `salt` and `adapter` enter the block hashes; both come from
+    the router, never from the client.
     """
 
     id: RequestId
@@ -41,7 +44,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One candidate at one position. The node's server fills `text` and `raw`."""
+    """One candidate token at one position. `rank` 1 is the likeliest token; 0 if not computed. The
+    node's server process fills `text` and `raw`, the token's bytes."""
 
     id: int
     logprob: float
@@ -51,7 +55,8 @@ class TokenLogprob(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class PositionLogprobs(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The sampled token and the likeliest ones, best first. Natural log, before temperature."""
+    """The sampled token and the likeliest tokens, likeliest first. Log-probabilities are natural
+    logarithms, computed before temperature."""
 
     sampled: TokenLogprob
     top: tuple[TokenLogprob, ...] = ()

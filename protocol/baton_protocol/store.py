@@ -1,10 +1,10 @@
-"""Records kept in Redis by the KV exchange (keys are the KV store's business).
+"""Records that the KV store keeps in Redis. `baton_kvstore.keys` defines their keys.
 
 Marker       index: a chunk is completely stored, and where
-InboxEntry   index: a prefill node tells a decode node which chunks exist
-NodeReport   index, and a link's hello: who a node is, what it holds and how fast it is
-FetchReport  index: how far a node that has no engine yet is with fetching its model
-RouterReport index: what clients ask of one router, and how long they wait
+InboxEntry   index: tells a decode node which chunks of a request exist
+NodeReport   index, and Hello frames: a node's identity, state, load and speeds
+FetchReport  index: the progress of a node that still downloads its model
+RouterReport index: one router's request counts and latencies
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ from baton_protocol.layout import KVLayout
 Role = Literal["prefill", "decode"]
 ROLES: tuple[Role, ...] = get_args(Role)
 NodeState = Literal["starting", "ready", "draining"]
-# What a node's last operations say: "down" when it cannot publish (index or every data instance
-# away, full or too slow), "none" when it was given no store. A hand-off needs "up" on both sides.
+# The store as a node's last operations found it. "down": the node cannot publish, since the index
+# or every data instance is unreachable, full or too slow. "none": the node has no store configured.
+# A hand-off needs "up" on both nodes.
 StoreHealth = Literal["up", "down", "none"]
 
 
-LEAST_SPEED = 1e-3  # what a node says is rounded to no less
+LEAST_SPEED = 1e-3  # the lowest measured speed that a report may hold
 MAX_ARTIFACTS = 256
 MAX_INSTANCES = 1024
 MAX_BOUNDS = 1024
@@ -47,20 +48,24 @@ Counts = Annotated[tuple[Count, ...], Meta(max_length=MAX_BOUNDS)]
 
 
 class Priority(IntEnum):
-    """Which transfers go first where they compete: a lower number."""
+    """Priority of a transfer. Lower numbers go first."""
 
-    HANDOFF = 0  # a client waits for its first tokens
-    PREFIX = 1  # found by a lookup: it could be computed too
-    BEHIND = 2  # write-behind: nobody waits
+    HANDOFF = 0  # a client waits for its first token
+    PREFIX = 1  # a lookup found the chunk; computing it is an alternative
+    BEHIND = 2  # write-behind: no request waits
 
 
 class Marker(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Commit marker of one chunk. `instance` is the index of the data URL, `run_id` that server's
-    run id when the chunk was written; another run id now means the bytes are gone. `stamp` is drawn
-    anew for each put, so that who drops a marker found wrong never drops its successor.
+    """Commit marker of one chunk: all its shards are stored.
 
-    Written without its fields' names: half the bytes, and a lookup reads hundreds. So fields are
-    only ever added at the end, with a default.
+    `instance` is the index of the data URL. `run_id` is that server's run id when the chunk was
+    written; if the server has another run id now, it restarted and the bytes are gone.
+    `payload_bytes` counts all `shards`; `depth` is the chunk's index in its chain. `stamp` is a new
+    random number for each put: it keeps a reader that drops a wrong marker from dropping a newer
+    one.
+
+    Encoded without field names, which halves the size: one lookup reads hundreds of markers. So add
+    fields only at the end, with a default.
     """
 
     instance: int
@@ -72,10 +77,10 @@ class Marker(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class InboxEntry(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a prefill node tells a decode node about one request's chunks.
+    """A message from a prefill node to a decode node about the chunks of one request.
 
-    kind "chunks": chunks [first, first + len(markers)) of the prompt exist. "end": no more will
-    come.
+    kind "chunks": chunks [first, first + len(markers)) of the prompt are stored. kind "end": no
+    more entries follow.
     """
 
     request: RequestId
@@ -86,27 +91,30 @@ class InboxEntry(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Speeds(msgspec.Struct, frozen=True):
-    """Measured by the node itself: at start, then as moving averages. 0 means not measured."""
+    """Speeds that a node measures: at start, then as moving averages. 0 means not measured."""
 
     prefill_tokens_per_s: PerSecond = 0.0
     decode_step_ms: Milliseconds = 0.0
     put_bytes_per_s: PerSecond = 0.0
     get_bytes_per_s: PerSecond = 0.0
-    get_latency_ms: Milliseconds = 0.0  # of a get beside its bytes: a round trip
+    get_latency_ms: Milliseconds = 0.0  # a get's time without its bytes: one round trip
 
     def __post_init__(self) -> None:
-        """Raise ValueError, as a decoder does too, for a speed whose inverse is absurd."""
+        """Raise ValueError (in a decoder: ValidationError) for a speed whose inverse is absurd."""
         for name in self.__struct_fields__:
             if 0.0 < (value := getattr(self, name)) < LEAST_SPEED:
                 raise ValueError(
-                    f"{name} is {value}; 0 is not measured, else {LEAST_SPEED} or more"
+                    f"{name} is {value}; it must be 0 (not measured) or at least {LEAST_SPEED}"
                 )
 
 
 class DataInstance(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One data server as a node sees it, in the order of the data URLs. 0 is not measured, or not
-    bounded. `trouble`: why it cannot be asked now; `put_trouble`: why it takes no chunks now,
-    though perhaps it can be read, as where it is full."""
+    """One data server as a node sees it. Records are in the order of the data URLs.
+
+    0 means not measured, or for `limit_bytes` no limit. `trouble` is why the node sends it no
+    operations now, `put_trouble` why it sends no puts; "" if it does. A full server has only
+    `put_trouble`: gets still work.
+    """
 
     used_bytes: Count = 0
     limit_bytes: Count = 0
@@ -122,62 +130,68 @@ Instances = Annotated[tuple[DataInstance, ...], Meta(max_length=MAX_INSTANCES)]
 
 
 class NodeLoad(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a node is doing now, and its counters since start (`*_total`). Sequences that are
-    `parked` wait for chunks or their first token, those that are `waiting` for their turn."""
+    """A node's current load, and its counters since start (`*_total`).
+
+    `parked` sequences wait for chunks from the store or for the prefill node's first token;
+    `waiting` sequences wait until the scheduler runs them.
+    """
 
     waiting: Count = 0
     running: Count = 0
     parked: Count = 0
-    queued_tokens: Count = 0  # prompt tokens known and not yet computed
-    free_blocks: Count = 0  # cached ones included: they can be had
-    cached_blocks: Count = 0  # free, but still holding a findable block
+    queued_tokens: Count = 0  # prompt tokens that this node still has to compute
+    free_blocks: Count = 0  # including cached_blocks, which can be evicted
+    cached_blocks: Count = 0  # free blocks that the prefix cache still finds
     total_blocks: Count = 0
     engine_steps_total: Count = 0
     preemptions_total: Count = 0
     prompt_tokens_total: Count = 0
-    computed_prompt_tokens_total: Count = 0  # prompt tokens this node really computed
-    cached_prompt_tokens_total: Count = 0  # found in its own cache
-    host_prompt_tokens_total: Count = 0  # came from its host tier
-    fetched_prompt_tokens_total: Count = 0  # came from the store
+    computed_prompt_tokens_total: Count = 0  # computed by this node
+    cached_prompt_tokens_total: Count = 0  # found in this node's cache
+    host_prompt_tokens_total: Count = 0  # loaded from its host memory tier
+    fetched_prompt_tokens_total: Count = 0  # fetched from the store
     generated_tokens_total: Count = 0
     published_bytes_total: Count = 0
     published_chunks_total: Count = 0
-    announced_chunks_total: Count = 0  # existed already; announced without a put
+    announced_chunks_total: Count = 0  # already in the store; announced without a put
     fetched_bytes_total: Count = 0
     fetched_chunks_total: Count = 0
-    reused_chunks_total: Count = 0  # fetched chunks that a request then really used
-    lost_chunks_total: Count = 0  # asked for and not there, or not what was asked for
-    # Full blocks of prompts: asked for, found (own cache, or a marker), brought, and really used.
-    # What was found and neither brought nor cached was cheaper to compute (`declined`).
+    reused_chunks_total: Count = 0  # fetched chunks with which a request started to run
+    lost_chunks_total: Count = 0  # fetches that failed: missing, corrupt, or the store is down
+    # Full blocks of prompts: looked up; found in the own cache or with a marker; fetched; used by
+    # their request; and `declined`: found in the store, but computing them was cheaper.
     queried_blocks_total: Count = 0
     matched_blocks_total: Count = 0
     fetched_blocks_total: Count = 0
     used_blocks_total: Count = 0
     declined_blocks_total: Count = 0
-    behind_chunks_total: Count = 0  # written behind: published without anybody waiting
+    behind_chunks_total: Count = 0  # stored by write-behind, for which no request waits
     behind_bytes_total: Count = 0
-    behind_skipped_total: Count = 0  # not written: no bandwidth left for it, or the store half full
-    handoffs_total: Count = 0
-    requests: Count = 0  # requests and prefill jobs whose last word was not sent yet
-    # The host tier: what it holds and may hold, and blocks that went there, came back, were lost.
+    behind_skipped_total: Count = 0  # not stored: no bandwidth, blocks held, or store half full
+    handoffs_total: Count = 0  # requests continued from a prefill node
+    requests: Count = 0  # requests and prefill jobs whose last frame was not sent yet
+    # The host memory tier: current size and capacity, then blocks stored, loaded back and evicted.
     host_blocks: Count = 0
     host_bytes: Count = 0
     host_total_blocks: Count = 0
     host_stored_blocks_total: Count = 0
     host_loaded_blocks_total: Count = 0
     host_evicted_blocks_total: Count = 0
-    jobs_total: Count = 0  # jobs that its engine has heard of
+    jobs_total: Count = 0  # jobs that its engine process received
     grammars_compiled_total: Count = 0
-    grammar_hits_total: Count = 0  # requests whose grammar was compiled already
+    grammar_hits_total: Count = 0  # requests whose grammar was already compiled
     grammar_compile_seconds_total: Seconds = 0.0
 
 
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Who a node is. `artifacts` maps a file name (tokenizer.json, ...) to the SHA-256 hex digest
-    under which the node serves it at GET {address}/artifacts/{digest}. `reason` says why it
-    drains, `replaced_by` the revision that takes its place for good, `protocol` which version it
-    speaks, `max_num_seqs` how many sequences it computes at once (0: it did not say), `model_made`
-    when its model's files were written, in Unix seconds (0: it has none)."""
+    """A node's identity, state, load and speeds.
+
+    `artifacts` maps a file name (tokenizer.json, ...) to the SHA-256 hex digest under which the
+    node serves it at GET {address}/artifacts/{digest}. `reason` is why the node drains, and
+    `replaced_by` the revision that replaces it for good; both are "" if unset. `protocol` is the
+    node's PROTOCOL_VERSION. `max_num_seqs` is how many sequences it computes at once (0: unknown).
+    `model_made` is when its model's files were written, in Unix seconds (0: it has no files).
+    """
 
     node: Name
     role: Role
@@ -205,10 +219,13 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Kind(msgspec.Struct, frozen=True):
-    """Nodes of one kind may be paired, and one may go on with what another began: they share KV and
-    token ids, and `files`, a digest of all artifacts, says that a stream goes on and ends on one as
-    on the other, up to rounding. EOS ids, sampling defaults, chat template and special tokens are
-    in these files."""
+    """What nodes must have in common to be paired, or to continue each other's requests.
+
+    Equal `fingerprint` and `tokenizer` mean that KV and token ids are interchangeable. Equal
+    `files`, a digest of all artifacts, means that a stream continues and ends on another node as it
+    would have on the first, up to rounding: the artifacts hold EOS ids, sampling defaults, chat
+    template and special tokens.
+    """
 
     fingerprint: Fingerprint
     tokenizer: str
@@ -222,14 +239,15 @@ def kind_of(report: NodeReport) -> Kind:
 
 
 def differing(one: NodeReport, other: NodeReport) -> list[str]:
-    """What makes them two kinds: "fingerprint", and names of artifacts. Empty of one kind."""
+    """Return what makes two nodes differ in Kind: "fingerprint" and names of artifacts. Empty if
+    they are of one Kind."""
     files, others = one.artifacts, other.artifacts
     names = [name for name in sorted({*files, *others}) if files.get(name) != others.get(name)]
     return ["fingerprint"] * (one.fingerprint != other.fingerprint) + names
 
 
 class FetchReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A model on its way to a node. `total_bytes` is 0 until the hub has said how much it is."""
+    """Progress of a node's model download. `total_bytes` is 0 until the hub has reported it."""
 
     node: Name
     source: Text
@@ -238,22 +256,25 @@ class FetchReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RouterReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What clients ask of one router. `router` names one start of it: its counters (`*_total`)
-    began at 0 then, `uptime_s` ago. A request counts once per prompt, when it is accepted.
+    """One router's request counts and latencies.
 
-    `ttft_counts` and `itl_counts` are how many first tokens, and later ones, came within each bound
-    of LATENCY_BOUNDS_S and not within the one before; the last entry is those beyond all.
+    `router` identifies one start of a router: its counters (`*_total`) were 0 then, `uptime_s` ago.
+    A request counts once per prompt, when the router accepts it.
+
+    `ttft_counts` and `itl_counts` are histograms of time to first token and inter-token latency.
+    Entry i counts latencies up to LATENCY_BOUNDS_S[i] and above the bound before it; the last entry
+    counts those above all bounds.
     """
 
     router: Text
     uptime_s: Seconds
     requests_total: Count = 0
     prompt_tokens_total: Count = 0
-    uncached_tokens_total: Count = 0  # of them to be computed, as their first place predicted
+    uncached_tokens_total: Count = 0  # prompt tokens to compute, as predicted at first placement
     output_tokens_total: Count = 0
-    live: Count = 0  # placed and not over
-    held: Count = 0  # wait, since no node can take them
-    idle_s: Seconds = 0.0  # since it last had a request that was not over
+    live: Count = 0  # placed requests that have not ended
+    held: Count = 0  # requests that wait because no node can take them
+    idle_s: Seconds = 0.0  # time since the router last had an unfinished request
     ttft_counts: Counts = ()
     itl_counts: Counts = ()
 

@@ -1,8 +1,8 @@
-"""Traces across processes: where a request stands in one, and the spans that a process tells.
+"""Distributed traces: a request's place in a trace, and the spans that a process records.
 
-In: the traceparent that a client or the router sent (W3C Trace Context). Out: the one to send on,
-and spans, made when what they are about is over: nothing is done for them meanwhile. Who sends
-spans to a collector is not our business: a Sink takes them.
+It reads the traceparent from a client or the router (W3C Trace Context) and makes the one to pass
+on. A Span is created when its operation has ended, so a running operation costs nothing. A Sink
+receives the spans and sends them to a collector.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Attribute = str | int | float | bool
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A span's place in its trace, in hex digits; `parent_id` "" begins one."""
+    """The ids of a span in its trace, in hex digits. `parent_id` is "" for a root span."""
 
     trace_id: str
     span_id: str
@@ -28,14 +28,14 @@ class Place:
 
     @property
     def traceparent(self) -> str:
-        """For whoever works for this span."""
+        """The traceparent to send with requests made on behalf of this span."""
         return f"00-{self.trace_id}-{self.span_id}-{_SAMPLED:02x}"
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Times are Unix nanoseconds. `served`: somebody else asked for it, from another process.
-    `error` is a code of ours, "" for none."""
+    """One finished operation. Times are Unix nanoseconds. `served` is True for a request that came
+    from another process (a server span). `error` is an error code of Baton, "" for none."""
 
     name: str
     place: Place
@@ -50,8 +50,8 @@ Sink = Callable[[Span], None]
 
 
 def begin(traceparent: str) -> Place | None:
-    """A span below this parent, or the first of a new trace where there is none that is valid.
-    None where the parent's trace is not recorded."""
+    """Return a child of this parent, or the root of a new trace if `traceparent` is not valid.
+    None if the parent's trace is not sampled."""
     parent = _parse(traceparent)
     if parent is None:
         return Place(secrets.token_hex(16), secrets.token_hex(8))
@@ -60,11 +60,13 @@ def begin(traceparent: str) -> Place | None:
 
 
 def below(place: Place) -> Place:
+    """Return the place of a new child span."""
     return Place(place.trace_id, secrets.token_hex(8), place.span_id)
 
 
 def _parse(traceparent: str) -> tuple[str, str, bool] | None:
-    """A later version may have more at its end; version ff and ids of zeros are invalid."""
+    """Return trace id, span id and the sampled flag; None if invalid. Versions after 00 may have
+    more fields at the end; version ff and all-zero ids are invalid."""
     found = _PARENT.fullmatch(traceparent.strip())
     if found is None:
         return None

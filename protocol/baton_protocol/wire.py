@@ -1,7 +1,7 @@
 """MessagePack with a protocol version.
 
-Records ignore fields they do not know (msgspec's default), so that version N reads N+1's records.
-A frame is `[version, record]`; the records of one link are a tagged union.
+Decoders ignore unknown fields (msgspec's default), so version N can read the records of version
+N+1. A frame is `[version, record]`. The record types of one link form a tagged union.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ OLDEST_READABLE = 1
 
 
 class WireError(Exception):
-    """Bytes that are no frame of ours; the message says what they are."""
+    """Bytes that are not a valid frame; the message says why."""
 
 
 class Codec(Generic[T]):
@@ -33,12 +33,16 @@ class Codec(Generic[T]):
         return self._encoder.encode((PROTOCOL_VERSION, record))
 
     def decode(self, data: bytes | bytearray | memoryview) -> T:
-        """Raise WireError for bytes that do not hold a known record."""
+        """Return the record of a frame. Raise WireError if it does not hold a valid record of the
+        union."""
         try:
             version, record = self._decoder.decode(data)
-        # Text that is no UTF-8, and arrays in arrays without end, are no errors of msgspec's own.
+        # msgspec raises its own error for neither invalid UTF-8 nor arrays nested too deeply.
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise WireError(f"unreadable frame of {len(data)} bytes: {error}") from error
         if version < OLDEST_READABLE:
-            raise WireError(f"frame of protocol version {version}; at least {OLDEST_READABLE}")
+            raise WireError(
+                f"frame of protocol version {version}; the oldest readable version is"
+                f" {OLDEST_READABLE}"
+            )
         return record

@@ -52,7 +52,7 @@ def test_no_figure_is_negative_infinite_or_no_number(
 @pytest.mark.parametrize("name", Speeds.__struct_fields__)
 @pytest.mark.parametrize("value", [5e-324, 1e-9, 0.00099])
 def test_a_speed_whose_inverse_is_absurd_is_none(name: str, value: float) -> None:
-    with pytest.raises(msgspec.ValidationError, match="0 is not measured"):
+    with pytest.raises(msgspec.ValidationError, match=r"0 \(not measured\)"):
         msgspec.convert({name: value}, Speeds)
 
 
