@@ -1,11 +1,11 @@
-"""The prefill role: what a prefill node takes, and publishing (vLLM's kv_producer).
+"""The prefill role: which jobs a prefill node accepts, and publishing (vLLM's kv_producer).
 
-    serve          one prefill node until SIGTERM or SIGINT
-    admission      PrefillRole: which jobs it takes
-    publisher      a prefill job's chunks on their way into the store, announced to the decode
-                   node; and a pure state machine per job: which chunks, and when
+    serve          runs one prefill node until SIGTERM or SIGINT
+    admission      PrefillRole: which jobs the node accepts
+    publisher      puts a prefill job's chunks into the store and announces them to the decode
+                   node; a pure state machine per job decides which chunks, and when
 
-`serve` is the server process's, `publisher` the engine process's: neither imports the other. Every
-node's engine process runs `publisher`, whatever the role: it implements baton_node's Publishing,
-and `baton_cli.engine_process` gives it to the step loop.
+`serve` and `admission` run in the server process, `publisher` in the engine process: they do not
+import each other. Every node's engine process runs `publisher`, whatever its role. It implements
+baton_node's Publishing, and `baton_cli.engine_process` passes it to the step loop.
 """

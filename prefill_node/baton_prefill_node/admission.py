@@ -1,10 +1,8 @@
-"""What a prefill node takes.
+"""Which jobs a prefill node accepts.
 
-Its work is a queue of prompt tokens, so its measure is how long that queue takes at the speed it
-measured. A job that would wait too long is better computed by the decode node itself: the refusal
-is retryable and the router answers it with NoFirstTokens.
-
-In: a job, the node's load. Out: a refusal, or nothing.
+The node's work is a queue of prompt tokens, and its limit is the predicted time to compute that
+queue at the node's measured prefill speed. A job that would wait longer is better computed by the
+decode node: the refusal is retryable, and the router then sends NoFirstTokens to the decode node.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ MAX_QUEUE_S = 60.0
 
 
 class PrefillRole:
-    """Bounds the queue by `max_queue_s` seconds of predicted work."""
+    """Refuses jobs while the queue holds more than `max_queue_s` seconds of predicted work."""
 
     def __init__(self, max_queue_s: float = MAX_QUEUE_S) -> None:
         self._max_queue_s = max_queue_s

@@ -1,10 +1,10 @@
-"""Hand-offs: prefill jobs' chunks on their way into the store and to the decode node's inbox.
+"""Publishing: puts the chunks of prefill jobs into the store and announces them to decode nodes.
 
-It does what each job's state machine (PublishState) says: puts chunks, announces them, ends the
-hand-off.
+Each job has a state machine (PublishState) that decides; the Publisher carries out its actions: it
+puts chunks, announces chunks that already exist, and announces the end of the hand-off.
 
-In: lookups' answers, what the step that just ran has filled, how puts went. Out: puts, and
-KVConnector.announce of what was there and of ends. Implements Publishing.
+In: lookup results, the progress of each step, and the results of puts. Out: puts through
+OutgoingBlocks and calls of KVConnector.announce. Implements Publishing.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from baton_protocol.store import InboxEntry, Priority
 
 @dataclass(frozen=True, slots=True)
 class PublishActions:
-    """What the step loop does now, in the order of the fields."""
+    """What the Publisher does next, in the order of the fields."""
 
-    announce: tuple[tuple[int, int], ...] = ()  # (first, count) of chunks that exist
-    publish: tuple[int, ...] = ()  # hold their blocks before the next step, put them, announce them
-    end: bool = False  # tell the decode node that no more will come; once, and last
+    announce: tuple[tuple[int, int], ...] = ()  # runs (first, count) of chunks already stored
+    publish: tuple[int, ...] = ()  # chunks to put; hold their blocks before the next step
+    end: bool = False  # announce that no more chunks follow; set once, as the last action
 
 
 Outcome = tuple["PublishState", PublishActions]
@@ -34,43 +34,42 @@ Outcome = tuple["PublishState", PublishActions]
 
 @dataclass(frozen=True, slots=True)
 class PublishState:
-    """Which chunks of a prefill job are put into the store, announced, and when the job has ended.
+    """Pure state machine of one prefill job: which chunks to put, what to announce, when to end.
 
-    Pure. In: what the lookup found, how far the prompt is computed, how each put went; one method
-    each. Out: the next state, and what the step loop does now. Chunks that exist are announced at
-    once; the others are put as soon as a step has filled them (or found them in the node's own
-    cache). Who puts them also announces them, as soon as the store has acknowledged value and
-    marker. `end` follows when nothing more will come. A failed put ends the publishing of this job:
-    the decode node computes from there.
+    It has one method per event: the lookup's result, computed chunks, the result of a put, the end
+    of the job. Each returns the next state and the actions. Chunks that exist are announced at
+    once. Other chunks are put as soon as a step has filled them or found them in the node's cache;
+    the connector announces such a chunk once its value and marker are stored. `end` follows when no
+    more chunks can come. A failed put ends the publishing of the job: the decode node computes the
+    rest.
 
-    One prefill job's chunks, as bit sets. `computed` is a count.
+    Sets of chunks are bit sets in ints.
     """
 
-    chunks: int
-    computed: int = 0
-    exists: int = 0
-    flying: int = 0
+    chunks: int  # number of full chunks in the prompt
+    computed: int = 0  # number of leading chunks whose KV is in this node's blocks
+    exists: int = 0  # chunks known to be in the store, a bit set
+    flying: int = 0  # chunks whose put is in flight, a bit set
     looked_up: bool = False
-    failed: bool = False
-    closed: bool = False
-    ended: bool = False
+    failed: bool = False  # a put has failed
+    closed: bool = False  # the job computes no more
+    ended: bool = False  # `end` was returned
 
     def find(self, chunks: int) -> Outcome:
-        """The lookup found a marker of these chunks (a bit set); 0 where the index is out of
-        reach."""
+        """The lookup found markers of these chunks (a bit set); 0 if the index is unreachable."""
         found = chunks & first_chunks(self.chunks) & ~self.exists
         return self._become(runs_of(found), exists=self.exists | found, looked_up=True)
 
     def compute(self, chunks: int) -> Outcome:
-        """The prompt's first `chunks` full chunks are in this node's blocks now."""
+        """This node's blocks now hold the KV of the prompt's first `chunks` chunks."""
         return self._become(computed=max(self.computed, min(chunks, self.chunks)))
 
     def miss(self, chunk: int) -> Outcome:
-        """A chunk whose marker was seen is not there after all: it is put again once computed."""
+        """The store has lost a chunk whose marker was found: put it again once computed."""
         return self._become(exists=self.exists & ~(1 << chunk))
 
     def settle(self, chunk: int, ok: bool) -> Outcome:
-        """A put has ended."""
+        """The put of a chunk has succeeded (`ok`) or failed."""
         bit = (1 << chunk) & self.flying
         return self._become(
             flying=self.flying & ~bit,
@@ -79,11 +78,11 @@ class PublishState:
         )
 
     def close(self) -> Outcome:
-        """No more will be computed for this job (it has ended, or was aborted)."""
+        """The job has ended or was aborted: it computes no more chunks."""
         return self._become(closed=True)
 
     def _become(self, announce: tuple[tuple[int, int], ...] = (), **changes: Any) -> Outcome:
-        """The state with these changes, and what to do now. After `end` nothing comes any more."""
+        """Return the state with these changes, and the actions. After `end` there are none."""
         if self.ended:
             return self, PublishActions()
         return replace(self, **changes)._advance(announce)
@@ -93,8 +92,8 @@ class PublishState:
         if self.looked_up and not self.failed and not self.closed:
             due = first_chunks(self.computed) & ~self.exists & ~self.flying
         flying = self.flying | due
-        # Not before the prompt is computed, though all chunks may exist from the start: one of them
-        # may turn out to be missing, and the first token comes no sooner.
+        # Even if all chunks exist from the start, wait until the prompt is computed: a chunk may
+        # turn out to be missing, and an earlier end would not make the first token come earlier.
         complete = self.computed == self.chunks and self.exists == first_chunks(self.chunks)
         complete = complete and self.looked_up
         ended = not flying and (complete or self.failed or self.closed)
@@ -102,19 +101,19 @@ class PublishState:
         return state, PublishActions(announce, chunks_of(due), ended)
 
 
-TOO_SLOW = "the store does not keep up"
+TOO_SLOW = "the store is too slow: too many blocks wait to be copied"
 
 
 @dataclass(slots=True, eq=False)
 class OpenJob:
-    """A prefill job, and how far its chunks are."""
+    """A prefill job and the state of its publishing."""
 
     job: Job
     state: PublishState
 
 
 class Publisher:
-    """Keeps a job from its arrival until its end was announced."""
+    """Publishes prefill jobs. It keeps a job until the job's end is announced."""
 
     def __init__(self, context: LoopContext, outgoing: OutgoingBlocks) -> None:
         self._connector = context.connector
@@ -128,7 +127,7 @@ class Publisher:
         return not self._jobs
 
     def open(self, job: Job) -> None:
-        """A job without a full chunk ends here."""
+        """Start to publish a job. A job without a full chunk ends at once."""
         opened = self._jobs[job.key] = OpenJob(job, PublishState(len(job.chunks)))
         if not job.chunks:
             self._apply(opened, opened.state.find(0))
@@ -158,7 +157,7 @@ class Publisher:
             self._apply(opened, opened.state.close())
 
     def _apply(self, opened: OpenJob, outcome: Outcome, blocks: tuple[BlockId, ...] = ()) -> None:
-        """The job's state becomes this, and this is done; `blocks` are those of its prompt."""
+        """Set the job's new state and carry out its actions. `blocks` are the prompt's blocks."""
         opened.state, actions = outcome
         job = opened.job
         for first, count in actions.announce:
@@ -175,7 +174,7 @@ class Publisher:
         source = job.chunk_of(blocks, chunk)
         if len(source) != self._layout.chunk_blocks:
             raise RuntimeError(f"put of chunk {chunk} of {job.key} outside a step's progress")
-        # With nobody to be told of it, nobody waits for it either.
+        # Without an inbox no decode node waits for the chunk.
         priority = Priority.HANDOFF if job.inbox is not None else Priority.PREFIX
         if self._outgoing.put(job.ref(chunk), source, priority, job.inbox):
             return True
