@@ -1,10 +1,7 @@
-"""What a decode node takes.
+"""Which jobs a decode node accepts.
 
-Its work is a batch that runs for long, so its measure is how many requests stand before it. The
-bound only keeps a flood from filling the node's memory: admission by deadlines and budgets is the
-router's business.
-
-In: a job, the node's load. Out: a refusal, or nothing.
+The node limits how many sequences wait to run. The limit only keeps a flood of requests from
+filling the node's memory: the router handles admission by deadlines and budgets.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ RETRY_AFTER_S = 1.0
 
 
 class DecodeRole:
-    """Bounds sequences that do not run yet: waiting ones and parked ones."""
+    """Refuses jobs while `max_queued` or more sequences wait or are parked."""
 
     def __init__(self, max_queued: int = MAX_QUEUED) -> None:
         self._max_queued = max_queued

@@ -1,23 +1,23 @@
-"""How a request closes its gap from the store before it runs: one pure state machine.
+"""How a parked request gets its prompt's KV from the store before it runs: a pure state machine.
 
-A parked request costs the running batch nothing. It learns which of its prompt's full chunks exist
-(announced by its prefill partner, or found by a lookup and worth it), takes blocks for its whole
-prompt when the first of them can be fetched, fetches, and is admitted with the chunks it then has,
-holes between them or not: the engine computes the holes. The same machine serves a hand-off
-(`await_first`), a whole request and a prefill job.
+A parked request costs the running batch nothing. It learns which full chunks of its prompt exist:
+its prefill node announces them, or a lookup finds them and fetching them pays. It reserves blocks
+for its whole prompt when it can fetch the first chunk, fetches, and is admitted with the chunks
+that have landed. There may be holes between them, which the engine computes. The same machine
+serves a hand-off (`await_first`), a whole request and a prefill job.
 
-In: what happens, in any order, one method each. Out: the next state, and what the step loop does
-now.
+It has one method per event, and events may come in any order. Each method returns the next state
+and the actions for the step loop.
 
-What holds whatever the order (tests/decode_node/test_fetch_state.py):
-  - no fetch without blocks; blocks are released, and handed to the engine, only when no fetch is in
-    flight into them, also on abort and timeout;
-  - an admission names landed chunks and no others, and comes at most once; after it, and after
-    `forget`, comes nothing;
-  - a lost chunk is a hole and no more: what lies behind it is fetched and used. Announced anew, it
-    is fetched again. Nobody waits for it.
+Invariants for every order of events (tests/decode_node/test_fetch_state.py):
+  - A fetch needs reserved blocks. Blocks are released or handed to the engine only when no fetch
+    into them is in flight, also on abort and timeout.
+  - An admission names exactly the landed chunks, and there is at most one. After it, and after
+    `forget`, there are no actions.
+  - A lost chunk leaves only a hole: chunks after it are still fetched and used. No request waits
+    for a lost chunk. If it is announced again, it is fetched again.
 
-Sets of chunks are bit sets in ints: immutable, and 8,192 chunks are 1 KiB.
+Sets of chunks are bit sets in ints: immutable, and 8,192 chunks take 1 KiB.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from baton_protocol.layout import KVLayout
 from baton_protocol.store import DataInstance, InboxEntry, Priority
 
 SAMPLE_EVERY_S = 10.0
-NOBODY = RequestId("")  # whose chunk a sample is
+NO_REQUEST = RequestId("")  # the request id of a sample
 
 
 @dataclass(frozen=True, slots=True)
 class FetchCosts:
-    """What this node measured; 0 is not measured."""
+    """What `decide` needs: this node's measured speeds. A speed of 0 is not measured."""
 
     layout: KVLayout
     prefill_tokens_per_s: float
@@ -49,11 +49,14 @@ class FetchCosts:
 
 @dataclass(frozen=True, slots=True)
 class FetchDecision:
-    """Chunks as bit sets; `declined` ones exist and are cheaper to compute. The times are those of
-    all that was weighed, had it all been fetched or all been computed; 0 where not measured."""
+    """Which chunks to fetch. The sets are bit sets.
+
+    The times are predictions for all considered chunks together: to fetch them all, and to compute
+    them all. Runs of chunks with unmeasured speeds count as 0.
+    """
 
     fetch: int = 0
-    declined: int = 0
+    declined: int = 0  # chunks that exist, but are not fetched
     fetch_ms: float = 0.0
     compute_ms: float = 0.0
 
@@ -64,8 +67,11 @@ def decide(
     costs: FetchCosts,
     policy: FetchPolicy = "auto",
 ) -> FetchDecision:
-    """`chunks` maps those that exist to the number of their data server; the first `cached_blocks`
-    blocks of the chain are here already."""
+    """Decide for each run of neighbouring chunks whether to fetch it.
+
+    `chunks` maps each existing chunk to the number of its data server. The node's cache already
+    holds the first `cached_blocks` blocks of the prompt.
+    """
     size = costs.layout.chunk_blocks
     wanted = {
         chunk: instance
@@ -89,13 +95,15 @@ def decide(
 
 
 def _pays(fetch_s: float, compute_s: float) -> bool:
-    """0.0 is not measured."""
+    """Return whether fetching is faster. 0.0 means not measured; then fetch, which measures it."""
     return not (fetch_s and compute_s) or fetch_s < compute_s
 
 
 def _fetch_s(instances: Sequence[int], costs: FetchCosts) -> float:
-    """Seconds to fetch one chunk from each of `instances`, which work side by side; 0.0 where one
-    was not measured."""
+    """Return the predicted seconds to fetch one chunk per entry of `instances` (server numbers).
+
+    Servers work in parallel. 0.0 if the speed of one of the servers is not measured.
+    """
     slowest = 0.0
     for instance, count in Counter(instances).items():
         seen = _seen(costs, instance)
@@ -118,7 +126,7 @@ def _seen(costs: FetchCosts, instance: int) -> DataInstance:
 
 
 def _runs(chunks: Mapping[int, int]) -> list[list[int]]:
-    """Neighbouring chunks together, in order."""
+    """Group neighbouring chunks, in ascending order."""
     runs: list[list[int]] = []
     for chunk in sorted(chunks):
         if runs and runs[-1][-1] + 1 == chunk:
@@ -129,25 +137,22 @@ def _runs(chunks: Mapping[int, int]) -> list[list[int]]:
 
 
 class FetchChooser:
-    """Fetch from the store, or compute? One pure decision per run of chunks.
+    """Chooses between fetching chunks from the store and computing them.
 
-    Moving KV beats computing it only where the link is faster than bytes per token x tokens/s of
-    prefill: a small model on a fast device computes sooner than any network brings. So a run of
+    Moving KV is faster than computing it only if the link is faster than bytes per token x prefill
+    tokens/s: a small model on a fast device computes faster than any network transfers. So a run of
     neighbouring chunks is fetched if
 
-        max over its data servers of (latency + bytes there / rate of gets) < tokens / prefill speed
+        max over its data servers of (latency + bytes there / get rate) < tokens / prefill speed
 
-    and computed otherwise. What was not measured is fetched: that measures it. Chunks on a server
-    in trouble count as absent, whatever the policy. Nothing is weighed for a hand-off's chunks: the
-    router did that.
+    and computed otherwise. If a speed is not measured, the run is fetched, which measures it.
+    Chunks on a server in trouble count as absent, whatever the policy. Chunks of a hand-off do not
+    come here: the router has already decided to fetch them.
 
-    `decide` is pure. `FetchChooser` applies it, and keeps its figures true: where everything is
-    declined nothing is fetched, and a rate measured in a bad moment would be believed for ever. So
-    of what was declined one chunk per data server is read now and then, behind everything else and
-    into nothing: that measures the server and costs no request anything.
-
-    In: where chunks are, how much the own cache holds, measured speeds. Out: which to fetch, and
-    the numbers; KVConnector.fetch of samples.
+    `decide` is pure. `FetchChooser` applies it and keeps the measured rates fresh. If every chunk
+    is declined, nothing is fetched, and a rate measured at a bad moment would never change. So
+    every SAMPLE_EVERY_S seconds it reads one declined chunk per data server, at the lowest priority
+    and into padding blocks. That measures the server at no cost to requests.
 
     Owned by the step loop's thread.
     """
@@ -155,10 +160,10 @@ class FetchChooser:
     def __init__(self, context: LoopContext) -> None:
         self._context = context
         self._policy: FetchPolicy = context.options.fetch
-        self._sampled: dict[int, float] = {}  # data server -> when
+        self._sampled: dict[int, float] = {}  # data server -> time of its last sample
 
     def choose(self, job: Job, cached_blocks: int) -> FetchDecision:
-        """Which of the chunks that have a marker this job should fetch."""
+        """Decide which of the chunks with a marker this job fetches."""
         context = self._context
         speed = context.speeds.speeds().prefill_tokens_per_s
         costs = FetchCosts(context.layout, speed, context.connector.instances())
@@ -175,9 +180,9 @@ class FetchChooser:
             due = last is None or now >= last + SAMPLE_EVERY_S
             if due and declined >> chunk & 1:
                 self._sampled[marker.instance] = now
-                ref = ChunkRef(NOBODY, 0, chunk, job.chunks[chunk])
-                nowhere = (PADDING,) * self._context.layout.chunk_blocks
-                self._context.connector.fetch(ref, marker, nowhere, Priority.BEHIND)
+                ref = ChunkRef(NO_REQUEST, 0, chunk, job.chunks[chunk])
+                padding = (PADDING,) * self._context.layout.chunk_blocks
+                self._context.connector.fetch(ref, marker, padding, Priority.BEHIND)
 
 
 MAX_ENTRIES = 8192
@@ -185,11 +190,11 @@ KEEP_S = 30.0
 
 
 class EarlyAnnouncements:
-    """Inbox entries that came before the job they belong to.
+    """Inbox entries that arrived before their job.
 
-    A prefill node may announce chunks before the router's RunJob has arrived here. Entries are kept
-    by (request, attempt), a bounded number of them for a bounded time, and handed over with the
-    job.
+    A prefill node may announce chunks before the router's RunJob arrives here. Entries are kept by
+    (request, attempt) until the job arrives: at most MAX_ENTRIES entries, for at most KEEP_S
+    seconds.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -198,11 +203,11 @@ class EarlyAnnouncements:
         self._count = 0
 
     def __len__(self) -> int:
-        """Entries kept."""
+        """Number of entries kept."""
         return self._count
 
     def put(self, entry: InboxEntry) -> None:
-        """Keep an entry; the oldest requests' go when there are too many or they are too old."""
+        """Keep an entry. If there are too many, or old ones, drop those of the oldest requests."""
         now = self._clock()
         _, entries = self._entries.setdefault((entry.request, entry.attempt), (now, []))
         entries.append(entry)
@@ -215,34 +220,34 @@ class EarlyAnnouncements:
             self._count -= len(oldest)
 
     def take(self, key: JobKey) -> list[InboxEntry]:
-        """What came for this job so far, in order."""
+        """Remove and return the entries of this job, in order of arrival."""
         _, entries = self._entries.pop(key, (0.0, []))
         self._count -= len(entries)
         return entries
 
 
-# Fetches of one request in flight: enough to fill the transfer threads, few enough that an abort
-# settles soon and that requests share the link.
+# Most fetches of one request in flight: enough to keep the transfer threads busy, and few enough
+# that an aborted request settles soon and that requests share the link.
 WINDOW = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Run the request. `chunks` fetched chunks have landed; `runs` are where: [start, end) in
-    blocks behind the cached ones, ascending and apart."""
+    """Run the request with the chunks that have landed."""
 
+    # Blocks filled by fetches, [start, end), after the cached blocks; ascending and disjoint.
     runs: tuple[tuple[int, int], ...] = ()
-    chunks: int = 0
+    chunks: int = 0  # number of landed chunks
 
 
 @dataclass(frozen=True, slots=True)
 class FetchActions:
-    """What the step loop does now, in the order of the fields."""
+    """What the Fetcher does next, in the order of the fields."""
 
-    release: bool = False  # give the reservation back; nothing is in flight into it
-    fetch: tuple[int, ...] = ()  # chunks, ascending
+    release: bool = False  # release the reserved blocks; no fetch into them is in flight
+    fetch: tuple[int, ...] = ()  # chunks to fetch, ascending
     admit: Admission | None = None
-    forget: bool = False  # the request is gone
+    forget: bool = False  # drop the request: it was aborted and has settled
 
 
 Outcome = tuple["FetchState", FetchActions]
@@ -251,28 +256,28 @@ NOTHING = FetchActions()
 
 @dataclass(frozen=True, slots=True)
 class FetchState:
-    """One request's state. `cached_blocks`, the leading ones that this node's cache holds, is a
-    hint until the reservation says it for sure."""
+    """State of one parked request. Sets of chunks are bit sets."""
 
-    chunks: int  # full chunks of what it knows
+    chunks: int  # number of full chunks of its known tokens
     chunk_blocks: int
+    # Must not run yet: it waits for (No)FirstTokens or, if it is a prefill job, for its lookup.
     awaits_first: bool = False
-    cached_blocks: int = 0
-    exists: int = 0
-    flying: int = 0
-    renewed: int = 0  # announced anew while in flight
-    landed: int = 0
-    lost: int = 0
-    held: bool = False
-    ended: bool = False
-    expired: bool = False
-    returning: bool = False  # asked to give its blocks back
+    cached_blocks: int = 0  # leading blocks in this node's cache; an estimate until reserve()
+    exists: int = 0  # chunks announced or found
+    flying: int = 0  # chunks whose fetch is in flight
+    renewed: int = 0  # chunks announced again while their fetch is in flight
+    landed: int = 0  # chunks fetched into the reserved blocks
+    lost: int = 0  # chunks whose fetch failed
+    held: bool = False  # the request has reserved blocks
+    ended: bool = False  # no more chunks will be announced
+    expired: bool = False  # the wait timed out
+    returning: bool = False  # blocks will be released when no fetch is in flight
     aborted: bool = False
     over: bool = False  # admitted or forgotten
 
     @property
     def own(self) -> int:
-        """Leading chunks that the own cache holds whole."""
+        """Number of leading chunks that this node's cache holds completely."""
         return min(self.chunks, self.cached_blocks // self.chunk_blocks)
 
     @property
@@ -281,12 +286,12 @@ class FetchState:
 
     @property
     def fetchable(self) -> int:
-        """Chunks that exist, as far as is known, and are not here."""
+        """Chunks that exist, are not on this node, are not in flight and were not lost."""
         return self.exists & ~self.have & ~self.flying & ~self.lost
 
     @property
     def wants_blocks(self) -> bool:
-        """True when a fetch could start if there were blocks. Grant them in order of arrival."""
+        """True if only reserved blocks are missing to start a fetch."""
         return not (self.held or self.over or self.aborted or self.expired) and self.fetchable != 0
 
     @property
@@ -298,11 +303,11 @@ class FetchState:
         return coming
 
     def start(self) -> Outcome:
-        """What a new request can do before anything happens."""
+        """Return the state and the actions before the first event."""
         return self._become()
 
     def announce(self, chunks: int) -> Outcome:
-        """These chunks exist (a bit set). A lost chunk announced anew was put again."""
+        """These chunks exist (a bit set). A lost chunk that is announced again was put again."""
         known = chunks & first_chunks(self.chunks)
         return self._become(
             exists=self.exists | known,
@@ -311,22 +316,23 @@ class FetchState:
         )
 
     def end(self) -> Outcome:
-        """No more will be announced: the partner is through or dead, or the lookup was answered."""
+        """No more chunks will be announced: the prefill node has finished or is dead, or the lookup
+        was answered."""
         return self._become(ended=True)
 
     def reserve(self, cached: int) -> Outcome:
-        """The request got blocks for all its tokens; the first `cached` hold KV already."""
+        """Blocks for all tokens are reserved; the first `cached` of them already hold KV."""
         return self._become(held=True, cached_blocks=cached)
 
     def land(self, chunk: int) -> Outcome:
-        """A fetch has brought the chunk."""
+        """The fetch of a chunk has succeeded."""
         bit = self.flying & 1 << chunk
         return self._become(
             flying=self.flying & ~bit, renewed=self.renewed & ~bit, landed=self.landed | bit
         )
 
     def lose(self, chunk: int) -> Outcome:
-        """A fetch has failed. A chunk that was put again meanwhile can be fetched again."""
+        """The fetch of a chunk has failed. A chunk announced again meanwhile is fetched again."""
         bit = self.flying & 1 << chunk
         return self._become(
             flying=self.flying & ~bit,
@@ -335,23 +341,25 @@ class FetchState:
         )
 
     def know_first(self) -> Outcome:
-        """The router sent FirstTokens or NoFirstTokens for this attempt."""
+        """The router sent FirstTokens or NoFirstTokens for this attempt, or a prefill job's lookup
+        was answered."""
         return self._become(awaits_first=False)
 
     def time_out(self) -> Outcome:
-        """It waited long enough for chunks. Ignored while FirstTokens is awaited: only the router
-        ends that."""
+        """The wait for chunks has timed out. Ignored while the request awaits its first tokens:
+        only the router ends that wait."""
         return self._become(expired=self.expired or not self.awaits_first)
 
     def give_back(self) -> Outcome:
-        """The running batch needs the blocks."""
+        """Release the blocks, because the running batch needs them."""
         return self._become(returning=self.held)
 
     def abort(self) -> Outcome:
         return self._become(aborted=True)
 
     def _become(self, **changes: Any) -> Outcome:
-        """The state with these changes, and what to do now. What comes too late changes nothing."""
+        """Return the state with these changes, and the actions. Events after the end change
+        nothing."""
         if self.over:
             return self, NOTHING
         return replace(self, **changes)._advance()
@@ -367,7 +375,7 @@ class FetchState:
         state = self
         fetch: tuple[int, ...] = ()
         if self.returning:
-            # The chunks still exist in the store; what had landed here is gone with the blocks.
+            # Landed chunks are lost with the blocks, but still exist in the store.
             state = replace(self, held=False, returning=False, landed=0)
         if state.held and not state.expired:
             fetch = chunks_of(state.fetchable, WINDOW - state.flying.bit_count())
@@ -382,8 +390,8 @@ class FetchState:
         return self.expired or not self.missing
 
     def _admission(self) -> Admission:
-        """Of a chunk that is partly cached only the rest counts. Without blocks nothing has
-        landed."""
+        """Return the landed runs. Of a partly cached chunk they include only the blocks that were
+        not cached."""
         size = self.chunk_blocks
         runs = tuple(
             (max(first * size, self.cached_blocks), (first + count) * size)

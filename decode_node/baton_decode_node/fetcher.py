@@ -1,12 +1,12 @@
-"""Parked requests: they close their gap from the store before they run.
+"""Parked requests: they fetch their prompt's KV from the store before they run.
 
-Feeds each parked request's state machine (`fetch_state`) with what happens, and does what it says:
-reserves and releases blocks, starts fetches, admits, fails what can never run. Parked requests cost
-the running batch nothing: a turn of the loop looks only at requests something happened to, at the
-oldest one that wants blocks and at due timers.
+The Fetcher passes events to the state machine of each parked request (`fetch_state`) and carries
+out its actions: it reserves and releases blocks, starts fetches, admits requests, and fails those
+that can never run. Parked requests cost the running batch nothing: an iteration of the loop looks
+only at requests that had an event, at the oldest one that wants blocks and at due timers.
 
-In: jobs, connector events, what the router sends. Out: calls of Engine.reserve/release, of
-KVConnector.lookup/fetch, of RunningBatch.admit/fail. Implements Fetching.
+In: jobs, connector events, frames from the router. Out: calls of Engine.reserve and release, of
+KVConnector.lookup and fetch, of RunningBatch.admit and fail. Implements Fetching.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from baton_protocol.errors import BatonError
 from baton_protocol.ids import BlockId
 from baton_protocol.store import InboxEntry, Priority
 
-# Assumed until the link is measured, for the bytes' share of the wait.
+# The slowest fetch rate that is waited for: missing bytes at this rate add to the timeout.
 SLOW_BYTES_PER_S = 50e6
 
 Wait = Literal["blocks", "lookup", "chunks"]
@@ -49,20 +49,21 @@ Wait = Literal["blocks", "lookup", "chunks"]
 
 @dataclass(slots=True, eq=False)
 class ParkedRequest:
-    """One job while it is parked."""
+    """One parked job."""
 
     job: Job
     state: FetchState
     priority: Priority  # of its fetches
-    looking: bool = False  # a lookup is unanswered
-    decision: FetchDecision = field(default_factory=FetchDecision)  # about what the lookup found
-    brought: int = 0  # chunks that were fetched, as a bit set
+    looking: bool = False  # its lookup is in flight
+    decision: FetchDecision = field(default_factory=FetchDecision)  # about the chunks found
+    brought: int = 0  # fetched chunks, a bit set
     reservation: Reservation | None = None
-    wait: tuple[float, Wait] | None = None  # deadline and what is waited for
+    wait: tuple[float, Wait] | None = None  # deadline (by the clock), and what it waits for
 
     @property
     def uncached(self) -> int:
-        """Tokens that it will compute here, as far as is known; none while a partner does."""
+        """Prompt tokens that this node will compute, as far as known. 0 while a prefill node
+        computes the prompt."""
         job, state = self.job, self.state
         if job.kind == "run" and state.awaits_first:
             return 0
@@ -71,8 +72,8 @@ class ParkedRequest:
         return max(0, given - found * job.layout.block_size)
 
     def destination(self, chunk: int) -> tuple[BlockId, ...]:
-        """Where a fetched chunk goes. Blocks that hold KV already are shared with other requests
-        and must not be written: padding stands in their place."""
+        """Return the blocks to fetch a chunk into. Cached blocks are shared with other requests and
+        must not be overwritten, so padding replaces them."""
         if self.reservation is None:
             raise RuntimeError(f"fetch of chunk {chunk} of {self.job.key} without blocks")
         first = chunk * self.job.layout.chunk_blocks
@@ -81,7 +82,7 @@ class ParkedRequest:
         return tuple(PADDING if first + i < cached else block for i, block in enumerate(blocks))
 
     def summary(self, admission: Admission | None) -> FetchSummary:
-        """What became of its full blocks, when it leaves."""
+        """Return the block counts and predictions to report when the job leaves."""
         runs = admission.runs if admission is not None else ()
         blocks = BlockCounts(
             queried=self.job.full_blocks,
@@ -94,13 +95,13 @@ class ParkedRequest:
         return FetchSummary(blocks, decision.fetch_ms, decision.compute_ms, self.state.lost)
 
     def _blocks_of(self, chunks: Iterable[int]) -> int:
-        """How many blocks these chunks hold that the own cache does not."""
+        """Return how many blocks of these chunks are not in this node's cache."""
         size, cached = self.job.layout.chunk_blocks, self.state.cached_blocks
         return sum(max(0, (c + 1) * size - max(c * size, cached)) for c in chunks)
 
 
 class Fetcher:
-    """Owned by the step loop's thread."""
+    """All parked requests of a node. Owned by the step loop's thread."""
 
     def __init__(self, context: LoopContext, batch: RunningBatch) -> None:
         self._engine = context.engine
@@ -112,10 +113,12 @@ class Fetcher:
         self._chooser = FetchChooser(context)
         self._early = EarlyAnnouncements(context.clock)
         self._parked: dict[JobKey, ParkedRequest] = {}
-        self._settling: dict[JobKey, ParkedRequest] = {}  # aborted ones whose fetches still end
+        # Aborted requests that still have fetches in flight.
+        self._settling: dict[JobKey, ParkedRequest] = {}
+        # By Job.seq, the order of arrival: requests that want blocks, and that have some.
         self._wanting: dict[int, ParkedRequest] = {}
         self._holding: dict[int, ParkedRequest] = {}
-        self._timers: list[tuple[float, int, JobKey]] = []
+        self._timers: list[tuple[float, int, JobKey]] = []  # heap of (deadline, seq, key)
 
     def __len__(self) -> int:
         return len(self._parked)
@@ -147,8 +150,8 @@ class Fetcher:
         return [parked.job for parked in self._parked.values()]
 
     def park(self, job: Job, *, cached_blocks: int, await_first: bool) -> None:
-        # A prefill job waits for the lookup's answer: without it nobody knows what to publish, and
-        # blocks can be held for a put only right after the step that filled them.
+        # A prefill job waits for the lookup's answer, which decides what to publish: blocks can be
+        # held for a put only right after the step that filled them.
         is_run = job.kind == "run"
         state = FetchState(
             len(job.chunks),
@@ -221,7 +224,7 @@ class Fetcher:
     def grant(self) -> None:
         if not self._wanting:
             return
-        # A request has one reservation: a newer attempt waits until the aborted one's has settled.
+        # A request has one reservation: a newer attempt waits until the aborted attempt settles.
         held = {parked.job.request.id for parked in self._holding.values()}
         for seq in sorted(self._wanting):
             parked = self._wanting[seq]
@@ -257,7 +260,7 @@ class Fetcher:
         return self._timers[0][0] if self._timers else None
 
     def _apply(self, parked: ParkedRequest, outcome: Outcome) -> None:
-        """Its state becomes this, and this is done."""
+        """Set the request's new state and carry out its actions."""
         parked.state, actions = outcome
         self._rearm(parked)
         if actions.release:
@@ -286,7 +289,7 @@ class Fetcher:
             self._engine.release(reservation)
 
     def _leave(self, parked: ParkedRequest, admitted: Admission | None = None) -> None:
-        """It runs now, or is gone. Each request comes here once."""
+        """Forget a request that was admitted or has ended. Called once per request."""
         job = parked.job
         job.fetched = parked.summary(admitted)
         self._counters.count(job.fetched.blocks)
@@ -297,7 +300,8 @@ class Fetcher:
         parked.wait = None
 
     def _rearm(self, parked: ParkedRequest) -> None:
-        """Note whether it wants blocks, and what it waits for now."""
+        """Update whether the request wants blocks, and set a timer if it waits for something
+        new."""
         job = parked.job
         if parked.state.wants_blocks:
             self._wanting[job.seq] = parked
@@ -307,7 +311,7 @@ class Fetcher:
         if wait is None:
             parked.wait = None
         elif parked.wait is None or parked.wait[1] != wait:
-            deadline = self._clock() + self._patience(parked, wait)
+            deadline = self._clock() + self._wait_limit_s(parked, wait)
             parked.wait = (deadline, wait)
             heapq.heappush(self._timers, (deadline, job.seq, job.key))
 
@@ -319,11 +323,11 @@ class Fetcher:
             return "blocks"
         return "lookup" if parked.looking else "chunks"
 
-    def _patience(self, parked: ParkedRequest, wait: Wait) -> float:
+    def _wait_limit_s(self, parked: ParkedRequest, wait: Wait) -> float:
         if wait == "blocks":
             return self._options.blocks_wait_s
         if wait == "lookup" or not (parked.state.flying or self._connector.healthy()):
-            return self._options.lookup_wait_s  # of a store in trouble not much is to be hoped
+            return self._options.lookup_wait_s  # unhealthy store: use the short timeout
         size = self._engine.info.layout.chunk_bytes
         bytes_s = parked.state.missing.bit_count() * size / SLOW_BYTES_PER_S
         return self._options.first_wait_s + bytes_s

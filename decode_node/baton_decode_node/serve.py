@@ -1,7 +1,4 @@
-"""One decode node in this process.
-
-In: NodeSettings. Out: a served node until SIGTERM or SIGINT. Raises SetupError.
-"""
+"""Runs one decode node in this process."""
 
 from __future__ import annotations
 
@@ -12,6 +9,9 @@ from baton_protocol.traces import Sink
 
 
 async def serve(settings: NodeSettings, engine_module: str, spans: Sink | None = None) -> None:
-    """Serve until a signal; the second one ends at once. `engine_module` is the main of the engine
-    process (`python -m`); `spans` gets what is traced."""
+    """Serve until SIGTERM or SIGINT. The first signal drains the node, the second ends it at once.
+
+    `engine_module` is the module that the engine process runs (`python -m`). `spans` receives the
+    trace spans. Raise SetupError if the node cannot start.
+    """
     await run_node(settings, DecodeRole(), engine_module, spans)

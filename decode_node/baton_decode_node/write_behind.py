@@ -1,9 +1,10 @@
-"""Write-behind: what a node computed for whole requests, put into the store for others to find.
+"""Write-behind: puts the chunks that whole requests compute into the store for later requests.
 
-In: full chunks, right after the step that filled them. Out: puts of the lowest priority. Nobody
-waits for them: a chunk is left out for good where the plane has no bandwidth to spare for it, or
-where such chunks hold an eighth of the pool already. While the node drains nothing is left out.
-Implements WritingBehind.
+In: full chunks, right after the step that filled them. Out: puts of the lowest priority. No request
+waits for them. A chunk is skipped for good if the write-behind budget has no bandwidth for it, or
+if puts of write-behind already hold an eighth of the block pool. A draining node lifts both limits:
+it skips a chunk only if the store is down or has not taken held blocks for too long. Implements
+WritingBehind.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from baton_node.store.base import ChunkRef, Copied, Published
 from baton_protocol.ids import BlockHash
 from baton_protocol.store import Priority
 
-MAX_HELD_SHARE = 8
+MAX_HELD_SHARE = 8  # the divisor: at most 1/8 of the block pool
 
 
 class WriteBehind:
-    """Keeps what was stored of a job until close(job)."""
+    """Puts filled chunks. It remembers which chunks of a job are stored until close(job)."""
 
     def __init__(self, context: LoopContext, outgoing: OutgoingBlocks) -> None:
         self._connector = context.connector
@@ -40,19 +41,19 @@ class WriteBehind:
 
     @property
     def saved(self) -> bool:
-        """True when nothing that was in flight at the last watch() still is."""
+        """True when every put in flight at the last watch() has settled."""
         return self._watched.isdisjoint(self._flying)
 
     def watch(self) -> None:
         self._watched = set(self._flying)
 
     def drain(self, draining: bool) -> None:
-        """Whether to leave nothing out from now on."""
+        """Start (True) or stop (False) to put chunks without limits of bandwidth and blocks."""
         self._draining = draining
         self._connector.drain(draining)
 
     def filled(self, filled: Filled, job: Job) -> None:
-        """Put a chunk of a running job, unless the store holds it or is about to."""
+        """Put a chunk of a running job, unless the store holds it or its put is in flight."""
         stored = self._stored.setdefault(job.key, set())
         if filled.hash in stored or filled.hash in self._flying or _known(filled, job):
             return
@@ -79,7 +80,7 @@ class WriteBehind:
             stored.add(event.chunk.hash)
 
     def close(self, job: Job) -> None:
-        """The job computes no more."""
+        """The job has ended: forget which of its chunks are stored."""
         self._stored.pop(job.key, None)
 
     def _may_put(self) -> bool:
@@ -91,7 +92,7 @@ class WriteBehind:
 
 
 def _known(filled: Filled, job: Job) -> bool:
-    """Whether its marker was seen, and its chunk not found missing since."""
+    """Return whether the store holds the chunk: its marker was found, and no fetch has lost it."""
     index = filled.index
     if index not in job.markers or job.chunks[index] != filled.hash:
         return False
