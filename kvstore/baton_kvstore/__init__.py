@@ -1,10 +1,10 @@
-"""KV exchange over Redis; the only package that imports redis.
+"""The KV store over Redis. Only this package imports redis and hiredis.
 
-data        DataPlane: chunks in and out of the data servers, in transfer threads
-index       commit markers, hand-off inboxes, the registry of nodes, rate limits (asyncio)
-embedded    EmbeddedStore: our own redis-servers on one machine
-connection  endpoints, RESP, redis-py
+data        DataPlane: puts and gets of chunks on the data servers, in transfer threads
+index       commit markers, hand-off inboxes, registries, rate limits (asyncio)
+embedded    EmbeddedStore: redis-servers that Baton starts on one machine
+connection  endpoints, RESP, redis-py, settings of the servers
 settings    StoreSettings, check_reachable
-keys        how keys are spelled, and how long they live
+keys        the format of keys, and the lifetime of chunks
 errors      the error tree
 """

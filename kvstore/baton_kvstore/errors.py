@@ -1,14 +1,14 @@
-"""What can go wrong with the store.
+"""The errors of the store.
 
     StoreError
     |-- StoreMisconfigured   final: a URL, a size or a layout that can never work
-    |-- ServerMissing        final: no redis-server to start an embedded store with
-    |-- ServerFailed         final: an embedded redis-server did not come up
-    `-- StoreUnavailable     retryable: the store is down, slow, full or talks nonsense
-        |-- LinkBroken       the connection was cut
+    |-- ServerMissing        final: no redis-server binary for an embedded store
+    |-- ServerFailed         final: an embedded redis-server did not start
+    `-- StoreUnavailable     retryable: the store is down, slow, full or sends invalid replies
+        |-- LinkBroken       the connection failed or was closed
         |-- LinkTimeout      an operation passed its deadline
-        |-- ProtocolBroken   bytes that are no RESP2 reply
-        |   `-- ValueTooLong  a value that cannot be what was asked for; it was not read
+        |-- ProtocolBroken   bytes that are not a valid RESP2 reply
+        |   `-- ValueTooLong  a value longer than expected; it was not read
         `-- ServerRefused    an error reply: `code` is its first word (OOM, NOAUTH, ...)
 
 Messages name servers by `Endpoint.label`, which holds no credentials.
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 
 class StoreError(Exception):
-    """Base of the tree; the message is one line a user can act on."""
+    """Base of the tree. The message is one line that a user can act on."""
 
 
 class StoreMisconfigured(StoreError):

@@ -1,7 +1,7 @@
-"""How keys are spelt (DESIGN section 5) and how long chunks live.
+"""The format of all Redis keys, and the lifetime of chunks.
 
-In: fingerprints, hashes, pool and node names. Out: key bytes and TTLs in milliseconds. The braces
-are hash tags: should someone run a cluster after all, a chunk's shards share a slot.
+The first word of each docstring is the server role that holds the key: data or index. The braces
+are hash tags: should someone run a Redis Cluster, all shards of a chunk share a slot.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ HALF_DEPTH = 64.0
 
 
 def chunk_key(fingerprint: Fingerprint, chunk: BlockHash, shard: int = 0) -> bytes:
-    """data: one shard of one chunk."""
+    """data: one head shard of one chunk."""
     return f"kv1:{fingerprint}:{{{chunk.hex()}}}:s{shard}".encode()
 
 
@@ -26,8 +26,8 @@ def marker_key(fingerprint: Fingerprint, chunk: BlockHash) -> bytes:
 
 
 def marker_request(fingerprint: Fingerprint, chunks: Sequence[BlockHash]) -> bytes:
-    """MGET of the chunks' marker keys, as it is sent. Made in one go: key by key takes thrice as
-    long, and a prefix has hundreds."""
+    """Return the packed RESP command MGET for the chunks' marker keys. It is built in one pass:
+    packing key by key takes three times as long, and a prefix has hundreds of chunks."""
     start = marker_key(fingerprint, BlockHash(b""))
     head = b"\r\n$%d\r\n%b" % (len(start) + 2 * HASH_BYTES, start)
     keys = b"".join(chunks).hex("|", HASH_BYTES).encode().replace(b"|", head)
@@ -35,60 +35,61 @@ def marker_request(fingerprint: Fingerprint, chunks: Sequence[BlockHash]) -> byt
 
 
 def inbox_key(pool: str, node: NodeId, epoch: Epoch) -> bytes:
-    """index: the stream one decode node reads."""
+    """index: the inbox of one decode node, a stream."""
     return f"h1:{pool}:{node}:{epoch}".encode()
 
 
 def probe_key(pool: str, node: NodeId, epoch: Epoch) -> bytes:
-    """index: what a node writes to see whether the index takes writes."""
+    """index: a node writes this key to check that the index accepts writes."""
     return inbox_key(pool, node, epoch) + b":probe"
 
 
 def room_key(fingerprint: Fingerprint) -> bytes:
-    """data: what a node puts to see whether an instance takes chunks."""
+    """data: a node puts this key to check that an instance accepts chunks."""
     return f"kv1:{fingerprint}:room".encode()
 
 
 def nodes_key(pool: str) -> bytes:
-    """index: sorted set node -> expiry, so that nobody scans."""
+    """index: sorted set of nodes, scored by expiry (Unix ms). It lists them without a SCAN."""
     return f"n1:{pool}".encode()
 
 
 def node_key(pool: str, node: NodeId) -> bytes:
-    """index: one node's report."""
+    """index: one node's NodeReport."""
     return f"n1:{pool}:{node}".encode()
 
 
 def fetches_key(pool: str) -> bytes:
-    """index: the same for nodes that fetch their model."""
+    """index: the sorted set of nodes that download their model, scored by expiry."""
     return f"m1:{pool}".encode()
 
 
 def fetch_key(pool: str, node: NodeId) -> bytes:
-    """index: how far one node is with fetching its model."""
+    """index: one node's FetchReport, the progress of its model download."""
     return f"m1:{pool}:{node}".encode()
 
 
 def routers_key(pool: str) -> bytes:
-    """index: the same for routers, which say what clients ask of them."""
+    """index: the sorted set of routers, scored by expiry."""
     return f"d1:{pool}".encode()
 
 
 def router_key(pool: str, router: str) -> bytes:
-    """index: one router's report."""
+    """index: one router's RouterReport."""
     return f"d1:{pool}:{router}".encode()
 
 
 def budget_key(pool: str, tenant: str) -> bytes:
-    """index: what is left of one tenant's budgets."""
+    """index: the fill levels of one tenant's rate limits."""
     return f"b1:{pool}:{tenant}".encode()
 
 
 def ttl_ms(depth: int, base_s: float = DEFAULT_TTL_S) -> int:
-    """Lifetime of a chunk that is the `depth`-th of its chain (0 is the head), in milliseconds.
+    """Return the lifetime in milliseconds of the chunk at index `depth` of its chain (0: the head).
 
-    base/2 * (1 + 1 / (1 + depth/64)): base at the head, strictly falling, never under base/2. So a
-    chain's tail dies before its head, and a fresh hand-off never before older chunks of its depth.
+    base/2 * (1 + 1 / (1 + depth/64)): base at the head, strictly falling, never below base/2. So
+    the tail of a chain expires before its head, and a new hand-off never expires before older
+    chunks of the same depth.
     """
     share = 0.5 * (1.0 + 1.0 / (1.0 + max(0, depth) / HALF_DEPTH))
     return max(1, int(base_s * 1000.0 * share))

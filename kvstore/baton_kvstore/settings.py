@@ -1,7 +1,7 @@
-"""Where the store is, and whether it answers.
+"""The addresses of the store, and a check that a server answers.
 
-In: URLs from flags or the environment. Out: `StoreSettings`, checked; `check_reachable` for a
-command that wants one clear line before it starts anything.
+`StoreSettings` holds the URLs from flags or the environment. Commands call `check_reachable` before
+they start anything, so that the user gets a one-line error.
 """
 
 from __future__ import annotations
@@ -16,21 +16,26 @@ from baton_kvstore.errors import StoreMisconfigured
 
 
 class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One store as every process of a pool sees it. The order of `data_urls` is part of it:
-    markers name instances by index; new ones are appended."""
+    """The addresses of one store, the same in every process of a pool.
+
+    Markers name data instances by their index in `data_urls`. So never change the order; append new
+    URLs.
+    """
 
     index_url: str
     data_urls: tuple[str, ...]
     pool: str = "default"
 
     def __repr__(self) -> str:
-        """Without the URLs: they may hold a password."""
+        """Leaves out the URLs, which may hold a password."""
         return f"StoreSettings(pool={self.pool!r})"
 
     def check(self) -> None:
-        """Raise StoreMisconfigured naming what is wrong; no I/O."""
+        """Raise StoreMisconfigured if a setting is invalid. Does no I/O."""
         if not self.pool or any(c in self.pool for c in ":{} \n"):
-            raise StoreMisconfigured(f"pool name {self.pool!r}: one word without ':', '{{' or '}}'")
+            raise StoreMisconfigured(
+                f"pool name {self.pool!r} is invalid: use one word without ':', '{{' or '}}'"
+            )
         if not self.data_urls:
             raise StoreMisconfigured("no data URL; give at least one (--redis-data)")
         index = parse_endpoint(self.index_url)
@@ -42,14 +47,17 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         for endpoint in data:
             if endpoint.server == index.server:
                 raise StoreMisconfigured(
-                    f"index and data are the same server ({index.label}, {endpoint.label}): one"
-                    " must not evict and the other must, which a server does for all its"
-                    " databases; write another server for one of them"
+                    f"index and data are the same server ({index.label}, {endpoint.label}): data"
+                    " must evict keys and the index must not, but a server has one eviction policy"
+                    " for all its databases; use a separate server for each"
                 )
 
 
 def check_reachable(url: str, timeout_s: float = 2.0) -> ServerInfo:
-    """Connect, log in, ask who it is. Raise StoreError with one line for the user. Blocks."""
+    """Connect, log in, and return the server's run id and version. Blocks for up to `timeout_s`.
+
+    Raise StoreError with a one-line message for the user.
+    """
     connection = RespConnection(parse_endpoint(url), connect_timeout_s=timeout_s)
     try:
         return connection.open(time.monotonic() + timeout_s)
