@@ -1,1 +1,1 @@
-"""Connections to one Redis server: addresses, RESP, redis-py."""
+"""Connections to one Redis server: addresses, RESP, redis-py, the server's settings."""

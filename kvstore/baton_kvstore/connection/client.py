@@ -1,10 +1,9 @@
-"""redis-py's asyncio client, tamed: bounded connections, short deadlines, our errors.
+"""A wrapper of redis-py's asyncio client: bounded connections, short timeouts, Baton's errors.
 
-In: an `Endpoint` and awaitables of the client. Out: replies, or StoreUnavailable. For small
-commands only; values go through `data`. One event loop per instance.
+It is for small commands only; chunks go through `data`. An instance belongs to one event loop.
 
-A caller may give up (be cancelled) at any moment: the client closes the connection that still owes
-an answer. No WATCH here: its client waits for the server once more when it is cancelled.
+A caller may be cancelled at any moment: the client then closes the connection with the pending
+reply. Do not use WATCH: when cancelled, redis-py waits for the server once more to undo it.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ MAX_CONNECTIONS = 8
 
 
 class ClosesItself(ABC):
-    """`async with` for what has a close()."""
+    """Adds `async with` to a class with an async close()."""
 
     @abstractmethod
     async def close(self) -> None: ...
@@ -62,7 +61,7 @@ def _connection_options(endpoint: Endpoint) -> dict[str, Any]:
         "socket_connect_timeout": CONNECT_TIMEOUT_S,
         "socket_timeout": None,  # `call` bounds each wait
         "protocol": 2,
-        # A connection may have died while idle: once more on a new one, at once.
+        # A connection may have died while idle: retry once, at once, on a new one.
         "retry": Retry(NoBackoff(), 1),
         "retry_on_error": [RedisConnectionError],
     }
@@ -77,7 +76,8 @@ def _connection_options(endpoint: Endpoint) -> dict[str, Any]:
 
 
 class AsyncClient:
-    """A Redis client whose calls go through `call`, which bounds and translates."""
+    """A Redis client. Pass each command of `redis` to `call`, which applies the timeout and
+    translates errors."""
 
     def __init__(
         self,
@@ -93,24 +93,27 @@ class AsyncClient:
             timeout=None,
             **_connection_options(endpoint),
         )
-        # Any: redis-py's own types change from release to release; callers name what they expect.
+        # Any: redis-py's types change between releases; callers annotate the replies they expect.
         self.redis: Any = Redis(connection_pool=self._pool)
 
-    async def call(self, what: Awaitable[T], extra_s: float = 0.0) -> T:
-        """Await one command. `extra_s` is the time it may block on the server by intent. Raise
-        ServerRefused for an error reply, LinkTimeout or LinkBroken where none came."""
+    async def call(self, command: Awaitable[T], extra_s: float = 0.0) -> T:
+        """Await one command and return its reply.
+
+        `extra_s` is added to the timeout, for commands that block on the server. Raise
+        ServerRefused for an error reply, LinkTimeout or LinkBroken if no reply came.
+        """
         try:
             async with asyncio.timeout(self.timeout_s + extra_s):
-                return await what
+                return await command
         except TimeoutError as error:
             raise LinkTimeout(f"{self.label} did not answer in time") from error
         except ResponseError as error:
             code = "OOM" if isinstance(error, OutOfMemoryError) else "ERR"
             raise ServerRefused(f"{code} {error} [{self.label}]") from error
         except (RedisError, OSError) as error:
-            raise LinkBroken(f"Redis at {self.label}: {error}") from error
+            raise LinkBroken(f"cannot reach Redis at {self.label}: {error}") from error
 
     async def close(self) -> None:
-        """Close all connections; errors of a dead server do not matter any more."""
+        """Close all connections, including those in use."""
         await self.redis.aclose()
         await self._pool.disconnect(inuse_connections=True)

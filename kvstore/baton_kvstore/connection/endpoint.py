@@ -1,12 +1,12 @@
-"""One Redis server's address, from its URL.
+"""The address of one Redis server, parsed from its URL.
 
     unix:///path[?db=N]   unix://user:password@/path
     redis://[user:password@]host[:port][/db]
     rediss://...          the same over TLS; ?ssl_ca_certs=FILE, ssl_certfile=FILE,
                           ssl_keyfile=FILE, ssl_cert_reqs=required|none, ssl_check_hostname=...
 
-In: text a user typed, and perhaps a login told apart from it. Out: an `Endpoint` whose `label` (and
-repr) never holds the password.
+`with_login` adds a login that is configured separately. The `label` and the repr of an `Endpoint`
+never hold the password.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ DEFAULT_PORT = 6379
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Where a server is and how to log in. `options` are the TLS options of the URL's query."""
+    """Address and login of a server. `path` is set for unix sockets, `host` and `port` for others.
+    `options` are the TLS options from the URL's query."""
 
     kind: Kind
     path: str = ""
@@ -41,7 +42,7 @@ class Endpoint:
 
     @property
     def label(self) -> str:
-        """The URL without credentials and options: for messages, logs and rendezvous."""
+        """The URL without credentials and options: for messages, logs and rendezvous hashing."""
         if self.kind == "unix":
             place = f"unix://{self.path}"
             return f"{place}?db={self.db}" if self.db else place
@@ -52,11 +53,15 @@ class Endpoint:
 
     @property
     def server(self) -> tuple[str, str, int]:
-        """Equal for two databases of one server, by TLS or not."""
+        """Identifies the server: equal for all its databases, with or without TLS."""
         return self.path, self.host, self.port
 
     def tls_context(self) -> ssl.SSLContext | None:
-        """The ssl context of a rediss:// URL, None for others. Verifies unless told not to."""
+        """Return the ssl context of a rediss:// URL, None for others.
+
+        It verifies certificate and host name unless `options` say otherwise. Raise
+        StoreMisconfigured for TLS files that cannot be loaded.
+        """
         if self.kind != "tls":
             return None
         options = dict(self.options)
@@ -77,13 +82,13 @@ class Endpoint:
 
 
 def parse_endpoint(url: str) -> Endpoint:
-    """Raise StoreMisconfigured naming what is wrong (and never the password)."""
+    """Parse a Redis URL. Raise StoreMisconfigured with a message that never holds the password."""
     try:
         parts = urlsplit(url)
         port, host = parts.port, parts.hostname or ""
         host.encode("idna")
     except ValueError:
-        # What Python says quotes the part it could not read, which may be half a password.
+        # Python's message quotes the part that it cannot parse, which may be half a password.
         raise StoreMisconfigured(
             "not a Redis URL: bad host or port (percent-encode '/', '@' and ':' in a password)"
         ) from None
@@ -99,7 +104,8 @@ def parse_endpoint(url: str) -> Endpoint:
     query = dict(parse_qsl(parts.query, keep_blank_values=True))
     db_text = query.pop("db", "") or (parts.path.strip("/") if kind != "unix" else "")
     if db_text and not db_text.isdigit():
-        shown = "in the URL" if "@" in db_text else repr(db_text)  # see above
+        # With an '@' the text may hold a part of the password.
+        shown = "in the URL" if "@" in db_text else repr(db_text)
         raise StoreMisconfigured(f"Redis database {shown} is not a number")
     unknown = set(query) - (TLS_OPTIONS if kind == "tls" else frozenset())
     if unknown:
@@ -117,8 +123,10 @@ def parse_endpoint(url: str) -> Endpoint:
 
 
 def with_login(url: str, username: str, password: str) -> str:
-    """`url` with this login, whatever characters are in it, or as it is where it has its own. Raise
-    StoreMisconfigured for what is no URL."""
+    """Return `url` with this login, percent-encoded. A URL with its own login stays unchanged.
+
+    Raise StoreMisconfigured for an invalid URL.
+    """
     endpoint = parse_endpoint(url)
     if endpoint.username or endpoint.password or not (username or password):
         return url

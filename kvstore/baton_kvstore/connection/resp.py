@@ -1,17 +1,12 @@
-"""A blocking RESP2 connection for large values: one thread, one request in flight.
+"""RESP2 connections: `RespConnection` (blocking, for large values) and `AsyncResp` (asyncio, for
+many small values in one reply).
 
-Why not redis-py: it copies a value twice on the way out and builds a `bytes` on the way in. Here a
-SET is sent from the caller's memory, and a GET received into it, though it may lie in pieces, each
-in one call of the kernel where the server keeps up: between two calls a thread has to get Python's
-lock back, which in a node that computes takes longer than the bytes. Small replies are parsed by
-hiredis (ReplyReader); a value's head is parsed here, since hiredis would copy the value.
-
-In: an `Endpoint`, commands, an absolute deadline (time.monotonic()) per operation.
-Out: replies, or an error of the StoreUnavailable branch. After LinkBroken, LinkTimeout or
-ProtocolBroken the connection is closed, since what it holds is unknown; after ServerRefused it is
-good for more. Only `abort()` may be called from another thread.
-
-
+Why not redis-py for large values: it copies a value twice to send it, and builds a `bytes` to
+receive one. A RespConnection sends a SET from the caller's memory and receives a GET into it, even
+if that memory is in several pieces. Each takes a single system call if the server keeps up. That
+matters because a thread must reacquire the GIL after each call, which takes longer than the
+transfer in a process that computes. hiredis parses small replies (ReplyReader). The header of a
+value is parsed here, since hiredis would copy the value.
 """
 
 from __future__ import annotations
@@ -41,45 +36,45 @@ from baton_kvstore.errors import (
 Reply = bytes | int | None | list[bytes | None]
 
 MOST_BYTES = 256 << 20
-# hiredis allocates a list when it has read its head, also within another list: at 8 bytes for each
-# item that the head promises, and it takes 2 s to free 500 million. So a head of more digits than
-# these is not shown to it.
+# hiredis allocates a list as soon as it has parsed the list's header, also inside another list: 8
+# bytes for each item that the header declares, and freeing 500 million items takes 2 s. So a header
+# with more digits than this never reaches hiredis.
 MOST_ITEMS_DIGITS = 6
-LONGEST_STRING_DIGITS = 7  # of a reply that is one string
+LONGEST_STRING_DIGITS = 7  # of the length of a reply that is a single string
 LIST_HEADS = (b"\r\n*", b"\r\n>")
-OVERLAP = len(LIST_HEADS[0]) + MOST_ITEMS_DIGITS  # a head may come in two pieces
+OVERLAP = len(LIST_HEADS[0]) + MOST_ITEMS_DIGITS  # a header may arrive in two pieces
 STRINGS = {bytes, type(None)}
 
 
 def pack(*args: bytes) -> bytes:
-    """A command as it is sent."""
+    """Encode a command in RESP."""
     parts = [b"$%d\r\n%b\r\n" % (len(arg), arg) for arg in args]
     return b"*%d\r\n%b" % (len(args), b"".join(parts))
 
 
 class ReplyReader:
-    """One reply of a Redis server, from pieces as they come, parsed by hiredis.
+    """Parses one reply of a Redis server with hiredis, piece by piece as it arrives.
 
-    In: bytes of a RESP2 reply: a line, a number, a string, or a list of strings. Out: the reply,
-    or an error of the StoreUnavailable branch. The server need not be trusted: what is read of a
-    reply, and the memory that it takes, is bounded. Large values do not come through here.
-
-    One reply of at most `most_bytes`. `label` names the server in errors.
+    A reply is a line, a number, a string or a list of strings. The server need not be trusted: a
+    reply may have at most `most_bytes`, and the memory for it is bounded. `label` names the server
+    in errors.
     """
 
     def __init__(self, label: str, most_bytes: int = MOST_BYTES) -> None:
         self._label = label
         self._left = most_bytes
         self._parser = hiredis.Reader()
-        self._before = b"\r\n"  # the end of what has come before
+        self._before = b"\r\n"  # the last OVERLAP bytes that were fed
         self.reply: Reply = None
 
     def feed(self, piece: bytes) -> bool:
-        """True once `reply` is there. Raise ServerRefused for an error reply, ProtocolBroken for
-        what is none, or is longer than allowed."""
+        """Add bytes. Return True once `reply` is complete.
+
+        Raise ServerRefused for an error reply, ProtocolBroken for an invalid or too long reply.
+        """
         self._left -= len(piece)
         if self._left < 0:
-            raise ProtocolBroken(f"{self._label} sent more than is read of it")
+            raise ProtocolBroken(f"{self._label} sent a reply that is too long")
         self._check_heads(piece)
         try:
             self._parser.feed(piece)
@@ -89,7 +84,7 @@ class ReplyReader:
         if reply is False:
             return False
         if self._parser.has_data():
-            raise ProtocolBroken(f"{self._label} sent more than was asked for")
+            raise ProtocolBroken(f"{self._label} sent data after its reply")
         self.reply = self._checked(reply)
         return True
 
@@ -115,36 +110,39 @@ class ReplyReader:
                 return reply
             case bytes() | int() | None if not isinstance(reply, bool):
                 return reply
-        raise ProtocolBroken(f"{self._label}: not the reply of a command: {reply!r:.60}")
+        raise ProtocolBroken(f"{self._label}: unexpected type of reply: {reply!r:.60}")
 
 
-SCRATCH_BYTES = 16 << 10  # replies other than values must fit (INFO server is about 600 bytes)
-HEAD_BYTES = 64  # read at most this much before a value's length is known: the rest goes in place
-OLDEST_SERVER = (6, 2)  # GETEX
+SCRATCH_BYTES = 16 << 10  # every reply but a value must fit (INFO server has about 600 bytes)
+# Until a value's length is known, read at most this much, so that the rest can go to its
+# destination.
+HEAD_BYTES = 64
+OLDEST_SERVER = (6, 2)  # the first version with GETEX
 CRLF = b"\r\n"
-# A send that gets nothing out in STALL_S returns, to look at the clock. On a unix socket the kernel
-# counts that time anew for each packet it makes of a send, and a packet has at least PACKET_BYTES.
+# A send that makes no progress for STALL_S returns, so that the deadline is checked. On a unix
+# socket the kernel restarts that timeout for each packet of a send; a packet has at least
+# PACKET_BYTES.
 STALL_S = 0.01
 PACKET_BYTES = 32 << 10
-MOST_PIECES = 1024  # that the kernel takes in one call (IOV_MAX)
+MOST_PIECES = 1024  # the most buffers that the kernel takes in one call (IOV_MAX)
 
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """Who answered. `run_id` changes with each start of the server."""
+    """The server's identity. `run_id` changes with each start of the server."""
 
     run_id: str
     version: str
 
 
 def _timeval(seconds: float) -> bytes:
-    """What SO_SNDTIMEO and SO_RCVTIMEO take; 0 would be for ever."""
+    """Encode a timeout for SO_SNDTIMEO and SO_RCVTIMEO. Never 0, which means no timeout."""
     micros = max(1, int(seconds * 1e6))
     return struct.pack("@ll", micros // 1_000_000, micros % 1_000_000)
 
 
 def leading(pieces: Sequence[memoryview], count: int) -> list[memoryview]:
-    """The first `count` bytes of what lies in pieces."""
+    """Return views of the first `count` bytes of the pieces, without empty ones."""
     found = []
     for piece in pieces:
         found.append(piece[:count])
@@ -153,7 +151,7 @@ def leading(pieces: Sequence[memoryview], count: int) -> list[memoryview]:
 
 
 def _advance(pending: list[memoryview], count: int) -> None:
-    """Take the first `count` bytes off."""
+    """Remove the first `count` bytes from `pending`, in place."""
     while pending and count >= len(pending[0]):
         count -= len(pending.pop(0))
     if count:
@@ -161,7 +159,13 @@ def _advance(pending: list[memoryview], count: int) -> None:
 
 
 class RespConnection:
-    """One connection. `run_id` is that of the server it reached, "" while closed."""
+    """One blocking connection. It belongs to one thread; only abort() may be called from others.
+
+    Operations take an absolute deadline by time.monotonic() and raise StoreUnavailable errors.
+    After LinkBroken, LinkTimeout or ProtocolBroken the connection is closed, since its state is
+    unknown. After ServerRefused it stays usable. `run_id` is the connected server's, "" while
+    closed.
+    """
 
     def __init__(self, endpoint: Endpoint, connect_timeout_s: float = 1.0) -> None:
         self._endpoint = endpoint
@@ -170,12 +174,12 @@ class RespConnection:
         self._socket: socket.socket | None = None
         self._scratch = bytearray(SCRATCH_BYTES)
         self._start = self._end = 0
-        self._tail = memoryview(bytearray(len(CRLF)))  # of a value
+        self._tail = memoryview(bytearray(len(CRLF)))  # receives the CRLF after a value
         self.run_id = ""
 
     @property
     def label(self) -> str:
-        """Which server, for messages."""
+        """The server's name in messages."""
         return self._endpoint.label
 
     @property
@@ -183,7 +187,7 @@ class RespConnection:
         return self._socket is not None
 
     def open(self, deadline: float) -> ServerInfo:
-        """Connect, log in, select the database, learn the run id."""
+        """Connect, log in, select the database, and read the server's run id and version."""
         self.close()
         deadline = min(deadline, time.monotonic() + self._connect_timeout_s)
         try:
@@ -198,14 +202,13 @@ class RespConnection:
         return info
 
     def command(self, deadline: float, *args: bytes) -> Reply:
-        """A small command with a small reply."""
+        """Send a small command and return its small reply."""
         with self._errors():
             self._send(deadline, memoryview(pack(*args)))
             return self._read_reply(deadline)
 
     def put(self, deadline: float, key: bytes, value: Sequence[memoryview], ttl_ms: int) -> None:
-        """SET key value PX ttl_ms, without joining the value's pieces to each other or to the
-        command."""
+        """SET key value PX ttl_ms. The pieces of the value are sent in place, not joined."""
         size = sum(map(len, value))
         head = b"*5\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (len(key), key, size)
         ttl = b"%d" % ttl_ms
@@ -219,9 +222,10 @@ class RespConnection:
     def get(
         self, deadline: float, key: bytes, into: Sequence[memoryview], ttl_ms: int
     ) -> int | None:
-        """GETEX key PX ttl_ms into the pieces, in order; return the value's length, or None if
-        there is none. A value that they cannot hold raises ValueTooLong: it is not what was asked
-        for, and is not read. After an error they hold whatever came.
+        """GETEX key PX ttl_ms: receive the value into the pieces, in order.
+
+        Return the value's length, or None if there is no value. Raise ValueTooLong, without reading
+        the value, if it does not fit. After an error the content of the pieces is undefined.
         """
         with self._errors():
             self._send(deadline, memoryview(pack(b"GETEX", key, b"PX", b"%d" % ttl_ms)))
@@ -238,15 +242,15 @@ class RespConnection:
                 raise ValueTooLong(f"corrupt: {length} bytes, expected {room}")
             self._receive(deadline, *leading(into, length), self._tail)
             if self._tail != CRLF:
-                raise ProtocolBroken(f"{self._endpoint.label}: a value without its end")
+                raise ProtocolBroken(f"{self._endpoint.label}: no CRLF after a value")
             return length
 
     def abort(self) -> None:
-        """Wake a thread that is waiting on this connection; it gets LinkBroken."""
+        """Wake the thread that waits on this connection: its operation raises LinkBroken."""
         current = self._socket
         if current is not None:
             with contextlib.suppress(OSError):
-                # Not SSLSocket's own, after which a send in the other thread would be plain text.
+                # Not SSLSocket.shutdown: after it, a send in the other thread would be plain text.
                 socket.socket.shutdown(current, socket.SHUT_RDWR)
 
     def close(self) -> None:
@@ -276,7 +280,7 @@ class RespConnection:
             raw.settimeout(max(0.001, deadline - time.monotonic()))
             self._socket = self._tls.wrap_socket(raw, server_hostname=endpoint.host)
         else:
-            raw.settimeout(None)  # the kernel watches the time: Python would poll at each step
+            raw.settimeout(None)  # the kernel applies timeouts: Python would poll before each call
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(STALL_S))
 
     def _log_in(self, deadline: float) -> None:
@@ -291,7 +295,7 @@ class RespConnection:
                 self.command(deadline, b"SELECT", b"%d" % endpoint.db)
         except ServerRefused as error:
             raise ServerRefused(
-                f"{error} (the login of the URL, or --redis-username and --redis-password)"
+                f"{error} (check the login in the URL, or --redis-username and --redis-password)"
             ) from error
 
     def _identify(self, deadline: float) -> ServerInfo:
@@ -300,7 +304,7 @@ class RespConnection:
         fields = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
         run_id, version = fields.get("run_id", ""), fields.get("redis_version", "")
         if not run_id:
-            raise ProtocolBroken(f"{self._endpoint.label} does not say its run_id: not a Redis?")
+            raise ProtocolBroken(f"{self._endpoint.label} reports no run_id; is it a Redis server?")
         numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
         if numbers < OLDEST_SERVER:
             raise ServerRefused(
@@ -312,7 +316,7 @@ class RespConnection:
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
-        """Turn socket errors into ours, and close what cannot be trusted any more."""
+        """Translate socket errors, and close the connection if its state is unknown."""
         label = self._endpoint.label
         try:
             yield
@@ -329,7 +333,7 @@ class RespConnection:
             raise
 
     def _ready(self, deadline: float) -> tuple[socket.socket, float]:
-        """The socket, and the seconds that are left."""
+        """Return the socket and the seconds left. Raise TimeoutError after the deadline."""
         current = self._socket
         if current is None:
             raise LinkBroken(f"not connected to {self._endpoint.label}")
@@ -340,16 +344,18 @@ class RespConnection:
 
     def _send(self, deadline: float, *parts: memoryview) -> None:
         if self._start != self._end:
-            raise ProtocolBroken(f"{self._endpoint.label} sent more than was asked for")
+            raise ProtocolBroken(f"{self._endpoint.label} sent data that was not requested")
         pending = [part for part in parts if len(part)]
         while pending:
             _advance(pending, self._send_some(deadline, pending))
 
     def _send_some(self, deadline: float, pending: list[memoryview]) -> int:
-        """All of it as a rule. A call is given no more than can go out by the deadline with each
-        packet as late as possible."""
+        """Send `pending`, usually all of it, and return the number of bytes sent.
+
+        One call gets no more bytes than go out by the deadline if each packet takes STALL_S.
+        """
         current, left = self._ready(deadline)
-        if self._tls is not None:  # an ssl socket has no sendmsg, and watches the time itself
+        if self._tls is not None:  # an ssl socket has no sendmsg, and applies the timeout itself
             current.settimeout(left)
             return current.send(pending[0])
         most = max(1, int(left / STALL_S)) * PACKET_BYTES
@@ -362,9 +368,9 @@ class RespConnection:
         current, left = self._ready(deadline)
         if self._tls is not None:
             current.settimeout(left)
-            got = current.recv_into(into[0])  # it has no recvmsg_into either
+            got = current.recv_into(into[0])  # an ssl socket has no recvmsg_into either
         else:
-            # With MSG_WAITALL, too, it is the time of the whole call.
+            # With MSG_WAITALL, too, the timeout is that of the whole call.
             current.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(left))
             got = current.recvmsg_into(into[:MOST_PIECES], 0, flags)[0]
         if not got:
@@ -372,7 +378,7 @@ class RespConnection:
         return got
 
     def _receive(self, deadline: float, *into: memoryview) -> None:
-        """Fill the pieces, first with what is left in the scratch buffer."""
+        """Fill the pieces, starting with the bytes left in the scratch buffer."""
         pending = list(into)
         for piece in leading(into, self._end - self._start):
             piece[:] = self._scratch[self._start : self._start + len(piece)]
@@ -386,7 +392,9 @@ class RespConnection:
             self._start = self._end = 0
         room = min(limit, SCRATCH_BYTES - self._end)
         if room <= 0:
-            raise ProtocolBroken(f"{self._endpoint.label}: a reply over {SCRATCH_BYTES} bytes")
+            raise ProtocolBroken(
+                f"{self._endpoint.label}: a reply of more than {SCRATCH_BYTES} bytes"
+            )
         view = memoryview(self._scratch)[self._end : self._end + room]
         self._end += self._receive_some(deadline, [view])
 
@@ -405,13 +413,13 @@ class RespConnection:
         try:
             return int(line[1:])
         except ValueError:
-            raise ProtocolBroken(f"{self._endpoint.label}: no number in {line!r:.60}") from None
+            raise ProtocolBroken(f"{self._endpoint.label}: not a number: {line!r:.60}") from None
 
     def _refusal(self, line: bytes) -> ServerRefused:
         return ServerRefused(f"{line[1:].decode(errors='replace')} [{self._endpoint.label}]")
 
     def _read_reply(self, deadline: float) -> Reply:
-        """A small one, through the scratch buffer."""
+        """Read a small reply through the scratch buffer."""
         reader = ReplyReader(self._endpoint.label, SCRATCH_BYTES)
         while True:
             if self._start == self._end:
@@ -426,21 +434,19 @@ READ_BYTES = 256 << 10
 
 
 class AsyncResp:
-    """An asyncio RESP2 connection for one thing: many small values in one reply.
+    """An asyncio RESP2 connection for requests whose reply holds many small values.
 
-    Why not redis-py here: it packs a command argument by argument, which takes longer than the
-    index does, and reads replies without a bound. Here a request is bytes that the caller has made
-    in one go, and hiredis parses the reply.
+    Why not redis-py: it packs a command argument by argument, which takes longer than the index
+    needs to answer, and it reads replies without a limit. Here the caller packs the request in one
+    pass, and hiredis parses the reply.
 
-    In: an `Endpoint`, requests. Out: replies of at most `most_bytes`, or an error of the
-    StoreUnavailable branch within `timeout_s`, however many callers wait. Nothing that the server
-    says makes it ask another server (MOVED is an error like others). One request is in flight at a
-    time; a connection that still owes an answer (its caller has left, or got an error) is closed,
-    so that nobody gets another's.
+    A reply may have at most `most_bytes`. A request returns or raises a StoreUnavailable error
+    within `timeout_s`, even if many callers wait. Redirections are not followed: MOVED is an error
+    like any other. One request is in flight at a time. If its caller is cancelled or gets an error,
+    the connection is closed, so that no other caller can get its reply.
 
-    One connection to one server, opened when it is needed. Belongs to one event loop.
-
-    `addresses` are the host's, where the caller has looked them up: no name is asked for then.
+    The connection is opened on demand and belongs to one event loop. If `addresses` (the IP
+    addresses of the endpoint's host) are given, the host name is not resolved.
     """
 
     def __init__(
@@ -466,8 +472,11 @@ class AsyncResp:
         return await self.request(pack(*args))
 
     async def request(self, packed: bytes) -> Reply:
-        """The reply to one command. What it asks may be done twice: once more on a new connection
-        where an old one proved dead."""
+        """Send one packed command and return its reply.
+
+        If an existing connection proves dead, the command is sent again on a new one. So it must be
+        safe to run twice.
+        """
         label = self._endpoint.label
         try:
             async with asyncio.timeout(self._timeout_s), self._turn:
@@ -478,7 +487,7 @@ class AsyncResp:
             raise LinkBroken(f"cannot reach Redis at {label}: {error}") from error
 
     def close(self) -> None:
-        """At once and for good: whoever waits for an answer gets LinkBroken."""
+        """Close for good, at once. Waiting callers get LinkBroken."""
         self._closed = True
         self._drop()
 
@@ -513,11 +522,11 @@ class AsyncResp:
         return link
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """To the first of the host's addresses that listens."""
+        """Connect to the first of the host's addresses that accepts."""
         endpoint = self._endpoint
         if endpoint.kind == "unix":
             return await asyncio.open_unix_connection(endpoint.path, limit=READ_BYTES)
-        name = endpoint.host if self._tls is not None else None  # what the certificate is for
+        name = endpoint.host if self._tls is not None else None  # the name in the certificate
         *others, last = self._hosts
         for host in others:
             with suppress(OSError):
@@ -530,11 +539,10 @@ class AsyncResp:
 
     async def _log_in(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         endpoint = self._endpoint
-        words = [endpoint.password] if endpoint.password else []
-        words = [endpoint.username, endpoint.password] if endpoint.username else words
-        if words:
-            login = [word.encode() for word in words]
-            await self._exchange(reader, writer, pack(b"AUTH", *login))
+        login = [endpoint.password] if endpoint.password else []
+        login = [endpoint.username, endpoint.password] if endpoint.username else login
+        if login:
+            await self._exchange(reader, writer, pack(b"AUTH", *map(str.encode, login)))
         if endpoint.db:
             await self._exchange(reader, writer, pack(b"SELECT", b"%d" % endpoint.db))
 

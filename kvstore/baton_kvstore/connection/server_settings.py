@@ -1,16 +1,16 @@
-"""What the store needs of its servers' settings, and what a server says about its memory.
+"""The settings that the store needs on its Redis servers, and a server's memory usage.
 
-    tend()         data: no persistence, eviction, a bound on what a client's replies take
+    tend()         data: no persistence, eviction, a limit on the memory for clients' replies
                    index: no persistence, no eviction
     read_usage()   bytes used, bytes allowed, keys evicted
 
-In: an open connection; and a mode, `apply` or `check`. Out: settings changed where the server lets
-us, and one log line that names them; one warning per server that names, as the lines to type, what
-could not be set and what is the user's to choose. To be called once per start of a server (its run
-id): nothing here remembers.
+In mode `apply` the settings are changed and one log line names the changes. Settings that the
+server refuses to change, that only the user can choose, or that differ in mode `check` go into one
+warning, as the commands to type. Call it once per start of a server (run id): this module keeps no
+state.
 
-`wanted_settings` decides and `care` says what to ask a server, both without I/O: threads that block
-speak to the data role, asyncio to the index.
+`wanted_settings` and `care` do no I/O, so that blocking threads (data) and asyncio (index) share
+them.
 """
 
 from __future__ import annotations
@@ -29,19 +29,20 @@ CareMode = Literal["apply", "check"]
 Command = tuple[bytes, ...]
 Conversation = Generator[Command, Reply | ServerRefused, None]
 
-# What one client does not read. A reply is one value, charged up to a quarter more than its bytes.
+# Limit for the replies that one client has not read yet. A reply is one value; the server charges
+# up to a quarter more than its bytes.
 REPLIES_BYTES = 16 << 20
 REPLIES_VALUES = 3
 REPLIES_LEAST_VALUES = 2
-# What all clients' buffers take together (Redis 7), beside that: a second net, where it cannot
-# catch the healthy. Over this limit a server cuts off whoever has most, and that is a node that
-# puts: it counts for 2.5 values, since the server keeps room for the next as big and charges each a
-# quarter more. A tenth of 1 GiB was 10 nodes with values of 4 MiB: of 144 puts it cut off 54. So 64
-# connections must fit in half of the memory (1.25 GiB for values of 4 MiB); where they do not, no
-# limit is better than one that does harm, and each client has its own.
+# Limit for the buffers of all clients together (Redis 7), in addition to the limit per client. Over
+# it a server disconnects the client that uses most, which is a node that puts: such a node counts
+# as 2.5 values, since the server reserves room for a second value and charges each a quarter more.
+# With a limit of a tenth of 1 GiB, 10 nodes with values of 4 MiB lost 54 of 144 puts. So buffers of
+# 64 connections must fit in half of the memory (they need 1.25 GiB for values of 4 MiB). If they do
+# not, no limit is better than a harmful one; the limit per client still holds.
 CLIENTS_PERCENT = 50
 CLIENTS_VALUES = 64 * 5 // 2
-# Each asked alone: Redis 6.2 takes one name at a time.
+# Read one by one: Redis 6.2 takes one name per CONFIG GET.
 _NAMES = (
     "save",
     "appendonly",
@@ -54,7 +55,8 @@ _NAMES = (
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Of one server, in bytes. `limit_bytes` 0 is no bound; `evicted_keys` since its start."""
+    """Memory of one server, in bytes. `limit_bytes` 0 means no limit. `evicted_keys` counts since
+    the server's start."""
 
     used_bytes: int
     limit_bytes: int
@@ -63,8 +65,11 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class WantedSetting:
-    """A setting that should be `value`. `now` is None where the server does not show it. What is
-    not `ours` to set depends on what else the user's machine is for."""
+    """A setting that should be `value`.
+
+    `now` is the current value, None if the server does not show it. With `ours` False only the user
+    can choose the value, since it depends on what else the machine runs.
+    """
 
     name: str
     value: str
@@ -74,7 +79,7 @@ class WantedSetting:
 
     @property
     def line(self) -> str:
-        """What to type."""
+        """The command that sets it."""
         plain = self.value and " " not in self.value
         return f"CONFIG SET {self.name} " + (self.value if plain else f'"{self.value}"')
 
@@ -84,7 +89,7 @@ class WantedSetting:
 
 
 def read_usage(connection: RespConnection, deadline: float) -> Usage:
-    """Two small commands. Raise StoreUnavailable."""
+    """Read the memory usage with two small commands. Raise StoreUnavailable."""
     memory = _fields(connection.command(deadline, b"INFO", b"memory"))
     stats = _fields(connection.command(deadline, b"INFO", b"stats"))
     return Usage(
@@ -101,24 +106,28 @@ def tend(
     mode: CareMode,
     value_bytes: int = 0,
 ) -> None:
-    """See to the settings of the server that an open connection leads to. `value_bytes`: of one
-    stored value. What is refused is a warning; raise StoreUnavailable where the link breaks."""
-    talk = care(role, mode, connection.label, value_bytes)
+    """Apply or check the settings of the server at the other end of an open connection.
+
+    `value_bytes` is the size of one stored value. A refused setting only causes a warning. Raise
+    StoreUnavailable if the connection fails.
+    """
+    conversation = care(role, mode, connection.label, value_bytes)
     answer: Reply | ServerRefused = None
     try:
-        command = next(talk)
+        command = next(conversation)
         while True:
             try:
                 answer = connection.command(deadline, *command)
             except ServerRefused as error:
                 answer = error
-            command = talk.send(answer)
+            command = conversation.send(answer)
     except StopIteration:
         return
 
 
 def care(role: StoreRole, mode: CareMode, label: str, value_bytes: int = 0) -> Conversation:
-    """Yield commands, be sent their replies (or refusals), log what came of it."""
+    """Apply or check the settings, without I/O: yield commands and receive their replies (or
+    refusals) by send(). At the end, log what was changed and what should be."""
     changed: list[WantedSetting] = []
     left: list[WantedSetting] = []
     refusal = ""
@@ -149,8 +158,11 @@ def care(role: StoreRole, mode: CareMode, label: str, value_bytes: int = 0) -> C
 def wanted_settings(
     role: StoreRole, settings: Mapping[str, str | None], value_bytes: int = 0
 ) -> tuple[WantedSetting, ...]:
-    """What should be set otherwise. A name that is not in `settings` is unknown to the server, and
-    not wished for; None is a setting that it does not show."""
+    """Return the settings that should have another value.
+
+    `settings` maps names to current values. A missing name is unknown to the server and is not
+    wanted; None is a setting that the server does not show.
+    """
     found = [
         _exactly("save", "", settings, "a cache needs no snapshots, and they stall it"),
         _exactly("appendonly", "no", settings, "a cache needs no log of its writes"),
@@ -160,8 +172,8 @@ def wanted_settings(
         found.append(_exactly("maxmemory-policy", "noeviction", settings, why))
     else:
         found += [_eviction(settings), _bound(settings)]
-        # Replies that wait for their client count as memory used: one client that does not read
-        # makes a server evict everybody's chunks for them.
+        # Unread replies count as used memory: a single client that does not read makes the server
+        # evict chunks for them.
         found += [_of_each_client(settings, value_bytes), _of_all_clients(settings, value_bytes)]
     return tuple(wanted for wanted in found if wanted is not None)
 
@@ -174,12 +186,12 @@ def _exactly(
 
 
 def _eviction(settings: Mapping[str, str | None]) -> WantedSetting | None:
-    """Any policy that evicts will do: all keys have a TTL."""
+    """Accept every policy that evicts, since all keys have a TTL."""
     name = "maxmemory-policy"
     if settings.get(name, "unknown") not in (None, "noeviction"):
         return None
     return WantedSetting(
-        name, "volatile-ttl", settings[name], "once full it would take no more chunks"
+        name, "volatile-ttl", settings[name], "a full server would accept no more chunks"
     )
 
 
@@ -191,13 +203,13 @@ def _bound(settings: Mapping[str, str | None]) -> WantedSetting | None:
 
 
 def clients_limit(memory: int, value_bytes: int) -> str:
-    """What `maxmemory-clients` may be on a server with this `maxmemory`; "0" is no limit."""
+    """Return `maxmemory-clients` for a server with this `maxmemory`; "0" means no limit."""
     fits = memory * CLIENTS_PERCENT // 100 >= CLIENTS_VALUES * value_bytes
     return f"{CLIENTS_PERCENT}%" if fits else "0"
 
 
 def _of_all_clients(settings: Mapping[str, str | None], value_bytes: int) -> WantedSetting | None:
-    """A limit that is too low is raised. None is set where somebody has none."""
+    """Raise a limit that is too low. Set none if the server has none."""
     name = "maxmemory-clients"
     now, memory = settings.get(name), _number(settings.get("maxmemory"))
     share = now[:-1] if now and now.endswith("%") else ""
@@ -205,24 +217,24 @@ def _of_all_clients(settings: Mapping[str, str | None], value_bytes: int) -> Wan
     if bound == 0 or bound >= CLIENTS_VALUES * value_bytes:
         return None
     return WantedSetting(
-        name, clients_limit(memory, value_bytes), now, "who brings a value is cut off"
+        name, clients_limit(memory, value_bytes), now, "it disconnects nodes that put chunks"
     )
 
 
 def _of_each_client(settings: Mapping[str, str | None], value_bytes: int) -> WantedSetting | None:
-    """The setting is class, hard limit, soft limit and its seconds, for each class of clients."""
+    """The setting lists, for each class of clients: class, hard limit, soft limit, seconds."""
     name = "client-output-buffer-limit"
     if name not in settings:
         return None
-    why = "replies that a client does not read would push out chunks"
-    words = (settings[name] or "").split()
-    place = words.index("normal") if "normal" in words else len(words)
-    limits = [limit for word in words[place + 1 : place + 3] if (limit := _number(word))]
-    shown = " ".join(words[place : place + 4]) if words else None
+    why = "chunks would be evicted for replies that a client does not read"
+    parts = (settings[name] or "").split()
+    start = parts.index("normal") if "normal" in parts else len(parts)
+    limits = [limit for part in parts[start + 1 : start + 3] if (limit := _number(part))]
+    shown = " ".join(parts[start : start + 4]) if parts else None
     if limits:
         if min(limits) >= REPLIES_LEAST_VALUES * value_bytes:
             return None
-        why = "two values do not fit"
+        why = "it is less than two values"
     value = f"normal {max(REPLIES_BYTES, REPLIES_VALUES * value_bytes)} 0 0"
     return WantedSetting(name, value, shown, why)
 
@@ -231,7 +243,7 @@ def _of_each_client(settings: Mapping[str, str | None], value_bytes: int) -> Wan
 
 
 def _read_settings() -> Generator[Command, Reply | ServerRefused, dict[str, str | None]]:
-    """By CONFIG, or else the few that INFO tells everybody."""
+    """Read the settings with CONFIG GET or, if that is refused, the few that INFO shows."""
     settings: dict[str, str | None] = {}
     for name in _NAMES:
         answer = yield (b"CONFIG", b"GET", name.encode())
@@ -253,7 +265,7 @@ def _read_info() -> Generator[Command, Reply | ServerRefused, dict[str, str | No
 
 
 def _fields(reply: Reply | ServerRefused) -> dict[str, str]:
-    """INFO's lines."""
+    """Parse the lines of an INFO reply."""
     text = reply.decode(errors="replace") if isinstance(reply, bytes) else ""
     return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
 

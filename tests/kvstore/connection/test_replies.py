@@ -72,7 +72,7 @@ def test_no_more_is_read_of_a_reply_than_allowed_whatever_it_is() -> None:
     ):
         reader = ReplyReader("label", most_bytes=100)
         reader.feed(data[:100])
-        with pytest.raises(ProtocolBroken, match="label sent more than is read of it"):
+        with pytest.raises(ProtocolBroken, match="label sent a reply that is too long"):
             reader.feed(data[100:])
     exact = b"$93\r\n" + b"x" * 93 + b"\r\n"
     assert ReplyReader("label", most_bytes=len(exact)).feed(exact)

@@ -187,16 +187,16 @@ def test_a_server_that_never_answers_costs_the_timeout_only() -> None:
         b"+" + b"x" * 20_000,
     ],
 )
-def test_nonsense_closes_the_connection(serve: Serve, answer: bytes) -> None:
+def test_an_invalid_reply_closes_the_connection(serve: Serve, answer: bytes) -> None:
     connection = opened(serve(answer))
     with pytest.raises(ProtocolBroken):
         connection.get(soon(), b"k", [memoryview(bytearray(100))], 1000)
     assert not connection.is_open
 
 
-def test_more_than_was_asked_for_closes_the_connection(serve: Serve) -> None:
+def test_data_after_a_reply_closes_the_connection(serve: Serve) -> None:
     connection = opened(serve(b"+OK\r\n+OK\r\n"))
-    with pytest.raises(ProtocolBroken, match="more than was asked for"):
+    with pytest.raises(ProtocolBroken, match="sent data after its reply"):
         connection.command(soon(), b"PING")
     assert not connection.is_open
 
